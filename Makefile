@@ -1,0 +1,24 @@
+# `make run` trains a small GPT in eager, minicompile and torch.compile and compares them. `make test` runs the test suite.
+# Both create the environment first. Override with e.g. `make run PYTHON=python3.12 TORCH=torch==2.12.0`.
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+run: $(VENV)/installed
+	$(BIN)/python -m minicompile bench nanogpt
+
+test: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(PYTEST_ARGS)
+
+$(VENV)/installed: pyproject.toml setup.py minicompile/ch03_capture/frame_hook.c
+	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "minicompile needs Python 3.11 to 3.13, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[bench,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info minicompile/ch03_capture/*.so bench-results
+
+.PHONY: run test clean

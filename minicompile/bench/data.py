@@ -1,0 +1,82 @@
+"""Training data that needs no network: English text that ships with Python, or a file of the user's; generated images."""
+
+from __future__ import annotations
+
+import pathlib
+import urllib.error
+import urllib.request
+
+import torch
+
+from ..errors import MinicompileError
+
+SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+
+
+def load_text(source: str | None = None) -> tuple[str, str]:
+    """(text, where it came from). `source`: a file's path, "shakespeare" (fetched once), or None for Python's own documentation
+    topics (0.46 MB of English).
+
+    Raises MinicompileError for a file that cannot be read or is too short to train on."""
+    if source is None:
+        from pydoc_data import topics
+        return "\n\n".join(topics.topics[k] for k in sorted(topics.topics)), "Python's documentation topics"
+    path = pathlib.Path(source)
+    if source == "shakespeare":
+        from ..cache import cache_dir
+        path = pathlib.Path(cache_dir()) / "tinyshakespeare.txt"
+        if not path.exists():
+            try:
+                with urllib.request.urlopen(SHAKESPEARE, timeout=20) as reply:
+                    path.write_bytes(reply.read())
+            except (urllib.error.URLError, OSError) as error:
+                raise MinicompileError(f"Shakespeare could not be fetched ({error}). Give a text file with --data FILE, or "
+                                       "leave --data out to train on text that ships with Python.") from None
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise MinicompileError(f"The data file {source!r} cannot be read ({error.strerror}). Give an existing text file, or "
+                               "leave --data out to train on text that ships with Python.") from None
+    if len(text) < 10_000:
+        raise MinicompileError(f"The data file {source!r} has {len(text)} characters; at least 10,000 are needed to train on.")
+    return text, source
+
+
+class TextBatches:
+    """Random windows of a character sequence. `batch()` gives (tokens, targets), int64 [batch, block], the same sequence of
+    batches for equal seeds."""
+
+    def __init__(self, text: str, batch: int, block: int, device: str, seed: int = 1337, vocab_size: int | None = None):
+        characters = sorted(set(text))
+        index = {c: i for i, c in enumerate(characters)}
+        self.tokens = torch.tensor([index[c] for c in text], dtype=torch.int64)
+        self.vocab_size = vocab_size or len(characters)
+        self.batch_size, self.block, self.device = batch, block, device
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def batch(self):
+        starts = torch.randint(len(self.tokens) - self.block, (self.batch_size,), generator=self.generator)
+        windows = torch.stack([self.tokens[s:s + self.block + 1] for s in starts])
+        if self.device == "cuda":
+            windows = windows.pin_memory().to("cuda", non_blocking=True)
+        return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+class ImageBatches:
+    """Ten classes of generated images: a fixed random low-frequency pattern per class, plus noise. `batch()` gives
+    (float32 [batch, 3, size, size], int64 [batch]). A handful of batches is made once and cycled, so that making data is not timed."""
+
+    def __init__(self, batch: int, size: int, device: str, channels_last: bool, seed: int = 1337, distinct: int = 8):
+        g = torch.Generator().manual_seed(seed)
+        patterns = torch.nn.functional.interpolate(torch.randn(10, 3, 7, 7, generator=g), size=(size, size), mode="bilinear")
+        self.batches = []
+        for _ in range(distinct):
+            labels = torch.randint(10, (batch,), generator=g)
+            images = patterns[labels] + 0.5 * torch.randn(batch, 3, size, size, generator=g)
+            images = images.to(device, memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+            self.batches.append((images, labels.to(device)))
+        self.next = 0
+
+    def batch(self):
+        self.next += 1
+        return self.batches[(self.next - 1) % len(self.batches)]

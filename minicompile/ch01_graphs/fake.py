@@ -1,0 +1,219 @@
+# %% [markdown]
+# # Fake tensors
+#
+# A compiler runs the program once without its data: it needs the shape, dtype, device, strides and aliasing of every
+# intermediate tensor, and none of the numbers. PyTorch already knows how to compute those. Every operator has a
+# *meta kernel*, which is what runs on `device="meta"`: tensors that have everything except memory. What a meta tensor
+# cannot say is on which device the real tensor would live, so a meta tensor alone would pick the wrong kernels and
+# autocast rules.
+#
+# A `FakeTensor` is that pair: a meta tensor, and the device it pretends to be on. It is a *wrapper subclass*: to
+# PyTorch's dispatcher it is a tensor on that device, autograd differentiates through it as usual, and when a kernel would run,
+# `__torch_dispatch__` of the `FakeMode` runs the meta kernel on the inner tensor and wraps the result.
+# Two fakes alias when their meta tensors share a storage, so views and in-place operations keep their meaning.
+
+# %%
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import Unsupported
+
+aten = torch.ops.aten
+
+
+class DataDependent(Unsupported):
+    """The result's shape or Python value depends on numbers that a fake tensor does not have."""
+
+
+class FakeTensor(torch.Tensor):
+    """A tensor without data: `meta` holds shape, strides, dtype and storage identity; `device` is the pretended one."""
+
+    meta: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, meta: torch.Tensor, device: torch.device, requires_grad: bool = False):
+        fake = torch.Tensor._make_wrapper_subclass(
+            cls, meta.shape, strides=meta.stride(), storage_offset=meta.storage_offset(), dtype=meta.dtype,
+            layout=meta.layout, device=device, requires_grad=requires_grad)
+        fake.meta = meta
+        return fake
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    def __repr__(self):
+        sizes = ", ".join(map(str, self.shape))
+        return f"Fake({str(self.dtype).removeprefix('torch.')}[{sizes}] on {self.device})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return fake_call(func, args, kwargs or {})
+
+
+def storage_key(fake: FakeTensor) -> int:
+    """Equal for two fakes exactly when they share memory."""
+    return fake.meta.untyped_storage()._cdata
+
+# %% [markdown]
+# ## Running an operator on fakes
+#
+# The output device is that of the tensor inputs, unless the call names one (`torch.zeros(..., device=...)`,
+# `x.to("cuda")`). A CPU scalar tensor may be combined with tensors of another device, as in eager. In-place operators
+# return the very object they were given, as they must: Python code compares identities.
+#
+# Some operators have results whose *shape* depends on data (`nonzero`, `x[mask]`) or that are Python numbers
+# (`item`). There is nothing to fake there; they raise `DataDependent`, which capture turns into a graph break.
+
+# %%
+DATA_DEPENDENT = {
+    aten.item.default, aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default,
+    aten.equal.default, aten.unique_dim.default, aten._unique2.default, aten.unique_consecutive.default,
+    aten.is_nonzero.default, aten.allclose.default, aten.bincount.default, aten.repeat_interleave.Tensor,
+}
+
+
+def _check_data_dependent(func, args):
+    if func in DATA_DEPENDENT:
+        raise DataDependent(f"{func} gives a result that depends on tensor values")
+    if func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
+        if func is aten.index.Tensor and any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)
+                                             for i in args[1]):
+            raise DataDependent("indexing with a boolean mask gives a result whose size depends on tensor values")
+
+
+def _common_device(tensors: list[torch.Tensor]) -> torch.device:
+    device = None
+    for t in tensors:
+        if device is None or (device.type == "cpu" and scalar_so_far):
+            device, scalar_so_far = t.device, t.dim() == 0
+        elif t.device != device and t.dim() != 0:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, "
+                               f"{device} and {t.device}!")
+        elif t.dim() != 0:
+            scalar_so_far = False
+    return device
+
+
+def fake_call(func, args, kwargs):
+    """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
+    arguments (constants the program closed over) take part through their metadata."""
+    _check_data_dependent(func, args)
+    tensors: list[torch.Tensor] = []
+
+    def unwrap(x):
+        if isinstance(x, torch.Tensor):
+            tensors.append(x)
+            return x.meta if isinstance(x, FakeTensor) else x.detach().to("meta")
+        return x
+
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    meta_args, meta_kwargs = pytree.tree_unflatten([unwrap(x) for x in flat], spec)
+    if func is aten.to.device or "device" in kwargs and kwargs["device"] is not None:
+        device = torch.device(kwargs["device"])
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+        meta_kwargs["device"] = torch.device("meta")
+    elif func in (aten.copy_.default, aten.copy.default):
+        device = args[0].device
+    elif func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default):
+        device = args[0].device
+    else:
+        device = _common_device(tensors) if tensors else torch.device("cpu")
+        if any(a.name == "device" for a in func._schema.arguments) and not tensors:
+            meta_kwargs["device"] = torch.device("meta")
+    if "pin_memory" in meta_kwargs:
+        meta_kwargs["pin_memory"] = None
+    try:
+        with _python_dispatcher(flat):
+            out = func(*meta_args, **meta_kwargs)
+    except NotImplementedError as error:
+        raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
+    aliases = {}
+    for schema, value in zip(func._schema.arguments, args):
+        if schema.alias_info is not None and schema.alias_info.is_write:
+            for t, m in zip(pytree.tree_leaves(value), pytree.tree_leaves(unwrap_tree(value))):
+                aliases[id(m)] = t
+
+    def wrap(x):
+        if not isinstance(x, torch.Tensor):
+            return x
+        return aliases.get(id(x)) if id(x) in aliases else FakeTensor(x, device)
+
+    return pytree.tree_map(wrap, out)
+
+
+def unwrap_tree(tree):
+    """The same pytree with each fake replaced by its meta tensor."""
+    return pytree.tree_map(lambda x: x.meta if isinstance(x, FakeTensor) else x, tree)
+
+
+class _Nothing:
+    def __enter__(self): return self
+    def __exit__(self, *exc): return False
+
+
+def _python_dispatcher(flat_args):
+    """Meta kernels written in Python understand symbolic sizes; the C++ ones are faster and serve static shapes."""
+    symbolic = any(isinstance(x, torch.SymInt) for x in flat_args) or any(
+        isinstance(x, FakeTensor) and x._has_symbolic_sizes_strides for x in flat_args)
+    return torch._C._EnablePythonDispatcher() if symbolic else _Nothing()
+
+# %% [markdown]
+# ## The mode
+#
+# `FakeMode` catches operators that have no fake argument (`torch.arange(10)`), and turns real tensors into fakes. A real
+# tensor becomes the same fake each time, and real tensors that share memory become fakes that share memory:
+# otherwise an in-place update through one of them would be lost on the others.
+
+# %%
+class FakeMode(TorchDispatchMode):
+    """Under this mode every operator runs on fakes. `from_real` converts."""
+
+    def __init__(self):
+        super().__init__()
+        self._fakes: dict[int, tuple[weakref.ref, FakeTensor]] = {}
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return fake_call(func, args, kwargs or {})
+
+    def from_real(self, tensor: torch.Tensor, sizes: tuple | None = None) -> FakeTensor:
+        """The fake of a real tensor: same shape (or `sizes`, which may hold SymInts), strides, dtype, device and
+        requires_grad; always a leaf."""
+        known = self._fakes.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
+            raise Unsupported(f"a tensor of layout {tensor.layout} has no fake")
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+            fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
+        self._fakes[id(tensor)] = (weakref.ref(tensor), fake)
+        return fake
+
+    def _meta_like(self, tensor, sizes):
+        if sizes is not None and any(isinstance(s, torch.SymInt) for s in sizes):
+            return torch.empty(sizes, dtype=tensor.dtype, device="meta") if tensor.is_contiguous() else \
+                torch.empty_strided(sizes, _symbolic_strides(tensor, sizes), dtype=tensor.dtype, device="meta")
+        real = tensor.untyped_storage()
+        if real._cdata not in self._storages:
+            blank = torch.empty(real.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()
+            self._storages[real._cdata] = (real, blank)
+        blank = self._storages[real._cdata][1]
+        meta = torch.empty(0, dtype=tensor.dtype, device="meta")
+        return meta.set_(blank, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _symbolic_strides(tensor, sizes):
+    """Strides of a dense tensor with some sizes replaced by symbols, in the same order of dimensions."""
+    order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d]))
+    strides, running = [0] * tensor.dim(), 1
+    for d in order:
+        if tensor.stride(d) == 0:
+            continue
+        strides[d] = running
+        running = running * sizes[d]
+    return strides

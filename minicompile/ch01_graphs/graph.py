@@ -1,0 +1,174 @@
+# %% [markdown]
+# # Graphs that remember where they came from
+#
+# Between capture and code generation a program is a `torch.fx.Graph`: a list of calls in single-assignment form. fx is
+# only the container. What makes it a compiler's graph are three entries that every node carries in `node.meta`:
+#
+# - `val`: the fake result, so any pass can ask for a shape, dtype, stride or device without running anything;
+# - `location`: the line of the user's program that asked for this operation;
+# - `origins`: the names of the nodes of the stage before that it was made from.
+#
+# The last two are *provenance*. They survive each pass, down to a comment in the generated kernel, and they are what lets
+# an error in stage seven name a line in the user's file.
+
+# %%
+from __future__ import annotations
+
+import linecache
+from dataclasses import dataclass
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from .fake import FakeTensor
+from .symbolic import Expr, evaluate
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line of the user's program."""
+
+    filename: str
+    lineno: int
+    function: str
+
+    def __str__(self):
+        return f"{self.filename}:{self.lineno} in {self.function}"
+
+    @property
+    def source(self) -> str:
+        """The text of the line, or an empty string when the file cannot be read."""
+        return linecache.getline(self.filename, self.lineno).strip()
+
+
+def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
+    """Mark `node` (of a new graph) as made from `source` (of the graph before)."""
+    node.meta["location"] = source.meta.get("location")
+    node.meta["origins"] = (source.name,)
+    return node
+
+# %% [markdown]
+# ## An executable meaning
+#
+# A graph can be run: node by node, in order, each value dropped after its last use. Every later stage is checked against this.
+# The `on_node` hook lets a caller replace the meaning of single nodes; tracing into the next, lower-level graph is this same
+# loop run under a recording mode.
+#
+# Sizes that are symbolic stand in a node's arguments as expressions (`Expr`). Each size symbol has a placeholder of its own, so running the graph
+# starts by learning the symbols' values, be they ints or, when tracing again, SymInts.
+
+# %%
+def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
+    """For each node, the values that nothing after it reads."""
+    seen: set[fx.Node] = set()
+    dead: dict[fx.Node, list[fx.Node]] = {}
+    for node in reversed(graph.nodes):
+        for used in node.all_input_nodes:
+            if used not in seen:
+                seen.add(used)
+                dead.setdefault(node, []).append(used)
+    return dead
+
+
+def map_args(fn: Callable[[Any], Any], args):
+    """Apply `fn` to every leaf of a node's arguments (nodes, sizes, constants), keeping tuples, lists, dicts and slices."""
+    if isinstance(args, (tuple, list)):
+        return type(args)(map_args(fn, a) for a in args) if type(args) is not torch.Size else \
+            torch.Size(map_args(fn, a) for a in args)
+    if isinstance(args, dict):
+        return {k: map_args(fn, v) for k, v in args.items()}
+    if isinstance(args, slice):
+        return slice(map_args(fn, args.start), map_args(fn, args.stop), map_args(fn, args.step))
+    return fn(args)
+
+
+def call_node(gm: fx.GraphModule, node: fx.Node, args, kwargs):
+    """Evaluate one node on concrete arguments."""
+    if node.op == "call_function":
+        return node.target(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], node.target)(*args[1:], **kwargs)
+    if node.op == "get_attr":
+        value = gm
+        for name in node.target.split("."):
+            value = getattr(value, name)
+        return value
+    raise AssertionError(f"cannot evaluate a {node.op} node")
+
+
+def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
+              on_node: Callable[[fx.Node, tuple, dict], Any] | None = None):
+    """Run `gm` on `inputs` (one per placeholder). `on_node(node, args, kwargs)` computes each call instead of PyTorch.
+    Returns the graph's output structure."""
+    on_node = on_node or (lambda node, args, kwargs: call_node(gm, node, args, kwargs))
+    env: dict[fx.Node, Any] = {}
+    sizes: dict[str, Any] = {}
+    dead = last_uses(gm.graph)
+    remaining = iter(inputs)
+
+    def resolve(a):
+        return env[a] if isinstance(a, fx.Node) else evaluate(a, sizes) if isinstance(a, Expr) else a
+
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            env[node] = value = next(remaining)
+            if isinstance(node.meta.get("val"), torch.SymInt):
+                sizes[str(node.meta["val"])] = value
+            continue
+        args, kwargs = map_args(resolve, (node.args, node.kwargs))
+        if node.op == "output":
+            return args[0]
+        env[node] = on_node(node, args, kwargs)
+        for value in dead.get(node, ()):
+            del env[value]
+
+# %% [markdown]
+# ## Printing
+#
+# A stage that cannot be read cannot be debugged. `print_graph` writes one line a node: name, type, call, and the user's line.
+
+# %%
+def describe(value) -> str:
+    """`f32[8, 64]` for a tensor, the number for anything else."""
+    if isinstance(value, torch.Tensor):
+        short = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+                 torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+                 torch.bool: "b8"}.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        return f"{short}[{', '.join(map(str, value.shape))}]"
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(map(describe, value)) + ")"
+    return str(value)
+
+
+def _call_text(node: fx.Node) -> str:
+    def show(a):
+        return repr(a) if not isinstance(a, fx.Node) else a.name
+    args = [str(pytree.tree_map(lambda x: _Name(show(x)), a, is_leaf=lambda x: isinstance(x, fx.Node))) for a in node.args]
+    args += [f"{k}={show(v) if isinstance(v, fx.Node) else v}" for k, v in node.kwargs.items()]
+    if node.op == "call_method":
+        return f"{args[0]}.{node.target}({', '.join(args[1:])})"
+    target = node.target if isinstance(node.target, str) else \
+        str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+    return f"{target}({', '.join(args)})"
+
+
+class _Name(str):
+    def __repr__(self):
+        return str(self)
+
+
+def print_graph(gm: fx.GraphModule) -> str:
+    """One line per node: `name: type = call(...)  # user line`."""
+    lines = []
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            lines.append(f"return {_call_text(node)[len('output('):-1]}")
+            continue
+        kind = describe(node.meta.get("val")) if "val" in node.meta else "?"
+        where = node.meta.get("location")
+        comment = f"  # {where.source or where}" if where else ""
+        call = "input" if node.op == "placeholder" else _call_text(node)
+        lines.append(f"{node.name}: {kind} = {call}{comment}")
+    return "\n".join(lines)

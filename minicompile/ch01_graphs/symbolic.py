@@ -1,0 +1,439 @@
+# %% [markdown]
+# # Symbolic integers
+#
+# Two places in a compiler need arithmetic on integers it does not know yet. Tensor *sizes* may differ from
+# call to call, and memory *indices* depend on loop variables. Both want the same small algebra: sums,
+# products, floor division and remainder over named, non-negative integers. torch.compile uses sympy here,
+# and profiles of its compile time show it. The forms that occur are few, so we write them down: an
+# expression is a Python `int`, or an `Expr` kept in one canonical form, so that equal expressions compare equal
+# and most questions ("is this index contiguous?") are structural.
+#
+# The canonical form is a *linear combination*: a constant plus integer coefficients times terms, where a term is a
+# product of atoms, and an atom is a symbol, a floor division or a remainder. For example
+# `64*i0 + i1` is `Expr({(i0,): 64, (i1,): 1}, 0)`.
+
+# %%
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import dataclass, field
+from typing import Callable, Iterable, Union
+
+import torch
+
+# %% [markdown]
+# ## Atoms
+#
+# A `Symbol` is an unknown integer in `[lower, size)`. Loop variables have `lower == 0` and a size that is an int or
+# itself an expression. Size symbols (`s0`) have no upper bound and `lower == 2`: sizes 0 and 1 behave
+# differently under broadcasting, so a compiled artefact never pretends that they are general.
+
+# %%
+@dataclass(frozen=True, eq=False)
+class Symbol:
+    """An integer unknown with `lower <= value < size`; `size` None means unbounded. Identity is the name."""
+
+    name: str
+    size: "int | Expr | None" = None
+    lower: int = 0
+
+    def __post_init__(self):
+        object.__setattr__(self, "_hash", hash(self.name))
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        return isinstance(other, Symbol) and other.name == self.name
+
+    def __repr__(self):
+        return self.name
+
+    @property
+    def expr(self) -> "Expr":
+        return Expr({(self,): 1}, 0)
+
+
+@dataclass(frozen=True)
+class FloorDiv:
+    """`numerator // divisor`, rounding toward minus infinity as Python does."""
+
+    numerator: "Expr"
+    divisor: "int | Expr"
+
+    def __repr__(self):
+        return f"({self.numerator})//({self.divisor})"
+
+
+@dataclass(frozen=True)
+class Mod:
+    """`numerator % divisor`, with the sign of the divisor as in Python."""
+
+    numerator: "Expr"
+    divisor: "int | Expr"
+
+    def __repr__(self):
+        return f"({self.numerator})%({self.divisor})"
+
+
+Atom = Union[Symbol, FloorDiv, Mod]
+Int = Union[int, "Expr"]
+
+
+def _atom_key(atom: Atom):
+    return (atom.name if isinstance(atom, Symbol) else repr(atom))
+
+# %% [markdown]
+# ## Expressions
+#
+# Operators build the canonical form and return a plain `int` as soon as nothing symbolic is left, so code that
+# handles static shapes pays nothing for the generality.
+
+# %%
+class Expr:
+    """A constant plus integer multiples of products of atoms, immutable and hashable."""
+
+    __slots__ = ("terms", "const", "_hash")
+
+    def __init__(self, terms: dict[tuple[Atom, ...], int], const: int):
+        self.terms, self.const = terms, const
+        self._hash = hash((frozenset(terms.items()), const))
+
+    def __hash__(self):
+        return self._hash
+
+    def __eq__(self, other):
+        return isinstance(other, Expr) and self._hash == other._hash and \
+            self.const == other.const and self.terms == other.terms
+
+    def __repr__(self):
+        return to_text(self)
+
+    def __add__(self, other): return add(self, other)
+    __radd__ = __add__
+    def __sub__(self, other): return add(self, mul(other, -1))
+    def __rsub__(self, other): return add(other, mul(self, -1))
+    def __mul__(self, other): return mul(self, other)
+    __rmul__ = __mul__
+    def __neg__(self): return mul(self, -1)
+    def __floordiv__(self, other): return floordiv(self, other)
+    def __rfloordiv__(self, other): return floordiv(other, self)
+    def __mod__(self, other): return mod(self, other)
+    def __rmod__(self, other): return mod(other, self)
+
+
+def _make(terms: dict, const: int) -> Int:
+    terms = {t: c for t, c in terms.items() if c}
+    return Expr(terms, const) if terms else const
+
+
+def as_expr(x: "Int | Symbol") -> Int:
+    """An `int` or `Expr` from an int, Expr or Symbol."""
+    return x.expr if isinstance(x, Symbol) else x
+
+
+def add(a: Int, b: Int) -> Int:
+    a, b = as_expr(a), as_expr(b)
+    if isinstance(a, int):
+        if isinstance(b, int):
+            return a + b
+        return Expr(b.terms, b.const + a) if a else b
+    if isinstance(b, int):
+        return Expr(a.terms, a.const + b) if b else a
+    terms = dict(a.terms)
+    for t, c in b.terms.items():
+        terms[t] = terms.get(t, 0) + c
+    return _make(terms, a.const + b.const)
+
+
+def mul(a: Int, b: Int) -> Int:
+    a, b = as_expr(a), as_expr(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a * b
+    if isinstance(a, int):
+        a, b = b, a
+    if isinstance(b, int):
+        if b == 1:
+            return a
+        return _make({t: c * b for t, c in a.terms.items()}, a.const * b)
+    terms: dict = {}
+    left = list(a.terms.items()) + ([((), a.const)] if a.const else [])
+    right = list(b.terms.items()) + ([((), b.const)] if b.const else [])
+    const = 0
+    for ta, ca in left:
+        for tb, cb in right:
+            t = tuple(sorted(ta + tb, key=_atom_key))
+            if t:
+                terms[t] = terms.get(t, 0) + ca * cb
+            else:
+                const += ca * cb
+    return _make(terms, const)
+
+# %% [markdown]
+# ## Bounds and division
+#
+# `(64*i0 + i1) // 64` should become `i0`, and `% 64` should become `i1`: flattening and unflattening a tensor must
+# cancel, or every view would leave divisions in the generated kernels. Two facts do it. Multiples of the divisor
+# leave the division exactly: `(n*a + b) // n == a + b // n` for all integers. What remains vanishes when its bounds
+# say `0 <= b < n`. With a symbolic `n` we ask whether `n - 1 - b` has a non-negative lower bound after putting each loop variable at
+# its largest value.
+
+# %%
+def symbols(e: Int) -> set[Symbol]:
+    """All symbols in an expression, those inside divisions and those of loop sizes excluded."""
+    e = as_expr(e)
+    if isinstance(e, int):
+        return set()
+    found: set[Symbol] = set()
+    for term in e.terms:
+        for atom in term:
+            if isinstance(atom, Symbol):
+                found.add(atom)
+            else:
+                found |= symbols(atom.numerator) | symbols(atom.divisor)
+    return found
+
+
+def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
+    if isinstance(atom, Symbol):
+        if atom.size is None:
+            return atom.lower, None
+        if isinstance(atom.size, int):
+            return atom.lower, max(atom.size - 1, atom.lower)
+        upper = bounds(atom.size)[1]
+        return atom.lower, None if upper is None else upper - 1
+    low, high = bounds(atom.numerator)
+    dlow, dhigh = bounds(atom.divisor)
+    if dlow is None or dlow <= 0:
+        return None, None
+    if isinstance(atom, FloorDiv):
+        if low is None or low < 0:
+            return (None if low is None or dlow is None else low // dlow), (None if high is None else max(high, 0) // dlow)
+        return 0 if dhigh is None else low // dhigh, None if high is None else high // dlow
+    upper = None if dhigh is None else dhigh - 1
+    if low is not None and low >= 0 and high is not None:
+        upper = high if upper is None else min(upper, high)
+    return 0, upper
+
+
+def bounds(e: Int) -> tuple[int | None, int | None]:
+    """Inclusive (lower, upper) bounds; None where unknown."""
+    e = as_expr(e)
+    if isinstance(e, int):
+        return e, e
+    low: int | None = e.const
+    high: int | None = e.const
+    for term, c in e.terms.items():
+        tlow, thigh = 1, 1
+        for atom in term:
+            alow, ahigh = _atom_bounds(atom)
+            if len(term) == 1:
+                tlow, thigh = alow, ahigh
+            elif alow is None or alow < 0 or tlow is None:
+                tlow, thigh = None, None
+                break
+            else:
+                tlow = tlow * alow
+                thigh = None if ahigh is None or thigh is None else thigh * ahigh
+        if c < 0:
+            tlow, thigh = thigh, tlow
+        low = None if low is None or tlow is None else low + c * tlow
+        high = None if high is None or thigh is None else high + c * thigh
+    return low, high
+
+
+def _maximised(e: Int) -> Int:
+    """An upper bound that keeps size symbols: loop variables with positive coefficients go to size - 1."""
+    out: Int = e.const if isinstance(e, Expr) else e
+    if isinstance(e, int):
+        return e
+    for term, c in e.terms.items():
+        value: Int = c
+        for atom in term:
+            if isinstance(atom, Symbol) and atom.size is not None:
+                value = mul(value, atom.size - 1 if c > 0 else atom.lower)
+            else:
+                value = mul(value, Expr({(atom,): 1}, 0))
+        out = add(out, value)
+    return out
+
+
+def provably_less(a: Int, b: Int) -> bool:
+    """True when `a < b` for every value of the symbols; False means unknown."""
+    low = bounds(add(b, mul(_maximised(as_expr(a)), -1)))[0]
+    return low is not None and low > 0
+
+
+def provably_nonnegative(a: Int) -> bool:
+    low = bounds(a)[0]
+    return low is not None and low >= 0
+
+
+def _divide_terms(a: Expr, b: Int) -> tuple[Int, Int]:
+    """Split `a` into (q, r) with a == q*b + r, taking out of `a` whatever divides exactly."""
+    if isinstance(b, int):
+        quotient = {t: c // b for t, c in a.terms.items() if c % b == 0}
+        rest = {t: c for t, c in a.terms.items() if c % b}
+        q, r = divmod(a.const, b)
+        return _make(quotient, q), _make(rest, r)
+    if len(b.terms) == 1 and b.const == 0:
+        (divisor, dc), = b.terms.items()
+        quotient, rest = {}, {}
+        for t, c in a.terms.items():
+            left = list(t)
+            for atom in divisor:
+                if atom not in left:
+                    left = None
+                    break
+                left.remove(atom)
+            if left is None or c % dc:
+                rest[t] = c
+            else:
+                quotient[tuple(left)] = c // dc
+        const = quotient.pop((), 0)
+        return _make(quotient, const), _make(rest, a.const)
+    return (1, 0) if a == b else (0, a)
+
+
+def _common_divisor(a: Expr, b: int) -> int:
+    return math.gcd(b, a.const, *a.terms.values())
+
+
+def floordiv(a: Int, b: Int) -> Int:
+    a, b = as_expr(a), as_expr(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    if b == 1 or a == 0:
+        return a
+    if isinstance(a, int):
+        if a >= 0 and provably_less(a, b):
+            return 0
+        return Expr({(FloorDiv(Expr({}, a), b),): 1}, 0)
+    quotient, rest = _divide_terms(a, b)
+    if provably_nonnegative(rest) and provably_less(rest, b):
+        return quotient
+    if isinstance(rest, int):
+        return add(quotient, floordiv(rest, b))
+    if isinstance(b, int):
+        g = _common_divisor(rest, b)
+        if g > 1:
+            rest = _make({t: c // g for t, c in rest.terms.items()}, rest.const // g)
+            return add(quotient, floordiv(rest, b // g))
+        if len(rest.terms) == 1 and rest.const == 0:
+            (term, c), = rest.terms.items()
+            if c == 1 and len(term) == 1 and isinstance(term[0], FloorDiv) and isinstance(term[0].divisor, int):
+                return add(quotient, floordiv(term[0].numerator, term[0].divisor * b))
+    return add(quotient, Expr({(FloorDiv(rest, b),): 1}, 0))
+
+
+def mod(a: Int, b: Int) -> Int:
+    a, b = as_expr(a), as_expr(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b
+    if b == 1 or a == 0:
+        return 0
+    if isinstance(a, int):
+        return a if a >= 0 and provably_less(a, b) else Expr({(Mod(Expr({}, a), b),): 1}, 0)
+    _, rest = _divide_terms(a, b)
+    if provably_nonnegative(rest) and provably_less(rest, b):
+        return rest
+    if isinstance(rest, int):
+        return mod(rest, b)
+    if isinstance(b, int):
+        g = _common_divisor(rest, b)
+        if g > 1:
+            rest = _make({t: c // g for t, c in rest.terms.items()}, rest.const // g)
+            return mul(mod(rest, b // g), g)
+    return Expr({(Mod(rest, b),): 1}, 0)
+
+# %% [markdown]
+# ## Substitution, evaluation, text
+
+# %%
+def substitute(e: Int, mapping: dict[Symbol, Int]) -> Int:
+    """Replace symbols by expressions and simplify again."""
+    e = as_expr(e)
+    if isinstance(e, int):
+        return e
+    out: Int = e.const
+    for term, c in e.terms.items():
+        value: Int = c
+        for atom in term:
+            if isinstance(atom, Symbol):
+                new = mapping.get(atom)
+                value = mul(value, Expr({(atom,): 1}, 0) if new is None else as_expr(new))
+            elif isinstance(atom, FloorDiv):
+                value = mul(value, floordiv(substitute(atom.numerator, mapping), substitute(atom.divisor, mapping)))
+            else:
+                value = mul(value, mod(substitute(atom.numerator, mapping), substitute(atom.divisor, mapping)))
+        out = add(out, value)
+    return out
+
+
+def coefficient(e: Int, symbol: Symbol) -> Int | None:
+    """The stride of `symbol` in `e`: its coefficient if `e` is linear in it, None if it occurs otherwise."""
+    e = as_expr(e)
+    if isinstance(e, int):
+        return 0
+    out: Int = 0
+    for term, c in e.terms.items():
+        plain = [a for a in term if a == symbol]
+        inside = any(symbol in symbols(a.numerator) | symbols(a.divisor) for a in term if not isinstance(a, Symbol))
+        if inside or len(plain) > 1:
+            return None
+        if plain:
+            rest = tuple(a for a in term if a != symbol)
+            out = add(out, Expr({rest: c}, 0) if rest else c)
+    return out
+
+
+def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: str = "({}) // ({})",
+            mod: str = "({}) % ({})") -> str:
+    """Render for Python by default; backends pass their own spelling of division (arguments are never negative there)."""
+    e = as_expr(e)
+    if isinstance(e, int):
+        return str(e)
+
+    def atom_text(a: Atom) -> str:
+        if isinstance(a, Symbol):
+            return name(a)
+        form = floordiv if isinstance(a, FloorDiv) else mod
+        return "(" + form.format(to_text(a.numerator, name, floordiv, mod), to_text(a.divisor, name, floordiv, mod)) + ")"
+
+    parts = []
+    for term, c in sorted(e.terms.items(), key=lambda item: [_atom_key(a) for a in item[0]]):
+        factors = [atom_text(a) for a in term]
+        if c == -1:
+            parts.append("-" + "*".join(factors))
+        else:
+            parts.append("*".join(([str(c)] if c != 1 else []) + factors))
+    if e.const or not parts:
+        parts.append(str(e.const))
+    return " + ".join(parts)
+
+
+def evaluate(e: Int, values: dict[str, int]):
+    """The value of `e` given each symbol's value by name, by ordinary Python arithmetic: ints give an int, SymInts a SymInt."""
+    e = as_expr(e)
+    if isinstance(e, int):
+        return e
+    total = e.const
+    for term, c in e.terms.items():
+        value = c
+        for atom in term:
+            if isinstance(atom, Symbol):
+                value = value * values[atom.name]
+            elif isinstance(atom, FloorDiv):
+                value = value * (evaluate(atom.numerator, values) // evaluate(atom.divisor, values))
+            else:
+                value = value * (evaluate(atom.numerator, values) % evaluate(atom.divisor, values))
+        total = total + value
+    return total
+
+
+def product(sizes: Iterable[Int]) -> Int:
+    out: Int = 1
+    for s in sizes:
+        out = mul(out, s)
+    return out

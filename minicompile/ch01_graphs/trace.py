@@ -1,0 +1,146 @@
+# %% [markdown]
+# # Tracing below the dispatcher
+#
+# Capture gives a graph of what the user wrote: `F.cross_entropy`, `x.add_(1)`, `nn.functional.layer_norm`. To get the graph of what PyTorch
+# would *run*, execute the first graph on fakes under a mode that records every ATen operator it is asked for. The mode sits below autograd, so
+# operators that are only compositions have already come apart, autocast has inserted its casts, and when the program calls the
+# autograd engine the backward operators arrive in the same recording. No rule of differentiation is written in this compiler: the joint
+# forward and backward graph is a recording of the engine at work on fakes.
+
+# %%
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .fake import FakeTensor, fake_call
+from .shapes import expr_of
+
+aten = torch.ops.aten
+
+# %% [markdown]
+# ## The recorder
+#
+# A fake is known to the recorder by object identity; the table keeps fakes alive, so an identity is never reused. Tensors that the program holds as
+# constants (a real tensor met in the middle of the trace) become `get_attr` nodes.
+#
+# Backward operators have no line of user code under them. Each autograd node remembers the forward operation that created it,
+# and while the engine executes an autograd node PyTorch tells us which, so a backward operator inherits the provenance of its forward one.
+
+# %%
+class Recorder(TorchDispatchMode):
+    """Records each dispatched operator as a `call_function` node of `graph`, with `val`, `location` and `origins`."""
+
+    def __init__(self):
+        super().__init__()
+        self.graph = fx.Graph()
+        self.root = torch.nn.Module()
+        self.nodes: dict[int, tuple[Any, fx.Node]] = {}
+        self.provenance: tuple = (None, ())
+        self.grad_provenance: dict = {}
+
+    def placeholder(self, name: str, value) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta.update(val=value, location=None, origins=())
+        if isinstance(value, torch.Tensor):
+            self.nodes[id(value)] = (value, node)
+        return node
+
+    def node_of(self, value):
+        """The graph's name for a value: a node for a tensor, an `Expr` for a symbolic
+        size, the value itself for anything else."""
+        if isinstance(value, torch.SymInt):
+            return expr_of(value)
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self.nodes:
+            if isinstance(value, FakeTensor):
+                raise AssertionError(f"{value!r} was not made under this recorder")
+            name = f"_constant{sum(1 for n in self.graph.nodes if n.op == 'get_attr')}"
+            self.root.register_buffer(name, value, persistent=False)
+            node = self.graph.get_attr(name)
+            node.meta.update(val=value, location=self.provenance[0], origins=self.provenance[1])
+            self.nodes[id(value)] = (value, node)
+        return self.nodes[id(value)][1]
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is aten.detach.default and isinstance(args[0], FakeTensor):
+            return self._alias(args[0])
+        node_args, node_kwargs = pytree.tree_map(self.node_of, (args, kwargs))
+        out = fake_call(func, args, kwargs)
+        node = self.graph.call_function(func, node_args, node_kwargs)
+        location, origins = self._provenance_now()
+        node.meta.update(val=out, location=location, origins=origins)
+        self._bind(out, node)
+        return out
+
+    def _alias(self, fake):
+        twin = FakeTensor(fake.meta, fake.device)
+        self.nodes[id(twin)] = (twin, self.node_of(fake))
+        return twin
+
+    def _bind(self, out, node):
+        if isinstance(out, torch.Tensor):
+            self.nodes[id(out)] = (out, node)
+        elif isinstance(out, (tuple, list)):
+            import operator
+            for i, item in enumerate(out):
+                if isinstance(item, torch.Tensor):
+                    part = self.graph.call_function(operator.getitem, (node, i))
+                    part.meta.update(val=item, location=node.meta["location"], origins=node.meta["origins"])
+                    self.nodes[id(item)] = (item, part)
+
+    def _provenance_now(self):
+        current = torch._C._current_autograd_node()
+        if current is not None:
+            return self.grad_provenance.get(current, (None, ()))
+        return self.provenance
+
+    def remember_grad_fns(self, out):
+        """Give the autograd nodes that an operation just created the provenance of that operation."""
+        pending = [t.grad_fn for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        while pending:
+            fn = pending.pop()
+            if fn is None or fn in self.grad_provenance:
+                continue
+            self.grad_provenance[fn] = self.provenance
+            pending.extend(next_fn for next_fn, _ in fn.next_functions)
+
+    def finish(self, outputs: Sequence) -> fx.GraphModule:
+        self.graph.output(tuple(self.node_of(o) for o in outputs))
+        gm = fx.GraphModule(self.root, self.graph)
+        return gm
+
+# %% [markdown]
+# ## Lowering one graph into another
+#
+# `trace` records any Python function of fakes. `run_recorded` is the special case that stages use most: interpret a graph node by node under a
+# recorder, and stamp each recorded operator with the node it came from.
+
+# %%
+def run_recorded(recorder: Recorder, gm: fx.GraphModule, inputs: Sequence, call: Callable | None = None):
+    """Interpret `gm` on fakes under `recorder` (which must be active), with provenance. Returns its output structure."""
+    from .graph import call_node, interpret
+
+    def on_node(node, args, kwargs):
+        recorder.provenance = (node.meta.get("location"), (node.name,))
+        out = call(node, args, kwargs) if call else call_node(gm, node, args, kwargs)
+        recorder.remember_grad_fns(out)
+        return out
+
+    return interpret(gm, inputs, on_node)
+
+
+def trace(fn: Callable, inputs: Sequence, names: Sequence[str] | None = None) -> fx.GraphModule:
+    """Record `fn(*inputs)` (fakes, SymInts, constants) as an ATen graph. `fn` returns a flat sequence."""
+    recorder = Recorder()
+    for i, value in enumerate(inputs):
+        recorder.placeholder(names[i] if names else f"arg{i}", value)
+    with recorder:
+        outputs = fn(*inputs)
+    return recorder.finish(outputs)

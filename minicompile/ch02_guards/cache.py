@@ -1,0 +1,111 @@
+# %% [markdown]
+# # Several entries for one function
+#
+# A function called with two batch sizes, or in training and in evaluation, has several compiled entries, each with its
+# own guards. They form a chain: an entry whose guards fail calls the next with the same arguments, and the last calls
+# the *tail*, which compiles a new one. What the frame hook calls is always the head, so the common case costs one call.
+#
+# When a call is served by another entry twice in a row, that entry moves to the front: programs tend to stay in one
+# phase for a while. And since every entry costs time at a miss, there is a limit, eight as in torch.compile. Beyond it,
+# calls that no entry fits run eagerly, and the user learns which guard kept failing.
+
+# %%
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from .guards import GuardSet
+
+MISSED = object()                                    # what the last entry of a search returns
+
+
+@dataclass(eq=False)
+class Entry:
+    """One compiled version. function(func, *frame_args) checks and runs; `next` is the cell it calls on a miss."""
+    function: Callable
+    next: list
+    guards: GuardSet
+    constants: tuple = ()
+    number: int = 0
+    watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
+    extra: dict = field(default_factory=dict)        # for tools: graph, breaks, text
+
+
+@dataclass(eq=False)
+class EntryCache:
+    """The entries of one code object, most recently used first. `publish(head)` tells the frame hook whom to call."""
+    name: str
+    tail: Callable
+    publish: Callable[[Any], None]
+    entries: list = field(default_factory=list)
+    failures: Counter = field(default_factory=Counter)   # explanation of a miss -> how often it caused a recompile
+    created: int = 0
+    candidate: Entry | None = None                       # served the last call although it is not in front
+
+
+def link(cache: EntryCache) -> None:
+    """Connect head -> search -> tail after the list has changed."""
+    entries = cache.entries
+    if not entries:
+        cache.publish(cache.tail)
+        return
+    for entry in entries[1:]:
+        entry.next[0] = missed
+    entries[0].next[0] = cache.tail if len(entries) == 1 else lambda *args: search(cache, args)
+    cache.publish(entries[0].function)
+
+
+def missed(*args):
+    return MISSED
+
+
+def search(cache: EntryCache, args):
+    """The head's guards failed: try the others in order, then the tail."""
+    for entry in list(cache.entries[1:]):
+        result = entry.function(*args)
+        if result is not MISSED:
+            if cache.candidate is entry and entry in cache.entries:
+                cache.entries.remove(entry)
+                cache.entries.insert(0, entry)
+                link(cache)
+            cache.candidate = entry
+            return result
+    return cache.tail(*args)
+
+
+# %% [markdown]
+# A subtle point: while a non-head entry runs, user code may call the same function again and reorder the chain. An
+# entry reads its `next` cell only when its own guards fail, that is before any user code ran, so it cannot return
+# MISSED to somebody who did not ask through `search`: `link` is what makes an entry the head, and gives it a real next.
+
+# %%
+def add_entry(cache: EntryCache, entry: Entry) -> None:
+    cache.entries.insert(0, entry)
+    cache.created += 1
+    entry.number = cache.created
+    watch(cache, entry)
+    link(cache)
+
+
+def drop_entry(cache: EntryCache, entry: Entry) -> None:
+    if entry in cache.entries:
+        cache.entries.remove(entry)
+        link(cache)
+
+
+def watch(cache: EntryCache, entry: Entry) -> None:
+    """Drop the entry as soon as an object that it identifies is gone: no call can ever match it again."""
+    seen = set()
+    for guard in entry.guards:
+        target = guard.expected() if isinstance(guard.expected, weakref.ref) else None
+        if guard.kind == "ID_MATCH" and target is not None and id(target) not in seen:
+            seen.add(id(target))
+            entry.watches.append(weakref.ref(target, lambda _: drop_entry(cache, entry)))
+
+
+def worst_guard(cache: EntryCache) -> str:
+    """The explanation that was given most often, for the warning at the limit."""
+    return cache.failures.most_common(1)[0][0] if cache.failures else "no guard failure was recorded"

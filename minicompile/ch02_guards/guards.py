@@ -1,0 +1,500 @@
+# %% [markdown]
+# # Guards: when may yesterday's graph be used again?
+#
+# Tracing a function answers every question the Python code asks (is there a mask? how many layers? is this training?)
+# with the answer of the moment. A **guard** writes one such answer down: *this source, looked at in this way, gave
+# that*. If all guards of a compiled entry hold at the next call, running the function again would ask the same
+# questions and get the same answers, so the graph may stand for it.
+#
+# A guard is data, (source, kind, expected), not code. That lets us do three different things with it:
+#
+# 1. turn all guards of an entry into one fast Python function (`codegen.py`);
+# 2. when that function says no, walk the same guards slowly and say in words which one failed and why;
+# 3. print them for a person.
+#
+# What a kind means is one small function that returns the conditions as Python text, each with its explanation.
+
+# %%
+from __future__ import annotations
+
+import math
+import re
+import types
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+import torch
+
+from .sources import GlobalStateSource, Source
+
+
+@dataclass(frozen=True)
+class Guard:
+    source: Source | None
+    kind: str
+    expected: Any = None
+    location: Any = None                      # the user's line that needed it
+
+    def __str__(self):
+        expected = "" if self.expected is None else f" {short(self.expected)}"
+        return f"{self.kind}({self.source if self.source is not None else ''}){expected}"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`text` must be true; `why(value)` explains a failure, given what the source read this time."""
+    text: str
+    why: Callable[[Any], str]
+
+
+def short(value, limit: int = 80) -> str:
+    """repr for messages: never huge, never raises."""
+    try:
+        text = value.__qualname__ if isinstance(value, (type, types.FunctionType)) else repr(value)
+    except Exception:
+        text = f"<{type(value).__name__}>"
+    text = " ".join(text.split())
+    return text if len(text) <= limit else text[:limit - 3] + "..."
+
+
+# %% [markdown]
+# ## A set of guards
+#
+# Capture asks about the same things over and over: each of twelve layers reads `config.dropout`. `add` keeps the first
+# of equal guards, so that the message names the first line that needed it. Two expected values are equal here only if
+# no code could tell them apart: `1`, `1.0` and `True` are three different values, `0.0` and `-0.0` are two.
+
+# %%
+def identity_key(value):
+    """A hashable stand-in for `value`, equal exactly when the expected values are interchangeable."""
+    if isinstance(value, (tuple, list)):
+        return (type(value), tuple(map(identity_key, value)))
+    if isinstance(value, float):
+        return (float, "nan") if value != value else (float, value, math.copysign(1.0, value))
+    if isinstance(value, (Source, TensorSpec, ModuleSpec, int, str, bytes, type(None), frozenset)):
+        return (type(value), value)
+    return ("id", id(value))
+
+
+def freeze(kind: str, expected):
+    """Replace a live object by what the guard compares, so that no tensor or module is kept and nothing changes later."""
+    if kind == "TENSOR_MATCH" and not isinstance(expected, TensorSpec):
+        return TensorSpec.of(expected)
+    if kind == "MODULE_STRUCTURE" and not isinstance(expected, ModuleSpec):
+        return ModuleSpec.of(expected)
+    if kind == "FUNCTION_CODE":
+        return getattr(expected, "__code__", expected)
+    if kind in STATE_KINDS and expected is None:
+        return read_state(STATE_KINDS[kind])
+    return expected
+
+
+@dataclass
+class GuardSet:
+    """Guards in the order in which the trace met them, without repeats."""
+    guards: dict = field(default_factory=dict)
+
+    def add(self, source: Source | None, kind: str, expected: Any = None, location: Any = None) -> None:
+        """Record one fact. Raises KeyError on an unknown kind."""
+        if kind not in GUARD_KINDS:
+            raise KeyError(f"unknown guard kind {kind!r}")
+        if source is None and kind in STATE_KINDS:
+            source = GlobalStateSource(STATE_KINDS[kind])
+        expected = freeze(kind, expected)
+        key = (source, kind, identity_key(expected))
+        if key not in self.guards:
+            self.guards[key] = Guard(source, kind, expected, location)
+
+    def update(self, other: "GuardSet") -> None:
+        for g in other:
+            self.add(g.source, g.kind, g.expected, g.location)
+
+    def __iter__(self):
+        return iter(self.guards.values())
+
+    def __len__(self):
+        return len(self.guards)
+
+
+# %% [markdown]
+# ## Kinds
+#
+# `@guard("NAME")` registers a kind. The function gets the guard, the text `x` that reads its source, and `const`:
+# `const(object)` is a name for any object, `const.read(source)` the text that reads a further source. It returns
+# conditions; all must hold.
+
+# %%
+GUARD_KINDS: dict[str, Callable] = {}
+STATE_KINDS: dict[str, str] = {}
+
+
+def guard(kind: str):
+    def register(make_conditions):
+        GUARD_KINDS[kind] = make_conditions
+        return make_conditions
+    return register
+
+
+@guard("TYPE_MATCH")
+def type_match(g, x, const):
+    return [Condition(f"type({x}) is {const(g.expected)}",
+                      lambda v: f"type of {g.source} changed: expected {short(g.expected)}, got {short(type(v))}")]
+
+
+@guard("NONE")
+def none(g, x, const):
+    return [Condition(f"{x} is None", lambda v: f"{g.source} is not None any more but {short(v)}")]
+
+
+@guard("NOT_NONE")
+def not_none(g, x, const):
+    return [Condition(f"{x} is not None", lambda v: f"{g.source} is None")]
+
+
+# %% [markdown]
+# **Identity.** Most objects must not be kept alive by a cache entry: a compiled function that pins the user's model
+# leaks gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a remembered number would cost
+# the same and be wrong: once the object is gone, a new one can get its address. Types, Python modules, code and builtin
+# functions live long anyway and are held directly.
+
+# %%
+LONG_LIVED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device)
+
+
+@guard("ID_MATCH")
+def id_match(g, x, const):
+    expected = g.expected
+    why = lambda v: f"{g.source} is another object: {short(v)}"
+    if expected is None:
+        return [Condition(f"{x} is None", why)]
+    if not isinstance(expected, (*LONG_LIVED, weakref.ref)):
+        try:
+            expected = weakref.ref(expected)
+        except TypeError:
+            pass                               # no weak references to this type: hold it
+    if isinstance(expected, weakref.ref):
+        return [Condition(f"{x} is not None and {x} is {const(expected)}()", why)]
+    return [Condition(f"{x} is {const(expected)}", why)]
+
+
+def weak_identities(guards) -> GuardSet:
+    """The same guards, with the objects behind ID_MATCH held weakly. A cache entry keeps this set, not the original."""
+    result = GuardSet()
+    for g in guards:
+        expected = g.expected
+        if g.kind == "ID_MATCH" and not isinstance(expected, (*LONG_LIVED, weakref.ref, type(None))):
+            try:
+                expected = weakref.ref(expected)
+            except TypeError:
+                pass
+        result.add(g.source, g.kind, expected, g.location)
+    return result
+
+
+# %% [markdown]
+# **Constants.** Equality is too kind: `True == 1 == 1.0`, but `x * True` and `x * 1.0` have different dtypes, so types
+# are compared first. It is also too strict: `nan != nan`. And `0.0 == -0.0` although `1 / x` differs.
+
+# %%
+def same_constant(a, b) -> bool:
+    """Whether no program can tell `a` from `b`; for compound constants of tuples, frozensets, slices, floats."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return (a != a and b != b) or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
+    if isinstance(a, complex):
+        return same_constant(a.real, b.real) and same_constant(a.imag, b.imag)
+    if isinstance(a, (tuple, list)):
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    if isinstance(a, slice):
+        return same_constant((a.start, a.stop, a.step), (b.start, b.stop, b.step))
+    return a is b or bool(a == b)
+
+
+@guard("CONSTANT_MATCH")
+def constant_match(g, x, const):
+    e = g.expected
+    why = lambda v: f"{g.source} changed: expected {short(e)}, got {short(v)}"
+    if e is None or isinstance(e, (bool, type, torch.dtype)) or e is Ellipsis:
+        return [Condition(f"{x} is {e if e is None or isinstance(e, bool) else const(e)}", why)]
+    if type(e) in (int, str, bytes):
+        return [Condition(f"type({x}) is {type(e).__name__} and {x} == {e!r}", why)]
+    if type(e) is float and e == e and e != 0.0 and not math.isinf(e):
+        return [Condition(f"type({x}) is float and {x} == {e!r}", why)]
+    return [Condition(f"__same_constant({x}, {const(e)})", why)]
+
+
+# %% [markdown]
+# **Containers and attributes.** A loop over a list was unrolled, so its length matters; a loop over a dict was unrolled
+# in the order of its keys.
+
+# %%
+@guard("LENGTH")
+def length(g, x, const):
+    return [Condition(f"len({x}) == {g.expected}",
+                      lambda v: f"length of {g.source} changed: expected {g.expected}, got {len(v)}")]
+
+
+@guard("DICT_KEYS")
+def dict_keys(g, x, const):
+    why = lambda v: f"keys of {g.source} changed: expected {short(list(g.expected))}, got {short(list(v))}"
+    if not g.expected:
+        return [Condition(f"not {x}", why)]
+    if all(type(k) is str for k in g.expected):
+        return [Condition(f"[*{x}] == {list(g.expected)!r}", why)]
+    return [Condition(f"__same_constant([*{x}], {const(list(g.expected))})", why)]
+
+
+@guard("HAS_ATTR")
+def has_attr(g, x, const):
+    return [Condition(f"hasattr({x}, {g.expected!r})", lambda v: f"{g.source} has no attribute {g.expected!r} now")]
+
+
+@guard("NO_ATTR")
+def no_attr(g, x, const):
+    return [Condition(f"not hasattr({x}, {g.expected!r})", lambda v: f"{g.source} has an attribute {g.expected!r} now")]
+
+
+@guard("NO_KEY")
+def no_key(g, x, const):
+    return [Condition(f"{const(g.expected) if not isinstance(g.expected, str) else repr(g.expected)} not in {x}",
+                      lambda v: f"{g.source} has a key {g.expected!r} now")]
+
+
+@guard("FUNCTION_CODE")
+def function_code(g, x, const):
+    return [Condition(f"{x}.__code__ is {const(g.expected)}", lambda v: f"{g.source} is another function: {short(v)}")]
+
+
+# %% [markdown]
+# ## Modules
+#
+# For a module we inline `forward`, which is right as long as nobody swaps the class, registers a hook, or changes the
+# names of its children. Reading `module.__dict__` once and subscripting it keeps a module's guard near 0.2 microseconds.
+
+# %%
+HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+CHILD_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+@dataclass(frozen=True)
+class ModuleSpec:
+    """type: the class; children: per dictionary its keys in order; hooks: the hook dictionaries that were empty."""
+    type: type
+    children: tuple
+    hooks: tuple = HOOK_DICTS
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> "ModuleSpec":
+        d = module.__dict__
+        return ModuleSpec(type(module), tuple((k, tuple(d[k])) for k in CHILD_DICTS),
+                          tuple(h for h in HOOK_DICTS if not d.get(h)))
+
+
+@guard("MODULE_STRUCTURE")
+def module_structure(g, x, const):
+    """expected: a ModuleSpec (`add` takes a module too). The class, the names of children, and the absence of hooks."""
+    spec = g.expected
+    d = f"{x}.__dict__"
+    result = [Condition(f"type({x}) is {const(spec.type)}",
+                        lambda v: f"class of module {g.source} changed: expected {short(spec.type)}, got {short(type(v))}")]
+    for kind, keys in spec.children:
+        text = f"[*{d}[{kind!r}]] == {list(keys)!r}" if keys else f"not {d}[{kind!r}]"
+        result.append(Condition(text, lambda v, kind=kind, keys=keys: f"{kind.strip('_')} of module {g.source} changed: "
+                                f"expected {short(list(keys))}, got {short(list(v.__dict__[kind]))}"))
+    if spec.hooks:
+        text = " or ".join(f"{d}[{h!r}]" for h in spec.hooks)
+        result.append(Condition(f"not ({text})", lambda v: f"a hook was registered on module {g.source}"))
+    return result
+
+
+@guard("TRAINING")
+def training(g, x, const):
+    mode = lambda flag: "train()" if flag else "eval()"
+    return [Condition(f"{x}.__dict__['training'] is {bool(g.expected)}",
+                      lambda v: f"module {g.source} is in {mode(v.training)} mode now, was in {mode(g.expected)}")]
+
+
+# %% [markdown]
+# ## Tensors
+#
+# A graph is specialised to a tensor's class, dtype, device, shape, strides and need of gradients. Each condition is one
+# attribute read implemented in C, together about 0.4 microseconds. Strides are the interesting one: in the common case
+# of a contiguous tensor, `is_contiguous()` is cheaper than building and comparing a tuple, and ignores the strides of
+# dimensions of size one, which nothing can observe.
+#
+# Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and 1 get their
+# own graph: broadcasting makes them different programs.
+
+# %%
+def contiguous_strides(shape) -> tuple:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(int(size), 1)
+    return tuple(reversed(strides))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a graph assumes about one tensor. `stride` is a tuple (None = not checked), "contiguous", "channels_last",
+    "channels_last_3d", or None. `dynamic_dims` are the dimensions whose size may vary (but stays above 1)."""
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple
+    stride: tuple | str | None
+    requires_grad: bool
+    is_conj: bool = False
+    is_neg: bool = False
+    is_inference: bool = False
+    dynamic_dims: frozenset = frozenset()
+
+    @staticmethod
+    def of(t: torch.Tensor, dynamic_dims=()) -> "TensorSpec":
+        strided = t.layout is torch.strided
+        stride = tuple(t.stride()) if strided else None
+        dynamic_dims = frozenset(dynamic_dims)
+        if strided and t.is_contiguous():
+            stride = "contiguous"
+        elif dynamic_dims and t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last):
+            stride = "channels_last"
+        return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(), t.is_neg(),
+                          t.is_inference(), dynamic_dims)
+
+
+# %%
+@guard("TENSOR_MATCH")
+def tensor_match(g, x, const):
+    """expected: a TensorSpec (`add` takes a tensor too)."""
+    s = g.expected
+    name, result = f"tensor '{g.source}'", []
+
+    def condition(text, what, expected, got):
+        result.append(Condition(text, lambda v: f"{name} {what} mismatch: expected {short(expected)}, got {short(got(v))}"))
+
+    condition(f"type({x}) is {const(s.type)}", "class", s.type, type)
+    condition(f"{x}.dtype is {const(s.dtype)}", "dtype", s.dtype, lambda v: v.dtype)
+    if s.dynamic_dims:
+        result.append(Condition(f"{x}.dim() == {len(s.shape)}",
+                                lambda v: f"{name} rank mismatch: expected {len(s.shape)}, got {v.dim()}"))
+        for d, size in enumerate(s.shape):
+            text = f"{x}.size({d}) > 1" if d in s.dynamic_dims else f"{x}.size({d}) == {int(size)}"
+            result.append(Condition(text, lambda v: shape_mismatch(name, s, v)))
+    else:
+        result.append(Condition(f"{x}.shape == {tuple(map(int, s.shape))}", lambda v: shape_mismatch(name, s, v)))
+    if isinstance(s.stride, str):
+        layout = "" if s.stride == "contiguous" else f"memory_format=__torch.{s.stride}"
+        condition(f"{x}.is_contiguous({layout})", "stride", s.stride, lambda v: v.stride())
+    elif s.stride is not None and None in s.stride:
+        for d, step in enumerate(s.stride):
+            if step is not None:
+                condition(f"{x}.stride({d}) == {int(step)}", "stride", s.stride, lambda v: v.stride())
+    elif s.stride is not None:
+        condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
+    else:
+        condition(f"{x}.layout is not __torch.strided", "layout", "not strided", lambda v: v.layout)
+    condition(f"{x}.device == {const(s.device)}", "device", s.device, lambda v: v.device)
+    condition(f"{x}.requires_grad is {bool(s.requires_grad)}", "requires_grad", s.requires_grad,
+              lambda v: v.requires_grad)
+    if s.dtype.is_complex:
+        condition(f"{x}.is_conj() is {s.is_conj}", "conjugate bit", s.is_conj, lambda v: v.is_conj())
+    if s.dtype.is_complex or s.is_neg:
+        condition(f"{x}.is_neg() is {s.is_neg}", "negative bit", s.is_neg, lambda v: v.is_neg())
+    if s.is_inference:
+        condition(f"{x}.is_inference()", "inference flag", True, lambda v: False)
+    return result
+
+
+def shape_mismatch(name, spec, value) -> str:
+    shape = tuple(value.shape)
+    if len(shape) != len(spec.shape):
+        return f"{name} rank mismatch: expected {len(spec.shape)}, got {len(shape)}"
+    for d, (expected, got) in enumerate(zip(spec.shape, shape)):
+        if d in spec.dynamic_dims and got <= 1:
+            return f"{name} size mismatch at dimension {d}: expected a dynamic size above 1, got {got}"
+        if d not in spec.dynamic_dims and expected != got:
+            return f"{name} size mismatch at dimension {d}: expected {expected}, got {got}"
+    return f"{name} size mismatch: expected {spec.shape}, got {shape}"
+
+
+# %% [markdown]
+# Two arguments may be the *same* tensor. A graph traced with two different ones reads the second after writing the
+# first and sees no change, so identity among arguments is part of what was assumed. `NOT_ALIASED` takes one other
+# source or a tuple of them; all are compared at once by the size of a set.
+
+# %%
+@guard("ALIASED")
+def aliased(g, x, const):
+    return [Condition(f"{x} is {const.read(g.expected)}", lambda v: f"{g.source} and {g.expected} are not the same object now")]
+
+
+@guard("NOT_ALIASED")
+def not_aliased(g, x, const):
+    others = g.expected if isinstance(g.expected, tuple) else (g.expected,)
+    if len(others) == 1:
+        return [Condition(f"{x} is not {const.read(others[0])}", lambda v: f"{g.source} and {others[0]} are the same object now")]
+    ids = ", ".join(f"id({text})" for text in (x, *map(const.read, others)))
+    return [Condition(f"len({{{ids}}}) == {len(others) + 1}",
+                      lambda v: f"two of {short([str(g.source), *map(str, others)])} are the same object now")]
+
+
+# %% [markdown]
+# **Sizes.** A branch on a symbolic size, `if n % 8 == 0`, was answered for the traced size. The guard is the predicate
+# itself: its text over symbol names, and the source that each symbol is read from.
+
+# %%
+@guard("SIZE")
+def size(g, x, const):
+    """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", CallSource(x, "size", (0,))),))."""
+    predicate, symbols = g.expected
+    where = ", ".join(f"{name} = {source}" for name, source in symbols)
+    reads = {name: const.read(source) for name, source in symbols}
+    text = re.sub(r"[A-Za-z_]\w*", lambda m: reads.get(m.group(), m.group()), predicate)
+    return [Condition(f"({text})", lambda v: f"size guard failed: {predicate}" + (f" with {where}" if where else ""))]
+
+
+# %% [markdown]
+# ## State of the library
+#
+# `torch.no_grad()` around a compiled call, another autocast dtype, a new default dtype: none is an argument, all change
+# what the code means.
+
+# %%
+def autocast_state() -> tuple:
+    """((device, enabled, dtype) for each device with a kernel set here, cache enabled)."""
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+                 for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+
+
+def torch_function_state() -> tuple:
+    """(torch functions enabled, number of TorchFunctionModes on the stack)."""
+    return torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack()
+
+
+def read_state(kind: str):
+    """The current value behind a GlobalStateSource."""
+    return {"grad_mode": torch.is_grad_enabled, "inference_mode": torch.is_inference_mode_enabled,
+            "default_dtype": torch.get_default_dtype, "deterministic": torch.are_deterministic_algorithms_enabled,
+            "autocast": autocast_state, "torch_function": torch_function_state}[kind]()
+
+
+def register_state(kind: str, state: str):
+    STATE_KINDS[kind] = state
+
+    @guard(kind)
+    def state_match(g, x, const):
+        """expected: a value that `read_state` gave (`add` without one takes the state of the moment)."""
+        e = g.expected
+        why = lambda v: f"{state.replace('_', ' ')} changed: expected {short(e)}, got {short(v)}"
+        if isinstance(e, (bool, torch.dtype)):
+            return [Condition(f"{x} is {const(e) if isinstance(e, torch.dtype) else e}", why)]
+        return [Condition(f"{x} == {const(e)}", why)]
+
+
+for _kind, _state in {"GRAD_MODE": "grad_mode", "INFERENCE_MODE": "inference_mode", "DEFAULT_DTYPE": "default_dtype",
+                      "DETERMINISTIC": "deterministic", "AUTOCAST": "autocast",
+                      "TORCH_FUNCTION": "torch_function"}.items():
+    register_state(_kind, _state)
+

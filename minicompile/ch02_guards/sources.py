@@ -1,0 +1,298 @@
+# %% [markdown]
+# # Sources: where a value came from
+#
+# A compiled graph is correct only for the world it was traced in: this dtype, that attribute, those two lists of
+# equal length. To check tomorrow what was true today, the compiler must remember *how it reached* each value. That
+# access path is a **source**. `self.blocks[2].ln.weight` is
+#
+#     ModuleAttr(ModuleAttr(Item(ModuleAttr(Local("self"), "_modules", "blocks"), 2), ...), "_parameters", "weight")
+#
+# A source does one thing: it writes itself as Python text. The text is valid inside a generated function whose
+# parameters are the frame's own arguments. So a source serves twice: a guard reads the value again to compare it, and
+# the compiled function reads it again to feed it to the graph.
+#
+# The real torch.compile has the same idea with about forty source classes. Fifteen are enough here, because every
+# class only has to say what its base is and what is appended to the base's text.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Source:
+    """An access path. Hashable, compared by value, so that two reads of one thing are one source."""
+
+    def parts(self) -> tuple[Source | None, str]:
+        """(base, template): the text is the template with `{}` replaced by the base's text."""
+        raise NotImplementedError(type(self).__name__)
+
+    def text(self) -> str:
+        """The Python expression that reads the value inside a generated function."""
+        base, template = self.parts()
+        return template if base is None else template.replace("{}", base.text(), 1)
+
+    def name(self) -> str:
+        """The expression as the user would write it; only for messages."""
+        return self.text()
+
+    def __str__(self) -> str:
+        return self.name()
+
+
+def parameter_name(local_name: str) -> str:
+    """Python's hidden locals (`.0`, the iterator of a comprehension) are not identifiers: `.0` becomes `_0`."""
+    return local_name if local_name.isidentifier() else "_" + local_name.lstrip(".")
+
+
+# %% [markdown]
+# ## Roots
+#
+# A path has to begin somewhere the generated function can see. There are only a few such places: the arguments, the
+# globals `__G`, the builtins `__B`, the function being called `__F` (it carries closure cells and defaults), constants
+# owned by the compiled entry `__K`, and the state of the torch library itself.
+#
+# `__F` is a parameter of the generated function, not a global of it. Two closures made by the same `def` share their
+# code and therefore their compiled entries, but not their cells.
+
+# %%
+@dataclass(frozen=True)
+class LocalSource(Source):
+    local: str
+
+    def parts(self):
+        return None, parameter_name(self.local)
+
+
+@dataclass(frozen=True)
+class GlobalSource(Source):
+    global_name: str
+
+    def parts(self):
+        return None, f"__G[{self.global_name!r}]"
+
+    def name(self):
+        return self.global_name
+
+
+@dataclass(frozen=True)
+class BuiltinSource(Source):
+    builtin_name: str
+
+    def parts(self):
+        return None, f"__B[{self.builtin_name!r}]"
+
+    def name(self):
+        return self.builtin_name
+
+
+@dataclass(frozen=True)
+class FunctionSource(Source):
+    """The function object whose frame was captured."""
+
+    def parts(self):
+        return None, "__F"
+
+
+@dataclass(frozen=True)
+class ClosureSource(Source):
+    """The value inside the function's closure cell `index`; `variable` is its name in the user's code."""
+    index: int
+    variable: str = ""
+
+    def parts(self):
+        return None, f"__F.__closure__[{self.index}].cell_contents"
+
+    def name(self):
+        return self.variable or self.text()
+
+
+@dataclass(frozen=True)
+class ClosureCellSource(Source):
+    """The cell itself, for code that hands it on."""
+    index: int
+
+    def parts(self):
+        return None, f"__F.__closure__[{self.index}]"
+
+
+@dataclass(frozen=True)
+class DefaultSource(Source):
+    index: int
+
+    def parts(self):
+        return None, f"__F.__defaults__[{self.index}]"
+
+
+@dataclass(frozen=True)
+class KwDefaultSource(Source):
+    parameter: str
+
+    def parts(self):
+        return None, f"__F.__kwdefaults__[{self.parameter!r}]"
+
+
+# %%
+@dataclass(frozen=True)
+class ConstantSource(Source):
+    """An object owned by the entry: it cannot change, so it needs no guard. Compared by its index in `__K`."""
+    index: int
+    value: Any = None
+
+    def parts(self):
+        return None, f"__K[{self.index}]"
+
+    def __eq__(self, other):
+        return type(other) is ConstantSource and self.index == other.index
+
+    def __hash__(self):
+        return hash(("constant", self.index))
+
+
+@dataclass(frozen=True)
+class GlobalStateSource(Source):
+    """State of the torch library that a trace depends on and that no user variable holds."""
+    kind: str
+
+    def parts(self):
+        return None, GLOBAL_STATE_TEXT[self.kind]
+
+    def name(self):
+        return self.kind.replace("_", " ")
+
+
+GLOBAL_STATE_TEXT = {
+    "grad_mode": "__torch.is_grad_enabled()",
+    "inference_mode": "__torch.is_inference_mode_enabled()",
+    "default_dtype": "__torch.get_default_dtype()",
+    "deterministic": "__torch.are_deterministic_algorithms_enabled()",
+    "autocast": "__autocast_state()",
+    "torch_function": "__torch_function_state()",
+}
+
+
+# %% [markdown]
+# ## Steps
+#
+# From a root, each step appends one access. `ModuleAttrSource` is the step that pays for itself. `module.weight` on an
+# `nn.Module` first fails the ordinary lookup, then runs a Python `__getattr__` that searches three dictionaries: about
+# half a microsecond, for every parameter, on every call. Reading `module.__dict__['_parameters']['weight']` says the
+# same and takes a tenth of it, because the first two steps are shared by all parameters of the module (see `guards.py`,
+# which reads every common prefix once).
+
+# %%
+def key_text(key) -> str:
+    """A subscript as text: another source, or a constant whose repr reads back as itself."""
+    return key.text() if isinstance(key, Source) else repr(key)
+
+
+@dataclass(frozen=True)
+class AttrSource(Source):
+    base: Source
+    attribute: str
+
+    def parts(self):
+        return self.base, "{}." + self.attribute
+
+    def name(self):
+        return f"{self.base.name()}.{self.attribute}"
+
+
+@dataclass(frozen=True)
+class ItemSource(Source):
+    """base[key]; key is a constant with a readable repr, or a Source."""
+    base: Source
+    key: Any
+
+    def parts(self):
+        return self.base, "{}[" + key_text(self.key) + "]"
+
+    def name(self):
+        return f"{self.base.name()}[{key_text(self.key)}]"
+
+
+@dataclass(frozen=True)
+class DictGetSource(Source):
+    """The value of a *real* dict at a key, never a subclass's `__getitem__` or `__missing__`."""
+    base: Source
+    key: Any
+
+    def parts(self):
+        return self.base, "__dict_getitem({}, " + key_text(self.key) + ")"
+
+    def name(self):
+        return f"{self.base.name()}[{key_text(self.key)}]"
+
+
+@dataclass(frozen=True)
+class InstanceDictSource(Source):
+    base: Source
+
+    def parts(self):
+        return self.base, "{}.__dict__"
+
+
+@dataclass(frozen=True)
+class ModuleAttrSource(Source):
+    """What `nn.Module.__getattr__` would find; kind is `_parameters`, `_buffers` or `_modules`."""
+    base: Source
+    kind: str
+    attribute: str
+
+    def parts(self):
+        return ItemSource(InstanceDictSource(self.base), self.kind), "{}[" + repr(self.attribute) + "]"
+
+    def name(self):
+        base = self.base.name()
+        return f"{base}[{self.attribute}]" if self.attribute.isdigit() else f"{base}.{self.attribute}"
+
+
+# %%
+@dataclass(frozen=True)
+class TypeSource(Source):
+    base: Source
+
+    def parts(self):
+        return self.base, "type({})"
+
+    def name(self):
+        return f"type({self.base.name()})"
+
+
+@dataclass(frozen=True)
+class CallSource(Source):
+    """base.method(*args) with constant args; only for calls without side effects, such as `size(0)`."""
+    base: Source
+    method: str
+    args: tuple = ()
+
+    def parts(self):
+        return self.base, "{}." + self.method + "(" + ", ".join(map(key_text, self.args)) + ")"
+
+    def name(self):
+        return f"{self.base.name()}.{self.method}({', '.join(map(key_text, self.args))})"
+
+
+@dataclass(frozen=True)
+class BuiltinCallSource(Source):
+    """function(base) for one of the helpers a generated function can name: `list`, `tuple`, `len`, `iter_keys`."""
+    base: Source
+    function: str
+
+    def parts(self):
+        return self.base, self.function + "({})"
+
+    def name(self):
+        return f"{self.function}({self.base.name()})"
+
+
+def is_rooted_in(source: Source, root: type) -> bool:
+    """Whether the path begins at a root of the given class, e.g. `is_rooted_in(s, LocalSource)`."""
+    while True:
+        if isinstance(source, root):
+            return True
+        source = source.parts()[0]
+        if source is None:
+            return False

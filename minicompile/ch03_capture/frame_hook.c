@@ -1,0 +1,327 @@
+/* The frame hook: CPython asks us before it runs a function, and we may answer with another one.
+ *
+ * PEP 523 lets an extension replace the function that evaluates a frame. The frame arrives with its arguments bound
+ * and its first instruction not yet run. We look up what is known about its code object:
+ *
+ *   nothing          ask Python (the callback) once and remember the answer
+ *   skip             evaluate it as it is
+ *   a target         call target(function, *arguments) instead, and return what it returns;
+ *                    if that is EVALUATE, the target declined and the frame is evaluated as it is
+ *
+ * Nothing happens outside a region: `run(context, f, ...)` marks the current thread as inside one while f runs, and the
+ * hook is installed in the interpreter only while some thread is. `context` is any object; the targets of a code object
+ * are kept per context, so that one function can be compiled in two ways.
+ *
+ * Supported: CPython 3.11, 3.12, 3.13. All that differs between them is in the block of macros below.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#define Py_BUILD_CORE
+#include <internal/pycore_frame.h>
+#undef Py_BUILD_CORE
+
+#if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
+#error "minicompile's frame hook knows CPython 3.11, 3.12 and 3.13"
+#endif
+
+#if PY_VERSION_HEX >= 0x030D0000
+#define FRAME_CODE(f) ((PyCodeObject *)(f)->f_executable)
+#define FRAME_FUNCTION(f) ((PyFunctionObject *)(f)->f_funcobj)
+#elif PY_VERSION_HEX >= 0x030C0000
+#define FRAME_CODE(f) ((f)->f_code)
+#define FRAME_FUNCTION(f) ((PyFunctionObject *)(f)->f_funcobj)
+#else
+#define FRAME_CODE(f) ((f)->f_code)
+#define FRAME_FUNCTION(f) ((f)->f_func)
+#endif
+
+#if PY_VERSION_HEX >= 0x030C0000
+#define GET_EXTRA PyUnstable_Code_GetExtra
+#define SET_EXTRA PyUnstable_Code_SetExtra
+#define NEW_EXTRA_INDEX PyUnstable_Eval_RequestCodeExtraIndex
+#define EVALUATOR_OWNS_FRAME 1 /* from 3.12 on, who evaluates a frame also clears it */
+#else
+#define GET_EXTRA _PyCode_GetExtra
+#define SET_EXTRA _PyCode_SetExtra
+#define NEW_EXTRA_INDEX _PyEval_RequestCodeExtraIndex
+#define EVALUATOR_OWNS_FRAME 0 /* in 3.11 the caller does */
+#endif
+
+/* ---- what is known about a code object ---------------------------------------------------------------------- */
+
+typedef struct Rule {
+    PyObject *context, *globals;
+    PyObject *target; /* NULL: evaluate as it is */
+    struct Rule *next;
+} Rule;
+
+typedef struct {
+    int skip; /* in every context */
+    Rule *rules;
+} CodeState;
+
+static Py_ssize_t extra_index = -1;
+static PyObject *callback = NULL; /* callback(function, code, context) -> target, None (as it is), False (skip) */
+static PyObject *evaluate = NULL; /* the EVALUATE singleton */
+static int regions = 0;           /* threads inside a region; guarded by the GIL */
+static _Thread_local PyObject *region = NULL; /* the current context, borrowed from run()'s caller */
+
+static void free_rules(CodeState *state)
+{
+    Rule *rule = state->rules;
+    state->rules = NULL;
+    while (rule != NULL) {
+        Rule *next = rule->next;
+        Py_XDECREF(rule->context);
+        Py_XDECREF(rule->globals);
+        Py_XDECREF(rule->target);
+        PyMem_Free(rule);
+        rule = next;
+    }
+}
+
+static void free_state(void *pointer)
+{
+    if (pointer != NULL) {
+        free_rules(pointer);
+        PyMem_Free(pointer);
+    }
+}
+
+static CodeState *state_of(PyObject *code, int create)
+{
+    CodeState *state = NULL;
+    if (GET_EXTRA(code, extra_index, (void **)&state) < 0) {
+        PyErr_Clear();
+        return NULL;
+    }
+    if (state == NULL && create) {
+        state = PyMem_Calloc(1, sizeof(CodeState));
+        if (state == NULL || SET_EXTRA(code, extra_index, state) < 0) {
+            PyMem_Free(state);
+            PyErr_NoMemory();
+            return NULL;
+        }
+    }
+    return state;
+}
+
+static Rule *find_rule(CodeState *state, PyObject *context, PyObject *globals)
+{
+    Rule *rule = state->rules;
+    while (rule != NULL && (rule->context != context || rule->globals != globals))
+        rule = rule->next;
+    return rule;
+}
+
+static int put_rule(PyObject *code, PyObject *context, PyObject *globals, PyObject *target)
+{
+    CodeState *state = state_of(code, 1);
+    if (state == NULL)
+        return -1;
+    Rule *rule = find_rule(state, context, globals);
+    if (rule == NULL) {
+        rule = PyMem_Calloc(1, sizeof(Rule));
+        if (rule == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        rule->context = Py_NewRef(context);
+        rule->globals = Py_NewRef(globals);
+        rule->next = state->rules;
+        state->rules = rule;
+    }
+    PyObject *old = rule->target;
+    rule->target = target == Py_None ? NULL : Py_NewRef(target);
+    Py_XDECREF(old);
+    return 0;
+}
+
+/* ---- evaluating a frame ------------------------------------------------------------------------------------- */
+
+/* A frame was replaced by a call. In 3.11 our caller clears it. Later the evaluator must: entered with an exception
+ * pending, it unwinds the frame at once, before the first instruction, and clears it. If the call failed, that
+ * exception serves; if not, one is set for the purpose and dropped again. */
+static PyObject *leave_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, PyObject *result)
+{
+#if EVALUATOR_OWNS_FRAME
+    if (result == NULL)
+        return _PyEval_EvalFrameDefault(tstate, frame, 1);
+    PyErr_SetNone(PyExc_StopIteration);
+    PyObject *nothing = _PyEval_EvalFrameDefault(tstate, frame, 1);
+    Py_XDECREF(nothing);
+    PyErr_Clear();
+#endif
+    return result;
+}
+
+static PyObject *call_target(PyObject *target, PyFunctionObject *function, PyCodeObject *code, PyObject **arguments)
+{
+    PyObject *small[16];
+    PyObject **call = small;
+    Py_ssize_t count = code->co_argcount + code->co_kwonlyargcount + ((code->co_flags & CO_VARARGS) != 0) +
+                       ((code->co_flags & CO_VARKEYWORDS) != 0);
+    if (count + 2 > 16) {
+        call = PyMem_Malloc((count + 2) * sizeof(PyObject *));
+        if (call == NULL)
+            return PyErr_NoMemory();
+    }
+    call[0] = NULL; /* room that PY_VECTORCALL_ARGUMENTS_OFFSET promises */
+    call[1] = (PyObject *)function;
+    for (Py_ssize_t i = 0; i < count; i++)
+        call[i + 2] = arguments[i];
+    Py_INCREF(target); /* the rule may change while it runs */
+    PyObject *result = PyObject_Vectorcall(target, call + 1, (count + 1) | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+    Py_DECREF(target);
+    if (call != small)
+        PyMem_Free(call);
+    return result;
+}
+
+/* First meeting of a code object in a context. Returns its target (borrowed) or NULL: with an exception, or without
+ * one for "as it is". Python runs outside the region, so that the callback is not itself captured. */
+static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *context)
+{
+    PyObject *saved = region, *globals = function->func_globals;
+    region = NULL;
+    PyObject *answer = PyObject_CallFunctionObjArgs(callback, function, code, context, NULL);
+    region = saved;
+    if (answer == NULL)
+        return NULL;
+    CodeState *state = state_of((PyObject *)code, 1);
+    if (state == NULL || (answer != Py_False && put_rule((PyObject *)code, context, globals, answer) < 0)) {
+        Py_DECREF(answer);
+        return NULL;
+    }
+    if (answer == Py_False)
+        state->skip = 1;
+    Py_DECREF(answer);
+    Rule *rule = find_rule(state, context, globals);
+    return rule == NULL ? NULL : rule->target;
+}
+
+static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag)
+{
+    PyObject *context = region;
+    if (context == NULL || throwflag)
+        return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+    PyCodeObject *code = FRAME_CODE(frame);
+    CodeState *state = state_of((PyObject *)code, 0);
+    if (state != NULL && state->skip)
+        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+    int flags = code->co_flags;
+    if ((flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) || !(flags & CO_NEWLOCALS))
+        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+    PyFunctionObject *function = FRAME_FUNCTION(frame);
+    Rule *rule = state == NULL ? NULL : find_rule(state, context, function->func_globals);
+    PyObject *target;
+    if (rule != NULL) {
+        target = rule->target;
+    } else if (callback == NULL) {
+        target = NULL;
+    } else {
+        target = ask(function, code, context);
+        if (target == NULL && PyErr_Occurred())
+            return leave_frame(tstate, frame, NULL);
+    }
+    if (target == NULL)
+        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+    PyObject *result = call_target(target, function, code, frame->localsplus);
+    if (result == evaluate) {
+        Py_DECREF(result);
+        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+    }
+    return leave_frame(tstate, frame, result);
+}
+
+/* ---- the module --------------------------------------------------------------------------------------------- */
+
+/* run(context, f, *args, **kwargs): call f inside a region; context None = outside of any, e.g. for `disable`. */
+static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
+{
+    if (count < 2) {
+        PyErr_SetString(PyExc_TypeError, "run(context, function, *args, **kwargs)");
+        return NULL;
+    }
+    PyObject *saved = region;
+    int enter = args[0] != Py_None;
+    PyInterpreterState *interpreter = PyInterpreterState_Get();
+    if (enter && regions++ == 0)
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate_frame);
+    region = enter ? args[0] : NULL;
+    PyObject *result = PyObject_Vectorcall(args[1], args + 2, count - 2, names);
+    region = saved;
+    if (enter && --regions == 0)
+        _PyInterpreterState_SetEvalFrameFunc(interpreter, _PyEval_EvalFrameDefault);
+    return result;
+}
+
+static PyObject *set_region(PyObject *self, PyObject *context)
+{
+    PyObject *old = region == NULL ? Py_None : region;
+    region = context == Py_None ? NULL : context;
+    return Py_NewRef(old);
+}
+
+static PyObject *get_region(PyObject *self, PyObject *unused)
+{
+    return Py_NewRef(region == NULL ? Py_None : region);
+}
+
+static PyObject *set_callback(PyObject *self, PyObject *function)
+{
+    PyObject *old = callback;
+    callback = function == Py_None ? NULL : Py_NewRef(function);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
+static PyObject *set_target(PyObject *self, PyObject *args)
+{
+    PyObject *code, *context, *globals, *target;
+    if (!PyArg_ParseTuple(args, "O!OOO", &PyCode_Type, &code, &context, &globals, &target) ||
+        put_rule(code, context, globals, target) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *change_code(PyObject *code, int skip)
+{
+    if (!PyCode_Check(code)) {
+        PyErr_SetString(PyExc_TypeError, "expected a code object");
+        return NULL;
+    }
+    CodeState *state = state_of(code, 1);
+    if (state == NULL)
+        return NULL;
+    free_rules(state);
+    state->skip = skip;
+    Py_RETURN_NONE;
+}
+
+static PyObject *skip_code(PyObject *self, PyObject *code) { return change_code(code, 1); }
+static PyObject *forget_code(PyObject *self, PyObject *code) { return change_code(code, 0); }
+
+static PyMethodDef methods[] = {
+    {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS, "run(context, f, *args, **kwargs)"},
+    {"set_region", set_region, METH_O, "Change this thread's context (None = outside); returns the old one."},
+    {"get_region", get_region, METH_NOARGS, "This thread's context, or None."},
+    {"set_callback", set_callback, METH_O, "callback(function, code, context) -> target, None or False."},
+    {"set_target", set_target, METH_VARARGS, "set_target(code, context, globals, target or None)"},
+    {"skip_code", skip_code, METH_O, "Evaluate frames of this code as they are, always."},
+    {"forget_code", forget_code, METH_O, "Forget all that is known about a code object."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "frame_hook", "PEP 523 frame hook", -1, methods};
+
+PyMODINIT_FUNC PyInit_frame_hook(void)
+{
+    PyObject *m = PyModule_Create(&module);
+    extra_index = NEW_EXTRA_INDEX(free_state);
+    evaluate = PyObject_CallNoArgs((PyObject *)&PyBaseObject_Type);
+    if (m == NULL || extra_index < 0 || evaluate == NULL || PyModule_AddObjectRef(m, "EVALUATE", evaluate) < 0)
+        return NULL;
+    return m;
+}

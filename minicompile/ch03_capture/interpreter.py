@@ -1,0 +1,359 @@
+# %% [markdown]
+# # The interpreter: running bytecode on values
+#
+# CPython compiles a function to bytecode for a stack machine: `x + y` is *push x, push y, pop two and push their sum*.
+# This module is a second such machine. Its stack holds values (`values.py`) instead of objects, and its `BINARY_OP` on
+# two tensors does not add but writes `add(x, y)` into a graph. Everything else, attribute lookups, calls, loops over
+# Python lists, happens at once, at compile time. So a loop over twelve layers leaves twelve copies of a layer in the
+# graph and no loop, and a configuration flag leaves only the branch that was taken, plus a guard on the flag.
+#
+# Calls into Python functions run the callee's bytecode on the same machine, one frame deeper: *inlining*. That is what
+# turns a tree of `nn.Module`s into one flat graph.
+#
+# State is in two records. `Tracer` is one capture: the graph, the guards, the objects seen. `Frame` is one activation:
+# the instruction pointer, the locals, the stack.
+
+# %%
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..ch01_graphs.graph import Location
+from ..ch02_guards.guards import GuardSet
+from ..ch02_guards.sources import ConstantSource, Source
+from .values import (
+    CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, NONE, NotConstant, TupleVal, UserError, Value,
+    user_error)
+from ..errors import SkipFrame, Unsupported
+
+PYTHON = sys.version_info[:2]
+
+
+@dataclass(eq=False)
+class Tracer:
+    """One capture. `steps` counts the instructions executed in the outermost frame; `stop_at` ends the trace there."""
+    graph: torch.fx.Graph
+    fake_mode: Any
+    guards: GuardSet
+    stop_at: int | None = None
+    inputs: list = field(default_factory=list)
+    example_inputs: list = field(default_factory=list)
+    tracked: dict = field(default_factory=dict)
+    keep: list = field(default_factory=list)
+    constants: list = field(default_factory=list)
+    constant_index: dict = field(default_factory=dict)
+    dirty: dict = field(default_factory=dict)
+    global_writes: dict = field(default_factory=dict)
+    tensor_of_fake: dict = field(default_factory=dict)
+    frames: list = field(default_factory=list)
+    contexts: list = field(default_factory=list)
+    attributes: dict = field(default_factory=dict)
+    dynamic: dict = field(default_factory=dict)
+    replays: list = field(default_factory=list)
+    steps: int = 0
+    ops: int = 0
+    limit: int = 2_000_000
+
+
+@dataclass(eq=False)
+class Frame:
+    code: types.CodeType
+    globals: dict
+    globals_source: Source
+    locals: dict = field(default_factory=dict)
+    closure: list = field(default_factory=list)
+    stack: list = field(default_factory=list)
+    ip: int = 0
+    instructions: list = None
+    kw_names: tuple = ()
+    handling: Value = NONE
+    contexts: list = field(default_factory=list)
+    function: Value | None = None
+    iterating: bool = False
+
+
+# %% [markdown]
+# ## Decoding
+#
+# `dis` decodes a code object into instructions. Decoding is slow next to executing, so each code object is decoded
+# once. Jumps carry byte offsets; `index` turns them into positions in the list. The exception table says which handler
+# covers a range of offsets and how deep the stack is there: since Python 3.11 a `try` costs nothing until it raises.
+
+# %%
+@dataclass(eq=False)
+class Decoded:
+    instructions: list
+    index: dict
+    table: list
+    lines: list
+
+
+_DECODED: dict = {}
+HANDLERS: dict = {}
+
+
+def opcode(*names):
+    """Register the handler of one or several instructions: `handler(tx, frame, instruction)`."""
+    def register(function):
+        for name in names:
+            HANDLERS[name] = function
+        return function
+    return register
+
+
+def decode(code: types.CodeType) -> Decoded:
+    found = _DECODED.get(code)
+    if found is None:
+        instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+        index, lines, line, position = {}, [], code.co_firstlineno, 0
+        offsets = {i.offset: n for n, i in enumerate(instructions)}
+        for offset in range(0, len(code.co_code) + 2, 2):      # a jump may aim at an EXTENDED_ARG prefix
+            while position < len(instructions) and instructions[position].offset < offset:
+                position += 1
+            index[offset] = offsets.get(offset, position)
+        for i in instructions:
+            line = (i.positions.lineno if i.positions else None) or line
+            lines.append(line)
+        steps = [(HANDLERS.get(i.opname), i) for i in instructions]
+        found = _DECODED[code] = Decoded(steps, index, dis._parse_exception_table(code), lines)
+    return found
+
+
+def make_frame(code, globals_, globals_source, function=None) -> Frame:
+    return Frame(code, globals_, globals_source, instructions=decode(code).instructions, function=function)
+
+
+# %% [markdown]
+# ## The loop
+#
+# A handler returns None to go on, or a value to leave the frame: the result of `return`, or what a generator yields.
+# Exceptions come in two kinds. `UserError` belongs to the traced program: look for a handler in the exception table, as
+# CPython does. `Unsupported` is ours and passes through to `capture`.
+
+# %%
+class Yielded:
+    """Wrapper that tells a yielded value from a returned one."""
+    __slots__ = ("value",)
+
+    def __init__(self, value):
+        self.value = value
+
+
+class StopTrace(Exception):
+    """The outermost frame has reached the instruction at which the graph breaks."""
+
+
+def run(tx: Tracer, frame: Frame):
+    """Execute `frame` until it returns (a Value) or yields (a Yielded)."""
+    outermost = not tx.frames
+    tx.frames.append(frame)
+    if len(tx.frames) > 180:
+        tx.frames.pop()
+        raise Unsupported("calls nested more than 180 deep", location(tx))
+    try:
+        while True:
+            if outermost:
+                if tx.steps == tx.stop_at:
+                    raise StopTrace
+                tx.steps += 1
+            handler, instruction = frame.instructions[frame.ip]
+            frame.ip += 1
+            tx.ops += 1
+            if handler is None:
+                raise Unsupported(f"the instruction {instruction.opname}", location(tx))
+            try:
+                result = handler(tx, frame, instruction)
+            except UserError as error:
+                if tx.ops > tx.limit or not unwind(frame, instruction.offset, error.exc):
+                    raise
+                continue
+            except NotConstant:
+                unsupported(tx, f"{instruction.opname} of something that is no constant")
+            if result is not None:
+                return result
+            if tx.ops > tx.limit:
+                raise SkipFrame(f"more than {tx.limit} instructions to trace", location(tx))
+    finally:
+        tx.frames.pop()
+
+
+def unwind(frame: Frame, offset: int, exc: ExcVal) -> bool:
+    """Jump to the handler that covers `offset`; False when there is none."""
+    for entry in decode(frame.code).table:
+        if entry.start <= offset < entry.end:
+            del frame.stack[entry.depth:]
+            if entry.lasti:
+                frame.stack.append(Const(value=offset))
+            frame.stack.append(exc)
+            frame.ip = decode(frame.code).index[entry.target]
+            return True
+    return False
+
+
+def jump(frame: Frame, offset: int):
+    frame.ip = decode(frame.code).index[offset]
+
+
+# %% [markdown]
+# ## Where are we?
+#
+# Every node of the graph remembers the line of the *user's* program that caused it: the innermost frame whose file is
+# not part of torch or of the standard library. `Linear.forward` says nothing to a reader; `model.py:94` does.
+
+# %%
+_LIBRARY: dict = {}
+LIBRARY_ROOTS = (torch.__path__[0] + "/", inspect.__file__.rsplit("/", 1)[0] + "/", "<frozen", "<minicompile")
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to torch or the standard library."""
+    known = _LIBRARY.get(filename)
+    if known is None:
+        known = filename.startswith(LIBRARY_ROOTS) and "site-packages" not in filename.replace(LIBRARY_ROOTS[0], "")
+        _LIBRARY[filename] = known
+    return known
+
+
+def line_of(frame: Frame) -> int:
+    return decode(frame.code).lines[max(frame.ip - 1, 0)]
+
+
+def location(tx: Tracer):
+    """The user's innermost line, or None outside any frame."""
+    for frame in reversed(tx.frames):
+        if not is_library(frame.code.co_filename):
+            return Location(frame.code.co_filename, line_of(frame), frame.code.co_name)
+    if tx.frames:
+        frame = tx.frames[0]
+        return Location(frame.code.co_filename, line_of(frame), frame.code.co_name)
+    return None
+
+
+def call_chain(tx: Tracer) -> list:
+    """Lines from the outermost frame inwards, for messages."""
+    return [f"{f.code.co_filename}:{line_of(f)} in {f.code.co_name}" for f in tx.frames]
+
+
+def unsupported(tx: Tracer, reason: str):
+    """Give up on the current instruction: a graph break."""
+    error = Unsupported(reason, location(tx))
+    error.chain = call_chain(tx)
+    raise error
+
+
+# %% [markdown]
+# ## Guards and constants
+#
+# A guard is recorded with the line that needed it, so that a recompile can say why. Objects that the generated function
+# must name but cannot spell go to its constant pool `__K`.
+
+# %%
+def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
+    """Record a guard; no source means that the object is a constant of the trace."""
+    if source is not None and not isinstance(source, ConstantSource):
+        tx.guards.add(source, kind, expected, location(tx))
+
+
+def constant_source(tx: Tracer, real) -> ConstantSource:
+    index = tx.constant_index.get(id(real))
+    if index is None:
+        index = tx.constant_index[id(real)] = len(tx.constants)
+        tx.constants.append(real)
+    return ConstantSource(index, real)
+
+
+def mark_dirty(tx: Tracer, value: Value):
+    """`value` existed before the call and has been changed: write it back when the call ends."""
+    tx.dirty.setdefault(id(value), value)
+
+
+# %% [markdown]
+# ## Binding arguments
+#
+# Python's calling convention, on values: positional parameters, defaults, `*args`, keyword-only parameters, `**kwargs`.
+
+# %%
+def bind(tx, code, name, defaults, kwdefaults, args, kwargs) -> dict:
+    """Locals of a call, by name. defaults: values of the last positional parameters; kwdefaults: dict of values."""
+    names, count, keyword_only = code.co_varnames, code.co_argcount, code.co_kwonlyargcount
+    positional = names[:count]
+    bound = dict(zip(positional, args))
+    position = count + keyword_only
+    if len(args) > count:
+        if not code.co_flags & inspect.CO_VARARGS:
+            user_error(TypeError, f"{name}() takes {count} positional arguments but {len(args)} were given")
+    if code.co_flags & inspect.CO_VARARGS:
+        bound[names[position]] = TupleVal(items=list(args[count:]))
+        position += 1
+    extra = {}
+    acceptable = names[code.co_posonlyargcount:count + keyword_only]
+    for key, value in kwargs.items():
+        if key not in acceptable:
+            extra[key] = value
+        elif key in bound:
+            user_error(TypeError, f"{name}() got multiple values for argument {key!r}")
+        else:
+            bound[key] = value
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        bound[names[position]] = DictVal(items={k: [Const(value=k), v] for k, v in extra.items()})
+    elif extra:
+        user_error(TypeError, f"{name}() got an unexpected keyword argument {next(iter(extra))!r}")
+    first_default = count - len(defaults)
+    for i, parameter in enumerate(positional):
+        if parameter not in bound:
+            if i < first_default:
+                user_error(TypeError, f"{name}() missing required argument: {parameter!r}")
+            bound[parameter] = defaults[i - first_default]()
+    for parameter in names[count:count + keyword_only]:
+        if parameter not in bound:
+            if parameter not in kwdefaults:
+                user_error(TypeError, f"{name}() missing required keyword-only argument: {parameter!r}")
+            bound[parameter] = kwdefaults[parameter]()
+    return bound
+
+
+# %%
+REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs, function=None):
+    """Run a Python function's bytecode as a frame of this trace and return its result."""
+    if code.co_flags & REFUSED_FLAGS:
+        unsupported(tx, f"the coroutine {name}")
+    frame = make_frame(code, globals_, globals_source, function)
+    frame.locals = bind(tx, code, name, defaults, kwdefaults, args, kwargs)
+    frame.closure = closure
+    if code.co_flags & inspect.CO_GENERATOR:
+        return GenVal(frame=frame)
+    return run(tx, frame)
+
+
+def advance(tx, generator: GenVal, sent: Value = NONE):
+    """next(generator): the yielded value, or None when it has returned (its result is in `generator.result`)."""
+    if generator.done:
+        generator.result = NONE
+        return None
+    frame = generator.frame
+    if frame in tx.frames:
+        user_error(ValueError, "generator already executing")
+    if generator.started:
+        frame.stack.append(sent)
+    else:
+        generator.started = True
+    try:
+        result = run(tx, frame)
+    except BaseException:
+        generator.done = True
+        raise
+    if type(result) is Yielded:
+        return result.value
+    generator.done = True
+    generator.result = result
+    return None

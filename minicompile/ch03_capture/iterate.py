@@ -1,0 +1,136 @@
+# %% [markdown]
+# # Iteration
+#
+# A `for` loop is unrolled: the iterator runs at compile time, once per turn, and each turn's operations are appended to
+# the graph. An `IterVal` holds a Python generator that yields values. It reads its container lazily, so a program that
+# appends to a list while looping over it sees what Python would show.
+
+# %%
+from __future__ import annotations
+
+from .attributes import MISSING, call, class_of, lookup
+from .interpreter import Tracer, advance, unsupported
+from .tensors import emit, tensor_shape
+from .values import (
+    Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, UserError, Value, describe,
+    user_error)
+from .wrap import guard_keys, realize, wrap
+
+
+def iterate(tx: Tracer, value: Value) -> Value:
+    """iter(value)"""
+    kind = type(value)
+    if kind in (IterVal, GenVal):
+        return value
+    if kind in (TupleVal, ListVal):
+        return IterVal(it=sequence(tx, value))
+    if kind is DictVal:
+        guard_keys(tx, value)
+        return IterVal(it=keys(tx, value))
+    if kind is SetVal:
+        return IterVal(it=iter(list(value.items.values())))
+    if kind is Const:
+        if not hasattr(value.value, "__iter__"):
+            user_error(TypeError, f"'{type(value.value).__name__}' object is not iterable")
+        return IterVal(it=(wrap(tx, item) for item in value.value))
+    if kind is TensorVal:
+        if value.fake.dim() == 0:
+            unsupported(tx, "iterating over a 0-d tensor")
+        return IterVal(it=iter(emit(tx, "call_method", "unbind", [value], {}).items))
+    if kind is ObjVal and isinstance(value.real, type) and hasattr(type(value.real), "__iter__"):
+        return IterVal(it=(wrap(tx, item) for item in list(value.real)))
+    found = lookup(class_of(value), "__iter__")
+    if found is not MISSING and kind is ObjVal and hasattr(found, "__code__"):
+        return call(tx, wrap(tx, found), [value])
+    if kind is ObjVal and lookup(value.cls, "__getitem__") is not MISSING and found is MISSING:
+        return IterVal(it=by_index(tx, value))
+    unsupported(tx, f"iterating over {describe(value)}")
+
+
+def sequence(tx, value):
+    i = 0
+    while i < len(value.items):
+        value.items[i] = item = realize(tx, value.items[i])
+        yield item
+        i += 1
+
+
+def keys(tx, value):
+    size = len(value.items)
+    for entry in list(value.items.values()):
+        if len(value.items) != size:
+            user_error(RuntimeError, "dictionary changed size during iteration")
+        entry[0] = key = realize(tx, entry[0])
+        yield key
+
+
+def by_index(tx, value):
+    from .operations import get_item
+    i = 0
+    while True:
+        try:
+            yield get_item(tx, value, Const(value=i))
+        except UserError as error:
+            if issubclass(error.exc.cls, IndexError):
+                return
+            raise
+        i += 1
+
+
+def next_value(tx: Tracer, iterator: Value) -> Value | None:
+    """next(iterator), or None when it is exhausted."""
+    if type(iterator) is IterVal:
+        return next(iterator.it, None)
+    if type(iterator) is GenVal:
+        return advance(tx, iterator)
+    found = lookup(class_of(iterator), "__next__")
+    if type(iterator) is ObjVal and hasattr(found, "__code__"):
+        try:
+            return call(tx, wrap(tx, found), [iterator])
+        except UserError as error:
+            if issubclass(error.exc.cls, StopIteration):
+                return None
+            raise
+    unsupported(tx, f"next() of {describe(iterator)}")
+
+
+def values_of(tx: Tracer, value: Value):
+    """A Python generator over the values of an iterable value."""
+    iterator = iterate(tx, value)
+    while (item := next_value(tx, iterator)) is not None:
+        tx.ops += 1
+        if tx.ops > tx.limit:
+            unsupported(tx, "an iteration that does not end")
+        yield item
+
+
+def unpack(tx: Tracer, value: Value) -> list:
+    """list(value), as a Python list of values."""
+    if type(value) in (TupleVal, ListVal):
+        value.items[:] = [realize(tx, item) for item in value.items]
+        return list(value.items)
+    return list(values_of(tx, value))
+
+
+def length(tx: Tracer, value: Value) -> Value:
+    """len(value)"""
+    kind = type(value)
+    if kind in (TupleVal, ListVal, SetVal):
+        return Const(value=len(value.items))
+    if kind is DictVal:
+        guard_keys(tx, value)
+        return Const(value=len(value.items))
+    if kind is TensorVal:
+        if value.fake.dim() == 0:
+            user_error(TypeError, "len() of a 0-d tensor")
+        return tensor_shape(tx, value).items[0]
+    if kind is Const and hasattr(value.value, "__len__"):
+        return Const(value=len(value.value))
+    found = lookup(class_of(value), "__len__")
+    if kind is ObjVal and hasattr(found, "__code__"):
+        return call(tx, wrap(tx, found), [value])
+    if kind is ObjVal and isinstance(value.real, type) and hasattr(type(value.real), "__len__"):
+        return Const(value=len(value.real))
+    if found is MISSING:
+        user_error(TypeError, f"object of type '{class_of(value).__name__}' has no len()")
+    unsupported(tx, f"len() of {describe(value)}")

@@ -1,0 +1,325 @@
+# %% [markdown]
+# # Tensors: from Python calls to graph nodes
+#
+# Here the graph grows. An operation on tensors becomes a node that names the very function the program called
+# (`torch.nn.functional.layer_norm`, the method `view`, `operator.add`), so that the graph reads like the program. What
+# the result looks like is not computed by rules of our own: the same function is called on fake tensors, and PyTorch
+# answers. Its answer also decides what happens next. A tensor makes a node. A plain number (`x.dim()`, `x.size(0)`)
+# needs no node: it is a constant, because the shapes it depends on are guarded. An error means that the program would
+# fail here, and that is for the program to do: the graph ends before this instruction, and eager raises.
+
+# %%
+from __future__ import annotations
+
+import inspect
+import operator
+import types
+
+import torch
+from torch.fx.node import map_aggregate
+
+from ..ch01_graphs.fake import FakeTensor
+from ..ch02_guards.sources import AttrSource
+from ..errors import Unsupported
+from .interpreter import Tracer, guard, location, unsupported
+from .values import (
+    Const, CONSTANT_TYPES, DictVal, ListVal, MethodName, NONE, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
+    describe, user_error)
+from .wrap import realize, wrap
+
+
+def to_arg(tx: Tracer, value: Value):
+    """An fx argument: tensors as nodes, constants as themselves, containers as containers."""
+    kind = type(value)
+    if kind is Const:
+        return value.value
+    if kind in (TensorVal, SymVal):
+        return value.node
+    if kind in (TupleVal, ListVal):
+        items = [to_arg(tx, realize(tx, item)) for item in value.items]
+        if kind is ListVal:
+            return items
+        return value.cls(*items) if hasattr(value.cls, "_fields") else tuple(items)
+    if kind is SliceVal:
+        return slice(*(to_arg(tx, v) for v in (value.start, value.stop, value.step)))
+    if kind is DictVal:
+        return {k: to_arg(tx, realize(tx, v)) for k, (_, v) in value.items.items() if isinstance(k, str)}
+    if kind is ObjVal and isinstance(value.real, (type, torch.Generator)) and value.cls is type:
+        return value.real
+    unsupported(tx, f"{describe(value)} as an argument of a tensor operation")
+
+
+def fake_of(arg, tensors: list):
+    """The fx argument with every node replaced by its fake result; the fake tensors are appended to `tensors`."""
+    def replace(a):
+        if type(a) is not torch.fx.Node:
+            return a
+        fake = a.meta["val"]
+        if isinstance(fake, torch.Tensor):
+            tensors.append(fake)
+        return fake
+    return map_aggregate(arg, replace)
+
+
+# %% [markdown]
+# ## One operation
+#
+# `emit` is the only place that adds call nodes. An in-place operation returns the fake it was given; then the result
+# *is* the value we already have, so `y = x.relu_()` gives `y is x` as in eager. Whether an operation wrote to one of its
+# arguments shows in the version counters that autograd keeps, on fakes as on real tensors.
+
+# %%
+def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
+    """Add a node for a call on values. op: 'call_function' or 'call_method'."""
+    fx_args = tuple(to_arg(tx, a) for a in args)
+    fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    fakes = []
+    fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
+    before = [f._version for f in fakes]
+    result = run_fake(tx, op, target, fake_args, fake_kwargs)
+    changed = before != [f._version for f in fakes]
+    if not changed and not holds_tensor(result) and result is not None:
+        return wrap_plain(tx, result)
+    if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:
+        return tx.tensor_of_fake[id(result)]                 # `contiguous()` of a contiguous tensor: nothing to do
+    node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
+    return wrap_result(tx, node, result)
+
+
+def run_fake(tx, op, target, args, kwargs):
+    try:
+        with tx.fake_mode:
+            return target(*args, **kwargs) if op == "call_function" else getattr(args[0], target)(*args[1:], **kwargs)
+    except Unsupported as error:
+        unsupported(tx, error.reason)
+    except Exception as error:
+        name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
+        first = (str(error).splitlines() or [""])[0]
+        unsupported(tx, f"{name} raised {type(error).__name__}: {first}")
+
+
+def holds_tensor(result) -> bool:
+    if isinstance(result, (torch.Tensor, torch.SymInt)):
+        return True
+    return isinstance(result, (tuple, list)) and any(holds_tensor(r) for r in result)
+
+
+def finish_node(tx, node, result):
+    node.meta["val"] = result
+    node.meta["location"] = location(tx)
+    node.meta["origins"] = ()
+
+
+def wrap_result(tx, node, result) -> Value:
+    finish_node(tx, node, result)
+    if isinstance(result, torch.Tensor):
+        if not isinstance(result, FakeTensor):
+            unsupported(tx, f"{node.target} made a real tensor while tracing")
+        known = tx.tensor_of_fake.get(id(result))
+        if known is not None:
+            return known
+        value = TensorVal(node=node, fake=result)
+        tx.tensor_of_fake[id(result)] = value
+        return value
+    if isinstance(result, torch.SymInt):
+        return SymVal(node=node, sym=result)
+    if result is None:
+        return NONE
+    if isinstance(result, (tuple, list)):
+        items = []
+        for i, part in enumerate(result):
+            if holds_tensor(part):
+                items.append(wrap_result(tx, tx.graph.call_function(operator.getitem, (node, i)), part))
+            else:
+                items.append(wrap_plain(tx, part))
+        return ListVal(items=items) if type(result) is list else TupleVal(items=items, cls=type(result))
+    unsupported(tx, f"{node.target} returns a {type(result).__name__}")
+
+
+def wrap_plain(tx, result) -> Value:
+    """The value of a result without tensors."""
+    if type(result) in CONSTANT_TYPES:
+        return Const(value=result)
+    if isinstance(result, (tuple, list)):
+        items = [wrap_plain(tx, r) for r in result]
+        return ListVal(items=items) if type(result) is list else TupleVal(items=items, cls=type(result))
+    if type(result) is dict:
+        return DictVal(items={k: [Const(value=k), wrap_plain(tx, v)] for k, v in result.items()})
+    if isinstance(result, torch.SymInt):
+        unsupported(tx, "a symbolic size in an unexpected place")
+    return wrap(tx, result)
+
+
+# %% [markdown]
+# ## Attributes and methods of tensors
+#
+# Metadata is read from the fake. What only the real tensor knows (its numbers, its address) ends the graph.
+
+# %%
+METADATA = frozenset((
+    "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_sparse", "is_quantized", "is_mps",
+    "is_meta", "is_xpu", "is_mkldnn", "is_nested", "itemsize", "nbytes", "names", "is_mtia", "is_ipu", "is_maia"))
+VIEW_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
+REFUSED_METHODS = frozenset((
+    "item", "tolist", "numpy", "data_ptr", "backward", "storage", "untyped_storage", "register_hook", "retain_grad",
+    "requires_grad_", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_", "is_pinned", "__array__",
+    "__dlpack__", "register_post_accumulate_grad_hook", "is_set_to", "apply_", "map_", "map2_", "__reduce_ex__",
+    "__deepcopy__", "storage_type", "rename_", "sparse_resize_", "__bool__", "__int__", "__float__", "__index__",
+    "__repr__", "__str__", "__format__", "__contains__", "_make_subclass", "as_subclass", "__complex__"))
+
+
+def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
+    fake, real = tensor.fake, tensor.real
+    if name == "shape":
+        return tensor_shape(tx, tensor)
+    if name in METADATA:
+        return wrap_plain(tx, getattr(fake, name))
+    if name in VIEW_ATTRIBUTES:
+        return emit(tx, "call_function", getattr, [tensor, Const(value=name)], {})
+    if name == "data":
+        return emit(tx, "call_method", "detach", [tensor], {})
+    if name == "__class__":
+        return wrap(tx, tensor_class(tensor))
+    if real is not None and name in ("grad", "is_leaf", "grad_fn", "_base", "_version", "name", "grad_dtype"):
+        if name in ("_version", "_base"):
+            unsupported(tx, f"reading {name} of a tensor")
+        value = getattr(real, name)
+        if name == "grad_fn" and value is not None:
+            return ObjVal(real=value, cls=type(value))
+        return wrap(tx, value, AttrSource(tensor.source, name))
+    if name == "is_leaf":
+        return Const(value=fake.is_leaf)
+    if name == "grad_fn":
+        return NONE if fake.grad_fn is None else ObjVal(real=fake.grad_fn, cls=type(fake.grad_fn))
+    if name in tensor.attrs:
+        return tensor.attrs[name]
+    found = inspect.getattr_static(tensor_class(tensor), name, None)
+    if found is None:
+        instance = getattr(real, "__dict__", {}) if real is not None else {}
+        if name in instance:
+            return wrap(tx, instance[name], AttrSource(tensor.source, name))
+        if real is not None:
+            guard(tx, tensor.source, "NO_ATTR", name)
+        user_error(AttributeError, f"'Tensor' object has no attribute '{name}'")
+    if isinstance(found, (property, types.GetSetDescriptorType)):
+        unsupported(tx, f"the tensor attribute {name}")
+    return MethodName(self=tensor, name=name)
+
+
+def tensor_class(tensor: TensorVal) -> type:
+    return torch.Tensor if tensor.real is None else type(tensor.real)
+
+
+def tensor_shape(tx, tensor) -> Value:
+    sizes = tensor.fake.shape
+    items = [Const(value=int(s)) if type(s) is int else size_node(tx, tensor, d) for d, s in enumerate(sizes)]
+    return TupleVal(items=items, cls=torch.Size)
+
+
+def size_node(tx, tensor, dim) -> SymVal:
+    node = tx.graph.call_function(torch.ops.aten.sym_size.int, (tensor.node, dim))
+    return wrap_result(tx, node, tensor.fake.shape[dim])
+
+
+def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> Value:
+    if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
+        unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
+    if name == "size":
+        shape = tensor_shape(tx, tensor)
+        if not args and not kwargs:
+            return shape
+        dim = (args or list(kwargs.values()))[0]
+        if type(dim) is Const and -len(shape.items) <= dim.value < len(shape.items):
+            return shape.items[dim.value]
+    if name in ("dim", "ndimension"):
+        return Const(value=tensor.fake.dim())
+    if name == "__len__":
+        return tensor_shape(tx, tensor).items[0]
+    if name == "__iter__":
+        from .iterate import iterate
+        return iterate(tx, tensor)
+    if name in ("__hash__",):
+        unsupported(tx, "the hash of a tensor")
+    if name == "get_device" and tensor.fake.device.type == "cpu":
+        return Const(value=-1)
+    return emit(tx, "call_method", name, [tensor, *args], kwargs)
+
+
+# %% [markdown]
+# ## Which functions go into the graph?
+#
+# Functions implemented in C++ (`torch.add`, `torch._C._nn.gelu`) must: there is no bytecode to look at. Of those written
+# in Python, the functional ones of `torch.nn.functional` and `torch.functional` go in whole when they get tensors,
+# because a graph of `layer_norm` and `cross_entropy` calls is one that a person can read. Everything else is inlined.
+
+# %%
+GRAPH_MODULES = frozenset((
+    "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special",
+    "torch._VF", "torch._tensor", "torch.linalg", "torch.special", "torch.fft", "torch._C"))
+REFUSED_FUNCTIONS = frozenset((
+    "save", "load", "manual_seed", "seed", "initial_seed", "from_numpy", "as_tensor", "set_default_dtype", "compile",
+    "set_default_device", "use_deterministic_algorithms", "set_printoptions", "from_file", "frombuffer", "is_nonzero",
+    "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function", "asarray", "from_dlpack",
+    "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled", "unique", "nonzero",
+    "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
+PURE_QUERIES = frozenset((
+    "promote_types", "result_type", "can_cast", "is_tensor", "is_floating_point", "is_complex", "numel", "is_storage",
+    "broadcast_shapes", "get_default_dtype", "is_signed", "is_inference"))
+_TORCH_BUILTINS: set = set()
+
+
+def is_graph_function(function) -> bool:
+    """Whether a call of this torch function becomes a node."""
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return True
+    kind = type(function)
+    if kind is types.BuiltinFunctionType:
+        if not _TORCH_BUILTINS:
+            for space in (torch, torch._C._VariableFunctions, torch._C._nn, torch._C._linalg, torch._C._fft,
+                          torch._C._special):
+                _TORCH_BUILTINS.update(id(f) for f in vars(space).values() if type(f) is types.BuiltinFunctionType)
+                _TORCH_BUILTINS.update(id(getattr(space, n)) for n in dir(space)
+                                       if type(getattr(space, n, None)) is types.BuiltinFunctionType)
+            for f in (torch._C._get_tracing_state, torch._C._is_tracing):
+                _TORCH_BUILTINS.discard(id(f))
+        return id(function) in _TORCH_BUILTINS and function.__name__ not in REFUSED_FUNCTIONS
+    if kind is types.FunctionType:
+        module = function.__module__ or ""
+        return module in GRAPH_MODULES and function.__name__ not in REFUSED_FUNCTIONS \
+            and function.__name__ not in INLINED_FUNCTIONS
+    return False
+
+
+INLINED_FUNCTIONS = frozenset(("multi_head_attention_forward", "has_torch_function", "_canonical_mask",
+                               "_none_or_dtype", "_mha_shape_check", "_in_projection", "_in_projection_packed",
+                               "fn", "_get_softmax_dim", "_list_with_default", "_verify_batch_size"))
+
+
+def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
+    out = kwargs.get("out")
+    if out is not None and out is not NONE and not (type(out) is Const and out.value is None):
+        unsupported(tx, f"{function.__name__}(..., out=)")
+    if function is torch.tensor or function is getattr(torch, "scalar_tensor", None):
+        return make_tensor(tx, function, args, kwargs)
+    return emit(tx, "call_function", function, args, kwargs)
+
+
+def make_tensor(tx, function, args, kwargs) -> Value:
+    """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here."""
+    fx_args = tuple(to_arg(tx, a) for a in args)
+    fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    found = []
+    map_aggregate((fx_args, fx_kwargs), lambda a: found.append(a) if isinstance(a, torch.fx.Node) else None)
+    if found:
+        unsupported(tx, "torch.tensor() of tensors")
+    try:
+        with torch.utils._python_dispatch._disable_current_modes():
+            real = function(*fx_args, **{**fx_kwargs, "device": "cpu"})
+    except Exception as error:
+        unsupported(tx, f"torch.tensor raised {type(error).__name__}: {error}")
+    requires_grad = real.requires_grad
+    device = torch.device(fx_kwargs.get("device") or "cpu")
+    result = run_fake(tx, "call_function", torch.empty, (tuple(real.shape),),
+                      {"dtype": real.dtype, "device": device, "requires_grad": requires_grad})
+    node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
+    return wrap_result(tx, node, result)

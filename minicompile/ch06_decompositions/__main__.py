@@ -1,0 +1,26 @@
+# %% [markdown]
+# # Printing the dialect
+
+# %%
+from __future__ import annotations
+
+from . import PRIMITIVES, TABLE
+from .primitives import CATEGORIES
+
+
+def describe() -> str:
+    """The primitives by category with their meanings, and how many ATen operators the table translates into them."""
+    lines = []
+    for category in CATEGORIES:
+        members = [p for p in PRIMITIVES.values() if p.category == category]
+        lines.append(f"\n{category} ({len(members)})")
+        lines += [f"  {str(p.op).removeprefix('aten.').removesuffix('.default'):44} {p.meaning}" for p in members]
+    translated = [op for op in TABLE if op not in PRIMITIVES]
+    packets = {str(op).split(".")[1] for op in translated}
+    lines.append(f"\n{len(PRIMITIVES)} primitives; {len(translated)} ATen overloads of {len(packets)} operators are translated into "
+                 f"them; {len(TABLE) - len(translated)} primitives are themselves made regular (promotion, dims, rounding)")
+    return "\n".join(lines).lstrip("\n")
+
+
+if __name__ == "__main__":
+    print(describe())

@@ -1,0 +1,485 @@
+# %% [markdown]
+# # Views, indexing and creation
+#
+# Half of this room is vocabulary: `t`, `transpose` and `permute` are one thing, `split`, `chunk` and `unbind` are slices, and
+# the `_copy` variants that copy a view are the view and a `clone`. The other half is gradients of views. The
+# gradient of a slice is zeros with a slice written into it, which the loop stage reads as "inside the range: the gradient, outside: 0".
+
+# %%
+from __future__ import annotations
+
+import torch
+
+from .table import HALF, aten, constant, decomposition, dims_of, iota, overload, widen
+
+# %% [markdown]
+# ## Names for the same views
+#
+# In a functional graph an alias and its base are the same value.
+
+# %%
+@decomposition("alias", "detach", "lift_fresh", "lift", complex=True)
+def identity(x):
+    return x
+
+
+@decomposition("_unsafe_view", "_reshape_alias", complex=True)
+def reshaped(x, size, stride=None):
+    return aten.view.default(x, size)
+
+
+@decomposition("t", complex=True)
+def t(x):
+    return aten.permute.default(x, [1, 0]) if x.dim() == 2 else x
+
+
+@decomposition("transpose.int", complex=True)
+def transpose(x, dim0, dim1):
+    order = list(range(x.dim()))
+    if order:
+        order[dim0], order[dim1] = order[dim1], order[dim0]
+    return aten.permute.default(x, order)
+
+
+@decomposition("squeeze", "squeeze.dim", complex=True)
+def squeeze(x, dim=None):
+    return aten.squeeze.dims(x, dims_of(dim, x.dim()))
+
+
+@decomposition("split.Tensor", "unsafe_split.Tensor", complex=True)
+def split(x, size, dim=0):
+    total = x.shape[dim]
+    if total == 0 or size == 0:
+        return NotImplemented
+    return [aten.slice.Tensor(x, dim, at, min(at + size, total)) for at in range(0, total, size)]
+
+
+@decomposition("split_with_sizes", "unsafe_split_with_sizes", complex=True)
+def split_with_sizes(x, sizes, dim=0):
+    out, at = [], 0
+    for size in sizes:
+        out.append(aten.slice.Tensor(x, dim, at, at + size))
+        at = at + size
+    return out
+
+
+@decomposition("unbind.int", complex=True)
+def unbind(x, dim=0):
+    return [aten.select.int(x, dim, i) for i in range(x.shape[dim])]
+
+
+def _copy_variant(name, kind=""):
+    view, copy = overload(f"{name}.{kind}"), f"{name}_copy.{kind}"
+
+    def copied(*args, **kwargs):
+        out = view(*args, **kwargs)
+        copies = [x.clone(memory_format=torch.contiguous_format) for x in (out if isinstance(out, (list, tuple)) else [out])]
+        return copies if isinstance(out, (list, tuple)) else copies[0]
+
+    decomposition(copy, complex=True)(copied)
+
+
+for _spec in ("alias view expand permute t transpose.int squeeze squeeze.dim squeeze.dims unsqueeze slice.Tensor select.int "
+              "diagonal unfold as_strided split.Tensor split_with_sizes unbind.int view.dtype detach").split():
+    _copy_variant(*_spec.split("."))
+
+
+@decomposition("narrow_copy", complex=True)
+def narrow_copy(x, dim, start, length):
+    start = start + x.shape[dim] if start < 0 else start
+    return aten.slice.Tensor(x, dim, start, start + length).clone(memory_format=torch.contiguous_format)
+
+
+@decomposition("rot90", complex=True)
+def rot90(x, k=1, dims=(0, 1)):
+    if k % 4 == 0:
+        return x.clone(memory_format=torch.contiguous_format)
+    if k % 4 == 2:
+        return torch.flip(x, list(dims))
+    return torch.flip(x, [dims[1]]).transpose(*dims) if k % 4 == 1 else torch.flip(x, [dims[0]]).transpose(*dims)
+
+
+# %% [markdown]
+# ## Joining and repeating
+
+# %%
+@decomposition("stack", complex=True)
+def stack(tensors, dim=0):
+    dim = dim % (tensors[0].dim() + 1)
+    return torch.cat([t.unsqueeze(dim) for t in tensors], dim)
+
+
+@decomposition("cat", complex=True)
+def cat(tensors, dim=0):
+    """Operands of one dtype, and without the 1-d empty tensors that eager ignores for old times' sake."""
+    dtype = tensors[0].dtype
+    for t in tensors[1:]:
+        dtype = torch.promote_types(dtype, t.dtype)
+    kept = [t for t in tensors if not (t.dim() == 1 and isinstance(t.shape[0], int) and t.shape[0] == 0)] or tensors[:1]
+    if len(kept) == len(tensors) and all(t.dtype == dtype for t in kept) and dim >= 0:
+        return NotImplemented
+    return aten.cat.default([t.to(dtype) for t in kept], dim % max(kept[0].dim(), 1))
+
+
+@decomposition("repeat", complex=True)
+def repeat(x, repeats):
+    lead = len(repeats) - x.dim()
+    shape = [1] * lead + list(x.shape)
+    pairs = [n for pair in zip([1] * len(shape), shape) for n in pair]
+    spread = [n for pair in zip(repeats, shape) for n in pair]
+    out = x.reshape(pairs).expand(spread).clone(memory_format=torch.contiguous_format)
+    return out.view([r * n for r, n in zip(repeats, shape)])
+
+
+@decomposition("roll", complex=True)
+def roll(x, shifts, dims=()):
+    if not dims:
+        return roll(x.reshape(-1), shifts, [0]).view(x.shape)
+    for shift, dim in zip(shifts, dims):
+        size = x.shape[dim] if x.dim() else 0
+        if not isinstance(size, int) or size == 0:
+            return NotImplemented
+        cut = (size - shift) % size
+        x = torch.cat([aten.slice.Tensor(x, dim, cut, size), aten.slice.Tensor(x, dim, 0, cut)], dim)
+    return x
+
+
+@decomposition("pixel_shuffle", complex=True)
+def pixel_shuffle(x, r):
+    *lead, c, h, w = x.shape
+    n = len(lead)
+    out = x.reshape([*lead, c // (r * r), r, r, h, w])
+    out = out.permute([*range(n), n, n + 3, n + 1, n + 4, n + 2]).clone(memory_format=torch.contiguous_format)
+    return out.view([*lead, c // (r * r), h * r, w * r])
+
+
+@decomposition("pixel_unshuffle", complex=True)
+def pixel_unshuffle(x, r):
+    *lead, c, h, w = x.shape
+    n = len(lead)
+    out = x.reshape([*lead, c, h // r, r, w // r, r])
+    out = out.permute([*range(n), n, n + 2, n + 4, n + 1, n + 3]).clone(memory_format=torch.contiguous_format)
+    return out.view([*lead, c * r * r, h // r, w // r])
+
+
+# %% [markdown]
+# ## Gradients of views
+
+# %%
+def _zeros(size, like):
+    return aten.full.default(list(size), 0, dtype=like.dtype, device=like.device)
+
+
+@decomposition("slice_backward", complex=True)
+def slice_backward(grad, sizes, dim, start, end, step):
+    return aten.slice_scatter.default(_zeros(sizes, grad), grad, dim, start, end, step)
+
+
+@decomposition("select_backward", complex=True)
+def select_backward(grad, sizes, dim, index):
+    return aten.select_scatter.default(_zeros(sizes, grad), grad, dim, index)
+
+
+@decomposition("diagonal_scatter", complex=True)
+def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
+    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
+    rows, columns = iota(x.shape[dim1], x, dim1, x.dim()), iota(x.shape[dim2], x, dim2, x.dim())
+    on_diagonal = columns - rows == offset
+    if src.shape[-1] == 0:
+        return x.clone()
+    # Element (r, c) of the diagonal is number min(r, c) of src, which is r above the main diagonal and c below it.
+    along = dim1 if offset >= 0 else dim2          # the dim whose coordinate is the position on the diagonal
+    order = sorted(d for d in range(x.dim()) if d not in (dim1, dim2))
+    place = torch.clamp(iota(x.shape[along], x), max=src.shape[-1] - 1)
+    spread = torch.index_select(src, src.dim() - 1, place)
+    spread = spread.view([x.shape[d] for d in order] + [x.shape[along], 1])
+    other = dim2 if along == dim1 else dim1
+    inverse = [0] * x.dim()
+    for position, d in enumerate(order + [along, other]):
+        inverse[d] = position
+    return torch.where(on_diagonal, spread.permute(inverse), x)
+
+
+@decomposition("diagonal_backward", complex=True)
+def diagonal_backward(grad, sizes, offset, dim1, dim2):
+    return diagonal_scatter(_zeros(sizes, grad), grad, offset, dim1, dim2)
+
+
+# %% [markdown]
+# ## Embedding and its gradient
+#
+# Rows of the gradient that share a token must be added up: an accumulating `index_put`. For half types the sums are taken in float32, as
+# eager's kernel does; the padding row gets nothing.
+
+# %%
+@decomposition("embedding")
+def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+    return NotImplemented if padding_idx == -1 and not scale_grad_by_freq and not sparse else aten.embedding.default(weight, indices)
+
+
+@decomposition("embedding_dense_backward")
+def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+    if scale_grad_by_freq:
+        return NotImplemented
+    rows = widen(grad)
+    if padding_idx >= 0:
+        rows = torch.where((indices == padding_idx).unsqueeze(-1), constant(0, rows), rows)
+    table = _zeros([num_weights, grad.shape[-1]], rows)
+    return aten.index_put.default(table, [indices], rows, True).to(grad.dtype)
+
+
+# %% [markdown]
+# ## Reading and writing at indices
+
+# %%
+@decomposition("gather", complex=True)
+def gather(x, dim, index, sparse_grad=False):
+    return aten.gather.default(x, dim, index) if sparse_grad else NotImplemented
+
+
+@decomposition("take", complex=True)
+def take(x, index):
+    return aten.index.Tensor(x.reshape(-1), [index])
+
+
+@decomposition("_unsafe_index.Tensor", complex=True)
+def unsafe_index(x, indices):
+    return aten.index.Tensor(x, indices)
+
+
+@decomposition("_unsafe_index_put", "_index_put_impl", complex=True)
+def index_put_variant(x, indices, values, accumulate=False, unsafe=False):
+    return aten.index_put.default(x, indices, values, accumulate)
+
+
+def _at(x, dim, index):
+    """Indices that select `index` along `dim` of x."""
+    return [None] * (dim % max(x.dim(), 1)) + [index.reshape(-1)]
+
+
+@decomposition("index_add", complex=True)
+def index_add(x, dim, index, source, alpha=1):
+    if x.dim() == 0 or x.dtype is torch.bool:
+        return NotImplemented
+    source = source if alpha == 1 else source * alpha
+    if x.dtype not in HALF:
+        return aten.index_put.default(x, _at(x, dim, index), source, True)
+    return aten.index_put.default(widen(x), _at(x, dim, index), widen(source), True).to(x.dtype)
+
+
+@decomposition("index_copy", complex=True)
+def index_copy(x, dim, index, source):
+    return aten.index_put.default(x, _at(x, dim, index), source) if x.dim() else NotImplemented
+
+
+@decomposition("index_fill.int_Scalar", "index_fill.int_Tensor", complex=True)
+def index_fill(x, dim, index, value):
+    value = value.to(x.dtype) if isinstance(value, torch.Tensor) else constant(value, x)
+    return aten.index_put.default(x, _at(x, dim, index), value) if x.dim() else NotImplemented
+
+
+@decomposition("scatter.value", complex=True)
+def scatter_value(x, dim, index, value):
+    return aten.scatter.src(x, dim, index, constant(value, x).expand(index.shape))
+
+
+@decomposition("masked_fill.Scalar", "masked_fill.Tensor", complex=True)
+def masked_fill(x, mask, value):
+    value = value.to(x.dtype) if isinstance(value, torch.Tensor) else constant(value, x)
+    return torch.where(mask, value, x)
+
+
+@decomposition("tril", complex=True)
+def tril(x, diagonal=0):
+    rows, columns = iota(x.shape[-2], x, -2, x.dim()), iota(x.shape[-1], x, -1, x.dim())
+    return torch.where(columns - rows <= diagonal, x, constant(0, x))
+
+
+@decomposition("triu", complex=True)
+def triu(x, diagonal=0):
+    rows, columns = iota(x.shape[-2], x, -2, x.dim()), iota(x.shape[-1], x, -1, x.dim())
+    return torch.where(columns - rows >= diagonal, x, constant(0, x))
+
+
+@decomposition("trace")
+def trace(x):
+    return torch.sum(torch.diagonal(x))
+
+
+def _reflected(size, before, after, like):
+    place = torch.abs(iota(size + before + after, like) - before)
+    return (size - 1) - torch.abs((size - 1) - place)
+
+
+def _repeated(size, before, after, like):
+    return torch.clamp(iota(size + before + after, like) - before, 0, size - 1)
+
+
+def _padding(name, source):
+    def pad(x, padding):
+        n = len(padding) // 2
+        if 0 in x.shape or not all(isinstance(s, int) for s in x.shape):
+            return NotImplemented
+        for d in range(n):
+            dim = x.dim() - 1 - d
+            before, after = padding[2 * d], padding[2 * d + 1]
+            if before or after:
+                x = torch.index_select(x, dim, source(x.shape[dim], before, after, x))
+        return x.clone() if not any(padding) else x
+
+    decomposition(name, complex=True)(pad)
+
+
+for _n in (1, 2, 3):
+    _padding(f"reflection_pad{_n}d", _reflected)
+    _padding(f"replication_pad{_n}d", _repeated)
+
+
+# %% [markdown]
+# ## Creation
+#
+# All constants are `full`, all ranges `arange.start_step`. `full_like` keeps the order of dims in memory of its model, so that the zeros that
+# join a channels_last computation are channels_last too.
+
+# %%
+def _made(make, like, size=None, dtype=None, device=None, memory_format=None):
+    """`make(size, dtype=, device=)` in the memory order of `like` where eager would preserve it."""
+    keep = dict(dtype=dtype or like.dtype, device=device or like.device)
+    if size is not None:
+        return make(list(size), **keep)
+    order = list(range(like.dim()))
+    if memory_format is torch.channels_last and like.dim() == 4 or memory_format is torch.channels_last_3d:
+        order = [0, *range(2, like.dim()), 1]
+    elif memory_format in (None, torch.preserve_format) and not like.is_contiguous():
+        if not all(isinstance(s, int) for s in (*like.shape, *like.stride())):
+            return NotImplemented
+        order.sort(key=lambda d: (-like.stride(d), d))
+    if order == list(range(like.dim())):
+        return make(list(like.shape), **keep)
+    inverse = [order.index(d) for d in range(like.dim())]
+    return aten.permute.default(make([like.shape[d] for d in order], **keep), inverse)
+
+
+def _filled(value):
+    def make(size, dtype, device):
+        return aten.full.default(size, value, dtype=dtype, device=device)
+    return make
+
+
+def _uninitialized(size, dtype, device):
+    return aten.empty.memory_format(size, dtype=dtype, device=device)
+
+
+def _dense(layout) -> bool:
+    return layout in (None, torch.strided)
+
+
+@decomposition("full", complex=True)
+def full(size, value, *, dtype=None, layout=None, device=None, pin_memory=None):
+    if dtype is not None and device is not None and layout is None and pin_memory is None or not _dense(layout):
+        return NotImplemented
+    if dtype is None:
+        dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) \
+            else torch.promote_types(torch.get_default_dtype(), torch.complex32) if isinstance(value, complex) \
+            else torch.get_default_dtype()
+    return aten.full.default(size, value, dtype=dtype, device=device or torch.device("cpu"))
+
+
+def _sized(name, value):
+    def create(size, *, dtype=None, layout=None, device=None, pin_memory=None):
+        if not _dense(layout):
+            return NotImplemented
+        return aten.full.default(size, value, dtype=dtype or torch.get_default_dtype(), device=device or torch.device("cpu"))
+
+    decomposition(name, complex=True)(create)
+
+
+def _like(name, make):
+    def create(x, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+        return _made(make, x, None, dtype, device, memory_format) if _dense(layout) else NotImplemented
+
+    decomposition(name, complex=True)(create)
+
+
+def _new(name, make):
+    def create(x, size, *, dtype=None, layout=None, device=None, pin_memory=None):
+        return _made(make, x, size, dtype, device) if _dense(layout) else NotImplemented
+
+    decomposition(name, complex=True)(create)
+
+
+for _name, _value in (("zeros", 0), ("ones", 1)):
+    _sized(_name, _value)
+    _like(_name + "_like", _filled(_value))
+    _new("new_" + _name, _filled(_value))
+_like("empty_like", _uninitialized)
+_new("new_empty", _uninitialized)
+
+
+@decomposition("full_like", complex=True)
+def full_like(x, value, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
+    return _made(_filled(value), x, None, dtype, device, memory_format) if _dense(layout) else NotImplemented
+
+
+@decomposition("new_full", complex=True)
+def new_full(x, size, value, *, dtype=None, layout=None, device=None, pin_memory=None):
+    return _made(_filled(value), x, size, dtype, device) if _dense(layout) else NotImplemented
+
+
+@decomposition("fill.Scalar", "fill.Tensor", complex=True)
+def fill(x, value):
+    if isinstance(value, torch.Tensor):
+        return torch.where(torch.ones_like(x, dtype=torch.bool), value.to(x.dtype), x)
+    return torch.full_like(x, value)
+
+
+@decomposition("zero", complex=True)
+def zero(x):
+    return torch.zeros_like(x)
+
+
+@decomposition("scalar_tensor", complex=True)
+def scalar_tensor(value, *, dtype=None, layout=None, device=None, pin_memory=None):
+    return aten.full.default([], value, dtype=dtype or torch.get_default_dtype(), device=device or torch.device("cpu"))
+
+
+@decomposition("copy", complex=True)
+def copy(x, src, non_blocking=False):
+    return src.to(device=x.device, dtype=x.dtype).expand(x.shape).clone()
+
+
+@decomposition("arange", "arange.start")
+def arange(*bounds, dtype=None, layout=None, device=None, pin_memory=None):
+    start, end = bounds if len(bounds) == 2 else (0, bounds[0])
+    if dtype is None:
+        whole = all(isinstance(b, (int, torch.SymInt)) for b in (start, end))
+        dtype = torch.int64 if whole else torch.get_default_dtype()
+    return aten.arange.start_step(start, end, 1, dtype=dtype, device=device or torch.device("cpu"))
+
+
+@decomposition("linspace")
+def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_memory=None):
+    dtype = dtype or torch.get_default_dtype()
+    if dtype not in (torch.float32, torch.float64) or steps < 2:
+        return NotImplemented
+    step = (end - start) / (steps - 1)
+    i = torch.arange(steps, device=device)
+    x = i.to(dtype)
+    return torch.where(i < steps // 2, start + x * step, end - (steps - 1 - x) * step)
+
+
+@decomposition("eye", "eye.m")
+def eye(*sizes, dtype=None, layout=None, device=None, pin_memory=None):
+    rows, columns = sizes if len(sizes) == 2 else (sizes[0], sizes[0])
+    i, j = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    return (i.unsqueeze(1) == j).to(dtype or torch.get_default_dtype())
+
+
+@decomposition("block_diag")
+def block_diag(tensors):
+    tensors = [t.reshape([1, 1]) if t.dim() == 0 else t.unsqueeze(0) if t.dim() == 1 else t for t in tensors]
+    columns, left, rows = sum(t.shape[1] for t in tensors), 0, []
+    for t in tensors:
+        rows.append(aten.constant_pad_nd.default(t, [left, columns - left - t.shape[1]], 0))
+        left += t.shape[1]
+    return torch.cat(rows, 0)

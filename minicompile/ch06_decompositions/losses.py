@@ -1,0 +1,179 @@
+# %% [markdown]
+# # Losses
+#
+# A loss is a pointwise function and a reduction, so each of these is written as the function, then `reduced`. The one that
+# deserves thought is cross-entropy: for a language model its input, the logits, is the largest tensor of the whole program.
+
+# %%
+from __future__ import annotations
+
+import torch
+
+from .activations import log_sigmoid_forward
+from .table import aten, constant, count, decomposition, in_float32, iota, widen
+
+NONE, MEAN, SUM = 0, 1, 2
+
+
+def reduced(loss, reduction):
+    """Apply eager's `reduction` code: 0 none, 1 mean, 2 sum."""
+    if reduction == NONE:
+        return loss
+    total = torch.sum(loss)
+    return total / count(loss, list(range(loss.dim()))) if reduction == MEAN else total
+
+
+def spread(grad, x, reduction):
+    """The gradient of `reduced`: the incoming gradient of each element of x."""
+    return grad / count(x, list(range(x.dim()))) if reduction == MEAN else grad
+
+
+# %% [markdown]
+# ## Negative log-likelihood
+#
+# Of each row of log-probabilities only one number is wanted, that of the target. Written as a `gather` the loop stage can
+# evaluate `log_softmax` at that one place, and the table of log-probabilities is never stored. The gradient
+# is nonzero at one place per row: eager scatters into zeros; a comparison of a column number with the target says
+# the same without a scatter, and fuses with the softmax gradient around it.
+
+# %%
+def _class_dim(x) -> int:
+    return 0 if x.dim() == 1 else 1
+
+
+def _class_weights(weight, safe_target, x):
+    """weight[target], shaped like target."""
+    flat = torch.index_select(widen(weight), 0, safe_target.reshape(-1))
+    return flat.view(safe_target.shape)
+
+
+def _nll_forward(x, target, weight, reduction, ignore_index):
+    dim = _class_dim(x)
+    kept = target != ignore_index
+    safe_target = torch.where(kept, target, 0)
+    picked = torch.gather(widen(x), dim, safe_target.unsqueeze(dim)).squeeze(dim)
+    if weight is None:
+        weights = kept.to(picked.dtype)
+        loss = torch.where(kept, -picked, constant(0, picked))
+    else:
+        weights = torch.where(kept, _class_weights(weight, safe_target, x), constant(0, picked))
+        loss = torch.where(kept, -picked * weights, constant(0, picked))
+    if reduction == NONE:
+        return loss.to(x.dtype), constant(0, x)
+    total_weight = torch.sum(weights)
+    loss = torch.sum(loss)
+    if reduction == MEAN:
+        loss = loss / total_weight
+    return loss.to(x.dtype), total_weight.to(x.dtype)
+
+
+def _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
+    dim = _class_dim(x)
+    kept = target != ignore_index
+    grad = widen(grad)
+    if reduction == MEAN:
+        grad = grad / widen(total_weight)
+    if weight is not None:
+        grad = grad * _class_weights(weight, torch.where(kept, target, 0), x)
+    row = torch.where(kept, -grad, constant(0, grad)).unsqueeze(dim)
+    column = iota(x.shape[dim], x, dim, x.dim())
+    return torch.where(column == target.unsqueeze(dim), row, constant(0, row)).to(x.dtype)
+
+
+@decomposition(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(x, target, weight, reduction, ignore_index):
+    return _nll_forward(x, target, weight, reduction, ignore_index)
+
+
+@decomposition(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
+    return _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight)
+
+
+# %% [markdown]
+# ## Regression
+
+# %%
+@decomposition(aten.mse_loss.default)
+@in_float32
+def mse_loss(x, target, reduction=MEAN):
+    d = x - target
+    return reduced(d * d, reduction)
+
+
+@decomposition(aten.mse_loss_backward.default)
+@in_float32
+def mse_loss_backward(grad, x, target, reduction):
+    return 2.0 * (x - target) * spread(grad, x, reduction)
+
+
+@decomposition(aten.smooth_l1_loss.default)
+@in_float32
+def smooth_l1_loss(x, target, reduction=MEAN, beta=1.0):
+    d = torch.abs(x - target)
+    return reduced(d if beta == 0 else torch.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta), reduction)
+
+
+@decomposition(aten.smooth_l1_loss_backward.default)
+@in_float32
+def smooth_l1_loss_backward(grad, x, target, reduction, beta):
+    d = x - target
+    grad = spread(grad, x, reduction)
+    outside = torch.sign(d) * grad
+    return outside if beta == 0 else torch.where(torch.abs(d) < beta, d / beta * grad, outside)
+
+
+@decomposition(aten.huber_loss.default)
+@in_float32
+def huber_loss(x, target, reduction=MEAN, delta=1.0):
+    d = torch.abs(x - target)
+    return reduced(torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta)), reduction)
+
+
+@decomposition(aten.huber_loss_backward.default)
+@in_float32
+def huber_loss_backward(grad, x, target, reduction, delta):
+    d = x - target
+    grad = spread(grad, x, reduction)
+    return torch.where(torch.abs(d) <= delta, d * grad, torch.sign(d) * delta * grad)
+
+
+# %% [markdown]
+# ## Classification by probabilities and by margins
+
+# %%
+@decomposition(aten.binary_cross_entropy.default)
+@in_float32
+def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
+    floor = constant(-100, x)
+    loss = -(target * torch.maximum(torch.log(x), floor) + (1 - target) * torch.maximum(torch.log1p(-x), floor))
+    return reduced(loss if weight is None else loss * weight, reduction)
+
+
+@decomposition(aten.binary_cross_entropy_backward.default)
+@in_float32
+def binary_cross_entropy_backward(grad, x, target, weight=None, reduction=MEAN):
+    out = spread(grad, x, reduction) * (x - target) / torch.clamp((1 - x) * x, min=1e-12)
+    return out if weight is None else out * weight
+
+
+@decomposition(aten.binary_cross_entropy_with_logits.default)
+@in_float32
+def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=MEAN):
+    log_p = log_sigmoid_forward(x)[0]
+    if pos_weight is not None:
+        log_p = log_p * ((pos_weight - 1) * target + 1)
+    loss = (1 - target) * x - log_p
+    return reduced(loss if weight is None else loss * weight, reduction)
+
+
+@decomposition(aten.soft_margin_loss.default)
+@in_float32
+def soft_margin_loss(x, target, reduction=MEAN):
+    return reduced(torch.log1p(torch.exp(-target * x)), reduction)
+
+
+@decomposition(aten.soft_margin_loss_backward.default)
+@in_float32
+def soft_margin_loss_backward(grad, x, target, reduction):
+    return -target * torch.sigmoid(-target * x) * spread(grad, x, reduction)

@@ -1,0 +1,249 @@
+# %% [markdown]
+# # Pooling and resampling
+#
+# A pooling window of 3x3 is nine strided slices of the padded input, and the pool their maximum or sum. As slices are
+# index maps, the whole pool is one pointwise loop with nine loads, and whatever comes before (a ReLU) or after fuses with it.
+#
+# The gradient of a pool *scatters*: each window adds to the pixels it covered. Scatters need atomics and a zeroed output. Turned
+# around it is a *gather*: an input pixel lies in at most ceil(3/2)**2 = 4 windows of a 3x3 pool with stride 2, and it is known which; so each pixel
+# looks at four windows and takes its share. Both loops stay small only for small windows; larger ones keep their library kernel.
+
+# %%
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+
+import torch
+
+from .table import aten, constant, decomposition, in_float32, iota
+
+UNROLL = 25          # the largest number of loads that a pool is unrolled into
+
+
+def _list(value, n, default=None):
+    value = default if value is None or (isinstance(value, (list, tuple)) and not value) else value
+    value = list(value) if isinstance(value, (list, tuple)) else [value]
+    return value * n if len(value) == 1 else value
+
+
+def pooled_size(size, kernel, stride, padding, dilation=1, ceil_mode=False):
+    """Output length of a pooling window along one dim, by eager's rule: the last window must start inside the left-padded input."""
+    reach = size + 2 * padding - dilation * (kernel - 1) - 1
+    out = -(-reach // stride) + 1 if ceil_mode else reach // stride + 1
+    return out - 1 if ceil_mode and (out - 1) * stride >= size + padding else out
+
+
+def _windows(x, kernel, stride, padding, dilation, out, fill):
+    """Yields (offsets, slice of x at those offsets of every window) for all positions of the window, row by row."""
+    n = len(kernel)
+    pad = []
+    for d in reversed(range(n)):
+        need = (out[d] - 1) * stride[d] + dilation[d] * (kernel[d] - 1) + 1
+        pad += [padding[d], max(need - x.shape[x.dim() - n + d] - padding[d], 0)]
+    padded = aten.constant_pad_nd.default(x, pad, fill) if any(p != 0 for p in pad) else x
+    for offsets in itertools.product(*(range(k) for k in kernel)):
+        window = padded
+        for d in range(n):
+            start = offsets[d] * dilation[d]
+            window = aten.slice.Tensor(window, x.dim() - n + d, start, start + (out[d] - 1) * stride[d] + 1, stride[d])
+        yield offsets, window
+
+
+def _concrete(*sizes) -> bool:
+    return all(isinstance(s, int) for s in sizes)
+
+
+# %% [markdown]
+# ## Max pooling
+#
+# The index is that of the pixel in its plane. Ties keep the first pixel, a NaN wins over everything before it: eager's
+# rule, or gradients would go elsewhere. Padding is -inf, and a window of nothing but -inf answers with its first real pixel.
+#
+# The loop carries the place *within the window*, a number below 25, and computes the pixel's index from it at the end. That
+# matters for training: the partitioner may save the int8 place instead of the int64 index, an eighth of the memory.
+
+# %%
+@decomposition(aten.max_pool2d_with_indices.default)
+def max_pool2d_with_indices(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+    kernel = _list(kernel_size, 2)
+    stride, padding, dilation = _list(stride, 2, kernel), _list(padding, 2), _list(dilation, 2)
+    if math.prod(kernel) > UNROLL or not x.is_floating_point() or not _concrete(*x.shape[-2:]):
+        return NotImplemented
+    size = x.shape[-2:]
+    out = [pooled_size(*a, ceil_mode) for a in zip(size, kernel, stride, padding, dilation)]
+    begin = [iota(o, x) * s - p if p else iota(o, x) * s for o, s, p in zip(out, stride, padding)]
+    best = offset = None
+    for (i, j), value in _windows(x, kernel, stride, padding, dilation, out, -math.inf):
+        if best is None:
+            skipped = [_first_inside(*a) for a in zip(begin, dilation, padding)]
+            offset = (skipped[0].unsqueeze(1) * kernel[1] + skipped[1]).to(torch.int8).expand(value.shape)
+            best = value
+            continue
+        better = (value > best) | (value != value)
+        best = torch.where(better, value, best)
+        offset = torch.where(better, constant(i * kernel[1] + j, x, torch.int8), offset)
+    offset = offset.to(torch.int64)
+    row = torch.div(offset, kernel[1], rounding_mode="floor")
+    column = offset - row * kernel[1]
+    index = (begin[0].unsqueeze(1) + row * dilation[0]) * size[1] + (begin[1] + column * dilation[1])
+    return (best.clone() if math.prod(kernel) == 1 else best), index
+
+
+def _first_inside(begin, dilation, padding):
+    """How many positions of each window lie before the first pixel."""
+    if not padding:
+        return begin * 0
+    outside = torch.clamp(-begin, min=0)
+    return torch.div(outside + (dilation - 1), dilation, rounding_mode="floor") if dilation > 1 else outside
+
+
+def _covering(size, out, kernel, stride, padding, dilation=1):
+    """For each input position, its covering windows: a list of (window number, is it a real one), vectors of length `size`."""
+    def vectors(like):
+        position = iota(size, like) + padding if padding else iota(size, like)
+        span = dilation * (kernel - 1)
+        last = torch.div(position, stride, rounding_mode="floor")
+        for back in range(span // stride + 1):
+            number = last - back if back else last
+            covers = (number >= 0) & (number < out) & (position - number * stride <= span)
+            yield torch.clamp(number, 0, out - 1), covers
+    return vectors
+
+
+def _gathered(grad, covering, value_of):
+    """Sum `value_of(rows, columns)` over the windows covering each pixel."""
+    total = None
+    for (rows, row_ok), (columns, column_ok) in itertools.product(*(list(c(grad)) for c in covering)):
+        at = [None] * (grad.dim() - 2) + [rows.unsqueeze(1), columns]
+        value = torch.where(row_ok.unsqueeze(1) & column_ok, value_of(at), constant(0, grad))
+        total = value if total is None else total + value
+    return total
+
+
+def _few(kernel, stride, dilation=(1, 1)) -> bool:
+    return math.prod(d * (k - 1) // s + 1 for k, s, d in zip(kernel, stride, dilation)) <= UNROLL
+
+
+@decomposition(aten.max_pool2d_with_indices_backward.default)
+@in_float32
+def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
+    kernel = _list(kernel_size, 2)
+    stride, padding, dilation = _list(stride, 2, kernel), _list(padding, 2), _list(dilation, 2)
+    size, out = x.shape[-2:], grad.shape[-2:]
+    if not _few(kernel, stride, dilation) or not _concrete(*size, *out):
+        return NotImplemented
+    pixel = iota(size[0], x).unsqueeze(1) * size[1] + iota(size[1], x)
+    covering = [_covering(*a) for a in zip(size, out, kernel, stride, padding, dilation)]
+
+    def share(at):
+        return torch.where(aten.index.Tensor(indices, at) == pixel, aten.index.Tensor(grad, at), constant(0, grad))
+
+    return _gathered(grad, covering, share)
+
+
+# %% [markdown]
+# ## Average pooling
+#
+# Border windows count padding or not (`count_include_pad`), and a `ceil_mode` window that hangs over the padded edge never counts the
+# overhang. The divisor depends on the window's place only, so it is a product of two vectors.
+
+# %%
+def _window_length(size, out, kernel, stride, padding, include_pad, like):
+    """How many positions of each window count, a vector of length `out`."""
+    start = iota(out, like) * stride - padding
+    end = torch.clamp(start + kernel, max=size + padding)
+    if not include_pad:
+        start, end = torch.clamp(start, min=0), torch.clamp(end, max=size)
+    return end - start
+
+
+def _divisor(x, size, out, kernel, stride, padding, include_pad, override):
+    if override is not None:
+        return override
+    fits = all((o - 1) * s + k <= n + 2 * p for n, o, k, s, p in zip(size, out, kernel, stride, padding))
+    if fits and (include_pad or not any(padding)):
+        return math.prod(kernel)
+    lengths = [_window_length(*a, include_pad, x) for a in zip(size, out, kernel, stride, padding)]
+    return (lengths[0].unsqueeze(1) * lengths[1]).to(x.dtype)
+
+
+@decomposition(aten.avg_pool2d.default)
+@in_float32
+def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+    kernel = _list(kernel_size, 2)
+    stride, padding = _list(stride, 2, kernel), _list(padding, 2)
+    size = list(x.shape[-2:])
+    if not _concrete(*size) or not x.is_floating_point():
+        return NotImplemented
+    out = [pooled_size(*a, 1, ceil_mode) for a in zip(size, kernel, stride, padding)]
+    if kernel == size and out == [1, 1] and not any(padding) and divisor_override is None:
+        return torch.mean(x, [-2, -1], True)
+    if math.prod(kernel) > UNROLL:
+        return NotImplemented
+    total = None
+    for _, value in _windows(x, kernel, stride, padding, [1, 1], out, 0):
+        total = value if total is None else total + value
+    return total / _divisor(x, size, out, kernel, stride, padding, count_include_pad, divisor_override)
+
+
+@decomposition(aten.avg_pool2d_backward.default)
+@in_float32
+def avg_pool2d_backward(grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
+    kernel = _list(kernel_size, 2)
+    stride, padding = _list(stride, 2, kernel), _list(padding, 2)
+    size, out = list(x.shape[-2:]), list(grad.shape[-2:])
+    if not _few(kernel, stride) or not _concrete(*size, *out) or not grad.is_floating_point():
+        return NotImplemented
+    share = grad / _divisor(x, size, out, kernel, stride, padding, count_include_pad, divisor_override)
+    if out == [1, 1] and kernel == size and not any(padding):
+        return share.expand(x.shape).clone()
+    covering = [_covering(*a) for a in zip(size, out, kernel, stride, padding)]
+    return _gathered(grad, covering, lambda at: aten.index.Tensor(share, at))
+
+
+@decomposition(aten._adaptive_avg_pool2d.default)
+def adaptive_avg_pool2d(x, output_size):
+    size, out = list(x.shape[-2:]), list(output_size)
+    if not _concrete(*size, *out) or 0 in out or any(s % o for s, o in zip(size, out)):
+        return NotImplemented
+    return aten.avg_pool2d.default(x, [s // o for s, o in zip(size, out)])
+
+
+@decomposition(aten._adaptive_avg_pool2d_backward.default)
+def adaptive_avg_pool2d_backward(grad, x):
+    size, out = list(x.shape[-2:]), list(grad.shape[-2:])
+    if not _concrete(*size, *out) or 0 in out or any(s % o for s, o in zip(size, out)):
+        return NotImplemented
+    kernel = [s // o for s, o in zip(size, out)]
+    return aten.avg_pool2d_backward.default(grad, x, kernel, kernel, [0, 0], False, True, None)
+
+
+# %% [markdown]
+# ## Nearest-neighbour resizing
+#
+# Output pixel `i` reads input pixel `floor(i * scale)`: an index map that is data only in name.
+
+# %%
+def _source(out, size, scale, like, exact=False):
+    """The input position for each of `out` output positions, as eager computes it: in float32."""
+    ratio = struct.unpack("f", struct.pack("f", 1.0 / scale if scale else size / out))[0]
+    steps = iota(out, like).to(torch.float32)
+    place = torch.floor(((steps + 0.5) if exact else steps) * ratio).to(torch.int64)
+    return torch.clamp(place, max=size - 1)
+
+
+def _nearest(x, output_size, scales, exact=False):
+    n = len(output_size)
+    if not _concrete(*x.shape[2:], *output_size):
+        return NotImplemented
+    at = [_source(o, s, f, x, exact).view([-1] + [1] * (n - 1 - d))
+          for d, (o, s, f) in enumerate(zip(output_size, x.shape[2:], scales))]
+    return aten.index.Tensor(x, [None, None, *at])
+
+
+for _name, _exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
+    for _n in (1, 2, 3):
+        decomposition(f"{_name}{_n}d")(
+            lambda x, size, *scales, exact=_exact, n=_n, **kw: _nearest(x, size, list(scales or kw.values()) or [None] * n, exact))

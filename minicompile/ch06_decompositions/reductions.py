@@ -1,0 +1,231 @@
+# %% [markdown]
+# # Reductions
+#
+# Everything that folds dims goes through eight primitives. Two things are made explicit on the way: *which*
+# dims (eager accepts none, an empty list, negative numbers), and *in which dtype* partial results live. Summing a
+# million bfloat16 numbers in bfloat16 stops growing at 256, so eager accumulates in float32; here that is a
+# visible `_to_copy` before the sum and another one after it.
+
+# %%
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .arithmetic import truth
+from .table import HALF, aten, constant, count, decomposition, dims_of, in_float32, real, widen
+
+
+def _explicit(dim, dims) -> bool:
+    return isinstance(dim, (list, tuple)) and list(dim) == dims
+
+
+def _summed(x, dim=None, keepdim=False, dtype=None):
+    dims = dims_of(dim, x.dim())
+    if dtype is None:
+        dtype = x.dtype if x.is_floating_point() else torch.int64
+    if x.dtype == dtype and dtype not in HALF and dims and _explicit(dim, dims):
+        return NotImplemented
+    x = widen(x).to(torch.float32 if dtype in HALF else dtype)
+    total = aten.sum.dim_IntList(x, dims, keepdim) if dims else x.clone()
+    return total.to(dtype)
+
+
+@decomposition(aten.sum.default)
+def sum_all(x, dtype=None):
+    return _summed(x, None, False, dtype)
+
+
+@decomposition(aten.sum.dim_IntList)
+def sum_dims(x, dim=None, keepdim=False, dtype=None):
+    return _summed(x, dim, keepdim, dtype)
+
+
+@decomposition(aten.mean.default, aten.mean.dim)
+def mean(x, dim=None, keepdim=False, dtype=None):
+    dtype = dtype or x.dtype
+    if not dtype.is_floating_point:
+        return NotImplemented
+    dims = dims_of(dim, x.dim())
+    x = x.to(torch.float32 if dtype in HALF else dtype)
+    return (torch.sum(x, dims, keepdim) / count(x, dims)).to(dtype) if dims else x.to(dtype).clone()
+
+
+@decomposition(aten.nansum.default)
+def nansum(x, dim=None, keepdim=False, dtype=None):
+    return torch.sum(torch.where(x != x, constant(0, x), x), dims_of(dim, x.dim()), keepdim, dtype=dtype)
+
+
+@decomposition(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def count_nonzero(x, dim=None):
+    return torch.sum(truth(x), dims_of(dim, x.dim()))
+
+
+@decomposition(aten.prod.default, aten.prod.dim_int)
+def prod(x, dim=None, keepdim=False, dtype=None):
+    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
+    if dim is not None and 0 <= dim < x.dim() and x.dtype == dtype and dtype not in HALF:
+        return NotImplemented
+    if x.dim() == 0:
+        return x.to(dtype).clone()
+    x = widen(x).to(torch.float32 if dtype in HALF else dtype)
+    out = aten.prod.dim_int(x.reshape(-1), 0) if dim is None else aten.prod.dim_int(x, dim % x.dim(), keepdim)
+    return out.to(dtype)
+
+
+# %% [markdown]
+# ## Extremes and their indices
+#
+# `max.dim` answers two questions, so it becomes two reductions over the same input; being side by side they end up in one loop.
+
+# %%
+def _extreme(op):
+    def extreme(x, dim=(), keepdim=False):
+        dims = dims_of(dim, x.dim())
+        if not dims:
+            return x.clone()
+        return NotImplemented if _explicit(dim, dims) else op(x, dims, keepdim)
+
+    decomposition(op)(extreme)
+
+
+_extreme(aten.amax.default)
+_extreme(aten.amin.default)
+
+
+@decomposition(aten.max.default)
+def max_all(x):
+    return torch.amax(x, list(range(x.dim())))
+
+
+@decomposition(aten.min.default)
+def min_all(x):
+    return torch.amin(x, list(range(x.dim())))
+
+
+def _arg(op):
+    def arg(x, dim=None, keepdim=False):
+        if dim is None:
+            index = op(x.reshape(-1), 0)
+            return index.view([1] * x.dim()) if keepdim else index
+        if x.dim() == 0:
+            return torch.zeros_like(x, dtype=torch.int64)
+        if 0 <= dim and x.dtype is not torch.bool:
+            return NotImplemented
+        return op(x.to(torch.uint8) if x.dtype is torch.bool else x, dim % x.dim(), keepdim)
+
+    decomposition(op)(arg)
+
+
+_arg(aten.argmax.default)
+_arg(aten.argmin.default)
+
+
+@decomposition(aten.max.dim)
+def max_dim(x, dim, keepdim=False):
+    return torch.amax(x, dim, keepdim), torch.argmax(x, dim, keepdim)
+
+
+@decomposition(aten.min.dim)
+def min_dim(x, dim, keepdim=False):
+    return torch.amin(x, dim, keepdim), torch.argmin(x, dim, keepdim)
+
+
+@decomposition(aten.aminmax.default)
+def aminmax(x, *, dim=None, keepdim=False):
+    if dim is None and keepdim:
+        return torch.amin(x, list(range(x.dim())), True), torch.amax(x, list(range(x.dim())), True)
+    dims = dims_of(dim, x.dim())
+    return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
+
+
+@decomposition("any.dims", "any.dim", "any")
+def any_dims(x, dim=None, keepdim=False):
+    dims = [] if isinstance(dim, (list, tuple)) and not dim else dims_of(dim, x.dim())
+    if x.dtype is torch.bool and dims and _explicit(dim, dims):
+        return NotImplemented
+    out = truth(x)
+    out = aten.any.dims(out, dims, keepdim) if dims else out.clone()
+    return out.to(torch.uint8) if x.dtype is torch.uint8 else out
+
+
+@decomposition("all.dims", "all.dim", "all")
+def all_dims(x, dim=None, keepdim=False):
+    dims = [] if isinstance(dim, (list, tuple)) and not dim else dims_of(dim, x.dim())
+    out = truth(x)
+    out = torch.logical_not(aten.any.dims(torch.logical_not(out), dims, keepdim)) if dims else out.clone()
+    return out.to(torch.uint8) if x.dtype is torch.uint8 else out
+
+
+# %% [markdown]
+# ## Variance and norms
+
+# %%
+def moments(x, dim=None, correction=None, keepdim=False):
+    """(variance, mean) over dims, in float32 for half inputs."""
+    correction = 1 if correction is None else correction
+    return aten.var_mean.correction(widen(x), dims_of(dim, x.dim()), correction=correction, keepdim=keepdim)
+
+
+@decomposition(aten.var_mean.correction)
+def var_mean(x, dim=None, *, correction=None, keepdim=False):
+    dims = dims_of(dim, x.dim())
+    if not dims or (_explicit(dim, dims) and x.dtype not in HALF and correction is not None):
+        return NotImplemented
+    var, mean = moments(x, dims, correction, keepdim)
+    return var.to(x.dtype), mean.to(x.dtype)
+
+
+@decomposition(aten.var.correction)
+def var(x, dim=None, *, correction=None, keepdim=False):
+    return moments(x, dim, correction, keepdim)[0].to(x.dtype)
+
+
+@decomposition(aten.std.correction)
+def std(x, dim=None, *, correction=None, keepdim=False):
+    return torch.sqrt(moments(x, dim, correction, keepdim)[0]).to(x.dtype)
+
+
+@decomposition(aten.std_mean.correction)
+def std_mean(x, dim=None, *, correction=None, keepdim=False):
+    var, mean = moments(x, dim, correction, keepdim)
+    return torch.sqrt(var).to(x.dtype), mean.to(x.dtype)
+
+
+@decomposition(aten.linalg_vector_norm.default)
+def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
+    out_dtype = dtype or x.dtype
+    dims = dims_of(dim, x.dim())
+    x = torch.abs(x.to(torch.float32 if out_dtype in HALF else out_dtype))
+    if ord == 2:
+        out = torch.sqrt(torch.sum(x * x, dims, keepdim))
+    elif ord == 1:
+        out = torch.sum(x, dims, keepdim)
+    elif ord == 0:
+        out = torch.sum((x != 0).to(x.dtype), dims, keepdim)
+    elif ord in (math.inf, -math.inf):
+        out = (torch.amax if ord > 0 else torch.amin)(x, dims, keepdim)
+    else:
+        out = torch.pow(torch.sum(torch.pow(x, ord), dims, keepdim), 1.0 / ord)
+    return out.to(out_dtype)
+
+
+@decomposition("norm.Scalar", "norm.ScalarOpt_dim")
+def norm(x, p=2, dim=None, keepdim=False):
+    return aten.linalg_vector_norm.default(x, 2 if p is None else p, dim, keepdim)
+
+
+@decomposition(aten.dist.default)
+def dist(a, b, p=2):
+    return aten.linalg_vector_norm.default(a - b, p)
+
+
+@decomposition(aten.logsumexp.default)
+@in_float32
+def logsumexp(x, dim, keepdim=False):
+    x = real(x)
+    top = torch.amax(x, dims_of(dim, x.dim()), True)
+    top = torch.where(torch.abs(top) == math.inf, constant(0, top), top)
+    total = torch.log(torch.sum(torch.exp(x - top), dims_of(dim, x.dim()), True)) + top
+    return total if keepdim or not x.dim() else torch.squeeze(total, dims_of(dim, x.dim()))

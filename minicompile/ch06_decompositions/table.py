@@ -1,0 +1,157 @@
+# %% [markdown]
+# # The table of decompositions
+#
+# A decomposition is a small function from tensors to tensors, registered for one or more ATen overloads and
+# written in ordinary torch calls:
+#
+#     @decomposition(aten.silu.default)
+#     @in_float32
+#     def silu(x):
+#         return x * torch.sigmoid(x)
+#
+# It may call operators that have decompositions themselves; whoever runs the table applies it again to
+# those calls until only primitives are left. The function never looks at data, so it runs as well on real tensors
+# (tests do this: the table is its own oracle) as on fake ones (the compiler does that).
+#
+# A function that meets a case it does not cover returns `NotImplemented`, and the operator stays as it is.
+
+# %%
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+aten = torch.ops.aten
+TABLE: dict[torch._ops.OpOverload, object] = {}
+HALF = (torch.float16, torch.bfloat16)
+
+
+def overload(name: str):
+    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks it."""
+    packet, _, kind = name.partition(".")
+    return getattr(getattr(aten, packet, None), kind or "default", None)
+
+
+def decomposition(*ops, complex: bool = False):
+    """Register a function for ATen overloads, given as objects or as names. Unless `complex`, complex tensors are refused."""
+
+    def register(fn):
+        @functools.wraps(fn)
+        def checked(*args, **kwargs):
+            if not complex and any(isinstance(t, torch.Tensor) and t.is_complex()
+                                   for t in tree_leaves((args, kwargs))):
+                return NotImplemented
+            return fn(*args, **kwargs)
+
+        for op in ops:
+            op = overload(op) if isinstance(op, str) else op
+            if op is not None:
+                TABLE[op] = fn if complex else checked
+        return fn
+
+    return register
+
+
+# %% [markdown]
+# ## Rounding once
+#
+# Eager's kernel for GELU in bfloat16 reads bfloat16, computes in float32, and rounds once at its end. Written as six
+# bfloat16 operators the same formula would round six times. `in_float32` states the eager behaviour: half
+# operands are widened, the body runs in float32, results are rounded back. In a fused kernel the casts are free.
+
+# %%
+def promoted(*operands) -> torch.dtype:
+    """The dtype that eager's type promotion gives a pointwise operator with these tensor or number operands.
+
+    Tensors with dims outrank 0-d tensors, which outrank numbers: a lower rank only counts when its kind
+    (bool, integer, float, complex) is higher.
+    """
+    ranks: dict[int, torch.dtype] = {}
+    for x in operands:
+        if isinstance(x, torch.Tensor):
+            rank, dtype = (0 if x.dim() else 1), x.dtype
+        else:
+            rank, dtype = 2, _number_dtype(x)
+        ranks[rank] = _promote(ranks[rank], dtype) if rank in ranks else dtype
+    order = [ranks[r] for r in sorted(ranks)]
+    dtype = order[0]
+    for other in order[1:]:
+        if _kind(other) > _kind(dtype):
+            dtype = other
+    return dtype
+
+
+@functools.cache
+def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype:
+    return torch.promote_types(a, b)
+
+
+def _number_dtype(x) -> torch.dtype:
+    if isinstance(x, (bool, torch.SymBool)):
+        return torch.bool
+    return torch.int64 if isinstance(x, (int, torch.SymInt)) else torch.get_default_dtype()
+
+
+def _kind(dtype: torch.dtype) -> int:
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 0 if dtype is torch.bool else 1
+
+
+def in_float32(fn):
+    """Run `fn` with half tensors widened to float32; float32 results are rounded back to the promoted dtype."""
+
+    @functools.wraps(fn)
+    def widened(*args, **kwargs):
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if not any(t.dtype in HALF for t in tensors):
+            return fn(*args, **kwargs)
+        dtype = promoted(*(t for t in tensors if t.is_floating_point()))
+        out = fn(*tree_map(widen, args), **tree_map(widen, kwargs))
+        if out is NotImplemented:
+            return out
+        return tree_map(lambda t: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t, out)
+
+    return widened
+
+
+def widen(x):
+    """float32 for a half tensor, anything else as it is."""
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x
+
+
+def real(x):
+    """Integers and bools become the default float dtype, as in eager's `sin(integers)`."""
+    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
+# %% [markdown]
+# ## Small helpers that many rooms use
+
+# %%
+def constant(value, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A 0-d tensor on the device of `like`. The loop stage inlines it."""
+    return aten.full.default([], value, dtype=dtype or like.dtype, device=like.device)
+
+
+def iota(size, like: torch.Tensor, dim: int = 0, ndim: int = 1) -> torch.Tensor:
+    """0, 1 .. size-1 as int64, shaped to broadcast along `dim` of `ndim` dims."""
+    dim = dim % ndim
+    steps = torch.arange(size, device=like.device)
+    return steps.view([size if d == dim else 1 for d in range(ndim)]) if ndim > 1 else steps
+
+
+def dims_of(dim, ndim: int) -> list[int]:
+    """Reduction dims as sorted non-negative integers; None and [] mean all of them."""
+    if dim is None or (isinstance(dim, (list, tuple)) and len(dim) == 0):
+        return list(range(ndim))
+    dim = [dim] if isinstance(dim, int) else dim
+    return sorted({d % ndim if ndim else 0 for d in dim}) if ndim else []
+
+
+def count(x: torch.Tensor, dims: list[int]):
+    """How many elements a reduction over `dims` folds into one."""
+    n = 1
+    for d in dims:
+        n = n * x.shape[d]
+    return n

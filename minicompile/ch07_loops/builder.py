@@ -1,0 +1,231 @@
+# %% [markdown]
+# # Writing loop bodies
+#
+# A lowering says how *one element* of its result is computed. It does so by running: it receives a `Builder` and an
+# index, calls `b.read(x, index)` for the elements it needs and `b.op("add", u, v)` for the arithmetic, and returns a `Ref`.
+# Running it once appends the instructions of the body. When the operand `x` is itself not in memory, reading it runs
+# *its* function instead, into the same body. That is all there is to inlining one operator into the next.
+#
+# Three things happen on the way, so that no later stage has to do them:
+#
+# - equal instructions are shared. `x * sigmoid(x)` reads `x` twice and loads it once;
+# - operations on constants are folded, with the arithmetic of their dtype;
+# - half-precision values become float32 as they are loaded. Arithmetic on half types never appears in a body.
+
+# %%
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr
+from .ir import Inst, Ref
+
+HALF = (torch.float16, torch.bfloat16)
+SUPPORTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8,
+             torch.int16, torch.int32, torch.int64}
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a loop body holds values of `dtype`: float32 for the half types."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
+PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "signbit"}
+UNARY = {"neg", "abs", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin",
+         "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
+         "erfinv", "lgamma", "digamma", "sigmoid", "floor", "ceil", "round", "trunc", "sign", "isnan", "isinf",
+         "signbit", "logical_not", "bitwise_not"}
+BINARY = COMPARISONS | {"add", "sub", "mul", "truediv", "floordiv", "truncdiv", "remainder", "fmod", "pow", "atan2",
+                        "hypot", "maximum", "minimum", "copysign", "nextafter", "logical_and", "logical_or",
+                        "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "lshift", "rshift"}
+
+# %% [markdown]
+# ## Folding
+#
+# Constants meet constants more often than one would think: masks of padding that turn out always true, `full` tensors,
+# scaled scalars. The folded value is computed by PyTorch itself in the right dtype, so that float32 arithmetic rounds as float32.
+
+# %%
+_FOLD = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "maximum": torch.maximum,
+         "minimum": torch.minimum, "truediv": torch.true_divide, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
+         "logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_not": torch.logical_not,
+         "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+
+
+def typed(value, dtype: torch.dtype):
+    """A Python number as a value of `dtype`: truncated, wrapped or rounded as a tensor of it would hold it."""
+    if dtype is torch.bool:
+        return bool(value)
+    if dtype.is_floating_point:
+        return float(value)
+    value = int(value)
+    info = torch.iinfo(dtype)
+    if not info.min <= value <= info.max:
+        value = torch.tensor(value).to(dtype).item()
+    return value
+
+# %% [markdown]
+# ## The builder
+#
+# `mask` is the condition under which the current region is evaluated. Padding, `cat` and partial blocks of a split
+# reduction read operands at indices that may lie outside; inside `with b.masked(condition)` every load carries
+# the condition and is not done where it is false.
+#
+# `memo` remembers which operand was already evaluated at which index. Sharing instructions alone would give a small body
+# but take exponential time to find it: a chain of thirty `y = y * y` would visit a billion paths.
+
+# %%
+class Builder:
+    """Collects the body of one loop."""
+
+    def __init__(self):
+        self.insts: list[Inst] = []
+        self.known: dict[tuple, Ref] = {}
+        self.memo: dict[tuple, Ref] = {}
+        self.mask: Ref | None = None
+        self.indirect_count = 0
+
+    def emit(self, op: str, args: tuple, dtype) -> Ref:
+        """Append an instruction, or find the equal one that is already there."""
+        key = (op, args, dtype)
+        ref = self.known.get(key)
+        if ref is None:
+            ref = self.known[key] = Ref(len(self.insts))
+            self.insts.append(Inst(op, args, dtype))
+        return ref
+
+    def dtype(self, ref: Ref) -> torch.dtype:
+        return self.insts[ref.id].dtype
+
+    def constant_value(self, ref: Ref):
+        """The number, if `ref` is a constant, else None."""
+        inst = self.insts[ref.id]
+        return inst.args[0] if inst.op == "constant" else None
+
+    def constant(self, value, dtype: torch.dtype) -> Ref:
+        value = typed(value, dtype)
+        key = ("constant", repr(value), dtype)          # 0.0 == -0.0 == False, and nan != nan: compare the text
+        ref = self.known.get(key)
+        if ref is None:
+            ref = self.known[key] = Ref(len(self.insts))
+            self.insts.append(Inst("constant", (value,), dtype))
+        return ref
+
+    def index(self, expr: Int | Symbol, dtype: torch.dtype = torch.int64) -> Ref:
+        """An index expression as an integer value."""
+        expr = as_expr(expr)
+        if isinstance(expr, int):
+            return self.constant(expr, dtype)
+        return self.to_dtype(self.emit("index", (expr,), torch.int64), dtype)
+
+    def read(self, x, index: tuple) -> Ref:
+        """The element of the lazy tensor `x` at `index`; float32 for half types."""
+        key = (id(x), index, self.mask)
+        ref = self.memo.get(key)
+        if ref is None:
+            ref = self.memo[key] = x.inner(self, index)
+        return ref
+
+    def load(self, buffer: str, index: Int, dtype: torch.dtype, raw: bool = False) -> Ref:
+        """Load from memory; half types are widened unless `raw`."""
+        ref = self.emit("load", (buffer, as_expr(index), self.mask), dtype)
+        return ref if raw else self.to_dtype(ref, compute_dtype(dtype))
+
+    def store(self, buffer: str, index: Int, value: Ref, mode: str | None = None) -> None:
+        args = (buffer, as_expr(index), value, mode)
+        self.insts.append(Inst("store", args if self.mask is None else args + (self.mask,), None))
+
+    def to_dtype(self, x: Ref, dtype: torch.dtype) -> Ref:
+        if self.dtype(x) == dtype:
+            return x
+        value = self.constant_value(x)
+        if value is not None and abs(value) < 2**31:      # false for nan; casts of extreme values are left to run time
+            return self.constant(torch.tensor(value, dtype=self.dtype(x)).to(dtype).item(), dtype)
+        return self.emit("to_dtype", (x,), dtype)
+
+    def op(self, name: str, *args: Ref, dtype: torch.dtype | None = None) -> Ref:
+        """A scalar operation. Operands of arithmetic share a dtype, which is the result's unless given;
+        comparisons and predicates give bool."""
+        dtype = dtype or (torch.bool if name in PREDICATES else self.dtype(args[0]))
+        if name in _FOLD:
+            values = [self.constant_value(a) for a in args]
+            if None not in values:
+                tensors = [torch.tensor(v, dtype=self.dtype(a)) for v, a in zip(values, args)]
+                return self.constant(_FOLD[name](*tensors).item(), dtype)
+            if name == "logical_and" and any(v is True for v in values):
+                return args[0] if values[1] is True else args[1]
+            if name == "mul" and any(v == 1 for v in values if v is not None):
+                return args[0] if values[1] == 1 else args[1]
+        return self.emit(name, args, dtype)
+
+    def where(self, condition: Ref, a: Ref, b: Ref) -> Ref:
+        known = self.constant_value(condition)
+        if known is not None or a == b:
+            return a if known or a == b else b
+        return self.emit("where", (condition, a, b), self.dtype(a))
+
+    def round_to(self, x: Ref, dtype: torch.dtype) -> Ref:
+        """`x` rounded to a half type and kept as float32. Nothing to do for values that come from such memory."""
+        inst = self.insts[x.id]
+        if inst.op == "to_dtype" and self.insts[inst.args[0].id].dtype == dtype or inst.op == "round_to":
+            return x
+        return self.emit("round_to", (x, dtype), torch.float32)
+
+    def between(self, low: Int, expr: Int, high: Int) -> Ref:
+        """`low <= expr < high` as a bool; the halves that hold for every index are left out."""
+        from ..ch01_graphs.symbolic import add, mul, provably_less, provably_nonnegative
+        condition = self.constant(True, torch.bool)
+        if not provably_nonnegative(add(expr, mul(low, -1))):
+            condition = self.op("ge", self.index(expr), self.index(low))
+        if not provably_less(expr, high):
+            condition = self.op("logical_and", condition, self.op("lt", self.index(expr), self.index(high)))
+        return condition
+
+    @contextmanager
+    def masked(self, condition: Ref):
+        """Within the block, loads and stores happen only where `condition` (and every enclosing one) holds."""
+        outer = self.mask
+        if self.constant_value(condition) is not True:
+            self.mask = condition if outer is None else self.op("logical_and", outer, condition)
+        try:
+            yield
+        finally:
+            self.mask = outer
+
+    def indirect(self, value: Ref, size: Int, wrap: bool = True) -> Int:
+        """Use an integer value as an index into a dim of `size` elements. `wrap`: negative ones count from the end.
+        Where the current mask is false the index is 0, so that it is always in range."""
+        value = self.to_dtype(value, torch.int64)
+        known = self.constant_value(value)
+        if known is not None:
+            known = known + size if known < 0 and wrap else known
+            if not isinstance(size, int) or 0 <= known < size:
+                return known
+        if wrap and self.insts[value.id].op != "index":
+            negative = self.op("lt", value, self.constant(0, torch.int64))
+            value = self.where(negative, self.op("add", value, self.index(size)), value)
+        if self.mask is not None:
+            value = self.where(self.mask, value, self.constant(0, torch.int64))
+        key = ("indirect", value, size)
+        if key not in self.known:
+            symbol = Symbol(f"t{self.indirect_count}", size)
+            self.indirect_count += 1
+            self.emit("indirect", (value, symbol, size), torch.int64)
+            self.known[key] = symbol
+        return self.known[key].expr
+
+    def reduce(self, kind: str, value: Ref, linear_index: Int | None = None, dtype: torch.dtype | None = None) -> Ref:
+        return self.emit("reduce", (kind, value, linear_index), dtype or self.dtype(value))
+
+    def get(self, ref: Ref, i: int) -> Ref:
+        """Component `i` of a reduction that gives several values."""
+        return self.emit("get", (ref, i), self.dtype(ref))
+
+
+def number_of(value: Any):
+    """A Python number from an int, float, bool or 0-d tensor constant."""
+    return value.item() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,143 @@
+# %% [markdown]
+# # The loop IR
+#
+# An ATen graph says *what* each operator computes. To fuse two operators one must know *how*: which element of which
+# buffer is read to produce which element of the output. The loop IR says exactly that and no more. A `Loop` is a
+# perfect loop nest, with a body that computes one element: it loads from buffers at index expressions, applies
+# scalar operations, perhaps reduces over the inner dimensions, and stores.
+#
+# The body is a flat list of instructions in single-assignment form. There are six kinds:
+#
+# | instruction | meaning |
+# |---|---|
+# | `load(buffer, index, mask)` | the element at `index`; where `mask` is false the load is not done and gives 0 |
+# | `store(buffer, index, value, mode)` | write it; mode `"atomic_add"` accumulates |
+# | `reduce(kind, value, index)` | combine `value` over all reduction variables |
+# | `index(expr)` | an index expression as an int64 value |
+# | `indirect(value, symbol, size)` | binds an integer value to a symbol, so that later indices can use it (gather, embedding) |
+# | any scalar operation | `add`, `exp`, `where`, `to_dtype`, ... |
+#
+# Every analysis and every backend is the same call, `replay(body, handler)`: the handler decides what an instruction means. Running with numbers,
+# collecting memory dependencies, printing, emitting Triton and emitting C++ are five handlers.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Union
+
+import torch
+
+from ..ch01_graphs.graph import Location
+from ..ch01_graphs.symbolic import Expr, Int, Symbol
+
+# %% [markdown]
+# ## Memory
+#
+# A `Buffer` is named memory with a strided layout. A buffer made by updating another one in place (an input that the program mutates, a
+# scatter into zeros) is a *new* name with `alias_of` set: readers of the old name must run before the update, readers of the new name after.
+# A `View` names part of a buffer with its own layout; views cost nothing, and only graph outputs and library calls need them: inside
+# loops a view is just a different index expression.
+
+# %%
+@dataclass(frozen=True)
+class Layout:
+    """Sizes and strides in elements, and the offset of the first element."""
+
+    size: tuple[Int, ...]
+    stride: tuple[Int, ...]
+    offset: Int = 0
+
+
+@dataclass
+class Buffer:
+    """Named memory. `layout.offset` is 0 for buffers that we allocate."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    layout: Layout
+    alias_of: str | None = None
+
+
+class View(NamedTuple):
+    """A strided window on a buffer: what a library call receives, or what the program returns."""
+
+    buffer: str
+    layout: Layout
+
+# %% [markdown]
+# ## Instructions
+
+# %%
+class Ref(NamedTuple):
+    """The result of instruction number `id` of the same body."""
+
+    id: int
+
+
+class Inst(NamedTuple):
+    """One instruction. `args` hold `Ref`s, index expressions, strings, numbers; `dtype` is that of the value computed."""
+
+    op: str
+    args: tuple
+    dtype: torch.dtype | None
+
+
+Body = tuple[Inst, ...]
+
+
+def replay(body: Body, handler: Any, values: list | None = None) -> list:
+    """Interpret `body`: calls `handler.<op>(*args, dtype=...)` per instruction, with each `Ref` replaced by what
+    the handler returned for it. Returns the list of results."""
+    values = [] if values is None else values
+    for op, args, dtype in body:
+        values.append(getattr(handler, op)(*[values[a.id] if type(a) is Ref else a for a in args], dtype=dtype))
+    return values
+
+# %% [markdown]
+# ## Nodes of a program
+#
+# `vars` index the output, `reduction_vars` are folded by `reduce`. Instructions after a `reduce` that use its result run once per output element.
+# Whatever has no loop form is an `Extern`: an ATen kernel called on whole tensors.
+
+# %%
+@dataclass
+class Loop:
+    """A loop nest over `vars` x `reduction_vars` that writes `outputs` (buffer names)."""
+
+    name: str
+    vars: tuple[Symbol, ...]
+    reduction_vars: tuple[Symbol, ...]
+    body: Body
+    outputs: tuple[str, ...]
+    location: Location | None = None
+    origins: tuple[str, ...] = ()
+
+
+@dataclass
+class Extern:
+    """A call of an ATen operator. `args`/`kwargs` are pytrees with `View`s for tensors and `Int`s for sizes.
+    `outputs`: one name per tensor result, None where a result is not used or not a tensor. In-place calls
+    (`mutates`) list the buffer names that the call writes; the matching outputs are alias buffers."""
+
+    name: str
+    op: Any
+    args: tuple
+    kwargs: dict
+    outputs: tuple[str | None, ...]
+    mutates: tuple[str, ...] = ()
+    location: Location | None = None
+    origins: tuple[str, ...] = ()
+
+
+@dataclass
+class Program:
+    """A lowered graph. `inputs` are buffer or symbol names in call order; `outputs` are `View`s, `Int`s or None."""
+
+    inputs: list[str]
+    buffers: dict[str, Buffer]
+    nodes: list[Loop | Extern]
+    outputs: list[View | Int | None]
+    symbols: dict[str, Symbol] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)

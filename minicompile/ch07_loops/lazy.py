@@ -1,0 +1,340 @@
+# %% [markdown]
+# # Tensors that are not there yet
+#
+# If every operator of the graph became a loop over memory, `gelu(x + bias)` would write and read a tensor six times.
+# A `Lazy` is a tensor that *may* stay unwritten: a size, a dtype, and a function from an index to an element. An operator on lazy
+# tensors gives a lazy tensor whose function calls theirs. Memory appears only when something *realises* the tensor, which
+# emits one loop that evaluates the function at every index and stores the result.
+#
+# Views need no loop at all. `x.t()` is a lazy tensor whose element `(i, j)` is element `(j, i)` of `x`. It remembers its `base`, so that
+# when `x` gets realised, the view too is known to be plain strided memory, which is what a library call wants to receive.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable
+
+import torch
+from torch import fx
+
+from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, bounds, product
+from ..errors import Unsupported
+from .builder import SUPPORTED, Builder, compute_dtype
+from .ir import Buffer, Extern, Layout, Loop, Program, View
+
+NONE: frozenset = frozenset()
+
+
+@dataclass(eq=False)
+class Lazy:
+    """A tensor described by `inner(builder, index) -> Ref`, one element at a time.
+
+    `stride`: the strides that eager's result has, kept if it is realised. `view`: where it lies once it is in memory.
+    `ops`, `reads`: names of the graph nodes and buffers that evaluating an element runs through (when not in memory).
+    `base`, `relayout`: for a view, what it looks at, and how the strides of that become its own (None if it cannot).
+    """
+
+    size: tuple[Int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    inner: Callable[[Builder, tuple], Any]
+    stride: tuple[Int, ...]
+    view: View | None = None
+    ops: frozenset[str] = NONE
+    reads: frozenset[str] = NONE
+    heavy: bool = False
+    base: "Lazy | None" = None
+    relayout: Callable[[Layout], Layout | None] | None = None
+
+
+def in_memory(x: Lazy) -> bool:
+    return x.view is not None or x.base is not None and in_memory(x.base)
+
+
+def footprint(x: Lazy) -> tuple[frozenset[str], frozenset[str], bool]:
+    """What evaluating one element costs: (graph nodes run, buffers read, whether an expensive function is among them)."""
+    while x.base is not None and x.view is None:
+        x = x.base
+    return (NONE, x.reads, False) if x.view is not None else (x.ops, x.reads, x.heavy)
+
+
+def linear(index, stride, offset: Int = 0) -> Int:
+    """The memory position of an index: offset + index . stride."""
+    for i, s in zip(index, stride):
+        offset = offset + as_expr(i) * s
+    return offset
+
+# %% [markdown]
+# ## Layouts
+#
+# A realised tensor takes the strides that eager's would have whenever these fill memory without holes, in any
+# order of dims: contiguous, transposed, channels_last. So graph outputs look as in eager, and library calls get the layout their fakes
+# promised. Sizes that are symbols sort by a lower bound, which is enough to order the strides of one tensor.
+
+# %%
+def contiguous_strides(size) -> tuple[Int, ...]:
+    out, running = [], 1
+    for s in reversed(size):
+        out.append(running)
+        running = running * (s if not isinstance(s, int) else max(s, 1))
+    return tuple(reversed(out))
+
+
+def magnitude(e: Int) -> int:
+    """An integer to sort strides by: the value itself, or the value at the smallest sizes."""
+    if isinstance(e, int):
+        return e
+    low = bounds(e)[0]
+    return 1 if low is None else low
+
+
+def memory_order(size, stride) -> list[int]:
+    """Dims from the slowest to the fastest in memory."""
+    return sorted(range(len(size)), key=lambda d: (-magnitude(stride[d]), magnitude(size[d]) == 1, d))
+
+
+def dense_strides(size, stride) -> tuple[Int, ...]:
+    """`stride` if the tensor fills memory without holes or overlaps, else the closest strides that do (same order)."""
+    if 0 in size:
+        return contiguous_strides(size)
+    running, dense, wanted = 1, True, [0] * len(size)
+    for d in reversed(memory_order(size, stride)):
+        wanted[d] = running
+        if size[d] != 1:
+            dense = dense and stride[d] == running
+            running = running * size[d]
+    return tuple(stride) if dense else tuple(wanted) if 0 not in stride else contiguous_strides(size)
+
+
+def same_layout(size, a, b) -> bool:
+    """Equal strides in all dims that have more than one element."""
+    return 0 in size or all(s == t for n, s, t in zip(size, a, b) if n != 1)
+
+# %% [markdown]
+# ## The state of a lowering
+#
+# `reuse[node]` is the number of operators that will read a node, through whatever views. `wanted` holds the nodes that
+# must be in memory anyway, because the program returns them or a library call reads them.
+
+# %%
+@dataclass
+class Options:
+    """What the machine and the user ask of the lowering."""
+
+    split_reductions: bool = True
+    emulate_precision_casts: bool = False
+    processors: int = 132                  # streaming multiprocessors of the GPU
+    threads: int = field(default_factory=torch.get_num_threads)
+    max_ops: int = 40                      # graph nodes inlined into one body
+    max_reads: int = 10                    # distinct buffers read by one body
+    reuse_ops: int = 12                    # a value read several times is recomputed only if cheaper than this
+
+
+@dataclass
+class Lowering:
+    """Everything known while one graph is being lowered."""
+
+    options: Options
+    program: Program
+    values: dict[fx.Node, Any] = field(default_factory=dict)
+    reuse: dict[fx.Node, int] = field(default_factory=dict)
+    wanted: set[fx.Node] = field(default_factory=set)
+    node: fx.Node | None = None            # the graph node being lowered
+    count: int = 0
+    moved: dict = field(default_factory=dict)
+    position: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def val(self):
+        """The fake result of the node being lowered."""
+        return self.node.meta["val"]
+
+
+def sizes_of(fake) -> tuple[Int, ...]:
+    return tuple(expr_of(s) for s in fake.shape)
+
+
+def strides_of(fake) -> tuple[Int, ...]:
+    return tuple(expr_of(s) for s in fake.stride())
+
+
+def new_buffer(g: Lowering, dtype, device, size, stride, alias_of: str | None = None) -> str:
+    name = f"buf{g.count}"
+    g.count += 1
+    g.program.buffers[name] = Buffer(name, dtype, device, Layout(tuple(size), tuple(stride)), alias_of)
+    return name
+
+
+def loader(name: str, dtype, layout: Layout):
+    """The element function of memory."""
+    def inner(b: Builder, index):
+        return b.load(name, linear(index, layout.stride, layout.offset), dtype)
+    return inner
+
+
+def from_buffer(g: Lowering, name: str, layout: Layout | None = None) -> Lazy:
+    """A buffer, or a window on it, as a tensor."""
+    buffer = g.program.buffers[name]
+    layout = layout or buffer.layout
+    return Lazy(layout.size, buffer.dtype, buffer.device, loader(name, buffer.dtype, layout), layout.stride,
+                view=View(name, layout), reads=frozenset([name]))
+
+# %% [markdown]
+# ## Emitting a loop
+#
+# `emit_loop` makes loop variables, runs a function that writes the body, and drops what the stores do not need.
+# Dims of size 1 get the index 0 and no variable. The order of variables is the order of the output in memory, slowest first.
+
+# %%
+def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[Int, ...]]:
+    """Variables for a space of `size`, nested in `order` (slowest dim first). Returns (variables, index per dim)."""
+    order = range(len(size)) if order is None else order
+    variables, index = [], [0] * len(size)
+    for d in order:
+        if size[d] != 1:
+            symbol = Symbol(f"{prefix}{len(variables)}", size[d])
+            variables.append(symbol)
+            index[d] = symbol.expr
+    return tuple(variables), tuple(index)
+
+
+def finish_body(b: Builder):
+    """Instructions that a store or a bounds-checked index needs, renumbered."""
+    from .ir import Ref
+    live: set[int] = set()
+    needed = {}
+    for i, inst in enumerate(b.insts):
+        if inst.op == "indirect":
+            needed[inst.args[1]] = i
+    from ..ch01_graphs.symbolic import symbols
+    for i in range(len(b.insts) - 1, -1, -1):
+        op, args, _ = b.insts[i]
+        if op == "store":
+            live.add(i)
+        if i in live:
+            for a in args:
+                if type(a) is Ref:
+                    live.add(a.id)
+                elif needed and isinstance(a, Expr):
+                    live.update(needed[s] for s in symbols(a) if s in needed)
+    if len(live) == len(b.insts):
+        return tuple(b.insts)
+    renamed = {old: Ref(new) for new, old in enumerate(sorted(live))}
+    return tuple(inst._replace(args=tuple(renamed[a.id] if type(a) is Ref else a for a in inst.args))
+                 for i, inst in enumerate(b.insts) if i in live)
+
+
+def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, outputs, ops: frozenset[str] = NONE) -> None:
+    node = g.node
+    names = sorted(ops | {node.name} if node is not None else ops, key=lambda n: g.position.get(n, 0))
+    g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, finish_body(b),
+                                tuple(outputs), node.meta.get("location") if node is not None else None, tuple(names)))
+
+
+def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
+    """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`."""
+    if x.dtype not in SUPPORTED:
+        raise Unsupported(f"loops over {x.dtype}")
+    variables, index = make_vars("i", x.size, memory_order(x.size, layout.stride))
+    b = Builder()
+    b.store(name, linear(index, layout.stride, layout.offset), b.read(x, index))
+    emit_loop(g, variables, (), b, (name,), footprint(x)[0])
+
+
+def realize(g: Lowering, x: Lazy) -> Lazy:
+    """Put `x` (or, for a view, its base) into memory. Afterwards reading it is a load."""
+    if x.view is not None:
+        return x
+    if x.base is not None:
+        realize(g, x.base)
+        return x
+    name = copy_to_buffer(g, x, dense_strides(x.size, x.stride))
+    _become(x, View(name, g.program.buffers[name].layout))
+    return x
+
+
+def _become(x: Lazy, view: View) -> None:
+    x.view, x.reads, x.ops, x.heavy = view, frozenset([view.buffer]), NONE, False
+    x.stride, x.inner = view.layout.stride, loader(view.buffer, x.dtype, view.layout)
+
+
+def copy_to_buffer(g: Lowering, x: Lazy, stride) -> str:
+    """A new buffer with these strides that holds `x`."""
+    name = new_buffer(g, x.dtype, x.device, x.size, stride)
+    store_into(g, x, name, Layout(x.size, tuple(stride)))
+    return name
+
+
+def as_view(g: Lowering, x: Lazy) -> View | None:
+    """`x` as strided memory, realising its base; None for a view that strides cannot express."""
+    if x.view is None and x.base is not None:
+        base = as_view(g, x.base)
+        layout = x.relayout(base.layout) if base is not None and x.relayout is not None else None
+        if layout is not None:
+            return View(base.buffer, layout)
+        return None
+    return realize(g, x).view
+
+
+def window(g: Lowering, x: Lazy, stride=None) -> View:
+    """`x` as strided memory, copied when its own layout will not do. `stride`: the strides that are required, if any."""
+    view = as_view(g, x)
+    if view is not None and (stride is None or same_layout(x.size, view.layout.stride, stride)):
+        return view
+    name = copy_to_buffer(g, x, dense_strides(x.size, stride or x.stride))
+    return View(name, g.program.buffers[name].layout)
+
+# %% [markdown]
+# ## When to put a value into memory
+#
+# Recomputing costs reads and arithmetic in every reader; keeping costs one write and one read each, and nothing at all where
+# the scheduler fuses the readers with the writer, because then the value stays in a register. With `n` readers and `r`
+# buffers read, recomputing moves `n*r` tensors and keeping `r + 1 + n`. So a value is kept when `(n-1)*(r-1) > 2`,
+# or when its arithmetic is long; on a CPU, where `exp` costs as much as ten loads, also when it is expensive at all.
+# Casts, broadcasts, constants and single loads always stay lazy.
+
+# %%
+def worth_keeping(g: Lowering, x: Lazy, readers: int) -> bool:
+    ops, reads, heavy = footprint(x)
+    if readers < 2 or not reads or in_memory(x):
+        return False
+    elements = product(x.size)
+    big = sum(1 for name in reads if magnitude(product(g.program.buffers[name].layout.size)) * 2 > magnitude(elements))
+    return (readers - 1) * (big - 1) > 2 or len(ops) > g.options.reuse_ops or heavy and x.device.type == "cpu"
+
+
+def settle(g: Lowering, x: Lazy, node: fx.Node) -> None:
+    """Decide, right after `node` was lowered to `x`, whether it goes to memory now."""
+    if x.view is None and x.base is None and (node in g.wanted or worth_keeping(g, x, g.reuse.get(node, 0))):
+        realize(g, x)
+
+
+def make_lazy(g: Lowering, inner, operands, *, val=None, heavy: bool = False, size=None, dtype=None) -> Lazy:
+    """The result of the current node as a function of `operands`, with size, dtype and strides of its fake.
+    Operands are realised, the most expensive first, while the combined body would be too large."""
+    val = g.val if val is None else val
+    while True:
+        prints = [footprint(x) for x in operands]
+        ops = frozenset([g.node.name]).union(*[p[0] for p in prints])
+        reads = NONE.union(*[p[1] for p in prints])
+        if len(ops) <= g.options.max_ops and len(reads) <= g.options.max_reads:
+            break
+        candidates = [(len(p[0]) + 4 * len(p[1]), i) for i, (p, x) in enumerate(zip(prints, operands)) if p[0]
+                      and p[1] and not in_memory(x)]
+        if not candidates:
+            break
+        realize(g, operands[max(candidates)[1]])
+    return Lazy(sizes_of(val) if size is None else size, dtype or val.dtype, val.device, inner,
+                strides_of(val) if size is None else contiguous_strides(size), ops=ops, reads=reads,
+                heavy=heavy or any(p[2] for p in prints))
+
+
+def make_view(g: Lowering, x: Lazy, size, index_map, relayout) -> Lazy:
+    """A view of `x`: element `index` is element `index_map(index)` of `x`."""
+    def inner(b: Builder, index):
+        return b.read(x, index_map(index))
+    val = g.val if isinstance(g.val, torch.Tensor) else None
+    stride = strides_of(val) if val is not None and len(val.shape) == len(size) else contiguous_strides(size)
+    return Lazy(tuple(size), x.dtype, x.device, inner, stride, base=x, relayout=relayout)

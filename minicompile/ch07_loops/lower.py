@@ -1,0 +1,248 @@
+# %% [markdown]
+# # From operators to loops
+#
+# `lower` walks the graph once. Each ATen overload has a function in the table `LOWERINGS`, registered with
+# `@lowering(...)`, that turns lazy operands into a lazy result or emits loops. An overload that is not in
+# the table becomes an `Extern`: its ATen kernel is called on whole tensors. So coverage is complete from the first
+# day, and the table is a list of the operators that are worth fusing.
+#
+# torch.compile's Inductor has the same structure, in about fifteen thousand lines; most of the difference is hardware, layouts
+# and templates that we leave to later chapters.
+
+# %%
+from __future__ import annotations
+
+import operator
+from typing import Callable
+
+import torch
+from torch import fx
+
+from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.graph import map_args
+from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import Expr, Symbol
+from ..errors import Unsupported
+from .builder import SUPPORTED
+from .ir import Buffer, Layout, Program, View
+from .lazy import (Lazy, Lowering, Options, as_view, footprint, from_buffer, make_vars, realize, settle, sizes_of,
+                   strides_of, window)
+from .table import ANY_DTYPE, LOWERINGS, VIEWS
+from . import creation, externs, indexing, pointwise, pooling, reductions, scatters, views  # noqa: F401  (they register)
+
+aten = torch.ops.aten
+
+# %% [markdown]
+# ## Who reads what
+#
+# Before anything is lowered, one pass backwards counts the readers of each node. A view is not a reader: its own readers count for
+# the tensor it looks at.
+
+# %%
+def is_view(node: fx.Node) -> bool:
+    return node.target in VIEWS or node.target is operator.getitem
+
+
+def count_readers(g: Lowering, graph: fx.Graph) -> None:
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node.op == "call_function" and node.target not in LOWERINGS and not is_view(node):
+            g.wanted.update(node.all_input_nodes)
+        if node.op == "call_function" and is_view(node):
+            source = node.all_input_nodes[0]
+            g.reuse[source] = g.reuse.get(source, 0) + g.reuse.get(node, 0)
+            if node in g.wanted:
+                g.wanted.add(source)
+        else:
+            for source in node.all_input_nodes:
+                g.reuse[source] = g.reuse.get(source, 0) + 1
+
+# %% [markdown]
+# ## The walk
+#
+# Sizes that are symbols arrive as placeholders of their own, and as expressions inside arguments; neither needs lowering. A node that nobody
+# reads is skipped.
+
+# %%
+def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
+    """The loops and library calls that compute the functional ATen graph `gm` (every node with a fake `val`).
+
+    Mutation is allowed in one form: `aten.copy_(placeholder, value)` at the end of the graph.
+    """
+    program = Program([], {}, [], [])
+    g = Lowering(options or Options(), program)
+    count_readers(g, gm.graph)
+    copies = []
+    for position, node in enumerate(gm.graph.nodes):
+        g.node = node
+        g.position[node.name] = position
+        if node.op == "placeholder":
+            g.values[node] = lower_input(g, node)
+        elif node.op == "get_attr":
+            g.values[node] = lower_constant(g, gm, node)
+        elif node.op == "output":
+            store_copies(g, copies, node)
+            g.node = None
+            flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
+            program.outputs = [lower_output(g, gm, value) for value in flat]
+        elif node.target is aten.copy_.default:
+            copies.append(node)
+            g.values[node] = g.values[node.args[0]]
+        elif node.users or effectful(node.target):
+            g.values[node] = lower_node(g, node)
+    return program
+
+
+def effectful(target) -> bool:
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
+def lower_input(g: Lowering, node: fx.Node):
+    val = node.meta["val"]
+    g.program.inputs.append(node.name)
+    if not isinstance(val, torch.Tensor):
+        expr = expr_of(val)
+        if isinstance(expr, Expr) and len(expr.terms) == 1 and expr.const == 0:
+            (term, _), = expr.terms.items()
+            if len(term) == 1 and isinstance(term[0], Symbol):
+                g.program.symbols[node.name] = term[0]
+        return expr
+    layout = Layout(sizes_of(val), strides_of(val))
+    g.program.buffers[node.name] = Buffer(node.name, val.dtype, val.device, layout)
+    return from_buffer(g, node.name)
+
+
+def lower_constant(g: Lowering, gm: fx.GraphModule, node: fx.Node):
+    value = gm
+    for part in node.target.split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor):
+        return value
+    name = node.name
+    g.program.constants[name] = value
+    g.program.buffers[name] = Buffer(name, value.dtype, value.device, Layout(tuple(value.shape), value.stride()))
+    return from_buffer(g, name)
+
+
+def lower_node(g: Lowering, node: fx.Node):
+    """Lower one call; tensors come back as `Lazy`, sizes as `Int`, several results as a list."""
+    val = node.meta.get("val")
+    if node.target is operator.getitem:
+        return g.values[node.args[0]][node.args[1]]
+    if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+        return expr_of(val)
+    if not isinstance(node.target, torch._ops.OpOverload):
+        if val is None or isinstance(val, (bool, float, torch.SymBool, torch.SymFloat)):
+            return val
+        raise Unsupported(f"{node.target} has no loop form", node.meta.get("location"))
+    args, kwargs = map_args(lambda a: g.values[a] if isinstance(a, fx.Node) else expr_of(a), (node.args, node.kwargs))
+    rule = LOWERINGS.get(node.target)
+    out = NotImplemented
+    if rule is not None and (node.target in ANY_DTYPE or all_supported(g, node)):
+        out = rule(g, *args, **kwargs)
+    if out is NotImplemented:
+        out = externs.call_extern(g, node.target, args, kwargs)
+    return check_result(g, node, out)
+
+
+def all_supported(g: Lowering, node: fx.Node) -> bool:
+    fakes = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
+    flat = [f for v in fakes for f in (v if isinstance(v, (tuple, list)) else [v])]
+    return all(f.dtype in SUPPORTED for f in flat if isinstance(f, torch.Tensor))
+
+
+def check_result(g: Lowering, node: fx.Node, out):
+    """A lowering must give the sizes and dtypes of the fake. Then decide whether the result goes to memory."""
+    val = node.meta.get("val")
+    pairs = zip(out, val) if isinstance(val, (tuple, list)) else [(out, val)]
+    for x, fake in pairs:
+        if isinstance(x, Lazy) and isinstance(fake, torch.Tensor):
+            if x.size != sizes_of(fake) or x.dtype != fake.dtype:
+                raise AssertionError(f"{node.target}: lowered to {x.dtype}{list(x.size)}, expected {fake!r}")
+    if isinstance(out, Lazy):
+        settle(g, out, node)
+    return out
+
+# %% [markdown]
+# ## Inputs that change
+#
+# The functional graph ends with `copy_(input, new value)`. The loop that computes a new value may write straight into the input's memory,
+# under a new name that is an alias of the old one. This is what makes an optimizer step or the running statistics of a batch norm
+# update in place. It is only right when the old contents are not needed any more: if the value of another copy reads them, or the value reads
+# its own destination at *other* elements than it writes (`x.copy_(x.flip(0))`), it goes through a temporary.
+
+# %%
+def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
+    if not copies:
+        return
+    targets = {g.values[c.args[0]].view.buffer for c in copies}
+    returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
+    for node in returned:
+        if isinstance(node, fx.Node) and node.target is not aten.copy_.default and isinstance(g.values[node], Lazy):
+            protect(g, g.values[node], targets)
+    values = []
+    for copy in copies:
+        g.node = copy
+        own = g.values[copy.args[0]].view.buffer
+        value = broadcast_cast(g, g.values[copy.args[1]], copy)
+        reads = footprint(value)[1]
+        if reads & (targets - {own}) or own in reads and reads_elsewhere(g, value, own):
+            value = from_buffer(g, window_copy(g, value))
+        values.append((copy, own, value))
+    for copy, own, value in values:
+        g.node = copy
+        buffer = g.program.buffers[own]
+        view = value.view
+        if view is not None and view.buffer == own and view.layout == buffer.layout:
+            continue                                        # copied onto itself
+        from .lazy import new_buffer, store_into
+        name = new_buffer(g, buffer.dtype, buffer.device, buffer.layout.size, buffer.layout.stride, alias_of=own)
+        store_into(g, value, name, buffer.layout)
+        g.values[copy] = from_buffer(g, name)
+
+
+def broadcast_cast(g: Lowering, value: Lazy, copy: fx.Node) -> Lazy:
+    from .views import broadcast_to
+    target = g.values[copy.args[0]]
+    if value.device != target.device:
+        value = externs.move(g, value, target.device)
+    value = broadcast_to(g, value, target.size)
+    return value if value.dtype == target.dtype else pointwise.cast(g, value, target.dtype)
+
+
+def window_copy(g: Lowering, value: Lazy) -> str:
+    from .lazy import copy_to_buffer, dense_strides
+    return copy_to_buffer(g, value, dense_strides(value.size, value.stride))
+
+
+def protect(g: Lowering, value: Lazy, targets: set[str]) -> None:
+    """A returned value that still looks at an input about to change is copied out first."""
+    root = value
+    while root.view is None and root.base is not None:
+        root = root.base
+    if root.view is not None and root.view.buffer in targets:
+        name = window_copy(g, value)
+        value.view, value.base = View(name, g.program.buffers[name].layout), None
+        value.inner = from_buffer(g, name).inner
+    else:
+        realize(g, value)
+
+
+def reads_elsewhere(g: Lowering, value: Lazy, buffer: str) -> bool:
+    """Does evaluating an element of `value` load `buffer` at any position other than that element's own?"""
+    from .builder import Builder
+    from .lazy import linear
+    _, index = make_vars("i", value.size)
+    b = Builder()
+    b.read(value, index)
+    own = linear(index, g.program.buffers[buffer].layout.stride)
+    return any(inst.op == "load" and inst.args[0] == buffer and inst.args[1] != own for inst in b.insts)
+
+
+def lower_output(g: Lowering, gm: fx.GraphModule, value):
+    """What the program returns: a window on a buffer with the strides of the fake, an integer, or None."""
+    if not isinstance(value, fx.Node):
+        return expr_of(value)
+    x = g.values[value]
+    if not isinstance(x, Lazy):
+        return x
+    return as_view(g, x) or window(g, x)

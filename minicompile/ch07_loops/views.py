@@ -1,0 +1,344 @@
+# %% [markdown]
+# # Views
+#
+# A view is two functions: how an index of the view becomes an index of its base (used inside loops), and how the strides
+# of a base in memory become strides of the view (used for library calls and graph outputs). Neither moves data.
+
+# %%
+from __future__ import annotations
+
+import torch
+
+from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod, product
+from .ir import Layout, View
+from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, loader, make_view, realize, sizes_of,
+                   strides_of, window)
+from .table import lowering
+
+
+def view_of_strides(g: Lowering, x: Lazy, size, pick, relayout) -> Lazy:
+    return make_view(g, x, size, pick, relayout)
+
+
+@lowering("expand", view=True)
+def expand(g, x, size, *, implicit=False):
+    return broadcast_to(g, x, sizes_of(g.val))
+
+
+def broadcast_to(g: Lowering, x: Lazy, size) -> Lazy:
+    """`x` repeated along new dims on the left and dims of size 1: stride 0 in memory."""
+    size = tuple(size)
+    if x.size == size:
+        return x
+    skip = len(size) - len(x.size)
+    repeated = [d < skip or (x.size[d - skip] == 1 and size[d] != 1) for d in range(len(size))]
+
+    def pick(index):
+        return tuple(0 if repeated[d] else index[d] for d in range(skip, len(size)))
+
+    def relayout(base: Layout):
+        return Layout(size, tuple(0 if repeated[d] else base.stride[d - skip] for d in range(len(size))), base.offset)
+
+    return make_view(g, x, size, pick, relayout)
+
+
+@lowering("permute", view=True)
+def permute(g, x, dims):
+    dims = [d % len(x.size) for d in dims]
+    places = [dims.index(d) for d in range(len(dims))]
+
+    def relayout(base: Layout):
+        return Layout(tuple(base.size[d] for d in dims), tuple(base.stride[d] for d in dims), base.offset)
+
+    return make_view(g, x, [x.size[d] for d in dims], lambda index: tuple(index[p] for p in places), relayout)
+
+
+@lowering("transpose.int", view=True)
+def transpose(g, x, a, b):
+    dims = list(range(len(x.size)))
+    if dims:
+        dims[a], dims[b] = dims[b], dims[a]
+    return permute(g, x, dims)
+
+
+@lowering("t", "numpy_T", view=True)
+def t(g, x):
+    return permute(g, x, list(reversed(range(len(x.size)))))
+
+
+@lowering("alias", "detach", "lift_fresh", "view_as", view=True)
+def alias(g, x, *_):
+    return x
+
+# %% [markdown]
+# ## Picking
+#
+# `slice` and `select` change offsets and strides. PyTorch clamps slice bounds to the size; the size of the fake
+# already says how many elements are left.
+
+# %%
+def clamp_start(start, size) -> Int:
+    if start is None:
+        return 0
+    if isinstance(start, int) and isinstance(size, int):
+        start = start + size if start < 0 else start
+        return min(max(start, 0), size)
+    return start + size if isinstance(start, int) and start < 0 else start
+
+
+@lowering("slice.Tensor", view=True)
+def slice_(g, x, dim=0, start=None, end=None, step=1):
+    return slice_view(g, x, dim % len(x.size), clamp_start(start, x.size[dim]), sizes_of(g.val)[dim], step)
+
+
+def slice_view(g: Lowering, x: Lazy, dim: int, start: Int, length: Int, step: Int = 1) -> Lazy:
+    """`length` elements of one dim, from `start` on, every `step`-th."""
+    size = x.size[:dim] + (length,) + x.size[dim + 1:]
+
+    def pick(index):
+        return index[:dim] + (as_expr(index[dim]) * step + start,) + index[dim + 1:]
+
+    def relayout(base: Layout):
+        return Layout(size, base.stride[:dim] + (base.stride[dim] * step,) + base.stride[dim + 1:],
+                      base.offset + base.stride[dim] * start)
+
+    return make_view(g, x, size, pick, relayout)
+
+
+@lowering("select.int", view=True)
+def select(g, x, dim, index):
+    dim = dim % len(x.size)
+    where = index + x.size[dim] if isinstance(index, int) and index < 0 else index
+    return select_view(g, x, dim, where)
+
+
+def select_view(g: Lowering, x: Lazy, dim: int, where: Int) -> Lazy:
+    def relayout(base: Layout):
+        return Layout(x.size[:dim] + x.size[dim + 1:], base.stride[:dim] + base.stride[dim + 1:],
+                      base.offset + base.stride[dim] * where)
+
+    return make_view(g, x, x.size[:dim] + x.size[dim + 1:], lambda index: index[:dim] + (where,) + index[dim:], relayout)
+
+
+@lowering("split.Tensor", "split_with_sizes", "chunk", "unbind.int", view=True)
+def split(g, x, *args):
+    """Pieces along one dim, as many and as long as the fakes say."""
+    name = g.node.target._schema.name
+    dim = (args[1] if len(args) > 1 else g.node.kwargs.get("dim", 0)) if "unbind" not in name else \
+        (args[0] if args else 0)
+    dim = dim % len(x.size)
+    if "unbind" in name:
+        return [select_view(g, x, dim, i) for i in range(len(g.val))]
+    pieces, start = [], 0
+    for fake in g.val:
+        length = sizes_of(fake)[dim]
+        pieces.append(slice_view(g, x, dim, start, length))
+        start = start + length
+    return pieces
+
+
+@lowering("unsqueeze", view=True)
+def unsqueeze(g, x, dim):
+    dim = dim % (len(x.size) + 1)
+
+    def relayout(base: Layout):
+        stride = base.stride[dim] * base.size[dim] if dim < len(base.size) else 1
+        return Layout(base.size[:dim] + (1,) + base.size[dim:], base.stride[:dim] + (stride,) + base.stride[dim:],
+                      base.offset)
+
+    return make_view(g, x, x.size[:dim] + (1,) + x.size[dim:], lambda index: index[:dim] + index[dim + 1:], relayout)
+
+
+@lowering("squeeze.dims", "squeeze.dim", "squeeze.default", view=True)
+def squeeze(g, x, dims=None):
+    dims = range(len(x.size)) if dims is None else [dims] if isinstance(dims, int) else dims
+    gone = {d % len(x.size) for d in dims if x.size[d] == 1} if x.size else set()
+    kept = [d for d in range(len(x.size)) if d not in gone]
+
+    def pick(index):
+        rest = iter(index)
+        return tuple(0 if d in gone else next(rest) for d in range(len(x.size)))
+
+    def relayout(base: Layout):
+        return Layout(tuple(base.size[d] for d in kept), tuple(base.stride[d] for d in kept), base.offset)
+
+    return make_view(g, x, [x.size[d] for d in kept], pick, relayout)
+
+
+@lowering("diagonal", view=True)
+def diagonal(g, x, offset=0, dim1=0, dim2=1):
+    a, c = dim1 % len(x.size), dim2 % len(x.size)
+    kept = [d for d in range(len(x.size)) if d not in (a, c)]
+    start = (max(-offset, 0), max(offset, 0))
+    size = sizes_of(g.val)
+
+    def pick(index):
+        full: list = [0] * len(x.size)
+        for place, d in enumerate(kept):
+            full[d] = index[place]
+        full[a], full[c] = as_expr(index[-1]) + start[0], as_expr(index[-1]) + start[1]
+        return tuple(full)
+
+    def relayout(base: Layout):
+        stride = tuple(base.stride[d] for d in kept) + (base.stride[a] + base.stride[c],)
+        return Layout(size, stride, base.offset + (base.stride[a] * start[0] + base.stride[c] * start[1]
+                                                   if 0 not in size else 0))
+
+    return make_view(g, x, size, pick, relayout)
+
+
+@lowering("unfold", view=True)
+def unfold(g, x, dim, length, step):
+    if not x.size:
+        return NotImplemented
+    dim = dim % len(x.size)
+    size = sizes_of(g.val)
+
+    def pick(index):
+        return index[:dim] + (as_expr(index[dim]) * step + index[-1],) + index[dim + 1:-1]
+
+    def relayout(base: Layout):
+        return Layout(size, base.stride[:dim] + (base.stride[dim] * step,) + base.stride[dim + 1:] + (base.stride[dim],),
+                      base.offset)
+
+    return make_view(g, x, size, pick, relayout)
+
+
+@lowering("flip", view=True)
+def flip(g, x, dims):
+    """Eager copies here, as strides cannot be negative; inside a loop it is one more index map."""
+    flipped = {d % len(x.size) for d in dims} if x.size else set()
+    return make_view(g, x, x.size, lambda index: tuple(
+        x.size[d] - 1 - as_expr(i) if d in flipped else i for d, i in enumerate(index)), None)
+
+
+@lowering("roll", view=True)
+def roll(g, x, shifts, dims=()):
+    shifts, dims = ([v] if isinstance(v, int) else list(v) for v in (shifts, dims))
+    if not dims or 0 in x.size:
+        return NotImplemented
+    moves = dict.fromkeys(range(len(x.size)), 0)
+    for shift, d in zip(shifts, dims):
+        moves[d % len(x.size)] += shift
+    return make_view(g, x, x.size, lambda index: tuple(
+        mod(as_expr(i) + (-moves[d]) % x.size[d], x.size[d]) if moves[d] else i for d, i in enumerate(index)), None)
+
+# %% [markdown]
+# ## Reshaping
+#
+# A reshape keeps the order of elements. Going through the flat position always works, but leaves divisions
+# by sizes in every index. Most reshapes only split or merge neighbouring dims, so old and new dims are first cut into
+# groups with equal products: `[8, 12, 64] -> [96, 8, 8]` is `[8, 12] -> [96]` and `[64] -> [8, 8]`. Splitting a dim needs
+# no division in the index; merging dims needs one per dim, inside the group only.
+
+# %%
+def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
+    """Neighbouring dims of `old` and `new` whose products agree, as small as can be told."""
+    groups, i, j = [], 0, 0
+    while i < len(old) or j < len(new):
+        left, right, a, b = [], [], 1, 1
+        if i < len(old):
+            left, a, i = [i], old[i], i + 1
+        if j < len(new):
+            right, b, j = [j], new[j], j + 1
+        while a != b:
+            grow_left = i < len(old) and (j >= len(new) or not isinstance(a, int) or not isinstance(b, int) or a < b)
+            if not isinstance(a, int) or not isinstance(b, int):
+                return [(list(range(len(old))), list(range(len(new))))]
+            if grow_left:
+                left.append(i)
+                a, i = a * old[i], i + 1
+            elif j < len(new):
+                right.append(j)
+                b, j = b * new[j], j + 1
+            else:
+                return [(list(range(len(old))), list(range(len(new))))]
+        groups.append((left, right))
+    return groups
+
+
+@lowering("view", "_unsafe_view", "reshape", "_reshape_alias", view=True)
+def view(g, x, *_):
+    return reshape(g, x, sizes_of(g.val))
+
+
+def reshape(g: Lowering, x: Lazy, size) -> Lazy:
+    """The elements of `x`, in order, as another size of equal product."""
+    size = tuple(size)
+    if size == x.size:
+        return x
+    if 0 in size:
+        return make_view(g, x, size, lambda index: (0,) * len(x.size),
+                         lambda base: Layout(size, contiguous_strides(size), base.offset))
+    groups = dim_groups(x.size, size)
+
+    def pick(index):
+        out: list = [0] * len(x.size)
+        for left, right in groups:
+            position = linear([index[d] for d in right], contiguous_strides([size[d] for d in right]))
+            for d, stride in zip(left, contiguous_strides([x.size[d] for d in left])):
+                if x.size[d] != 1:
+                    out[d] = floordiv(position, stride)
+                    position = mod(position, stride)
+        return tuple(out)
+
+    return make_view(g, x, size, pick, lambda base: reshape_layout(base, size, groups))
+
+
+def reshape_layout(base: Layout, size, groups) -> Layout | None:
+    """Strides of a reshape, or None if a merged group of dims does not lie evenly in memory."""
+    stride: list = [1] * len(size)
+    for left, right in groups:
+        left = [d for d in left if base.size[d] != 1]
+        for outer, inner in zip(left, left[1:]):
+            if base.stride[outer] != base.stride[inner] * base.size[inner]:
+                return None
+        step = base.stride[left[-1]] if left else 1
+        for d, s in zip(right, contiguous_strides([size[d] for d in right])):
+            stride[d] = s * step
+    return Layout(size, tuple(stride), base.offset)
+
+# %% [markdown]
+# ## Memory as such
+#
+# `as_strided` speaks of storage, not of elements: it is only meaningful for a tensor that is in memory with the strides of
+# eager. `view.dtype` reads the same bytes as another dtype of equal width.
+
+# %%
+def root_of(g: Lowering, x: Lazy) -> Lazy:
+    while x.view is None and x.base is not None:
+        x = x.base
+    return realize(g, x)
+
+
+@lowering("as_strided", view=True)
+def as_strided(g, x, size, stride, storage_offset=None):
+    root = root_of(g, x)
+    node = g.node.args[0]
+    fake = node.meta["val"]
+    buffer = g.program.buffers[root.view.buffer]
+    start = 0
+    if buffer.name in g.program.inputs or buffer.name in g.program.constants:
+        source = g.program.constants.get(buffer.name)
+        if source is None:
+            source = next(n.meta["val"] for n in node.graph.nodes if n.op == "placeholder" and n.name == buffer.name)
+        start = getattr(source, "meta", source).storage_offset()
+    offset = getattr(fake, "meta", fake).storage_offset() if storage_offset is None else storage_offset
+    return from_buffer(g, buffer.name, Layout(tuple(size), tuple(stride), offset - start))
+
+
+@lowering("view.dtype", view=True)
+def view_dtype(g, x, dtype):
+    if x.dtype == dtype:
+        return x
+    if x.dtype.itemsize != dtype.itemsize or torch.bool in (x.dtype, dtype):
+        return NotImplemented
+    place = window(g, x)
+
+    def inner(b, index):
+        raw = b.load(place.buffer, linear(index, place.layout.stride, place.layout.offset), x.dtype, raw=True)
+        bits = b.emit("bitcast", (raw,), dtype)
+        return b.to_dtype(bits, torch.float32) if dtype in (torch.float16, torch.bfloat16) else bits
+
+    from .lazy import make_lazy
+    return make_lazy(g, inner, [x])

@@ -1,0 +1,219 @@
+# %% [markdown]
+# # Who touches which memory
+#
+# Two loops may become one only if nothing observable changes, and everything observable goes through memory. So fusion
+# begins with bookkeeping: for each node of the program, which buffers it reads, which it writes, and at which index. A
+# loop's body answers by itself: its `load` and `store` instructions carry the index expressions.
+#
+# Three kinds of order must be kept:
+#
+# - *read after write*: a consumer runs after its producer;
+# - *write after read*: an update in place runs after everyone who still wants the old contents;
+# - *write after write*: two updates of the same memory keep their order.
+#
+# Programs are in single-assignment form, so a name is written once. Memory is not: a buffer with `alias_of` set is the same
+# memory under a new name. The *root* of a buffer is the name at the end of the `alias_of` chain, and the last two kinds of
+# order are questions about roots.
+
+# %%
+from __future__ import annotations
+
+from typing import Iterator, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, evaluate, mul, product, substitute, symbols
+from ..ch07_loops.ir import Body, Buffer, Extern, Inst, Loop, Program, View
+
+
+class Access(NamedTuple):
+    """One load or store: `index` is in elements, over the loop's variables."""
+
+    buffer: str
+    index: Int
+    masked: bool
+    mode: str | None = None
+
+
+class _Collector:
+    """A replay handler that keeps the memory instructions and ignores the rest."""
+
+    def __init__(self):
+        self.reads, self.writes, self.bound = [], [], []
+
+    def load(self, buffer, index, mask=None, dtype=None):
+        self.reads.append(Access(buffer, as_expr(index), mask is not None))
+
+    def store(self, buffer, index, value, mode=None, mask=None, dtype=None):
+        self.writes.append(Access(buffer, as_expr(index), mask is not None, mode))
+
+    def indirect(self, value, symbol, size, dtype=None):
+        self.bound.append(symbol)
+
+
+def accesses(body: Body) -> tuple[list[Access], list[Access], list[Symbol]]:
+    """Reads, writes, and the symbols that the body binds to loaded values.
+
+    This is `replay(body, collector)`, except that only memory instructions are dispatched: nine in ten are arithmetic."""
+    collector = _Collector()
+    for op, args, dtype in body:
+        if op in ("load", "store", "indirect"):
+            getattr(collector, op)(*args)
+    return collector.reads, collector.writes, collector.bound
+
+# %% [markdown]
+# ## Rewriting a body
+#
+# Fusion renames loop variables, splits them and merges them: `i0` becomes `16*i0 + i1`. Every index expression in the body changes
+# the same way, and the algebra of chapter 1 removes the divisions that cancel.
+
+# %%
+def rewrite(body: Body, mapping: dict[Symbol, Int], buffers: dict[str, str] | None = None) -> Body:
+    """`body` with loop variables replaced by expressions, indirect symbols by symbols, and buffers renamed."""
+    buffers = buffers or {}
+    out = []
+    for op, args, dtype in body:
+        if op in ("load", "store"):
+            args = (buffers.get(args[0], args[0]), substitute(args[1], mapping), *args[2:])
+        elif op == "indirect":
+            new = mapping.get(args[1])
+            symbol = args[1] if new is None else next(iter(symbols(new)))
+            args = (args[0], symbol, substitute(args[2], mapping), *args[3:])
+        else:
+            args = tuple(substitute(a, mapping) if type(a) is Expr or type(a) is Symbol else a for a in args)
+        out.append(Inst(op, args, dtype))
+    return tuple(out)
+
+# %% [markdown]
+# ## Sizes in bytes
+#
+# The currency of fusion is bytes moved. With dynamic shapes the sizes are expressions; scores only compare, so any plausible
+# number will do for an unknown size.
+
+# %%
+SIZE_HINT = 256
+
+
+def hint(e: Int) -> int:
+    """The value of a size expression, with a plausible number for each unknown."""
+    return e if isinstance(e, int) else evaluate(e, {s.name: SIZE_HINT for s in symbols(e)})
+
+
+def storage_size(buffer: Buffer) -> Int:
+    """Elements from the first to the last addressed one, inclusive; 0 for an empty tensor."""
+    sizes = buffer.layout.size
+    if any(isinstance(s, int) and s == 0 for s in sizes):
+        return 0
+    last: Int = 1
+    for size, stride in zip(sizes, buffer.layout.stride):
+        last = last + mul(size - 1, stride)
+    return last
+
+
+def nbytes(buffer: Buffer) -> int:
+    """Bytes that the buffer occupies (estimated when sizes are symbolic)."""
+    return hint(storage_size(buffer)) * buffer.dtype.itemsize
+
+
+def nbytes_touched(buffer: Buffer, index: Int, dims: tuple[Symbol, ...]) -> int:
+    """Bytes of distinct elements that an access reaches: only variables that occur in the index count."""
+    used = symbols(index)
+    count = hint(product(d.size for d in dims if d in used))
+    return min(count * buffer.dtype.itemsize, nbytes(buffer))
+
+
+def root_of(buffers: dict[str, Buffer], name: str) -> str:
+    """The buffer whose memory `name` is."""
+    while buffers[name].alias_of is not None:
+        name = buffers[name].alias_of
+    return name
+
+# %% [markdown]
+# ## What a library call touches
+#
+# A call reads the buffers of the `View`s among its arguments, whole. In-place calls list what they write in `mutates`.
+
+# %%
+def views_of(tree) -> Iterator[View]:
+    """The `View`s in a pytree of arguments. A `View` is a tuple itself, so it must be a leaf."""
+    for leaf in pytree.tree_leaves(tree, is_leaf=lambda x: isinstance(x, View)):
+        if isinstance(leaf, View):
+            yield leaf
+
+
+def node_reads(node: Loop | Extern) -> list[str]:
+    if isinstance(node, Loop):
+        return list(dict.fromkeys(a.buffer for a in accesses(node.body)[0]))
+    return list(dict.fromkeys(v.buffer for v in views_of((node.args, node.kwargs))))
+
+
+def node_writes(node: Loop | Extern) -> list[str]:
+    return [o for o in node.outputs if o is not None]
+
+# %% [markdown]
+# ## The order that must be kept
+#
+# One sweep in program order finds all edges. `readers[name]` are the nodes that read a name. When an alias of it is written, they all come first,
+# and so does the writer of the old name, whose contents the update builds on.
+
+# %%
+def dependency_edges(nodes: list[Loop | Extern], buffers: dict[str, Buffer],
+                     reads: list[list[str]] | None = None) -> list[set[int]]:
+    """For each node, the positions of the nodes that must run before it."""
+    reads = reads or [node_reads(n) for n in nodes]
+    writer: dict[str, int] = {}
+    readers: dict[str, list[int]] = {}
+    for i, node in enumerate(nodes):
+        for name in node_writes(node):
+            writer[name] = i
+        for name in reads[i]:
+            readers.setdefault(name, []).append(i)
+    before: list[set[int]] = [set() for _ in nodes]
+    for i, node in enumerate(nodes):
+        for name in reads[i]:
+            if name in writer:
+                before[i].add(writer[name])
+        for name in node_writes(node):
+            old = buffers[name].alias_of
+            while old is not None:
+                before[i].update(readers.get(old, ()))
+                if old in writer:
+                    before[i].add(writer[old])
+                old = buffers[old].alias_of
+        before[i].discard(i)
+    return before
+
+
+def remove_dead(program: Program) -> list[Loop | Extern]:
+    """The nodes whose results are used: by an output, by another live node, or because they write memory that someone else owns
+    (an input). Stores to unused outputs of a live loop are left for the kernel to drop."""
+    owned = set(program.inputs) | set(program.constants)
+    needed = {v.buffer for v in program.outputs if isinstance(v, View)}
+    aliases: dict[str, list[str]] = {}
+    for b in program.buffers.values():
+        if b.alias_of is not None:
+            aliases.setdefault(root_of(program.buffers, b.name), []).append(b.name)
+    for root, names in aliases.items():
+        if root in owned:
+            needed.update(names)
+    live = []
+    for node in reversed(program.nodes):
+        writes = node_writes(node)
+        wanted = any(w in needed for w in writes) or (isinstance(node, Extern) and _has_effect(node))
+        if not wanted:
+            continue
+        live.append(node)
+        needed.update(node_reads(node))
+        for w in writes:
+            old = program.buffers[w].alias_of
+            if old is not None:
+                needed.add(old)
+    return live[::-1]
+
+
+def _has_effect(node: Extern) -> bool:
+    schema = getattr(node.op, "_schema", None)
+    if torch.Tag.nondeterministic_seeded in getattr(node.op, "tags", ()):
+        return True                                     # it advances the generator: later random numbers depend on it
+    return bool(schema is not None and not schema.returns)

@@ -1,0 +1,406 @@
+# %% [markdown]
+# # Fusion
+#
+# On a modern device, arithmetic is nearly free and memory is not: an H100 does some 300 float32 operations in the time it moves one
+# float. A chain of ten pointwise operators run one by one reads and writes everything ten times; as one kernel it reads once and
+# writes once. That is most of what a compiler gains on models whose matrix products are already optimal.
+#
+# This module decides which loops become one kernel. It is greedy: among all pairs of groups that share memory, fuse the pair that saves
+# the most bytes, then look again. Greedy is not optimal; finding the best partition is NP-hard, and the graphs are good-natured.
+# torch.compile's scheduler works the same way, with more heuristics.
+#
+# Every pair that was looked at leaves a `Decision` with its reason, so "why were these not fused?" has an answer.
+
+# %%
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+
+from ..ch01_graphs.symbolic import Int, Symbol, mul, product, substitute, symbols
+from ..ch07_loops.ir import Extern, Loop, Program, View
+from .dependencies import (accesses, dependency_edges, hint, nbytes, nbytes_touched, node_reads, node_writes,
+                           remove_dead, rewrite, root_of)
+from .iteration import (Space, combine, merge_dims, pieces_by_access, pieces_in_order, roles_agree)
+from .kernel import Kernel
+from .memory import MemoryPlan, order_for_memory, plan_memory
+
+
+class Decision(NamedTuple):
+    """What became of one candidate pair. `a`, `b`: names of the loops, joined by + where already fused."""
+
+    a: str
+    b: str
+    accepted: bool
+    score: int
+    reason: str
+
+
+@dataclass
+class FusionOptions:
+    """Limits of one kernel: more arguments or instructions cost registers and compile time."""
+
+    enabled: bool = True
+    max_buffers: int = 48
+    max_instructions: int = 900
+    max_loops: int = 64
+    max_distance: int = 100
+    reuse_memory: bool = True
+
+
+@dataclass
+class Schedule:
+    """The program as launches in order, with its allocation plan and the reasons for its shape."""
+
+    program: Program
+    steps: list[Kernel | Extern]
+    plan: MemoryPlan
+    decisions: list[Decision] = field(default_factory=list)
+
+# %% [markdown]
+# ## Groups
+#
+# A `Group` is a kernel in the making: members, the common nest, and its memory accesses rewritten to that nest. Bodies stay
+# as they are until the end; each member only keeps the substitution that leads from its own variables to the nest, because a loop may be
+# re-aligned several times on the way. Library calls are groups that never fuse.
+
+# %%
+@dataclass
+class Group:
+    members: list[int]
+    space: Space | None                              # None for a library call
+    device: torch.device | None = None
+    mapping: dict[int, dict[Symbol, Int]] = field(default_factory=dict)
+    reads: dict[str, set[Int]] = field(default_factory=dict)
+    writes: dict[str, Int] = field(default_factory=dict)
+    guarded: set[str] = field(default_factory=set)   # read under a mask or at a loaded index: only memory will do
+    scattered: set[str] = field(default_factory=set)  # written at a loaded index, atomically, or under a mask
+    wide_reads: set[str] = field(default_factory=set)  # read by loops that cover the reduction dimensions
+    instructions: int = 0
+    successors: set[int] = field(default_factory=set)
+    ancestors: int = 0                               # bit i: group i must run before
+
+    @property
+    def reduces(self) -> bool:
+        return bool(self.space and self.space.rvars)
+
+
+def make_group(i: int, node: Loop | Extern, buffers) -> Group:
+    """The group of one node, with its variables renamed to i0, i1, ... and r0, r1, ..."""
+    if isinstance(node, Extern):
+        return Group([i], None)
+    names = {v: Symbol(f"i{k}", v.size) for k, v in enumerate(node.vars)}
+    rnames = {v: Symbol(f"r{k}", v.size) for k, v in enumerate(node.reduction_vars)}
+    space = Space(tuple(names.values()), tuple(rnames.values()))
+    mapping = {v: s.expr for v, s in {**names, **rnames}.items()}
+    identity = all(v.name == s.name for v, s in {**names, **rnames}.items())
+    group = Group([i], space, buffers[node.outputs[0]].device, {i: mapping}, instructions=len(node.body))
+    reads, writes, bound = accesses(node.body)
+    known = set(mapping)
+    for a in reads:
+        index = a.index if identity else substitute(a.index, mapping)
+        group.reads.setdefault(a.buffer, set()).add(index)
+        if a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
+            group.guarded.add(a.buffer)
+    if space.rvars:
+        group.wide_reads = set(group.reads)
+    for a in writes:
+        group.writes[a.buffer] = a.index if identity else substitute(a.index, mapping)
+        if a.mode is not None or a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
+            group.scattered.add(a.buffer)
+    return group
+
+# %% [markdown]
+# ## Finding a common nest
+#
+# A reduction dictates the nest, and a pointwise loop adapts: either it covers the output dimensions, or output and reduction dimensions
+# together. Between two pointwise loops the earlier one is the base. Evidence is tried first: the buffers that both touch, those written by one and
+# read by the other before those that both read. Whatever alignment results, it counts only if every value that flows from
+# `a` to `b` is read at the index at which it was written.
+
+# %%
+def find_alignment(a: Group, b: Group, shared: list[str]):
+    """(alignment, a_is_base) or a reason why there is none."""
+    flip = b.reduces and not a.reduces
+    base, other = (b, a) if flip else (a, b)
+    if base.reduces and not other.reduces:
+        numel = product(d.size for d in other.space.vars)
+        if numel == product(d.size for d in base.space.all):
+            dims = base.space.all
+        elif numel == product(d.size for d in base.space.vars):
+            dims = base.space.vars
+        else:
+            return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
+    else:
+        dims = base.space.all
+        if product(d.size for d in base.space.vars) != product(d.size for d in other.space.vars) or \
+                product(d.size for d in base.space.rvars) != product(d.size for d in other.space.rvars):
+            return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
+    tried = set()
+    reason = f"no common refinement of {_sizes(a)} and {_sizes(b)}"
+    for pieces in _candidates(base, other, dims, shared):
+        if pieces is None or tuple(pieces) in tried or not roles_agree(base.space, other.space, pieces) and other.reduces:
+            continue
+        tried.add(tuple(pieces))
+        if dims is not base.space.all:
+            pieces = pieces_with_rest(pieces, base.space.rvars)
+        alignment = combine(base.space, pieces)
+        bad = _first_mismatch(a, b, alignment, flip)
+        if bad is None:
+            return alignment, not flip
+        reason = f"{bad} is read at another index than it was written"
+    return reason
+
+
+def _candidates(base: Group, other: Group, dims, shared):
+    for name in shared:
+        indices = [[g.writes[name]] if name in g.writes else list(g.reads.get(name, ()))[:1] for g in (base, other)]
+        if indices[0] and indices[1]:
+            yield pieces_by_access(indices[0][0], dims, indices[1][0], other.space.all)
+    yield pieces_in_order(dims, other.space.all)
+
+
+def pieces_with_rest(pieces, rest):
+    """Dimensions of the base that the other loop does not have stay whole."""
+    from .iteration import Piece
+    return pieces + [Piece(d, Symbol("_none_" + d.name, d.size), d.size) for d in rest]
+
+
+def _first_mismatch(a: Group, b: Group, alignment, flip) -> str | None:
+    map_a, map_b = (alignment.other, alignment.base) if flip else (alignment.base, alignment.other)
+    for name, index in a.writes.items():
+        if name in b.reads:
+            at = substitute(index, map_a)
+            if any(substitute(e, map_b) != at for e in b.reads[name]):
+                return name
+    return None
+
+
+def _sizes(g: Group) -> str:
+    text = "x".join(str(d.size) for d in g.space.vars) or "1"
+    return text + (" reducing " + "x".join(str(d.size) for d in g.space.rvars) if g.space.rvars else "")
+
+# %% [markdown]
+# ## May they be one kernel?
+#
+# Cheap tests first. Then the cycle test: `a` and `b` may not fuse if some third group must run after one and before the
+# other. With `ancestors` as bit sets this is one AND: a direct successor of `a` that is an ancestor of `b`.
+
+# %%
+class _Fuser:
+    """The state of one run: groups by id (the position of their first member), union-find over positions."""
+
+    def __init__(self, program: Program, nodes, options: FusionOptions):
+        self.program, self.nodes, self.options = program, nodes, options
+        self.buffers = program.buffers
+        self.groups = {i: make_group(i, n, self.buffers) for i, n in enumerate(nodes)}
+        self.parent = list(range(len(nodes)))
+        self.decisions: dict[tuple, Decision] = {}
+        self.root = {name: root_of(self.buffers, name) for name in self.buffers}
+        self.aliased = {self.root[n] for n, b in self.buffers.items() if b.alias_of is not None}
+        self.readers: dict[str, set[int]] = defaultdict(set)
+        self.writer: dict[str, int] = {}
+        reads = [list(g.reads) if g.space else node_reads(nodes[i]) for i, g in self.groups.items()]
+        for i, names in enumerate(reads):
+            for name in names:
+                self.readers[name].add(i)
+            for name in node_writes(nodes[i]):
+                self.writer[name] = i
+        before = dependency_edges(nodes, self.buffers, reads)
+        for i, earlier in enumerate(before):
+            for j in earlier:
+                self.groups[j].successors.add(i)
+                self.groups[i].ancestors |= self.groups[j].ancestors | (1 << j)
+
+    def find(self, i: int) -> int:
+        while self.parent[i] != i:
+            self.parent[i] = self.parent[self.parent[i]]
+            i = self.parent[i]
+        return i
+
+    def name(self, g: Group) -> str:
+        names = [self.nodes[i].name for i in g.members[:6]]
+        return "+".join(names) + ("+..." if len(g.members) > 6 else "")
+
+
+def makes_cycle(groups: dict[int, Group], a: int, b: int) -> bool:
+    """Is there a third group on a path from a to b, or from b to a?"""
+    for x, y in ((a, b), (b, a)):
+        above = groups[y].ancestors
+        if any(s != y and above >> s & 1 for s in groups[x].successors):
+            return True
+    return False
+
+# %% [markdown]
+# ## Memory hazards
+#
+# In-place updates make fusing delicate. Inside one kernel, different elements run in any order, so a write may be seen by a read of another
+# element. It is safe when each element of the memory is read and written only at the same index by the same iteration, and the nest is not walked
+# twice: a reduction kernel walks its rows several times, and the second walk would read what the first one wrote. Scatters write
+# anywhere; nobody else in the kernel may touch their memory.
+
+# %%
+def hazard(f: _Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str | None:
+    """Why fusing would break the order of accesses to shared memory, or None."""
+    if f.aliased.isdisjoint(f.root[n] for n in (*a.writes, *b.writes)):
+        return None
+    map_a, map_b = ({}, {}) if alignment is None else \
+        (alignment.base, alignment.other) if a_is_base else (alignment.other, alignment.base)
+    reduces = a.reduces or b.reduces
+    for x, y, map_x, map_y in ((a, b, map_a, map_b), (b, a, map_b, map_a)):
+        for name, index in x.writes.items():
+            root = f.root[name]
+            if root not in f.aliased:
+                continue
+            for other in y.writes:
+                if f.root[other] == root:
+                    return f"both write the memory of {root}"
+            for other, indices in y.reads.items():
+                if f.root[other] != root:
+                    continue
+                if name in x.scattered or other in y.guarded:
+                    return f"{root} is updated at computed positions"
+                if reduces and other != name and (other in y.wide_reads or _is_wide(y, x)):
+                    return f"{root} would be read again after its update"
+                if alignment is not None:
+                    at = substitute(index, map_x)
+                    if any(substitute(e, map_y) != at for e in indices):
+                        return f"{root} is read at another index than it is updated"
+    return None
+
+
+def _is_wide(y: Group, x: Group) -> bool:
+    """A pointwise group that would run over the reduction dimensions of x."""
+    return not y.reduces and product(d.size for d in y.space.vars) != product(d.size for d in x.space.vars)
+
+# %% [markdown]
+# ## The score
+#
+# Bytes saved: each value that flows from `a` to `b` is not read again, and if nobody else wants it, not written at all. Each buffer
+# read by both, at the same index, is read once instead of twice.
+
+# %%
+def shared_buffers(a: Group, b: Group) -> tuple[list[str], list[str]]:
+    """(buffers flowing from a to b, buffers read by both)."""
+    flows = [n for n in a.writes if n in b.reads]
+    small, large = (a, b) if len(a.reads) <= len(b.reads) else (b, a)
+    return flows, [n for n in small.reads if n in large.reads]
+
+
+def score(f: _Fuser, a: Group, b: Group, flows, common) -> int:
+    members = set(b.members)
+    total = 0
+    for n in flows:
+        size = nbytes(f.buffers[n])
+        total += size if f.readers[n] - members else 2 * size
+    for n in common:
+        if not a.reads[n].isdisjoint(b.reads[n]):
+            total += nbytes(f.buffers[n])
+        else:
+            total += nbytes(f.buffers[n]) // 2
+    return total
+
+
+def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
+    """Fuse groups ia and ib if that is legal and useful; either way, record why."""
+    a, b = f.groups[ia], f.groups[ib]
+    if b.ancestors >> ia & 1 == 0 and (a.ancestors >> ib & 1 or ib < ia):
+        ia, ib, a, b = ib, ia, b, a
+    key = (f.name(a), f.name(b), len(a.members), len(b.members))
+    flows, common = shared_buffers(a, b)
+    points = score(f, a, b, flows, common)
+
+    def refuse(reason):
+        f.decisions[key] = Decision(key[0], key[1], False, points, reason)
+        return False
+
+    if a.device != b.device:
+        return refuse("different devices")
+    if len(a.members) + len(b.members) > f.options.max_loops or \
+            a.instructions + b.instructions > f.options.max_instructions:
+        return refuse("the kernel would be too long")
+    if len(a.reads.keys() | b.reads.keys() | a.writes.keys() | b.writes.keys()) > f.options.max_buffers and len(
+            a.reads.keys() | b.reads.keys()) > f.options.max_buffers // 2:
+        return refuse("the kernel would have too many arguments")
+    for n in flows:
+        if n in a.scattered:
+            return refuse(f"{n} is written at computed positions, so it is complete only when the kernel ends")
+        if n in b.guarded:
+            return refuse(f"{n} is read under a mask or at a computed position")
+    if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
+            abs(b.members[-1] - a.members[0]) > f.options.max_distance:
+        return refuse("far apart in the program: intermediates would have to live longer")
+    if makes_cycle(f.groups, ia, ib):
+        return refuse("something between them needs one and feeds the other")
+    same = a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
+        all(x.size == y.size for x, y in zip(a.space.all, b.space.all)) and \
+        all(b.reads[n] == {a.writes[n]} for n in flows) and all(a.reads[n] == b.reads[n] for n in common)
+    alignment, a_is_base = None, True
+    if not same:
+        found = find_alignment(a, b, flows + common)
+        if isinstance(found, str):
+            return refuse(found)
+        alignment, a_is_base = found
+    if (problem := hazard(f, a, b, alignment or _identity(a), a_is_base)) is not None:
+        return refuse(problem)
+    f.decisions[key] = Decision(key[0], key[1], True, points,
+                                "vertical: " + ", ".join(flows) if flows else "horizontal: both read " + ", ".join(common))
+    merge(f, ia, ib, alignment, a_is_base)
+    return True
+
+
+def _identity(a: Group):
+    from .iteration import Alignment
+    return Alignment(a.space, {}, {})
+
+# %% [markdown]
+# ## Merging two groups
+
+# %%
+def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:
+    """Rewrite a group's accesses and its members' substitutions."""
+    if all(isinstance(e, int) is False and e == s.expr for s, e in mapping.items()):
+        return
+    g.reads = {n: {substitute(e, mapping) for e in es} for n, es in g.reads.items()}
+    g.writes = {n: substitute(e, mapping) for n, e in g.writes.items()}
+    g.mapping = {i: {s: substitute(e, mapping) for s, e in m.items()} for i, m in g.mapping.items()}
+
+
+def merge(f: _Fuser, ia: int, ib: int, alignment, a_is_base: bool) -> None:
+    """Fold group ib into ia, and keep the ancestor sets of everybody right."""
+    a, b = f.groups[ia], f.groups[ib]
+    wide = set(a.wide_reads | b.wide_reads)
+    if alignment is not None:
+        base, other = (a, b) if a_is_base else (b, a)
+        if base.reduces and not other.reduces and any(
+                not symbols(e).isdisjoint(alignment.space.rvars) for e in alignment.other.values()):
+            wide |= set(other.reads)
+        _apply(base, alignment.base)
+        _apply(other, alignment.other)
+        a.space = alignment.space
+    for n, es in b.reads.items():
+        a.reads[n] = a.reads[n] | es if n in a.reads else es
+    a.writes.update(b.writes)
+    a.mapping.update(b.mapping)
+    a.guarded |= b.guarded
+    a.scattered |= b.scattered
+    a.wide_reads = wide
+    a.instructions += b.instructions
+    a.members = sorted(a.members + b.members)
+    bits = (1 << ia) | (1 << ib)
+    nothing_new = all(s == ib or f.groups[s].ancestors >> ib & 1 for s in a.successors)
+    above = (a.ancestors | b.ancestors) & ~bits
+    a.successors = (a.successors | b.successors) - {ia, ib}
+    a.ancestors = above
+    del f.groups[ib]
+    f.parent[ib] = ia
+    for i, g in f.groups.items():
+        if g.ancestors & bits:
+            g.ancestors |= above | bits if not nothing_new else bits
+        if ib in g.successors:
+            g.successors.discard(ib)
+            g.successors.add(ia)

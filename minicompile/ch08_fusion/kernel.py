@@ -1,0 +1,56 @@
+# %% [markdown]
+# # What fusion hands to the code generators
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..ch01_graphs.symbolic import Symbol
+from ..ch07_loops.ir import Buffer, Loop
+
+# %% [markdown]
+# A `Kernel` is a group of loops that run over one common iteration space, in order. Each loop's body has been rewritten to the kernel's own
+# variables, so both code generators see one set of names: `vars` (with sizes) for the output dimensions and `reduction_vars`.
+# A loop in the group is one of three things: *pointwise over `vars`* (no reduction variables), *pointwise over `vars x reduction_vars`* (the elements that a
+# reduction consumes or that are computed from its result), or a *reduction*.
+#
+# `local` names buffers that live only inside the kernel: nothing outside reads them, so they are never stored. Where a loop reads a local buffer,
+# the code generator uses the value in its register; if the register belongs to an earlier reduction loop over the same elements, it replays the
+# producer's body instead, which recomputes the value from its own loads. A buffer that a kernel writes is read inside the same kernel
+# only at the very index it was written, and never under a mask.
+
+# %%
+@dataclass
+class Kernel:
+    """Loops fused into one launch."""
+
+    name: str
+    device: torch.device
+    vars: tuple[Symbol, ...]
+    reduction_vars: tuple[Symbol, ...]
+    loops: list[Loop]                       # in order; loop.vars is `vars` or `vars + reduction_vars`, loop.reduction_vars is () or all
+    local: frozenset[str]                   # buffers that are never stored
+    buffers: dict[str, Buffer]              # every buffer that a body mentions
+    inputs: tuple[str, ...]                 # buffers read from outside, in argument order
+    outputs: tuple[str, ...]                # buffers written and visible outside, in argument order
+    symbols: tuple[Symbol, ...] = ()        # size symbols, last in argument order
+    origins: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)   # why each loop is here
+
+# %% [markdown]
+# A code generator answers with a `KernelSource`. Its text must not depend on the names of the buffers it will be called with
+# (fusion renames them to `in0`, `out0`, `tmp0` before it asks), so that the twelve equal layers of a transformer share one compiled kernel.
+
+# %%
+@dataclass
+class KernelSource:
+    """Source text of one kernel. `args`: buffer names, then names of size symbols, in call order: tensors, then ints."""
+
+    name: str
+    language: str                           # "triton", "cpp" or "reference"
+    code: str
+    args: tuple[str, ...]
+    options: dict = field(default_factory=dict)   # grid, num_warps, candidate configurations, ...

@@ -1,0 +1,129 @@
+# %% [markdown]
+# # Helpers that travel with a kernel
+#
+# Some operations take more than one expression. They are functions here, in the Triton language; `emit` puts the text of those that a
+# kernel calls in front of it, decorated. A kernel's text is then complete: it can be read, hashed, sent to another process and compiled
+# there without importing this package. This module itself never imports Triton, so that it loads on machines without it:
+# `tl` and `libdevice` are names that exist where the text ends up.
+
+# %%
+from __future__ import annotations
+
+import inspect
+import re
+
+# ruff: noqa: F821
+
+
+def nan_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+def nan_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+def multiply(a, b):
+    return a * b
+
+
+def bit_or(a, b):
+    return a | b
+
+
+def bit_and(a, b):
+    return a & b
+
+# %% [markdown]
+# ## Division and powers with Python's signs
+#
+# The float version follows eager: take the exact remainder first, then divide what is left, which is close to an integer, and round.
+
+# %%
+def int_floordiv(a, b):
+    quotient = a // b
+    remainder = a - quotient * b
+    return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), quotient - 1, quotient)
+
+
+def int_remainder(a, b):
+    remainder = a % b
+    return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
+
+
+def float_remainder(a, b):
+    remainder = libdevice.fmod(a, b)
+    return tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), remainder + b, remainder)
+
+
+def float_floordiv(a, b):
+    remainder = libdevice.fmod(a, b)
+    quotient = (a - remainder) / b
+    quotient = tl.where((remainder != 0) & ((remainder < 0) != (b < 0)), quotient - 1, quotient)
+    floor = tl.floor(quotient)
+    floor = tl.where(quotient - floor > 0.5, floor + 1, floor)
+    return tl.where(b == 0, a / b, tl.where(quotient == 0, libdevice.copysign(floor, a / b), floor))
+
+
+def int_pow(base, exponent):
+    result = base * 0 + 1
+    power = base
+    rest = exponent
+    for _ in tl.static_range(63):
+        result = tl.where((rest & 1) != 0, result * power, result)
+        power = power * power
+        rest = rest >> 1
+    sign = tl.where((exponent & 1) != 0, base, base * 0 + 1)
+    inverse = tl.where((base == 1) | (base == -1), sign, base * 0)
+    return tl.where(exponent < 0, inverse, result)
+
+
+def digamma(x):
+    reflected = x < 0.5
+    z = tl.where(reflected, 1 - x, x)
+    shift = z * 0
+    for _ in tl.static_range(8):
+        small = z < 8
+        shift = tl.where(small, shift + 1 / z, shift)
+        z = tl.where(small, z + 1, z)
+    y = 1 / (z * z)
+    series = y * (1 / 12 - y * (1 / 120 - y * (1 / 252 - y * (1 / 240 - y * (1 / 132 - y * (691 / 32760 - y / 12))))))
+    value = tl.log(z) - 0.5 / z - series - shift
+    angle = x - tl.floor(x)
+    value = tl.where(reflected, value - 3.141592653589793 / libdevice.tan(3.141592653589793 * angle), value)
+    return tl.where(x == 0, libdevice.copysign(x * 0 + float("inf"), -1 / x), value)
+
+# %% [markdown]
+# ## Random numbers
+#
+# Eager on CUDA draws from Philox4x32-10, a *counter-based* generator: ten rounds of multiplication and xor turn (seed, counter)
+# into four 32-bit numbers, with no state to carry. The counter is made of the thread number and of how often that thread has drawn, so
+# element number `index` of a kernel has its numbers without knowing any other's. A 32-bit number `n` becomes a float by `n / 2^32 + 1 / 2^33`, in (0, 1].
+#
+# Which thread draws for which element is eager's launch configuration. In its vectorised dropout (`VEC` elements per thread at a time, `THREADS` threads in the
+# grid) element `e` is component `e % 4` of draw `e / VEC / THREADS` of thread `e / VEC % THREADS`.
+
+# %%
+def philox_uniform(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr):
+    group = index // VEC
+    thread = group % THREADS
+    draw = offset // 4 + (group // THREADS) * ((VEC + 3) // 4) + (index % VEC) // 4
+    low = (draw & 0xffffffff).to(tl.uint32)
+    high = ((draw >> 32) & 0xffffffff).to(tl.uint32)
+    lane = (thread & 0xffffffff).to(tl.uint32)
+    zero = lane * 0
+    low = low + zero
+    high = high + zero
+    a, b, c, d = tl.philox(seed, low, high, lane, zero)
+    component = index % VEC % 4
+    bits = tl.where(component == 0, a, tl.where(component == 1, b, tl.where(component == 2, c, d)))
+    return bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
+
+# %%
+HELPERS = {name: f for name, f in list(globals().items()) if inspect.isfunction(f)}
+
+
+def prelude_for(code: str) -> str:
+    """The source of the helpers that `code` mentions, each decorated with `@triton.jit`."""
+    used = set(re.findall(r"\b[a-z_]+\b", code))
+    return "".join(f"@triton.jit\n{inspect.getsource(f)}\n\n" for name, f in HELPERS.items() if name in used)

@@ -1,0 +1,277 @@
+# %% [markdown]
+# # Scalar operations in C++
+#
+# A loop body is a list of scalar operations, and each becomes one C++ expression. What makes this a page and not a line is that C++ and
+# PyTorch disagree in the corners: integer division rounds to zero in C++ and down in Python, `fmax` drops NaNs and `torch.maximum` keeps
+# them, shifting an `int` by 40 is undefined, and an `int8 + int8` is an `int`. Each rule here states PyTorch's meaning.
+#
+# A second concern shapes every rule: the expression must *vectorise*. The compiler turns a loop into vector instructions only if it contains
+# no calls and no branches, so choices are written `?:`, and transcendental functions come from `prelude.h`, where they are polynomials.
+
+# %%
+from __future__ import annotations
+
+import math
+import struct
+from typing import Callable
+
+import torch
+
+from ..errors import Unsupported
+
+MEMORY_TYPE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "uint16_t", torch.float16: "uint16_t",
+               torch.int64: "int64_t", torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t",
+               torch.uint8: "uint8_t", torch.bool: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t",
+               torch.uint64: "uint64_t"}
+HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def memory_type(dtype: torch.dtype) -> str:
+    """The C++ type of an element in memory. Raises Unsupported for complex, float8 and quantized types."""
+    if dtype not in MEMORY_TYPE:
+        raise Unsupported(f"the C++ backend has no type for {dtype}")
+    return MEMORY_TYPE[dtype]
+
+
+def register_type(dtype: torch.dtype) -> str:
+    """The C++ type of a value being computed: half types live in registers as float, booleans as bool."""
+    return "float" if dtype in HALVES else "bool" if dtype is torch.bool else memory_type(dtype)
+
+
+def literal(value: float | int | bool, dtype: torch.dtype) -> str:
+    """A C++ constant of `dtype`; floats are printed with enough digits to be exact."""
+    if dtype is torch.bool:
+        return "true" if value else "false"
+    if not (dtype.is_floating_point):
+        value = int(value)
+        return f"({register_type(dtype)}){value}" if value != -2**63 else "(-9223372036854775807L - 1)"
+    value = float(value)
+    single = register_type(dtype) == "float"
+    if single and math.isfinite(value):
+        try:
+            value = struct.unpack("f", struct.pack("f", value))[0]
+        except OverflowError:
+            value = math.copysign(math.inf, value)
+    if math.isnan(value):
+        return "MC_NAN" if single else "(double)MC_NAN"
+    if math.isinf(value):
+        text = "MC_INF" if single else "(double)MC_INF"
+        return text if value > 0 else "-" + text
+    text = f"{value:.9g}" if single else repr(value)
+    text += "" if any(c in text for c in ".e") else ".0"
+    return text + ("f" if single else "")
+
+# %% [markdown]
+# ## The table
+#
+# `@cpp_op(names...)` registers a rule `(dtype, args, arg_dtypes) -> text`; `dtype` is that of the result.
+
+# %%
+Rule = Callable[[torch.dtype, list, list], str]
+CPP_OPS: dict[str, Rule] = {}
+EXPENSIVE = frozenset("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv "
+                      "lgamma digamma sigmoid pow atan2".split())
+
+
+def cpp_op(*names: str):
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            CPP_OPS[name] = rule
+        return rule
+    return register
+
+
+def form(name: str, text: str) -> None:
+    """Register an operation that is one expression of its arguments `{0}`, `{1}`, with `{t}` the result's type."""
+    CPP_OPS[name] = lambda dtype, args, arg_dtypes: text.format(*args, t=register_type(dtype))
+
+
+def operation(op: str, dtype: torch.dtype, args: list[str], arg_dtypes: list[torch.dtype]) -> str:
+    """The C++ expression for one scalar operation. Raises Unsupported if there is no rule."""
+    if op not in CPP_OPS:
+        raise Unsupported(f"the C++ backend has no operation {op!r}")
+    return CPP_OPS[op](dtype, args, arg_dtypes)
+
+
+for _name, _text in {
+    "add": "({t})({0} + {1})", "sub": "({t})({0} - {1})", "mul": "({t})({0} * {1})", "truediv": "{0} / {1}",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)",
+    "logical_xor": "({0} != 0) ^ ({1} != 0)", "logical_not": "{0} == 0",
+    "bitwise_and": "({t})({0} & {1})", "bitwise_or": "({t})({0} | {1})", "bitwise_xor": "({t})({0} ^ {1})",
+    "lshift": "mc_shl<{t}>({0}, {1})", "rshift": "mc_shr<{t}>({0}, {1})",
+    "maximum": "mc_max<{t}>({0}, {1})", "minimum": "mc_min<{t}>({0}, {1})", "where": "{0} ? {1} : {2}",
+    "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}", "identity": "{0}",
+}.items():
+    form(_name, _text)
+
+for _name in "exp exp2 expm1 log log2 log10 log1p tanh erf sin cos sigmoid".split():
+    form(_name, f"mc_{_name}({{0}})")
+
+# %% [markdown]
+# Functions without a polynomial of ours are calls into libm: right, but one element at a time.
+
+# %%
+def _suffix(dtype: torch.dtype) -> str:
+    return "f" if register_type(dtype) == "float" else ""
+
+
+def _libm(name: str, function: str, arity: int = 1) -> None:
+    arguments = ", ".join(f"{{{i}}}" for i in range(arity))
+    CPP_OPS[name] = lambda dtype, args, arg_dtypes: f"__builtin_{function}{_suffix(dtype)}({arguments.format(*args)})"
+
+
+for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc".split():
+    _libm(_name, _name)
+_libm("round", "rint")
+for _name in "atan2 hypot copysign nextafter".split():
+    _libm(_name, _name, 2)
+form("digamma", "({t})mc_digamma({0})")
+form("erfinv", "({t})mc_erfinv({0})")
+
+
+@cpp_op("rsqrt")
+def _rsqrt(dtype, args, arg_dtypes):
+    return f"({register_type(dtype)})1 / __builtin_sqrt{_suffix(dtype)}({args[0]})"
+
+
+@cpp_op("neg")
+def _neg(dtype, args, arg_dtypes):
+    return f"({register_type(dtype)})(-{args[0]})"
+
+
+@cpp_op("abs")
+def _abs(dtype, args, arg_dtypes):
+    if dtype.is_floating_point:
+        return f"__builtin_fabs{_suffix(dtype)}({args[0]})"
+    return f"({register_type(dtype)})({args[0]} < 0 ? -{args[0]} : {args[0]})" if dtype.is_signed else args[0]
+
+
+@cpp_op("sign")
+def _sign(dtype, args, arg_dtypes):
+    x = args[0]
+    return f"({register_type(dtype)})(({x} > 0) - ({x} < 0))"
+
+
+@cpp_op("isinf")
+def _isinf(dtype, args, arg_dtypes):
+    return f"__builtin_fabs{_suffix(arg_dtypes[0])}({args[0]}) == MC_INF" if arg_dtypes[0].is_floating_point else "false"
+
+
+@cpp_op("signbit")
+def _signbit(dtype, args, arg_dtypes):
+    if not arg_dtypes[0].is_floating_point:
+        return f"{args[0]} < 0"
+    bits = "int32_t" if _suffix(arg_dtypes[0]) else "int64_t"
+    return f"mc_bits<{bits}>({args[0]}) < 0"
+
+
+@cpp_op("bitwise_not")
+def _bitwise_not(dtype, args, arg_dtypes):
+    return f"!{args[0]}" if dtype is torch.bool else f"({register_type(dtype)})(~{args[0]})"
+
+# %% [markdown]
+# ## Division
+#
+# An integer division by zero stops a C++ program; in PyTorch it raises. So an integer divisor that is not a non-zero constant passes through
+# `mc_divisor`, which notes the problem for the caller and divides by one instead.
+
+# %%
+def _nonzero(text: str, dtype: torch.dtype) -> str:
+    number = text[text.rfind(")") + 1:]
+    constant = number.lstrip("-").isdigit() and int(number) != 0
+    return text if constant else f"mc_divisor<{register_type(dtype)}>({text}, problem)"
+
+
+@cpp_op("floordiv")
+def _floordiv(dtype, args, arg_dtypes):
+    t = register_type(dtype)
+    return f"mc_floordiv<{t}>({args[0]}, {args[1]})" if dtype.is_floating_point else \
+        f"mc_ifloordiv<{t}>({args[0]}, {_nonzero(args[1], dtype)})"
+
+
+@cpp_op("remainder")
+def _remainder(dtype, args, arg_dtypes):
+    t = register_type(dtype)
+    return f"mc_mod<{t}>({args[0]}, {args[1]})" if dtype.is_floating_point else f"mc_imod<{t}>({args[0]}, {_nonzero(args[1], dtype)})"
+
+
+@cpp_op("truncdiv")
+def _truncdiv(dtype, args, arg_dtypes):
+    return f"__builtin_trunc{_suffix(dtype)}({args[0]} / {args[1]})" if dtype.is_floating_point else \
+        f"({register_type(dtype)})({args[0]} / {_nonzero(args[1], dtype)})"
+
+
+@cpp_op("fmod")
+def _fmod(dtype, args, arg_dtypes):
+    return f"__builtin_fmod{_suffix(dtype)}({args[0]}, {args[1]})" if dtype.is_floating_point else \
+        f"({register_type(dtype)})({args[0]} % {_nonzero(args[1], dtype)})"
+
+
+_POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})"}
+
+
+@cpp_op("pow")
+def _pow(dtype, args, arg_dtypes):
+    x, y = args
+    if not dtype.is_floating_point:
+        return f"mc_ipow<{register_type(dtype)}>({x}, {y})"
+    try:
+        exponent = float(y.rstrip("f"))
+    except ValueError:
+        exponent = None
+    if exponent in _POWERS:
+        return _POWERS[exponent].format(x)
+    if exponent == 0.5:
+        return f"__builtin_sqrt{_suffix(dtype)}({x})"
+    if exponent == -0.5:
+        return f"1 / __builtin_sqrt{_suffix(dtype)}({x})"
+    return f"__builtin_pow{_suffix(dtype)}({x}, {y})"
+
+# %% [markdown]
+# ## Conversions
+#
+# `to_dtype` to a half type costs nothing: the value stays a float until it is stored, which rounds it. `round_to` is the operation that
+# really loses the bits, for those who want eager's intermediate roundings.
+
+# %%
+@cpp_op("to_dtype")
+def _to_dtype(dtype, args, arg_dtypes):
+    source, target = register_type(arg_dtypes[0]), register_type(dtype)
+    if source == target:
+        return args[0]
+    if target == "bool":
+        return f"{args[0]} != 0"
+    if source in ("float", "double") and target in ("uint8_t", "int8_t", "int16_t", "uint16_t"):
+        return f"({target})(int32_t){args[0]}"
+    if source in ("float", "double") and target in ("uint32_t", "uint64_t"):
+        return f"({target})(int64_t){args[0]}"
+    return f"({target}){args[0]}"
+
+
+@cpp_op("round_to")
+def _round_to(dtype, args, arg_dtypes):
+    raise AssertionError("round_to takes its target type from the instruction; see round_text")
+
+
+def round_text(x: str, dtype: torch.dtype) -> str:
+    """`x` (float) rounded to the values that `dtype` can represent."""
+    if dtype in HALVES:
+        return f"mc_from_{HALVES[dtype]}(mc_to_{HALVES[dtype]}({x}))"
+    return f"(float){x}" if dtype is torch.float32 else x
+
+
+@cpp_op("bitcast")
+def _bitcast(dtype, args, arg_dtypes):
+    x = to_memory(args[0], arg_dtypes[0])
+    return from_memory(f"mc_bits<{memory_type(dtype)}>(({memory_type(arg_dtypes[0])})({x}))", dtype)
+
+
+def from_memory(text: str, dtype: torch.dtype) -> str:
+    """A loaded element as a register value."""
+    return f"mc_from_{HALVES[dtype]}({text})" if dtype in HALVES else f"{text} != 0" if dtype is torch.bool else text
+
+
+def to_memory(text: str, dtype: torch.dtype) -> str:
+    """A register value (already of `dtype`'s register type) as an element to store."""
+    return f"mc_to_{HALVES[dtype]}({text})" if dtype in HALVES else text

@@ -1,0 +1,225 @@
+// Included (as text) at the top of every generated C++ file. No other header is: each #include of the standard library costs more
+// compile time than a kernel does.
+//
+// Everything below a loop must be *branch-free* to vectorise: a choice is a ?: on two computed values, and a special case is
+// a select at the end. The scalar functions of libm are calls into a library, one element at a time, which is why exp, log, tanh, erf, sin
+// and their friends are written out here for float. Each is a range reduction to a small interval and a polynomial; the coefficients are
+// minimax fits (relative error below 1e-8, so rounding dominates) and results are within 2 ulp of the true value.
+
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
+#define MC static inline __attribute__((always_inline))
+#define MC_INF __builtin_inff()
+#define MC_NAN __builtin_nanf("")
+#define MC_FMA __builtin_fmaf
+
+template <class To, class From> MC To mc_bits(From x) { return __builtin_bit_cast(To, x); }
+
+// ---- half precision in memory, float in registers
+MC float mc_from_bf16(uint16_t h) { return mc_bits<float>((uint32_t)h << 16); }
+MC uint16_t mc_to_bf16(float x) {  // round to nearest, ties to even; a NaN stays one
+  const uint32_t u = mc_bits<uint32_t>(x);
+  const uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  return (uint16_t)(x != x ? 0x7fc0u : r);
+}
+MC float mc_from_fp16(uint16_t h) { return (float)mc_bits<_Float16>(h); }
+MC uint16_t mc_to_fp16(float x) { return mc_bits<uint16_t>((_Float16)x); }
+
+// ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r - 1 = r + r^2 P(r)
+MC float mc_clamp(float x, float lo, float hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }  // NaN passes
+MC float mc_expm1_reduced(float r) {
+  float p = MC_FMA(0.0013947595f, r, 0.008367247f);
+  p = MC_FMA(p, r, 0.041666266f);
+  p = MC_FMA(p, r, 0.16666538f);
+  p = MC_FMA(p, r, 0.5f);
+  return MC_FMA(p * r, r, r);
+}
+MC float mc_reduce_ln2(float x, float* n) {
+  *n = __builtin_rintf(x * 1.44269504f);
+  return MC_FMA(*n, 1.42860677e-6f, MC_FMA(*n, -0.693148613f, x));
+}
+MC float mc_pow2(int32_t n) { return mc_bits<float>((uint32_t)(n + 127) << 23); }
+MC float mc_exp(float x) {
+  float n;
+  const float r = mc_reduce_ln2(mc_clamp(x, -104.5f, 89.0f), &n);
+  const int32_t k = (int32_t)n, half = k >> 1;  // 2^n in two factors: the result may be subnormal or overflow
+  return (1.0f + mc_expm1_reduced(r)) * mc_pow2(half) * mc_pow2(k - half);
+}
+MC float mc_expm1(float x) {
+  float n;
+  const float r = mc_reduce_ln2(mc_clamp(x, -30.0f, 89.0f), &n), p = mc_expm1_reduced(r);
+  const float h = mc_pow2((int32_t)n - 1);
+  const float y = 2.0f * MC_FMA(h, p, h - 0.5f);
+  return n == 0.0f ? (x == 0.0f ? x : p) : y;
+}
+MC float mc_exp2(float x) {
+  const float c = mc_clamp(x, -151.0f, 129.0f), n = __builtin_rintf(c);
+  const int32_t k = (int32_t)n, half = k >> 1;
+  return (1.0f + mc_expm1_reduced((c - n) * 0.693147182f)) * mc_pow2(half) * mc_pow2(k - half);
+}
+MC float mc_sigmoid(float x) { return 1.0f / (1.0f + mc_exp(-x)); }
+MC float mc_tanh(float x) {  // (e^2|x| - 1) / (e^2|x| + 1), exact near zero because expm1 is
+  const float a = __builtin_fabsf(x), t = mc_expm1(2.0f * (a > 10.0f ? 10.0f : a));
+  return __builtin_copysignf(t / (t + 2.0f), x);
+}
+
+// ---- logarithms: x = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)), and log(1 + f) = f - f^2/2 + f^3 P(f)
+MC float mc_log1p_reduced(float f, float e) {
+  float p = MC_FMA(0.06915181f, f, -0.117897987f);
+  p = MC_FMA(p, f, 0.11873057f);
+  p = MC_FMA(p, f, -0.12384357f);
+  p = MC_FMA(p, f, 0.14218649f);
+  p = MC_FMA(p, f, -0.1666925f);
+  p = MC_FMA(p, f, 0.20002227f);
+  p = MC_FMA(p, f, -0.24999987f);
+  p = MC_FMA(p, f, 0.3333331f);
+  const float f2 = f * f;
+  const float tail = MC_FMA(p * f, f2, MC_FMA(e, -1.42860677e-6f, -0.5f * f2));
+  return MC_FMA(e, 0.693148613f, f + tail);
+}
+MC float mc_log_special(float x, float y) {
+  y = x == MC_INF ? x : y;
+  y = x == 0.0f ? -MC_INF : y;
+  return x < 0.0f ? MC_NAN : (x != x ? x : y);
+}
+MC float mc_split(float x, float* e) {  // x = 2^e * (1 + result)
+  const bool tiny = x < 1.17549435e-38f;
+  const int32_t i = mc_bits<int32_t>(tiny ? x * 8388608.0f : x), k = (i - 0x3f3504f3) >> 23;
+  *e = (float)(tiny ? k - 23 : k);
+  return mc_bits<float>(i - (k << 23)) - 1.0f;
+}
+MC float mc_log(float x) {
+  float e;
+  const float f = mc_split(x, &e);
+  return mc_log_special(x, mc_log1p_reduced(f, e));
+}
+MC float mc_log2(float x) {
+  float e;
+  const float f = mc_split(x, &e), l = mc_log1p_reduced(f, 0.0f);
+  return mc_log_special(x, MC_FMA(l, 1.92596303e-8f, MC_FMA(l, 1.44269502f, e)));
+}
+MC float mc_log10(float x) { return mc_log_special(x, (float)(mc_log(x) * 0.43429448190325182)); }
+MC float mc_log1p(float x) {  // log(u) corrected by what rounding u = 1 + x lost
+  const float u = 1.0f + x, lost = (x - (u - 1.0f)) / u;
+  const float y = mc_log(u) + (u > 0.0f && u < MC_INF ? lost : 0.0f);
+  return x == 0.0f ? x : y;
+}
+
+// ---- erf: an odd polynomial near zero; 1 - e^Q(|x|) beyond
+MC float mc_erf(float x) {
+  const float a = __builtin_fabsf(x), s = x * x;
+  float p = MC_FMA(-0.00059887528f, s, 0.0049932748f);
+  p = MC_FMA(p, s, -0.0267671f);
+  p = MC_FMA(p, s, 0.11281844f);
+  p = MC_FMA(p, s, -0.37612498f);
+  p = MC_FMA(p, s, 0.12837915f);
+  const float near = MC_FMA(p, x, x), t = a > 4.0f ? 4.0f : a;
+  float q = MC_FMA(-2.0909563e-05f, t, 0.00043230309f);
+  q = MC_FMA(q, t, -0.0041605271f);
+  q = MC_FMA(q, t, 0.025091497f);
+  q = MC_FMA(q, t, -0.10823662f);
+  q = MC_FMA(q, t, -0.63338667f);
+  q = MC_FMA(q, t, -1.1294951f);
+  q = MC_FMA(q, t, 0.00017055213f);
+  const float far = __builtin_copysignf(1.0f - mc_exp(q), x);
+  return a < 0.927f ? near : (x != x ? x : far);
+}
+
+// ---- sine and cosine: x = n*pi/2 + r, the reduction in double, good to |x| ~ 1e8; larger arguments go to libm in a cold branch
+MC float mc_sincos(float x, int quadrant) {
+  const double n = __builtin_rint((double)x * 0.63661977236758138);
+  const float r = (float)(((double)x - n * 1.5707963267948966) - n * 6.123233995736766e-17), s = r * r;
+  float a = MC_FMA(2.7175645e-06f, s, -0.00019839256f);
+  a = MC_FMA(a, s, 0.0083333291f);
+  a = MC_FMA(a, s, -0.16666667f);
+  const float sine = MC_FMA(a * s, r, r);
+  float b = MC_FMA(2.44312e-05f, s, -0.0013887306f);
+  b = MC_FMA(b, s, 0.041666646f);
+  const float cosine = MC_FMA(b, s * s, MC_FMA(-0.5f, s, 1.0f));
+  const int32_t k = (int32_t)n + quadrant;
+  const float y = (k & 1) ? cosine : sine;
+  return (k & 2) ? -y : y;
+}
+MC float mc_sin(float x) { return __builtin_fabsf(x) < 1e8f ? (x == 0.0f ? x : mc_sincos(x, 0)) : __builtin_sinf(x); }
+MC float mc_cos(float x) { return __builtin_fabsf(x) < 1e8f ? mc_sincos(x, 1) : __builtin_cosf(x); }
+
+// ---- double goes to libm
+#define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
+MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10) MC_DOUBLE(log1p)
+MC_DOUBLE(tanh) MC_DOUBLE(erf) MC_DOUBLE(sin) MC_DOUBLE(cos)
+MC double mc_sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
+static double mc_erfinv(double y) {  // a rational guess, then Newton on erf
+  if (!(y > -1.0 && y < 1.0)) return y == 1.0 ? MC_INF : y == -1.0 ? -MC_INF : (double)MC_NAN;
+  const double l = __builtin_log1p(-y * y), b = 4.3307467508 + 0.5 * l;
+  double x = __builtin_copysign(__builtin_sqrt(__builtin_sqrt(b * b - l * 6.8026681) - b), y);
+  for (int i = 0; i < 4; i++) {
+    const double e = y >= 0 ? (1.0 - y) - __builtin_erfc(x) : __builtin_erfc(-x) - (1.0 + y);
+    x += e * 0.88622692545275801 * __builtin_exp(x * x);
+  }
+  return y == 0.0 ? y : x;
+}
+static double mc_digamma(double x) {  // recurrence up to 10, asymptotic series beyond, reflection for negatives
+  if (x == 0.0) return __builtin_copysign(MC_INF, -x);
+  double shift = 0.0;
+  if (x < 0.0) {
+    if (x == __builtin_floor(x)) return MC_NAN;
+    const double w = x - __builtin_trunc(x);
+    shift = -3.14159265358979324 / __builtin_tan(3.14159265358979324 * w);
+    x = 1.0 - x;
+  }
+  for (; x < 10.0; x += 1.0) shift -= 1.0 / x;
+  const double z = 1.0 / (x * x);
+  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * 691.0 / 32760)))));
+  return shift + __builtin_log(x) - 0.5 / x - (x > 1e17 ? 0.0 : series);
+}
+
+// ---- Python's and torch's arithmetic
+template <class T> MC T mc_max(T a, T b) { return a > b || a != a ? a : b; }
+template <class T> MC T mc_min(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> MC T mc_ifloordiv(T a, T b) { const T q = a / b; return (T)(q - (((a % b) != 0) & ((a < 0) != (b < 0)))); }
+template <class T> MC T mc_imod(T a, T b) { const T r = a % b; return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r); }
+template <class T> MC T mc_fmod2(T a, T b);
+template <> MC float mc_fmod2(float a, float b) { return __builtin_fmodf(a, b); }
+template <> MC double mc_fmod2(double a, double b) { return __builtin_fmod(a, b); }
+template <class T> MC T mc_mod(T a, T b) {
+  const T r = mc_fmod2(a, b);
+  return r != 0 && ((b < 0) != (r < 0)) ? r + b : r;
+}
+template <class T> MC T mc_floordiv(T a, T b) {
+  if (b == 0) return a / b;
+  const T r = mc_fmod2(a, b);
+  T q = (a - r) / b;
+  if (r != 0 && (b < 0) != (r < 0)) q -= 1;
+  if (q == 0) return __builtin_copysign((T)0, a / b);
+  const T f = __builtin_floor(q);
+  return q - f > (T)0.5 ? f + 1 : f;
+}
+template <class T> MC T mc_ipow(T a, T b) {
+  if (b < 0) return a == 1 ? 1 : a == (T)-1 ? ((b & 1) ? (T)-1 : (T)1) : 0;
+  T y = 1;
+  for (; b; b = (T)(b >> 1)) { if (b & 1) y = (T)(y * a); a = (T)(a * a); }
+  return y;
+}
+template <class T> MC T mc_shl(T a, T b) { return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b); }
+template <class T> MC T mc_shr(T a, T b) { return (T)(a >> (b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(8 * sizeof(T) - 1) : b)); }
+
+// ---- a kernel reports the first index out of range, or a division by zero, through `problem`; the caller raises
+struct mc_problem { int64_t kind, value, size; };
+static __attribute__((noinline, cold)) void mc_report(mc_problem* p, int64_t kind, int64_t value, int64_t size) {
+#pragma omp critical(mc_problem)
+  if (!p->kind) { p->value = value; p->size = size; p->kind = kind; }
+}
+MC int64_t mc_index(int64_t v, int64_t size, mc_problem* p) {
+  if (__builtin_expect((uint64_t)v >= (uint64_t)size, 0)) { mc_report(p, 1, v, size); return 0; }
+  return v;
+}
+template <class T> MC T mc_divisor(T b, mc_problem* p) {
+  if (__builtin_expect(b == 0, 0)) { mc_report(p, 2, 0, 0); return 1; }
+  return b;
+}

@@ -1,0 +1,102 @@
+"""All settings, with their defaults. `minicompile.config.NAME = value`, or `with minicompile.config.patch(NAME=value):`.
+
+A name in OPTIONS may also be given for one compilation: `minicompile.compile(f, options={"NAME": value})`.
+"""
+import contextlib
+import contextvars
+import difflib
+from dataclasses import dataclass, fields
+
+from .errors import MinicompileError
+
+
+@dataclass
+class Config:
+    # capture and guards
+    recompile_limit: int = 8               # entries per function before new versions run eagerly
+    raise_on_internal_error: bool = False  # an error of the compiler itself is raised instead of running eagerly
+    automatic_dynamic: bool = True         # a size that changed becomes a symbol in the next version
+    # graphs
+    check_passes: bool = False             # verify the stage's spec after every pass
+    # loops and fusion
+    split_reductions: bool = True
+    emulate_precision_casts: bool = False  # round to half precision wherever eager would
+    debug_index_asserts: bool = False
+    # run time
+    cudagraphs: bool = False
+    max_autotune: bool = False
+
+
+OPTIONS = {"cudagraphs", "max_autotune", "split_reductions", "emulate_precision_casts", "debug_index_asserts",
+           "check_passes"}
+ALIASES = {"triton.cudagraphs": "cudagraphs", "emulate_precision_casts": "emulate_precision_casts"}
+MODES = {"default": {}, "reduce-overhead": {"cudagraphs": True}, "max-autotune": {"max_autotune": True, "cudagraphs": True},
+         "max-autotune-no-cudagraphs": {"max_autotune": True}}
+
+_overrides = contextvars.ContextVar("minicompile options", default=None)
+
+
+class Settings(Config):
+    """The one instance. Unknown names are errors; options of the compilation in progress take precedence."""
+
+    def __getattribute__(self, name):
+        overrides = _overrides.get()
+        if overrides is not None and name in overrides:
+            return overrides[name]
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name, value):
+        if name not in NAMES:
+            raise MinicompileError(f"minicompile.config has no setting {name!r}.{did_you_mean(name, NAMES)}")
+        object.__setattr__(self, name, value)
+
+    @contextlib.contextmanager
+    def patch(self, **values):
+        """Change settings for the duration of a `with` block."""
+        old = {name: getattr(self, name, None) for name in values}
+        try:
+            for name, value in values.items():
+                setattr(self, name, value)
+            yield self
+        finally:
+            for name in old:
+                if name in NAMES:
+                    object.__setattr__(self, name, old[name])
+
+    @contextlib.contextmanager
+    def options(self, values: dict):
+        """The options of one compilation, seen only by the thread that compiles."""
+        token = _overrides.set(dict(values))
+        try:
+            yield self
+        finally:
+            _overrides.reset(token)
+
+
+def did_you_mean(name, known) -> str:
+    close = difflib.get_close_matches(str(name), list(known), 1)
+    return f" Did you mean {close[0]!r}?" if close else f" Known: {', '.join(sorted(known))}."
+
+
+def resolve_options(mode, options) -> dict:
+    """Mode and options of `compile` as one dict of settings. Raises MinicompileError on unknown names."""
+    if mode is not None and options is not None:
+        raise MinicompileError("compile takes either mode or options, not both: a mode is a set of options.")
+    if mode is not None and mode not in MODES:
+        raise MinicompileError(f"Unknown mode {mode!r}.{did_you_mean(mode, MODES)}")
+    result = dict(MODES[mode or "default"])
+    if options is not None and not isinstance(options, dict):
+        raise MinicompileError(f"options must be a dict of settings, not {type(options).__name__}.")
+    for name, value in (options or {}).items():
+        key = ALIASES.get(name, name)
+        if key not in OPTIONS:
+            raise MinicompileError(f"Unknown option {name!r}.{did_you_mean(name, OPTIONS | set(ALIASES))}")
+        default = getattr(Config, key)
+        if type(value) is not type(default):
+            raise MinicompileError(f"Option {name!r} must be a {type(default).__name__}, not {value!r}.")
+        result[key] = value
+    return result
+
+
+NAMES = {f.name for f in fields(Config)}
+config = Settings()

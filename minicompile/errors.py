@@ -1,0 +1,32 @@
+"""Exceptions shared by every stage.
+
+`Unsupported` and `SkipFrame` are internal: the driver catches them and runs the code eagerly instead.
+`MinicompileError` is for people: one sentence saying what is wrong and one saying what to do about it.
+"""
+
+
+class MinicompileError(RuntimeError):
+    """Wrong use, or an environment that cannot do what was asked. The text names the way out."""
+
+
+class Unsupported(Exception):
+    """A stage cannot handle something; the caller falls back to a simpler way of running it.
+
+    reason: one line for people. location: the user's line that needed it (ch01 Location), or None.
+    """
+
+    def __init__(self, reason, location=None):
+        super().__init__(reason)
+        self.reason = reason
+        self.location = location
+
+    def __str__(self):
+        return f"{self.reason} ({self.location})" if self.location is not None else self.reason
+
+
+class SkipFrame(Unsupported):
+    """Nothing in this frame is worth compiling, or nothing can be: evaluate it as it is, and do not ask again."""
+
+
+class RecompileError(RuntimeError):
+    """A compiled function would have to be compiled again under the `fail_on_recompile` stance."""

@@ -1,0 +1,70 @@
+"""Logging by artifact: `MINICOMPILE_LOGS=graph_breaks,recompiles python script.py`, or `set_logs("code")`.
+
+Each artifact is an ordinary logger, `minicompile.NAME`. Producers ask `logs.on("code")` before they build a long text.
+"""
+import logging
+import os
+import sys
+import warnings
+
+from .errors import MinicompileError
+
+ARTIFACTS = {
+    "graph_breaks": "why and where a function could not be captured in one graph",
+    "recompiles": "which guard failed when a function was compiled again",
+    "guards": "the generated check function of every entry",
+    "graph": "captured graphs as Python",
+    "aot": "forward and backward graphs after differentiation",
+    "loops": "the loop IR",
+    "fusion": "fusion decisions and their reasons",
+    "code": "generated kernels and host programs",
+    "perf_hints": "missed optimisations",
+    "bytecode": "the function generated around a graph",
+}
+_warned: set = set()
+
+
+def get(name: str) -> logging.Logger:
+    return logging.getLogger("minicompile." + name)
+
+
+def on(name: str) -> bool:
+    return get(name).isEnabledFor(logging.DEBUG)
+
+
+def log(name: str, message: str, *args) -> None:
+    get(name).debug(message, *args)
+
+
+def set_logs(names: str) -> None:
+    """Switch on the artifacts named in a comma-separated text ("all" for every one). Raises on unknown names."""
+    wanted = [n.strip().lstrip("+") for n in names.split(",") if n.strip()]
+    unknown = [n for n in wanted if n not in ARTIFACTS and n != "all"]
+    if unknown:
+        raise MinicompileError(f"Unknown log {unknown[0]!r}. MINICOMPILE_LOGS takes: {', '.join(ARTIFACTS)}, all.")
+    root = logging.getLogger("minicompile")
+    if wanted and not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
+        root.addHandler(handler)
+        root.propagate = False
+    for name in ARTIFACTS if "all" in wanted else wanted:
+        get(name).setLevel(logging.DEBUG)
+
+
+def warn_once(key, message: str) -> None:
+    """A RuntimeWarning, the first time this key is seen."""
+    if key not in _warned:
+        _warned.add(key)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def set_from_environment() -> None:
+    if names := os.environ.get("MINICOMPILE_LOGS"):
+        try:
+            set_logs(names)
+        except MinicompileError as error:
+            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+
+
+set_from_environment()

@@ -1,0 +1,108 @@
+"""Fakes agree with eager on metadata and aliasing; traced graphs run to eager's numbers, for other sizes too."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minicompile.ch01_graphs.fake import DataDependent, FakeMode, FakeTensor, storage_key
+from minicompile.ch01_graphs.graph import interpret, print_graph
+from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
+from minicompile.ch01_graphs.symbolic import evaluate
+from minicompile.ch01_graphs.trace import trace
+
+
+def metadata(t):
+    return tuple(t.shape), t.stride(), t.storage_offset(), t.dtype, t.device, t.requires_grad
+
+
+FUNCTIONS = [
+    lambda x: x.t()[1:].reshape(-1), lambda x: x.to(torch.bfloat16).sum(0), lambda x: x.expand(3, *x.shape)[..., ::2],
+    lambda x: F.softmax(x, -1).argmax(1), lambda x: x.unsqueeze(0).permute(2, 0, 1).contiguous(), lambda x: x.view(torch.int32),
+    lambda x: torch.arange(5, device=x.device) + x[0, 0].long(), lambda x: torch.cat([x, x * 2], 1).chunk(2)[1],
+    lambda x: x[[0, 2]], lambda x: x.new_zeros(2, 3), lambda x: (x > 0).any(), lambda x: x.masked_fill(x > 0, 1.0),
+]
+
+
+@pytest.mark.parametrize("index", range(len(FUNCTIONS)))
+def test_metadata_equals_eager(index):
+    x = torch.randn(4, 6, requires_grad=True)
+    mode = FakeMode()
+    with mode:
+        fake = FUNCTIONS[index](mode.from_real(x))
+    assert isinstance(fake, FakeTensor)
+    assert metadata(fake) == metadata(FUNCTIONS[index](x))
+
+
+def test_aliasing_is_kept():
+    base = torch.zeros(4, 6)
+    mode = FakeMode()
+    a, b, c = mode.from_real(base), mode.from_real(base[1:]), mode.from_real(torch.zeros(4, 6))
+    assert storage_key(a) == storage_key(b) != storage_key(c)
+    assert metadata(b) == metadata(base[1:])
+    with mode:
+        view = a.t()
+        assert storage_key(view) == storage_key(a)
+        assert a.add_(1) is a
+        assert storage_key(a + 1) != storage_key(a)
+    assert mode.from_real(base) is a
+
+
+def test_data_dependent_results_are_refused():
+    mode = FakeMode()
+    x = mode.from_real(torch.ones(3))
+    with mode:
+        for use in (lambda: x.sum().item(), lambda: x.nonzero(), lambda: x[x > 0], lambda: bool(x[0] > 0)):
+            with pytest.raises(DataDependent):
+                use()
+
+
+def block(x, w):
+    batch, time, width = x.shape
+    y = F.gelu(x @ w.t()).view(batch, time, 4, width // 4).transpose(1, 2)
+    y = F.scaled_dot_product_attention(y, y, y, is_causal=True)
+    y = F.layer_norm(y.transpose(1, 2).reshape(batch, time, width), (width,)) + torch.arange(time)[:, None]
+    y.mul_(2)
+    loss = y.square().mean()
+    return [loss, *torch.autograd.grad(loss, [x, w])]
+
+
+def test_one_symbolic_trace_serves_all_sizes():
+    env, mode = ShapeEnv(), FakeMode()
+    b, t = env.create(4), env.create(8)
+    x, w = torch.randn(4, 8, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+    gm = trace(lambda b, t, x, w: block(x, w), [b, t, mode.from_real(x, (b, t, 16)), mode.from_real(w)])
+    assert "s0" in print_graph(gm)
+    for batch, time in ((4, 8), (5, 3), (2, 17)):
+        x = torch.randn(batch, time, 16, requires_grad=True)
+        got = interpret(gm, [batch, time, x.detach(), w.detach()])
+        torch.testing.assert_close(list(got), block(x, w))
+        assert all(eval(g.text(), {}, {"s0": batch, "s1": time}) for g in env.guards)
+
+
+def test_a_branch_on_a_size_becomes_a_guard():
+    env = ShapeEnv()
+    s = env.create(10)
+    assert s * 2 > 3 and not env.guards, "bounds decide this one"
+    assert s % 2 == 0
+    assert [g.text() for g in env.guards] == ["((s0) % (2)) == 0"]
+    assert int(s) == 10 and any(g.text() == "s0 == 10" for g in env.guards)
+    assert evaluate(expr_of(s * 3 + 1), {"s0": 10}) == 31
+    assert env.create(1) == 1 and not isinstance(env.create(1), torch.SymInt)
+
+
+def test_backward_nodes_know_the_forward_line():
+    mode = FakeMode()
+    x = mode.from_real(torch.randn(3, requires_grad=True))
+    from minicompile.ch01_graphs.graph import Location
+    from minicompile.ch01_graphs.trace import Recorder
+    recorder = Recorder()
+    recorder.placeholder("x", x)
+    with recorder:
+        recorder.provenance = (Location("model.py", 7, "forward"), ("sin",))
+        y = x.sin()
+        recorder.remember_grad_fns(y)
+        recorder.provenance = (None, ())
+        (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    gm = recorder.finish([grad])
+    cos = next(n for n in gm.graph.nodes if n.target is torch.ops.aten.cos.default)
+    assert str(cos.meta["location"]) == "model.py:7 in forward" and cos.meta["origins"] == ("sin",)

@@ -1,0 +1,74 @@
+"""Canonical integer expressions: every simplification keeps the value, for all values of the symbols."""
+
+from hypothesis import given, settings, strategies as st
+
+from minicompile.ch01_graphs.symbolic import (Expr, Symbol, add, bounds, coefficient, evaluate, floordiv, mod, mul,
+                                               provably_less, substitute, symbols, to_text)
+
+SIZES = {"i0": 8, "i1": 64, "i2": 3}
+VARS = {n: Symbol(n, s) for n, s in SIZES.items()}
+S0 = Symbol("s0", None, 2)
+
+
+def trees():
+    leaves = st.one_of(st.integers(-70, 70), st.sampled_from([*VARS.values(), S0]).map(lambda s: s.expr))
+    return st.recursive(leaves, lambda inner: st.tuples(st.sampled_from("+-*/%"), inner, inner), max_leaves=8)
+
+
+def build(tree):
+    """(expression, plain Python function of the symbol values)"""
+    if not isinstance(tree, tuple):
+        return tree, lambda v: evaluate(tree, v) if isinstance(tree, Expr) else tree
+    op, left, right = tree
+    (a, fa), (b, fb) = build(left), build(right)
+    if op in "/%" and not (isinstance(b, int) and b > 0):
+        b, fb = 7, lambda v: 7
+    fn = {"+": add, "-": lambda x, y: add(x, mul(y, -1)), "*": mul, "/": floordiv, "%": mod}[op]
+    py = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": lambda x, y: x // y,
+          "%": lambda x, y: x % y}[op]
+    return fn(a, b), lambda v: py(fa(v), fb(v))
+
+
+values = st.fixed_dictionaries({**{n: st.integers(0, s - 1) for n, s in SIZES.items()}, "s0": st.integers(2, 50)})
+
+
+@settings(max_examples=400, deadline=None)
+@given(trees(), values)
+def test_simplification_keeps_the_value_bounds_and_text(tree, v):
+    e, expected = build(tree)
+    want = expected(v)
+    assert evaluate(e, v) == want
+    low, high = bounds(e)
+    assert (low is None or low <= want) and (high is None or want <= high)
+    assert eval(to_text(e), {}, dict(v)) == want
+    half = {VARS["i1"]: 5}
+    if isinstance(e, Expr):
+        assert evaluate(substitute(e, half), v) == expected({**v, "i1": 5})
+
+
+@settings(max_examples=200, deadline=None)
+@given(trees(), trees(), values)
+def test_equal_forms_and_provable_order(a, b, v):
+    (x, fx), (y, fy) = build(a), build(b)
+    if x == y:
+        assert fx(v) == fy(v)
+    if provably_less(x, y):
+        assert fx(v) < fy(v)
+
+
+def test_flatten_and_unflatten_cancel():
+    i, j = VARS["i0"].expr, VARS["i1"].expr
+    flat = 64 * i + j
+    assert (flat // 64, flat % 64) == (i, j)
+    assert (flat // 8) // 8 == i
+    inner = Symbol("k", S0.expr).expr
+    symbolic = S0.expr * i + inner
+    assert (symbolic // S0.expr, symbolic % S0.expr) == (i, inner)
+
+
+def test_coefficient_is_the_stride_or_none():
+    i, j = VARS["i0"].expr, VARS["i1"].expr
+    assert coefficient(64 * i + j, VARS["i0"]) == 64
+    assert coefficient(S0.expr * i + 3, VARS["i0"]) == S0.expr
+    assert coefficient((3 * i + j) // 5, VARS["i0"]) is None
+    assert symbols((i + j) // 5 + S0.expr) == {VARS["i0"], VARS["i1"], S0}
