@@ -21,17 +21,26 @@
 # %%
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Callable
 
 import torch
 from torch import fx
 
-from .errors import MinicompileError, Unsupported
-
-log = logging.getLogger("minicompile")
+from . import logs
+from .ch01_graphs.graph import interpret
+from .ch05_autograd.runtime import compile_training
+from .ch06_decompositions.decompose import decompose
+from .ch07_loops.ir import Extern
+from .ch07_loops.lower import lower
+from .ch08_fusion.fuse import fuse
+from .ch08_fusion.kernel import Kernel
+from .ch09_triton.launch import warm_up
+from .ch11_runtime.host import compile_schedule
+from .ch13_tuning.layouts import convolutions_to_channels_last
+from .errors import Unsupported
 
 
 @dataclass
@@ -64,34 +73,57 @@ class timed:
         counters.seconds[self.stage] = counters.seconds.get(self.stage, 0.0) + time.perf_counter() - self.start
 
 # %% [markdown]
-# ## From ATen graph to callable
+# ## The lower half: from ATen graph to callable
 #
-# `compile_aten` is the lower half of the pipeline. The autograd stage calls it for the forward and the backward graph.
+# The autograd stage calls this for the forward and for the backward graph. A stage that cannot do its part raises `Unsupported`, and the graph then runs on the rung
+# below that stage: slower, and right.
 
 # %%
-def decomposed_callable(gm: fx.GraphModule) -> Callable[[list], list]:
-    from .ch01_graphs.graph import interpret
-    return lambda inputs: list(interpret(gm, inputs))
+def interpreted(gm: fx.GraphModule) -> Callable[[list], list]:
+    """The graph as it is, operator by operator."""
+    def call(inputs: list) -> list:
+        arguments = list(inputs)
+        inputs.clear()
+        return list(interpret(gm, arguments))
+    return call
 
 
-def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: bool = False, mode: str | None = None) -> Callable:
-    """Compile one functional ATen graph. Returns a callable from a list of inputs (which it clears) to a list of outputs.
+def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: bool = False) -> Callable[[list], list]:
+    """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it empties, to a list of outputs."""
+    if rung in ("aot_eager", "decomposed"):
+        return interpreted(gm)
+    try:
+        with timed("lower"):
+            program = lower(gm)
+        with timed("fuse"):
+            schedule = fuse(program)
+        with timed("emit"):
+            compiled = compile_schedule(schedule, rung)
+    except Unsupported as reason:
+        logs.log("fusion", "a graph runs operator by operator: %s", reason)
+        return interpreted(gm)
+    counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
+    counters.externs += sum(isinstance(step, Extern) for step in schedule.steps)
+    return compiled
 
-    rung: "aot_eager", "decomposed", "loops", "triton" or "cpp"."""
-    counters.graphs += not is_backward
-    if rung == "aot_eager":
-        return decomposed_callable(gm)
-    from .ch06_decompositions.decompose import decompose
-    with timed("decompose"):
-        gm = decompose(gm)
-    if rung == "decomposed":
-        return decomposed_callable(gm)
-    from .ch07_loops.lower import lower
-    from .ch08_fusion.fuse import fuse
-    from .ch11_runtime.host import compile_schedule
-    with timed("lower"):
-        program = lower(gm)
-    with timed("fuse"):
-        schedule = fuse(program)
-    with timed("emit and build"):
-        return compile_schedule(schedule, rung)
+# %% [markdown]
+# ## The upper half: from captured graph to callable
+#
+# Passes on the captured graph come first, then differentiation, which calls the lower half twice. The autograd stage is given the
+# decompositions to apply before it decides what the backward pass saves: a decision that is better made on primitives, where a softmax is visibly a
+# reduction to save and an exponential to recompute.
+
+# %%
+def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) -> Callable:
+    """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; `options` are those of the mode."""
+    counters.graphs += 1
+    device = "cuda" if any(isinstance(f, torch.Tensor) and f.is_cuda for f in fakes) else "cpu"
+    if device == "cuda":
+        warm_up()
+    if backend != "cudagraphs":
+        gm = convolutions_to_channels_last(gm)
+    rung = {"cudagraphs": "aot_eager"}.get(backend, backend)
+    prepare = None if rung == "aot_eager" else decompose
+    lower_half = partial(compile_aten, rung=rung)
+    with timed("total"):
+        return compile_training(gm, fakes, lower_half, prepare)

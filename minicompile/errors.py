@@ -30,3 +30,7 @@ class SkipFrame(Unsupported):
 
 class RecompileError(RuntimeError):
     """A compiled function would have to be compiled again under the `fail_on_recompile` stance."""
+
+
+class GraphBreakError(MinicompileError):
+    """`fullgraph=True` was asked for, and the function does not fit in one graph."""

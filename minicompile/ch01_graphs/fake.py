@@ -130,6 +130,8 @@ def fake_call(func, args, kwargs):
     try:
         with _python_dispatcher(flat):
             out = func(*meta_args, **meta_kwargs)
+        if func is aten.convolution.default:
+            out = _convolution_layout(out, meta_args[0], meta_args[1], device)
     except NotImplementedError as error:
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
     aliases = {}
@@ -144,6 +146,27 @@ def fake_call(func, args, kwargs):
         return aliases.get(id(x)) if id(x) in aliases else FakeTensor(x, device)
 
     return pytree.tree_map(wrap, out)
+
+
+def _channels_last(t: torch.Tensor) -> bool:
+    """Do the strides say that channels vary fastest? Strides that could mean either count as row-major."""
+    if t.dim() not in (4, 5) or any(isinstance(s, torch.SymInt) for s in (*t.shape, *t.stride())):
+        return False
+    smallest = 0
+    for d in (1, *range(t.dim() - 1, 1, -1), 0):
+        stride = t.stride(d)
+        if t.shape[d] == 0 or stride < smallest or d == 0 and smallest == t.stride(1):
+            return False
+        smallest = stride * max(t.shape[d], 1)
+    return True
+
+
+def _convolution_layout(out, x, weight, device):
+    """cuDNN and oneDNN answer in channels_last if the input or the weight is; the meta kernel does not know that."""
+    if not (_channels_last(x) or _channels_last(weight)) or device.type == "cuda" and x.dtype == torch.float64:
+        return out
+    form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
+    return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
 
 
 def unwrap_tree(tree):

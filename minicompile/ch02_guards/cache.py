@@ -19,7 +19,7 @@ from typing import Any, Callable
 
 from .guards import GuardSet
 
-MISSED = object()                                    # what the last entry of a search returns
+MISSED = object()      # what an entry outside a search returns on a miss; the frame hook then evaluates the frame as it is
 
 
 @dataclass(eq=False)
@@ -77,9 +77,9 @@ def search(cache: EntryCache, args):
 
 
 # %% [markdown]
-# A subtle point: while a non-head entry runs, user code may call the same function again and reorder the chain. An
-# entry reads its `next` cell only when its own guards fail, that is before any user code ran, so it cannot return
-# MISSED to somebody who did not ask through `search`: `link` is what makes an entry the head, and gives it a real next.
+# A subtle point: another thread may reorder the chain while the head is checking its guards. The former head then returns
+# `MISSED` to the frame hook instead of to `search`. The hook treats that answer like "not compiled": the frame is
+# evaluated as it is, which is always right.
 
 # %%
 def add_entry(cache: EntryCache, entry: Entry) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import re
 import types
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from dataclasses import dataclass, field
 import torch
 
 from . import guards as g
-from .sources import ConstantSource, FunctionSource, LocalSource, Source, parameter_name
+from .sources import ConstantSource, FunctionSource, GlobalStateSource, LocalSource, Source, parameter_name
 
 FREE = (LocalSource, FunctionSource, ConstantSource)      # reading one is as cheap as reading a variable
 
@@ -44,40 +45,37 @@ def helpers() -> dict:
 # %% [markdown]
 # ## Reading common prefixes once
 #
-# The emitter runs twice over the same guards. The first pass only counts how often each source is read, by a guard or as
-# the base of another source. The second writes text: a source with more than one use gets a line `__r7 = ...` before
-# the condition that needs it first, and every later use is the variable.
+# The emitter writes the text twice. The first time every source gets a variable, whether it pays or not:
+# `__v7 = __v6['weight']`. Counting how often each variable occurs tells which sources have several uses; the second time,
+# only those get a variable, and the others are written where they are needed.
 
 # %%
 @dataclass
 class Emitter:
-    uses: Counter = field(default_factory=Counter)
-    counting: bool = True
+    shared: set | None = None                              # sources worth a variable; None = all
     lines: list = field(default_factory=list)
     variables: dict = field(default_factory=dict)          # source -> variable
     constants: dict = field(default_factory=dict)          # name -> object
-    constant_names: dict = field(default_factory=dict)     # id -> name
+    constant_names: dict = field(default_factory=dict)     # id (value, for devices) -> name
 
     def __call__(self, value) -> str:
         """A name for an object in the generated function's globals."""
-        if id(value) not in self.constant_names:
-            name = f"__g{len(self.constants)}"
+        key = value if isinstance(value, torch.device) else id(value)
+        if key not in self.constant_names:
+            self.constant_names[key] = name = f"__g{len(self.constants)}"
             self.constants[name] = value
-            self.constant_names[id(value)] = name
-        return self.constant_names[id(value)]
+        return self.constant_names[key]
 
     def read(self, source: Source) -> str:
         """Text for the value of a source, sharing what has been read."""
         if isinstance(source, FREE):
             return source.text()
         if source in self.variables:
-            self.uses[source] += self.counting
             return self.variables[source]
-        self.uses[source] += self.counting
         base, template = source.parts()
         text = template if base is None else template.replace("{}", self.read(base), 1)
-        if self.counting or self.uses[source] > 1:
-            variable = self.variables[source] = f"__r{len(self.variables)}"
+        if self.shared is None or source in self.shared:
+            variable = self.variables[source] = f"__v{len(self.variables)}"
             self.lines.append(f"{variable} = {text}")
             return variable
         return text
@@ -86,10 +84,11 @@ class Emitter:
 def emit_guards(emitter: Emitter, guards, inputs) -> str:
     """Append the statements that check all guards and return the text of the tuple of inputs."""
     for guard in guards:
-        x = "" if guard.source is None else emitter.read(guard.source)
+        if isinstance(guard.source, (GlobalStateSource, type(None))):
+            x = "" if guard.source is None else guard.source.text()     # a condition may have a faster way to ask
+        else:
+            x = emitter.read(guard.source)
         conditions = g.GUARD_KINDS[guard.kind](guard, x, emitter)
-        if emitter.counting and guard.source is not None:
-            emitter.uses[guard.source] += sum(c.text.count(x) for c in conditions) - 1
         if conditions:
             emitter.lines.append(f"if not ({' and '.join(c.text for c in conditions)}): raise __Miss")
     reads = [emitter.read(source) for source in inputs]
@@ -99,8 +98,9 @@ def emit_guards(emitter: Emitter, guards, inputs) -> str:
 def share_reads(guards, inputs) -> tuple[list[str], str, dict]:
     """(statements, tuple of inputs as text, constants): the guards with every common prefix read once."""
     first = Emitter()
-    emit_guards(first, guards, inputs)
-    second = Emitter(uses=first.uses, counting=False)
+    tuple_text = emit_guards(first, guards, inputs)
+    uses = Counter(re.findall(r"__v\d+", " ".join([*first.lines, tuple_text])))
+    second = Emitter({source for source, variable in first.variables.items() if uses[variable] > 2})
     tuple_text = emit_guards(second, guards, inputs)
     return second.lines, tuple_text, second.constants
 
@@ -196,11 +196,24 @@ class Plain:
         return source.text()
 
 
-def failing_guard(guards, code, function, args, constants=()):
-    """(guard, explanation) of the first guard that does not hold for this call, or None."""
+def call_namespace(code, function, args, constants) -> dict:
     namespace = base_namespace(function.__globals__)
     namespace.update(zip(frame_parameters(code), args))
     namespace.update(__F=function, __K=constants)
+    return namespace
+
+
+def read_source(source, code, function, args, constants=()):
+    """The value behind a source for this call, or None when it cannot be read."""
+    try:
+        return eval(source.text(), call_namespace(code, function, args, constants))
+    except Exception:
+        return None
+
+
+def failing_guard(guards, code, function, args, constants=()):
+    """(guard, explanation) of the first guard that does not hold for this call, or None."""
+    namespace = call_namespace(code, function, args, constants)
     for guard in guards:
         value = None
         try:

@@ -26,7 +26,7 @@ from typing import Any, Callable
 
 import torch
 
-from .sources import GlobalStateSource, Source
+from .sources import GlobalStateSource, InstanceDictSource, Source
 
 
 @dataclass(frozen=True)
@@ -296,7 +296,7 @@ class ModuleSpec:
 def module_structure(g, x, const):
     """expected: a ModuleSpec (`add` takes a module too). The class, the names of children, and the absence of hooks."""
     spec = g.expected
-    d = f"{x}.__dict__"
+    d = const.read(InstanceDictSource(g.source))
     result = [Condition(f"type({x}) is {const(spec.type)}",
                         lambda v: f"class of module {g.source} changed: expected {short(spec.type)}, got {short(type(v))}")]
     for kind, keys in spec.children:
@@ -312,7 +312,7 @@ def module_structure(g, x, const):
 @guard("TRAINING")
 def training(g, x, const):
     mode = lambda flag: "train()" if flag else "eval()"
-    return [Condition(f"{x}.__dict__['training'] is {bool(g.expected)}",
+    return [Condition(f"{const.read(InstanceDictSource(g.source))}['training'] is {bool(g.expected)}",
                       lambda v: f"module {g.source} is in {mode(v.training)} mode now, was in {mode(g.expected)}")]
 
 
@@ -473,6 +473,12 @@ def torch_function_state() -> tuple:
     return torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack()
 
 
+# The usual states, tested without building a tuple: these run on every compiled call.
+FAST_STATES = {"autocast": {(): "not __torch._C._is_any_autocast_enabled()"},
+               "torch_function": {(True, 0): "__torch._C._is_torch_function_enabled() and "
+                                             "not __torch._C._len_torch_function_stack()"}}
+
+
 def read_state(kind: str):
     """The current value behind a GlobalStateSource."""
     return {"grad_mode": torch.is_grad_enabled, "inference_mode": torch.is_inference_mode_enabled,
@@ -488,6 +494,8 @@ def register_state(kind: str, state: str):
         """expected: a value that `read_state` gave (`add` without one takes the state of the moment)."""
         e = g.expected
         why = lambda v: f"{state.replace('_', ' ')} changed: expected {short(e)}, got {short(v)}"
+        if e in FAST_STATES.get(state, {}):
+            return [Condition(FAST_STATES[state][e], why)]
         if isinstance(e, (bool, torch.dtype)):
             return [Condition(f"{x} is {const(e) if isinstance(e, torch.dtype) else e}", why)]
         return [Condition(f"{x} == {const(e)}", why)]

@@ -210,6 +210,8 @@ class ItemSource(Source):
         return self.base, "{}[" + key_text(self.key) + "]"
 
     def name(self):
+        if isinstance(self.base, InstanceDictSource):
+            return f"{self.base.base.name()}.{self.key}"
         return f"{self.base.name()}[{key_text(self.key)}]"
 
 

@@ -104,15 +104,19 @@ def instance_attribute(tx, obj, name, found):
         if found.fget is None:
             no_attribute(obj.cls, name)
         return call(tx, wrap(tx, found.fget), [obj])
+    if isinstance(lookup(obj.cls, "__getattribute__"), types.FunctionType):
+        unsupported(tx, f"{obj.cls.__name__}.__getattribute__")
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
         if real is NEW or not hasattr(real, name):
             no_attribute(obj.cls, name)
         return wrap(tx, getattr(real, name), at)
     if name == "__dict__":
         return instance_dict(tx, obj)
+    if found is not MISSING and isinstance(getattr(kind, "__set__", None), types.FunctionType):
+        return bind_descriptor(tx, obj, name, found, at)
     fields = getattr(real, "__dict__", None) if real is not NEW else None
     if fields is not None and name in fields:
-        if name in CHILDREN and isinstance(real, torch.nn.Module) and at is not None:
+        if isinstance(real, torch.nn.Module) and at is not None:      # cheaper to read than through Module's __getattr__
             at = ItemSource(InstanceDictSource(obj.source), name)
         return wrap(tx, fields[name], at)
     if kind is functools.cached_property:

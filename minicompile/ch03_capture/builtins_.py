@@ -21,7 +21,7 @@ import warnings
 
 import torch
 
-from ..ch02_guards.guards import autocast_state
+from .. import marks
 from .attributes import call, class_of, get_attribute, has_attribute, lookup, set_attribute, store_attribute
 from .calls import HANDLED, handles
 from .interpreter import Tracer, guard, unsupported
@@ -56,6 +56,11 @@ def make_tuple(tx, items=None):
     if type(items) is TupleVal and items.cls is tuple:
         return items
     return TupleVal(items=[] if items is None else unpack(tx, items))
+
+
+@handles(tuple.__new__)
+def new_tuple(tx, cls, items=None):
+    return TupleVal(items=[] if items is None else unpack(tx, items), cls=cls.real)
 
 
 @handles(torch.Size)
@@ -149,7 +154,7 @@ def to_int(tx, value=Const(value=0), *base):
 
 @handles(float)
 def to_float(tx, value=Const(value=0.0)):
-    if type(value) in (TensorVal, SymVal):
+    if type(value) is TensorVal:
         unsupported(tx, "float() of a tensor")
     return fold(tx, float, [value])
 
@@ -383,8 +388,9 @@ def zipped_longest(tx, *sequences, fillvalue=NONE):
 
 def combinatoric(function):
     def handler(tx, *args, **kwargs):
-        iterables = [unpack(tx, a) for a in args if type(a) is not Const]
-        counts = [a.value for a in args if type(a) is Const]
+        is_count = [type(a) is Const and type(a.value) is int for a in args]
+        iterables = [unpack(tx, a) for a, n in zip(args, is_count) if not n]
+        counts = [a.value for a, n in zip(args, is_count) if n]
         return IterVal(it=rows_as_tuples(tx, function(*iterables, *counts, **{k: v.value for k, v in kwargs.items()})))
     return handler
 
@@ -590,6 +596,9 @@ for _function in (torch.jit.is_scripting, torch.jit.is_tracing, torch._C._get_tr
                   torch.overrides.is_tensor_method_or_property, torch._C._is_torch_function_mode_enabled):
     HANDLED[_function] = constant_answer(False)
 HANDLED[torch._C._get_tracing_state] = constant_answer(None)
+
+
+HANDLED[marks.is_compiling] = constant_answer(True)
 
 
 @handles(torch.is_grad_enabled)

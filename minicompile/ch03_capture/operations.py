@@ -38,6 +38,8 @@ def as_python(tx: Tracer, value: Value):
     kind = type(value)
     if kind is Const:
         return value.value
+    if kind is SymVal:
+        return int(value.sym)                    # from here on the trace is for this size: a guard says so
     if kind in (TupleVal, ListVal):
         items = [as_python(tx, realize(tx, item)) for item in value.items]
         if kind is ListVal:
@@ -99,6 +101,10 @@ def wrap_constant(tx, result) -> Value:
 def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -> Value:
     """a <symbol> b, or a <symbol>= b when inplace."""
     name, function = BINARY[symbol]
+    if type(a) is SymVal and type(b) is not TensorVal or type(b) is SymVal and type(a) is not TensorVal:
+        integer = all(type(v) is SymVal or type(v) is Const and type(v.value) is int for v in (a, b))
+        if not integer or symbol not in ("+", "-", "*", "//", "%"):
+            return binary(tx, symbol, specialize(a), specialize(b), inplace)
     if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC):
         others_plain = all(type(v) in (Const, TensorVal, SymVal) for v in (a, b))
         if others_plain:
@@ -122,6 +128,11 @@ def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -
         return fold(tx, function, [a, b])
     except NotConstant:
         unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+def specialize(value: Value) -> Value:
+    """A symbolic size fixed to its present value, by a guard."""
+    return Const(value=int(value.sym)) if type(value) is SymVal else value
 
 
 def dunder(tx, candidates):
@@ -156,7 +167,7 @@ def container_operator(tx, symbol, a, b):
     if ka is kb is SetVal and symbol in "|&-^":
         keys = BINARY[symbol][1](set(a.items), set(b.items))
         both = {**a.items, **b.items}
-        return SetVal(items={k: v for k, v in both.items() if k in keys}, cls=a.cls)
+        return SetVal(items={k: v for k, v in both.items() if k in keys}, cls=a.cls if a.cls is frozenset else set)
     return None
 
 
@@ -250,6 +261,10 @@ def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
     name, function = COMPARE[symbol]
     if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC):
         if all(type(v) in (Const, TensorVal, SymVal) for v in (a, b)):
+            if any(type(v) is Const and type(v.value) is float for v in (a, b)):
+                a, b = specialize(a), specialize(b)
+                if type(a) is type(b) is Const:
+                    return fold(tx, function, [a, b])
             if symbol in ("==", "!=") and any(type(v) is Const and v.value is None for v in (a, b)):
                 return Const(value=symbol == "!=")
             if TensorVal not in (type(a), type(b)):
@@ -329,7 +344,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> bool:
 # %%
 def index_of(tx, key: Value):
     """A sequence index as an int or slice."""
-    if type(key) is SymVal or type(key) is TensorVal:
+    if type(key) is TensorVal:
         unsupported(tx, "a list index that is not a Python constant")
     try:
         index = as_python(tx, key)

@@ -122,7 +122,7 @@ def wrap_result(tx, node, result) -> Value:
         tx.tensor_of_fake[id(result)] = value
         return value
     if isinstance(result, torch.SymInt):
-        return SymVal(node=node, sym=result)
+        return SymVal(node=node, sym=result) if not isinstance(result.node.expr, int) else Const(value=result.node.expr)
     if result is None:
         return NONE
     if isinstance(result, (tuple, list)):
@@ -216,9 +216,19 @@ def tensor_shape(tx, tensor) -> Value:
     return TupleVal(items=items, cls=torch.Size)
 
 
-def size_node(tx, tensor, dim) -> SymVal:
+def size_node(tx, tensor, dim) -> Value:
+    """A symbolic size as a node of the graph, one per tensor and dimension."""
+    if (tensor.node, dim) not in tx.size_nodes:
+        tx.size_nodes[tensor.node, dim] = make_size_node(tx, tensor, dim)
+    return tx.size_nodes[tensor.node, dim]
+
+
+def make_size_node(tx, tensor, dim) -> Value:
+    size = tensor.fake.shape[dim]
+    if isinstance(size.node.expr, int):
+        return Const(value=size.node.expr)
     node = tx.graph.call_function(torch.ops.aten.sym_size.int, (tensor.node, dim))
-    return wrap_result(tx, node, tensor.fake.shape[dim])
+    return wrap_result(tx, node, size)
 
 
 def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> Value:
@@ -276,13 +286,10 @@ def is_graph_function(function) -> bool:
     if kind is types.BuiltinFunctionType:
         if not _TORCH_BUILTINS:
             for space in (torch, torch._C._VariableFunctions, torch._C._nn, torch._C._linalg, torch._C._fft,
-                          torch._C._special):
-                _TORCH_BUILTINS.update(id(f) for f in vars(space).values() if type(f) is types.BuiltinFunctionType)
-                _TORCH_BUILTINS.update(id(getattr(space, n)) for n in dir(space)
-                                       if type(getattr(space, n, None)) is types.BuiltinFunctionType)
-            for f in (torch._C._get_tracing_state, torch._C._is_tracing):
-                _TORCH_BUILTINS.discard(id(f))
-        return id(function) in _TORCH_BUILTINS and function.__name__ not in REFUSED_FUNCTIONS
+                          torch._C._special, torch._VF):
+                found = [getattr(space, n, None) for n in dir(space)]
+                _TORCH_BUILTINS.update(f for f in found if type(f) is types.BuiltinFunctionType)
+        return function in _TORCH_BUILTINS and function.__name__ not in REFUSED_FUNCTIONS
     if kind is types.FunctionType:
         module = function.__module__ or ""
         return module in GRAPH_MODULES and function.__name__ not in REFUSED_FUNCTIONS \

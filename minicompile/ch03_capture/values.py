@@ -42,6 +42,7 @@ class TensorVal(Value):
     fake: Any = None
     real: Any = None
     attrs: dict = field(default_factory=dict)
+    version: int = 0
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ import torch
 
 from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec, TensorSpec
 from ..ch02_guards.sources import (
-    AttrSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ModuleAttrSource, Source)
+    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ModuleAttrSource, Source)
 from .interpreter import Tracer, constant_source, guard, is_library, location, unsupported
 from .values import (
     ByIdentity, CellVal, Const, CONSTANT_TYPES, ContextVal, DictVal, FuncVal, IterVal, Lazy, ListVal, MethodName,
@@ -255,24 +255,57 @@ def wrap_tensor(tx, real, source):
         guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic))
     sizes = None
     if dynamic:
-        sizes = dynamic_sizes(tx, real, source, dynamic)
+        sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
+                      for d, n in enumerate(real.shape))
     fake = tx.fake_mode.from_real(real, sizes) if sizes else tx.fake_mode.from_real(real)
     node = tx.graph.placeholder(placeholder_name(source))
     node.meta.update(val=fake, location=location(tx), origins=(), source=source)
     tx.inputs.append(source)
     tx.example_inputs.append(real)
-    value = TensorVal(node=node, fake=fake, real=real, source=source)
+    value = TensorVal(node=node, fake=fake, real=real, source=source, version=fake._version)
     tx.tensor_of_fake[id(fake)] = value
     return value
 
 
-def dynamic_sizes(tx, real, source, dims):
-    unsupported(tx, "dynamic shapes")
+def symbol_for(tx, size: int, source):
+    """A SymInt of value `size` (an int for 0 and 1), read from `source` at each call. Equal sizes share a symbol, guarded
+    by their equality: a batch size is one number, however many tensors have it."""
+    known = tx.symbols.get(size)
+    if known is not None:
+        name = str(known[0].node.expr)
+        guard(tx, source, "SIZE", (f"{name} == n", ((name, known[1]), ("n", source))))
+        return known[0]
+    symbol = tx.shape_env.create(size)
+    if isinstance(symbol, torch.SymInt):
+        tx.symbols[size] = symbol, source
+        tx.symbol_sources[str(symbol.node.expr)] = source
+    return symbol
 
 
 def wrap_dynamic_int(tx, real, source):
-    guard(tx, source, "CONSTANT_MATCH", real)
-    return Const(value=real)
+    known = tx.dynamic_ints.get(source)
+    if known is not None:
+        return known
+    symbol = symbol_for(tx, real, source) if real > 1 else real
+    if type(symbol) is int:
+        guard(tx, source, "CONSTANT_MATCH", real)
+        return Const(value=real)
+    guard(tx, source, "TYPE_MATCH", int)
+    guard(tx, source, "SIZE", ("n > 1", (("n", source),)))
+    node = tx.graph.placeholder(placeholder_name(source))
+    node.meta.update(val=symbol, location=location(tx), origins=(), source=source)
+    tx.inputs.append(source)
+    tx.example_inputs.append(real)
+    value = tx.dynamic_ints[source] = SymVal(node=node, sym=symbol, source=source)
+    return value
+
+
+def guard_sizes(tx):
+    """The questions that shape code asked about symbols, with their answers, become guards."""
+    for g in tx.shape_env.guards:
+        text = g.text()
+        names = tuple((name, source) for name, source in tx.symbol_sources.items() if re.search(rf"\b{name}\b", text))
+        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names))
 
 
 # %% [markdown]
@@ -296,6 +329,8 @@ def key_of(tx, value: Value):
     """The Python key under which `value` is found in a DictVal or SetVal."""
     if type(value) is Const:
         return value.value
+    if type(value) is SymVal:
+        return int(value.sym)
     if type(value) is TupleVal:
         return tuple(key_of(tx, realize(tx, item)) for item in value.items)
     real = getattr(value, "real", None)

@@ -9,8 +9,8 @@
 # %%
 from . import (activations, arithmetic, foreach_optimizers, indexing, linear_algebra, losses, normalization, pooling,
                reductions)
-from .decompose import Decomposed, decompose, fallbacks
+from .decompose import Decomposed, decompose, fallbacks, violations
 from .primitives import PRIMITIVES, is_primitive
 from .table import TABLE, decomposition
 
-__all__ = ["PRIMITIVES", "TABLE", "Decomposed", "decompose", "decomposition", "fallbacks", "is_primitive"]
+__all__ = ["PRIMITIVES", "TABLE", "Decomposed", "decompose", "decomposition", "fallbacks", "is_primitive", "violations"]

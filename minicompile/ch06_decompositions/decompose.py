@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..ch01_graphs.graph import call_node
 from ..ch01_graphs.trace import Recorder, run_recorded
 from .primitives import PRIMITIVES, is_primitive
-from .table import TABLE
+from .table import HALF, TABLE
 
 aten = torch.ops.aten
 
@@ -95,6 +95,15 @@ class Decomposer(Recorder):
             self.erase_after(mark)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
+    def stamp(self, mark: fx.Node | None, source: fx.Node):
+        """Give the nodes recorded since `mark` whatever else earlier stages noted on the node they come from."""
+        extra = {k: v for k, v in source.meta.items() if k not in ("val", "location", "origins")}
+        if extra:
+            for node in reversed(self.graph.nodes):
+                if node is mark:
+                    return
+                node.meta.update(extra)
+
     def mark(self) -> fx.Node | None:
         return next(iter(reversed(self.graph.nodes)), None)
 
@@ -111,7 +120,7 @@ def _agrees(node: fx.Node, out) -> bool:
     wanted = node.meta["val"]
     if isinstance(wanted, torch.Tensor):
         return isinstance(out, torch.Tensor) and _type(out) == _type(wanted)
-    if not isinstance(out, (list, tuple)) or len(out) != len(wanted):
+    if not isinstance(out, (list, tuple)) or not isinstance(wanted, (list, tuple)) or len(out) != len(wanted):
         return False
     read = {user.args[1] if user.target is operator.getitem else None for user in node.users}
     return all(pytree.tree_map(_type, out[i]) == pytree.tree_map(_type, wanted[i])
@@ -127,7 +136,7 @@ def _ordered(out, wanted):
     if not isinstance(out, torch.Tensor) or not isinstance(wanted, torch.Tensor) or _strides(out) == _strides(wanted):
         return out
     order = sorted(range(wanted.dim()), key=lambda d: (-_hint(wanted.stride(d)), -_hint(wanted.shape[d])))
-    if _type(out) != _type(wanted) or not wanted.permute(order).is_contiguous():
+    if _type(out) != _type(wanted) or not _dense(wanted, order):
         return out
     copy = out.permute(order).clone(memory_format=torch.contiguous_format)
     return copy.permute([order.index(d) for d in range(wanted.dim())])
@@ -138,14 +147,32 @@ def _strides(t):
     return [(d, s) for d, (n, s) in enumerate(zip(t.shape, t.stride())) if not (isinstance(n, int) and n == 1)]
 
 
+def _dense(t, order) -> bool:
+    """Do the dims, in `order` from outer to inner, fill memory without gaps?"""
+    step = 1
+    for d in reversed(order):
+        if _hint(t.shape[d]) != 1 and _hint(t.stride(d)) != _hint(step):
+            return False
+        step = step * t.shape[d]
+    return True
+
+
 def _hint(n):
     return n if isinstance(n, int) else getattr(n.node, "hint", None) or 1
 
 
 def _like(out, wanted):
     if isinstance(out, (list, tuple)):
-        return type(out)(_like(o, w) for o, w in zip(out, wanted)) if type(out) in (list, tuple) else out
+        return [_like(o, w) for o, w in zip(out, wanted)]
     return _ordered(out, wanted)
+
+
+def _saved_as_promised(node: fx.Node, out):
+    """Saved statistics (results after the first) in the float dtype that the fake has: eager's kernels differ by device."""
+    if not isinstance(out, (list, tuple)) or not isinstance(node.meta["val"], (list, tuple)):
+        return out
+    return [o.to(w.dtype) if i and isinstance(o, torch.Tensor) and isinstance(w, torch.Tensor)
+            and o.is_floating_point() and w.is_floating_point() else o for i, (o, w) in enumerate(zip(out, node.meta["val"]))]
 
 
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
@@ -163,16 +190,17 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     def call(node, args, kwargs):
         mark = recorder.mark()
         out = call_node(gm, node, args, kwargs)
-        if node.target not in TABLE:
-            return out
-        if _agrees(node, out):
-            return _like(out, node.meta["val"])
-        recorder.erase_after(mark)
-        recorder.literal = True
-        try:
-            return call_node(gm, node, args, kwargs)
-        finally:
-            recorder.literal = False
+        if node.target in TABLE:
+            out = _saved_as_promised(node, out)
+            if _agrees(node, out):
+                out = _like(out, node.meta["val"])
+            else:
+                recorder.erase_after(mark)
+                recorder.literal = True
+                out = call_node(gm, node, args, kwargs)
+                recorder.literal = False
+        recorder.stamp(mark, node)
+        return out
 
     with torch.no_grad(), recorder:
         outputs = run_recorded(recorder, gm, inputs, call)
@@ -188,6 +216,41 @@ def fallbacks(gm: fx.GraphModule) -> dict:
     targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
     return {op: targets.count(op) for op in dict.fromkeys(targets)
             if isinstance(op, torch._ops.OpOverload) and not is_primitive(op)}
+
+
+# %% [markdown]
+# ## The spec
+#
+# What the primitives promise to code generators, as a function that reads a graph and lists the nodes that break a promise.
+
+# %%
+def violations(gm: fx.GraphModule) -> list[str]:
+    """One line per node that is not regular; an empty list for every graph that `decompose` returns."""
+    found = []
+    for node in gm.graph.nodes:
+        primitive = PRIMITIVES.get(node.target) if node.op == "call_function" else None
+        if primitive is None or primitive.category not in ("pointwise", "reduction"):
+            continue
+        operands = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+        if any(t.is_complex() for t in operands):
+            continue
+        if primitive.category == "pointwise":
+            compared = operands[1:] if node.target is aten.where.self else operands
+            if len({t.dtype for t in compared}) > 1:
+                found.append(f"{node.format_node()}: operands of several dtypes")
+            if node.kwargs.get("alpha", 1) != 1:
+                found.append(f"{node.format_node()}: alpha")
+        else:
+            dims = node.args[1] if len(node.args) > 1 else None
+            dims = [dims] if isinstance(dims, int) else dims
+            if not dims or any(d < 0 for d in dims) or node.kwargs.get("dtype") is not None:
+                found.append(f"{node.format_node()}: dims or dtype not explicit")
+            if primitive.op not in EXTREMES and operands[0].dtype in HALF:
+                found.append(f"{node.format_node()}: accumulates in half precision")
+    return found
+
+
+EXTREMES = (aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default)
 
 
 # %% [markdown]

@@ -8,6 +8,8 @@
 # %%
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .table import HALF, aten, constant, decomposition, dims_of, iota, overload, widen
@@ -26,6 +28,38 @@ def identity(x):
 @decomposition("_unsafe_view", "_reshape_alias", complex=True)
 def reshaped(x, size, stride=None):
     return aten.view.default(x, size)
+
+
+@decomposition("view", complex=True)
+def view(x, size):
+    """Explicit sizes; a view in the shape of its input is its input."""
+    if not all(isinstance(n, int) for n in (*size, *x.shape)):
+        return NotImplemented
+    if list(size) == list(x.shape):
+        return x
+    if -1 not in size or x.numel() == 0:
+        return NotImplemented
+    known = -math.prod(size)
+    return aten.view.default(x, [x.numel() // known if n == -1 else n for n in size])
+
+
+@decomposition("permute", complex=True)
+def permute(x, dims):
+    order = [d % x.dim() for d in dims]
+    if order == list(range(x.dim())):
+        return x
+    return NotImplemented if order == list(dims) else aten.permute.default(x, order)
+
+
+@decomposition("expand", complex=True)
+def expand(x, size, implicit=False):
+    if not all(isinstance(n, int) for n in (*size, *x.shape)):
+        return NotImplemented
+    shape = [1] * (len(size) - x.dim()) + list(x.shape)
+    explicit = [m if n == -1 else n for n, m in zip(size, shape)]
+    if explicit == list(x.shape):
+        return x
+    return NotImplemented if explicit == list(size) else aten.expand.default(x, explicit)
 
 
 @decomposition("t", complex=True)
@@ -292,13 +326,13 @@ def masked_fill(x, mask, value):
 @decomposition("tril", complex=True)
 def tril(x, diagonal=0):
     rows, columns = iota(x.shape[-2], x, -2, x.dim()), iota(x.shape[-1], x, -1, x.dim())
-    return torch.where(columns - rows <= diagonal, x, constant(0, x))
+    return torch.where(columns - rows <= diagonal, x, constant(0, x)).contiguous()
 
 
 @decomposition("triu", complex=True)
 def triu(x, diagonal=0):
     rows, columns = iota(x.shape[-2], x, -2, x.dim()), iota(x.shape[-1], x, -1, x.dim())
-    return torch.where(columns - rows >= diagonal, x, constant(0, x))
+    return torch.where(columns - rows >= diagonal, x, constant(0, x)).contiguous()
 
 
 @decomposition("trace")
@@ -463,7 +497,7 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
     if dtype not in (torch.float32, torch.float64) or steps < 2:
         return NotImplemented
     step = (end - start) / (steps - 1)
-    i = torch.arange(steps, device=device)
+    i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device or torch.device("cpu"))
     x = i.to(dtype)
     return torch.where(i < steps // 2, start + x * step, end - (steps - 1 - x) * step)
 
@@ -471,7 +505,7 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
 @decomposition("eye", "eye.m")
 def eye(*sizes, dtype=None, layout=None, device=None, pin_memory=None):
     rows, columns = sizes if len(sizes) == 2 else (sizes[0], sizes[0])
-    i, j = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    i, j = (aten.arange.start_step(0, n, 1, dtype=torch.int64, device=device or torch.device("cpu")) for n in (rows, columns))
     return (i.unsqueeze(1) == j).to(dtype or torch.get_default_dtype())
 
 

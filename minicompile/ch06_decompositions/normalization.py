@@ -158,7 +158,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
         if running_mean is not None:
             new_mean = _moved(running_mean, mean, momentum)
         if running_var is not None:
-            new_var = _moved(running_var, var * (size / (size - 1)), momentum)
+            new_var = _moved(running_var, var * size / (size - 1), momentum)
     else:
         mean, var = widen(running_mean), widen(running_var)
     rstd = torch.rsqrt(var + eps)

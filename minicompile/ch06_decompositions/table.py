@@ -137,7 +137,7 @@ def constant(value, like: torch.Tensor, dtype: torch.dtype | None = None) -> tor
 def iota(size, like: torch.Tensor, dim: int = 0, ndim: int = 1) -> torch.Tensor:
     """0, 1 .. size-1 as int64, shaped to broadcast along `dim` of `ndim` dims."""
     dim = dim % ndim
-    steps = torch.arange(size, device=like.device)
+    steps = aten.arange.start_step(0, size, 1, dtype=torch.int64, device=like.device)
     return steps.view([size if d == dim else 1 for d in range(ndim)]) if ndim > 1 else steps
 
 

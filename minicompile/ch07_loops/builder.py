@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, as_expr
+from ..ch01_graphs.symbolic import (Int, Symbol, add, as_expr, floordiv, mod, mul, provably_less,
+                                     provably_nonnegative)
 from .ir import Inst, Ref
 
 HALF = (torch.float16, torch.bfloat16)
@@ -48,12 +49,46 @@ BINARY = COMPARISONS | {"add", "sub", "mul", "truediv", "floordiv", "truncdiv", 
 #
 # Constants meet constants more often than one would think: masks of padding that turn out always true, `full` tensors,
 # scaled scalars. The folded value is computed by PyTorch itself in the right dtype, so that float32 arithmetic rounds as float32.
+# Integer arithmetic on loop variables stays an index expression. So indexing with a computed range, as pooling and
+# resizing do, becomes a plain load at a known stride, and not a gather.
 
 # %%
 _FOLD = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "maximum": torch.maximum,
          "minimum": torch.minimum, "truediv": torch.true_divide, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
          "logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_not": torch.logical_not,
          "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+
+
+def _quotient(a: Int, b: Int, divide) -> Int | None:
+    return divide(a, b) if isinstance(b, int) and b > 0 and provably_nonnegative(a) else None
+
+
+def _larger(a: Int, b: Int) -> Int | None:
+    return a if provably_nonnegative(add(a, mul(b, -1))) else b if provably_nonnegative(add(b, mul(a, -1))) else None
+
+
+def _smaller(a: Int, b: Int) -> Int | None:
+    larger = _larger(a, b)
+    return None if larger is None else b if larger is a else a
+
+
+ON_INDEX = {"add": add, "sub": lambda a, b: add(a, mul(b, -1)), "neg": lambda a: mul(a, -1),
+            "mul": lambda a, b: mul(a, b) if isinstance(a, int) or isinstance(b, int) else None,
+            "floordiv": lambda a, b: _quotient(a, b, floordiv), "truncdiv": lambda a, b: _quotient(a, b, floordiv),
+            "remainder": lambda a, b: _quotient(a, b, mod), "fmod": lambda a, b: _quotient(a, b, mod),
+            "maximum": _larger, "minimum": _smaller}
+
+
+def _less(a: Int, b: Int) -> bool | None:
+    return True if provably_less(a, b) else False if provably_nonnegative(add(a, mul(b, -1))) else None
+
+
+def _not(decided: bool | None) -> bool | None:
+    return None if decided is None else not decided
+
+
+DECIDED = {"lt": _less, "ge": lambda a, b: _not(_less(a, b)), "gt": lambda a, b: _less(b, a),
+           "le": lambda a, b: _not(_less(b, a))}
 
 
 def typed(value, dtype: torch.dtype):
@@ -105,6 +140,11 @@ class Builder:
         """The number, if `ref` is a constant, else None."""
         inst = self.insts[ref.id]
         return inst.args[0] if inst.op == "constant" else None
+
+    def as_index(self, ref: Ref) -> Int | None:
+        """The index expression that an int64 value is, or None if it depends on data."""
+        inst = self.insts[ref.id]
+        return inst.args[0] if inst.op in ("index", "constant") and inst.dtype is torch.int64 else None
 
     def constant(self, value, dtype: torch.dtype) -> Ref:
         value = typed(value, dtype)
@@ -160,6 +200,15 @@ class Builder:
                 return args[0] if values[1] is True else args[1]
             if name == "mul" and any(v == 1 for v in values if v is not None):
                 return args[0] if values[1] == 1 else args[1]
+        if dtype is torch.int64 and name in ON_INDEX:
+            exprs = [self.as_index(a) for a in args]
+            folded = ON_INDEX[name](*exprs) if None not in exprs else None
+            if folded is not None:
+                return self.index(folded)
+        if name in DECIDED and self.dtype(args[0]) is torch.int64:
+            exprs = [self.as_index(a) for a in args]
+            if None not in exprs and DECIDED[name](*exprs) is not None:
+                return self.constant(DECIDED[name](*exprs), torch.bool)
         return self.emit(name, args, dtype)
 
     def where(self, condition: Ref, a: Ref, b: Ref) -> Ref:
@@ -177,7 +226,6 @@ class Builder:
 
     def between(self, low: Int, expr: Int, high: Int) -> Ref:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""
-        from ..ch01_graphs.symbolic import add, mul, provably_less, provably_nonnegative
         condition = self.constant(True, torch.bool)
         if not provably_nonnegative(add(expr, mul(low, -1))):
             condition = self.op("ge", self.index(expr), self.index(low))
@@ -196,16 +244,25 @@ class Builder:
         finally:
             self.mask = outer
 
+    def nonnegative(self, ref: Ref) -> bool:
+        """Is this integer value known not to be negative."""
+        op, args, _ = self.insts[ref.id]
+        if op in ("index", "constant"):
+            return provably_nonnegative(args[0])
+        if op in ("maximum", "minimum", "add", "mul", "to_dtype"):
+            return (any if op == "maximum" else all)(self.nonnegative(a) for a in args)
+        return self.dtype(ref) in (torch.bool, torch.uint8)
+
     def indirect(self, value: Ref, size: Int, wrap: bool = True) -> Int:
         """Use an integer value as an index into a dim of `size` elements. `wrap`: negative ones count from the end.
         Where the current mask is false the index is 0, so that it is always in range."""
         value = self.to_dtype(value, torch.int64)
-        known = self.constant_value(value)
-        if known is not None:
-            known = known + size if known < 0 and wrap else known
-            if not isinstance(size, int) or 0 <= known < size:
-                return known
-        if wrap and self.insts[value.id].op != "index":
+        expr = self.as_index(value)
+        if isinstance(expr, int) and expr < 0 and wrap:
+            expr = expr + size
+        if expr is not None and provably_nonnegative(expr) and provably_less(expr, size):
+            return expr
+        if wrap and not self.nonnegative(value):
             negative = self.op("lt", value, self.constant(0, torch.int64))
             value = self.where(negative, self.op("add", value, self.index(size)), value)
         if self.mask is not None:

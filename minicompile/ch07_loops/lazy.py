@@ -12,17 +12,18 @@
 # %%
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import torch
 from torch import fx
 
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, bounds, product
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, bounds, product, symbols
+from ..config import config
 from ..errors import Unsupported
-from .builder import SUPPORTED, Builder, compute_dtype
-from .ir import Buffer, Extern, Layout, Loop, Program, View
+from .builder import SUPPORTED, Builder
+from .ir import Buffer, Layout, Loop, Program, Ref, View
 
 NONE: frozenset = frozenset()
 
@@ -115,19 +116,25 @@ def same_layout(size, a, b) -> bool:
 # %% [markdown]
 # ## The state of a lowering
 #
-# `reuse[node]` is the number of operators that will read a node, through whatever views. `wanted` holds the nodes that
-# must be in memory anyway, because the program returns them or a library call reads them.
+# `reuse[node]` is the number of loops that would evaluate a node if it stayed lazy, and `windows[node]` at how many positions each
+# of them would. `wanted` holds the nodes that must be in memory anyway, because the program returns them or a
+# library call reads them.
 
 # %%
+def gpu_processors() -> int:
+    """Streaming multiprocessors of the GPU; those of an H100 where there is none."""
+    return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
+
+
 @dataclass
 class Options:
     """What the machine and the user ask of the lowering."""
 
-    split_reductions: bool = True
-    emulate_precision_casts: bool = False
-    processors: int = 132                  # streaming multiprocessors of the GPU
+    split_reductions: bool = field(default_factory=lambda: config.split_reductions)
+    emulate_precision_casts: bool = field(default_factory=lambda: config.emulate_precision_casts)
+    processors: int = field(default_factory=gpu_processors)
     threads: int = field(default_factory=torch.get_num_threads)
-    max_ops: int = 40                      # graph nodes inlined into one body
+    max_ops: int = 100                     # graph nodes inlined into one body
     max_reads: int = 10                    # distinct buffers read by one body
     reuse_ops: int = 12                    # a value read several times is recomputed only if cheaper than this
 
@@ -140,6 +147,7 @@ class Lowering:
     program: Program
     values: dict[fx.Node, Any] = field(default_factory=dict)
     reuse: dict[fx.Node, int] = field(default_factory=dict)
+    windows: dict[fx.Node, int] = field(default_factory=dict)
     wanted: set[fx.Node] = field(default_factory=set)
     node: fx.Node | None = None            # the graph node being lowered
     count: int = 0
@@ -202,13 +210,11 @@ def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[
 
 def finish_body(b: Builder):
     """Instructions that a store or a bounds-checked index needs, renumbered."""
-    from .ir import Ref
     live: set[int] = set()
     needed = {}
     for i, inst in enumerate(b.insts):
         if inst.op == "indirect":
             needed[inst.args[1]] = i
-    from ..ch01_graphs.symbolic import symbols
     for i in range(len(b.insts) - 1, -1, -1):
         op, args, _ = b.insts[i]
         if op == "store":
@@ -290,24 +296,28 @@ def window(g: Lowering, x: Lazy, stride=None) -> View:
 # ## When to put a value into memory
 #
 # Recomputing costs reads and arithmetic in every reader; keeping costs one write and one read each, and nothing at all where
-# the scheduler fuses the readers with the writer, because then the value stays in a register. With `n` readers and `r`
+# the scheduler fuses the readers with the writer, because then the value stays in a register. With `n` reading loops and `r`
 # buffers read, recomputing moves `n*r` tensors and keeping `r + 1 + n`. So a value is kept when `(n-1)*(r-1) > 2`,
-# or when its arithmetic is long; on a CPU, where `exp` costs as much as ten loads, also when it is expensive at all.
-# Casts, broadcasts, constants and single loads always stay lazy.
+# or when its arithmetic is long; on a CPU, where `exp` costs as much as ten loads, also when it is expensive at all. A value that
+# is read through four or more windows is kept unless it is nearly free. Casts, broadcasts and constants always stay lazy.
 
 # %%
-def worth_keeping(g: Lowering, x: Lazy, readers: int) -> bool:
+def worth_keeping(g: Lowering, x: Lazy, readers: int, windows: int) -> bool:
     ops, reads, heavy = footprint(x)
-    if readers < 2 or not reads or in_memory(x):
+    if not reads or in_memory(x):
         return False
-    elements = product(x.size)
-    big = sum(1 for name in reads if magnitude(product(g.program.buffers[name].layout.size)) * 2 > magnitude(elements))
-    return (readers - 1) * (big - 1) > 2 or len(ops) > g.options.reuse_ops or heavy and x.device.type == "cpu"
+    expensive = heavy and x.device.type == "cpu"
+    if windows >= 4 and (len(ops) > 2 or expensive):
+        return True
+    elements = magnitude(product(x.size))
+    big = sum(1 for name in reads if magnitude(product(g.program.buffers[name].layout.size)) * 2 > elements)
+    return readers > 1 and ((readers - 1) * (big - 1) > 2 or len(ops) > g.options.reuse_ops or expensive)
 
 
 def settle(g: Lowering, x: Lazy, node: fx.Node) -> None:
     """Decide, right after `node` was lowered to `x`, whether it goes to memory now."""
-    if x.view is None and x.base is None and (node in g.wanted or worth_keeping(g, x, g.reuse.get(node, 0))):
+    if x.view is None and x.base is None and (
+            node in g.wanted or worth_keeping(g, x, g.reuse[node], g.windows[node])):
         realize(g, x)
 
 

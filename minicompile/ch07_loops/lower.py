@@ -27,34 +27,57 @@ from .builder import SUPPORTED
 from .ir import Buffer, Layout, Program, View
 from .lazy import (Lazy, Lowering, Options, as_view, footprint, from_buffer, make_vars, realize, settle, sizes_of,
                    strides_of, window)
-from .table import ANY_DTYPE, LOWERINGS, VIEWS
-from . import creation, externs, indexing, pointwise, pooling, reductions, scatters, views  # noqa: F401  (they register)
+from .table import ANY_DTYPE, LOOPS, REINDEXING, VIEWS, rule_for
+from . import creation, externs, indexing, pointwise, reductions, scatters, views  # noqa: F401  (they register)
 
 aten = torch.ops.aten
 
 # %% [markdown]
 # ## Who reads what
 #
-# Before anything is lowered, one pass backwards counts the readers of each node. A view is not a reader: its own readers count for
-# the tensor it looks at.
+# Before anything is lowered, one pass backwards asks of each node how often it would be evaluated if it stayed lazy. Counting its users would
+# overstate it: in `x * sigmoid(x)` both users end up in one body, which evaluates `x` once. So we collect *sinks*, the places
+# where evaluation ends: reductions, library calls, outputs. Within one sink a node can still be evaluated several times, at
+# different positions: a 3x3 pool reads nine windows of its operand. `windows` counts those.
+#
+# In a chain such as GELU every link has the sinks of the last one. The place to keep a value is where the paths part, so a node
+# whose sinks are all reached through one of its users leaves the decision to that user (`later`), also through a view.
 
 # %%
+WHOLE = {aten.view.default, aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
+         aten.squeeze.dims, aten._unsafe_view.default}          # views that show each element once
+
+
 def is_view(node: fx.Node) -> bool:
     return node.target in VIEWS or node.target is operator.getitem
 
 
 def count_readers(g: Lowering, graph: fx.Graph) -> None:
+    sinks: dict[fx.Node, frozenset] = {}
+    later: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        if node.op == "output" or node.op == "call_function" and node.target not in LOWERINGS and not is_view(node):
+        stays_lazy = node.op == "call_function" and (rule_for(node.target) is not None or is_view(node))
+        if not stays_lazy and node.target is not aten.copy_.default:
             g.wanted.update(node.all_input_nodes)
-        if node.op == "call_function" and is_view(node):
-            source = node.all_input_nodes[0]
-            g.reuse[source] = g.reuse.get(source, 0) + g.reuse.get(node, 0)
-            if node in g.wanted:
-                g.wanted.add(source)
-        else:
-            for source in node.all_input_nodes:
-                g.reuse[source] = g.reuse.get(source, 0) + 1
+        if node in g.wanted and is_view(node):
+            g.wanted.update(node.all_input_nodes[:1])
+        found, same, moved = set(), 1, 0
+        for user in node.users:
+            ends = user.op == "output" or rule_for(user.target) is None and not is_view(user) or user.target in LOOPS \
+                or user in g.wanted and not is_view(user) \
+                or g.windows[user] >= 4 and user.target not in REINDEXING
+            found |= {user} if ends else sinks[user]
+            windows = 1 if ends else g.windows[user]
+            if user.target in REINDEXING:
+                moved += windows
+            else:
+                same = max(same, windows)
+        sinks[node] = frozenset(found)
+        if any(sinks[user] == sinks[node] and user not in found and
+               (user in later if user.target in WHOLE else user.target not in REINDEXING) for user in node.users):
+            later.add(node)
+        g.reuse[node] = 1 if node in later else len(found)
+        g.windows[node] = max(same, moved)
 
 # %% [markdown]
 # ## The walk
@@ -135,7 +158,7 @@ def lower_node(g: Lowering, node: fx.Node):
             return val
         raise Unsupported(f"{node.target} has no loop form", node.meta.get("location"))
     args, kwargs = map_args(lambda a: g.values[a] if isinstance(a, fx.Node) else expr_of(a), (node.args, node.kwargs))
-    rule = LOWERINGS.get(node.target)
+    rule = rule_for(node.target)
     out = NotImplemented
     if rule is not None and (node.target in ANY_DTYPE or all_supported(g, node)):
         out = rule(g, *args, **kwargs)

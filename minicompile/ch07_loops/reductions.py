@@ -16,12 +16,12 @@ import math
 
 import torch
 
-from ..ch01_graphs.symbolic import Symbol, add, as_expr, mul, product
-from .builder import HALF, Builder, compute_dtype
+from ..ch01_graphs.symbolic import add, mul, product
+from .builder import Builder, compute_dtype
 from .ir import Layout
 from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer, linear,
-                   make_vars, magnitude, memory_order, new_buffer, realize, sizes_of, strides_of)
-from .table import lowering
+                   make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
+from .table import lowering, private
 
 
 def accumulator(dtype: torch.dtype, kind: str) -> torch.dtype:
@@ -48,37 +48,36 @@ def identity(kind: str, dtype: torch.dtype):
 # %% [markdown]
 # ## One reduction loop
 #
-# `Reduction` is the request: what is reduced (over the full index space of the input), over which dims, and what is stored from the results.
-# The order of the reduction variables is the order of the input in memory, so that the innermost one walks along a cache line when it can.
+# The order of the reduction variables is the order of the input in memory, so that the innermost one walks along a
+# cache line when it can.
 
 # %%
-def reduction_loop(g: Lowering, x: Lazy, dims, finish, names, strides, ops=None) -> None:
-    """Emit the loop that folds `dims` of `x` and stores `finish(b, value, linear index) -> [Ref, ...]` into the buffers
-    `names` (size of `x` without `dims`, each with its `strides`)."""
+def reduction_loop(g: Lowering, xs, dims, finish, names, strides) -> None:
+    """Emit the loop that folds `dims` of the equally sized tensors `xs` and stores the values that
+    `finish(b, elements, position)` returns into the buffers `names` (strides: of the dims that remain)."""
+    x = xs[0]
     kept = [d for d in range(len(x.size)) if d not in dims]
     kept_size = [x.size[d] for d in kept]
     variables, out_index = make_vars("i", kept_size, memory_order(kept_size, strides[0]))
     order = [d for d in memory_order(x.size, x.stride) if d in dims]
     reduction_vars, inner_index = make_vars("r", [x.size[d] for d in order])
     index: list = [0] * len(x.size)
-    for d, i in zip(kept, out_index):
-        index[d] = i
-    for d, i in zip(order, inner_index):
+    for d, i in [*zip(kept, out_index), *zip(order, inner_index)]:
         index[d] = i
     b = Builder()
-    value = b.read(x, tuple(index))
+    elements = [b.read(x, tuple(index)) for x in xs]
     position = linear([index[d] for d in dims], contiguous_strides([x.size[d] for d in dims]))
-    for name, stride, result in zip(names, strides, finish(b, value, position)):
+    for name, stride, result in zip(names, strides, finish(b, elements, position)):
         b.store(name, linear(out_index, stride), result)
-    emit_loop(g, variables, reduction_vars, b, names, footprint(x)[0] if ops is None else ops)
+    emit_loop(g, variables, reduction_vars, b, names, NONE.union(*[footprint(x)[0] for x in xs]))
 
 
-def without(sequence, dims):
+def without(sequence, dims) -> tuple:
     return tuple(v for d, v in enumerate(sequence) if d not in dims)
 
 
-def result_buffers(g: Lowering, fakes, dims, rank: int, keepdim: bool):
-    """Buffers for results with the sizes of `fakes`: names, and strides without the reduced dims."""
+def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
+    """Buffers with the sizes of `fakes`: (names, strides of the dims that are not reduced)."""
     names, strides = [], []
     for fake in fakes:
         size = sizes_of(fake)
@@ -87,46 +86,296 @@ def result_buffers(g: Lowering, fakes, dims, rank: int, keepdim: bool):
         strides.append(without(stride, dims) if keepdim else stride)
     return names, strides
 
+# %% [markdown]
+# ## Splitting
+#
+# The gradient of a bias adds up 16,384 rows into 384 columns. With one program per 32 columns a GPU with 132 processors
+# would use twelve of them. A large reduction with few results is therefore done in two loops: the first reduces blocks, the second
+# reduces the results of the blocks. The plan says into how many blocks each reduced dim is cut; slow dims are cut first, so that a block
+# stays contiguous. Exact divisors are preferred. Where there is none, the last block is short and the loads beyond the end are masked.
 
-def constant_result(g: Lowering, fake, value) -> Lazy:
-    """What reducing nothing gives."""
-    from .lazy import make_lazy
-    return make_lazy(g, lambda b, index: b.constant(value, compute_dtype(fake.dtype)), [], val=fake)
+# %%
+def block_count(size: int, wanted: int) -> int:
+    """How many blocks to cut `size` into: the divisor nearest to `wanted`, or `wanted` itself if none is near."""
+    near = [p for p in range(max(wanted // 2, 2), min(2 * wanted, size) + 1) if size % p == 0]
+    return min(near, key=lambda p: (abs(math.log(p / wanted)), -p)) if near else wanted
 
 
+def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int] | None:
+    """{dim: number of blocks}, or None when one loop is enough. `exact`: only blocks of equal length."""
+    if not g.options.split_reductions or any(not isinstance(s, int) for s in x.size):
+        return None
+    results = product(without(x.size, dims))
+    folded = product(x.size[d] for d in dims)
+    order = [d for d in memory_order(x.size, x.stride) if x.size[d] != 1]
+    columns = bool(order) and order[-1] not in dims
+    if x.device.type == "cpu":
+        enough, shortest = g.options.threads, 4096
+        programs = -(-results // 32) if columns else results
+        wanted = enough if results * folded >= 65536 and enough > 1 else 0
+        shortest = max(shortest // results, 16)
+    else:
+        enough, shortest = 2 * g.options.processors, 64 if columns else 2048
+        programs = -(-results // 32) if columns else results
+        wanted = -(-4 * g.options.processors // max(programs, 1))
+    wanted = min(wanted, folded // shortest)
+    if programs >= enough or wanted < 2:
+        return None
+    plan: dict[int, int] = {}
+    for d in (d for d in order if d in dims):
+        if wanted < 2:
+            break
+        blocks = x.size[d] if wanted * 2 > x.size[d] else block_count(x.size[d], wanted)
+        if exact and x.size[d] % blocks:
+            return plan or None
+        plan[d] = blocks
+        wanted = -(-wanted // blocks)
+    return plan
+
+
+def in_blocks(g: Lowering, x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
+    """`x` with each planned dim cut in two, (block, place in block): the tensor, its block dims and its dims to
+    reduce first. `filler` is the value past the end of a short last block."""
+    size, stride, blocks, inside, source = [], [], [], [], []
+    for d, (n, s) in enumerate(zip(x.size, x.stride)):
+        if d in plan:
+            length = -(-n // plan[d])
+            blocks.append(len(size))
+            inside.append(len(size) + 1)
+            source.append((len(size), length))
+            size += [plan[d], length]
+            stride += [s * length, s]
+        else:
+            if d in dims:
+                inside.append(len(size))
+            source.append((len(size), None))
+            size.append(n)
+            stride.append(s)
+
+    def inner(b: Builder, index):
+        full, inside_x = [], b.constant(True, torch.bool)
+        for d, (place, length) in enumerate(source):
+            if length is None:
+                full.append(index[place])
+                continue
+            full.append(add(mul(index[place], length), index[place + 1]))
+            if length * plan[d] != x.size[d]:
+                inside_x = b.op("logical_and", inside_x, b.between(0, full[-1], x.size[d]))
+        with b.masked(inside_x):
+            value = b.read(x, tuple(full))
+        return b.where(inside_x, value, b.constant(filler, b.dtype(value)))
+
+    ops, reads, heavy = footprint(x)
+    return Lazy(tuple(size), x.dtype, x.device, inner, tuple(stride), ops=ops, reads=reads), blocks, inside
+
+
+def block_results(g: Lowering, x: Lazy, dims, plan, dtypes, finish, filler) -> tuple[list[Lazy], list[int]]:
+    """The first loop of a split reduction. Returns the results of the blocks, and which of their dims to reduce next."""
+    columns = memory_order(x.size, x.stride)[-1] not in dims
+    cut, blocks, inside = in_blocks(g, x, dims, plan, filler)
+    kept = [d for d in range(len(cut.size)) if d not in inside]
+    size = tuple(cut.size[d] for d in kept)
+    rank = {d: i for i, d in enumerate(memory_order(cut.size, cut.stride))}
+    order = sorted(range(len(kept)), key=lambda k: ((kept[k] in blocks) != columns, rank[kept[k]]))
+    stride, running = [0] * len(kept), 1
+    for k in reversed(order):
+        stride[k] = running
+        running *= size[k]
+    names = [new_buffer(g, dtype, x.device, size, stride) for dtype in dtypes]
+    reduction_loop(g, [cut], inside, finish, names, [tuple(stride)] * len(names))
+    return [from_buffer(g, name) for name in names], [k for k, d in enumerate(kept) if d in blocks]
+
+# %% [markdown]
+# ## Ordinary reductions
+
+# %%
 def reduce_dims(dim, rank: int) -> list[int]:
+    """Reduced dims as sorted non-negative integers; None and [] mean all."""
     if dim is None or isinstance(dim, (list, tuple)) and not dim:
         return list(range(rank))
     return sorted({d % max(rank, 1) for d in ([dim] if isinstance(dim, int) else dim)}) if rank else []
 
 
-def reduction(g: Lowering, kind: str, x: Lazy, dim, keepdim: bool, convert=None):
-    """The single-valued reduction `kind`, result described by the fake of the current node."""
-    dims = reduce_dims(dim, len(x.size))
-    fake = g.val
-    dtype = convert or accumulator(x.dtype, kind)
+def constant_result(g: Lowering, fake, value) -> Lazy:
+    """What reducing nothing gives."""
+    return make_lazy(g, lambda b, index: b.constant(value, compute_dtype(fake.dtype)), [], val=fake)
+
+
+def reduction(g: Lowering, kind: str, x: Lazy, dim, keepdim: bool, dtype: torch.dtype | None = None, scale=None):
+    """The single-valued reduction `kind`; the fake of the current node describes the result. `dtype`: of the
+    accumulator. `scale(b, value)` is applied to the result."""
+    dims, fake = reduce_dims(dim, len(x.size)), g.val
+    dtype = dtype or accumulator(x.dtype, kind)
     if any(x.size[d] == 0 for d in dims):
-        if kind not in IDENTITY:
-            return NotImplemented
-        return constant_result(g, fake, IDENTITY[kind])
-    if convert is not None and compute_dtype(x.dtype) != convert:
-        x = converted(g, x, convert)
-    names, strides = result_buffers(g, [fake], dims, len(x.size), keepdim)
-    parts = split_plan(g, x, dims) if kind not in ("argmax", "argmin") else None
-    if parts is not None:
-        x, dims, strides_now = partial_reduction(g, kind, x, dims, parts, dtype), None, None
-        dims = [d for d in range(len(x.size)) if d in x_split_dims(x)]
+        return constant_result(g, fake, IDENTITY[kind]) if kind in IDENTITY and scale is None else NotImplemented
+    names, strides = result_buffers(g, [fake], dims, keepdim)
+    plan = split_plan(g, x, dims) if "arg" not in kind else None
 
-    def finish(b: Builder, value, position):
-        value = b.to_dtype(value, dtype)
-        if kind in ("argmax", "argmin"):
+    def fold(b: Builder, elements, position):
+        value = b.to_dtype(elements[0], dtype)
+        if "arg" in kind:
             return [b.reduce(kind, value, position, torch.int64)]
-        return [b.to_dtype(b.reduce(kind, value), compute_dtype(fake.dtype))]
+        return [b.reduce(kind, value)]
 
-    reduction_loop(g, x, dims, finish, names, strides)
+    def finish(b: Builder, elements, position):
+        value, = fold(b, elements, position)
+        return [b.to_dtype(scale(b, value) if scale else value, compute_dtype(fake.dtype))]
+
+    if plan is None:
+        reduction_loop(g, [x], dims, finish, names, strides)
+    else:
+        filler = identity(kind, compute_dtype(x.dtype))
+        parts, dims = block_results(g, x, dims, plan, [dtype], fold, filler)
+        reduction_loop(g, parts, dims, finish, names, strides)
     return from_buffer(g, names[0])
 
 
-def converted(g: Lowering, x: Lazy, dtype: torch.dtype) -> Lazy:
-    from .pointwise import cast
-    return cast(g, x, dtype)
+@lowering("sum.dim_IntList", "sum.default", loops=True)
+def sum_(g, x, dim=None, keepdim=False, *, dtype=None):
+    return reduction(g, "sum", x, dim, keepdim, compute_dtype(g.val.dtype))
+
+
+@lowering("mean.dim", "mean.default", loops=True)
+def mean(g, x, dim=None, keepdim=False, *, dtype=None):
+    count = product(x.size[d] for d in reduce_dims(dim, len(x.size)))
+    return reduction(g, "sum", x, dim, keepdim, compute_dtype(g.val.dtype),
+                     lambda b, v: b.op("truediv", v, b.index(count, b.dtype(v))))
+
+
+@lowering("prod.dim_int", "prod.default", loops=True)
+def prod(g, x, dim=None, keepdim=False, *, dtype=None):
+    return reduction(g, "prod", x, dim, keepdim, compute_dtype(g.val.dtype))
+
+
+@lowering("amax", "max.default", loops=True)
+def amax(g, x, dim=(), keepdim=False):
+    return reduction(g, "max", x, dim, keepdim)
+
+
+@lowering("amin", "min.default", loops=True)
+def amin(g, x, dim=(), keepdim=False):
+    return reduction(g, "min", x, dim, keepdim)
+
+
+@lowering("argmax", loops=True)
+def argmax(g, x, dim=None, keepdim=False):
+    return reduction(g, "argmax", x, dim, keepdim)
+
+
+@lowering("argmin", loops=True)
+def argmin(g, x, dim=None, keepdim=False):
+    return reduction(g, "argmin", x, dim, keepdim)
+
+
+@lowering("any.dims", "any.dim", "any.default", loops=True)
+def any_(g, x, dim=None, keepdim=False):
+    return reduction(g, "any", x, dim, keepdim, torch.bool) if g.val.dtype is torch.bool else NotImplemented
+
+
+@lowering("all.dims", "all.dim", "all.default", loops=True)
+def all_(g, x, dim=None, keepdim=False):
+    return reduction(g, "all", x, dim, keepdim, torch.bool) if g.val.dtype is torch.bool else NotImplemented
+
+# %% [markdown]
+# ## Several results from one pass
+#
+# Blocks of equal length `n` with means `m_i` and squared deviations `q_i` combine to `sum(q_i) + n * sum((m_i - mean)**2)`, and the second term
+# is again a welford, of the means. Blocks with maxima `m_i` and sums `s_i` combine to `sum(s_i * exp(m_i - max))`, which needs the
+# maximum first, so one more small loop. A block that holds only `-inf` (a causal mask makes many) has a sum that means nothing; it counts as 0.
+
+# %%
+@lowering("var_mean.correction", loops=True)
+def var_mean(g, x, dim=None, *, correction=None, keepdim=False):
+    return moments(g, x, dim, correction, keepdim, g.val, [True, True])
+
+
+@lowering("var.correction", loops=True)
+def var(g, x, dim=None, *, correction=None, keepdim=False):
+    out = moments(g, x, dim, correction, keepdim, [g.val, None], [True, False])
+    return out if out is NotImplemented else out[0]
+
+
+def moments(g: Lowering, x: Lazy, dim, correction, keepdim: bool, fakes, present):
+    """[variance, mean] of `dims` by Welford's method; those not `present` are left out."""
+    dims = reduce_dims(dim, len(x.size))
+    count = product(x.size[d] for d in dims)
+    if count == 0 or not x.dtype.is_floating_point:
+        return NotImplemented
+    dtype = compute_dtype(x.dtype)
+    divisor = add(count, -(1 if correction is None else correction)) if not isinstance(correction, float) or \
+        correction.is_integer() else None
+    if divisor is None or not isinstance(add(count, 0), int) and not isinstance(correction, (int, float)):
+        return NotImplemented
+    divisor = int(divisor) if isinstance(divisor, float) else divisor
+    divisor = max(divisor, 0) if isinstance(divisor, int) else divisor
+    names, strides = result_buffers(g, [f for f, p in zip(fakes, present) if p], dims, keepdim)
+
+    def results(b, squares, mean):
+        both = [b.op("truediv", squares, b.index(divisor, dtype)), mean]
+        return [v for v, p in zip(both, present) if p]
+
+    def whole(b, elements, position):
+        state = b.reduce("welford", elements[0])
+        return results(b, b.get(state, 1), b.get(state, 0))
+
+    def of_block(b, elements, position):
+        state = b.reduce("welford", elements[0])
+        return [b.get(state, 0), b.get(state, 1)]
+
+    plan = split_plan(g, x, dims, exact=True)
+    if plan is None:
+        reduction_loop(g, [x], dims, whole, names, strides)
+    else:
+        length = count // math.prod(plan.values())
+        parts, dims = block_results(g, x, dims, plan, [dtype, dtype], of_block, 0)
+
+        def combine(b, elements, position):
+            state = b.reduce("welford", elements[0])
+            between = b.op("mul", b.get(state, 1), b.constant(length, dtype))
+            return results(b, b.op("add", b.reduce("sum", elements[1]), between), b.get(state, 0))
+
+        reduction_loop(g, parts, dims, combine, names, strides)
+    found = iter(from_buffer(g, name) for name in names)
+    return [next(found) if p else None for p in present]
+
+
+@private("softmax_stats")
+def softmax_stats(g, x, dim):
+    """Maximum and sum of exp(x - maximum) along one dim, kept as size 1, in float32 (float64 for float64)."""
+    dims = reduce_dims(dim, len(x.size))
+    if any(x.size[d] == 0 for d in dims):
+        return NotImplemented
+    dtype = g.val[0].dtype
+    names, strides = result_buffers(g, g.val, dims, keepdim=True)
+
+    def stats(b, elements, position):
+        state = b.reduce("softmax", b.to_dtype(elements[0], dtype))
+        return [b.get(state, 0), b.get(state, 1)]
+
+    plan = split_plan(g, x, dims)
+    if plan is None:
+        reduction_loop(g, [x], dims, stats, names, strides)
+        return [from_buffer(g, name) for name in names]
+    (maxima, sums), dims = block_results(g, x, dims, plan, [dtype, dtype], stats, -math.inf)
+    reduction_loop(g, [maxima], dims, lambda b, e, p: [b.reduce("max", e[0])], names[:1], strides[:1])
+    top = from_buffer(g, names[0])
+    kept = without(range(len(maxima.size)), dims)
+    top = reshaped(top, tuple(maxima.size[k] for k in kept), strides[0])
+
+    def rescaled(b, index):
+        own = b.read(maxima, index)
+        scaled = b.op("mul", b.read(sums, index), b.op("exp", b.op("sub", own, b.read(top, tuple(index[k] for k in kept)))))
+        empty = b.op("eq", own, b.constant(-math.inf, dtype))
+        return b.where(empty, b.constant(0, dtype), scaled)
+
+    terms = Lazy(maxima.size, dtype, x.device, rescaled, maxima.stride, reads=maxima.reads | sums.reads)
+    reduction_loop(g, [terms], dims, lambda b, e, p: [b.reduce("sum", e[0])], names[1:], strides[1:])
+    return [from_buffer(g, name) for name in names]
+
+
+def reshaped(x: Lazy, size, stride) -> Lazy:
+    """A buffer seen without its dims of size 1."""
+    from .lazy import loader
+    layout = Layout(size, stride)
+    return Lazy(size, x.dtype, x.device, loader(x.view.buffer, x.dtype, layout), stride,
+                view=x.view._replace(layout=layout), reads=x.reads)

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, mul, product, substitute, symbols
-from ..ch07_loops.ir import Extern, Loop, Program, View
+from ..ch01_graphs.symbolic import Int, Symbol, coefficient, product, substitute, symbols
+from ..ch07_loops.ir import Extern, Inst, Loop, Program, Ref, View
 from .dependencies import (accesses, dependency_edges, hint, nbytes, nbytes_touched, node_reads, node_writes,
                            remove_dead, rewrite, root_of)
-from .iteration import (Space, combine, merge_dims, pieces_by_access, pieces_in_order, roles_agree)
+from .iteration import Alignment, Piece, Space, apply, combine, merge_dims, pieces_by_access, pieces_in_order, roles_agree
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
 
@@ -81,6 +81,7 @@ class Group:
     scattered: set[str] = field(default_factory=set)  # written at a loaded index, atomically, or under a mask
     wide_reads: set[str] = field(default_factory=set)  # read by loops that cover the reduction dimensions
     instructions: int = 0
+    notes: list[str] = field(default_factory=list)   # why the members are together
     successors: set[int] = field(default_factory=set)
     ancestors: int = 0                               # bit i: group i must run before
 
@@ -100,7 +101,6 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
     identity = all(v.name == s.name for v, s in {**names, **rnames}.items())
     group = Group([i], space, buffers[node.outputs[0]].device, {i: mapping}, instructions=len(node.body))
     reads, writes, bound = accesses(node.body)
-    known = set(mapping)
     for a in reads:
         index = a.index if identity else substitute(a.index, mapping)
         group.reads.setdefault(a.buffer, set()).add(index)
@@ -109,8 +109,9 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
     if space.rvars:
         group.wide_reads = set(group.reads)
     for a in writes:
+        twice = a.buffer in group.writes
         group.writes[a.buffer] = a.index if identity else substitute(a.index, mapping)
-        if a.mode is not None or a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
+        if twice or a.mode is not None or a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
             group.scattered.add(a.buffer)
     return group
 
@@ -127,12 +128,13 @@ def find_alignment(a: Group, b: Group, shared: list[str]):
     """(alignment, a_is_base) or a reason why there is none."""
     flip = b.reduces and not a.reduces
     base, other = (b, a) if flip else (a, b)
+    absent: tuple[Symbol, ...] = ()
     if base.reduces and not other.reduces:
         numel = product(d.size for d in other.space.vars)
         if numel == product(d.size for d in base.space.all):
             dims = base.space.all
         elif numel == product(d.size for d in base.space.vars):
-            dims = base.space.vars
+            dims, absent = base.space.vars, base.space.rvars
         else:
             return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
     else:
@@ -146,9 +148,10 @@ def find_alignment(a: Group, b: Group, shared: list[str]):
         if pieces is None or tuple(pieces) in tried or not roles_agree(base.space, other.space, pieces) and other.reduces:
             continue
         tried.add(tuple(pieces))
-        if dims is not base.space.all:
-            pieces = pieces_with_rest(pieces, base.space.rvars)
-        alignment = combine(base.space, pieces)
+        # Dimensions of the base that the other loop does not have stay whole.
+        pieces = pieces + [Piece(d, _ABSENT, d.size) for d in absent]
+        alignment = combine(base.space, pieces, other.space.all)
+        alignment.other.pop(_ABSENT, None)
         bad = _first_mismatch(a, b, alignment, flip)
         if bad is None:
             return alignment, not flip
@@ -156,28 +159,49 @@ def find_alignment(a: Group, b: Group, shared: list[str]):
     return reason
 
 
+_ABSENT = Symbol("_absent")
+
+
 def _candidates(base: Group, other: Group, dims, shared):
     for name in shared:
-        indices = [[g.writes[name]] if name in g.writes else list(g.reads.get(name, ()))[:1] for g in (base, other)]
+        indices = [[g.writes[name]] if name in g.writes else sorted(g.reads.get(name, ()), key=repr)[:1] for g in (base, other)]
         if indices[0] and indices[1]:
             yield pieces_by_access(indices[0][0], dims, indices[1][0], other.space.all)
     yield pieces_in_order(dims, other.space.all)
-
-
-def pieces_with_rest(pieces, rest):
-    """Dimensions of the base that the other loop does not have stay whole."""
-    from .iteration import Piece
-    return pieces + [Piece(d, Symbol("_none_" + d.name, d.size), d.size) for d in rest]
 
 
 def _first_mismatch(a: Group, b: Group, alignment, flip) -> str | None:
     map_a, map_b = (alignment.other, alignment.base) if flip else (alignment.base, alignment.other)
     for name, index in a.writes.items():
         if name in b.reads:
-            at = substitute(index, map_a)
-            if any(substitute(e, map_b) != at for e in b.reads[name]):
+            at = apply(index, map_a)
+            if any(apply(e, map_b) != at for e in b.reads[name]):
                 return name
     return None
+
+
+def _same_reads(a: Group, b: Group, name: str, alignment, a_is_base: bool) -> bool:
+    map_a, map_b = (alignment.base, alignment.other) if a_is_base else (alignment.other, alignment.base)
+    return not {apply(e, map_a) for e in a.reads[name]}.isdisjoint(apply(e, map_b) for e in b.reads[name])
+
+
+def _scattered_stores(f, a: Group, b: Group, alignment, a_is_base: bool) -> str | None:
+    """A large buffer of one group that is not contiguous along the variable along which the other group's memory is. Pointwise kernels
+    can be tiled in two dimensions and absorb a transposition; it is no good inside a reduction, and not worth it without a flow."""
+    base, other = (a, b) if a_is_base else (b, a)
+    fast = {v for g, m in ((base, alignment.base), (other, alignment.other)) for n, e in g.writes.items()
+            if nbytes(f.buffers[n]) >= 4096 for v in [_fastest(apply(e, m), alignment.space)] if v is not None}
+    if base.reduces:
+        fast |= {v for n, es in base.reads.items() if nbytes(f.buffers[n]) >= 4096
+                 for e in es for v in [_fastest(apply(e, alignment.base), alignment.space)] if v is not None}
+    return None if len(fast) < 2 else next(iter(other.writes))
+
+
+def _fastest(index: Int, space: Space) -> Symbol | None:
+    """The variable along which an access is contiguous; None for one that does not move over the whole nest."""
+    if space.rvars and symbols(index).isdisjoint(space.rvars):
+        return None
+    return next((v for v in space.all if v.size != 1 and coefficient(index, v) == 1), None)
 
 
 def _sizes(g: Group) -> str:
@@ -227,11 +251,12 @@ class _Fuser:
         return "+".join(names) + ("+..." if len(g.members) > 6 else "")
 
 
-def makes_cycle(groups: dict[int, Group], a: int, b: int) -> bool:
+def makes_cycle(f: _Fuser, a: int, b: int) -> bool:
     """Is there a third group on a path from a to b, or from b to a?"""
+    groups, find = f.groups, f.find
     for x, y in ((a, b), (b, a)):
         above = groups[y].ancestors
-        if any(s != y and above >> s & 1 for s in groups[x].successors):
+        if any(s != y and s != x and above >> s & 1 for s in map(find, groups[x].successors)):
             return True
     return False
 
@@ -267,8 +292,8 @@ def hazard(f: _Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str
                 if reduces and other != name and (other in y.wide_reads or _is_wide(y, x)):
                     return f"{root} would be read again after its update"
                 if alignment is not None:
-                    at = substitute(index, map_x)
-                    if any(substitute(e, map_y) != at for e in indices):
+                    at = apply(index, map_x)
+                    if any(apply(e, map_y) != at for e in indices):
                         return f"{root} is read at another index than it is updated"
     return None
 
@@ -334,7 +359,7 @@ def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
     if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
             abs(b.members[-1] - a.members[0]) > f.options.max_distance:
         return refuse("far apart in the program: intermediates would have to live longer")
-    if makes_cycle(f.groups, ia, ib):
+    if makes_cycle(f, ia, ib):
         return refuse("something between them needs one and feeds the other")
     same = a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
         all(x.size == y.size for x, y in zip(a.space.all, b.space.all)) and \
@@ -345,16 +370,20 @@ def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
         if isinstance(found, str):
             return refuse(found)
         alignment, a_is_base = found
+        if not flows and not any(_same_reads(a, b, n, alignment, a_is_base) for n in common):
+            return refuse("both read " + ", ".join(common) + ", but at different elements")
+        if alignment.permuted and (a.reduces or b.reduces or not flows) and (bad := _scattered_stores(f, a, b, alignment, a_is_base)):
+            return refuse(f"{bad} would be written across memory")
     if (problem := hazard(f, a, b, alignment or _identity(a), a_is_base)) is not None:
         return refuse(problem)
-    f.decisions[key] = Decision(key[0], key[1], True, points,
-                                "vertical: " + ", ".join(flows) if flows else "horizontal: both read " + ", ".join(common))
+    reason = "vertical: " + ", ".join(flows) if flows else "horizontal: both read " + ", ".join(common)
+    f.decisions[key] = Decision(key[0], key[1], True, points, reason)
+    a.notes = a.notes + b.notes + [f"{key[0]} and {key[1]}: {reason}"]
     merge(f, ia, ib, alignment, a_is_base)
     return True
 
 
 def _identity(a: Group):
-    from .iteration import Alignment
     return Alignment(a.space, {}, {})
 
 # %% [markdown]
@@ -363,7 +392,7 @@ def _identity(a: Group):
 # %%
 def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:
     """Rewrite a group's accesses and its members' substitutions."""
-    if all(isinstance(e, int) is False and e == s.expr for s, e in mapping.items()):
+    if not mapping:
         return
     g.reads = {n: {substitute(e, mapping) for e in es} for n, es in g.reads.items()}
     g.writes = {n: substitute(e, mapping) for n, e in g.writes.items()}
@@ -392,15 +421,202 @@ def merge(f: _Fuser, ia: int, ib: int, alignment, a_is_base: bool) -> None:
     a.instructions += b.instructions
     a.members = sorted(a.members + b.members)
     bits = (1 << ia) | (1 << ib)
-    nothing_new = all(s == ib or f.groups[s].ancestors >> ib & 1 for s in a.successors)
     above = (a.ancestors | b.ancestors) & ~bits
-    a.successors = (a.successors | b.successors) - {ia, ib}
+    # If everything after a also comes after b, and b after a, nobody gains an ancestor.
+    settled = b.ancestors >> ia & 1 and all(
+        s in (ia, ib) or f.groups[s].ancestors >> ib & 1 for s in map(f.find, a.successors))
+    a.successors = a.successors | b.successors
     a.ancestors = above
     del f.groups[ib]
     f.parent[ib] = ia
+    if not settled:
+        for g in f.groups.values():
+            if g.ancestors & bits:
+                g.ancestors |= above | bits
+
+# %% [markdown]
+# ## The greedy loop
+#
+# Candidates are found through buffers, never by comparing all loops with all: the writer of a buffer with each of its readers, and
+# neighbouring readers of one buffer that have the same number of elements. Three thousand loops give some ten thousand pairs. A round
+# scores them all, tries them best first, and rounds repeat until nothing fuses, because a fusion can remove the obstacle of
+# another: what stood between two loops may now be inside one of them.
+
+# %%
+def candidate_pairs(f: _Fuser) -> set[tuple[int, int]]:
+    pairs: set[tuple[int, int]] = set()
+    numel = {i: tuple(sorted((str(product(d.size for d in g.space.vars)), str(product(d.size for d in g.space.all)))))
+             for i, g in f.groups.items() if g.space}
+    for name, readers in f.readers.items():
+        writer = f.writer.get(name)
+        loops = sorted(r for r in readers if f.groups[r].space)
+        if writer is not None and f.groups[writer].space:
+            pairs.update((writer, r) for r in loops)
+        by_size: dict[str, list[int]] = defaultdict(list)
+        for r in loops:
+            for n in set(numel[r]):
+                by_size[n].append(r)
+        for same in by_size.values():
+            for k, r in enumerate(same):
+                pairs.update((r, other) for other in same[k + 1:k + 4])
+    for name, b in f.buffers.items():                 # a value and its update in place
+        if b.alias_of is not None and name in f.writer and f.groups[f.writer[name]].space:
+            pairs.update((r, f.writer[name]) for r in f.readers.get(b.alias_of, ())
+                         if f.groups[r].space and r != f.writer[name])
+    return pairs
+
+
+def fuse_groups(f: _Fuser, rounds: int = 8) -> None:
+    pairs = candidate_pairs(f)
+    refused: set[tuple] = set()
+    for _ in range(rounds):
+        scored = {}
+        for i, j in pairs:
+            i, j = sorted((f.find(i), f.find(j)))
+            if i != j and (i, j) not in scored:
+                a, b = f.groups[i], f.groups[j]
+                flows, common = shared_buffers(b, a) if a.ancestors >> j & 1 else shared_buffers(a, b)
+                scored[i, j] = score(f, a, b, flows, common)
+        pairs = set(scored)
+        fused = False
+        for i, j in sorted(scored, key=lambda p: (-scored[p], p[1] - p[0], p)):
+            i, j = sorted((f.find(i), f.find(j)))
+            if i == j:
+                continue
+            version = (i, j, len(f.groups[i].members), len(f.groups[j].members))
+            if version in refused:
+                continue
+            if try_fuse(f, i, j):
+                fused = True
+            else:
+                refused.add(version)
+        if not fused:
+            break
+
+# %% [markdown]
+# ## From groups to kernels
+#
+# The bodies are rewritten once, now that the nest is known. A buffer that only this kernel reads becomes *local*. A store that nobody at all reads is
+# removed, with the arithmetic that only it needed.
+
+# %%
+def prune(body, dead: set[str]):
+    """`body` without stores to `dead` buffers and without instructions that nothing uses."""
+    used: set[int] = set()
+    keep = []
+    for i in range(len(body) - 1, -1, -1):
+        op, args, _ = body[i]
+        if op == "store" and args[0] not in dead or op == "indirect" or i in used:
+            keep.append(i)
+            used.update(a.id for a in args if type(a) is Ref)
+    keep.reverse()
+    if len(keep) == len(body):
+        return body
+    number = {old: new for new, old in enumerate(keep)}
+    return tuple(Inst(body[i].op, tuple(Ref(number[a.id]) if type(a) is Ref else a for a in body[i].args), body[i].dtype)
+                 for i in keep)
+
+
+def kernel_name(members, number: int) -> str:
+    """`fused_add_gelu_3`: the operators that went in, shortened."""
+    words: list[str] = []
+    for node in members:
+        for origin in node.origins:
+            word = re.sub(r"(_default|_tensor|_scalar)?(_\d+)*$", "", origin.lower()).strip("_")
+            if word and word not in words:
+                words.append(word)
+    return "_".join(["fused", *words[:5], str(number)])
+
+
+def build_kernel(f: _Fuser, g: Group, visible: set[str], number: int) -> Kernel | None:
+    """The finished kernel of a group, or None if it has nothing to do. `visible`: names wanted after the program ends."""
+    if any(d.size == 0 for d in g.space.vars):
+        return None
+    inside = set(g.members)
+    local, dead = set(), set()
+    for name in g.writes:
+        if name in visible or f.root[name] in f.aliased:
+            continue
+        outside = {f.find(r) for r in f.readers.get(name, ())} - {f.find(g.members[0])}
+        if not outside:
+            local.add(name)
+            if not f.readers.get(name):
+                dead.add(name)
+    sizes = {d: d for d in g.space.all}
+    loops, wide = [], set(g.space.rvars)
+    bodies = {i: prune(rewrite(f.nodes[i].body, g.mapping[i]), dead) for i in g.members}
+    indices = []
+    for body in bodies.values():
+        for op, args, _ in body:
+            indices += [a for a in (args[1:2] if op in ("load", "store") else args) if type(a) is not int and
+                        hasattr(a, "terms")]
+    indices = list(dict.fromkeys(indices))
+    vars, map_v = merge_dims(g.space.vars, indices, "i")
+    rvars, map_r = merge_dims(g.space.rvars, indices, "r")
+    mapping = {**map_v, **map_r}
+    bound = 0
+    for i in g.members:
+        node, body = f.nodes[i], bodies[i]
+        stored = {args[0] for op, args, _ in body if op == "store"}
+        if not stored:
+            continue
+        names = dict(mapping)
+        for op, args, _ in body:
+            if op == "indirect":
+                names[args[1]] = Symbol(f"t{bound}", args[1].size, args[1].lower).expr
+                bound += 1
+        body = rewrite(body, names)
+        if node.reduction_vars:
+            shape = (vars, rvars)
+        else:
+            covers = any(not symbols(e).isdisjoint(wide) for e in g.mapping[i].values())
+            shape = (vars + rvars, ()) if covers else (vars, ())
+        loops.append(replace(node, vars=shape[0], reduction_vars=shape[1], body=body,
+                             outputs=tuple(o for o in node.outputs if o in stored)))
+    if not loops:
+        return None
+    return finish_kernel(f, g, loops, vars, rvars, local - dead, number)
+
+
+def finish_kernel(f: _Fuser, g: Group, loops, vars, rvars, local, number: int) -> Kernel:
+    written, read, symbol_set = [], [], set()
+    for loop in loops:
+        for op, args, _ in loop.body:
+            if op in ("load", "store"):
+                (read if op == "load" else written).append(args[0])
+            symbol_set.update(*(symbols(a) for a in args if hasattr(a, "terms")))
+    for v in vars + rvars:
+        symbol_set |= symbols(v.size)
+    inputs = tuple(n for n in dict.fromkeys(read) if n not in written)
+    outputs = tuple(n for n in dict.fromkeys(written) if n not in local)
+    names = list(dict.fromkeys(read + written))
+    for n in names:
+        for e in (*f.buffers[n].layout.size, *f.buffers[n].layout.stride):
+            symbol_set |= symbols(e)
+    sizes = sorted((s for s in symbol_set if s.name in f.program.symbols), key=lambda s: s.name)
+    members = [f.nodes[i] for i in g.members]
+    return Kernel(kernel_name(members, number), g.device, vars, rvars, loops, frozenset(local),
+                  {n: f.buffers[n] for n in names}, inputs, outputs, tuple(sizes),
+                  tuple(dict.fromkeys(o for m in members for o in m.origins)), g.notes)
+
+# %% [markdown]
+# ## The stage
+
+# %%
+def fuse(program: Program, options: FusionOptions | None = None) -> Schedule:
+    """Group the loops of `program` into kernels, order them, and plan their memory."""
+    options = options or FusionOptions()
+    nodes = remove_dead(program)
+    f = _Fuser(program, nodes, options)
+    if options.enabled:
+        fuse_groups(f)
+    visible = {v.buffer for v in program.outputs if isinstance(v, View)} | set(program.inputs)
+    visible |= {n for n in f.buffers if f.root[n] in visible}
+    kernels: dict[int, Kernel | Extern] = {}
     for i, g in f.groups.items():
-        if g.ancestors & bits:
-            g.ancestors |= above | bits if not nothing_new else bits
-        if ib in g.successors:
-            g.successors.discard(ib)
-            g.successors.add(ia)
+        step = nodes[i] if g.space is None else build_kernel(f, g, visible, i)
+        if step is not None:
+            kernels[i] = step
+    order = order_for_memory(program, kernels)
+    steps = [kernels[i] for i in order]
+    return Schedule(program, steps, plan_memory(program, steps, options.reuse_memory), list(f.decisions.values()))

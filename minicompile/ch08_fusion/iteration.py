@@ -43,11 +43,17 @@ class Piece(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """The common nest, and what the variables of the two nests are in terms of it."""
+    """The common nest, and what the variables of the two nests are in terms of it (empty where they stay the same).
+    `permuted`: the other nest walks its dimensions in a different order now."""
 
     space: Space
     base: dict[Symbol, Int]
     other: dict[Symbol, Int]
+    permuted: bool = False
+
+
+def apply(e: Int, mapping: dict[Symbol, Int]) -> Int:
+    return substitute(e, mapping) if mapping else e
 
 
 def _exact(a: Int, b: Int) -> Int | None:
@@ -135,7 +141,7 @@ def _spell(pieces: list[tuple[Symbol, Int]]) -> Int:
     return value
 
 
-def combine(base: Space, pieces: list[Piece]) -> Alignment:
+def combine(base: Space, pieces: list[Piece], other_dims: tuple[Symbol, ...]) -> Alignment:
     """The refined nest of `base` and the substitutions for both sides."""
     if len(pieces) == len(base.all):
         # Nothing in the base was cut: its variables stay as they are.
@@ -156,13 +162,26 @@ def combine(base: Space, pieces: list[Piece]) -> Alignment:
     of_other: dict[Symbol, list] = {}
     for i, p in enumerate(pieces):
         of_other.setdefault(p.b, []).append((digits[i], p.size))
-    return Alignment(space, of_base, {d: _spell(ds) for d, ds in of_other.items()})
+    mapping = {d: _spell(ds) for d, ds in of_other.items()}
+    if all(e == d.expr for d, e in mapping.items()):
+        mapping = {}
+    return Alignment(space, of_base, mapping, not _monotone(base.all, other_dims, pieces))
+
+
+def _monotone(a_dims, b_dims, pieces: list[Piece]) -> bool:
+    """Do the pieces, in the order of the dimensions of a, also follow the order of the dimensions of b?"""
+    rank_a, rank_b = ({v: k for k, v in enumerate(reversed(vs))} for vs in (a_dims, b_dims))
+    walk = sorted((p for p in pieces if p.b in rank_b), key=lambda p: rank_a[p.a])
+    return all(rank_b[x.b] <= rank_b[y.b] for x, y in zip(walk, walk[1:]))
 
 
 def roles_agree(base: Space, other: Space, pieces: list[Piece]) -> bool:
-    """Two reductions share a nest only if output dimensions meet output dimensions."""
+    """Two reductions share a nest only if output dimensions meet output dimensions, and if both fold in the same order:
+    the first of equal maxima wins."""
     reduced, folded = set(base.rvars), set(other.rvars)
-    return all((p.a in reduced) == (p.b in folded) for p in pieces)
+    if any((p.a in reduced) != (p.b in folded) for p in pieces):
+        return False
+    return _monotone(base.rvars, other.rvars, [p for p in pieces if p.a in reduced])
 
 # %% [markdown]
 # ## Fewer, longer loops

@@ -242,6 +242,8 @@ def _to_dtype(dtype, args, arg_dtypes):
         return args[0]
     if target == "bool":
         return f"{args[0]} != 0"
+    if source == "bool" and target in ("float", "double"):
+        return f"{args[0]} ? {literal(1, dtype)} : {literal(0, dtype)}"
     if source in ("float", "double") and target in ("uint8_t", "int8_t", "int16_t", "uint16_t"):
         return f"({target})(int32_t){args[0]}"
     if source in ("float", "double") and target in ("uint32_t", "uint64_t"):

@@ -28,8 +28,18 @@ MC uint16_t mc_to_bf16(float x) {  // round to nearest, ties to even; a NaN stay
   const uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (uint16_t)(x != x ? 0x7fc0u : r);
 }
-MC float mc_from_fp16(uint16_t h) { return (float)mc_bits<_Float16>(h); }
-MC uint16_t mc_to_fp16(float x) { return mc_bits<uint16_t>((_Float16)x); }
+MC float mc_from_fp16(uint16_t h) {  // shift into a float's fields; the product corrects the exponent's bias, subnormals included
+  const uint32_t m = (uint32_t)(h & 0x7fff) << 13;
+  const uint32_t f = (h & 0x7c00) == 0x7c00 ? m | 0x7f800000u : mc_bits<uint32_t>(mc_bits<float>(m) * 5.19229686e33f);
+  return mc_bits<float>(f | (uint32_t)(h & 0x8000) << 16);
+}
+MC uint16_t mc_to_fp16(float x) {
+  const uint32_t u = mc_bits<uint32_t>(x) & 0x7fffffffu, sign = (mc_bits<uint32_t>(x) >> 16) & 0x8000u;
+  const uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13;                 // rebias and round
+  const uint32_t small = mc_bits<uint32_t>(mc_bits<float>(u) + 0.5f) - 0x3f000000u;    // let the adder round a subnormal
+  const uint32_t h = u < 0x38800000u ? small : normal;
+  return (uint16_t)(sign | (u > 0x7f800000u ? 0x7e00u : u >= 0x47800000u ? 0x7c00u : h));
+}
 
 // ---- exponentials: x = n*ln2 + r, |r| <= ln2/2, and e^r - 1 = r + r^2 P(r)
 MC float mc_clamp(float x, float lo, float hi) { x = x < lo ? lo : x; return x > hi ? hi : x; }  // NaN passes
@@ -42,7 +52,7 @@ MC float mc_expm1_reduced(float r) {
 }
 MC float mc_reduce_ln2(float x, float* n) {
   *n = __builtin_rintf(x * 1.44269504f);
-  return MC_FMA(*n, 1.42860677e-6f, MC_FMA(*n, -0.693148613f, x));
+  return MC_FMA(*n, 1.90465434e-9f, MC_FMA(*n, -0.693147182f, x));
 }
 MC float mc_pow2(int32_t n) { return mc_bits<float>((uint32_t)(n + 127) << 23); }
 MC float mc_exp(float x) {
@@ -80,8 +90,8 @@ MC float mc_log1p_reduced(float f, float e) {
   p = MC_FMA(p, f, -0.24999987f);
   p = MC_FMA(p, f, 0.3333331f);
   const float f2 = f * f;
-  const float tail = MC_FMA(p * f, f2, MC_FMA(e, -1.42860677e-6f, -0.5f * f2));
-  return MC_FMA(e, 0.693148613f, f + tail);
+  const float tail = MC_FMA(p * f, f2, MC_FMA(e, -1.90465434e-9f, -0.5f * f2));
+  return MC_FMA(e, 0.693147182f, f + tail);
 }
 MC float mc_log_special(float x, float y) {
   y = x == MC_INF ? x : y;
@@ -111,6 +121,12 @@ MC float mc_log1p(float x) {  // log(u) corrected by what rounding u = 1 + x los
   return x == 0.0f ? x : y;
 }
 
+MC float mc_exp_moderate(float x) {  // |x| < 80
+  float n;
+  const float p = mc_expm1_reduced(mc_reduce_ln2(x, &n)), scale = mc_pow2((int32_t)n);
+  return MC_FMA(p, scale, scale);
+}
+
 // ---- erf: an odd polynomial near zero; 1 - e^Q(|x|) beyond
 MC float mc_erf(float x) {
   const float a = __builtin_fabsf(x), s = x * x;
@@ -127,27 +143,62 @@ MC float mc_erf(float x) {
   q = MC_FMA(q, t, -0.63338667f);
   q = MC_FMA(q, t, -1.1294951f);
   q = MC_FMA(q, t, 0.00017055213f);
-  const float far = __builtin_copysignf(1.0f - mc_exp(q), x);
+  const float far = __builtin_copysignf(1.0f - mc_exp_moderate(q), x);
   return a < 0.927f ? near : (x != x ? x : far);
 }
 
-// ---- sine and cosine: x = n*pi/2 + r, the reduction in double, good to |x| ~ 1e8; larger arguments go to libm in a cold branch
+// ---- sine and cosine: x = n*pi/2 + r, reduced in double. Above 2^24 a float is an integer times 2^e, and 2^e mod 2*pi comes from a table
+// 2^e mod 2*pi as high / 2^24 + low: what a float m*2^e with m < 2^24, e > 0 needs for an exact reduction (m * high is exact in double)
+static const int32_t mc_turn_high[] = {
+    0, 33554432, -38305493, 28803371, -47807615, 9799127, 19598253, 39196507, -27021344, 51371670, -2671018, -5342036,
+    -10684071, -21368143, -42736286, 19941786, 39883572, -25647214, -51294428, 2825502, 5651003, 11302006, 22604012,
+    45208024, -14998309, -29996618, 45421122, -14572113, -29144226, 47125905, -11162548, -22325096, -44650192,
+    16113974, 32227948, -40958462, 23497433, 46994867, -11424624, -22849248, -45698496, 14017365, 28034731, -49344895,
+    6724566, 13449132, 26898265, -51617828, 2178701, 4357402, 8714804, 17429608, 34859216, -35695924, 34022509,
+    -37369339, 30675678, -44063000, 17288356, 34576712, -36260932, 32892492, -39629372, 26155612, 52311224, -791908,
+    -1583816, -3167632, -6335265, -12670530, -25341059, -50682119, 4050119, 8100238, 16200477, 32400954, -40612450,
+    24189457, 48378914, -8656529, -17313058, -34626115, 36162127, -33090104, 39234149, -26946058, 51522241, -2369875,
+    -4739751, -9479502, -18959004, -37918007, 29578343, -46257671, 12899014, 25798028, 51596057, -2222244, -4444488,
+    -8888976, -17777952, -35555905, 34302548, -36809261, 31795834,};
+static const double mc_turn_low[] = {
+    0, 0, -3.968374319e-09, -3.968374319e-09, -1.190512296e-08, -1.984187159e-08, 1.992090159e-08, -1.97628416e-08,
+    1.611058726e-08, -2.341509594e-08, 8.806078578e-09, 1.761215716e-08, -2.438033047e-08, 1.084398385e-08,
+    2.168796769e-08, -1.226033508e-08, -2.452067015e-08, 6.594930155e-09, 1.318986031e-08, -2.925654984e-08,
+    1.091545099e-09, 2.183090197e-09, 4.366180394e-09, 8.732360788e-09, 1.349634726e-08, 2.699269452e-08,
+    -1.650881425e-09, -7.270137168e-09, -1.454027434e-08, -2.511217435e-08, 5.41192175e-09, 1.08238435e-08,
+    2.1647687e-08, -1.234089645e-08, -2.468179291e-08, 6.27268464e-09, 1.65137436e-08, -2.657715758e-08,
+    2.481955303e-09, 4.963910606e-09, 9.927821213e-09, 2.382401674e-08, -1.195661129e-08, -2.788159689e-08,
+    7.809825307e-09, 1.561965061e-08, -2.836534355e-08, -1.094416636e-09, 1.779541046e-09, 3.559082092e-09,
+    7.118164183e-09, 1.423632837e-08, 2.847265673e-08, -6.62770563e-09, -9.287036941e-09, -2.25424482e-08,
+    1.848812269e-08, -2.659677371e-08, 1.037947168e-08, 2.075894336e-08, -2.205513236e-08, 1.946275436e-08,
+    -2.464751037e-08, 1.427799836e-08, 2.855599673e-08, -6.461025644e-09, -1.292205129e-08, -2.584410258e-08,
+    7.916439623e-09, 1.583287925e-08, -2.793888629e-08, 3.726872205e-09, 1.142211873e-08, 2.284423746e-08,
+    -1.391616986e-08, -2.783233972e-08, -2.840899006e-11, 3.911556339e-09, 7.823112677e-09, 1.167785104e-08,
+    2.335570207e-08, -1.289324063e-08, -2.181810695e-08, 1.200005656e-08, 2.796848744e-08, -7.636044204e-09,
+    -1.130371409e-08, -2.65758025e-08, 6.453039778e-09, 1.290607956e-08, 2.581215911e-08, -7.980326551e-09,
+    -1.199227878e-08, -2.795293189e-08, 7.667155323e-09, 1.533431065e-08, -2.893602348e-08, -2.23577651e-09,
+    -4.47155302e-09, -8.94310604e-09, -1.788621208e-08, 2.383222062e-08, -7.971829225e-09, -1.991203277e-08,
+    2.374895356e-08,};
 MC float mc_sincos(float x, int quadrant) {
-  const double n = __builtin_rint((double)x * 0.63661977236758138);
-  const float r = (float)(((double)x - n * 1.5707963267948966) - n * 6.123233995736766e-17), s = r * r;
-  float a = MC_FMA(2.7175645e-06f, s, -0.00019839256f);
-  a = MC_FMA(a, s, 0.0083333291f);
-  a = MC_FMA(a, s, -0.16666667f);
-  const float sine = MC_FMA(a * s, r, r);
-  float b = MC_FMA(2.44312e-05f, s, -0.0013887306f);
-  b = MC_FMA(b, s, 0.041666646f);
-  const float cosine = MC_FMA(b, s * s, MC_FMA(-0.5f, s, 1.0f));
-  const int32_t k = (int32_t)n + quadrant;
-  const float y = (k & 1) ? cosine : sine;
-  return (k & 2) ? -y : y;
+  const int32_t u = mc_bits<int32_t>(x), e = ((u >> 23) & 255) - 150, k = e < 0 ? 0 : e > 104 ? 0 : e;
+  const double m = k > 0 ? (double)(((u & 0x7fffff) | 0x800000) * (u < 0 ? -1 : 1)) : 0.0;
+  const double a = k > 0 ? m * (mc_turn_high[k] * 5.9604644775390625e-08) : (double)x;
+  const double n = __builtin_rint(a * 0.63661977236758138);
+  const double d = __builtin_fma(n, -6.123233995736766e-17, __builtin_fma(n, -1.5707963267948966, a)) + m * mc_turn_low[k];
+  const float r = (float)d, s = r * r;
+  float p = MC_FMA(2.7175645e-06f, s, -0.00019839256f);
+  p = MC_FMA(p, s, 0.0083333291f);
+  p = MC_FMA(p, s, -0.16666667f);
+  const float sine = MC_FMA(p * s, r, r);
+  float q = MC_FMA(2.44312e-05f, s, -0.0013887306f);
+  q = MC_FMA(q, s, 0.041666646f);
+  const float cosine = MC_FMA(q, s * s, MC_FMA(-0.5f, s, 1.0f));
+  const int32_t turn = (int32_t)n + quadrant;
+  const float y = (turn & 1) ? cosine : sine;
+  return __builtin_fabsf(x) < MC_INF ? ((turn & 2) ? -y : y) : MC_NAN;
 }
-MC float mc_sin(float x) { return __builtin_fabsf(x) < 1e8f ? (x == 0.0f ? x : mc_sincos(x, 0)) : __builtin_sinf(x); }
-MC float mc_cos(float x) { return __builtin_fabsf(x) < 1e8f ? mc_sincos(x, 1) : __builtin_cosf(x); }
+MC float mc_sin(float x) { return x == 0.0f ? x : mc_sincos(x, 0); }
+MC float mc_cos(float x) { return mc_sincos(x, 1); }
 
 // ---- double goes to libm
 #define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
@@ -159,7 +210,7 @@ static double mc_erfinv(double y) {  // a rational guess, then Newton on erf
   const double l = __builtin_log1p(-y * y), b = 4.3307467508 + 0.5 * l;
   double x = __builtin_copysign(__builtin_sqrt(__builtin_sqrt(b * b - l * 6.8026681) - b), y);
   for (int i = 0; i < 4; i++) {
-    const double e = y >= 0 ? (1.0 - y) - __builtin_erfc(x) : __builtin_erfc(-x) - (1.0 + y);
+    const double e = y >= 0 ? __builtin_erfc(x) - (1.0 - y) : (1.0 + y) - __builtin_erfc(-x);
     x += e * 0.88622692545275801 * __builtin_exp(x * x);
   }
   return y == 0.0 ? y : x;
@@ -184,9 +235,8 @@ template <class T> MC T mc_max(T a, T b) { return a > b || a != a ? a : b; }
 template <class T> MC T mc_min(T a, T b) { return a < b || a != a ? a : b; }
 template <class T> MC T mc_ifloordiv(T a, T b) { const T q = a / b; return (T)(q - (((a % b) != 0) & ((a < 0) != (b < 0)))); }
 template <class T> MC T mc_imod(T a, T b) { const T r = a % b; return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r); }
-template <class T> MC T mc_fmod2(T a, T b);
-template <> MC float mc_fmod2(float a, float b) { return __builtin_fmodf(a, b); }
-template <> MC double mc_fmod2(double a, double b) { return __builtin_fmod(a, b); }
+MC float mc_fmod2(float a, float b) { return __builtin_fmodf(a, b); }
+MC double mc_fmod2(double a, double b) { return __builtin_fmod(a, b); }
 template <class T> MC T mc_mod(T a, T b) {
   const T r = mc_fmod2(a, b);
   return r != 0 && ((b < 0) != (r < 0)) ? r + b : r;

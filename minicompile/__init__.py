@@ -1,0 +1,300 @@
+"""minicompile: torch.compile from scratch, as a book whose chapters are the compiler.
+
+    import minicompile
+    fast = minicompile.compile(model)            # or @minicompile.compile on a function
+"""
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass, field
+
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    raise ImportError(f"minicompile needs CPython 3.11, 3.12 or 3.13; this is {sys.version.split()[0]}.")
+
+import torch
+
+from . import logs, marks
+from .config import config, did_you_mean, resolve_options
+from .errors import GraphBreakError, MinicompileError, RecompileError, Unsupported
+from .logs import set_logs
+from .marks import is_compiling, mark_dynamic
+
+__version__ = "0.1.0"
+
+# The order of the book. Everything that depends on it (site, tests, exercises) reads it here.
+CHAPTERS = [name for name in (
+    "ch01_graphs", "ch02_guards", "ch03_capture", "ch04_breaks", "ch05_autograd", "ch06_decompositions", "ch07_loops",
+    "ch08_fusion", "ch09_triton", "ch10_cpp", "ch11_runtime", "ch12_training", "ch13_tuning", "ch14_scale")
+    if importlib.util.find_spec(f"{__name__}.{name}")]
+
+# The ladder of backends, lowest rung first; each is an executable meaning of one stage. None picks triton or cpp.
+BACKENDS = {
+    "eager": "run the captured graph",
+    "aot_eager": "run the graphs after differentiation",
+    "decomposed": "run those graphs in primitives",
+    "loops": "interpret the loop IR (slow)",
+    "triton": "generated GPU kernels",
+    "cpp": "generated CPU kernels",
+    "cudagraphs": "aot_eager, replayed as CUDA graphs",
+    "default": "triton for CUDA tensors, cpp for CPU tensors",
+}
+_registered: dict = {}
+
+
+def list_backends() -> list[str]:
+    return [*BACKENDS, *_registered]
+
+
+def register_backend(function=None, *, name: str | None = None):
+    """Make backend(gm, example_inputs) -> callable known by name. Also a decorator."""
+    if function is None:
+        return functools.partial(register_backend, name=name)
+    if not callable(function):
+        raise MinicompileError(f"A backend is a callable (gm, example_inputs) -> callable, not {function!r}.")
+    _registered[name or function.__name__] = function
+    return function
+
+
+def _resolve_backend(backend):
+    if backend is None:
+        return "default"
+    if isinstance(backend, str):
+        if backend in _registered:
+            return _registered[backend]
+        if backend not in BACKENDS:
+            raise MinicompileError(f"Unknown backend {backend!r}.{did_you_mean(backend, list_backends())}")
+        return backend
+    if callable(backend):
+        return backend
+    raise MinicompileError(f"backend must be a name or a callable (gm, example_inputs) -> callable, not {backend!r}.")
+
+
+# ---- compile -------------------------------------------------------------------------------------------------------
+
+def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None, disable=False):
+    """Compile a function, a bound method, or a module; with no model, a decorator with these settings.
+
+    fullgraph: raise GraphBreakError instead of breaking the graph. dynamic: True treats all sizes as symbols, False none,
+    None (default) those that are seen to change. backend: a name from `list_backends()` or a callable
+    (gm, example_inputs) -> callable. mode: "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
+    options: single settings instead of a mode. disable: return the model as it is.
+    """
+    settings = dict(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
+    if dynamic not in (True, False, None):
+        raise MinicompileError(f"dynamic must be True, False or None, not {dynamic!r}.")
+    resolved = resolve_options(mode, options)
+    target = _resolve_backend(backend)
+    if model is None:
+        return functools.partial(_compile_decorated, settings)
+    if isinstance(model, type) or not callable(model):
+        what = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
+        raise MinicompileError(f"compile needs a function, a method or a torch.nn.Module, not {what}."
+                               + (" Compile an instance or one of its methods." if isinstance(model, type) else ""))
+    if disable:
+        return model
+    from . import frames
+    context = frames.context_for(target, resolved, dynamic, fullgraph)
+    if isinstance(model, torch.nn.Module):
+        return OptimizedModule(model, context, settings)
+    return _compile_function(model, context)
+
+
+def _compile_decorated(settings, model):
+    if model is None:
+        raise MinicompileError("compile needs a function, a method or a torch.nn.Module, not None.")
+    return compile(model, **settings)
+
+
+def _compile_function(function, context):
+    from . import frames
+    run, stance = frames.hook.run, frames.stance
+    function = marks.original(function)
+    if marks.is_disabled(function):
+        return function
+    target = function if hasattr(function, "__code__") or inspect.ismethod(function) else type(function).__call__
+    if isinstance(function, functools.partial):
+        target = function.func
+    if not hasattr(target, "__code__") and not inspect.ismethod(target) and isinstance(function, type(len)):
+        raise MinicompileError(f"compile needs a function written in Python; {function!r} is built in. "
+                               "Call it from a Python function and compile that.")
+    frames.allow(target)
+
+    def compiled(*args, **kwargs):
+        if stance.name == "force_eager":
+            return run(None, function, *args, **kwargs)
+        return run(context, function, *args, **kwargs)
+
+    try:
+        functools.update_wrapper(compiled, function)
+    except AttributeError:
+        pass
+    setattr(compiled, marks.ORIGINAL, function)
+    return compiled
+
+
+# ---- modules -------------------------------------------------------------------------------------------------------
+
+class OptimizedModule(torch.nn.Module):
+    """A compiled module. It has the original as its only child `_orig_mod`, so parameters, buffers, hooks of children,
+    `.to()`, `.train()` and optimizers work as before, and keys of its state dict begin with `_orig_mod.`, as torch's do.
+    Other attributes are read from and written to the original."""
+
+    def __init__(self, module, context, settings):
+        super().__init__()
+        if isinstance(module, OptimizedModule):
+            module = module._orig_mod
+        self.__dict__["_compile_settings"] = settings
+        self.__dict__["_context"] = context
+        self._modules["_orig_mod"] = module
+        from . import frames
+        self.__dict__["_run"], self.__dict__["_stance"] = frames.hook.run, frames.stance
+        frames.allow(module.forward)
+
+    def forward(self, *args, **kwargs):
+        context = None if self._stance.name == "force_eager" else self._context
+        return self._run(context, self._modules["_orig_mod"], *args, **kwargs)
+
+    @property
+    def training(self):
+        return self._modules["_orig_mod"].training if "_orig_mod" in self.__dict__.get("_modules", ()) else True
+
+    @training.setter
+    def training(self, mode):
+        if "_orig_mod" in self.__dict__.get("_modules", ()):
+            self._modules["_orig_mod"].training = mode
+
+    def __getattr__(self, name):
+        if name == "_orig_mod":
+            return self.__dict__["_modules"]["_orig_mod"]
+        return getattr(self._orig_mod, name)
+
+    def __setattr__(self, name, value):
+        if name == "training" or "_orig_mod" not in self.__dict__.get("_modules", ()):
+            super().__setattr__(name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name):
+        delattr(self._orig_mod, name)
+
+    def __dir__(self):
+        return [*super().__dir__(), *self._orig_mod.__dir__()]
+
+    def __reduce__(self):
+        return _rebuild_module, (self._orig_mod, self._compile_settings)
+
+
+def _rebuild_module(module, settings):
+    return compile(module, **settings)
+
+
+# ---- around it -----------------------------------------------------------------------------------------------------
+
+def disable(function=None, recursive=True, *, reason=None):
+    """Never compile this function, nor (by default) what it calls. Call or decorator; `reason` shows in graph breaks."""
+    if function is None:
+        return functools.partial(disable, recursive=recursive, reason=reason)
+    if isinstance(function, torch.nn.Module):
+        function.forward = disable(function.forward, recursive, reason=reason)
+        return function
+    if not callable(function):
+        raise MinicompileError(f"disable needs a function or a module, not {function!r}.")
+    from . import frames
+    inner = marks.original(function)
+    if not recursive:
+        frames.hook.skip_code(inmost(inner).__code__)
+    return marks.mark_disabled(inner, functools.partial(frames.hook.run, None) if recursive else _call)
+
+
+def inmost(function):
+    return inspect.unwrap(function.__func__ if inspect.ismethod(function) else function)
+
+
+def _call(function, *args, **kwargs):
+    return function(*args, **kwargs)
+
+
+def reset() -> None:
+    """Drop all compiled code and all decisions, as in a new process."""
+    from . import frames
+    frames.reset()
+    if importlib.util.find_spec(f"{__name__}.driver"):
+        from .driver import counters
+        counters.clear()
+
+
+class set_stance:
+    """set_stance("force_eager"), as a call or in a `with` block. Stances: default, force_eager, eager_on_recompile,
+    fail_on_recompile."""
+
+    def __init__(self, stance: str = "default"):
+        from . import frames
+        if stance not in frames.STANCES:
+            raise MinicompileError(f"Unknown stance {stance!r}.{did_you_mean(stance, frames.STANCES)}")
+        self._stance, self._old = frames.stance, frames.stance.name
+        self._stance.name = stance
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._stance.name = self._old
+
+
+@dataclass
+class Explanation:
+    """What `explain` found. `graphs` are fx GraphModules, `breaks` the reasons with their lines."""
+    graphs: list = field(default_factory=list)
+    breaks: list = field(default_factory=list)
+    guards: list = field(default_factory=list)
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        return len(self.breaks)
+
+    @property
+    def op_count(self) -> int:
+        return sum(n.op in ("call_function", "call_method") for gm in self.graphs for n in gm.graph.nodes)
+
+    def __str__(self):
+        lines = [f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} operations, "
+                 f"{len(self.guards)} guards"]
+        lines += [f"break {n}: {reason}" for n, reason in enumerate(self.breaks, 1)]
+        return "\n".join(lines)
+
+
+def explain(function, **settings):
+    """explain(f)(*args): run f once with the eager backend and report its graphs, breaks and guards."""
+    def run(*args, **kwargs):
+        from . import frames
+        found = Explanation()
+
+        def observe(state, captured):
+            if state.context.backend is backend:
+                if captured.gm is not None:
+                    found.graphs.append(captured.gm)
+                found.breaks.extend(captured.breaks)
+                found.guards.extend(captured.guards)
+
+        def backend(gm, example_inputs):
+            return frames.eager_callable(gm)
+
+        frames.observers.append(observe)
+        try:
+            compile(marks.original(function), backend=backend, **settings)(*args, **kwargs)
+        finally:
+            frames.observers.remove(observe)
+        return found
+    return run
+
+
+__all__ = ["BACKENDS", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError", "OptimizedModule", "RecompileError",
+           "Unsupported", "compile", "config", "disable", "explain", "is_compiling", "list_backends", "logs",
+           "mark_dynamic", "register_backend", "reset", "set_logs", "set_stance"]

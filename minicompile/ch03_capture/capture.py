@@ -1,0 +1,228 @@
+# %% [markdown]
+# # Capture: one frame becomes one graph
+#
+# `capture` puts the pieces together. It wraps the arguments, runs the interpreter over the function's bytecode, and
+# turns the value it returns into the text of a function:
+#
+#     __out = __graph(*__inputs)
+#     return __out[0]
+#
+# The text plus the graph plus the guards *are* the compiled function. Where the real torch.compile assembles new bytecode
+# by hand, we write Python and let Python compile it: easier to read, to print and to step through.
+#
+# Capture never runs the program's code and never changes its objects. If it fails half-way, nothing has happened, and
+# the frame can simply be evaluated as it is.
+
+# %%
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..ch01_graphs.fake import FakeMode
+from ..ch02_guards.guards import GuardSet, STATE_KINDS, read_state
+from ..ch02_guards.sources import ClosureCellSource, ConstantSource, LocalSource, ModuleAttrSource
+from ..errors import SkipFrame, Unsupported
+from . import builtins_, contexts, opcodes  # noqa: F401  (importing them fills the tables)
+from .contexts import close_all, restore, set_grad
+from .epilogue import Epilogue, expression, write_effects
+from .interpreter import StopTrace, Tracer, location, make_frame, run
+from .values import Lazy, TensorVal, UserError, describe
+from .wrap import guard_sizes, wrap
+
+
+@dataclass
+class CaptureOptions:
+    """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True (ints).
+    max_ops: instructions to interpret before giving up on the frame."""
+    fullgraph: bool = False
+    dynamic: dict = field(default_factory=dict)
+    max_ops: int = 2_000_000
+
+
+@dataclass
+class BreakReason:
+    """Why and where a graph ended."""
+    reason: str
+    location: Any = None
+    chain: list = field(default_factory=list)
+
+    def __str__(self):
+        return f"graph break: {self.reason} ({self.location})"
+
+
+@dataclass
+class Captured:
+    """What one frame became. `body` is the text after the guards; it names `__graph`, `__inputs` and `__K`."""
+    gm: torch.fx.GraphModule | None
+    inputs: list
+    example_inputs: list
+    guards: GuardSet
+    body: str
+    constants: tuple
+    breaks: list = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Trace:
+    """A trace that has ended: by a return (`result`) or at the instruction where the graph breaks (`result` None)."""
+    tx: Tracer
+    frame: Any
+    result: Any = None
+
+
+# %% [markdown]
+# ## The state of the world
+#
+# Some of what a program means is in no variable: whether gradients are recorded, whether autocast is on, the default
+# dtype. The trace starts in the caller's state, and guards it.
+
+# %%
+WORLD = ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC", "AUTOCAST", "TORCH_FUNCTION")
+REFUSED_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tuple:
+    """A tracer and the outermost frame of `func` with its arguments wrapped. args: name -> object, localsplus order."""
+    code = func.__code__
+    tx = Tracer(graph=torch.fx.Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
+    tx.dynamic, tx.limit, tx.root_globals = options.dynamic, options.max_ops, func.__globals__
+    for kind in WORLD:
+        tx.guards.add(None, kind, read_state(STATE_KINDS[kind]))
+    frame = make_frame(code, func.__globals__, None)
+    for name, value in args.items():
+        frame.locals[name] = Lazy(value, LocalSource(name))
+    for i, cell in enumerate(func.__closure__ or ()):
+        frame.closure.append(wrap(tx, cell, ClosureCellSource(i)))
+    return tx, frame
+
+
+def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None) -> Trace:
+    """Interpret the frame. Raises Unsupported with attributes `step` (which instruction, counted in execution order)
+    and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
+    if func.__code__.co_flags & REFUSED_FLAGS:
+        raise quiet_skip("generators and coroutines are not captured")
+    if ".0" in args:
+        raise quiet_skip("a comprehension is captured with the function around it, not alone")
+    mode, recording = torch.is_grad_enabled(), None
+    tx, frame = start(func, args, options, stop_at)
+    try:
+        result = run(tx, frame)
+        if tx.contexts:
+            raise SkipFrame("a context manager is left open", location(tx))
+        tx.grad_after = torch.is_grad_enabled()
+        set_grad(tx, mode)
+        return Trace(tx, frame, result)
+    except StopTrace:
+        tx.grad_after = mode
+        tx.active = close_all(tx)
+        return Trace(tx, frame)
+    except UserError as error:
+        words = describe_error(error.exc)
+        failure = Unsupported(f"the program raises {words}", getattr(error, "location", None))
+        failure.step, failure.chain, failure.raises = tx.steps, [], True
+        raise failure from None
+    except Unsupported as error:
+        if not hasattr(error, "step"):
+            error.step = tx.steps
+        raise
+    except RecursionError:
+        raise SkipFrame("the program's calls are nested too deeply") from None
+    finally:
+        restore(tx)
+        if torch.is_grad_enabled() != mode:
+            torch._C._set_grad_enabled(mode)
+
+
+def quiet_skip(reason) -> SkipFrame:
+    """For frames that nobody asked to compile: no error even under fullgraph."""
+    skip = SkipFrame(reason)
+    skip.quiet = True
+    return skip
+
+
+def describe_error(exc) -> str:
+    text = ", ".join(describe(a) for a in exc.args)
+    return f"{exc.cls.__name__}({text})"
+
+
+# %% [markdown]
+# ## The whole frame
+#
+# The graph returns what the epilogue asked for, each once. If it asked for nothing and no node has an effect, there is
+# no graph: the function was not about tensors.
+
+# %%
+def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured:
+    """Capture all of `func(**args)` as one graph; raises Unsupported where the graph would break."""
+    options = options or CaptureOptions()
+    done = trace(func, args, options)
+    ep = Epilogue(done.tx)
+    result = expression(ep, done.result)
+    lines = finish(ep)
+    return assemble(ep, [*lines, f"return {result}"])
+
+
+def finish(ep: Epilogue) -> list:
+    """Side effects and the text up to the return. Reading everything comes before writing anything."""
+    write_effects(ep)
+    if ep.tx.grad_after != torch.is_grad_enabled():
+        ep.writes.append(f"__torch._C._set_grad_enabled({ep.tx.grad_after})")
+    return [*ep.reads, *ep.writes]
+
+
+def guard_aliasing(tx):
+    """A graph that writes to an input is only right as long as that input is not also another one. Tensors of modules are
+    left out: they are many, and who rebinds them to each other?"""
+    loose = [v for v in tx.tracked.values() if type(v) is TensorVal and v.real is not None
+             and not isinstance(v.source, (ModuleAttrSource, ConstantSource))]
+    if len(loose) > 1 and any(v.fake._version > v.version for v in loose):
+        tx.guards.add(loose[0].source, "NOT_ALIASED", tuple(v.source for v in loose[1:]))
+
+
+def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
+    tx = ep.tx
+    guard_sizes(tx)
+    guard_aliasing(tx)
+    gm = None
+    if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
+        output = tx.graph.output(tuple(ep.outputs))
+        output.meta.update(val=tuple(n.meta["val"] for n in ep.outputs), location=None, origins=())
+        order_placeholders(tx.graph)
+        drop_dead(tx.graph)
+        gm = torch.fx.GraphModule(torch.nn.Module(), tx.graph)
+        lines = ["__out = __graph(*__inputs)", *lines]
+    elif ep.outputs:
+        raise AssertionError("outputs without a graph")
+    inputs = tx.inputs if gm is not None else []
+    return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards, "\n".join(lines),
+                    tuple(tx.constants), list(breaks))
+
+
+def has_effects(graph) -> bool:
+    """Whether some node is worth running although nobody reads it: it writes to a tensor or returns nothing."""
+    return any(n.op in ("call_function", "call_method") and not is_pure(n) for n in graph.nodes)
+
+
+def is_pure(node) -> bool:
+    """A node may be dropped when nobody reads it: arithmetic on sizes. Dead tensor operations are left for later stages,
+    which know the random streams and the writes."""
+    return isinstance(node.meta.get("val"), torch.SymInt)
+
+
+def order_placeholders(graph):
+    """Inputs first: a placeholder is created when the trace first touches a tensor, which may be late."""
+    first = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and first is not None:
+            first.prepend(node)
+
+
+def drop_dead(graph):
+    """Forget nodes whose results nobody reads, when running them has no other effect."""
+    for node in reversed(list(graph.nodes)):
+        if node.op != "placeholder" and not node.users and node.op != "output" and is_pure(node):
+            graph.erase_node(node)

@@ -1,0 +1,315 @@
+# %% [markdown]
+# # The epilogue: back from values to objects
+#
+# The graph has run and its outputs are real tensors. What remains of the call is to build the objects that it returns
+# and to apply the side effects that were only recorded. Both are written as Python text:
+#
+#     __out = __graph(*__inputs)
+#     t0 = self.cache                       # 1. read everything that is needed
+#     t1 = [__out[0], t0]
+#     self.cache = __out[1]                 # 2. then write
+#     return t1
+#
+# Reading comes first because a side effect may overwrite what a later line wants to read: after `a.x, a.y = a.y, a.x`
+# the new `a.y` is the old `a.x`. An object that existed before the call is named by its source, never copied, so
+# identity survives; an object of the trace is built once and named by a variable, so two references stay one object.
+
+# %%
+from __future__ import annotations
+
+import itertools
+import math
+import types
+from dataclasses import dataclass, field
+
+import torch
+
+from ..ch02_guards.sources import ConstantSource, LocalSource
+from ..errors import Unsupported
+from .interpreter import Tracer, constant_source, location, unsupported
+from .values import (
+    CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, IterVal, Lazy, ListVal, MethodName, MethodVal, NEW,
+    ObjVal, PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, Value, describe)
+
+
+@dataclass(eq=False)
+class Epilogue:
+    """The text under construction. `reads` come before `writes`; `outputs` are the nodes that the graph returns."""
+    tx: Tracer
+    reads: list = field(default_factory=list)
+    writes: list = field(default_factory=list)
+    outputs: list = field(default_factory=list)
+    names: dict = field(default_factory=dict)
+    building: set = field(default_factory=set)
+    done: set = field(default_factory=set)
+
+
+RECONSTRUCT: dict = {}
+
+
+def reconstructs(*kinds):
+    """Register how a kind of value is written: function(ep, value) -> Python expression."""
+    def register(function):
+        for kind in kinds:
+            RECONSTRUCT[kind] = function
+        return function
+    return register
+
+
+def expression(ep: Epilogue, value) -> str:
+    """A Python expression for `value`, short enough to be repeated: a literal or a variable."""
+    if type(value) is Const:
+        return constant_text(ep, value.value)
+    if type(value) is Lazy:
+        return constant_text(ep, value.real) if value.source is None else \
+            variable(ep, value.real, value.source.text())
+    name = ep.names.get(id(value))
+    if name is not None:
+        return name
+    if value.source is not None:
+        text = value.source.text()
+        if isinstance(value.source, (LocalSource, ConstantSource)):
+            ep.names[id(value)] = text
+            return text
+        return variable(ep, value, text)
+    if id(value) in ep.building:
+        raise Unsupported(f"{describe(value)} that contains itself", location(ep.tx))
+    ep.building.add(id(value))
+    maker = RECONSTRUCT.get(type(value))
+    if maker is None:
+        raise Unsupported(f"{describe(value)} leaves the compiled function", location(ep.tx))
+    text = maker(ep, value)
+    ep.building.discard(id(value))
+    if id(value) in ep.names:
+        return ep.names[id(value)]
+    return variable(ep, value, text)
+
+
+def variable(ep, value, text) -> str:
+    """Read `text` once, now, and name it."""
+    name = ep.names.get(id(value))
+    if name is None:
+        name = ep.names[id(value)] = f"__t{len(ep.names)}"
+        ep.reads.append(f"{name} = {text}")
+    return name
+
+
+def constant_text(ep, value) -> str:
+    kind = type(value)
+    if value is None or kind in (bool, int, str, bytes) or kind is float and math.isfinite(value):
+        return repr(value)
+    if value is Ellipsis:
+        return "..."
+    return constant_source(ep.tx, value).text()
+
+
+def pool(ep, real) -> str:
+    return constant_source(ep.tx, real).text()
+
+
+def expressions(ep, values) -> str:
+    return "".join(expression(ep, v) + ", " for v in values)
+
+
+# %% [markdown]
+# ## Each kind of value
+
+# %%
+@reconstructs(TensorVal, SymVal)
+def tensor_text(ep, value):
+    if value.node not in ep.outputs:
+        ep.outputs.append(value.node)
+    if type(value) is TensorVal and value.attrs:
+        raise Unsupported("a tensor with attributes of its own leaves the compiled function", location(ep.tx))
+    name = ep.names[id(value)] = f"__out[{ep.outputs.index(value.node)}]"
+    return name
+
+
+@reconstructs(TupleVal)
+def tuple_text(ep, value):
+    items = expressions(ep, value.items)
+    if value.cls is tuple:
+        return f"({items})"
+    if value.cls in (type({}.values()), type({}.items())):
+        raise Unsupported("a view of a dictionary leaves the compiled function", location(ep.tx))
+    if hasattr(value.cls, "_fields"):
+        return f"{pool(ep, value.cls)}({items})"
+    return f"{pool(ep, value.cls)}(({items}))"
+
+
+@reconstructs(ListVal)
+def list_text(ep, value):
+    if value.cls is list:
+        return f"[{expressions(ep, value.items)}]"
+    return f"{pool(ep, value.cls)}([{expressions(ep, value.items)}], {value.maxlen})"
+
+
+@reconstructs(DictVal)
+def dict_text(ep, value):
+    pairs = ", ".join(f"{expression(ep, k)}: {expression(ep, v)}" for k, v in value.items.values())
+    if value.cls is dict:
+        return "{" + pairs + "}"
+    if value.factory is not None:
+        return f"{pool(ep, value.cls)}({expression(ep, value.factory)}, {{{pairs}}})"
+    first = "None, " if value.cls.__name__ == "defaultdict" else ""
+    return f"{pool(ep, value.cls)}({first}{{{pairs}}})"
+
+
+@reconstructs(SetVal)
+def set_text(ep, value):
+    if value.cls not in (set, frozenset):
+        raise Unsupported("a view of a dictionary leaves the compiled function", location(ep.tx))
+    return f"{pool(ep, value.cls)}([{expressions(ep, value.items.values())}])"
+
+
+@reconstructs(SliceVal)
+def slice_text(ep, value):
+    return f"slice({expressions(ep, (value.start, value.stop, value.step))})"
+
+
+@reconstructs(IterVal)
+def iterator_text(ep, value):
+    rest = list(itertools.islice(value.it, 10_001))
+    if len(rest) > 10_000:
+        raise Unsupported("an endless iterator leaves the compiled function", location(ep.tx))
+    return f"iter([{expressions(ep, rest)}])"
+
+
+# %%
+@reconstructs(ObjVal)
+def object_text(ep, value):
+    if value.real is not NEW:
+        if type(value.real).__module__.startswith("torch.autograd") or "Backward" in type(value.real).__name__:
+            raise Unsupported("a node of the autograd graph leaves the compiled function", location(ep.tx))
+        return pool(ep, value.real)
+    new, setter = pool(ep, object.__new__), pool(ep, object.__setattr__)
+    name = variable(ep, value, f"{new}({pool(ep, value.cls)})")
+    for attribute, item in value.attrs.items():
+        ep.reads.append(f"{setter}({name}, {attribute!r}, {expression(ep, item)})")
+    return name
+
+
+@reconstructs(ExcVal)
+def exception_text(ep, value):
+    return f"{pool(ep, value.cls)}({expressions(ep, value.args)})"
+
+
+@reconstructs(FuncVal)
+def function_text(ep, value):
+    if value.globals is ep.tx.root_globals:
+        globals_text = "__G"
+    else:
+        globals_text = pool(ep, value.globals)
+    name = ep.names[id(value)] = f"__t{len(ep.names)}"
+    cells = expressions(ep, value.closure)
+    defaults = f"({expressions(ep, value.defaults)})" if value.defaults else "None"
+    ep.reads.append(f"{name} = {pool(ep, types.FunctionType)}({pool(ep, value.code)}, {globals_text}, {value.name!r}, "
+                    f"{defaults}, ({cells}))")
+    if value.kwdefaults:
+        pairs = ", ".join(f"{k!r}: {expression(ep, v)}" for k, v in value.kwdefaults.items())
+        ep.reads.append(f"{name}.__kwdefaults__ = {{{pairs}}}")
+    for attribute, item in value.attrs.items():
+        ep.reads.append(f"setattr({name}, {attribute!r}, {expression(ep, item)})")
+    return name
+
+
+@reconstructs(CellVal)
+def cell_text(ep, value):
+    name = variable(ep, value, "__new_cell()")
+    if value.content is not None:
+        content = expression(ep, value.content)
+        ep.reads.append(f"{name}.cell_contents = {content}")
+    return name
+
+
+@reconstructs(MethodVal)
+def method_text(ep, value):
+    return f"{pool(ep, types.MethodType)}({expressions(ep, (value.func, value.self))})"
+
+
+@reconstructs(MethodName)
+def method_name_text(ep, value):
+    return f"{expression(ep, value.self)}.{value.name}"
+
+
+@reconstructs(PartialVal)
+def partial_text(ep, value):
+    import functools
+    named = "".join(f"{k}={expression(ep, v)}, " for k, v in value.kwargs.items())
+    return f"{pool(ep, functools.partial)}({expressions(ep, (value.func, *value.args))}{named})"
+
+
+@reconstructs(ContextVal)
+def context_text(ep, value):
+    if value.kind == "autocast":
+        device, dtype, enabled, cache = value.state
+        return (f"{pool(ep, value.factory)}({device!r}, dtype={pool(ep, dtype)}, enabled={enabled}, "
+                f"cache_enabled={cache})")
+    if value.kind == "null":
+        return f"{pool(ep, value.factory)}({expression(ep, value.result)})"
+    return f"{pool(ep, value.factory)}({value.state[0] if value.factory is torch.set_grad_enabled else ''})"
+
+
+# %% [markdown]
+# ## Side effects
+#
+# For each object that existed before and was changed, its final contents. Lists and dictionaries are changed in place,
+# because others may hold them too.
+
+# %%
+def write_effects(ep: Epilogue):
+    """Text for everything the program changed outside of itself."""
+    for value in list(ep.tx.dirty.values()):
+        WRITERS[type(value)](ep, value, expression(ep, value))
+    for (_, name), (_, value, owner) in ep.tx.global_writes.items():
+        namespace = "__G" if owner is ep.tx.root_globals else pool(ep, owner)
+        ep.writes.append(f"{namespace}[{name!r}] = {expression(ep, value)}")
+    for function, args, kwargs in ep.tx.replays:
+        ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)})")
+
+
+def write_list(ep, value, target):
+    items = expressions(ep, value.items)
+    if value.cls is list:
+        ep.writes.append(f"{target}[:] = [{items}]")
+    else:
+        ep.writes.append(f"{target}.clear()")
+        ep.writes.append(f"{target}.extend([{items}])")
+
+
+def write_dict(ep, value, target):
+    for key in value.removed:
+        ep.writes.append(f"dict.pop({target}, {key_text(ep, key)}, None)")
+    for key in value.written:
+        k, v = value.items[key]
+        ep.writes.append(f"{target}[{expression(ep, k)}] = {expression(ep, v)}")
+
+
+def key_text(ep, key):
+    if hasattr(key, "ident"):
+        return pool(ep, key.value) if not isinstance(key.value, Value) else expression(ep, key.value)
+    return constant_text(ep, key) if not isinstance(key, tuple) else pool(ep, key)
+
+
+def write_set(ep, value, target):
+    items = expressions(ep, value.items.values())
+    ep.writes.append(f"{target}.clear()")
+    ep.writes.append(f"{target}.update([{items}])")
+
+
+def write_object(ep, value, target):
+    plain = value.cls.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
+    for name, item in value.attrs.items():
+        if item is DELETED:
+            ep.writes.append(f"delattr({target}, {name!r})" if plain else f"{pool(ep, object.__delattr__)}({target}, {name!r})")
+        elif plain and name.isidentifier() and not name.startswith("__"):
+            ep.writes.append(f"{target}.{name} = {expression(ep, item)}")
+        else:
+            ep.writes.append(f"{pool(ep, object.__setattr__)}({target}, {name!r}, {expression(ep, item)})")
+
+
+def write_cell(ep, value, target):
+    ep.writes.append(f"{target}.cell_contents = {expression(ep, value.content)}")
+
+
+WRITERS = {ListVal: write_list, DictVal: write_dict, SetVal: write_set, ObjVal: write_object, CellVal: write_cell}

@@ -1,0 +1,137 @@
+# %% [markdown]
+# # The frame hook
+#
+# How does a compiler get to see a Python function without asking its author to change it? CPython has an official door
+# for this. Since PEP 523 an extension may replace the C function that evaluates a frame. From then on every Python call
+# made on the way, also deep inside library code, passes through ours before its first instruction runs.
+#
+# The replacement is `frame_hook.c`, 300 lines, the only C in the capture half of this book. It decides by code object:
+#
+# | known about the code | what happens |
+# |---|---|
+# | nothing yet | the callback is asked, once, and the answer remembered |
+# | skip | evaluated as it is |
+# | a target | `target(function, *arguments)` is called instead of running the frame |
+#
+# A target is an ordinary Python function; its result becomes the result of the frame. It may still say `EVALUATE`: then
+# the untouched frame is evaluated after all. So everything complicated (guards, compiling, falling back) is Python, and the
+# C code neither copies frames nor interprets anything. Its cost is 50 to 250 nanoseconds a call, on top of the target's.
+#
+# What the frame's owner expects afterwards differs between versions. In 3.11 the caller clears the frame, so returning a
+# result is all there is to do. In 3.12 and 3.13 the evaluator clears it, with functions that CPython does not export. But
+# the evaluator can be made to do it: enter it with an exception already set, and it unwinds the frame before the first
+# instruction. The exception is then dropped and our result returned. (torch.compile's hook builds a second frame by hand,
+# from copies of CPython's internal functions, one set for each version.)
+#
+# ## Regions and contexts
+#
+# Replacing frames globally would slow down the whole program: CPython's own fast path for Python-to-Python calls is off
+# while a hook is installed. So the hook is installed only while some thread runs `run(context, f, ...)`, and it acts only
+# in that thread. The context is the compiler's setting (backend, options); a function compiled in two ways has two targets.
+# `run(None, f, ...)` leaves the region for the time of the call, which is all that `disable` needs.
+
+# %%
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+import weakref
+
+from ..cache import cache_dir
+from ..errors import MinicompileError
+
+try:
+    from . import frame_hook as _c
+except ImportError as error:
+    raise MinicompileError(
+        f"minicompile's frame hook is not built for Python {sys.version_info[0]}.{sys.version_info[1]} ({error}). "
+        "Install the package (pip install .), or in a checkout run: python setup.py build_ext --inplace") from None
+
+EVALUATE = _c.EVALUATE
+run = _c.run
+_known: dict = {}                                     # id(code) -> weak reference, for `reset`
+
+
+@contextlib.contextmanager
+def outside_region():
+    """Run the compiler itself outside of the region, so that its own frames are not captured."""
+    context = _c.set_region(None)
+    try:
+        yield context
+    finally:
+        _c.set_region(context)
+
+
+# %% [markdown]
+# ## What is remembered
+#
+# The C side attaches its knowledge to the code object itself (`_PyCode_SetExtra`), so a lookup is one pointer read and
+# the knowledge dies with the code. Python only keeps weak references, to be able to forget everything in `reset`.
+
+# %%
+def remember(code) -> None:
+    if id(code) not in _known:
+        _known[id(code)] = weakref.ref(code, lambda _, key=id(code): _known.pop(key, None))
+
+
+def skip_code(code) -> None:
+    """Never capture frames of this code object."""
+    remember(code)
+    _c.skip_code(code)
+
+
+def set_target(code, context, func_globals: dict, target) -> None:
+    """Call target(function, *arguments) for frames of `code` in this context; None = evaluate them as they are."""
+    remember(code)
+    _c.set_target(code, context, func_globals, target)
+
+
+def set_callback(callback, missed=None) -> None:
+    """callback(function, code, context) -> target | None | False (= skip_code), asked at the first frame of a code."""
+    _c.set_callback(callback)
+    _c.set_missed(missed)
+
+
+def reset() -> None:
+    """Forget all targets and skips."""
+    for reference in list(_known.values()):
+        code = reference()
+        if code is not None:
+            _c.forget_code(code)
+    _known.clear()
+
+
+# %% [markdown]
+# ## Frames that are never captured on their own
+#
+# Functions of torch and of the standard library may be *inlined* by capture when user code calls them. But as frames of
+# their own they are not worth it: the frame of `nn.Module.__call__`, seen after a graph break, holds nothing of the user's;
+# it is evaluated as it is, and the user's `forward` that it calls is the next frame that the hook sees.
+
+# %%
+def library_folders() -> tuple[str, ...]:
+    import torch
+    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    packages = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
+    names = ("torch", "triton", "numpy", "pytest", "_pytest", "pluggy", "hypothesis")
+    own = [os.path.join(here, entry) for entry in sorted(os.listdir(here)) if entry.startswith("ch")
+           or (entry.endswith(".py") and entry != "__main__.py")]
+    return (*(os.path.join(packages, name) + os.sep for name in names), *own, os.path.abspath(cache_dir()) + os.sep)
+
+
+_libraries: list = []
+_standard = tuple({os.path.abspath(sysconfig.get_paths()[k]) + os.sep for k in ("stdlib", "platstdlib")})
+
+
+def is_library_file(filename: str) -> bool:
+    """Whether code from this file is never captured as a frame of its own."""
+    if filename.startswith(("<frozen", "<minicompile", "<eval_with_key", "<__array_function__")):
+        return True
+    if not _libraries:
+        _libraries.append(library_folders())
+    path = os.path.abspath(filename)
+    if path.startswith(_libraries[0]):
+        return True
+    return path.startswith(_standard) and "site-packages" not in path and "dist-packages" not in path

@@ -1,0 +1,95 @@
+# %% [markdown]
+# # Cleaning up: dead code and common subexpressions
+#
+# On a functional graph both are a few lines, which is the point of functional graphs. The traced graph needs them: functionalization
+# leaves views that nobody reads, and the autograd engine computes the same transpose or cast in forward and in backward.
+#
+# Two kinds of node are not values. Copies into inputs are effects. And an operator that draws random numbers advances the generator: dropping one, merging
+# two, or reordering them would give every later draw other numbers than eager gives.
+
+# %%
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+DROPOUT_ARGUMENT = {"_scaled_dot_product_flash_attention": 3, "_scaled_dot_product_flash_attention_for_cpu": 3,
+                    "_scaled_dot_product_efficient_attention": 5, "_scaled_dot_product_cudnn_attention": 5}
+
+
+def is_random(node: fx.Node) -> bool:
+    """True if the node draws from a random generator."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    position = DROPOUT_ARGUMENT.get(op._schema.name.removeprefix("aten::"))
+    if position is not None:
+        probability = node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)
+        return probability != 0.0
+    if op is aten.native_dropout.default:
+        return node.args[2] is not False
+    return True
+
+
+def has_effect(node: fx.Node) -> bool:
+    """True for a node that must stay even if nothing reads it."""
+    return is_random(node) or (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable)
+
+
+def eliminate_dead_code(gm: fx.GraphModule) -> None:
+    for node in reversed(gm.graph.nodes):
+        if node.op in ("call_function", "get_attr") and not node.users and not has_effect(node):
+            gm.graph.erase_node(node)
+
+# %% [markdown]
+# Two nodes compute the same if they apply the same operator to the same arguments. Python says `1 == 1.0 == True`; the operators do not, so
+# types are part of the key. Fresh uninitialised memory is never merged.
+
+# %%
+UNIQUE = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
+          aten.new_empty_strided.default}
+
+
+def _key(argument):
+    if isinstance(argument, (list, tuple)):
+        return tuple(_key(a) for a in argument)
+    if isinstance(argument, dict):
+        return tuple((k, _key(v)) for k, v in sorted(argument.items()))
+    if isinstance(argument, slice):
+        return ("slice", _key(argument.start), _key(argument.stop), _key(argument.step))
+    return type(argument), repr(argument) if isinstance(argument, float) else argument     # -0.0 is not 0.0
+
+
+def merge_common_subexpressions(gm: fx.GraphModule) -> None:
+    seen: dict = {}
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or node.target in UNIQUE or has_effect(node):
+            continue
+        try:
+            earlier = seen.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
+        except TypeError:
+            continue
+        if earlier is not node:
+            node.replace_all_uses_with(earlier)
+            gm.graph.erase_node(node)
+
+
+# %% [markdown]
+# Derivatives of matmuls transpose what forward transposed already. `t(t(x))` is `x`.
+
+# %%
+def cancel_transposes(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.target is aten.t.default and getattr(node.args[0], "target", None) is aten.t.default:
+            node.replace_all_uses_with(node.args[0].args[0])
+
+
+def clean(gm: fx.GraphModule) -> fx.GraphModule:
+    """Simplify, drop, and recompile, in place."""
+    cancel_transposes(gm)
+    merge_common_subexpressions(gm)
+    eliminate_dead_code(gm)
+    gm.recompile()
+    return gm

@@ -1,0 +1,336 @@
+# %% [markdown]
+# # The joint graph
+#
+# To compile a backward pass one needs it as a graph, before anyone calls `backward()`. There is no need to write derivative rules for
+# that. PyTorch's autograd engine works on any tensor, also on fakes: run the captured program on fakes that require
+# gradients, ask the engine for the gradients of its outputs, and record every operator on the way. The recording is the *joint
+# graph*: forward and backward as one straight list of ATen calls, in which the backward half reads values of the forward half.
+#
+# The gradients that will flow in at run time are unknown, so they are inputs of the joint graph: one *tangent* per differentiable
+# output, with its shape.
+#
+#     x, w, tangent                      inputs
+#     h = mm(x, w)
+#     y = relu(h)                        ---- the output
+#     g = threshold_backward(tangent, y, 0)
+#     return y, mm(t(x), g)              and the gradient of w
+
+# %%
+from __future__ import annotations
+
+import contextlib
+import operator
+from dataclasses import dataclass, field
+from typing import Any, Sequence
+
+import torch
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import Expr, Symbol, evaluate
+from ..ch01_graphs.trace import Recorder, run_recorded
+from ..errors import Unsupported
+from .cleanup import clean
+from .functionalize import (Functionalizer, Step, append_mutations, emit, functionalize_with_mutations, is_mutable, restride,
+                            viewed_argument)
+
+aten = torch.ops.aten
+
+# %% [markdown]
+# ## What the caller gets
+#
+# A compiled graph computes fresh tensors. Eager programs also return their inputs, views of their inputs, and several views of one
+# tensor, and what the caller does next may depend on it: writing to one shows in the other, and gradients flow through the view. So each
+# output of the program has a *recipe*, carried out outside the compiled code by ordinary PyTorch:
+#
+# - `Constant`: a Python value, or a size computed from the inputs' sizes;
+# - `Result(k)`: the k-th tensor that the compiled graph returns;
+# - `Input(i)`: that input, unchanged as an object;
+# - `View(of, steps, detach)`: view operators applied to one of these again.
+
+# %%
+@dataclass
+class Constant:
+    value: Any
+
+
+@dataclass
+class Result:
+    index: int
+
+
+@dataclass
+class Input:
+    index: int
+
+
+@dataclass
+class View:
+    of: Result | Input
+    steps: list[Step]
+    detach: bool
+
+
+@dataclass
+class Joint:
+    """The traced program. `gm` returns, in this order: results, new values of `written` inputs, gradients.
+
+    results: number of tensors that outputs are made of. written: inputs (by position) that are overwritten under autograd, outside of
+    the graph. differentiable: positions among results + written that have a tangent. gradients: positions of the
+    inputs that the gradients belong to (a gradient may be None). recipes: how to make each output."""
+
+    gm: fx.GraphModule
+    results: int
+    written: list[int]
+    differentiable: list[int]
+    gradients: list[int]
+    recipes: list
+    mutated: set[str] = field(default_factory=set)
+    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+
+# %% [markdown]
+# ## Following views back
+#
+# Each tensor of the recording descends from a *root*, a graph input or the result of an operator that allocates, by view steps. In-place operators
+# return the tensor they were given, which is no step.
+
+# %%
+def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
+    """The root whose memory `node` shows, and the views that lead from the root to it."""
+    steps: list[Step] = []
+    while node.op == "call_function" and isinstance(node.meta["val"], FakeTensor):
+        source, index = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
+        if not isinstance(source.target, torch._ops.OpOverload):
+            break
+        base = viewed_argument(source, node.meta["val"])
+        if base is None:
+            break
+        if not is_mutable(source.target):
+            steps.append(Step(source.target, source.args[1:], source.kwargs, index))
+        node = base
+    return node, steps[::-1]
+
+
+def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list) -> tuple[list, list]:
+    """Recipes for the outputs, and the fakes of the results that they need."""
+    position = {recorder.node_of(e): i for i, e in enumerate(entries) if isinstance(e, torch.Tensor)}
+    chains = [view_chain(recorder.node_of(o)) if isinstance(o, FakeTensor) else None for o in outputs]
+    members: dict[fx.Node, dict[int, Any]] = {}
+    for o, chain in zip(outputs, chains):
+        if chain is not None:
+            members.setdefault(chain[0], {})[id(o)] = o
+    results, index_of, recipes = [], {}, []
+
+    def result(fake) -> Result:
+        index_of.setdefault(id(fake), len(results))
+        if index_of[id(fake)] == len(results):
+            results.append(fake)
+        return Result(index_of[id(fake)])
+
+    for o, chain in zip(outputs, chains):
+        if chain is None:
+            recipes.append(Constant(expr_of(o) if isinstance(o, torch.SymInt) else o))
+            continue
+        root, steps = chain
+        source = entries[position[root]] if root in position else root.meta["val"]
+        if root not in position and len(members[root]) == 1:
+            recipes.append(result(o))
+            continue
+        if o.requires_grad and not source.requires_grad:
+            raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
+        of = Input(position[root]) if root in position else result(source)
+        plain = not steps and (o is source or o.requires_grad)
+        recipes.append(of if plain else View(of, steps, source.requires_grad and not o.requires_grad or not steps))
+    return recipes, results
+
+# %% [markdown]
+# ## Tracing
+#
+# Every input that requires a gradient is first passed through an identity function. In eager it may be a leaf (a parameter) or not (an
+# activation computed before the compiled region); PyTorch forbids in-place operators on leaves only, and capture has already
+# met that error if it applies. Behind the identity every input is a non-leaf and the trace is good for both.
+
+# %%
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fake):
+        ctx.set_materialize_grads(False)
+        return FakeTensor(fake.meta, fake.device)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@contextlib.contextmanager
+def _tracing(recorder: Recorder):
+    """The ambient grad mode is restored afterwards; batch norm is recorded as the generic operator, not as cuDNN's."""
+    grad_mode, cudnn = torch.is_grad_enabled(), torch._C._get_cudnn_enabled()
+    torch._C._set_cudnn_enabled(False)
+    try:
+        with recorder:
+            yield
+    except RuntimeError as error:
+        raise Unsupported(f"recording the operators failed: {str(error).splitlines()[0]}", recorder.provenance[0]) from error
+    finally:
+        torch._C._set_grad_enabled(grad_mode)
+        torch._C._set_cudnn_enabled(cudnn)
+
+
+@contextlib.contextmanager
+def _backward_state():
+    """As a caller of `backward()` would have it: no autocast, and the engine runs in this thread, where the recorder is."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True) -> Joint:
+    """Record forward and backward of a captured graph. fakes: one fake (or SymInt, or int) per placeholder. Without
+    `differentiate`, or if no output depends on an input that requires a gradient, only the forward is recorded.
+
+    Raises Unsupported for in-place changes of metadata, and for aliased inputs that are written."""
+    recorder, leaves, entries = Recorder(), {}, []
+    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+    for i, (name, fake) in enumerate(zip(names, fakes, strict=True)):
+        entry = fake
+        if isinstance(fake, torch.Tensor):
+            entry = FakeTensor(fake.meta, fake.device, fake.requires_grad and differentiate)
+            if entry.requires_grad:
+                leaves[i] = entry
+                with torch.enable_grad():
+                    entry = _Enter.apply(entry)
+        entries.append(entry)
+        recorder.placeholder(name, entry)
+    history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
+    with _tracing(recorder):
+        if not differentiate:
+            torch._C._set_grad_enabled(False)
+        outputs = run_recorded(recorder, gm, entries)
+        recipes, results = plan_outputs(recorder, outputs, entries)
+        written = [i for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
+        returned = results + [entries[i] for i in written]
+        differentiable = [i for i, t in enumerate(returned) if differentiate and t.requires_grad]
+        gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
+    recorded = recorder.finish(returned + gradients)
+    return _finish(recorded, Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [],
+                                   recipes, symbols=_symbols(entries)), entries, returned)
+
+
+def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
+    if not outputs or not leaves:
+        return []
+    tangents = []
+    for i, out in enumerate(outputs):
+        with _disable_current_modes():
+            meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta") if _plain_strides(out) else \
+                torch.empty(out.shape, dtype=out.dtype, device="meta")
+        tangents.append(FakeTensor(meta, out.device))
+        recorder.placeholder(f"tangent{i}", tangents[-1])
+    with _backward_state():
+        return list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))
+
+
+def _plain_strides(t) -> bool:
+    return all(s != 0 or n == 1 for s, n in zip(t.stride(), t.shape))
+
+# %% [markdown]
+# ## After the recording
+#
+# The recording is functionalized. Inputs written under autograd get their new value from outside (`x.copy_(new)`, so that the engine sees it); all
+# other written inputs, such as the running statistics of batch norm, are copied into by the graph itself. A gradient has the strides of its
+# input: the engine would copy it into that form anyway when it accumulates it into `.grad`.
+
+# %%
+def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: list) -> Joint:
+    gm, mutations = functionalize_with_mutations(recorded)
+    names = [n.name for n in recorded.graph.nodes if n.op == "placeholder"]
+    joint.mutated = set(mutations)
+    inside = {name: new for name, new in mutations.items() if name not in {names[i] for i in joint.written}}
+    output = next(reversed(gm.graph.nodes))
+    f = Functionalizer(gm, gm.graph)
+    values, count = list(output.args[0]), len(returned)
+    with gm.graph.inserting_before(output):
+        for i, value in enumerate(values):
+            if isinstance(value, fx.Node):
+                f.current = value
+                target = returned[i] if i < count else entries[joint.gradients[i - count]]
+                values[i] = restride(f, value, target)
+        output.args = (tuple(values),)
+    append_mutations(gm, inside)
+    save_masks_as_bool(gm)
+    clean(gm)
+    joint.gm = gm
+    separate_results(gm, count)
+    return joint
+
+
+def separate_results(gm: fx.GraphModule, count: int) -> None:
+    """Results are distinct tensors for the caller, also where the graph computes them as one value or as an input."""
+    output = next(reversed(gm.graph.nodes))
+    values, seen = list(output.args[0]), set()
+    f = Functionalizer(gm, gm.graph)
+    with gm.graph.inserting_before(output):
+        for i, value in enumerate(values[:count]):
+            root = view_chain(value)[0]
+            if root in seen or root.op in ("placeholder", "get_attr"):
+                f.current = value
+                values[i] = emit(f, aten.clone.default, (value,))
+            seen.add(root)
+    output.args = (tuple(values),)
+    gm.recompile()
+
+# %% [markdown]
+# CPU dropout draws its mask as floats: `empty_like(x).bernoulli_(p)`, 4 bytes for one bit of information. Inserting `mask != 0` and back
+# changes no number, and offers the partitioner a value of a quarter of the size to save.
+
+# %%
+def save_masks_as_bool(gm: fx.GraphModule) -> None:
+    f = Functionalizer(gm, gm.graph)
+    for node in list(gm.graph.nodes):
+        if node.target is aten.bernoulli.p and node.meta["val"].is_floating_point():
+            users = list(node.users)
+            f.current = node
+            with gm.graph.inserting_before(node.next):
+                mask = emit(f, aten.ne.Scalar, (node, 0))
+                back = emit(f, aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
+            for user in users:
+                user.replace_input_with(node, back)
+
+# %% [markdown]
+# Symbolic sizes in recipes are evaluated at run time from the sizes of the inputs.
+
+# %%
+def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
+    """Where to read each size symbol: (input, dimension), or (input, None) for an input that is the size itself."""
+    where: dict[str, tuple[int, int | None]] = {}
+
+    def note(value, place):
+        e = expr_of(value) if isinstance(value, torch.SymInt) else value
+        if isinstance(e, Expr) and e.const == 0 and len(e.terms) == 1:
+            (term, c), = e.terms.items()
+            if c == 1 and len(term) == 1 and isinstance(term[0], Symbol):
+                where.setdefault(term[0].name, place)
+
+    for i, entry in enumerate(entries):
+        if isinstance(entry, torch.Tensor):
+            for d, size in enumerate(entry.shape):
+                note(size, (i, d))
+        else:
+            note(entry, (i, None))
+    return where
+
+
+def resolve(value, symbols: dict, inputs: Sequence):
+    """A recipe's argument with its symbolic sizes replaced by the present ones."""
+    if isinstance(value, Expr):
+        sizes = {n: inputs[i] if d is None else inputs[i].shape[d] for n, (i, d) in symbols.items()}
+        return evaluate(value, sizes)
+    if isinstance(value, (list, tuple)):
+        return type(value)(resolve(v, symbols, inputs) for v in value)
+    return value

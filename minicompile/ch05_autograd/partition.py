@@ -1,0 +1,327 @@
+# %% [markdown]
+# # Cutting the joint graph in two
+#
+# The joint graph becomes a forward graph, run now, and a backward graph, run later. What the backward half reads of the forward half has to
+# be carried over somehow, and there is a choice for each value: *save* it in memory from one half to the other, or save something
+# smaller that it was made from, and *recompute* it.
+#
+#     a = x + b          x, b are inputs: they stay alive anyway
+#     h = gelu(a)        backward needs a
+#     d = h * mask       backward needs mask (1 byte an element)
+#     out = mm(d, w)     backward needs d
+#
+# Eager saves whatever each backward formula asks for: a, mask, d, and perhaps h. But a is one addition away from x and b. In a compiler that fuses
+# pointwise operators, computing it again inside a backward kernel costs almost nothing, while saving it costs a write in forward
+# and a read in backward. Memory traffic is what such kernels spend their time on.
+#
+# ## As a minimum cut
+#
+# Make each forward value an edge whose capacity is the price of saving it. Sources are the values that exist in any case
+# and the values that must not be computed twice; sinks are the operators of the backward half. Every path from a source to a sink has to be cut
+# somewhere: that is where a value is saved, and everything behind the cut is recomputed. The cheapest such cut is a minimum cut.
+#
+# What may not be computed twice, and why:
+#
+# - *random numbers*: the second draw would be a different one;
+# - *matmuls, convolutions, attention, sorts, ...*: expensive; and *reductions*: their results are small, so saving is cheap;
+# - *values that a library call reads both in forward and in backward*: such a call needs its operand in memory. Forward has written it there already, so
+#   saving costs nothing but the space, while recomputing would have to write it again;
+# - *values that live long in forward*, like the residual stream of a transformer: recomputing one would recompute all that came before it.
+#   "Long" means across a library call: the value is in memory then, too.
+#
+# Views and casts from a saved half-precision copy are free or nearly so; inputs cost nothing to save.
+
+# %%
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+
+from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.graph import copy_provenance
+from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import Expr, symbols
+from ..errors import Unsupported
+from .cleanup import has_effect, is_random
+from .functionalize import viewed_argument
+from .joint import Joint
+from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
+
+aten = torch.ops.aten
+
+# %% [markdown]
+# ## Which operators are cheap
+#
+# PyTorch tags its elementwise operators (`torch.Tag.pointwise`), so the list holds only what the tags leave out.
+
+# %%
+CHEAP = {aten._to_copy, aten.clone, aten.full, aten.full_like, aten.zeros, aten.zeros_like, aten.ones, aten.ones_like,
+         aten.scalar_tensor, aten.arange, aten.iota if hasattr(aten, "iota") else aten.arange, aten.cat, aten.stack,
+         aten.constant_pad_nd, aten.where, aten.threshold_backward, aten.gelu, aten.silu, aten.tril, aten.triu,
+         aten.new_zeros, aten.new_ones, aten.new_full, aten.fill, aten.zero, aten.copy, aten.masked_fill, aten.repeat,
+         aten.slice_scatter, aten.select_scatter, aten.flip, aten.roll, aten.eye, aten._native_batch_norm_legit_no_training}
+
+
+def is_view(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    return node.op == "call_function" and isinstance(val, FakeTensor) and isinstance(node.target, torch._ops.OpOverload) \
+        and viewed_argument(node, val) is not None
+
+
+def is_cheap(node: fx.Node) -> bool:
+    """A view, or an operator that computes each element from a few elements: worth computing twice."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or is_random(node):
+        return False
+    return torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in CHEAP or is_view(node)
+
+
+def is_fusible(node: fx.Node) -> bool:
+    """Cheap operators and reductions become loops; the rest are library calls, which read and write memory."""
+    if is_cheap(node) or node.target is operator.getitem:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in LOOPS
+
+
+LOOPS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.var, aten.var_mean, aten.std, aten.any,
+         aten.all, aten.argmax, aten.argmin, aten._softmax, aten._log_softmax, aten._softmax_backward_data,
+         aten._log_softmax_backward_data, aten.logsumexp, aten.native_layer_norm, aten.native_layer_norm_backward,
+         aten.native_group_norm, aten.native_group_norm_backward, aten.native_batch_norm_backward, aten.native_dropout,
+         aten._native_batch_norm_legit_functional, aten.native_batch_norm, aten.nll_loss_forward, aten.nll_loss_backward,
+         aten.embedding, aten.embedding_dense_backward, aten.index, aten.gather, aten.scatter, aten.scatter_add,
+         aten.index_select, aten.select_backward, aten.slice_backward, aten.max_pool2d_with_indices,
+         aten.avg_pool2d, aten.linalg_vector_norm, aten.bernoulli, aten.empty_like}
+
+
+def size_in_bytes(node: fx.Node) -> int:
+    """Bytes of the tensor at a node; symbolic sizes count with their present values."""
+    val = node.meta["val"]
+    return max(int(val.numel()) if not any(isinstance(s, torch.SymInt) for s in val.shape) else _hinted(val), 1) * val.element_size()
+
+
+def _hinted(val) -> int:
+    total = 1
+    for s in val.shape:
+        total *= s.node.hint if isinstance(s, torch.SymInt) else s
+    return total
+
+# %% [markdown]
+# ## Three kinds of node
+#
+# A node that depends on a tangent can only run in backward. A node that an output needs has to run in forward. A node that neither is true of
+# (the comparison inside the derivative of `abs`) may run in either, and the cut decides.
+
+# %%
+@dataclass
+class Halves:
+    """Sets of nodes of a joint graph: `backward` depends on tangents, `forward` is needed for the forward's outputs."""
+
+    backward: set[fx.Node]
+    forward: set[fx.Node]
+    outputs: list
+    gradients: list
+
+
+def split_nodes(joint: Joint) -> Halves:
+    backward: set[fx.Node] = set()
+    forward: set[fx.Node] = set()
+    output = next(reversed(joint.gm.graph.nodes))
+    count = joint.results + len(joint.written)
+    outputs, gradients = list(output.args[0][:count]), list(output.args[0][count:])
+    needed = {n for n in outputs if isinstance(n, fx.Node)}
+    in_backward = False
+    for node in joint.gm.graph.nodes:
+        tangent = node.op == "placeholder" and node.name.startswith("tangent")
+        in_backward = in_backward or tangent
+        if node.op == "output":
+            continue
+        if tangent or any(a in backward for a in node.all_input_nodes) or (in_backward and is_random(node)):
+            backward.add(node)
+        elif node.op == "call_function" and has_effect(node):
+            needed.add(node)
+    if any(node.target is aten.copy_.default for node in backward):
+        raise Unsupported("the backward pass modifies an input")
+    for node in reversed(joint.gm.graph.nodes):
+        if node in needed and node.op != "output":
+            forward.add(node)
+            needed.update(node.all_input_nodes)
+    return Halves(backward, forward, outputs, gradients)
+
+# %% [markdown]
+# ## Prices
+#
+# Saving a value that forward writes to memory anyway costs one read in backward, any other a write and a read: twice as much. Whether forward
+# writes it is estimated by *levels*: the number of library calls on the way from the inputs to a node. A value whose readers all have its own level,
+# and are loops, can stay in registers.
+
+# %%
+def levels(nodes) -> dict[fx.Node, int]:
+    level: dict[fx.Node, int] = {}
+    for node in nodes:
+        base = max((level.get(a, 0) for a in node.all_input_nodes), default=0)
+        level[node] = base + (node.op == "call_function" and not is_fusible(node))
+    return level
+
+
+def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
+    """The users of a node, looking through views and tuple elements."""
+    found, pending = [], list(node.users)
+    while pending:
+        user = pending.pop()
+        if user in among:
+            if is_view(user) or user.target is operator.getitem:
+                pending.extend(user.users)
+            else:
+                found.append(user)
+    return found
+
+
+def must_not_recompute(node, halves: Halves, level, materialised: bool, prefer: str) -> bool:
+    if is_view(node) or node.op == "get_attr":
+        return False
+    if node.target is operator.getitem:
+        return True
+    if not is_cheap(node):
+        return True
+    if not materialised or node not in halves.forward or not node.all_input_nodes:
+        return False
+    in_forward = readers(node, halves.forward)
+    far = any(level[u] > level[node] + (not is_fusible(u)) for u in in_forward)
+    library = any(not is_fusible(u) for u in in_forward)
+    again = any(not is_fusible(u) for u in readers(node, halves.backward))
+    return far or (prefer == "speed" and library and again)
+
+
+def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx.Node]:
+    """The forward values that backward gets. prefer: "speed" keeps what is in memory anyway, "memory" recomputes it."""
+    nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
+    level = levels(nodes)
+    consumed = {n for n in nodes if any(u in halves.backward for u in n.users)} | \
+        {g for g in halves.gradients if isinstance(g, fx.Node) and g not in halves.backward}
+    wanted, pending = set(), list(consumed)
+    while pending:
+        node = pending.pop()
+        if node not in wanted:
+            wanted.add(node)
+            pending.extend(node.all_input_nodes)
+    net = Network()
+    source, sink = add_vertex(net), add_vertex(net)
+    inner: dict[fx.Node, tuple[int, int]] = {}
+    for node in nodes:
+        if node not in wanted:
+            continue
+        enter, leave = inner[node] = add_vertex(net), add_vertex(net)
+        materialised = node in halves.outputs or not is_fusible(node) or any(
+            not is_fusible(u) or level[u] > level[node] for u in readers(node, halves.forward))
+        add_edge(net, enter, leave, price(node, joint, materialised))
+        if node.op == "placeholder" or must_not_recompute(node, halves, level, materialised, prefer):
+            add_edge(net, source, enter, INFINITE)
+        for argument in node.all_input_nodes:
+            add_edge(net, inner[argument][1], enter, INFINITE)
+        if node in consumed:
+            add_edge(net, leave, sink, INFINITE)
+    if maximum_flow(net, source, sink) >= INFINITE:
+        raise AssertionError("the joint graph cannot be cut: a value can be neither saved nor recomputed")
+    behind = sink_side(net, sink)
+    return [n for n, (enter, leave) in inner.items() if leave in behind and enter not in behind]
+
+
+def price(node: fx.Node, joint: Joint, materialised: bool) -> int:
+    """What saving `node` costs, in bytes moved. Inputs are free unless the program overwrites them."""
+    val = node.meta.get("val")
+    if node.op == "placeholder" and node.name not in joint.mutated:
+        return 0
+    if node.op == "get_attr" or not isinstance(val, torch.Tensor) or is_view(node):
+        return INFINITE if node.op != "placeholder" else 0
+    return size_in_bytes(node) * (1 if materialised else 2)
+
+# %% [markdown]
+# ## Two graphs
+#
+# The backward graph takes the saved values, then the tangents. Recomputed operators are placed directly before their first reader, so that
+# they live briefly.
+
+# %%
+@dataclass
+class Partition:
+    """forward: inputs -> results, written values, saved. backward: saved, tangents -> gradients. `saved_inputs`: for
+    each saved value the position of the input that it is, or None for a value that forward computes."""
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    saved: list[str]
+    saved_inputs: list[int | None]
+
+
+def partition(joint: Joint, prefer: str = "speed") -> Partition:
+    halves = split_nodes(joint)
+    saved = choose_saved(joint, halves, prefer)
+    inputs = [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n not in halves.backward]
+    sizes = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved]
+    saved = sizes + saved if _is_symbolic(joint) else saved
+    positions = [inputs.index(n) if n in inputs and n.name not in joint.mutated else None for n in saved]
+    computed = [n for n, p in zip(saved, positions) if p is None]
+    return Partition(_forward_graph(joint, halves, inputs, computed), _backward_graph(joint, halves, saved),
+                     [n.name for n in saved], positions)
+
+
+def _is_symbolic(joint: Joint) -> bool:
+    return bool(joint.symbols)
+
+
+def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
+    graph, env = fx.Graph(), {}
+    wanted, pending = set(inputs), list(computed) + [n for n in halves.forward]
+    while pending:
+        node = pending.pop()
+        if node not in wanted:
+            wanted.add(node)
+            pending.extend(node.all_input_nodes)
+    copies = []
+    for node in joint.gm.graph.nodes:
+        if node in wanted:
+            if node.target is aten.copy_.default:
+                copies.append(node)
+            else:
+                env[node] = graph.node_copy(node, env.__getitem__)
+    extra = []
+    for node in computed:
+        if node.op == "placeholder":
+            copy = graph.call_function(aten.clone.default, (env[node],))
+            copy_provenance(copy, node).meta["val"] = node.meta["val"]
+            extra.append(copy)
+        else:
+            extra.append(env[node])
+    for node in copies:
+        graph.node_copy(node, env.__getitem__)
+    graph.output(tuple([fx.map_arg(o, env.__getitem__) for o in halves.outputs] + extra))
+    return fx.GraphModule(joint.gm, graph)
+
+
+def _backward_graph(joint, halves, saved) -> fx.GraphModule:
+    graph, env = fx.Graph(), {}
+    for node in saved + [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n in halves.backward]:
+        env[node] = graph.placeholder(node.name)
+        env[node].meta.update(node.meta)
+
+    def bring(node):
+        stack = [node]
+        while stack:
+            missing = [a for a in stack[-1].all_input_nodes if a not in env]
+            if missing:
+                stack.extend(missing)
+            else:
+                top = stack.pop()
+                if top not in env:
+                    env[top] = graph.node_copy(top, env.__getitem__)
+
+    for node in joint.gm.graph.nodes:
+        if node in halves.backward and (node.users or has_effect(node)):
+            bring(node)
+    for node in halves.gradients:
+        if isinstance(node, fx.Node):
+            bring(node)
+    graph.output(tuple(fx.map_arg(g, env.__getitem__) if isinstance(g, fx.Node) else None for g in halves.gradients))
+    return fx.GraphModule(joint.gm, graph)

@@ -1,0 +1,224 @@
+# %% [markdown]
+# # At run time
+#
+# One `torch.autograd.Function` joins the two compiled graphs to the autograd engine: its forward calls the compiled forward and
+# saves what the partitioner chose, its backward calls the compiled backward. To the engine the whole region is a single node.
+#
+# What surrounds it keeps the promises that a function makes to its caller in eager: inputs that it modifies are modified, outputs that alias inputs or each
+# other do so, flags and strides are the same. All of it is decided at compile time; a call pays only for what it uses.
+
+# %%
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import torch
+from torch import fx
+
+from ..ch01_graphs.graph import interpret
+from ..ch01_graphs.symbolic import Expr
+from ..errors import MinicompileError
+from .functionalize import is_dense
+from .joint import Constant, Input, Joint, Result, View, resolve, trace_joint
+from .partition import Partition, partition
+
+Compile = Callable[..., Callable[[list], Sequence]]
+
+# %% [markdown]
+# ## The state around compiled code
+#
+# A compiled graph has the casts that autocast would insert in it already, so autocast must be off while it runs: an extern matmul would be cast a
+# second time. Backward runs in whatever state the caller of `backward()` is in, often outside of the autocast region, sometimes inside.
+#
+# Grad mode is off inside of a `Function`. The inference path turns it off itself.
+
+# %%
+def call_compiled(compiled: Callable, inputs: list):
+    if torch._C._is_any_autocast_enabled():
+        with torch._C._DisableAutocast():
+            return compiled(inputs)
+    return compiled(inputs)
+
+
+class _NotTwice(torch.autograd.Function):
+    """Identity whose derivative is an error: what `create_graph=True` gets."""
+
+    @staticmethod
+    def forward(ctx, gradient, *causes):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise MinicompileError("A compiled region was differentiated twice (create_graph=True), and only its first derivative is compiled. "
+                               "Run the function that needs the second derivative with minicompile.disable.")
+
+# %% [markdown]
+# ## Tangents
+#
+# The backward graph was compiled for tangents with the strides of the outputs. The engine may deliver others (an expanded scalar, after `sum`), or
+# none, where the caller did not use an output.
+
+# %%
+def match_tangent(tangent, shape, stride, dtype, device):
+    """`tangent` as the compiled backward expects it."""
+    if tangent is None:
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+    if tangent.stride() != stride and any(s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape)):
+        return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(tangent)
+    return tangent
+
+
+def _tangent_layouts(joint: Joint) -> list[tuple]:
+    layouts = []
+    for node in joint.gm.graph.nodes:
+        if node.op == "placeholder" and node.name.startswith("tangent"):
+            val = node.meta["val"]
+            static = not any(isinstance(s, torch.SymInt) for s in (*val.shape, *val.stride()))
+            layouts.append((tuple(val.shape), tuple(val.stride()), val.dtype, val.device) if static else None)
+    return layouts
+
+# %% [markdown]
+# ## The function
+#
+# Everything goes through `save_for_backward`: inputs, because the engine then notices if one was modified in between, as it does in eager;
+# intermediates, because they are freed after the backward pass, kept with `retain_graph=True`, and seen by saved-tensor hooks.
+
+# %%
+def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
+    """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
+    count = joint.results + len(joint.written)
+    plain = [i for i in range(count) if i not in joint.differentiable]
+    arity = sum(n.op == "placeholder" for n in halves.forward.graph.nodes)
+    layouts = _tangent_layouts(joint)
+    from_inputs = halves.saved_inputs
+    is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in halves.backward.graph.nodes
+                 if n.op == "placeholder"][:len(from_inputs)]
+    sizes_of = [joint.differentiable[k] for k, layout in enumerate(layouts) if layout is None]
+
+    def run_forward(ctx, *inputs):
+        outputs = call_compiled(forward, list(inputs))
+        extra = iter(outputs[count:])
+        saved = [next(extra) if i is None else inputs[i] for i in from_inputs]
+        ctx.numbers = [s for s, tensor in zip(saved, is_tensor) if not tensor]
+        ctx.save_for_backward(*[s for s, tensor in zip(saved, is_tensor) if tensor])
+        ctx.set_materialize_grads(False)
+        results = tuple(outputs[:count])
+        ctx.layouts = [(tuple(results[i].shape), results[i].stride(), results[i].dtype, results[i].device) for i in sizes_of]
+        if plain:
+            ctx.mark_non_differentiable(*[results[i] for i in plain])
+        return results
+
+    def run_backward(ctx, *tangents):
+        saved, numbers, dynamic = iter(ctx.saved_tensors), iter(ctx.numbers), iter(ctx.layouts)
+        arguments = [next(saved) if tensor else next(numbers) for tensor in is_tensor]
+        causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
+            if torch.is_grad_enabled() else ()
+        with torch.no_grad():
+            for k, layout in zip(joint.differentiable, layouts):
+                arguments.append(match_tangent(tangents[k], *(layout or next(dynamic))))
+            gradients = call_compiled(backward, arguments)
+        out: list[Any] = [None] * arity
+        for position, gradient in zip(joint.gradients, gradients):
+            out[position] = _NotTwice.apply(gradient, *causes) if causes and gradient is not None else gradient
+        return tuple(out)
+
+    return type("CompiledRegion", (torch.autograd.Function,),
+                {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)})
+
+# %% [markdown]
+# ## Outputs
+#
+# `finish` carries out the recipes. In the common case, where every output is simply a result, it is the identity.
+
+# %%
+def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
+    """`finish(results, inputs) -> outputs`, the last step of every call."""
+    if [r.index if isinstance(r, Result) else None for r in joint.recipes] == list(range(joint.results)) and not joint.written:
+        return lambda results, inputs: tuple(results)
+
+    def make(recipe, results, inputs):
+        if isinstance(recipe, Result):
+            return results[recipe.index]
+        if isinstance(recipe, Input):
+            return inputs[recipe.index]
+        if isinstance(recipe, Constant):
+            return resolve(recipe.value, joint.symbols, inputs)
+        tensor = make(recipe.of, results, inputs)
+        if recipe.detach:
+            tensor = tensor.detach()
+        for step in recipe.steps:
+            args = resolve(step.args, joint.symbols, inputs)
+            tensor = step.target(tensor, *args, **step.kwargs)
+            tensor = tensor if step.index is None else tensor[step.index]
+        return tensor
+
+    def finish(results, inputs):
+        for offset, i in enumerate(joint.written):
+            inputs[i].copy_(results[joint.results + offset])
+        return tuple([make(recipe, results, inputs) for recipe in joint.recipes])
+
+    return finish
+
+# %% [markdown]
+# ## The stage
+#
+# `compile_training` is what the driver calls. It needs no flag that says whether this is training: if no output depends on an input that
+# requires a gradient, there is no backward, and the compiled forward is called directly.
+
+# %%
+def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile, prepare: Callable | None = None) -> Callable:
+    """Compile a captured graph with its gradient. fakes: one per placeholder, with `requires_grad` as the real inputs have it.
+    compile_aten(gm, fakes, is_backward=...) compiles one functional ATen graph to `list of inputs -> list of outputs`.
+    prepare: a pass on the joint graph before it is partitioned. Returns `f(*inputs) -> tuple of outputs`. Raises Unsupported."""
+    joint = trace_joint(gm, fakes)
+    if prepare is not None:
+        joint.gm = prepare(joint.gm)
+    if not joint.differentiable:
+        return _direct(joint, compile_aten)
+    halves = partition(joint)
+    forward = compile_aten(halves.forward, _fakes(halves.forward), is_backward=False)
+    backward = compile_aten(halves.backward, _fakes(halves.backward), is_backward=True)
+    apply = build_function(joint, halves, forward, backward).apply
+    finish = build_finish(joint)
+
+    def run(*inputs):
+        return finish(apply(*inputs), inputs)
+
+    run.joint, run.partition = joint, halves
+    return run
+
+
+def compile_inference(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile) -> Callable:
+    """Like `compile_training` for a program that is called with gradients off."""
+    return _direct(trace_joint(gm, fakes, differentiate=False), compile_aten)
+
+
+def _direct(joint: Joint, compile_aten: Compile) -> Callable:
+    compiled = compile_aten(joint.gm, _fakes(joint.gm), is_backward=False)
+    finish = build_finish(joint)
+
+    def run(*inputs):
+        with torch.no_grad():
+            results = call_compiled(compiled, list(inputs))
+        return finish(results, inputs)
+
+    run.joint, run.partition = joint, None
+    return run
+
+
+def _fakes(gm: fx.GraphModule) -> list:
+    return [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+
+# %% [markdown]
+# ## The rung `aot_eager`
+#
+# With the interpreter in the place of a compiler the stage can be run, and compared with eager, on its own.
+
+# %%
+def interpret_aten(gm: fx.GraphModule, fakes: list, *, is_backward: bool = False) -> Callable[[list], list]:
+    """The `compile_aten` of the backend `aot_eager`: the graph as it is, operator by operator."""
+    return lambda inputs: list(interpret(gm, inputs))
+
+
+def aot_eager(gm: fx.GraphModule, fakes: Sequence) -> Callable:
+    return compile_training(gm, fakes, interpret_aten)

@@ -1,0 +1,271 @@
+# %% [markdown]
+# # The loops, executed
+#
+# What does a program of loops mean? This module says it in the plainest way: take every point of the iteration space, and run the body. It is the
+# `loops` rung of the ladder, the oracle for both code generators, and nobody's idea of fast.
+#
+# "Every point" is done at once: a variable is an integer tensor that holds its value at all points, a value is a
+# tensor of results at all points, and `load` is an indexing operation. Every access is checked against the bounds of its buffer, so an
+# index that a fast kernel would silently read out of range is an error here.
+
+# %%
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..ch01_graphs.symbolic import Expr, FloorDiv, Int, Symbol, evaluate
+from .ir import Extern, Loop, Program, View, replay
+
+CHUNK = 1 << 22
+
+# %% [markdown]
+# ## Index expressions on whole grids
+
+# %%
+def on_grid(e: Int, env: dict[Symbol, torch.Tensor]):
+    """The value of an index expression at all points, as an int64 tensor (or an int where it is constant)."""
+    if isinstance(e, int):
+        return e
+    out = e.const
+    for term, c in e.terms.items():
+        value = c
+        for atom in term:
+            if isinstance(atom, Symbol):
+                value = env[atom] * value
+            else:
+                top, bottom = on_grid(atom.numerator, env), on_grid(atom.divisor, env)
+                part = top // bottom if isinstance(atom, FloorDiv) else top % bottom
+                value = part * value
+        out = out + value
+    return out
+
+# %% [markdown]
+# ## The handler
+#
+# One method per instruction. Most are the PyTorch function of the same name.
+
+# %%
+class GridHandler:
+    """Evaluates a body over a grid of shape [outputs..., reduced...]; both groups may be empty."""
+
+    def __init__(self, storages, env, out_dims: int, reduce_dims: int):
+        self.storages, self.env = storages, env
+        self.out_dims, self.reduce_dims = out_dims, reduce_dims
+        self.stores: list[tuple] = []
+
+    def __getattr__(self, name):
+        fn = SCALAR.get(name)
+        if fn is None:
+            raise AttributeError(name)
+        return lambda *args, dtype: fn(*args).to(dtype)
+
+    def position(self, buffer, index, mask):
+        where = torch.as_tensor(on_grid(index, self.env))
+        if mask is not None:
+            where = torch.where(mask, where, 0)
+        size = self.storages[buffer].numel()
+        if where.numel() and (int(where.min()) < 0 or int(where.max()) >= size):
+            raise IndexError(f"index {index} of {buffer} runs from {int(where.min())} to {int(where.max())}, "
+                             f"the buffer has {size} elements")
+        return where
+
+    def load(self, buffer, index, mask, *, dtype):
+        if mask is not None and not bool(mask.any()):
+            return torch.zeros((), dtype=dtype)
+        value = self.storages[buffer][self.position(buffer, index, mask)]
+        return value if mask is None else torch.where(mask, value, torch.zeros((), dtype=value.dtype))
+
+    def store(self, buffer, index, value, mode, mask=None, *, dtype):
+        self.stores.append((buffer, self.position(buffer, index, mask), value, mode, mask))
+
+    def constant(self, value, *, dtype):
+        return torch.tensor(value, dtype=dtype)
+
+    def index(self, expr, *, dtype):
+        return torch.as_tensor(on_grid(expr, self.env), dtype=dtype)
+
+    def indirect(self, value, symbol, size, *, dtype):
+        size = int(torch.as_tensor(on_grid(size, self.env)))
+        if value.numel() and (int(value.min()) < 0 or int(value.max()) >= size):
+            raise IndexError(f"index out of range: {int(value.min())}..{int(value.max())} in a dimension of size {size}")
+        self.env[symbol] = value
+        return value
+
+    def to_dtype(self, x, *, dtype):
+        return x.to(dtype)
+
+    def bitcast(self, x, *, dtype):
+        return x.contiguous().view(dtype)
+
+    def round_to(self, x, half, *, dtype):
+        return x.to(half).to(dtype)
+
+    def where(self, condition, a, b, *, dtype):
+        return torch.where(condition, a, b).to(dtype)
+
+    def get(self, value, i, *, dtype):
+        return value[i]
+
+    def reduce(self, kind, value, position, *, dtype):
+        shape = self.grid_shape
+        value = value.broadcast_to(shape).reshape(shape[:self.out_dims] + (-1,))
+        out = REDUCE[kind](value.to(dtype) if kind not in ("argmax", "argmin") else value)
+        if kind in ("argmax", "argmin"):
+            place = torch.as_tensor(on_grid(position, self.env)).broadcast_to(shape).reshape(shape[:self.out_dims] + (-1,))
+            out = place.gather(-1, extreme(value, place, kind)[..., None])[..., 0]
+        pad = (1,) * self.reduce_dims
+        if isinstance(out, tuple):
+            return tuple(o.reshape(o.shape + pad) for o in out)
+        return out.reshape(out.shape + pad)
+
+# %% [markdown]
+# The reductions fold the last dim. `softmax` of a row that is all `-inf` gives `(-inf, 0)`.
+
+# %%
+def extreme(value, place, kind):
+    """Where along the last dim the extreme is: NaN first, and the smallest `place` among equals."""
+    if value.dtype is torch.bool:
+        value = value.to(torch.uint8)
+    best = (value.amax if kind == "argmax" else value.amin)(-1, keepdim=True)
+    hit = (value == best) | (value != value)
+    return torch.where(hit, place, torch.iinfo(torch.int64).max).argmin(-1)
+
+
+def welford(v):
+    mean = v.mean(-1)
+    return mean, ((v - mean[..., None]) ** 2).sum(-1), torch.full_like(mean, v.shape[-1])
+
+
+def softmax(v):
+    top = v.amax(-1)
+    shift = torch.where(top == -math.inf, torch.zeros_like(top), top)
+    return top, (v - shift[..., None]).exp().sum(-1)
+
+
+def xor_sum(v):
+    out = torch.zeros_like(v[..., 0])
+    for part in v.unbind(-1):
+        out = out ^ part
+    return out
+
+
+REDUCE = {"sum": lambda v: v.sum(-1), "prod": lambda v: v.prod(-1), "max": lambda v: v.amax(-1),
+          "min": lambda v: v.amin(-1), "any": lambda v: v.any(-1), "all": lambda v: v.all(-1), "xor_sum": xor_sum,
+          "welford": welford, "softmax": softmax, "argmax": lambda v: None, "argmin": lambda v: None}
+
+SCALAR = {name: getattr(torch, name) for name in
+          "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh "
+          "asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign isnan isinf signbit "
+          "logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum minimum copysign nextafter "
+          "eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor".split()}
+SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
+              truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+              lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift)
+
+# %% [markdown]
+# ## Running a loop
+#
+# A grid too large for memory is cut along the first output variable. All stores of a chunk happen after all its loads.
+
+# %%
+def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
+    names = {s: evaluate(s.size, sizes) for s in loop.vars + loop.reduction_vars}
+    shape = tuple(names[s] for s in loop.vars + loop.reduction_vars)
+    if 0 in shape:
+        return
+    rows = max(1, CHUNK // max(1, math.prod(shape[1:]))) if loop.vars else 1
+    for start in range(0, shape[0], rows) if loop.vars else [0]:
+        env = {Symbol(n): torch.tensor(v) for n, v in sizes.items()}
+        grid = ((min(rows, shape[0] - start),) + shape[1:]) if loop.vars else shape
+        for d, symbol in enumerate(loop.vars + loop.reduction_vars):
+            first = start if d == 0 and loop.vars else 0
+            env[symbol] = torch.arange(first, first + grid[d]).reshape([-1 if k == d else 1 for k in range(len(grid))])
+        handler = GridHandler(storages, env, len(loop.vars), len(loop.reduction_vars))
+        handler.grid_shape = grid
+        replay(loop.body, handler)
+        for buffer, where, value, mode, mask in handler.stores:
+            write(storages[buffer], where, value, mode, mask, grid, len(loop.vars))
+
+
+def write(storage, where, value, mode, mask, grid, out_dims) -> None:
+    """Perform one `store` over the grid."""
+    points = torch.broadcast_shapes(where.shape, value.shape, grid[:out_dims] + (1,) * (len(grid) - out_dims))
+    where, value = where.broadcast_to(points), value.broadcast_to(points).to(storage.dtype)
+    if mask is not None:
+        mask = mask.broadcast_to(points)
+        where, value = where[mask], value[mask]
+    storage.index_put_((where.reshape(-1),), value.reshape(-1), accumulate=mode == "atomic_add")
+
+# %% [markdown]
+# ## Running a program
+#
+# Every buffer is a flat storage, and a view of it is `as_strided`. A library call may come back with other strides than its fake
+# promised; then it is copied into the promised layout. Host programs must do the same.
+
+# %%
+def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """All memory from the first element of `tensor` to its last, as a one-dimensional tensor."""
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else 0
+    return tensor.as_strided((extent,), (1,))
+
+
+def run_program(program: Program, inputs) -> list:
+    """Run `program` on tensors and integers (one per `program.inputs`). Returns the list of outputs."""
+    sizes: dict[str, int] = {}
+    storages: dict[str, torch.Tensor] = {name: flat_storage(t) for name, t in program.constants.items()}
+    for name, value in zip(program.inputs, inputs, strict=True):
+        if isinstance(value, torch.Tensor):
+            storages[name] = flat_storage(value.detach())
+        else:
+            sizes[program.symbols[name].name if name in program.symbols else name] = int(value)
+
+    def number(e):
+        return evaluate(e, sizes)
+
+    def strided(view: View):
+        layout = view.layout
+        return storages[view.buffer].as_strided([number(n) for n in layout.size], [number(s) for s in layout.stride],
+                                                number(layout.offset) + storages[view.buffer].storage_offset())
+
+    def allocate(name):
+        buffer = program.buffers[name]
+        if buffer.alias_of is not None:
+            storages[name] = storages[buffer.alias_of]
+        elif name not in storages:
+            device = buffer.device if torch.cuda.is_available() else "cpu"
+            like = torch.empty_strided([number(n) for n in buffer.layout.size], [number(s) for s in buffer.layout.stride],
+                                       dtype=buffer.dtype, device=device)
+            storages[name] = flat_storage(like)
+
+    for node in program.nodes:
+        if isinstance(node, Loop):
+            for name in node.outputs:
+                allocate(name)
+            with torch.device(storages[node.outputs[0]].device):
+                run_loop(node, storages, sizes)
+        else:
+            run_extern(program, node, storages, strided, number, allocate)
+    return [strided(o) if isinstance(o, View) else number(o) if isinstance(o, (int, Expr)) else o
+            for o in program.outputs]
+
+
+def run_extern(program, node: Extern, storages, strided, number, allocate) -> None:
+    def value(a):
+        return strided(a) if isinstance(a, View) else number(a) if isinstance(a, Expr) else a
+
+    def convert(a):
+        if isinstance(a, View):
+            return strided(a)
+        if isinstance(a, (list, tuple)) and not isinstance(a, View):
+            return type(a)(convert(x) for x in a)
+        return value(a)
+
+    out = node.op(*[convert(a) for a in node.args], **{k: convert(v) for k, v in node.kwargs.items()})
+    for name, result in zip(node.outputs, out if isinstance(out, (tuple, list)) else [out]):
+        if name is None or node.mutates:
+            continue
+        layout = program.buffers[name].layout
+        allocate(name)
+        strided(View(name, layout)).copy_(result)

@@ -1,0 +1,122 @@
+# %% [markdown]
+# # Writing at indices that are data
+#
+# A scatter is the transpose of a gather: the loop runs over the *source*, and the position of the store is loaded. Two steps, then:
+# a loop that copies `self` into the result, and a loop that stores into it, under an alias name so that nobody
+# reads the first version by mistake. When several sources hit one element and should add up, the store is an `atomic_add`.
+#
+# This is how the gradient of an embedding is computed. Half types accumulate in a float32 buffer, which is rounded once
+# at the end: adding thousands of small gradients in bfloat16 would lose them.
+
+# %%
+from __future__ import annotations
+
+import torch
+
+from ..ch01_graphs.symbolic import product
+from .builder import HALF, Builder
+from .indexing import index_plan, indexed_position, integer_indices
+from .ir import Layout
+from .lazy import (Lazy, Lowering, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear, make_vars,
+                   new_buffer, sizes_of, strides_of)
+from .pointwise import broadcast_index, cast
+from .table import lowering
+
+
+def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: str | None) -> Lazy:
+    """`x` with `value(b, index)` stored at `position(b, index)` for every index of `space`."""
+    dtype, size = g.val.dtype, sizes_of(g.val)
+    stride = dense_strides(size, strides_of(g.val))
+    wide = mode == "atomic_add" and dtype in HALF
+    first = copy_to_buffer(g, cast(g, x, torch.float32) if wide else x, stride)
+    kind = torch.float32 if wide else dtype
+    name = new_buffer(g, kind, x.device, size, stride, alias_of=first)
+    variables, index = make_vars("i", space)
+    b = Builder()
+    element = b.to_dtype(value(b, index), torch.float32 if kind in HALF else kind)
+    b.store(name, linear(position(b, index), stride), element, mode)
+    emit_loop(g, variables, (), b, (name,), frozenset().union(*[footprint(r)[0] for r in readers]))
+    out = from_buffer(g, name)
+    return cast(g, out, dtype) if wide else out
+
+
+@lowering("index_put", "_unsafe_index_put", loops=True)
+def index_put(g, x, indices, values, accumulate=False):
+    indices = integer_indices(g, indices)
+    if indices is None or all(i is None for i in indices) or g.val.dtype is torch.bool and accumulate or 0 in x.size:
+        return NotImplemented
+    indices = list(indices) + [None] * (len(x.size) - len(indices))
+    dims, rank, place = index_plan(len(x.size), indices)
+    rest = [x.size[d] for d in range(len(x.size)) if d not in dims]
+    broadcast = [1] * rank
+    for d in dims:
+        for k, s in enumerate(reversed(indices[d].size)):
+            if s != 1:
+                broadcast[rank - 1 - k] = s
+    space = tuple(rest[:place] + broadcast + rest[place:])
+    return scatter_into(g, x, space, lambda b, index: indexed_position(b, x, indices, index, (dims, rank, place)),
+                        lambda b, index: b.read(values, broadcast_index(values, index)),
+                        [values] + [i for i in indices if i is not None], "atomic_add" if accumulate else None)
+
+
+def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source, mode):
+    if not x.size or not indices.size or g.val.dtype is torch.bool and mode:
+        return NotImplemented
+    dim = dim % len(x.size)
+
+    def position(b: Builder, index):
+        return index[:dim] + (b.indirect(b.read(indices, index), x.size[dim], wrap=False),) + index[dim + 1:]
+
+    def value(b: Builder, index):
+        return b.read(source, index) if isinstance(source, Lazy) else b.constant(source, g.val.dtype)
+
+    readers = [indices] + ([source] if isinstance(source, Lazy) else [])
+    return scatter_into(g, x, indices.size, position, value, readers, mode)
+
+
+@lowering("scatter.src", "scatter.value", loops=True)
+def scatter(g, x, dim, indices, source):
+    if not isinstance(source, Lazy) and g.val.dtype in HALF:
+        return NotImplemented
+    return scatter_dim(g, x, dim, indices, source, None)
+
+
+@lowering("scatter_add", loops=True)
+def scatter_add(g, x, dim, indices, source):
+    return scatter_dim(g, x, dim, indices, source, "atomic_add")
+
+
+@lowering("scatter_reduce.two", loops=True)
+def scatter_reduce(g, x, dim, indices, source, reduce, *, include_self=True):
+    if reduce != "sum" or not include_self:
+        return NotImplemented
+    return scatter_dim(g, x, dim, indices, source, "atomic_add")
+
+
+@lowering("index_add", loops=True)
+def index_add(g, x, dim, indices, source, *, alpha=1):
+    if alpha != 1 or not x.size or not indices.size:
+        return NotImplemented
+    dim = dim % len(x.size)
+
+    def position(b: Builder, index):
+        return index[:dim] + (b.indirect(b.read(indices, (index[dim],)), x.size[dim], wrap=False),) + index[dim + 1:]
+
+    return scatter_into(g, x, source.size, position, lambda b, index: b.read(source, index), [indices, source],
+                        "atomic_add")
+
+
+@lowering("as_strided_scatter", loops=True)
+def as_strided_scatter(g, x, source, size, stride, storage_offset=None):
+    """A copy of `x`, and the source stored at strided positions of its memory."""
+    shape = sizes_of(g.val)
+    own = dense_strides(shape, strides_of(g.val))
+    if own != tuple(strides_of(g.val)) or own != tuple(x.stride):
+        return NotImplemented
+    name = copy_to_buffer(g, x, own)
+    after = new_buffer(g, g.val.dtype, x.device, shape, own, alias_of=name)
+    variables, index = make_vars("i", tuple(size))
+    b = Builder()
+    b.store(after, linear(index, stride, storage_offset or 0), b.read(source, index))
+    emit_loop(g, variables, (), b, (after,), footprint(source)[0])
+    return from_buffer(g, after)

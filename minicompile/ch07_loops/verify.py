@@ -1,0 +1,129 @@
+# %% [markdown]
+# # What a program must obey, and how it reads
+#
+# `verify` is the specification of this chapter's output: names are defined before use, every index speaks only of variables that
+# exist, every buffer is written by one node. The driver runs it in debug mode and the tests run it always.
+
+# %%
+from __future__ import annotations
+
+from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
+from .builder import BINARY, UNARY
+from .ir import Extern, Layout, Loop, Program, Ref, View
+
+STRUCTURAL = {"load", "store", "reduce", "index", "indirect", "constant", "to_dtype", "bitcast", "round_to", "where",
+              "get", "philox"}
+OPS = UNARY | BINARY | STRUCTURAL
+REDUCE_KINDS = {"sum", "prod", "max", "min", "argmax", "argmin", "any", "all", "xor_sum", "welford", "softmax"}
+
+
+def verify(program: Program) -> None:
+    """Raise AssertionError with a sentence about the first rule that `program` breaks."""
+    written = set(program.constants) | {n for n in program.inputs if n in program.buffers}
+    sizes = set(program.symbols.values())
+    for node in program.nodes:
+        if isinstance(node, Loop):
+            verify_loop(program, node, written, sizes)
+        else:
+            for view in views_in((node.args, node.kwargs)):
+                assert view.buffer in written, f"{node.name} reads {view.buffer} before anything writes it"
+        for name in node.outputs:
+            if name is not None:
+                assert name in program.buffers, f"{node.name} writes {name}, which is no buffer"
+                assert name not in written, f"{name} is written twice"
+                alias = program.buffers[name].alias_of
+                assert alias is None or alias in written, f"{name} updates {alias} before that is written"
+                written.add(name)
+    for output in program.outputs:
+        assert not isinstance(output, View) or output.buffer in written, f"output {output} is never written"
+
+
+def verify_loop(program: Program, loop: Loop, written: set, sizes: set) -> None:
+    known = set(loop.vars) | set(loop.reduction_vars) | sizes
+    outputs = set()
+    for i, (op, args, dtype) in enumerate(loop.body):
+        where = f"{loop.name}, instruction {i} ({op})"
+        assert op in OPS, f"{where}: unknown operation"
+        assert (dtype is None) == (op == "store"), f"{where}: dtype {dtype}"
+        for a in args:
+            assert type(a) is not Ref or 0 <= a.id < i, f"{where}: uses a later value"
+            assert not isinstance(a, Expr) or symbols(a) <= known, f"{where}: {a} uses unknown variables"
+        if op == "load":
+            assert args[0] in written, f"{where}: {args[0]} is not written yet"
+            assert program.buffers[args[0]].dtype == dtype, f"{where}: wrong dtype"
+        elif op == "store":
+            outputs.add(args[0])
+        elif op == "indirect":
+            known.add(args[1])
+        elif op == "reduce":
+            assert args[0] in REDUCE_KINDS and len(args) == 3, f"{where}: bad reduction"
+    assert outputs == set(loop.outputs), f"{loop.name} stores to {outputs}, declares {loop.outputs}"
+
+
+def views_in(tree):
+    """All `View`s in the arguments of a library call."""
+    if isinstance(tree, View):
+        yield tree
+    elif isinstance(tree, dict):
+        for value in tree.values():
+            yield from views_in(value)
+    elif isinstance(tree, (tuple, list)) and not isinstance(tree, Layout):
+        for value in tree:
+            yield from views_in(value)
+
+# %% [markdown]
+# ## Printing
+
+# %%
+def short(dtype) -> str:
+    return str(dtype).removeprefix("torch.").replace("float", "f").replace("bf", "bf").replace("uint", "u") \
+        .replace("int", "i")
+
+
+def show(a) -> str:
+    if type(a) is Ref:
+        return f"v{a.id}"
+    return to_text(a) if isinstance(a, Expr) else a.name if isinstance(a, Symbol) else \
+        a if isinstance(a, str) else str(a).removeprefix("torch.")
+
+
+def print_loop(loop: Loop) -> str:
+    """A loop as text, one instruction a line."""
+    def ranges(variables):
+        return ", ".join(f"{v.name} < {v.size}" for v in variables)
+    head = f"{loop.name}: for {ranges(loop.vars) or '()'}"
+    if loop.reduction_vars:
+        head += f" reduce {ranges(loop.reduction_vars)}"
+    lines = [head + (f"    # {', '.join(loop.origins)}" if loop.origins else "")]
+    for i, (op, args, dtype) in enumerate(loop.body):
+        if op in ("load", "store"):
+            target = f"{args[0]}[{show(args[1])}]"
+            rest = [f"{show(a)}" for a in args[2:] if a is not None]
+            text = f"load {target}" + (f" if {rest[0]}" if rest else "") if op == "load" else \
+                f"{target} {'+=' if 'atomic_add' in rest else '='} {rest[0]}"
+        else:
+            text = f"{op}({', '.join(show(a) for a in args if a is not None)})"
+        lines.append(f"    {text}" if op == "store" else f"    v{i}: {short(dtype)} = {text}")
+    return "\n".join(lines)
+
+
+def print_program(program: Program) -> str:
+    """The whole program as text."""
+    def place(v):
+        return f"{v.buffer}{list(v.layout.size)}" + (f"@{show(v.layout.offset)}" if v.layout.offset != 0 else "") + \
+            f":{','.join(show(s) for s in v.layout.stride)}" if isinstance(v, View) else str(v)
+
+    def argument(a):
+        if isinstance(a, (list, tuple)) and not isinstance(a, View):
+            return "[" + ", ".join(map(argument, a)) + "]"
+        return place(a) if isinstance(a, View) else str(a).removeprefix("torch.")
+
+    lines = [f"inputs: {', '.join(program.inputs)}"]
+    for node in program.nodes:
+        if isinstance(node, Loop):
+            lines.append(print_loop(node))
+        else:
+            args = [argument(a) for a in node.args] + [f"{k}={argument(v)}" for k, v in node.kwargs.items()]
+            lines.append(f"{node.name}: {', '.join(str(o) for o in node.outputs)} = {node.op}({', '.join(args)})")
+    lines.append(f"return {', '.join(place(o) for o in program.outputs)}")
+    return "\n".join(lines)

@@ -1,0 +1,299 @@
+# %% [markdown]
+# # When memory is taken and given back
+#
+# The order of kernels decides how much memory is alive at once, and the plan decides who gets which. Both are settled here, at
+# compile time, so that the host program has nothing left to decide: it allocates, calls, and drops names exactly where the plan says.
+#
+# Three ways to save:
+#
+# - *free at last use*: a name dies after the last step that reads it;
+# - *in place*: an output may take over the memory of an input that dies in the same kernel, if each element is read only
+#   at the index at which the output writes it;
+# - *reuse*: an allocation may take over dead memory of exactly the same size and dtype, which saves the call to the allocator. But keeping
+#   dead memory around for a later reuse must not raise the peak.
+
+# %%
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from ..ch07_loops.ir import Buffer, Extern, Program, View
+from .dependencies import accesses, nbytes, node_reads, node_writes, root_of, storage_size
+from .kernel import Kernel
+
+
+def step_reads(step: Kernel | Extern) -> tuple[str, ...]:
+    return step.inputs if isinstance(step, Kernel) else tuple(node_reads(step))
+
+
+def step_writes(step: Kernel | Extern) -> tuple[str, ...]:
+    return step.outputs if isinstance(step, Kernel) else tuple(node_writes(step))
+
+# %% [markdown]
+# ## The order
+#
+# Two orders are tried, and the one with the lower peak wins. The first keeps the program's own order: what the program computes early runs early.
+# The second is list scheduling: among the steps that are ready, take the one that frees most and allocates least.
+
+# %%
+WINDOW = 16      # how many ready steps the greedy order compares
+
+
+def order_for_memory(program: Program, steps: dict[int, Kernel | Extern]) -> list[int]:
+    """A topological order of `steps`, which are keyed by their position in the program."""
+    before = _direct_predecessors(program, steps)
+    orders = [_topological(program, steps, before, greedy) for greedy in (False, True)]
+    peaks = [estimate_peak(program, [steps[i] for i in order]) for order in orders]
+    return orders[1] if peaks[1] < 0.95 * peaks[0] else orders[0]
+
+
+def _direct_predecessors(program: Program, steps: dict[int, Kernel | Extern]) -> dict[int, set[int]]:
+    buffers = program.buffers
+    writer, readers = {}, {}
+    for i, step in steps.items():
+        for n in step_writes(step):
+            writer[n] = i
+        for n in step_reads(step):
+            readers.setdefault(n, []).append(i)
+    before: dict[int, set[int]] = {i: set() for i in steps}
+    for i, step in steps.items():
+        before[i].update(writer[n] for n in step_reads(step) if n in writer)
+        for n in step_writes(step):
+            old = buffers[n].alias_of
+            while old is not None:
+                before[i].update(readers.get(old, ()))
+                if old in writer:
+                    before[i].add(writer[old])
+                old = buffers[old].alias_of
+        before[i].discard(i)
+    return before
+
+
+def _topological(program: Program, steps, before: dict[int, set[int]], greedy: bool) -> list[int]:
+    """Kahn's algorithm; the next step is the first ready one, or the one with the best balance of bytes."""
+    buffers = program.buffers
+    waiting = {i: len(b) for i, b in before.items()}
+    after: dict[int, list[int]] = {i: [] for i in steps}
+    for i, b in before.items():
+        for j in b:
+            after[j].append(i)
+    uses, pinned = _use_counts(program, steps.values())
+    ready = [i for i in steps if not waiting[i]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        pick = heapq.heappop(ready)
+        if greedy and ready:
+            options = [pick] + [heapq.heappop(ready) for _ in range(min(WINDOW - 1, len(ready)))]
+            pick = min(options, key=lambda i: (_balance(program, steps[i], uses, pinned), i))
+            for i in options:
+                if i != pick:
+                    heapq.heappush(ready, i)
+        order.append(pick)
+        for name in step_reads(steps[pick]):
+            uses[root_of(buffers, name)] -= 1
+        for i in after[pick]:
+            waiting[i] -= 1
+            if not waiting[i]:
+                heapq.heappush(ready, i)
+    assert len(order) == len(steps), "the fused program has a cycle"
+    return order
+
+
+def _use_counts(program: Program, steps) -> tuple[dict[str, int], set[str]]:
+    """How many steps read each root, and the roots that live to the end: inputs, constants and outputs."""
+    uses: dict[str, int] = {}
+    for step in steps:
+        for name in step_reads(step):
+            root = root_of(program.buffers, name)
+            uses[root] = uses.get(root, 0) + 1
+    pinned = {root_of(program.buffers, v.buffer) for v in program.outputs if isinstance(v, View)}
+    pinned |= set(program.constants) | set(program.inputs)
+    return uses, pinned
+
+
+def _balance(program: Program, step, uses, pinned) -> int:
+    """Bytes allocated minus bytes freed by running the step now."""
+    b = program.buffers
+    total = sum(nbytes(b[n]) for n in step_writes(step) if b[n].alias_of is None)
+    for root in {root_of(b, n) for n in step_reads(step)}:
+        if uses[root] == 1 and root not in pinned:
+            total -= nbytes(b[root])
+    return total
+
+# %% [markdown]
+# ## Lifetimes
+#
+# `Lifetimes` says for each root at which step it is born and after which it is dead. Roots that live to the end have no death.
+
+# %%
+@dataclass
+class Lifetimes:
+    birth: dict[str, int]
+    death: dict[str, int]
+    live: list[int]                # bytes alive during each step, allocated by the program itself
+
+
+def lifetimes(program: Program, steps: list[Kernel | Extern]) -> Lifetimes:
+    b = program.buffers
+    _, pinned = _use_counts(program, steps)
+    birth, death = {}, {}
+    for k, step in enumerate(steps):
+        for n in step_writes(step):
+            root = root_of(b, n)
+            birth.setdefault(root, k)
+            death[root] = k
+        for n in step_reads(step):
+            death[root_of(b, n)] = k
+    for root in list(birth):
+        if root in program.inputs or root in program.constants:
+            del birth[root]
+    death = {root: k for root, k in death.items() if root not in pinned or
+             root in program.inputs and root not in {root_of(b, v.buffer) for v in program.outputs if isinstance(v, View)}}
+    delta = [0] * (len(steps) + 1)
+    for root, k in birth.items():
+        size = nbytes(b[root])
+        delta[k] += size
+        if root in death:
+            delta[death[root] + 1] -= size
+    live, now = [], 0
+    for d in delta[:-1]:
+        now += d
+        live.append(now)
+    return Lifetimes(birth, death, live)
+
+
+def estimate_peak(program: Program, steps: list[Kernel | Extern]) -> int:
+    """Bytes of the largest set of own buffers alive at once."""
+    return max(lifetimes(program, steps).live, default=0)
+
+# %% [markdown]
+# ## The plan
+#
+# For each step: which names to allocate before it, which to take over from a dead name, and which names to drop after it. Names are roots; an alias
+# buffer is another Python name for the same tensor, bound by the host when the step has run.
+
+# %%
+@dataclass
+class StepPlan:
+    allocate: list[str] = field(default_factory=list)
+    reuse: list[tuple[str, str]] = field(default_factory=list)      # (new name, name whose memory it takes)
+    free: list[str] = field(default_factory=list)
+
+
+@dataclass
+class MemoryPlan:
+    """`first`: outputs that no step writes (empty tensors). `peak`: bytes, estimated for symbolic sizes."""
+
+    steps: list[StepPlan]
+    first: list[str]
+    peak: int
+
+
+def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = True) -> MemoryPlan:
+    b = program.buffers
+    times = lifetimes(program, steps)
+    peak = max(times.live, default=0)
+    live = times.live
+    plans = [StepPlan() for _ in steps]
+    dying: dict[int, list[str]] = {}
+    for root, k in times.death.items():
+        dying.setdefault(k, []).append(root)
+    pool: dict[tuple, list[tuple[int, str]]] = {}        # dead memory: (step of death, name)
+    for k, step in enumerate(steps):
+        plan, taken = plans[k], set()
+        for n in step_writes(step):
+            if times.birth.get(n) != k or isinstance(step, Extern) and not takes_out(step):
+                continue
+            donor = None
+            if reuse:
+                donor = _in_place(program, step, n, [d for d in dying.get(k, ()) if d in times.birth and d not in taken
+                                                     and times.birth[d] < k])
+                if donor is None:
+                    donor = _from_pool(pool.get(_memory_class(b[n]), []), k, live, peak, nbytes(b[n]))
+            if donor is not None:
+                taken.add(donor)
+                plan.reuse.append((n, donor))
+            else:
+                plan.allocate.append(n)
+        for root in dying.get(k, ()):
+            plan.free.append(root)
+            if root in times.birth and root not in taken:
+                pool.setdefault(_memory_class(b[root]), []).append((k, root))
+    _postpone_frees(plans)
+    written = {root_of(b, n) for step in steps for n in step_writes(step)}
+    wanted = {n for step in steps for n in step_reads(step)} | {v.buffer for v in program.outputs if isinstance(v, View)}
+    first = sorted(n for n in wanted if n not in written and n not in program.inputs and n not in program.constants)
+    return MemoryPlan(plans, [n for n in first if b[n].alias_of is None], peak)
+
+
+def takes_out(step: Extern) -> bool:
+    """Can the host give this call the tensor to write into? Only the matrix products, whose `out=` forms cost nothing."""
+    return str(step.op) in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+
+
+def _memory_class(buffer: Buffer) -> tuple:
+    return buffer.device, buffer.dtype, storage_size(buffer)
+
+
+def _from_pool(dead: list[tuple[int, str]], k: int, live: list[int], peak: int, size: int) -> str | None:
+    """The youngest dead buffer that can be kept from its death to step k without raising the peak."""
+    for position in range(len(dead) - 1, -1, -1):
+        death, name = dead[position]
+        if all(live[m] + size <= peak for m in range(death + 1, k)):
+            for m in range(death + 1, k):
+                live[m] += size
+            del dead[position]
+            return name
+        if k - death > 64:
+            break
+    return None
+
+
+def _postpone_frees(plans: list[StepPlan]) -> None:
+    """A name whose memory is taken over later must not be dropped before."""
+    taken_at = {old: k for k, plan in enumerate(plans) for _, old in plan.reuse}
+    for k, plan in enumerate(plans):
+        plan.free = [n for n in plan.free if n not in taken_at]
+    for old, k in taken_at.items():
+        plans[k].free.append(old)
+
+# %% [markdown]
+# ## In place
+#
+# A kernel may write `y` over `x` when `x` dies here, and each element of `x` is read only at the index at which `y` is written, by the same
+# iteration and not by a later loop. A reduction kernel walks its elements more than once: there, nothing after the loop that writes `y` may depend on `x`, not even through a
+# local value, because code generators recompute local values from their inputs.
+
+# %%
+def _in_place(program: Program, step, name: str, candidates: list[str]) -> str | None:
+    if not isinstance(step, Kernel) or program.buffers[name].alias_of is not None:
+        return None
+    b = program.buffers
+    for x in candidates:
+        if x in step.inputs and _memory_class(b[x]) == _memory_class(b[name]) and b[x].alias_of is None \
+                and overwrites_safely(step, x, name, {n for n in step.inputs + step.outputs if root_of(b, n) == x}):
+            return x
+    return None
+
+
+def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] = frozenset()) -> bool:
+    """May `new` be written into the memory of `old`?"""
+    if same_memory - {old}:
+        return False
+    depends: set[str] = {old}        # buffers of this kernel computed from `old`
+    at, found, after = None, [], False
+    for loop in kernel.loops:
+        reads, writes, bound = accesses(loop.body)
+        if after and any(r.buffer == old or kernel.reduction_vars and r.buffer in depends for r in reads):
+            return False
+        found += [r for r in reads if r.buffer == old]
+        if any(r.buffer in depends for r in reads):
+            depends.update(w.buffer for w in writes)
+        for w in writes:
+            if w.buffer == new:
+                if w.masked or w.mode is not None:
+                    return False
+                at, after = w.index, True
+    return at is not None and all(r.index == at and not r.masked for r in found)

@@ -1,0 +1,113 @@
+# %% [markdown]
+# # Kernels, executed
+#
+# A kernel means: run its loops one after the other, each over all its elements. Whatever a code generator does with registers, tiles and
+# threads must give the same numbers. Local buffers get memory here, like any other.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ..ch01_graphs.symbolic import evaluate, symbols
+from ..ch07_loops.ir import Extern, Loop, Program, View
+from ..ch07_loops.reference import flat_storage, run_loop, run_program
+from .dependencies import accesses, root_of, storage_size
+from .fuse import Schedule
+from .kernel import Kernel, KernelSource
+from .memory import step_reads, step_writes
+
+
+def as_program(schedule: Schedule) -> Program:
+    """The schedule as an unfused program again: the loops of its kernels, in the order in which they run."""
+    nodes: list[Loop | Extern] = []
+    for step in schedule.steps:
+        nodes.extend(step.loops if isinstance(step, Kernel) else [step])
+    return replace(schedule.program, nodes=nodes)
+
+
+def run_schedule(schedule: Schedule, inputs) -> list:
+    """Run on tensors and integers, one per program input. Slow; correct by the definition of the loop IR."""
+    return run_program(as_program(schedule), inputs)
+
+
+def run_kernel(kernel: Kernel, tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
+    """Run one kernel; `tensors` holds its inputs and outputs by name, `sizes` the size symbols."""
+    storages = {name: flat_storage(t) for name, t in tensors.items()}
+    for name in kernel.buffers:
+        if name not in storages:
+            b = kernel.buffers[name]
+            storages[name] = torch.empty(evaluate(storage_size(b), sizes), dtype=b.dtype, device=b.device)
+    for loop in kernel.loops:
+        run_loop(loop, storages, sizes)
+
+# %% [markdown]
+# The same as a backend: `emit_reference` is a code generator whose "code" is a description, and `load_reference` turns it into callables.
+# With it, fusion, memory planning and host programs are tested without a compiler in sight.
+
+# %%
+def emit_reference(kernel: Kernel) -> KernelSource:
+    lines = [f"kernel {kernel.name} over {kernel.vars} reducing {kernel.reduction_vars}"]
+    for loop in kernel.loops:
+        lines += [f"loop over {loop.vars} reducing {loop.reduction_vars}", *map(str, loop.body)]
+    args = kernel.inputs + kernel.outputs + tuple(s.name for s in kernel.symbols)
+    return KernelSource(kernel.name, "reference", "\n".join(lines), args, {"kernel": kernel})
+
+
+def load_reference(sources: list[KernelSource]) -> list:
+    """Callables `k(*args)` with args in the order of `KernelSource.args`."""
+    def bind(source):
+        kernel: Kernel = source.options["kernel"]
+        count = len(kernel.inputs) + len(kernel.outputs)
+
+        def run(*values):
+            run_kernel(kernel, dict(zip(source.args[:count], values[:count])), dict(zip(source.args[count:], values[count:])))
+        return run
+    return [bind(s) for s in sources]
+
+# %% [markdown]
+# ## What a kernel must obey
+#
+# The contract with the code generators, as assertions. The driver checks it in debug mode, the tests always.
+
+# %%
+def verify_kernel(kernel: Kernel) -> None:
+    """Raise AssertionError with a sentence about the first rule that `kernel` breaks."""
+    shapes = {(kernel.vars, ()), (kernel.vars + kernel.reduction_vars, ()), (kernel.vars, kernel.reduction_vars)}
+    written: dict[str, object] = {}
+    for loop in kernel.loops:
+        assert (loop.vars, loop.reduction_vars) in shapes, f"{loop.name} runs over {loop.vars}, {loop.reduction_vars}"
+        reads, writes, bound = accesses(loop.body)
+        known = set(loop.vars) | set(loop.reduction_vars) | set(kernel.symbols) | set(bound)
+        for a in reads + writes:
+            assert symbols(a.index) <= known, f"{loop.name}: {a.buffer} at {a.index}, which is not over its variables"
+            assert a.buffer in kernel.buffers, f"{a.buffer} is not described"
+        for a in reads:
+            if a.buffer in written:
+                assert a.index == written[a.buffer] and not a.masked, f"{loop.name} reads {a.buffer} elsewhere"
+            else:
+                assert a.buffer in kernel.inputs, f"{loop.name} reads {a.buffer}, which is neither input nor written"
+        for a in writes:
+            assert a.buffer in kernel.local or a.buffer in kernel.outputs, f"{a.buffer} is neither local nor output"
+            written[a.buffer] = a.index if a.mode is None and not a.masked else None
+    assert kernel.local <= set(written) and not kernel.local & set(kernel.outputs)
+
+
+def verify_schedule(schedule: Schedule) -> None:
+    """Every kernel is well formed, and everything is written before it is read, and read before it is dropped."""
+    program, dropped = schedule.program, set()
+    written = set(program.constants) | set(program.inputs) | set(schedule.plan.first)
+    for step, plan in zip(schedule.steps, schedule.plan.steps, strict=True):
+        if isinstance(step, Kernel):
+            verify_kernel(step)
+        roots = {name: root_of(program.buffers, name) for name in (*step_reads(step), *step_writes(step))}
+        for name in step_reads(step):
+            assert name in written, f"{step.name} reads {name} before it is written"
+            assert roots[name] not in dropped, f"{step.name} reads {name} after it was dropped"
+        written.update(step_writes(step))
+        dropped.update(plan.free)
+    for output in program.outputs:
+        if isinstance(output, View):
+            assert output.buffer in written and root_of(program.buffers, output.buffer) not in dropped

@@ -1,0 +1,89 @@
+# %% [markdown]
+# # Choosing block sizes
+#
+# A kernel that waits for memory is fast when enough bytes are on their way at any moment: by Little's law an H100 needs about 3.35 TB/s x 600 ns
+# = 2 MB in flight, 15 KB for each of its 132 multiprocessors. Two ways to get there are many threads, and several independent 16-byte
+# loads per thread. Block sizes decide both. One configuration per kernel is compiled; which one is a matter of shapes, by rules that a person can check. (torch.compile's
+# Inductor also has rules, and compiles 2 or 3 candidates for reductions to time them; that is where part of its compile time goes.)
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MULTIPROCESSORS = 132
+
+
+@dataclass(frozen=True)
+class Config:
+    """Block sizes per axis name, warps per program, and whether a reduction is persistent."""
+
+    blocks: dict
+    num_warps: int
+    num_stages: int = 1
+    persistent: bool = False
+
+    def __hash__(self):
+        return hash((tuple(self.blocks.items()), self.num_warps, self.num_stages, self.persistent))
+
+
+def power_of_2(n: int) -> int:
+    """The smallest power of two >= n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def clamp(n: int, low: int, high: int) -> int:
+    return max(low, min(high, n))
+
+# %% [markdown]
+# ## Pointwise
+#
+# Eight elements per thread: one 16-byte load for half types, two for float32. Small tensors get smaller blocks, so that every multiprocessor has work.
+# A kernel with many operands keeps fewer elements per thread, or it would run out of registers.
+
+# %%
+def pointwise(numel: int, operands: int) -> Config:
+    """1-D: `numel` elements, `operands` loads and stores of full size."""
+    block = 1024 if operands <= 8 else 512
+    while block > 128 and numel < block * MULTIPROCESSORS * 2:
+        block //= 2
+    return Config({"x": block}, num_warps=clamp(block // 256, 1, 4) if block >= 512 else clamp(block // 64, 1, 4))
+
+
+def tiled(ynumel: int, xnumel: int, operands: int) -> Config:
+    """2-D tiles: 32 elements along each axis make full memory transactions for reads and writes alike."""
+    budget = 2048 if operands <= 4 else 1024
+    x = min(32 if budget == 1024 else 64, power_of_2(xnumel))
+    y = min(budget // x, power_of_2(ynumel), 256)
+    x = min(budget // y, power_of_2(xnumel), 256)
+    return Config({"y": y, "x": x}, num_warps=clamp(x * y // 256, 1, 8))
+
+# %% [markdown]
+# ## Reductions
+#
+# `inner`: the reduced axis is the contiguous one. Rows up to a few thousand elements are persistent when the row would otherwise be loaded more than once; a
+# kernel with a single pass gains nothing from holding the row, except that it needs no loop. `outer`: neighbouring
+# outputs are neighbours in memory, as in column sums. Then a block takes 32 or more columns, and its lanes along `r` are summed through shared memory once at the end.
+
+# %%
+def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int) -> Config:
+    """`passes`: how often a looped kernel would run along the row. `live`: full-size values that are alive at once, about."""
+    row = power_of_2(rnumel)
+    if inner:
+        limit = 1024 if passes == 1 else 16384 if live <= 3 else 8192 if live <= 6 else 4096
+        if row <= limit:
+            x = clamp(1024 // row, 1, 64)
+            while x > 1 and xnumel < x * MULTIPROCESSORS * 2:
+                x //= 2
+            per_thread = 16 if row >= 4096 else 8
+            return Config({"x": x, "r": row}, num_warps=clamp(x * row // (32 * per_thread), 1, 16), persistent=True)
+        if xnumel >= 4 * MULTIPROCESSORS or rnumel < 8192:
+            return Config({"x": 1, "r": min(row, 2048)}, num_warps=8)
+        return Config({"x": 1, "r": min(row, 4096)}, num_warps=16)
+    x = clamp(power_of_2(xnumel), 1, 64)
+    while x > 16 and xnumel // x < MULTIPROCESSORS:
+        x //= 2
+    if row * x <= (4096 if passes > 1 or row <= 64 else 2048) and row <= 256:
+        return Config({"x": x, "r": row}, num_warps=clamp(x * row // 256, 1, 8), persistent=True)
+    r = clamp(2048 // x, 1, row)
+    return Config({"x": x, "r": r}, num_warps=clamp(x * r // 256, 1, 8))

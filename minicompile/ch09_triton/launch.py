@@ -1,0 +1,295 @@
+# %% [markdown]
+# # Loading and launching
+#
+# Between a kernel's text and its first launch stands Triton's compiler, and between the host program and each launch stands Python. Both would cost more than the kernels do.
+#
+# Compiling: a GPT step has some fifty different kernels at 100 to 200 ms each. Results are cached on disk under a hash of the text, the options, the target and
+# Triton's version; what is missing goes to a pool of processes (`worker.py`) that starts in the background when compilation begins. This process does not even import Triton.
+#
+# Launching: `JITFunction.run` inspects every argument to choose a specialisation, about 20 microseconds. Here the specialisation is known: sizes
+# are in the text, and pointers are assumed to be 16-byte aligned, which one bit-mask checks. `launcher.c` turns a compiled kernel into a callable of about
+# 2 microseconds. It also spares compile time, since Triton builds a C extension per kernel signature for the same purpose.
+
+# %%
+from __future__ import annotations
+
+import atexit
+import importlib.metadata
+import importlib.util
+import itertools
+import linecache
+import os
+import pickle
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import sysconfig
+import threading
+from pathlib import Path
+from typing import Callable
+
+import torch
+
+from ..cache import cache_dir, cache_key, disk_cache
+from ..ch08_fusion.kernel import KernelSource
+from . import worker
+
+
+def interpreting() -> bool:
+    """True where kernels run in Triton's Python interpreter, on CPU tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+# %% [markdown]
+# ## Without the fast path
+#
+# The plain way to run a kernel is to define its `@triton.jit` function here and call it. Triton's interpreter needs this, and it is what is left when there is no C compiler
+# or the pool fails. The text goes to `linecache`, where Triton's compiler looks for a function's source.
+
+# %%
+def define(source: KernelSource):
+    """The `@triton.jit` function of a kernel's text."""
+    filename = f"<minicompile kernel {source.name}>"
+    linecache.cache[filename] = (len(source.code), None, source.code.splitlines(True), filename)
+    namespace = {"__name__": f"minicompile_{source.name}"}
+    exec(compile(source.code, filename, "exec"), namespace)
+    if interpreting():
+        from .interpreted import InterpretedLibdevice
+        namespace["libdevice"] = InterpretedLibdevice()
+    return namespace[source.name]
+
+
+def pointer_names(source: KernelSource) -> list[str]:
+    return [name for name, kind in source.options["signature"].items() if kind.startswith("*")]
+
+
+def symbol_names(source: KernelSource) -> list[str]:
+    return [name for name, kind in source.options["signature"].items() if not kind.startswith("*")]
+
+
+def grid_function(source: KernelSource) -> Callable[..., int]:
+    """The number of programs, given the size symbols."""
+    return eval(f"lambda {', '.join(symbol_names(source))}: {source.options['grid'][0]}")
+
+
+def load_plain(source: KernelSource) -> Callable:
+    """The kernel by way of Triton's own launcher."""
+    function, grid, pointers = define(source), grid_function(source), len(pointer_names(source))
+    options = dict(source.options["constants"])
+    if not interpreting():
+        options |= {"num_warps": source.options["num_warps"], "num_stages": source.options["num_stages"]}
+
+    def run(*args):
+        programs = grid(*args[pointers:])
+        if programs:
+            function[(programs,)](*args, **options)
+    return run
+
+# %% [markdown]
+# ## The pool
+#
+# One server process, as many compiling children as there are cores. A reader thread turns result lines into events.
+
+# %%
+class Pool:
+    """Compiles tasks in other processes."""
+
+    def __init__(self):
+        slots = max(1, min(len(os.sched_getaffinity(0)), 32))
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        self.process = subprocess.Popen([sys.executable, "-P", "-u", worker.__file__, str(slots)], env=environment,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.numbers, self.lock = itertools.count(), threading.Lock()
+        self.events: dict[int, threading.Event] = {}
+        self.errors: dict[int, str] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+        atexit.register(self.process.stdin.close)
+
+    def _read(self):
+        for line in self.process.stdout:
+            number, _, message = line.decode(errors="replace").strip().partition(" ")
+            self.errors[int(number)] = message
+            self.events[int(number)].set()
+        with self.lock:                                   # the server is gone: nobody will answer what is open
+            for number, event in self.events.items():
+                self.errors.setdefault(number, "the compile server ended")
+                event.set()
+
+    def submit(self, task: dict) -> Callable[[], str]:
+        """Start a task. The function returned waits for it and gives an error text, '' if the result file is there."""
+        with self.lock:
+            if self.process.poll() is not None:
+                return lambda: "the compile server ended"
+            number = next(self.numbers)
+            self.events[number] = threading.Event()
+            data = pickle.dumps(task | {"number": number})
+            try:
+                self.process.stdin.write(struct.pack("<Q", len(data)) + data)
+                self.process.stdin.flush()
+            except (OSError, ValueError):
+                return lambda: "the compile server ended"
+        return lambda: self.errors[number] if self.events[number].wait() else ""
+
+
+_pool: Pool | None = None
+_launcher: list = []
+
+
+def pool() -> Pool:
+    global _pool
+    if _pool is None or _pool.process.poll() is not None:
+        _pool = Pool()
+    return _pool
+
+
+def warm_up() -> None:
+    """Start the compile processes and build the launcher, in the background. Call it when the first compilation starts."""
+    if interpreting() or _pool is not None or not torch.cuda.is_available():
+        return
+    pool()
+    threading.Thread(target=launcher, daemon=True).start()
+
+# %% [markdown]
+# ## Compiled kernels on disk
+#
+# The key leaves out what does not change the binary: comments and the kernel's name. So twelve equal layers, on twelve lines of the user's file, share one binary.
+
+# %%
+def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
+    """What a worker needs. `aligned`: assume that all pointers are multiples of 16 bytes."""
+    options = source.options
+    text = re.sub(r"  # .*$", "", source.code, flags=re.M)
+    anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
+    settings = (sorted(options["signature"].items()), sorted(options["constants"].items()), options["num_warps"],
+                options["num_stages"], arch, aligned)
+    key = cache_key("triton", anonymous, settings, triton_version())
+    return dict(name=source.name, key=key, code=text, signature=options["signature"], constants=options["constants"],
+                num_warps=options["num_warps"], num_stages=options["num_stages"], arch=arch,
+                aligned=pointer_names(source) if aligned else [], path=str(cache_dir() / key[:2] / f"{key}.cubin"))
+
+
+def triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def read_result(task: dict) -> dict | None:
+    """The cached result, or None. A damaged file is removed."""
+    try:
+        return pickle.loads(Path(task["path"]).read_bytes())
+    except FileNotFoundError:
+        return None
+    except Exception:
+        Path(task["path"]).unlink(missing_ok=True)
+        return None
+
+# %% [markdown]
+# ## The launcher
+
+# %%
+def build_launcher(path: Path) -> None:
+    """Compile `launcher.c` to the shared library `path`; raises RuntimeError with the reason."""
+    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        raise RuntimeError("no C compiler")
+    source = Path(__file__).with_name("launcher.c")
+    done = subprocess.run([*compiler.split(), "-O2", "-shared", "-fPIC", "-I", sysconfig.get_path("include"), str(source),
+                           "-o", str(path), "-ldl"], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip()[-400:])
+
+
+_launcher_lock = threading.Lock()
+
+
+def launcher():
+    """The module of `launcher.c`, built once per machine; None where it cannot be built."""
+    with _launcher_lock:
+        if not _launcher:
+            try:
+                key = cache_key("launcher", Path(__file__).with_name("launcher.c").read_bytes(), sys.version)
+                path = disk_cache(key, ".so", build_launcher)
+                spec = importlib.util.spec_from_file_location("minicompile_launcher", path)
+                module = importlib.util.module_from_spec(spec)
+                spec.loader.exec_module(module)
+                _launcher.append(module)
+            except (RuntimeError, OSError, ImportError):
+                _launcher.append(None)
+    return _launcher[0]
+
+
+def make_callable(source: KernelSource, result: dict, device: int, aligned: bool) -> Callable:
+    """Load a compiled kernel on `device`; the callable launches it on the device's current stream."""
+    symbols = symbol_names(source)
+    grid = grid_function(source)
+    fixed = 0 if symbols else grid()
+    if fixed >= 2**31:
+        raise RuntimeError("a kernel needs more than 2^31 programs")
+    unaligned: list = []
+
+    def fallback(*args):
+        # A tensor that starts in the middle of a 16-byte word (x[1:]) needs a kernel with narrower loads.
+        if not unaligned:
+            unaligned.append(Pending(source, device, aligned=False).resolve())
+        return unaligned[0](*args)
+
+    narrow = any(source.options["signature"][s] == "i32" for s in symbols)
+    return launcher().Kernel(result["cubin"], result["name"], device, 32 * result["num_warps"], result["shared"],
+                             len(pointer_names(source)), len(symbols), narrow, fixed, grid if symbols else None,
+                             torch._C._cuda_getCurrentRawStream, 15 if aligned else 0, fallback)
+
+# %% [markdown]
+# ## Loading a list of kernels
+#
+# `load_triton` starts all compilations and returns at once, so that the compiler's own Python work on the next graph overlaps with them. Each callable resolves itself when it is first
+# called; a host program that wants no indirection asks for `kernel.resolve()`, which waits and returns the bare launcher.
+
+# %%
+class Pending:
+    """A kernel that is being compiled. Call it, or `resolve()` it first."""
+
+    def __init__(self, source: KernelSource, device: int, aligned: bool = True, started: dict | None = None):
+        self.source, self.device, self.aligned, self.ready = source, device, aligned, None
+        major, minor = torch.cuda.get_device_capability(device)
+        self.task = make_task(source, 10 * major + minor, aligned)
+        self.wait = None
+        started = {} if started is None else started
+        if not os.path.exists(self.task["path"]):
+            if self.task["key"] not in started:
+                started[self.task["key"]] = pool().submit(self.task)
+            self.wait = started[self.task["key"]]
+
+    def resolve(self) -> Callable:
+        """Wait for the compiler and load the kernel. Falls back to Triton's own launcher, with one warning."""
+        if self.ready is None:
+            error = self.wait() if self.wait else ""
+            result = None if error else read_result(self.task)
+            if result is None:
+                try:
+                    result = worker.compile_kernel(self.task)
+                except Exception as problem:
+                    raise RuntimeError(f"Triton cannot compile {self.source.name}: {problem or error}\n{self.source.code}") from problem
+            if launcher() is None:
+                self.ready = load_plain(self.source)
+            else:
+                with torch.cuda.device(self.device):
+                    self.ready = make_callable(self.source, result, self.device, self.aligned)
+        return self.ready
+
+    def __call__(self, *args):
+        return (self.ready or self.resolve())(*args)
+
+
+def load_triton(sources: list[KernelSource]) -> list[Callable]:
+    """A callable per kernel, `k(*tensors, *sizes)` in the order of `source.args`. Compilation runs in parallel and goes on after the return."""
+    if interpreting():
+        return [load_plain(s) for s in sources]
+    started: dict = {}
+    kernels = []
+    for s in sources:
+        device = s.options.get("device")
+        kernels.append(Pending(s, torch.cuda.current_device() if device is None else device, started=started))
+    return kernels

@@ -1,0 +1,217 @@
+# %% [markdown]
+# # Reductions
+#
+# A reduction folds the `r` axis of a tile `[XBLOCK, RBLOCK]`. If a whole row fits one tile, it is *persistent*: the row is loaded once, stays in
+# registers, and may be used again after its sum is known (softmax reads memory once). Longer rows are *looped*: a tile of
+# accumulators, one per lane, is updated on the way along the row and folded at the end; whatever needs the result loads the row again.
+#
+# Each kind of reduction is three pieces of text: the value that changes nothing (for masked lanes), how a lane
+# takes in one more value, and how lanes fold into one number. Kinds with several results carry several accumulators. All of the folds are
+# built from sums, maxima and minima over a tile: Triton lowers these to warp shuffles, and custom combine functions over tuples cost compile time.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import Unsupported
+from .ops import constant, convert, triton_type
+
+
+@dataclass
+class Reduction:
+    """One `reduce` instruction being emitted. `name` prefixes its variables; `shape` is the text of the full tile's shape;
+    `index` the text of the linear index (argmax), `mask` the text of the r mask, or None; `count` the text of the r axis' size."""
+
+    kind: str
+    name: str
+    value: str
+    value_dtype: torch.dtype
+    dtype: torch.dtype
+    shape: str
+    mask: str | None
+    index: str | None = None
+    index_type: str = "tl.int32"
+    count: str = ""
+    full: bool = False                      # the value varies along both axes: it has the full shape already
+
+
+def _lowest(dtype: torch.dtype):
+    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype):
+    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
+
+# %% [markdown]
+# ## One accumulator
+#
+# `identity(dtype)`, `merge(acc, value)` text and `fold(tile)` text. Bools are reduced as int32, because Triton has no one-bit tiles to shuffle.
+
+# %%
+def _extremum(name: str):
+    nan = ", propagate_nan=tl.PropagateNan.ALL"
+    return (_lowest if name == "max" else _highest,
+            lambda a, x, d: f"tl.{name}imum({a}, {x}{nan if d.is_floating_point else ''})",
+            lambda t, d: f"tl.reduce({t}, 1, nan_{name})" if d.is_floating_point else f"tl.{name}({t}, 1)")
+
+
+SIMPLE = {
+    "sum": (lambda d: 0, lambda a, x, d: f"{a} + {x}", lambda t, d: f"tl.sum({t}, 1)"),
+    "prod": (lambda d: 1, lambda a, x, d: f"{a} * {x}", lambda t, d: f"tl.reduce({t}, 1, multiply)"),
+    "xor_sum": (lambda d: 0, lambda a, x, d: f"{a} ^ {x}", lambda t, d: f"tl.xor_sum({t}, 1)"),
+    "any": (lambda d: 0, lambda a, x, d: f"{a} | {x}", lambda t, d: f"tl.max({t}, 1)"),
+    "all": (lambda d: 1, lambda a, x, d: f"{a} & {x}", lambda t, d: f"tl.min({t}, 1)"),
+    "max": _extremum("max"),
+    "min": _extremum("min"),
+}
+
+
+def compute_dtype(r: Reduction) -> torch.dtype:
+    """The dtype in which a simple reduction accumulates."""
+    if r.kind in ("any", "all"):
+        return torch.int32
+    if r.kind in ("max", "min", "argmax", "argmin"):
+        dtype = r.value_dtype
+    else:
+        dtype = r.dtype
+    return torch.int32 if dtype in (torch.bool, torch.int8, torch.int16, torch.uint8) else dtype
+
+
+def _tile(r: Reduction, dtype: torch.dtype) -> str:
+    value = convert(r.value, r.value_dtype, torch.bool) if r.kind in ("any", "all") else r.value
+    source = torch.bool if r.kind in ("any", "all") else r.value_dtype
+    value = convert(value if value.isidentifier() else f"({value})", source, dtype)
+    return value if r.full else f"tl.broadcast_to({value}, {r.shape})"
+
+
+def _masked(r: Reduction, tile: str, identity, dtype: torch.dtype) -> str:
+    return tile if r.mask is None else f"tl.where({r.mask}, {tile}, {constant(identity, dtype, 2)})"
+
+
+def _result(r: Reduction, folded: str, dtype: torch.dtype) -> str:
+    """The folded row, shaped [XBLOCK, 1], in the instruction's dtype."""
+    text = f"{folded}[:, None]"
+    if r.dtype == torch.bool:
+        return f"{text} != 0"
+    return f"{text}.to({triton_type(r.dtype)})"
+
+# %% [markdown]
+# ## Persistent
+#
+# The statements, and the names of the results. `argmax` finds the extreme value first and then the smallest index that has it; a NaN is the
+# extreme value, as in eager. Welford's single pass is needed only where a second pass would load again: in registers, the mean
+# and then the sum of squared differences is both simpler and more accurate.
+
+# %%
+def persistent(r: Reduction) -> tuple[list[str], list[str]]:
+    n = r.name
+    if r.kind in SIMPLE:
+        identity, _, fold = SIMPLE[r.kind]
+        dtype = compute_dtype(r)
+        return [f"{n} = {_result(r, fold(_masked(r, _tile(r, dtype), identity(dtype), dtype), dtype), dtype)}"], [n]
+    if r.kind in ("argmax", "argmin"):
+        dtype = compute_dtype(r)
+        identity, _, fold = SIMPLE[r.kind[3:]]
+        return [f"{n}_v = {_tile(r, dtype)}",
+                f"{n}_i = {_masked_index(r)}",
+                f"{n}_m = {fold(_masked(r, f'{n}_v', identity(dtype), dtype), dtype)}[:, None]",
+                *_arg_fold(r, f"{n}_v", f"{n}_i", f"{n}_m", dtype)], [n]
+    if r.kind == "softmax":
+        return [f"{n}_x = {_masked(r, _tile(r, r.dtype), float('-inf'), r.dtype)}",
+                f"{n}_max = tl.reduce({n}_x, 1, nan_max)[:, None]",
+                f"{n}_sum = tl.sum({_masked(r, f'tl.exp({n}_x - {n}_max)', 0.0, r.dtype)}, 1)[:, None]"], [f"{n}_max", f"{n}_sum"]
+    if r.kind == "welford":
+        return [f"{n}_x = {_tile(r, r.dtype)}",
+                f"{n}_mean = tl.sum({_masked(r, f'{n}_x', 0.0, r.dtype)}, 1)[:, None] * {_inverse(r)}",
+                f"{n}_d = {_masked(r, f'{n}_x - {n}_mean', 0.0, r.dtype)}",
+                f"{n}_m2 = tl.sum({n}_d * {n}_d, 1)[:, None]",
+                f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})"], [f"{n}_mean", f"{n}_m2", f"{n}_n"]
+    raise Unsupported(f"the Triton backend has no reduction {r.kind!r}")
+
+
+def _index_limit(r: Reduction) -> str:
+    return f"tl.full([1, 1], {2**31 - 1 if r.index_type == 'tl.int32' else 2**63 - 1}, {r.index_type})"
+
+
+def _masked_index(r: Reduction) -> str:
+    tile = f"tl.broadcast_to({r.index}, {r.shape})"
+    return tile if r.mask is None else f"tl.where({r.mask}, {tile}, {_index_limit(r)})"
+
+
+def _arg_fold(r: Reduction, value: str, index: str, extreme: str, dtype: torch.dtype) -> list[str]:
+    hit = f"({value} == {extreme})"
+    if dtype.is_floating_point:
+        hit = f"{hit} | (({value} != {value}) & ({extreme} != {extreme}))"
+    return [f"{r.name} = tl.min(tl.where({hit}, {index}, {_index_limit(r)}), 1)[:, None].to({triton_type(r.dtype)})"]
+
+# %% [markdown]
+# ## Looped
+#
+# Three lists of statements: before the loop, in it, and after it. The online softmax keeps, per lane, the largest value so far and the sum of
+# exponentials relative to it; when a larger value arrives the sum is rescaled. Either way only one exponential is new: that of minus the
+# distance. Lanes that have seen nothing but minus infinity hold a wrong sum, which the last line multiplies by zero.
+#
+# Welford's update keeps mean and squared differences per lane. All lanes have seen equally many values, so the division is one scalar
+# reciprocal per iteration; at the end the lanes are merged by the formula for combining the statistics of two samples, over all lanes at once.
+
+# %%
+def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Statements before, in and after the loop, and the names of the results. `counter`: text of the iteration's number, from 0."""
+    n = r.name
+    keep = lambda new, old: new if r.mask is None else f"tl.where({r.mask}, {new}, {old})"
+    full = lambda value, dtype: f"tl.full({r.shape}, {_literal(value)}, {triton_type(dtype)})"
+    if r.kind in SIMPLE:
+        identity, merge, fold = SIMPLE[r.kind]
+        dtype = compute_dtype(r)
+        acc = f"{n}_acc"
+        return ([f"{acc} = {full(identity(dtype), dtype)}"],
+                [f"{acc} = {keep(merge(acc, _tile(r, dtype), dtype), acc)}"],
+                [f"{n} = {_result(r, fold(acc, dtype), dtype)}"], [n])
+    if r.kind in ("argmax", "argmin"):
+        dtype = compute_dtype(r)
+        identity, _, fold = SIMPLE[r.kind[3:]]
+        sign = ">" if r.kind == "argmax" else "<"
+        better = f"({n}_v {sign} {n}_acc) | ({n}_at == {_index_limit(r)})"
+        if dtype.is_floating_point:
+            better += f" | (({n}_v != {n}_v) & ({n}_acc == {n}_acc))"
+        if r.mask is not None:
+            better = f"{r.mask} & ({better})"
+        return ([f"{n}_acc = {full(identity(dtype), dtype)}",
+                 f"{n}_at = tl.full({r.shape}, {2**31 - 1 if r.index_type == 'tl.int32' else 2**63 - 1}, {r.index_type})"],
+                [f"{n}_v = {_tile(r, dtype)}", f"{n}_better = {better}",
+                 f"{n}_acc = tl.where({n}_better, {n}_v, {n}_acc)",
+                 f"{n}_at = tl.where({n}_better, tl.broadcast_to({r.index}, {r.shape}), {n}_at)"],
+                [f"{n}_m = {fold(f'{n}_acc', dtype)}[:, None]", *_arg_fold(r, f"{n}_acc", f"{n}_at", f"{n}_m", dtype)], [n])
+    if r.kind == "softmax":
+        x, m, s, e = f"{n}_x", f"{n}_m", f"{n}_s", f"{n}_e"
+        return ([f"{m} = {full(float('-inf'), r.dtype)}", f"{s} = {full(0.0, r.dtype)}"],
+                [f"{x} = {_masked(r, _tile(r, r.dtype), float('-inf'), r.dtype)}",
+                 f"{e} = tl.where({x} == {m}, 1.0, tl.exp(-tl.abs({x} - {m})))",
+                 f"{s} = tl.where({x} > {m}, {s} * {e} + 1.0, {s} + {e})",
+                 f"{m} = tl.maximum({m}, {x}, propagate_nan=tl.PropagateNan.ALL)"],
+                [f"{n}_max = tl.reduce({m}, 1, nan_max)[:, None]",
+                 f"{n}_sum = tl.sum({s} * tl.exp({m} - {n}_max), 1)[:, None]"], [f"{n}_max", f"{n}_sum"])
+    if r.kind == "welford":
+        x, d, mean, m2 = f"{n}_x", f"{n}_d", f"{n}_mu", f"{n}_sq"
+        return ([f"{mean} = {full(0.0, r.dtype)}", f"{m2} = {full(0.0, r.dtype)}"],
+                [f"{x} = {_tile(r, r.dtype)}", f"{d} = {x} - {mean}",
+                 f"{mean} = {keep(f'{mean} + {d} * (1.0 / tl.full([1, 1], {counter} + 1, {triton_type(r.dtype)}))', mean)}",
+                 f"{m2} = {keep(f'{m2} + {d} * ({x} - {mean})', m2)}"],
+                [f"{n}_cnt = (({r.count} + RBLOCK - 1 - rbase) // RBLOCK).to({triton_type(r.dtype)})",
+                 f"{n}_mean = tl.sum({mean} * {n}_cnt, 1)[:, None] * {_inverse(r)}",
+                 f"{n}_off = {mean} - {n}_mean",
+                 f"{n}_m2 = tl.sum({m2} + {n}_cnt * {n}_off * {n}_off, 1)[:, None]",
+                 f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})"], [f"{n}_mean", f"{n}_m2", f"{n}_n"])
+    raise Unsupported(f"the Triton backend has no reduction {r.kind!r}")
+
+
+def _inverse(r: Reduction) -> str:
+    """Text of one over the number of elements."""
+    return repr(1.0 / int(r.count)) if r.count.isdigit() else f"(1.0 / tl.full([1, 1], {r.count}, {triton_type(r.dtype)}))"
+
+
+def _literal(value) -> str:
+    return f'float("{value}")' if isinstance(value, float) and value in (float("inf"), float("-inf")) else repr(value)

@@ -1,0 +1,173 @@
+# %% [markdown]
+# # Axes, tiles and masks
+#
+# A kernel's loop nest has any number of variables; a Triton program covers one or two *axes*. Each axis flattens some of the variables, and a program
+# handles a block of consecutive positions on each. Which variables share an axis decides whether memory is read in long
+# runs or in single words, which on a GPU is a factor of eight or more.
+#
+# - Pointwise, all accesses contiguous in the same variable: one axis `x` over everything.
+# - Pointwise, some access contiguous in an earlier variable (a transpose, NCHW to NHWC): two axes. `y` ends with that variable and `x` holds the rest, so in a
+#   square tile both the read and the write run along consecutive addresses; Triton moves the tile through shared memory in between.
+# - Reductions: `x` over the output variables, `r` over the reduced ones, whatever is contiguous.
+
+# %%
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from ..ch01_graphs.symbolic import (Expr, Int, Symbol, add, as_expr, bounds, coefficient, mul, product, substitute, symbols,
+                                    to_text)
+
+
+@dataclass
+class Axis:
+    """Variables that are flattened together, slowest first. `dim` is the axis' dimension in the tile."""
+
+    name: str                               # "x", "y" or "r"
+    vars: tuple[Symbol, ...]
+    dim: int
+    rank: int
+
+    @property
+    def numel(self) -> Int:
+        return product(v.size for v in self.vars)
+
+    @property
+    def block(self) -> str:
+        return self.name.upper() + "BLOCK"
+
+    @property
+    def slot(self) -> str:
+        """The indexing that puts a 1-D range on this axis: `[:, None]`."""
+        return "" if self.rank == 1 else "[" + ", ".join(":" if i == self.dim else "None" for i in range(self.rank)) + "]"
+
+
+def hint(value: Int) -> int:
+    """A number to plan with where sizes are symbolic."""
+    if isinstance(value, int):
+        return value
+    value = substitute(value, {s: 64 for s in symbols(value)})
+    return value if isinstance(value, int) else 64
+
+# %% [markdown]
+# ## Where an access is contiguous
+#
+# Only accesses that move much data matter: those that visit most of the iteration space. A bias vector stays in cache however it is read.
+
+# %%
+def stride_of(index: Int, var: Symbol) -> int:
+    """Elements between neighbours along `var`, about: 0 if the index ignores it, a large number if it is not linear in it."""
+    c = coefficient(index, var)
+    return 1 << 30 if c is None else abs(hint(c))
+
+
+def contiguous_var(index: Int, vars: tuple[Symbol, ...]) -> Symbol | None:
+    """The variable along which neighbours in the nest are neighbours in memory."""
+    used = [(stride_of(index, v), v) for v in vars if hint(v.size) > 1]
+    best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))
+    return best[1] if best[0] == 1 else None
+
+
+def visits(index: Int, vars: tuple[Symbol, ...]) -> int:
+    return math.prod(hint(v.size) for v in vars if stride_of(index, v) > 0)
+
+
+def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
+                accesses: list[Int]) -> list[Axis]:
+    """The axes of a kernel, in the order of the tile's dimensions, given the indices of its loads and stores."""
+    if reduction_vars:
+        return [Axis("x", vars, 0, 2), Axis("r", reduction_vars, 1, 2)]
+    total = math.prod(hint(v.size) for v in vars)
+    heavy = [i for i in accesses if visits(i, vars) * 2 > total]
+    wanted = [contiguous_var(i, vars) for i in heavy]
+    real = [v for v in vars if hint(v.size) > 1]
+    split = [v for v in wanted if v is not None and v != real[-1]]
+    if split and total >= 4096:
+        v = max(set(split), key=split.count)
+        cut = vars.index(v) + 1
+        if hint(product(u.size for u in vars[cut:])) > 1 and hint(v.size) >= 4:
+            return [Axis("y", vars[:cut], 0, 2), Axis("x", vars[cut:], 1, 2)]
+    return [Axis("x", vars, 0, 1)]
+
+# %% [markdown]
+# ## Index text
+#
+# `xindex` counts along an axis; its variables are recovered by division: for sizes (12, 64), `x0 = xindex // 64` and `x1 = xindex % 64`. Mostly that is not needed. Where an index
+# is `64*x0 + x1` it *is* `xindex`. So we look for chains of neighbouring variables in which each stride is the next stride times the next size, and give each chain one
+# name. Divisions that remain are by constants, and cheap.
+
+# %%
+@dataclass
+class Indexer:
+    """Renders index expressions. `defs` collects, per axis name, the definitions that the text uses: name -> text."""
+
+    axes: list[Axis]
+    index_type: str                                    # "tl.int32" or "tl.int64"
+    defs: dict[str, dict[str, str]] = field(default_factory=dict)
+    names: dict[Symbol, str] = field(default_factory=dict)     # indirect symbols -> the variable that holds them
+
+    def chain(self, axis: Axis, first: int, last: int) -> str:
+        """The name of the flattened variables `first..last` of an axis."""
+        if first == 0 and last == len(axis.vars) - 1:
+            return f"{axis.name}index"
+        name = f"{axis.name}{first}" + (f"_{last}" if last > first else "")
+        after = product(v.size for v in axis.vars[last + 1:])
+        text = f"{axis.name}index"
+        if after != 1:
+            text = f"{text} // {_paren(after)}"
+        if first > 0:
+            text = f"({text}) % {_paren(product(v.size for v in axis.vars[first:last + 1]))}" if after != 1 else \
+                f"{text} % {_paren(product(v.size for v in axis.vars[first:last + 1]))}"
+        self.defs.setdefault(axis.name, {})[name] = text
+        return name
+
+    def text(self, index: Int) -> str:
+        """Triton text of an index expression."""
+        index = as_expr(index)
+        names = dict(self.names)
+        rewritten: dict[Symbol, Int] = {}
+        for axis in self.axes:
+            strides = [coefficient(index, v) for v in axis.vars]
+            i = 0
+            while i < len(axis.vars):
+                last = i
+                while last + 1 < len(axis.vars) and strides[i] not in (None, 0) and strides[last + 1] not in (None, 0) \
+                        and strides[last] == mul(strides[last + 1], axis.vars[last + 1].size):
+                    last += 1
+                if strides[i] != 0:
+                    for v in axis.vars[i:last]:
+                        rewritten[v] = 0
+                    names[axis.vars[last]] = self.chain(axis, i, last)
+                i = last + 1
+        if rewritten:
+            index = substitute(index, rewritten)
+        return to_text(index, lambda s: names.get(s, s.name))
+
+
+def _paren(value: Int) -> str:
+    return str(value) if isinstance(value, int) else f"({to_text(value)})"
+
+# %% [markdown]
+# ## 32 or 64 bits
+#
+# Index arithmetic in 64 bits takes twice the instructions and registers. A kernel uses 32 where neither its iteration space nor any of its
+# buffers reaches 2^31 elements; with symbolic sizes nothing is known, and it uses 64.
+
+# %%
+def extent(layout) -> Int:
+    """One more than the largest element offset of a layout."""
+    total: Int = layout.offset
+    for size, stride in zip(layout.size, layout.stride):
+        total = add(total, mul(add(size, -1), stride))
+    return add(total, 1)
+
+
+def fits_int32(values: list[Int]) -> bool:
+    highs = [bounds(v)[1] for v in values]
+    return all(h is not None and h < 2**31 - 65536 for h in highs)
+
+
+def divides(block: int, numel: Int) -> bool:
+    """True when blocks cover an axis exactly, so that no mask is needed."""
+    return isinstance(numel, int) and numel % block == 0

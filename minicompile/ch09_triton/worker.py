@@ -1,0 +1,128 @@
+# %% [markdown]
+# # A process that compiles kernels
+#
+# Compiling one kernel takes Triton 50 to 300 milliseconds, most of it Python and C++ under the interpreter lock: threads do not help, processes do. This file runs as a
+# script in a process of its own, knows nothing of PyTorch or this package, and never touches a GPU: the target is told to it. It imports Triton once and
+# then forks a child for each task. A fork costs milliseconds, where importing Triton and compiling a first kernel cost most of a second; a
+# compiler crash ends one child only.
+#
+# Tasks arrive on standard input, each a length and a pickle. Results go to files, which are the cache; a line on standard output says that one is there.
+
+# %%
+import os
+import pickle
+import select
+import shutil
+import struct
+import sys
+import tempfile
+import time
+import traceback
+
+
+def compile_kernel(task: dict) -> dict:
+    """Compile one kernel. `task`: name, code, signature, constants, aligned (names of 16-byte aligned pointers), num_warps,
+    num_stages, arch (90 for H100). Returns name, cubin, shared (bytes), num_warps."""
+    import linecache
+
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    filename = f"<minicompile {task['name']} {task['key'][:8]}>"
+    linecache.cache[filename] = (len(task["code"]), None, task["code"].splitlines(True), filename)
+    namespace = {"__name__": f"minicompile_{task['key'][:8]}"}
+    exec(compile(task["code"], filename, "exec"), namespace)
+    function = namespace[task["name"]]
+    signature = dict(task["signature"]) | {name: "constexpr" for name in task["constants"]}
+    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in task["aligned"]}
+    source = ASTSource(function, signature, {(function.arg_names.index(n),): v for n, v in task["constants"].items()}, attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
+                              options={"num_warps": task["num_warps"], "num_stages": task["num_stages"]})
+    data = compiled.metadata
+    if getattr(data, "global_scratch_size", 0) or getattr(data, "profile_scratch_size", 0):
+        raise RuntimeError("the kernel needs scratch memory")
+    return {"name": data.name, "cubin": compiled.asm["cubin"], "shared": data.shared, "num_warps": data.num_warps,
+            "ptx": compiled.asm["ptx"] if task.get("keep_ptx") else None}
+
+
+def write_result(path: str, result: dict) -> None:
+    """Write atomically, so that a reader never sees half a file."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
+    with os.fdopen(handle, "wb") as f:
+        pickle.dump(result, f)
+    os.replace(temporary, path)
+
+# %% [markdown]
+# Triton keeps its own cache of every intermediate form on disk. Ours holds the final ones, so each child gives Triton a directory to throw away, in memory where there is `/dev/shm`.
+
+# %%
+def run_task(task: dict) -> str:
+    """In the child: compile, write, and say how it went: nothing, or one line."""
+    scratch = tempfile.mkdtemp(prefix="minicompile-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    os.environ["TRITON_CACHE_DIR"] = scratch
+    try:
+        write_result(task["path"], compile_kernel(task))
+        return ""
+    except BaseException:
+        lines = traceback.format_exc().strip().splitlines()
+        return " | ".join(lines[-6:])[-1500:]
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+WARM_UP = """
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+@triton.jit
+def kernel(a, b, XBLOCK: tl.constexpr):
+    i = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
+    x = libdevice.tanh(tl.load(a + i, i < 100).to(tl.float32))
+    tl.store(b + i, x - tl.sum(tl.where(i < 100, tl.exp(x), 0.0), 0), i < 100)
+"""
+
+
+def warm_up() -> None:
+    """Compile something, so that children inherit the imported modules and the parsed parts of Triton's library."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run_task(dict(name="kernel", key="warm-up", code=WARM_UP, signature={"a": "*bf16", "b": "*fp32"}, constants={"XBLOCK": 128},
+                      aligned=["a", "b"], num_warps=4, num_stages=1, arch=90, path=os.path.join(scratch, "result")))
+
+
+def serve(slots: int) -> None:
+    """Read tasks until standard input closes; at most `slots` children at a time."""
+    results = os.dup(1)
+    os.dup2(2, 1)                                        # whatever Triton prints must not look like a result
+    os.environ.pop("TRITON_INTERPRET", None)
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")     # contract a*b + c, as the CUDA compiler does for eager kernels
+    warm_up()
+    waiting, running, buffer, open_ = [], {}, b"", True
+    while open_ or waiting or running:
+        if not open_:
+            time.sleep(0.005)
+        elif select.select([0], [], [], 0.005 if running else None)[0]:
+            data = os.read(0, 1 << 20)
+            open_, buffer = bool(data), buffer + data
+            while len(buffer) >= 8 and len(buffer) >= (end := 8 + struct.unpack("<Q", buffer[:8])[0]):
+                waiting.append(pickle.loads(buffer[8:end]))
+                buffer = buffer[end:]
+        while running and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            number = running.pop(ended[0])
+            if ended[1]:
+                os.write(results, f"{number} the compiler process died with status {ended[1]}\n".encode())
+        while waiting and len(running) < slots:
+            task = waiting.pop(0)
+            pid = os.fork()
+            if pid == 0:
+                message = run_task(task).replace("\n", " ")
+                os.write(results, f"{task['number']} {message}".rstrip().encode() + b"\n")
+                os._exit(0)
+            running[pid] = task["number"]
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]))

@@ -1,0 +1,181 @@
+# %% [markdown]
+# # Compiling and loading kernels
+#
+# The source of a kernel needs two companions: `prelude.h`, the mathematics, before it, and `launch.h`, the way in from Python, after it. No torch header and no
+# standard header is among them, which is why a file compiles in tenths of a second: a file that includes `torch/extension.h` takes half a minute.
+#
+# Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a transformer) are one function. The kernels of a
+# program are dealt into a few files that compile in parallel, in the background, while the compiler carries on; a kernel waits for its file when it is first called. And
+# finished libraries stay on disk.
+
+# %%
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Callable
+
+import torch
+
+from ..cache import cache_key, disk_cache
+from ..ch08_fusion.kernel import KernelSource
+from ..errors import MinicompileError
+
+# %% [markdown]
+# ## Flags
+#
+# `-ffast-math` would make loops vectorise and answers wrong: it assumes that NaN and infinity do not occur. What vectorisation really needs from it
+# are two small permissions, neither visible in results: `-fno-math-errno` (`sqrt` need not set `errno`) and `-fno-trapping-math` (a speculated operation may
+# raise a hardware flag). `-ffp-contract=off` keeps `a*b + c` two roundings, as eager has: with a fused multiply-add, `a*b - a*b` is
+# not zero. `-fwrapv` gives integers torch's wrap-around.
+
+# %%
+FLAGS = ("-std=c++17 -O3 -march=native -fopenmp -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing "
+         "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -w").split()
+KERNELS_PER_FILE = 6
+
+
+@functools.cache
+def compiler() -> str:
+    """Path of the C++ compiler: `$CXX`, else g++, else clang++. Raises MinicompileError when there is none."""
+    asked = os.environ.get("CXX")
+    for name in ([asked] if asked else ["g++", "clang++"]):
+        path = shutil.which(name)
+        if path is not None:
+            return path
+    raise MinicompileError(f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. Install g++ (for example "
+                           "`apt install g++`), set CXX to another compiler, or use backend=\"aot_eager\", which needs none.")
+
+
+@functools.cache
+def _machine() -> str:
+    """What a compiled file depends on besides its text: compiler version and processor."""
+    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return cache_key(version, processor, FLAGS, _openmp())
+
+
+@functools.cache
+def _openmp() -> tuple[str, ...]:
+    """Linker arguments for the OpenMP runtime that torch has loaded. A second runtime would bring a second pool of threads that fight over the
+    cores and ignore `torch.set_num_threads`."""
+    try:
+        paths = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "libgomp" in line}
+    except OSError:
+        paths = set()
+    inside = [p for p in sorted(paths) if "torch" in p] or sorted(paths)
+    return (inside[0], "-Wl,--as-needed") if inside and "clang" not in compiler() else ()
+
+
+@functools.cache
+def _companions() -> tuple[str, str]:
+    here = Path(__file__).parent
+    return (here / "prelude.h").read_text(), (here / "launch.h").read_text()
+
+# %% [markdown]
+# ## One file
+#
+# A kernel's function is renamed to a hash of its text, so equal kernels have equal names, and the name of a library is a hash of the names in it.
+
+# %%
+def _named(source: KernelSource) -> tuple[str, str]:
+    """(name, code) with the kernel's name replaced by a hash of its text without comments."""
+    bare = re.sub(rf"\b{re.escape(source.name)}\b", "KERNEL", source.code)
+    name = "mc_" + cache_key(re.sub(r"(?m)^\s*//.*\n", "", bare), source.options["tensors"], source.options["sizes"])[:20]
+    return name, bare.replace("KERNEL", name)
+
+
+def _file_text(group: list[tuple[str, str, KernelSource]]) -> str:
+    prelude, launch = _companions()
+    wrappers = [f"MC_FUNCTION({name}, {s.options['tensors']}, {s.options['sizes']})" for name, _, s in group]
+    return "\n".join([prelude, *(code for _, code, _ in group), launch, *wrappers, ""])
+
+
+def _compile(text: str, target: Path) -> None:
+    command = [compiler(), *FLAGS, "-x", "c++", "-", "-x", "none", *_openmp(), "-lm", "-o", str(target)]
+    done = subprocess.run(command, input=text, capture_output=True, text=True)
+    if done.returncode:
+        if "No space left" in done.stderr:
+            raise OSError(28, "No space left on device", str(target))
+        raise RuntimeError("the C++ compiler rejected a generated kernel:\n" + done.stderr[:2000])
+
+
+def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable]:
+    """Compile (or find on disk) and load one file; its functions by name."""
+    text = _file_text(group)
+    key = cache_key(text if len(group) == 0 else [name for name, _, _ in group], _companions(), _machine())
+    for attempt in range(2):
+        path = disk_cache(key, ".so", lambda target: _compile(text, target), rebuild=attempt > 0)
+        try:
+            library = ctypes.PyDLL(str(path))
+            functions = {}
+            for name, _, _ in group:
+                make = getattr(library, name + "_function")
+                make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object]
+                functions[name] = make(torch._C.TensorBase.data_ptr)
+            return functions
+        except (OSError, AttributeError):
+            if attempt:
+                raise
+    raise AssertionError("unreachable")
+
+# %% [markdown]
+# ## All kernels of a program
+#
+# `load_cpp` returns at once. A `LazyKernel` can be called like the kernel; a host program that wants the lowest cost per call asks it to `resolve()`
+# to the C function itself, which takes about 70 nanoseconds per tensor: the price of asking each for its address.
+
+# %%
+@dataclass(eq=False)
+class LazyKernel:
+    """A kernel that may still be compiling."""
+
+    name: str
+    file: Future
+    function: Callable | None = field(default=None)
+
+    def resolve(self) -> Callable:
+        """The C function; waits for the compiler."""
+        if self.function is None:
+            self.function = self.file.result()[self.name]
+        return self.function
+
+    def __call__(self, *args):
+        return (self.function or self.resolve())(*args)
+
+
+_loaded: dict[str, Future] = {}
+_pool: list[ThreadPoolExecutor] = []
+
+
+def _executor() -> ThreadPoolExecutor:
+    if not _pool:
+        _pool.append(ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), "minicompile-cpp"))
+    return _pool[0]
+
+
+def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
+    """Start compiling `sources`; one callable each, taking tensors then ints in the order of `KernelSource.args`. The tensors
+    must have the layouts that the kernel was generated for. Raises MinicompileError when there is no compiler."""
+    compiler()
+    named = [(*_named(s), s) for s in sources]
+    missing = list({name: entry for entry in named if (name := entry[0]) not in _loaded}.values())
+    files = max(1, -(-len(missing) // KERNELS_PER_FILE), min(len(missing), len(os.sched_getaffinity(0))))
+    ordered = sorted(missing, key=lambda entry: (-len(entry[1]), entry[0]))
+    for i in range(files):
+        group = ordered[i::files]
+        if group:
+            future = _executor().submit(_load_file, group)
+            _loaded.update((name, future) for name, _, _ in group)
+    return [LazyKernel(name, _loaded[name]) for name, _, _ in named]

@@ -1,0 +1,334 @@
+# %% [markdown]
+# # C++ for a fused kernel
+#
+# The generated function is a nest of plain `for` loops over raw pointers. There are no vector intrinsics in it: the compiler vectorises
+# the innermost loop, and our part is to write a loop that it can. That means choosing the right variable for the innermost loop, keeping its
+# body branch-free, and telling the compiler what it cannot know: `#pragma omp simd` says that no iteration reads what another wrote. (Not `__restrict__`:
+# an output may share its memory with an input that dies here, element for element, and that pragma is true of such a loop while `__restrict__` is not.)
+#
+# The one decision that matters is the *lane*: the variable of the innermost loop.
+#
+# - *Pointwise*: the variable that most accesses move along contiguously.
+# - *Reduction of rows* (softmax over the last dimension): the row's own variable. Each thread takes rows.
+# - *Reduction of columns* (the gradient of a bias): the row's variable would jump from line to line of the matrix. The lane is an
+#   output variable instead, with a small array of accumulators, one per output, and the reduction runs outside of it.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, bounds, coefficient, product, symbols, to_text
+from ..ch07_loops.ir import Loop
+from ..ch08_fusion.kernel import Kernel, KernelSource
+from .ops import from_memory, literal, memory_type, operation, register_type, round_text, to_memory
+from .values import Linked, Store, Value, link, operands_of
+
+PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
+SIMD = "#pragma omp simd"
+
+# %% [markdown]
+# ## Scopes
+#
+# A `Scope` is a brace level of the output: the variables bound there, the lines so far, and the name of every value already computed. A value is computed in
+# the outermost scope that binds all its `dims`, which moves loop-invariant loads and arithmetic out of the loops. (The
+# compiler would not do it for loads: it cannot know that no store in between hits the same address.)
+
+# %%
+@dataclass(eq=False)
+class Scope:
+    dims: frozenset[Symbol]
+    parent: "Scope | None" = None
+    lines: list[str] = field(default_factory=list)
+    names: dict[Value, object] = field(default_factory=dict)     # Value -> C++ text, or a tuple for multi-valued reductions
+    location: object = None
+
+
+@dataclass(eq=False)
+class Emitter:
+    """What the emitting functions share."""
+
+    kernel: Kernel
+    linked: Linked
+    order: dict[Value, int]
+    threads: int
+    pointers: dict[str, str]             # buffer name -> C++ name, the same for equal kernels
+    count: int = 0
+
+
+def fresh(e: Emitter, prefix: str) -> str:
+    e.count += 1
+    return f"{prefix}{e.count}"
+
+
+def child(scope: Scope, dims) -> Scope:
+    return Scope(scope.dims | frozenset(dims), scope)
+
+
+def close(scope: Scope, headers: list[str], prologue: list[str] = (), epilogue: list[str] = ()) -> None:
+    """Append `scope`'s lines to its parent, wrapped in the loops `headers` (outermost first)."""
+    depth = 0
+    for header in headers:
+        scope.parent.lines.append("  " * depth + header + ("" if header.startswith("#") else " {"))
+        depth += not header.startswith("#")
+    scope.parent.lines += ["  " * depth + line for line in (*prologue, *scope.lines, *epilogue)]
+    for depth in reversed(range(depth)):
+        scope.parent.lines.append("  " * depth + "}")
+
+
+def for_(name: str, size: str, start: str = "0", step: str = "") -> str:
+    return f"for (int64_t {name} = {start}; {name} < {size}; {name} {'+= ' + step if step else '+= 1'})"
+
+# %% [markdown]
+# ## Values to text
+
+# %%
+def lookup(value: Value, scope: Scope | None):
+    while scope is not None:
+        if value in scope.names:
+            return scope.names[value]
+        scope = scope.parent
+    return None
+
+
+def index_text(e: Emitter, index: Int, scope: Scope) -> str:
+    """An index expression in C++; indices are never negative, so C++ division is the right one."""
+    def name(s: Symbol) -> str:
+        source = e.linked.indirect.get(s)
+        return s.name if source is None else get(e, source, scope)
+    return to_text(index, name, "({}) / ({})", "({}) % ({})")
+
+
+def get(e: Emitter, value: Value, scope: Scope) -> str:
+    """The C++ name of `value`, computing it first in the outermost scope that can."""
+    known = lookup(value, scope)
+    if known is not None:
+        return known
+    home = scope
+    while home.parent is not None and value.dims <= home.parent.dims:
+        home = home.parent
+    text = _expression(e, value, home)
+    if value.op not in ("constant", "get"):
+        mention(home, value.loop)
+        name = fresh(e, "v")
+        home.lines.append(f"const {register_type(value.dtype)} {name} = {text};")
+        text = name
+    home.names[value] = text
+    return text
+
+
+def mention(scope: Scope, loop: Loop) -> None:
+    """A comment with the user's line, when it is another than the last one mentioned in this scope."""
+    if loop.location is not None and loop.location != scope.location:
+        scope.location = loop.location
+        scope.lines.append(f"// {loop.location}")
+
+
+def _expression(e: Emitter, value: Value, scope: Scope) -> str:
+    args, dtype = value.args, value.dtype
+    if value.op == "constant":
+        return literal(args[0], dtype)
+    if value.op == "get":
+        return lookup(args[0], scope)[args[1]]
+    if value.op == "index":
+        return index_text(e, args[0], scope)
+    if value.op == "indirect":
+        return f"mc_index({get(e, args[0], scope)}, {index_text(e, args[1], scope)}, problem)"
+    if value.op == "round_to":
+        return round_text(get(e, args[0], scope), args[1])
+    if value.op == "load":
+        buffer, index, mask = args
+        text = f"{e.pointers[buffer]}[{index_text(e, index, scope)}]"
+        if mask is not None:
+            text = f"({get(e, mask, scope)} ? {text} : ({memory_type(dtype)})0)"
+        return from_memory(text, dtype)
+    return operation(value.op, dtype, [get(e, a, scope) for a in args], [a.dtype for a in args])
+
+
+def compute(e: Emitter, roots: list[Value], scope: Scope) -> None:
+    """Compute `roots` in `scope`, operands first. The order of creation is a topological order, so nothing recurses deeply."""
+    wanted: set[Value] = set()
+    stack = [r for r in roots]
+    while stack:
+        value = stack.pop()
+        if value not in wanted and lookup(value, scope) is None:
+            wanted.add(value)
+            stack += operands_of(e.linked, value)
+    for value in sorted(wanted, key=e.order.__getitem__):
+        get(e, value, scope)
+
+
+def store_lines(e: Emitter, stores: list[Store], scope: Scope) -> None:
+    """Emit `stores`. All their values come first: an output may overwrite an input at the same element."""
+    compute(e, [v for s in stores for v in ([s.value] if s.mask is None else [s.value, s.mask])], scope)
+    places = [f"{e.pointers[s.buffer]}[{index_text(e, s.index, scope)}]" for s in stores]
+    for s, place in zip(stores, places):
+        mention(scope, s.loop)
+        value = get(e, s.value, scope)
+        dtype = e.kernel.buffers[s.buffer].dtype
+        if s.mode == "atomic_add":
+            value = f"{from_memory(place, dtype)} | {value}" if dtype is torch.bool else \
+                f"({register_type(dtype)})({from_memory(place, dtype)} + {value})"
+        elif s.mode is not None:
+            raise AssertionError(f"store mode {s.mode}")
+        guard = f"if ({get(e, s.mask, scope)}) " if s.mask is not None else ""
+        scope.lines.append(f"{guard}{place} = {to_memory(value, dtype)};")
+
+# %% [markdown]
+# ## Choosing the lane
+#
+# Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further costs them. Stores count double, since
+# a strided store reads the cache line as well. Very short loops make poor lanes, whatever their stride.
+
+# %%
+def vote(e: Emitter, variable: Symbol) -> float:
+    """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in jumps."""
+    total = 0.0
+    loads = [(v.args[0], v.args[1], 1) for v in e.linked.known.values() if v.op == "load"]
+    for buffer, index, weight in loads + [(s.buffer, s.index, 2) for s in e.linked.stores]:
+        step = coefficient(index, variable)
+        if step != 0:
+            size = e.kernel.buffers[buffer].dtype.itemsize * weight
+            total += size if step == 1 else -size
+    length = variable.size if isinstance(variable.size, int) else 64
+    return total * min(length, 16) / 16 if total > 0 else total
+
+
+def best_lane(e: Emitter, candidates: tuple[Symbol, ...]) -> tuple[Symbol | None, float]:
+    """The best variable (later ones win ties) and its vote."""
+    best, score = None, float("-inf")
+    for variable in candidates:
+        v = vote(e, variable)
+        if v >= score:
+            best, score = variable, v
+    return best, score
+
+# %% [markdown]
+# ## Threads and atomics
+#
+# Iterations of the outer loops are shared among threads with a static schedule. A store that *accumulates* at a computed address, such as the gradient of an
+# embedding, needs care: two iterations may hit one element. Atomic instructions would make the sum depend on timing. But in such kernels
+# some variable usually enters the address directly: the column of the embedding table. Different columns never collide, so threads
+# that each own a range of columns need no atomics and give the same bits every time. Where no variable is direct, the kernel runs on one thread.
+
+# %%
+def is_direct(store: Store, variable: Symbol) -> bool:
+    """True if different values of `variable` can never store to the same element."""
+    step = coefficient(store.index, variable)
+    if not isinstance(step, int) or step == 0 or not isinstance(variable.size, int):
+        return False
+    spread = 0
+    index = store.index
+    for term, c in index.terms.items():
+        if term == (variable,) or c % (step * variable.size) == 0:
+            continue
+        high = bounds(Expr({term: abs(c)}, 0))[1]
+        if high is None:
+            return False
+        spread += high
+    return spread < abs(step)
+
+
+def direct_variable(e: Emitter, candidates: tuple[Symbol, ...]) -> Symbol | None:
+    atomics = [s for s in e.linked.stores if s.mode == "atomic_add"]
+    return next((v for v in reversed(candidates) if all(is_direct(s, v) for s in atomics)), None)
+
+
+def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
+    """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too small."""
+    expensive = sum(v.op in ("exp", "log", "erf", "tanh", "sin", "cos", "pow", "sigmoid") for v in e.linked.known.values())
+    limit = PARALLEL_WORK // (1 + expensive)
+    if isinstance(work, int) and work < limit or e.threads == 1 and isinstance(work, int) and work < 4 * limit:
+        return []
+    condition = "" if isinstance(work, int) else f" if ({to_text(work)} >= {limit})"
+    return [f"#pragma omp parallel for{f' collapse({collapse})' if collapse > 1 else ''} schedule(static){condition}"]
+
+# %% [markdown]
+# ## Pointwise kernels
+#
+# The lane loop runs over blocks, so that threads have something to share even if there is only one dimension.
+
+# %%
+def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int) -> int | None:
+    """How many lanes one block has; None when the lane loop need not be split."""
+    rows = product(v.size for v in outer)
+    if isinstance(lane.size, int):
+        if lane.size <= largest and isinstance(rows, int) and rows >= 8 * e.threads:
+            return None
+        share = -(-lane.size // e.threads)
+        return max(16, min(largest, -(-share // 16) * 16))
+    return largest
+
+
+def lane_headers(e: Emitter, lane: Symbol, block: int | None) -> tuple[list[str], list[str], str, str]:
+    """(headers of the block loop, prologue inside it, header of the lane loop, text that defines the lane's variable)."""
+    size = to_text(lane.size)
+    if block is None:
+        return [], [], for_("lane", size), f"const int64_t {lane.name} = lane;"
+    prologue = [f"const int64_t count = {size} - lane0 < {block} ? {size} - lane0 : {block};"]
+    return [for_("lane0", size, step=str(block))], prologue, for_("lane", "count"), f"const int64_t {lane.name} = lane0 + lane;"
+
+
+def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -> None:
+    """All loops of a kernel without reductions, as one loop nest."""
+    stores, atomic = e.linked.stores, any(s.mode == "atomic_add" for s in e.linked.stores)
+    lane, _ = best_lane(e, variables)
+    if lane is None:
+        store_lines(e, stores, function)
+        return
+    outer = tuple(v for v in variables if v is not lane)
+    block = lane_block(e, lane, outer, 4096)
+    direct = direct_variable(e, variables) if atomic else None
+    if atomic and direct is lane:
+        block = lane_block(e, lane, (), 1 << 20)
+    elif atomic:
+        block = None
+        outer = tuple(sorted(outer, key=lambda v: v is not direct))
+    blocks, prologue, lane_header, define = lane_headers(e, lane, block)
+    loops = [for_(v.name, to_text(v.size)) for v in outer]
+    work = product(v.size for v in variables)
+    nest = child(function, outer)
+    inner = child(nest, (lane,))
+    store_lines(e, stores, inner)
+    close(inner, [lane_header] if atomic and direct is not lane else [SIMD, lane_header], [define])
+    if not atomic:
+        close(nest, parallel_pragma(e, work, len(loops) + len(blocks)) * bool(loops or blocks) + loops + blocks, prologue)
+    elif direct is lane:
+        close(nest, parallel_pragma(e, work, 1) + blocks + loops, prologue)
+    else:
+        close(nest, (parallel_pragma(e, work, 1) if direct is not None and loops else []) + loops)
+
+# %% [markdown]
+# ## The function
+
+# %%
+def emit_cpp(kernel: Kernel) -> KernelSource:
+    """C++ source of `kernel`: `extern "C" void NAME(void** pointers, const int64_t* sizes, mc_problem* problem)`.
+    Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code for."""
+    from .reductions import emit_reductions
+    linked = link(kernel)
+    order = {value: i for i, value in enumerate(linked.known.values())}
+    tensors = tuple(kernel.inputs) + tuple(kernel.outputs)
+    pointers = {}
+    for i, name in enumerate(tensors):
+        pointers.setdefault(name, f"in{i}" if i < len(kernel.inputs) else f"out{i - len(kernel.inputs)}")
+    e = Emitter(kernel, linked, order, torch.get_num_threads(), pointers)
+    function = Scope(frozenset())
+    if linked.reductions:
+        emit_reductions(e, function)
+    else:
+        emit_pointwise(e, function, kernel.vars + kernel.reduction_vars)
+    lines = []
+    for i, name in enumerate(tensors):
+        if name in tensors[:i]:
+            continue
+        t = memory_type(kernel.buffers[name].dtype)
+        const = "const " if name in kernel.inputs and name not in kernel.outputs else ""
+        lines.append(f"{const}{t}* {pointers[name]} = ({const}{t}*)pointers[{i}];")
+    lines += [f"const int64_t {s.name} = sizes[{i}];" for i, s in enumerate(kernel.symbols)]
+    text = "\n".join([f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{']
+                     + ["  " + line for line in lines + function.lines] + ["}", ""])
+    options = {"tensors": len(tensors), "sizes": len(kernel.symbols)}
+    return KernelSource(kernel.name, "cpp", text, tensors + tuple(s.name for s in kernel.symbols), options)

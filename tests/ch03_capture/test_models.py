@@ -1,0 +1,120 @@
+"""Whole models become one graph each, with eager's outputs, gradients and buffer updates, quickly."""
+import copy
+import time
+
+import pytest
+import torch
+
+import minicompile
+from models import GPT, GPTConfig, ResNet
+
+
+class Recorder:
+    """A backend that keeps the graphs it was given."""
+
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, gm, example_inputs):
+        self.graphs.append(gm)
+        return gm.forward
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    minicompile.reset()
+    yield
+    minicompile.reset()
+
+
+def train_step(model, call, *args):
+    out = call(*args)
+    loss = out[1] if isinstance(out, tuple) else out.square().mean()
+    loss.backward()
+    return loss
+
+
+def compare(model, *args, steps=2):
+    other = copy.deepcopy(model)
+    recorder = Recorder()
+    compiled = minicompile.compile(model, backend=recorder, fullgraph=True)
+    for _ in range(steps):
+        a, b = train_step(model, compiled, *args), train_step(other, other, *args)
+        torch.testing.assert_close(a, b)
+    assert len(recorder.graphs) == 1
+    for (name, p), (_, q) in zip(model.named_parameters(), other.named_parameters()):
+        torch.testing.assert_close(p.grad, q.grad, msg=name)
+    for (name, p), (_, q) in zip(model.named_buffers(), other.named_buffers()):
+        torch.testing.assert_close(p, q, msg=name)
+    return recorder.graphs[0]
+
+
+@pytest.mark.parametrize("flash", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gpt(flash, bias):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(flash=flash, bias=bias))
+    idx, targets = torch.randint(0, 33, (2, 16)), torch.randint(0, 33, (2, 16))
+    gm = compare(model, idx, targets)
+    weights = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    assert len(weights) == len(list(model.parameters())) + 2 + (3 if not flash else 0)
+    lines = {n.meta["location"].function for n in gm.graph.nodes if n.op == "call_function"}
+    assert {"forward"} == lines and all("val" in n.meta for n in gm.graph.nodes)
+
+
+def test_gpt_inference_and_generate():
+    torch.manual_seed(0)
+    model = GPT(GPTConfig()).eval()
+    idx = torch.randint(0, 33, (2, 4))
+    compiled = minicompile.compile(model, backend="eager")
+    logits, loss = compiled(idx)
+    assert loss is None
+    torch.testing.assert_close(logits, model(idx)[0])
+    torch.manual_seed(1)
+    expected = model.generate(idx, 3, top_k=5)
+    torch.manual_seed(1)
+    torch.testing.assert_close(compiled.generate(idx, 3, top_k=5), expected)
+
+
+def test_gpt_too_long_raises_as_eager():
+    model = GPT(GPTConfig())
+    with pytest.raises(AssertionError, match="Cannot forward sequence of length 17"):
+        minicompile.compile(model, backend="eager")(torch.zeros(1, 17, dtype=torch.long))
+
+
+def test_resnet_training():
+    torch.manual_seed(0)
+    model = ResNet([1, 2, 1, 1], width=4, num_classes=5)
+    gm = compare(model, torch.randn(2, 3, 32, 32))
+    assert model.bn1.num_batches_tracked == 2
+    assert not any(n.op == "get_attr" for n in gm.graph.nodes)
+
+
+def test_resnet_train_then_eval_recompiles():
+    torch.manual_seed(0)
+    model = ResNet([1, 1, 1, 1], width=4, num_classes=5)
+    recorder = Recorder()
+    compiled = minicompile.compile(model, backend=recorder)
+    x = torch.randn(2, 3, 32, 32)
+    compiled(x)
+    model.eval()
+    torch.testing.assert_close(compiled(x), model(x))
+    model.train()
+    compiled(x)
+    assert len(recorder.graphs) == 2
+
+
+def test_capture_speed():
+    """ResNet-50 and a 12-layer GPT; the bound is loose, for machines under load."""
+    from minicompile.ch03_capture.capture import capture
+    with torch.device("meta"):
+        net, gpt = ResNet([3, 4, 6, 3]), GPT(GPTConfig(n_layer=12))
+    for model, args in ((net, (torch.empty(2, 3, 224, 224, device="meta"),)),
+                        (gpt, (torch.zeros(2, 16, dtype=torch.long, device="meta"),) * 2)):
+        forward = type(model).forward
+        names = forward.__code__.co_varnames[:forward.__code__.co_argcount]
+        start = time.perf_counter()
+        captured = capture(forward, dict(zip(names, (model, *args))))
+        seconds = time.perf_counter() - start
+        assert captured.gm is not None and seconds < 4, seconds

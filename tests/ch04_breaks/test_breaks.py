@@ -1,0 +1,303 @@
+"""Graph breaks: same results and effects as eager, the expected number of graphs, a reason with a line."""
+import contextlib
+import types
+
+import pytest
+import torch
+import torch.nn as nn
+
+import minicompile
+from minicompile.ch03_capture.capture import CaptureOptions
+from minicompile.ch04_breaks.breaks import capture_frame
+from minicompile.errors import GraphBreakError, SkipFrame
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    minicompile.reset()
+    yield
+    minicompile.reset()
+
+
+class Count:
+    def __init__(self):
+        self.graphs = []
+
+    def __call__(self, gm, example_inputs):
+        self.graphs.append(gm)
+        return gm.forward
+
+
+LOG = []
+
+
+def effect(*args):
+    """Something capture cannot look into."""
+    LOG.append([a.clone() if isinstance(a, torch.Tensor) else a for a in args])
+    return types.SimpleNamespace(value=len(LOG), __builtins__=None) and float(args[0].sum()) if args else None
+
+
+effect = minicompile.disable(effect)
+
+
+def straight(x):
+    y = x + 1
+    effect(y)
+    z = y * 2
+    effect(z, 3)
+    return y + z
+
+
+def on_stack(x):
+    return [x + 1, x * 2, effect(x - 1), x * 3], {"a": effect(x)}
+
+
+def branch(x):
+    y = x * 2
+    if y.sum() > 0:
+        return y + 1
+    elif y.sum() < -100:
+        return y
+    return y - 1
+
+
+def conditional_expression(x):
+    return (x * 2 if x.sum() > 0 else x * 3) + (x.sum() > 0 and x.mean())
+
+
+def item(x):
+    n = (x * 0 + 3).sum().item()
+    return x * n
+
+
+def callee_breaks(x):
+    def inner(v):
+        v = v * 2
+        effect(v)
+        return v + 1
+    return inner(x) + inner(x + 1)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+        with torch.no_grad():
+            self.lin.weight.fill_(0.5), self.lin.bias.zero_()
+
+    def forward(self, x):
+        h = self.lin(x)
+        effect(h)
+        return h.relu()
+
+
+LAYERS = nn.Sequential(Layer(), Layer())
+
+
+def module_breaks(x):
+    return LAYERS(x + 1) * 2
+
+
+def with_no_grad(x):
+    w = x.clone().requires_grad_(True) if False else x
+    with torch.no_grad():
+        y = w * 2
+        effect(y)
+        z = y + 1
+    return z, w * 3
+
+
+def nested_contexts(x):
+    with torch.no_grad():
+        with torch.autocast("cpu", torch.bfloat16):
+            a = x @ x.T
+            effect(a)
+            b = x @ x.T
+        c = x @ x.T
+    return a, b, c, torch.is_grad_enabled()
+
+
+def closure_cells(x):
+    n = 1
+    def add(y):
+        nonlocal n
+        n += 1
+        return y + n
+    a = add(x)
+    effect(a)
+    b = add(a)
+    return a, b, n, add(x)
+
+
+def side_effects_in_order(x):
+    box = [x]
+    d = {"k": 1}
+    box.append(x + 1)
+    d["j"] = box[1]
+    effect(len(box), d["k"]) if False else effect(box[1])
+    box.append(d)
+    d["k"] = 5
+    return box, d
+
+
+def loop_breaks(x):
+    total = x
+    for i in range(4):
+        total = total + i
+        effect(total)
+    return total * 2
+
+
+def loop_before_and_after(x):
+    for i in range(3):
+        x = x + i
+    effect(x)
+    out = []
+    for i in range(3):
+        out.append(x * i)
+    return out
+
+
+def try_breaks(x):
+    y = x + 1
+    try:
+        effect(y)
+        raise ValueError("no")
+    except ValueError:
+        y = y * 2
+    finally:
+        y = y - 1
+    return y
+
+
+def store_attribute(x):
+    ns = types.SimpleNamespace(a=1)
+    ns.a = x + 1
+    ns.b = ns.a * 2
+    return ns.a, ns.b
+
+
+def tolist_and_f_string(x):
+    y = x + 1
+    s = f"{y.sum().item():.2f}"
+    return s, [v * 2 for v in y.tolist()[0]], y
+
+
+def unpack_starred(x):
+    a, *b = effect(x), x, x + 1
+    c, d = torch.nonzero(x + 5, as_tuple=True)
+    return a, b, c, d
+
+
+def mask_index(x):
+    return x[x > 0] * 2 + 1
+
+
+def star_call(x):
+    args, kw = [x, 2], {}
+    r = effect(*args, **kw)
+    return x * 2, r
+
+
+def in_place_operator(x):
+    y = x.clone()
+    y += torch.tensor(x.tolist())
+    y[0] = effect(y)
+    return y
+
+
+def suppress(x):
+    with contextlib.suppress(KeyError):
+        y = x + 1
+        effect(y)
+        raise KeyError
+    return y * 2
+
+
+def generator_expression(x):
+    return sum(effect(x * i) for i in range(3)) + x
+
+
+PROGRAMS = [  # function, number of graphs over inputs (x, -x), or None when it depends on the Python version
+    (straight, 3), (on_stack, None), (branch, None), (conditional_expression, None), (item, 2), (callee_breaks, None),
+    (module_breaks, None), (with_no_grad, 2), (nested_contexts, 2), (closure_cells, None), (side_effects_in_order, None),
+    (loop_breaks, 0), (loop_before_and_after, 2), (try_breaks, 0), (store_attribute, None), (tolist_and_f_string, None),
+    (unpack_starred, None), (mask_index, None), (star_call, None), (in_place_operator, None), (suppress, None),
+    (generator_expression, None)]
+
+
+def same(a, b):
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b)
+        assert a.requires_grad == b.requires_grad
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b)
+        for x, y in zip(a, b):
+            same(x, y)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for k in a:
+            same(a[k], b[k])
+    else:
+        assert a == b
+
+
+@pytest.mark.parametrize("function, graphs", PROGRAMS, ids=[p[0].__name__ for p in PROGRAMS])
+def test_break(function, graphs):
+    backend = Count()
+    compiled = minicompile.compile(function, backend=backend)
+    torch.manual_seed(0)
+    x = torch.randn(2, 3)
+    for value in (x, x, -x.abs(), x.abs()):
+        LOG.clear()
+        expected, log = function(value.clone()), list(LOG)
+        LOG.clear()
+        same(compiled(value.clone()), expected)
+        same(LOG, log)
+    if graphs is not None:
+        assert len(backend.graphs) == graphs
+
+
+def test_fullgraph_names_reason_line_and_chain():
+    with pytest.raises(GraphBreakError) as info:
+        minicompile.compile(callee_breaks, backend="eager", fullgraph=True)(torch.ones(2))
+    text = str(info.value)
+    assert "effect" in text and "test_breaks.py" in text and "inner" in text and "callee_breaks" in text
+
+
+def test_break_reason_has_a_line():
+    captured = capture_frame(item, {"x": torch.ones(3)}, CaptureOptions())
+    assert [b.location.function for b in captured.breaks] == ["item"]
+    assert "item()" in captured.breaks[0].reason and captured.gm is not None
+
+
+def test_users_exception_surfaces():
+    def f(x):
+        y = x + 1
+        if y.shape[0] == 2:
+            raise KeyError("two")
+        return y @ torch.ones(5)
+    compiled = minicompile.compile(f, backend="eager")
+    with pytest.raises(KeyError, match="two"):
+        compiled(torch.ones(2))
+    minicompile.reset()
+    with pytest.raises(RuntimeError, match="size|shape"):
+        minicompile.compile(f, backend="eager")(torch.ones(3))
+
+
+def test_many_rounds_do_not_nest():
+    def f(x):
+        n = 0
+        while n < 3000:
+            effect(x)
+            n += 1
+        return x + n
+    compiled = minicompile.compile(f, backend="eager")
+    assert torch.equal(compiled(torch.zeros(1)), torch.full((1,), 3000.0))
+
+
+def test_comprehension_is_not_a_frame_of_its_own():
+    with pytest.raises(SkipFrame):
+        capture_frame((lambda: [i for i in (1, 2)]).__code__.co_consts and (lambda x: (yield)), {"x": 1})

@@ -1,0 +1,392 @@
+"""Everything a caller can observe of a compiled region is as in eager: values, gradients, strides, aliasing, mutation, flags."""
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minicompile.errors import MinicompileError, Unsupported
+from minicompile.ch05_autograd.runtime import compile_inference
+from helpers import check, compile_function, copies
+
+
+def rand(*shape, grad=True, dtype=torch.float32):
+    return torch.randn(*shape, dtype=dtype, requires_grad=grad)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+# ---- models
+
+def test_mlp():
+    targets = torch.randint(0, 10, (8,))
+    check(lambda x, w, b, v, y: F.cross_entropy(F.linear(F.gelu(F.linear(x, w, b)), v), y),
+          rand(8, 16, grad=False), rand(32, 16), rand(32), rand(10, 32), targets)
+
+
+def test_conv_batch_norm_training_updates_running_statistics():
+    def block(x, w, g, b, mean, var, count):
+        count.add_(1)
+        return F.relu(F.batch_norm(F.conv2d(x, w, padding=1), mean, var, g, b, training=True))
+    c = check(block, rand(2, 3, 8, 8), rand(4, 3, 3, 3), rand(4), rand(4), torch.zeros(4), torch.ones(4), torch.tensor(0))
+    assert c.joint.mutated == {"x4", "x5", "x6"}
+
+
+def test_batch_norm_saves_no_running_statistics():
+    c = check(lambda x, m, v: F.batch_norm(x, m, v, training=True), rand(2, 3, 4), torch.zeros(3), torch.ones(3))
+    assert "x1" not in c.partition.saved and "x2" not in c.partition.saved
+
+
+def test_batch_norm_eval():
+    check(lambda x, m, v, w: F.batch_norm(x, m, v, w, training=False), rand(2, 3, 4), rand(3, grad=False), torch.ones(3), rand(3))
+
+
+def test_channels_last():
+    def net(x, w):
+        return F.relu(F.conv2d(x, w)) + 1
+    x = torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last).requires_grad_()
+    w = torch.randn(8, 8, 3, 3).contiguous(memory_format=torch.channels_last).requires_grad_()
+    check(net, x, w)
+
+
+def test_layer_norm_and_attention():
+    def attention(x, w, g):
+        q, k, v = F.linear(F.layer_norm(x, (16,), g), w).split(16, dim=2)
+        heads = [t.view(2, 6, 4, 4).transpose(1, 2) for t in (q, k, v)]
+        y = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return x + y.transpose(1, 2).contiguous().view(2, 6, 16)
+    check(attention, rand(2, 6, 16), rand(48, 16), rand(16))
+
+
+def test_attention_is_the_fused_kernel():
+    c = compile_function(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), [rand(1, 2, 8, 16)])
+    assert any("flash_attention" in str(n.target) for n in c.partition.backward.graph.nodes)
+
+
+def test_embedding():
+    check(lambda t, i, w: F.linear(F.embedding(i, t), w), rand(12, 4), torch.randint(0, 12, (3, 5)), rand(6, 4))
+    check(lambda t, i: F.embedding_bag(i, t).sum(0), rand(12, 4), torch.randint(0, 12, (3, 5)))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout_has_the_stream_of_eager(p):
+    check(lambda x, w: F.dropout(F.linear(F.relu(F.dropout(x, p)), w), p) + torch.rand(4), rand(8, 16), rand(4, 16))
+
+
+def test_dropout_saves_bool_masks():
+    c = compile_function(lambda x: F.dropout(x.exp() * 2, 0.5), [rand(64, 64)])
+    kinds = [n.meta["val"].dtype for n in c.partition.backward.graph.nodes if n.op == "placeholder"]
+    assert torch.bool in kinds
+
+
+def gpt(tokens, targets, wte, wpe, *layers):
+    x = F.dropout(F.embedding(tokens, wte) + F.embedding(torch.arange(8), wpe), 0.1)
+    for i in range(0, len(layers), 6):
+        ln1, qkv, proj, ln2, fc, out = layers[i:i + 6]
+        q, k, v = F.linear(F.layer_norm(x, (16,), ln1), qkv).split(16, dim=2)
+        q, k, v = [t.view(2, 8, 4, 4).transpose(1, 2) for t in (q, k, v)]
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).contiguous().view(2, 8, 16)
+        x = x + F.dropout(F.linear(y, proj), 0.1)
+        x = x + F.dropout(F.linear(F.gelu(F.linear(F.layer_norm(x, (16,), ln2), fc)), out), 0.1)
+    logits = F.linear(x, wte)
+    return logits, F.cross_entropy(logits.view(-1, 20), targets.view(-1))
+
+
+def gpt_inputs():
+    layers = [t for _ in range(2) for t in (rand(16), rand(48, 16), rand(16, 16), rand(16), rand(64, 16), rand(16, 64))]
+    return torch.randint(0, 20, (2, 8)), torch.randint(0, 20, (2, 8)), rand(20, 16), rand(8, 16), *layers
+
+
+def test_gpt():
+    check(gpt, *gpt_inputs())
+
+
+def test_gpt_in_autocast():
+    inputs = gpt_inputs()
+
+    def eager(*a):
+        with torch.autocast("cpu", torch.bfloat16):
+            return gpt(*a)
+    check(eager, *inputs)
+
+
+def test_ambient_autocast_does_not_reach_compiled_code():
+    inputs = [rand(4, 4), rand(4, 4)]
+
+    def f(a, b):
+        with torch.autocast("cpu", enabled=False):
+            return a @ b
+    compiled = compile_function(f, inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = compiled(*inputs)
+        assert out[0].dtype == torch.float32 and torch.equal(out[0], f(*inputs))
+        out[0].sum().backward()
+    expected = torch.autograd.grad(f(*inputs).sum(), inputs[0])[0]
+    assert torch.equal(inputs[0].grad, expected)
+
+
+# ---- mutation and aliasing
+
+def inplace_on_input(x):
+    x.add_(1)
+    return x * 2
+
+
+def inplace_view_of_input(x, y):
+    x[0].mul_(y[0])
+    x.t()[1].add_(1)
+    return x.sum(0)
+
+
+def return_mutated(x):
+    return x.mul_(2), x.view(-1)
+
+
+def buffer_gets_gradient(buf, w):
+    buf.copy_(w * 2)
+    return buf.sum()
+
+
+def swap(x, y):
+    t = x.clone()
+    x.copy_(y)
+    y.copy_(t)
+    return x + y
+
+
+NONLEAF = [(inplace_on_input, [(3, 4)]), (inplace_view_of_input, [(3, 3), (3, 3)]), (return_mutated, [(3, 4)]),
+           (swap, [(3, 4), (3, 4)])]
+
+
+@pytest.mark.parametrize("fn,shapes", NONLEAF)
+@pytest.mark.parametrize("grad", [True, False])
+def test_mutated_inputs(fn, shapes, grad):
+    check(fn, *[rand(*s, grad=grad) for s in shapes], nonleaf=grad)
+
+
+def test_buffer_that_starts_to_require_grad():
+    check(buffer_gets_gradient, torch.zeros(4), rand(4))
+
+
+def test_mutation_without_grad_of_a_leaf():
+    def step(w, g):
+        with torch.no_grad():
+            w.sub_(g * 0.1)
+        return (w * g).sum()
+    check(step, rand(4), rand(4, grad=False))
+
+
+def test_mutated_input_that_backward_needs_is_saved_before():
+    def f(x, w):
+        y = x * w
+        z = y.sin()
+        x.zero_()
+        return z
+    with torch.no_grad():
+        pass
+    c = compile_function(lambda x, w: (w * x.clone(), x.zero_())[0], [torch.ones(3), rand(3)])
+    x, w = torch.full((3,), 5.0), rand(3)
+    c(x, w)[0].sum().backward()
+    assert torch.equal(w.grad, torch.full((3,), 5.0)) and torch.equal(x, torch.zeros(3))
+
+
+def test_outputs_that_alias_inputs():
+    w = rand(3, 4)
+    c = check(lambda x: (x, x.t(), x[1], x.detach(), x * 2), w)
+    out = c(w)
+    assert out[0] is w and out[1]._base is w and out[3].data_ptr() == w.data_ptr() and not out[3].requires_grad
+
+
+def test_outputs_that_alias_each_other():
+    def f(x):
+        y = x * 2
+        return y, y.view(-1), y[0], y.detach()
+    c = check(f, rand(3, 4))
+    y, flat, row, plain = c(rand(3, 4))
+    with torch.no_grad():
+        y.zero_()
+    assert flat.abs().sum() == 0 and row.abs().sum() == 0 and plain.abs().sum() == 0
+
+
+def test_two_views_of_a_hidden_tensor():
+    def f(x):
+        y = x.exp()
+        return y[0], y[1:], y.split(1)[2]
+    c = check(f, rand(3, 4))
+    a, b, d = c(rand(3, 4))
+    d.detach().zero_()
+    assert b[1].abs().sum() == 0
+
+
+def test_same_output_twice():
+    def f(x):
+        y = x.exp()
+        return y, y, x.exp(), 3, None
+    c = check(f, rand(3))
+    out = c(rand(3))
+    assert out[0] is out[1] and out[2] is not out[0] and out[2].data_ptr() != out[0].data_ptr()
+
+
+def test_common_subexpressions_do_not_become_aliases():
+    c = compile_function(lambda x: (x + 1, x + 1, x.clone()), [rand(3, grad=False)])
+    x = rand(3, grad=False)
+    a, b, d = c(x)
+    a.zero_(), d.zero_()
+    assert b.abs().sum() > 0 and x.abs().sum() > 0
+
+
+def test_integer_and_constant_outputs():
+    check(lambda x: (x.argmax(1), x.max(1).values, (x > 0)), rand(3, 4))
+    check(lambda x, y: (x * 2, y + 1), rand(3), torch.arange(3))
+
+
+def test_unused_input_gets_no_gradient():
+    check(lambda x, y: x * 2, rand(3), rand(3))
+
+
+def test_detach_and_no_grad_regions():
+    def f(x, w):
+        with torch.no_grad():
+            scale = x.abs().max()
+        return x / scale * w, scale, (x * w).detach()
+    check(f, rand(3, 4), rand(3, 4))
+
+
+def test_enable_grad_inside_no_grad():
+    def f(x):
+        with torch.enable_grad():
+            return x * 2
+    with torch.no_grad():
+        c = compile_function(f, [rand(3)])
+        x = rand(3)
+        y, = c(x)
+    assert y.requires_grad
+    y.sum().backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_aliased_inputs_with_a_write_are_refused():
+    base = torch.zeros(4)
+    with pytest.raises(Unsupported):
+        compile_function(lambda a, b: (a.add_(1), b * 2)[1], [base[:3], base[1:]])
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.clone().t_(), lambda x: x.clone().resize_(2), lambda x: x.clone().unsqueeze_(0)])
+def test_metadata_mutation_is_refused(fn):
+    with pytest.raises(Unsupported):
+        compile_function(fn, [rand(3, 4)])
+
+
+def test_out_variant_and_foreach():
+    def f(x, y):
+        out = torch.empty(3)
+        torch.mul(x, y, out=out)
+        a, b = x.clone(), y.clone()
+        torch._foreach_mul_([a, b], 3.0)
+        torch._foreach_add_([a, b], [b, out])
+        return out, a, b
+    check(f, rand(3, grad=False), rand(3, grad=False))
+
+
+def test_fused_adamw():
+    def f(p, g, m, v, step):
+        with torch.no_grad():
+            torch._foreach_add_([step], 1)
+            torch._fused_adamw_([p], [g], [m], [v], [], [step], lr=0.1, beta1=0.9, beta2=0.99, weight_decay=0.1, eps=1e-8,
+                                amsgrad=False, maximize=False)
+        return ()
+    check(f, rand(5), rand(5, grad=False), torch.zeros(5), torch.zeros(5), torch.tensor(1.0))
+
+
+# ---- the autograd function
+
+def test_retain_graph_and_freeing():
+    w = rand(4, 4)
+    c = compile_function(lambda x: (x.exp() @ x).sum(), [w])
+    loss, = c(w)
+    loss.backward(retain_graph=True)
+    first = w.grad.clone()
+    loss.backward()
+    assert torch.allclose(w.grad, 2 * first)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def test_saved_tensors_die_with_backward():
+    w = rand(4, 4)
+    c = compile_function(lambda x: x.exp().sin().sum(), [w])
+    packed = []
+
+    def pack(t):
+        packed.append(weakref.ref(t))
+        return t
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        loss, = c(w * 1)
+    loss.backward()
+    gc.collect()
+    assert packed and all(r() is None for r in packed)
+
+
+def test_double_backward_is_an_error():
+    w = rand(3)
+    c = compile_function(lambda x: (x ** 3).sum(), [w])
+    g, = torch.autograd.grad(c(w)[0], w, create_graph=True)
+    assert torch.allclose(g, 3 * w ** 2)
+    with pytest.raises(MinicompileError, match="minicompile.disable"):
+        g.sum().backward()
+
+
+def test_modifying_a_saved_input_is_noticed():
+    x, w = rand(3, grad=False), rand(3)
+    out, = compile_function(lambda x, w: x * w, [x, w])(x, w)
+    x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_unused_output_and_expanded_tangent():
+    x = rand(3, 4)
+    c = compile_function(lambda x: (x * 2, x.sin()), [x])
+    c(x)[1].sum().backward()
+    assert torch.allclose(x.grad, x.cos())
+
+
+def test_grad_has_the_strides_of_the_parameter():
+    w = torch.randn(4, 3).t().requires_grad_()
+    check(lambda x, w: (x @ w).relu(), rand(2, 3), w)
+
+
+def test_accumulation_into_grad():
+    c = compile_function(lambda x: (x * x).sum(), [rand(3)])
+    x = rand(3)
+    c(x)[0].backward()
+    c(x)[0].backward()
+    assert torch.allclose(x.grad, 4 * x)
+
+
+def test_inference():
+    w = rand(3, 4)
+    c = compile_inference(*_graph_of(lambda x: (x * 2, x.t()), [w]))
+    with torch.no_grad():
+        a, b = c(w)
+    assert not a.requires_grad and b.data_ptr() == w.data_ptr()
+
+
+def _graph_of(fn, inputs):
+    caught = []
+    compile_function(fn, inputs, stage=lambda gm, fakes, compile_aten: caught.append((gm, fakes, compile_aten)))
+    return caught[0]
+
+
+def test_outputs_of_no_grad_inputs_run_without_a_function():
+    c = check(lambda x: x * 2, rand(3, grad=False))
+    assert c.partition is None
+
+
+def test_provenance_reaches_backward():
+    c = compile_function(lambda x: x.sin(), [rand(3)])
+    assert all(n.meta["origins"] for n in c.partition.backward.graph.nodes if n.op == "call_function")

@@ -1,0 +1,364 @@
+"""Decompositions that the sample database does not reach, special values, and the driver."""
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.graph import interpret
+from minicompile.ch01_graphs.trace import trace
+from minicompile.ch06_decompositions import (PRIMITIVES, TABLE, Decomposed, decompose, fallbacks, is_primitive,
+                                             violations)
+
+aten = torch.ops.aten
+
+
+def check(fn, *args, rtol=1e-5, atol=1e-6):
+    """fn gives the same with the table as without; returns the mode."""
+    torch.manual_seed(0)
+    want = fn(*args)
+    torch.manual_seed(0)
+    with Decomposed() as mode:
+        got = fn(*args)
+    compare(got, want, rtol, atol)
+    return mode
+
+
+def compare(got, want, rtol=1e-5, atol=1e-6):
+    if want is None or isinstance(want, torch.Tensor):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert got.dtype == want.dtype
+            torch.testing.assert_close(got, want, rtol=rtol, atol=atol, equal_nan=True)
+        return
+    assert len(got) == len(want)
+    for g, w in zip(got, want):
+        compare(g, w, rtol, atol)
+
+
+# ---- special values
+
+SPECIAL = [-math.inf, -1e30, -100.0, -3.0, -1.0, -0.5, -1e-30, -0.0, 0.0, 1e-30, 0.5, 1.0, 3.0, 6.0, 20.0, 100.0, 1e30, math.inf, math.nan]
+UNARY = """relu leaky_relu gelu silu mish elu celu softplus logsigmoid hardtanh hardsigmoid hardswish hardshrink softshrink
+tanhshrink selu relu6 softsign""".split()
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_activation_on_special_values(name):
+    special = SPECIAL if name != "gelu" else [v for v in SPECIAL if v != math.inf]     # eager on CPU: gelu(inf) is NaN
+    x = torch.tensor(special, requires_grad=True)
+
+    def fn(x):
+        y = getattr(F, name)(x)
+        return y, torch.autograd.grad(y.sum(), x)[0]
+
+    check(fn, x)
+
+
+@pytest.mark.parametrize("name", "sgn frac nan_to_num isinf isnan isposinf isneginf isfinite sinc special.entr logit "
+                                 "deg2rad square rad2deg".split())
+def test_unary_on_special_values(name):
+    fn = torch.special.entr if name == "special.entr" else getattr(torch, name)
+    check(fn, torch.tensor(SPECIAL), rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", "clamp_min fmax fmin maximum logaddexp logaddexp2 xlogy copysign heaviside remainder fmod "
+                                 "floor_divide".split())
+def test_binary_on_special_values(name):
+    x = torch.tensor(SPECIAL)
+    a, b = (t.reshape(-1) for t in torch.broadcast_tensors(x[:, None], x))
+    check(getattr(torch, name), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool, torch.float16, torch.float64])
+@pytest.mark.parametrize("other", [torch.int64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_promotion(dtype, other, shape):
+    a, b = torch.ones(3, dtype=dtype), torch.full(shape, 2, dtype=other)
+    for fn in (torch.add, torch.mul, torch.div, torch.maximum, torch.eq, torch.lt, torch.pow, torch.atan2, torch.remainder,
+               lambda x, y: torch.where(x > 0, x, y), lambda x, y: torch.clamp(x, min=y), torch.logical_and,
+               lambda x, y: torch.add(x, 3), lambda x, y: x * 2.5, lambda x, y: x / 2, lambda x, y: torch.cat([x, y.reshape(-1)])):
+        try:
+            fn(a, b)
+        except RuntimeError:
+            continue
+        check(fn, a, b)
+
+
+def test_softmax_of_masked_rows_and_extremes():
+    x = torch.tensor([[-math.inf, -math.inf], [1e4, -1e4], [math.inf, 0.0], [math.nan, 0.0]])
+    for fn in (torch.softmax, torch.log_softmax, torch._safe_softmax, torch.logsumexp):
+        check(fn, x, 1)
+
+
+def test_empty_and_zero_dim_tensors():
+    empty, scalar = torch.empty(0, 3), torch.tensor(2.0)
+    for fn in (torch.sum, torch.mean, F.gelu, F.relu, torch.count_nonzero, lambda x: torch.softmax(x, -1), torch.prod,
+               lambda x: torch.sum(x, -1), torch.any, torch.all, lambda x: torch.amax(x, -1) if x.dim() else x):
+        check(fn, empty)
+        check(fn, scalar)
+    check(lambda x: torch.max(x, 0), scalar)
+    check(torch.argmax, scalar)
+
+
+# ---- normalization
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dtype,stats", [(torch.float32, torch.float32), (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (2, 3, 4, 4)])
+def test_batch_norm(training, dtype, stats, shape):
+    x, w, b = torch.randn(shape, dtype=dtype), torch.rand(3, dtype=stats), torch.randn(3, dtype=stats)
+    mean, var, grad = torch.randn(3, dtype=stats), torch.rand(3, dtype=stats) + 0.5, torch.randn(shape, dtype=dtype)
+    want_mean, want_var = mean.clone(), var.clone()
+    want = aten.native_batch_norm(x, w, b, want_mean, want_var, training, 0.1, 1e-5)
+    with Decomposed():
+        got = aten._native_batch_norm_legit_functional(x, w, b, mean, var, training, 0.1, 1e-5)
+    tolerance = dict(rtol=2e-5, atol=2e-6) if dtype is torch.float32 else dict(rtol=2 ** -7, atol=1e-3)
+    compare(got[:3], want, **tolerance)
+    compare(got[3:], [want_mean, want_var], **tolerance)
+    check(lambda: aten.native_batch_norm_backward(grad, x, w, mean, var, want[1], want[2], training, 1e-5, [True] * 3),
+          rtol=tolerance["rtol"], atol=10 * tolerance["atol"])
+
+
+def test_update_in_place_is_declined():
+    with Decomposed() as mode:
+        aten.native_batch_norm(torch.randn(4, 3), None, None, torch.zeros(3), torch.ones(3), True, 0.1, 1e-5)
+    assert aten.native_batch_norm.default in mode.leaves
+
+
+# ---- losses, pooling, dropout
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("shape", [(5, 7), (7,), (2, 7, 3, 3)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_cross_entropy_with_ignored_targets(reduction, shape, weighted):
+    x = torch.randn(shape, requires_grad=True)
+    target = torch.randint(0, 7, shape[:1] + shape[2:] if len(shape) > 1 else ())
+    if target.dim():
+        target.view(-1)[0] = -100
+    weight = torch.rand(7) if weighted else None
+
+    def fn(x):
+        loss = F.cross_entropy(x, target, weight=weight, reduction=reduction)
+        return loss, torch.autograd.grad(loss.sum(), x)[0]
+
+    mode = check(fn, x)
+    assert not any("nll" in str(op) or "scatter" in str(op) for op in mode.leaves)
+
+
+@pytest.mark.parametrize("kernel,stride,padding,dilation,ceil", [
+    (3, 2, 1, 1, False), (2, 2, 0, 1, False), (3, 1, 1, 1, False), (3, 2, 1, 1, True), (2, 3, 1, 2, False), (3, 2, 0, 2, True), (1, 1, 0, 1, False)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_max_pool(kernel, stride, padding, dilation, ceil, ties):
+    x = torch.randn(2, 3, 11, 9)
+    if ties:
+        x = x.round().clamp(-1, 1)
+        x[0, 0, 3, 3] = math.nan
+        x[1, 2] = -math.inf
+    x = x.to(memory_format=torch.channels_last).requires_grad_()
+
+    def fn(x):
+        y, index = F.max_pool2d(x, kernel, stride, padding, dilation, ceil, True)
+        return y, index, torch.autograd.grad(y.nan_to_num().sum() * 2 + y.nan_to_num().square().nan_to_num(posinf=0).sum(), x)[0]
+
+    mode = check(fn, x, rtol=1e-4)
+    assert aten.max_pool2d_with_indices_backward.default in mode.used
+
+
+def test_dropout_draws_the_numbers_of_eager():
+    x = torch.randn(100, requires_grad=True)
+    check(lambda x: torch.autograd.grad(F.dropout(x, 0.3).sum(), x)[0], x)
+    check(lambda x: torch.native_dropout(x, 0.3, True), x.detach())
+    check(lambda x: torch.native_dropout(x, 0.3, False), x.detach())
+
+
+# ---- lists of tensors
+
+def tensors(n=3, dtype=torch.float32):
+    return [torch.rand(i + 1, 2, dtype=dtype) + 0.1 for i in range(n)]
+
+
+def test_foreach():
+    a, b, c = tensors(), tensors(), tensors()
+    scalars = [0.5, 1.5, 2.0]
+    for name in "abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt " \
+                "sigmoid sign sin sinh sqrt tan tanh trunc norm max".split():
+        mode = check(getattr(torch, "_foreach_" + name), a)
+        assert any("foreach" in str(op) for op in mode.used), name
+    for name in "add sub mul div maximum minimum clamp_min clamp_max pow".split():
+        for other in (b, 2.0, scalars):
+            check(getattr(torch, "_foreach_" + name), a, other)
+    for name in "add mul div".split():
+        check(getattr(torch, "_foreach_" + name), a, torch.tensor(3.0))
+    check(lambda: torch._foreach_add(a, b, alpha=0.3))
+    check(torch._foreach_pow, 2.0, a)
+    for weight in (0.2, 0.9, c):
+        check(torch._foreach_lerp, a, b, weight)
+    for name in "addcmul addcdiv".split():
+        for value in (0.5, scalars, torch.tensor(scalars)):
+            check(getattr(torch, "_foreach_" + name), a, b, c, value)
+    check(lambda: aten._foreach_copy(a, b))
+    check(lambda: aten._foreach_zero(a))
+
+
+@pytest.mark.parametrize("name", ["_fused_adam", "_fused_adamw"])
+@pytest.mark.parametrize("amsgrad,maximize,weight_decay", [(False, False, 0.1), (True, True, 0.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_adam(name, amsgrad, maximize, weight_decay, dtype):
+    p, g, m, v, top = (tensors(dtype=dtype) for _ in range(5))
+    steps = [torch.tensor(3.0) for _ in p]
+    options = dict(lr=0.01, beta1=0.9, beta2=0.99, weight_decay=weight_decay, eps=1e-8, amsgrad=amsgrad, maximize=maximize)
+    lists = (p, g, m, v, top if amsgrad else [], steps)
+    half = dict(rtol=2 ** -6, atol=1e-2) if dtype is torch.bfloat16 else {}
+    check(lambda: getattr(aten, name)(*lists, **options), **half)
+    if dtype is torch.float32:
+        check(lambda: getattr(aten, name)(*lists, **options, grad_scale=torch.tensor(2.0), found_inf=torch.tensor(0.0)))
+        check(lambda: getattr(aten, name)(*lists, **options, found_inf=torch.tensor(1.0)))
+
+
+@pytest.mark.parametrize("momentum,nesterov,first", [(0.0, False, False), (0.9, False, True), (0.9, True, False)])
+def test_fused_sgd(momentum, nesterov, first):
+    p, g, buffers = tensors(), tensors(), tensors()
+    check(lambda: aten._fused_sgd(p, g, buffers if momentum else [], weight_decay=0.1, momentum=momentum, lr=0.1,
+                                  dampening=0.0, nesterov=nesterov, maximize=False, is_first_step=first))
+
+
+# ---- the driver
+
+def traced(fn, *args):
+    mode = FakeMode()
+    gm = trace(fn, [mode.from_real(a) for a in args])
+    for i, node in enumerate(n for n in gm.graph.nodes if n.op == "call_function"):
+        node.meta["location"] = f"line {i}"
+    return gm
+
+
+def block(x, table, wq, wo, gain, shift, w1, b1, w2, head, target):
+    h = F.embedding(x, table)
+    B, T, C = h.shape
+    q, k, v = (t.view(B, T, 4, C // 4).transpose(1, 2) for t in (F.layer_norm(h, (C,), gain, shift) @ wq).split(C, dim=2))
+    h = h + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, C) @ wo
+    h = h + F.linear(F.gelu(F.linear(F.layer_norm(h, (C,), gain, shift), w1, b1)), w2)
+    loss = F.cross_entropy((h @ head).view(B * T, -1), target.view(-1))
+    return (loss, *torch.autograd.grad(loss, [table, wq, wo, gain, shift, w1, b1, w2, head]))
+
+
+def block_inputs(dtype=torch.float32, B=2, T=8, C=16, V=32):
+    def weight(*shape):
+        return (torch.randn(*shape) * 0.3).to(dtype).requires_grad_()
+    tokens = torch.randint(0, V, (2, B, T))
+    return (tokens[0], weight(V, C), weight(C, 3 * C), weight(C, C), weight(C), weight(C), weight(4 * C, C), weight(4 * C),
+            weight(C, 4 * C), weight(C, V), tokens[1])
+
+
+def conv_net(x, w, gain, shift, mean, var):
+    y = F.conv2d(x, w, stride=2, padding=3)
+    y, _, _, mean, var = aten._native_batch_norm_legit_functional(y, gain, shift, mean, var, True, 0.1, 1e-5)
+    y = F.adaptive_avg_pool2d(F.max_pool2d(F.relu(y), 3, 2, 1), (1, 1)).flatten(1)
+    loss = (y * y).sum()
+    return (loss, mean, var, *torch.autograd.grad(loss, [w, gain, shift]))
+
+
+def conv_inputs(memory_format):
+    def place(t):
+        return t.to(memory_format=memory_format).requires_grad_(t.shape[0] == 8)
+    return (place(torch.randn(2, 3, 32, 32)), place(torch.randn(8, 3, 7, 7)), torch.rand(8).requires_grad_(),
+            torch.randn(8).requires_grad_(), torch.randn(8), torch.rand(8))
+
+
+@pytest.mark.parametrize("fn,args", [(block, block_inputs()), (block, block_inputs(torch.bfloat16)),
+                                     (conv_net, conv_inputs(torch.contiguous_format)), (conv_net, conv_inputs(torch.channels_last))],
+                         ids=["gpt", "gpt-bf16", "conv", "conv-channels-last"])
+def test_graphs_in_primitives_only(fn, args):
+    gm = traced(fn, *args)
+    before = [n.format_node() for n in gm.graph.nodes]
+    result = decompose(gm)
+    assert [n.format_node() for n in gm.graph.nodes] == before
+    result.graph.lint()
+    assert fallbacks(result) == {}
+    assert violations(result) == []
+    names = {n.name for n in gm.graph.nodes}
+    for node in result.graph.nodes:
+        if node.op == "call_function":
+            assert set(node.meta["origins"]) <= names and node.meta["origins"]
+            assert node.meta["location"].startswith("line")
+    want = fn(*args)
+    with torch.no_grad():
+        got = interpret(result, args)
+    for g, w in zip(got, want, strict=True):
+        assert g.stride() == w.stride()
+    bf16 = want[0].dtype is torch.bfloat16
+    for g, w in zip(got, want):
+        torch.testing.assert_close(g, w, **(dict(rtol=0.05, atol=0.05 * w.abs().max().item()) if bf16 else dict(rtol=1e-4, atol=1e-4)))
+
+
+def test_cross_entropy_has_no_scatter_and_one_exp_per_direction():
+    def fn(x, t):
+        x.requires_grad_()
+        loss = F.cross_entropy(x, t)
+        return loss, torch.autograd.grad(loss, x)[0]
+
+    targets = [n.target for n in decompose(traced(fn, torch.randn(4, 9), torch.randint(9, (4,)))).graph.nodes]
+    assert targets.count(aten.exp.default) == 2
+    assert not any("scatter" in str(t) or "index_put" in str(t) for t in targets)
+
+
+def test_decomposing_twice_changes_nothing():
+    once = decompose(traced(block, *block_inputs()))
+    twice = decompose(once)
+    assert [n.target for n in once.graph.nodes if n.op == "call_function"] == [n.target for n in twice.graph.nodes if n.op == "call_function"]
+
+
+def test_equal_work_is_done_once_but_random_numbers_and_results_stay_apart():
+    def fn(x):
+        return (torch.exp(x) + torch.exp(x), torch.bernoulli(x, 0.5) + torch.bernoulli(x, 0.5), torch.zeros_like(x), torch.zeros_like(x))
+
+    result = decompose(traced(fn, torch.rand(3)))
+    targets = [n.target for n in result.graph.nodes]
+    assert targets.count(aten.exp.default) == 1
+    assert targets.count(aten.bernoulli.p) == 2
+    a, b = list(result.graph.nodes)[-1].args[0][2:]
+    assert a is not b
+
+
+def test_a_wrong_decomposition_is_not_used(monkeypatch):
+    monkeypatch.setitem(TABLE, aten.gelu.default, lambda x, approximate="none": torch.exp(x).double())
+    result = decompose(traced(lambda x: (F.gelu(x),), torch.randn(3)))
+    assert fallbacks(result) == {aten.gelu.default: 1}
+    assert aten.exp.default not in [n.target for n in result.graph.nodes]
+
+
+def test_unknown_operators_and_mutations_at_the_end_stay():
+    def fn(x, y):
+        z = torch.special.airy_ai(x)
+        y.copy_(z * 2)
+        return (z,)
+
+    result = decompose(traced(fn, torch.rand(3), torch.rand(3)))
+    assert fallbacks(result) == {aten.special_airy_ai.default: 1, aten.copy_.default: 1}
+    x, y = torch.rand(3), torch.zeros(3)
+    (z,) = interpret(result, [x, y])
+    torch.testing.assert_close(y, z * 2)
+
+
+def test_notes_of_earlier_stages_are_kept():
+    gm = traced(lambda x: (F.gelu(x),), torch.randn(3))
+    for node in gm.graph.nodes:
+        node.meta["side"] = "backward"
+    assert all(n.meta["side"] == "backward" for n in decompose(gm).graph.nodes if n.op == "call_function")
+
+
+# ---- the dialect
+
+def test_primitives_are_few_and_described():
+    assert 120 <= len(PRIMITIVES) <= 150
+    assert all(p.meaning and p.op in PRIMITIVES and is_primitive(p.op) for p in PRIMITIVES.values())
+    assert len([op for op in TABLE if op not in PRIMITIVES]) > 300
+
+
+def test_the_table_prints():
+    out = subprocess.run([sys.executable, "-m", "minicompile.ch06_decompositions"], capture_output=True, text=True, check=True).stdout
+    assert f"{len(PRIMITIVES)} primitives" in out and "var_mean.correction" in out

@@ -1,0 +1,208 @@
+"""Fusion against the unfused program: random programs, and the patterns that matter by name."""
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.trace import trace
+from minicompile.ch06_decompositions.decompose import decompose
+from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
+from minicompile.ch07_loops.lower import Options, lower
+from minicompile.ch07_loops.reference import run_program
+from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.kernel import Kernel
+from minicompile.ch08_fusion.reference import load_reference, run_schedule, verify_schedule
+from minicompile.ch11_runtime.host import compile_schedule
+
+aten = torch.ops.aten
+
+
+def lowered(fn, args, inline=False, **kw):
+    mode = FakeMode()
+    gm = decompose(trace(fn, [mode.from_real(a) for a in args]))
+    return lower(gm, Options(**kw) if inline else Options(max_ops=1, **kw))
+
+
+def check(fn, args, inline=False, **kw):
+    """Fuse `fn` and compare: the fused loops, and the host program with its memory plan, with eager."""
+    program = lowered(fn, args, inline, **kw)
+    schedule = fuse(program)
+    verify_schedule(schedule)
+    def fresh(): return [a.clone() for a in args]
+    kept = fresh()
+    expected = fn(*kept)
+    with torch.no_grad():
+        for run in (lambda a: run_schedule(schedule, a), compile_schedule(schedule, "loops")):
+            given = fresh()
+            got = run(list(given))
+            for a, b in zip(got, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, check_stride=True)
+            for a, b in zip(given, kept):
+                torch.testing.assert_close(a, b)
+    return schedule
+
+
+def kernels(schedule):
+    return [s for s in schedule.steps if isinstance(s, Kernel)]
+
+
+def test_a_chain_is_one_kernel():
+    s = check(lambda x, b: [torch.relu(torch.sin(x + b) * 2).exp()], [torch.randn(8, 64), torch.randn(64)])
+    (k,) = kernels(s)
+    assert len(k.loops) > 2 and len(k.outputs) == 1 and len(k.local) == len(k.loops) - 1
+    assert s.decisions and all(d.reason for d in s.decisions)
+
+
+def test_softmax_is_one_kernel():
+    s = check(lambda x, b: [F.softmax(x + b, -1)], [torch.randn(8, 64), torch.randn(64)])
+    (k,) = kernels(s)
+    assert len(k.vars) == 1 and len(k.reduction_vars) == 1 and k.outputs and not set(k.local) & set(k.outputs)
+
+
+def test_layer_norm_is_one_kernel_over_flat_rows():
+    s = check(lambda x, w, b: [F.layer_norm(x, (64,), w, b)], [torch.randn(4, 6, 64), torch.randn(64), torch.randn(64)])
+    (k,) = kernels(s)
+    assert [v.size for v in k.vars] == [24] and [v.size for v in k.reduction_vars] == [64]
+
+
+def test_dims_that_everyone_merges_are_merged():
+    (k,) = kernels(check(lambda x: [(x + 1).sin()], [torch.randn(2, 3, 4, 5)]))
+    assert [v.size for v in k.vars] == [120]
+
+
+def test_flat_and_split_loops_meet():
+    s = check(lambda x, y: [((x + 1).reshape(512) * y).sin()], [torch.randn(8, 64), torch.randn(512)])
+    assert len(kernels(s)) == 1
+
+
+def test_unequal_factorisations_stay_apart_or_agree():
+    check(lambda x, b: [(x + b).reshape(4, 6) * torch.arange(6)], [torch.randn(6, 4), torch.randn(4)])
+
+
+def test_transposed_consumer_is_reordered():
+    s = check(lambda x: [x.sin(), x.sin().t().contiguous() + 1], [torch.randn(8, 64)])
+    assert len(kernels(s)) == 1
+
+
+def test_sums_over_the_same_rows_share_a_kernel():
+    s = check(lambda g, x: [(g * x).sum(-1), g.sum(-1), (x * x).mean(-1)], [torch.randn(32, 48), torch.randn(32, 48)])
+    assert len(kernels(s)) == 1
+
+
+def test_column_sum_does_not_join_row_sum():
+    s = check(lambda x: [x.sum(0), x.sum(1)], [torch.randn(64, 64)])
+    assert len(kernels(s)) == 2
+    assert any("different elements" in d.reason for d in s.decisions if not d.accepted)
+
+
+def test_producer_joins_a_column_sum():
+    s = check(lambda x, g: [(x.sin() * g), (x.sin() * g).sum(0)], [torch.randn(64, 32), torch.randn(64, 32)])
+    assert len(kernels(s)) == 1
+
+
+def test_group_norm_statistics_and_use():
+    check(lambda x, w, b: [F.group_norm(x, 4, w, b)], [torch.randn(2, 8, 5, 5), torch.randn(8), torch.randn(8)])
+    x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
+    check(lambda x: [(x - x.mean((2, 3), keepdim=True)).relu()], [x])
+
+
+def test_batch_norm_training_updates_statistics():
+    def f(x, w, b, mean, var):
+        y, _, _, m, v = aten._native_batch_norm_legit_functional(x, w, b, mean, var, True, 0.1, 1e-5)
+        mean.copy_(m)
+        var.copy_(v)
+        return [y.relu()]
+    check(f, [torch.randn(4, 6, 5, 5), torch.randn(6), torch.randn(6), torch.zeros(6), torch.ones(6)])
+
+
+def test_update_in_place_waits_for_readers():
+    def f(p, g, m):
+        new_m = m * 0.9 + g * 0.1
+        new_p = p - 0.1 * new_m
+        old_norm = (p * p).sum()
+        m.copy_(new_m)
+        p.copy_(new_p)
+        return [old_norm]
+    s = check(f, [torch.randn(16, 32) for _ in range(3)])
+    assert s.program.buffers
+
+
+def test_update_from_other_elements():
+    def f(x):
+        y = x.flip(0) + 1
+        x.copy_(y)
+        return [y.sum(0)]
+    check(f, [torch.randn(7, 5)])
+
+
+def test_library_calls_between_keep_their_order():
+    def f(x, w, v):
+        h = torch.mm(x, w).relu()
+        return [torch.mm(h, v) + h.sum(), h * 2]
+    check(f, [torch.randn(8, 16), torch.randn(16, 12), torch.randn(12, 4)])
+
+
+def test_scatter_and_gather():
+    def f(x, i, s):
+        y = x.index_select(0, i) * 2
+        z = torch.zeros(6, 5).index_add(0, i, y + s)
+        return [z.sin() + x, y]
+    check(f, [torch.randn(6, 5), torch.tensor([0, 3, 3, 1]), torch.randn(4, 5)])
+
+
+def test_empty_tensors():
+    check(lambda x: [x + 1, (x * 2).sum(0), (x * 2).sum(1)], [torch.randn(0, 5)])
+
+
+def test_reductions_to_a_scalar_split_or_not():
+    x = torch.randn(40000)
+    for split in (True, False):
+        check(lambda x: [x / x.sum(), (x * 2).amax()], [x], split_reductions=split, threads=8)
+
+
+def random_program(rng, steps):
+    """A function over (12, 16) matrices, made of random steps, and how many of its values it returns."""
+    plan = [(rng.choice(["unary", "binary", "row", "column", "transpose", "flat", "softmax", "slice", "broadcast", "mm",
+                         "cumulative"]), rng.random(), rng.random()) for _ in range(steps)]
+
+    def fn(a, b, c):
+        values = [a, b]
+        for kind, p, q in plan:
+            x, y = values[int(p * len(values))], values[int(q * len(values))]
+            if kind == "unary":
+                z = [torch.sin, torch.tanh, torch.neg][int(q * 3)](x)
+            elif kind == "binary":
+                z = x + y if p < q else x * y.cos()
+            elif kind == "row":
+                z = x - [torch.sum, torch.amax, torch.mean][int(q * 3)](x, 1, keepdim=True) * 0.1
+            elif kind == "column":
+                z = y * 0.5 + x.sum(0) * 0.1
+            elif kind == "transpose":
+                z = (x.t().contiguous() + 1).t()
+            elif kind == "flat":
+                z = (x.reshape(-1) * 2).reshape(2, 96).cos().reshape(12, 16)
+            elif kind == "softmax":
+                z = F.softmax(x, int(q * 2))
+            elif kind == "slice":
+                z = torch.cat([x[:, 8:], y[:, :8]], 1)
+            elif kind == "broadcast":
+                z = x * c + y[:1]
+            elif kind == "mm":
+                z = torch.mm(x, y.t().contiguous()).tanh().mm(x) * 0.1
+            else:
+                z = x.reshape(3, 4, 16).sum(1, keepdim=True).expand(3, 4, 16).reshape(12, 16).tanh()
+            values.append(z)
+        return [v for k, v in enumerate(values[2:]) if k % 3 == 2 or k == steps - 1]
+    return fn
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs(seed):
+    rng = random.Random(seed)
+    fn = random_program(rng, rng.randint(3, 14))
+    torch.manual_seed(seed)
+    args = [torch.randn(12, 16), torch.randn(12, 16), torch.randn(16)]
+    s = check(fn, args, inline=seed % 3 == 0)
+    assert len(kernels(s)) <= sum(isinstance(n, Loop) for n in s.program.nodes)

@@ -1,0 +1,195 @@
+"""Pointwise kernels under Triton's interpreter against eager."""
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from minicompile.ch09_triton.emit import emit_triton
+from minicompile.ch09_triton.launch import load_triton
+
+from .helpers import Body, buffer, kernel, sym
+
+
+def run(k, *args):
+    source = emit_triton(k)
+    load_triton([source])[0](*args)
+    return source
+
+
+def elementwise(fn, inputs, out, ops=None):
+    """A kernel that applies `fn(body, *loaded)` to equally shaped inputs."""
+    n = out.numel()
+    i = sym("i0", n)
+    b = Body()
+    loaded = [b.load(f"in{k}", i.expr, dtype=t.dtype) for k, t in enumerate(inputs)]
+    b.store("out0", i.expr, fn(b, *loaded))
+    buffers = [buffer(f"in{k}", (n,), t.dtype) for k, t in enumerate(inputs)] + [buffer("out0", (n,), out.dtype)]
+    return kernel([b.loop((i,))], buffers, [f"in{k}" for k in range(len(inputs))], ["out0"], (i,))
+
+
+def check(fn, expected, *inputs, tolerance=2e-6):
+    out = torch.empty_like(expected).fill_(1)
+    run(elementwise(fn, inputs, out), *inputs, out)
+    torch.testing.assert_close(out, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def test_chain_in_bf16_rounds_once_at_the_end():
+    x, y = torch.randn(300).bfloat16(), torch.randn(300).bfloat16()
+    expected = (torch.exp(x.float()) * y.float() + 1).bfloat16()
+    check(lambda b, x, y: b.add(b.mul(b.exp(x), y), b.constant(1.0, dtype=torch.float32)), expected, x, y,
+          tolerance=8e-3)       # the interpreter truncates to bfloat16, the GPU rounds
+
+
+UNARY = ["exp", "exp2", "expm1", "log1p", "sin", "cos", "tan", "tanh", "atan", "sinh", "cosh", "asinh", "erf", "erfc",
+         "sigmoid", "floor", "ceil", "trunc", "round", "sign", "abs", "neg", "digamma", "lgamma"]
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_unary(op):
+    x = torch.randn(64) * 3
+    x[:6] = torch.tensor([0.0, -0.0, 0.5, 2.5, -1.5, 4.0])
+    expected = {"sigmoid": torch.sigmoid, "erf": torch.erf}.get(op, getattr(torch, op, None))(x)
+    check(lambda b, x: getattr(b, op)(x), expected, x, tolerance=3e-5 if op == "digamma" else 3e-6)
+
+
+@pytest.mark.parametrize("op", ["log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acosh"])
+def test_unary_positive(op):
+    x = torch.rand(64) * 5 + 1
+    check(lambda b, x: getattr(b, op)(x), getattr(torch, op)(x), x)
+
+
+@pytest.mark.parametrize("op, reference", [
+    ("floordiv", torch.floor_divide), ("remainder", torch.remainder), ("fmod", torch.fmod), ("pow", torch.pow),
+    ("maximum", torch.maximum), ("minimum", torch.minimum), ("atan2", torch.atan2), ("copysign", torch.copysign),
+    ("truncdiv", lambda a, b: torch.div(a, b, rounding_mode="trunc")), ("truediv", torch.true_divide)])
+def test_binary_float(op, reference):
+    a = torch.tensor([7.0, -7.0, 7.5, -7.5, 0.0, float("nan"), 3.0, -0.0, 6.0])
+    b = torch.tensor([2.0, 2.0, -2.5, -2.0, 3.0, 1.0, float("nan"), 5.0, 3.0])
+    check(lambda w, x, y: getattr(w, op)(x, y), reference(a, b), a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("op, reference", [
+    ("floordiv", torch.floor_divide), ("remainder", torch.remainder), ("fmod", torch.fmod),
+    ("truncdiv", lambda a, b: torch.div(a, b, rounding_mode="trunc")), ("pow", lambda a, b: torch.pow(a, b.abs())),
+    ("maximum", torch.maximum), ("bitwise_xor", torch.bitwise_xor)])
+def test_binary_int(op, reference, dtype):
+    a = torch.tensor([7, -7, 7, -7, 0, 1, -1, 13], dtype=dtype)
+    b = torch.tensor([2, 2, -2, -3, 3, 7, 5, 4], dtype=dtype)
+    rhs = b.abs() if op == "pow" else b
+    check(lambda w, x, y: getattr(w, op)(x, y), reference(a, b), a, rhs)
+
+
+def test_bool_and_conversions():
+    x, m = torch.tensor([1.7, -2.3, 0.0, 300.0, -1.0]), torch.tensor([True, False, True, True, False])
+    check(lambda b, x, m: b.to_dtype(b.logical_and(b.to_dtype(x, dtype=torch.bool), m), dtype=torch.bool),
+          (x != 0) & m, x, m)
+    check(lambda b, x, m: b.to_dtype(x, dtype=torch.int32), x.to(torch.int32), x, m)
+    check(lambda b, x, m: b.where(m, x, b.constant(0.0, dtype=torch.float32)), torch.where(m, x, 0.0), x, m)
+    check(lambda b, x, m: b.to_dtype(m, dtype=torch.int64), m.long(), x, m)
+
+
+def test_double_constants_keep_their_bits():
+    x = torch.randn(10, dtype=torch.float64)
+    check(lambda b, x: b.add(x, b.constant(0.1, dtype=torch.float64)), x + 0.1, x, tolerance=1e-15)
+
+
+def test_transpose_is_tiled():
+    a, c = 96, 72
+    i, j = sym("i0", a), sym("i1", c)
+    b = Body()
+    x = b.load("in0", j.expr * a + i.expr)
+    y = b.load("in1", i.expr * c + j.expr)
+    z = b.load("in2", j.expr)
+    b.store("out0", i.expr * c + j.expr, b.add(b.add(x, y), z))
+    k = kernel([b.loop((i, j))], [buffer("in0", (c, a)), buffer("in1", (a, c)), buffer("in2", (c,)), buffer("out0", (a, c))],
+               ["in0", "in1", "in2"], ["out0"], (i, j))
+    x, y, z, out = torch.randn(c, a), torch.randn(a, c), torch.randn(c), torch.empty(a, c)
+    source = run(k, x, y, z, out)
+    assert "YBLOCK" in source.options["constants"]
+    torch.testing.assert_close(out, x.t() + y + z)
+
+
+def test_fused_loops_forward_values_and_skip_local_stores():
+    n = 200
+    i = sym("i0", n)
+    first, second = Body(), Body()
+    first.store("tmp0", i.expr, first.exp(first.load("in0", i.expr)))
+    second.store("out0", i.expr, second.mul(second.load("tmp0", i.expr), second.load("in0", i.expr)))
+    k = kernel([first.loop((i,)), second.loop((i,))], [buffer("in0", (n,)), buffer("tmp0", (n,)), buffer("out0", (n,))],
+               ["in0"], ["out0"], (i,), local=["tmp0"])
+    x, out = torch.randn(n), torch.empty(n)
+    source = run(k, x, out)
+    assert source.code.count("tl.load") == 1 and source.code.count("tl.store") == 1
+    torch.testing.assert_close(out, x.exp() * x)
+
+
+def test_gather_with_mask_and_indirect_index():
+    rows, columns, vocabulary = 6, 40, 17
+    i, j, at = sym("i0", rows), sym("i1", columns), sym("s", vocabulary)
+    b = Body()
+    index = b.load("in0", i.expr, dtype=torch.int64)
+    keep = b.lt(b.index(j.expr, dtype=torch.int64), b.constant(30, dtype=torch.int64), dtype=torch.bool)
+    b.indirect(index, at, vocabulary, dtype=None)
+    b.store("out0", i.expr * columns + j.expr, b.load("in1", at.expr * columns + j.expr, keep))
+    k = kernel([b.loop((i, j))], [buffer("in0", (rows,), torch.int64), buffer("in1", (vocabulary, columns)), buffer("out0", (rows, columns))],
+               ["in0", "in1"], ["out0"], (i, j))
+    index, table, out = torch.randint(0, vocabulary, (rows,)), torch.randn(vocabulary, columns), torch.empty(rows, columns)
+    run(k, index, table, out)
+    expected = table[index]
+    expected[:, 30:] = 0
+    torch.testing.assert_close(out, expected)
+
+
+def test_scatter_add_is_atomic():
+    n, rows = 50, 7
+    i, at = sym("i0", n), sym("s", rows)
+    b = Body()
+    b.indirect(b.load("in0", i.expr, dtype=torch.int64), at, rows, dtype=None)
+    b.store("out0", at.expr, b.load("in1", i.expr), "atomic_add")
+    k = kernel([b.loop((i,))], [buffer("in0", (n,), torch.int64), buffer("in1", (n,)), buffer("out0", (rows,))],
+               ["in0", "in1"], ["out0"], (i,))
+    index, value, out = torch.randint(0, rows, (n,)), torch.randn(n), torch.zeros(rows)
+    run(k, index, value, out)
+    torch.testing.assert_close(out, torch.zeros(rows).index_add(0, index, value))
+
+
+def test_symbolic_size():
+    s = sym("s0", None)
+    i, j = sym("i0", s.expr), sym("i1", 24)
+    b = Body()
+    b.store("out0", i.expr * 24 + j.expr, b.add(b.load("in0", i.expr * 24 + j.expr), b.load("in1", j.expr)))
+    k = kernel([b.loop((i, j))], [buffer("in0", (s.expr, 24)), buffer("in1", (24,)), buffer("out0", (s.expr, 24))],
+               ["in0", "in1"], ["out0"], (i, j), symbols=(s,))
+    for rows in (3, 11):
+        x, y, out = torch.randn(rows, 24), torch.randn(24), torch.empty(rows, 24)
+        source = run(k, x, y, out, rows)
+        torch.testing.assert_close(out, x + y)
+    assert "in0, in1, out0, s0" in source.code
+
+
+def test_zero_dimensional():
+    b = Body()
+    b.store("out0", 0, b.exp(b.load("in0", 0)))
+    x, out = torch.randn(()), torch.empty(())
+    run(kernel([b.loop(())], [buffer("in0", ()), buffer("out0", ())], ["in0"], ["out0"], ()), x, out)
+    torch.testing.assert_close(out, x.exp())
+
+
+def test_philox_is_cuda_eagers_generator():
+    """Reference values: Random123's known answers for philox4x32-10 with counter and key zero, and all ones."""
+    n = 8
+    i = sym("i0", n)
+    b = Body()
+    seed, offset = b.load("in0", 0, dtype=torch.int64), b.load("in1", 0, dtype=torch.int64)
+    b.store("out0", i.expr, b.emit("philox", seed, offset, i.expr, (4, 1), dtype=torch.float32))
+    k = kernel([b.loop((i,))], [buffer("in0", (), torch.int64), buffer("in1", (), torch.int64), buffer("out0", (n,))],
+               ["in0", "in1"], ["out0"], (i,))
+    out = torch.empty(n)
+    run(k, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64), out)
+    bits = torch.tensor([0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8], dtype=torch.float64)
+    torch.testing.assert_close(out[:4].double(), bits / 2**32 + 2.0**-33, rtol=0, atol=1e-7)

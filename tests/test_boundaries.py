@@ -1,0 +1,97 @@
+"""The boundary of "from scratch", and the order of the chapters, read from the syntax of every module."""
+import ast
+import pathlib
+import re
+
+import pytest
+
+PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "minicompile"
+FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch._decomp", "torch._refs",
+             "torch._prims", "torch._prims_common", "torch._subclasses", "torch.fx.experimental", "torch.compile",
+             "torch._higher_order_ops", "functorch", "torch._C._dynamo", "torch._C._functorch")
+ON_TOP = {"driver", "frames", "bench", "explorer", "cli", "__main__"}        # what no chapter may import
+PEER_ALLOWED = ("bench/", "__main__.py")                                     # these run or replace the peer
+MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
+
+
+def imports(tree, path):
+    """Yield (line, dotted absolute name) for every import; `from a import b` gives both a and a.b."""
+    package = ["minicompile", *pathlib.PurePosixPath(path).parent.parts]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            base = package[:len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield node.lineno, module
+            for alias in node.names:
+                yield node.lineno, f"{module}.{alias.name}"
+
+
+def attribute_chains(tree):
+    """Yield (line, "torch.a.b") for attribute accesses that begin at the name torch."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            parts, inner = [], node
+            while isinstance(inner, ast.Attribute):
+                parts.append(inner.attr)
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id == "torch":
+                yield node.lineno, ".".join(["torch", *reversed(parts)])
+
+
+def is_forbidden(name):
+    return any(name == bad or name.startswith(bad + ".") for bad in FORBIDDEN)
+
+
+def chapter_number(dotted):
+    match = re.match(r"(?:minicompile\.)?ch(\d\d)_", dotted)
+    return int(match.group(1)) if match else None
+
+
+def violations(source, path):
+    tree, found = ast.parse(source), []
+    here = chapter_number(path)
+    for line, name in imports(tree, path):
+        if is_forbidden(name):
+            found.append(f"{path}:{line} imports {name}")
+        there = chapter_number(name)
+        if here is not None and there is not None and there > here:
+            found.append(f"{path}:{line} imports the later chapter {name}")
+        if here is not None and name.split(".")[0] == "minicompile" and name.split(".")[1:2] and \
+                name.split(".")[1] in ON_TOP:
+            found.append(f"{path}:{line} imports {name}, which sits on top of the chapters")
+    for line, name in attribute_chains(tree):
+        if is_forbidden(name):
+            found.append(f"{path}:{line} uses {name}")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called in ("import_module", "__import__") and is_forbidden(str(node.args[0].value)):
+                found.append(f"{path}:{node.lineno} imports {node.args[0].value}")
+    return found
+
+
+@pytest.mark.parametrize("path", MODULES)
+def test_module(path):
+    found = violations((PACKAGE / path).read_text(), path)
+    if path.startswith(PEER_ALLOWED):
+        found = [v for v in found if not v.endswith(" uses torch.compile") and "torch._dynamo" not in v
+                 and "torch._inductor" not in v]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("text", [
+    "import torch._dynamo", "from torch._inductor import config", "from torch import _dynamo", "import functorch",
+    "def f():\n    from torch.fx.experimental import proxy_tensor", "x = torch._decomp.table", "torch.compile(f)",
+    "from ..ch05_autograd import joint", "from minicompile.ch04_breaks.resume import make_resume", "from .. import driver",
+    "import importlib\nimportlib.import_module('torch._refs')"])
+def test_the_check_can_fail(text):
+    assert violations(text, "ch03_capture/example.py")
+
+
+def test_allowed_things_are_allowed():
+    text = ("import torch\nfrom torch.utils import _pytree\nfrom ..ch02_guards import guards\nfrom ..errors import Unsupported\n"
+            "from . import hook\ntorch.compiler.is_compiling()\n")
+    assert not violations(text, "ch03_capture/example.py")

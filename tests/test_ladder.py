@@ -1,0 +1,197 @@
+"""Whole programs through every rung of the ladder of backends, against eager: values, gradients, mutation, aliasing, randomness.
+
+The first rung that fails names the stage that is wrong."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minicompile
+from minicompile.bench.models import GPT, Bottleneck, GPTConfig
+
+RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp"]
+
+
+@pytest.fixture(autouse=True)
+def clean():
+    minicompile.reset()
+    torch.manual_seed(0)
+    minicompile.config.raise_on_internal_error = True
+    yield
+    minicompile.config.raise_on_internal_error = False
+
+
+def run(fn, inputs, seed=7):
+    """(outputs, gradients, inputs afterwards) of `fn` on fresh copies of the inputs."""
+    inputs = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
+    torch.manual_seed(seed)
+    out = fn(*inputs)
+    outs = [o for o in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(o, torch.Tensor)]
+    differentiable = [o for o in outs if o.requires_grad]
+    leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
+    if isinstance(fn, nn.Module):
+        leaves += list(fn.parameters())
+    grads = torch.autograd.grad(sum((o.float() * torch.arange(1, o.numel() + 1).view(o.shape) / o.numel()).sum() for o in differentiable),
+                                leaves, allow_unused=True) if differentiable and leaves else []
+    return outs, list(grads), inputs
+
+
+def check(fn, inputs, rung, tolerance=2e-5, **options):
+    expected = run(fn, inputs)
+    compiled = minicompile.compile(fn, backend=rung, fullgraph=True, **options)
+    for _ in range(2):
+        for want, got in zip(expected, run(compiled, inputs)):
+            assert len(want) == len(got)
+            for w, g in zip(want, got):
+                if not isinstance(w, torch.Tensor):
+                    assert type(w) is type(g) and (w is None or w == g)
+                    continue
+                torch.testing.assert_close(g, w, rtol=tolerance, atol=tolerance, equal_nan=True)
+                assert (g.stride(), g.requires_grad) == (w.stride(), w.requires_grad)
+
+
+def bias_gelu_residual(x, bias, residual):
+    return F.gelu(x + bias) + residual
+
+
+def softmax_masked(x):
+    mask = torch.tril(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device))
+    return F.softmax((x * 0.3).masked_fill(~mask, float("-inf")), dim=-1)
+
+
+def layer_norm_residual(x, w, b):
+    return F.layer_norm(x + x.sin(), (x.shape[-1],), w, b), x.mean((0, 1))
+
+
+def cross_entropy(x, w):
+    return F.cross_entropy(x @ w, torch.arange(x.shape[0]) % w.shape[1])
+
+
+def views_and_mutation(x):
+    y = x.clone()
+    y[1:].mul_(2)
+    y.t()[0].add_(1)
+    return y.view(-1)[::2], y.sum(0)
+
+
+def mutates_input(x, y):
+    x.add_(y)
+    return (x * y).sum(1)
+
+
+def gather_scatter(x, w):
+    index = torch.arange(6).view(2, 3) % x.shape[0]
+    picked = x[index] + F.embedding(index, w)
+    return picked.sum(), torch.zeros(4, x.shape[1]).index_add(0, index.view(-1), picked.view(6, -1))
+
+
+def reductions(x):
+    return x.amax(1), x.argmax(0), x.std(1), x.prod(0), (x > 0).any(1), x.logsumexp(1), x.norm()
+
+
+def dropout_chain(x):
+    return F.dropout(F.relu(x), 0.5, True) * 2
+
+
+def pooling(x):
+    return F.max_pool2d(x, 3, 2, 1), F.adaptive_avg_pool2d(x, 1), F.avg_pool2d(x, 2)
+
+
+def autocast_linear(x, w):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.linear(x, w).float().relu()
+
+
+def t(*shape, grad=True, **kwargs):
+    return torch.randn(*shape, **kwargs).requires_grad_(grad)
+
+
+PROGRAMS = {
+    "bias_gelu_residual": (bias_gelu_residual, lambda: [t(8, 33), t(33), t(8, 33)]),
+    "broadcast_size_one": (bias_gelu_residual, lambda: [t(5, 1), t(7), t(1, 7)]),
+    "empty": (bias_gelu_residual, lambda: [t(0, 33), t(33), t(0, 33)]),
+    "softmax_masked": (softmax_masked, lambda: [t(2, 9, 9)]),
+    "layer_norm_residual": (layer_norm_residual, lambda: [t(4, 5, 40), t(40), t(40)]),
+    "cross_entropy": (cross_entropy, lambda: [t(12, 16), t(16, 10)]),
+    "views_and_mutation": (views_and_mutation, lambda: [t(4, 6)]),
+    "mutates_input": (mutates_input, lambda: [t(4, 6, grad=False), t(4, 6)]),
+    "gather_scatter": (gather_scatter, lambda: [t(4, 6), t(9, 6)]),
+    "reductions": (reductions, lambda: [t(7, 11)]),
+    "reductions_nan": (reductions, lambda: [torch.tensor([[1.0, float("nan"), 3.0], [0.0, -1.0, float("inf")]])]),
+    "transposed_input": (reductions, lambda: [torch.randn(11, 7).t()]),
+    "dropout_chain": (dropout_chain, lambda: [t(64, 64)]),
+    "pooling": (pooling, lambda: [t(2, 3, 12, 12)]),
+    "pooling_channels_last": (pooling, lambda: [torch.randn(2, 4, 12, 12).to(memory_format=torch.channels_last)]),
+    "autocast_linear": (autocast_linear, lambda: [t(8, 16), t(4, 16)]),
+}
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name, rung):
+    fn, inputs = PROGRAMS[name]
+    check(fn, inputs(), rung, tolerance=2e-2 if "autocast" in name else 2e-5)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_gpt(rung):
+    model = GPT(GPTConfig(vocab_size=23, block_size=8, layers=2, heads=2, width=16, dropout=0.1, bias=True))
+    tokens = torch.randint(23, (3, 8))
+    check(model, [tokens, tokens.roll(-1, 1)], rung)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_bottleneck_updates_running_statistics(rung):
+    def build():
+        torch.manual_seed(3)
+        return Bottleneck(8, 4, 2)
+
+    x = torch.randn(2, 8, 8, 8, requires_grad=True)
+    plain, other = build(), build()
+    compiled = minicompile.compile(other, backend=rung, fullgraph=True)
+    for _ in range(3):
+        a, b = run(plain, [x]), run(compiled, [x])
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(other.state_dict(), plain.state_dict(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("rung", ["aot_eager", "cpp"])
+def test_training_follows_eager(rung):
+    def losses(wrap):
+        torch.manual_seed(1)
+        model = GPT(GPTConfig(vocab_size=17, block_size=8, layers=1, heads=2, width=16))
+        run, optimizer = wrap(model), torch.optim.AdamW(model.parameters(), lr=1e-2)
+        out = []
+        for _ in range(12):
+            tokens = torch.randint(17, (4, 8))
+            _, loss = run(tokens, tokens)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            out.append(loss.item())
+        return out
+
+    want = losses(lambda m: m)
+    got = losses(lambda m: minicompile.compile(m, backend=rung))
+    assert want[-1] < want[0] * 0.8
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_triton_rung in a process of its own")
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "softmax_masked", "layer_norm_residual", "reductions", "cross_entropy"])
+def test_triton_program(name):
+    fn, inputs = PROGRAMS[name]
+    check(fn, inputs(), "triton")
+
+
+def test_triton_rung():
+    """Triton decides at import whether it interprets, so these programs run in a process of their own."""
+    import subprocess
+    import sys
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", __file__, "-k", "test_triton_program", "-p", "no:xdist",
+                          "-p", "no:cacheprovider"],
+                         env=dict(os.environ, TRITON_INTERPRET="1"), capture_output=True, text=True)
+    assert run.returncode == 0 and "5 passed" in run.stdout, run.stdout[-3000:]
