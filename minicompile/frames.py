@@ -27,7 +27,7 @@ from . import logs, marks
 from .ch02_guards import cache as entries
 from .ch02_guards import codegen
 from .ch02_guards.guards import weak_identities
-from .ch02_guards.sources import LocalSource
+from .ch02_guards.sources import CallSource, LocalSource
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
 from .config import config
@@ -294,6 +294,7 @@ def build_entry(state: FrameState, function, args, captured):
         body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold
         namespace["__EVALUATE"] = EVALUATE
     elif captured.gm is not None:
+        add_size_inputs(captured)
         logs.log("graph", "%s\n%s", describe(state.code), captured.gm.graph)
         namespace["__graph"] = compile_graph(captured, state.context)
     inputs = captured.inputs if captured.gm is not None else []
@@ -323,11 +324,30 @@ def compile_graph(captured, context: Context) -> Callable:
     return functools.partial(hook.run, None, compiled)
 
 
+def add_size_inputs(captured) -> None:
+    """Give every size symbol a placeholder of its own. Later stages then find the value of a symbol among the inputs,
+    and never have to ask a tensor for it."""
+    graph, placeholders = captured.gm.graph, [n for n in captured.gm.graph.nodes if n.op == "placeholder"]
+    of_symbol = {str(n.meta["val"]): n for n in placeholders if isinstance(n.meta["val"], torch.SymInt)}
+    last = placeholders[-1] if placeholders else None
+    for node, source, example in list(zip(placeholders, captured.inputs, captured.example_inputs)):
+        for d, size in enumerate(getattr(node.meta["val"], "shape", ())):
+            name = str(size)
+            if isinstance(size, torch.SymInt) and name.isidentifier() and name not in of_symbol:
+                with graph.inserting_after(last):
+                    of_symbol[name] = last = graph.placeholder(name)
+                last.meta.update(val=size, location=node.meta.get("location"), origins=())
+                captured.inputs.append(CallSource(source, "size", (d,)))
+                captured.example_inputs.append(example.shape[d])
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.sym_size.int and str(node.meta["val"]) in of_symbol:
+            node.replace_all_uses_with(of_symbol[str(node.meta["val"])])
+            graph.erase_node(node)
+    captured.gm.recompile()
+
+
 def eager_callable(gm) -> Callable:
-    """Backend `eager`: the graph's own Python code. Symbolic sizes need the interpreter, which binds their names."""
-    from .ch01_graphs.graph import interpret
-    if any(n.op == "placeholder" and isinstance(n.meta.get("val"), torch.SymInt) for n in gm.graph.nodes):
-        return lambda *inputs: tuple(interpret(gm, list(inputs)))
+    """Backend `eager`: the graph's own Python code."""
     return gm.forward
 
 

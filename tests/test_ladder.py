@@ -27,11 +27,11 @@ def clean():
 def run(fn, inputs, seed=7):
     """(outputs, gradients, inputs afterwards) of `fn` on fresh copies of the inputs."""
     inputs = [x.detach().clone().requires_grad_(x.requires_grad) if isinstance(x, torch.Tensor) else x for x in inputs]
+    leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     torch.manual_seed(seed)
     out = fn(*inputs)
     outs = [o for o in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(o, torch.Tensor)]
     differentiable = [o for o in outs if o.requires_grad]
-    leaves = [x for x in inputs if isinstance(x, torch.Tensor) and x.requires_grad]
     if isinstance(fn, nn.Module):
         leaves += list(fn.parameters())
     grads = torch.autograd.grad(sum((o.float() * torch.arange(1, o.numel() + 1).view(o.shape) / o.numel()).sum() for o in differentiable),

@@ -140,6 +140,10 @@ def fake_call(func, args, kwargs):
             for t, m in zip(pytree.tree_leaves(value), pytree.tree_leaves(unwrap_tree(value))):
                 aliases[id(m)] = t
 
+    for t in aliases.values():
+        if isinstance(t, FakeTensor) and (t.shape != t.meta.shape or t.stride() != t.meta.stride()):
+            _take_over_metadata(t)
+
     def wrap(x):
         if not isinstance(x, torch.Tensor):
             return x
@@ -167,6 +171,13 @@ def _convolution_layout(out, x, weight, device):
         return out
     form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
+
+
+def _take_over_metadata(fake: FakeTensor) -> None:
+    """After `t_()` or `as_strided_()` on the meta tensor: give the wrapper the same sizes and strides."""
+    meta = fake.meta
+    with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowAutograd():
+        aten.as_strided_.default(fake, meta.shape, meta.stride(), meta.storage_offset())
 
 
 def unwrap_tree(tree):

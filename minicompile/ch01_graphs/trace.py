@@ -17,6 +17,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..errors import Unsupported
 from .fake import FakeTensor, fake_call
 from .shapes import expr_of
 
@@ -28,10 +29,16 @@ aten = torch.ops.aten
 # A fake is known to the recorder by object identity; the table keeps fakes alive, so an identity is never reused. Tensors that the program holds as
 # constants (a real tensor met in the middle of the trace) become `get_attr` nodes.
 #
+# `x.t_()` is an in-place operator that writes no data: it makes the tensor object a view of what it was. It is recorded as that view.
+#
 # Backward operators have no line of user code under them. Each autograd node remembers the forward operation that created it,
 # and while the engine executes an autograd node PyTorch tells us which, so a backward operator inherits the provenance of its forward one.
 
 # %%
+IN_PLACE_VIEWS = {getattr(aten, f"{name}_").default: getattr(aten, name).default for name in ("t", "as_strided", "unsqueeze", "squeeze")}
+IN_PLACE_VIEWS |= {aten.transpose_.default: aten.transpose.int, aten.squeeze_.dim: aten.squeeze.dim}
+
+
 class Recorder(TorchDispatchMode):
     """Records each dispatched operator as a `call_function` node of `graph`, with `val`, `location` and `origins`."""
 
@@ -72,12 +79,23 @@ class Recorder(TorchDispatchMode):
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])
         node_args, node_kwargs = pytree.tree_map(self.node_of, (args, kwargs))
+        target = func
+        if func in IN_PLACE_VIEWS:
+            target = IN_PLACE_VIEWS[func]
+            self._keep_metadata(args[0], node_args[0])
         out = fake_call(func, args, kwargs)
-        node = self.graph.call_function(func, node_args, node_kwargs)
+        node = self.graph.call_function(target, node_args, node_kwargs)
         location, origins = self._provenance_now()
         node.meta.update(val=out, location=location, origins=origins)
         self._bind(out, node)
         return out
+
+    def _keep_metadata(self, fake, node):
+        """`fake` is about to become a view of itself: the node that made it keeps a fake with the shape as it was."""
+        if node.op == "placeholder":
+            raise Unsupported("an input of the graph changes its shape in place")
+        if node.meta["val"] is fake:
+            node.meta["val"] = FakeTensor(fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset()), fake.device)
 
     def _alias(self, fake):
         twin = FakeTensor(fake.meta, fake.device)

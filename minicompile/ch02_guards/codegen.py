@@ -221,10 +221,18 @@ def failing_guard(guards, code, function, args, constants=()):
                 value = namespace["__x"] = eval(guard.source.text(), namespace)
             for condition in g.GUARD_KINDS[guard.kind](guard, "__x", Plain(namespace)):
                 if not eval(condition.text, namespace):
-                    return guard, condition.why(value)
+                    return guard, in_users_words(condition.why(value), code)
         except Exception as error:
-            return guard, f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {error}"
+            why = f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {error}"
+            return guard, in_users_words(why, code)
     return None
+
+
+def in_users_words(text: str, code) -> str:
+    """Closure cells get the names that the variables have in the code, stack slots of resume functions a phrase."""
+    for index, name in enumerate(code.co_freevars):
+        text = text.replace(f"__F.__closure__[{index}].cell_contents", name)
+    return re.sub(r"\b__stack(\d+)\b", r"(value \1 pending at the graph break)", text)
 
 
 def explain_failure(guards, code, function, args, constants=()) -> str:

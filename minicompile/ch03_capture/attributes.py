@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Attributes
 #
-# `x.name` looks harmless and is one of the most involved operations of Python: the class and its bases are searched, a
-# property runs code, a function becomes a bound method, the instance dictionary comes in between, `__getattr__` is the
-# last resort. Capture follows the same steps on the real class, without running the program's code: a property's getter
-# is inlined, and what the instance dictionary holds is wrapped with a source and guarded. Writes never touch the real
-# object. They are kept in `ObjVal.attrs`, in front of it, and are replayed after the graph has run.
+# `x.name` looks harmless and is one of the most involved operations of Python: the class and its bases are
+# searched, a property runs code, a function becomes a bound method, the instance dictionary comes in
+# between, `__getattr__` is the last resort. Capture follows the same steps on the real class, without
+# running the program's code: a property's getter is inlined, and what the instance dictionary holds is
+# wrapped with a source and guarded. Writes never touch the real object. They are kept in `ObjVal.attrs`, in
+# front of it, and are replayed after the graph has run.
 
 # %%
 from __future__ import annotations
@@ -18,11 +19,11 @@ import torch
 
 from ..ch02_guards.sources import AttrSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .interpreter import Tracer, guard, is_library, mark_dirty, unsupported
-from .tensors import call_tensor_method, tensor_attribute
+from .tensors import tensor_attribute
 from .values import (
-    CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, Lazy, ListVal, MethodName,
-    MethodVal, NEW, NONE, ObjVal, PartialVal, PropertyVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal,
-    UserError, Value, describe, user_error)
+    CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MethodName,
+    MethodVal, NEW, NONE, ObjVal, PartialVal, PropertyVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal,
+    TupleVal, UserError, Value, describe, user_error)
 from .wrap import realize, wrap
 
 GETATTR: dict = {}
@@ -74,7 +75,8 @@ def no_attribute(value_cls, name):
 # %% [markdown]
 # ## Objects
 #
-# The order is Python's: data descriptors of the class, the instance, other descriptors of the class, `__getattr__`.
+# The order is Python's: data descriptors of the class, the instance, other descriptors of the class,
+# `__getattr__`.
 
 # %%
 @attributes_of(ObjVal)
@@ -116,7 +118,7 @@ def instance_attribute(tx, obj, name, found):
         return bind_descriptor(tx, obj, name, found, at)
     fields = getattr(real, "__dict__", None) if real is not NEW else None
     if fields is not None and name in fields:
-        if isinstance(real, torch.nn.Module) and at is not None:      # cheaper to read than through Module's __getattr__
+        if isinstance(real, torch.nn.Module) and at is not None:      # cheaper to read than through __getattr__
             at = ItemSource(InstanceDictSource(obj.source), name)
         return wrap(tx, fields[name], at)
     if kind is functools.cached_property:
@@ -142,13 +144,11 @@ def instance_attribute(tx, obj, name, found):
 def bind_descriptor(tx, obj, name, found, at):
     """A non-data attribute of the class, seen through an instance."""
     kind = type(found)
+    if at is not None and (name == "forward" or not is_library_class(obj.cls)) and hasattr(obj.real, "__dict__") \
+            and type(obj.real) is not type:
+        guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)       # nobody has shadowed it on the instance
     if kind is types.FunctionType:
-        func = wrap(tx, found)
-        if at is not None and not is_library(found.__code__.co_filename):
-            fields = getattr(obj.real, "__dict__", None)
-            if fields is not None:
-                guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
-        return MethodVal(func=func, self=obj, source=at)
+        return MethodVal(func=wrap(tx, found), self=obj, source=at)
     if kind is staticmethod:
         return wrap(tx, found.__func__)
     if kind is classmethod:
@@ -184,8 +184,8 @@ def instance_dict(tx, obj):
 # %% [markdown]
 # ## nn.Module
 #
-# A module keeps its parameters, buffers and children in three dictionaries, which its `__getattr__` searches. Following
-# it by inlining would be right and slow; the search is short enough to write down.
+# A module keeps its parameters, buffers and children in three dictionaries, which its `__getattr__`
+# searches. Following it by inlining would be right and slow; the search is short enough to write down.
 
 # %%
 CHILDREN = ("_parameters", "_buffers", "_modules")
@@ -472,7 +472,8 @@ CLASS_OF = {FuncVal: types.FunctionType, MethodVal: types.MethodType, PartialVal
 # %% [markdown]
 # ## Writing attributes
 #
-# `store_attribute` is `object.__setattr__`: descriptors first, then the instance. `set_attribute` asks the class before.
+# `store_attribute` is `object.__setattr__`: descriptors first, then the instance. `set_attribute` asks the
+# class before.
 
 # %%
 def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Calls
 #
-# A call is decided by what is called. Python functions are inlined: their bytecode runs in a frame of this trace.
-# Torch functions become nodes. Builtins have handlers (`builtins_.py`), and pure functions of constants are simply
-# called. Calling a class makes an object of the trace and inlines `__init__`. What is left, a C function that we know
-# nothing about, ends the graph: it may do anything.
+# A call is decided by what is called. Python functions are inlined: their bytecode runs in a frame of this
+# trace. Torch functions become nodes. Builtins have handlers (`builtins_.py`), and pure functions of
+# constants are simply called. Calling a class makes an object of the trace and inlines `__init__`. What is
+# left, a C function that we know nothing about, ends the graph: it may do anything.
 
 # %%
 from __future__ import annotations
@@ -13,19 +13,20 @@ import collections
 import enum
 import functools
 import types
+import weakref
 
 import torch
 
-from ..ch02_guards.sources import AttrSource, ConstantSource, ItemSource
+from ..ch02_guards.sources import AttrSource, CallSource, ItemSource
 from .attributes import MISSING, class_of, get_attribute, lookup, store_attribute
 from .interpreter import Tracer, constant_source, inline, is_library, unsupported
 from .methods import call_method
-from .operations import NotConstant, as_python, fold
+from .operations import NotConstant, fold
 from .tensors import call_graph_function, is_graph_function
 from .values import (
-    CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal,
-    PropertyVal, SetVal, SuperVal, TensorVal, TupleVal, Value, describe, user_error)
-from .wrap import wrap
+    Const, ContextVal, DictVal, ExcVal, FuncVal, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, PropertyVal,
+    TupleVal, Value, describe, user_error)
+from .wrap import dict_contents, wrap
 
 HANDLED: dict = {}
 
@@ -77,9 +78,10 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call_handler(tx, handler, function, args, kwargs)
     if isinstance(real, type):
         return call_class(tx, function, args, kwargs)
-    if is_graph_function(real):
-        return call_graph_function(tx, real, args, kwargs)
     kind = type(real)
+    if is_graph_function(real) and (kind is not types.FunctionType or all(
+            type(v) not in NO_ARGUMENT for v in (*args, *kwargs.values()))):
+        return call_graph_function(tx, real, args, kwargs)
     inner = getattr(real, "__dict__", {}).get("_minicompile_original") if kind is types.FunctionType else None
     if inner is not None:
         return call_value(tx, wrap(tx, inner), args, kwargs)
@@ -91,6 +93,8 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call_descriptor(tx, real, args, kwargs)
     if kind is types.BuiltinFunctionType:
         return call_builtin(tx, real, args, kwargs)
+    if kind is weakref.ReferenceType:
+        return wrap(tx, real(), None if function.source is None else CallSource(function.source, "__call__"))
     if kind in CALLABLE_DESCRIPTORS:
         unsupported(tx, f"a call of {describe(function)}")
     found = lookup(function.cls, "__call__")
@@ -101,6 +105,7 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     unsupported(tx, f"a call of {describe(function)}")
 
 
+NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)       # a functional given one of these is inlined instead
 CALLABLE_DESCRIPTORS = (types.GetSetDescriptorType, types.MemberDescriptorType, types.MethodWrapperType,
                         types.ClassMethodDescriptorType)
 
@@ -119,9 +124,10 @@ def call_handler(tx, handler, function, args, kwargs):
 # %% [markdown]
 # ## Python functions
 #
-# Globals and cells of an inlined function are read with sources of their own, and guarded, unless the function belongs
-# to torch or the standard library: nobody rebinds `torch.nn.functional.F` between two calls. Its globals
-# dictionary is an object that the entry can own, so the source is short: `__K[3]["scale"]`.
+# Globals and cells of an inlined function are read with sources of their own, and guarded, unless the
+# function belongs to torch or the standard library: nobody rebinds `torch.nn.functional.F` between two
+# calls. Its globals dictionary is an object that the entry can own, so the source is short:
+# `__K[3]["scale"]`.
 
 # %%
 def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
@@ -169,8 +175,8 @@ def is_refused_module(name) -> bool:
 # %% [markdown]
 # ## Modules
 #
-# `module(x)` is `Module.__call__`, a long function about hooks that ends in `self.forward(x)`. Without hooks (the guard
-# on the module's structure says so) that is all it does.
+# `module(x)` is `Module.__call__`, a long function about hooks that ends in `self.forward(x)`. Without
+# hooks (the guard on the module's structure says so) that is all it does.
 
 # %%
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -230,6 +236,8 @@ def call_descriptor(tx: Tracer, real, args, kwargs) -> Value:
         if name == "__getattribute__":
             return get_attribute(tx, self, args[1].value)
         unsupported(tx, f"object.{name}")
+    if type(self) is ObjVal and issubclass(owner, dict) and (contents := dict_contents(tx, self)) is not None:
+        return call_method(tx, contents, name, args[1:], kwargs)
     if type(self) is ObjVal and issubclass(owner, BaseException):
         return NONE
     if not issubclass(class_of(self), owner):
@@ -240,8 +248,9 @@ def call_descriptor(tx: Tracer, real, args, kwargs) -> Value:
 # %% [markdown]
 # ## Classes
 #
-# An object made while tracing exists only in the trace, until it escapes (is returned, or stored somewhere that
-# outlives the call). Only then is it built for real, without running `__init__` again: its attributes are known.
+# An object made while tracing exists only in the trace, until it escapes (is returned, or stored somewhere
+# that outlives the call). Only then is it built for real, without running `__init__` again: its attributes
+# are known.
 
 # %%
 FOLDED_CLASSES = (torch.device, torch.finfo, torch.iinfo, complex, bytes, object.__class__)
@@ -267,6 +276,8 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if type(cls) is not type and isinstance(lookup(type(cls), "__call__"), types.FunctionType):
         unsupported(tx, f"the metaclass of {cls.__qualname__}")
     new, init = lookup(cls, "__new__"), lookup(cls, "__init__")
+    if issubclass(cls, dict) and new in (dict.__dict__["__new__"], collections.OrderedDict.__dict__.get("__new__")):
+        return make_dict_object(tx, cls, args, kwargs)
     if new is not object.__dict__["__new__"] or not hasattr(cls, "__dict__"):
         unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
     if not cls.__flags__ & (1 << 9):
@@ -276,6 +287,14 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         call_value(tx, wrap(tx, init), [obj, *args], kwargs)
     elif args or kwargs:
         user_error(TypeError, f"{cls.__name__}() takes no arguments")
+    return obj
+
+
+def make_dict_object(tx, cls, args, kwargs):
+    """An instance of a class derived from dict: its attributes, and a dictionary beside them."""
+    base = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
+    obj = ObjVal(real=NEW, cls=cls, contents=DictVal(cls=base))
+    call_value(tx, get_attribute(tx, obj, "__init__"), args, kwargs)
     return obj
 
 

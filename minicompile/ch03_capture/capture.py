@@ -1,17 +1,18 @@
 # %% [markdown]
 # # Capture: one frame becomes one graph
 #
-# `capture` puts the pieces together. It wraps the arguments, runs the interpreter over the function's bytecode, and
-# turns the value it returns into the text of a function:
+# `capture` puts the pieces together. It wraps the arguments, runs the interpreter over the function's
+# bytecode, and turns the value it returns into the text of a function:
 #
 #     __out = __graph(*__inputs)
 #     return __out[0]
 #
-# The text plus the graph plus the guards *are* the compiled function. Where the real torch.compile assembles new bytecode
-# by hand, we write Python and let Python compile it: easier to read, to print and to step through.
+# The text plus the graph plus the guards *are* the compiled function. Where the real torch.compile
+# assembles new bytecode by hand, we write Python and let Python compile it: easier to read, to print and to
+# step through.
 #
-# Capture never runs the program's code and never changes its objects. If it fails half-way, nothing has happened, and
-# the frame can simply be evaluated as it is.
+# Capture never runs the program's code and never changes its objects. If it fails half-way, nothing has
+# happened, and the frame can simply be evaluated as it is.
 
 # %%
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..ch01_graphs.fake import FakeMode
 from ..ch02_guards.guards import GuardSet, STATE_KINDS, read_state
 from ..ch02_guards.sources import ClosureCellSource, ConstantSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported
-from . import builtins_, contexts, opcodes  # noqa: F401  (importing them fills the tables)
+from . import builtins_, builtins_torch, contexts, opcodes, opcodes_calls  # noqa: F401  (they fill the tables)
 from .contexts import close_all, restore, set_grad
 from .epilogue import Epilogue, expression, write_effects
 from .interpreter import StopTrace, Tracer, location, make_frame, run
@@ -77,8 +78,8 @@ class Trace:
 # %% [markdown]
 # ## The state of the world
 #
-# Some of what a program means is in no variable: whether gradients are recorded, whether autocast is on, the default
-# dtype. The trace starts in the caller's state, and guards it.
+# Some of what a program means is in no variable: whether gradients are recorded, whether autocast is on,
+# the default dtype. The trace starts in the caller's state, and guards it.
 
 # %%
 WORLD = ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC", "AUTOCAST", "TORCH_FUNCTION")
@@ -152,8 +153,8 @@ def describe_error(exc) -> str:
 # %% [markdown]
 # ## The whole frame
 #
-# The graph returns what the epilogue asked for, each once. If it asked for nothing and no node has an effect, there is
-# no graph: the function was not about tensors.
+# The graph returns what the epilogue asked for, each once. If it asked for nothing and no node has an
+# effect, there is no graph: the function was not about tensors.
 
 # %%
 def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured:

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Context managers that the compiler knows
 #
-# `with torch.no_grad():` changes what the operations inside mean, so it must be in the graph. It appears there as plain
-# calls, `torch._C._set_grad_enabled(False)` and later `(True)`. While tracing, the same call is made for real: the
-# state of the library *is* the interpreter's record of the state, and fakes then get the right `requires_grad` and the
-# right autocast dtype without any rule of ours. `restore` undoes it when the trace ends, however it ends.
+# `with torch.no_grad():` changes what the operations inside mean, so it must be in the graph. It appears
+# there as plain calls, `torch._C._set_grad_enabled(False)` and later `(True)`. While tracing, the same call
+# is made for real: the state of the library *is* the interpreter's record of the state, and fakes then get
+# the right `requires_grad` and the right autocast dtype without any rule of ours. `restore` undoes it when
+# the trace ends, however it ends.
 
 # %%
 from __future__ import annotations
@@ -13,7 +14,7 @@ import contextlib
 
 import torch
 
-from .attributes import attributes_of, no_attribute
+from .attributes import attributes_of
 from .interpreter import Tracer, unsupported
 from .tensors import finish_node
 from .values import Const, ContextVal, NONE, PropertyVal, Value
@@ -124,6 +125,10 @@ def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
         real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
         return ContextVal(kind="autocast", state=(real.device, real.fast_dtype, real._enabled, real._cache_enabled),
                           factory=torch.autocast)
+    if cls in (torch.profiler.record_function, torch.autograd.profiler.record_function):
+        context = ContextVal(kind="null", factory=contextlib.nullcontext)
+        context.result = NONE
+        return context
     if cls is contextlib.nullcontext:
         context = ContextVal(kind="null", factory=cls)
         context.result = args[0] if args else kwargs.get("enter_result", NONE)

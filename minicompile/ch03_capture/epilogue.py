@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The epilogue: back from values to objects
 #
-# The graph has run and its outputs are real tensors. What remains of the call is to build the objects that it returns
-# and to apply the side effects that were only recorded. Both are written as Python text:
+# The graph has run and its outputs are real tensors. What remains of the call is to build the objects that
+# it returns and to apply the side effects that were only recorded. Both are written as Python text:
 #
 #     __out = __graph(*__inputs)
 #     t0 = self.cache                       # 1. read everything that is needed
@@ -10,9 +10,10 @@
 #     self.cache = __out[1]                 # 2. then write
 #     return t1
 #
-# Reading comes first because a side effect may overwrite what a later line wants to read: after `a.x, a.y = a.y, a.x`
-# the new `a.y` is the old `a.x`. An object that existed before the call is named by its source, never copied, so
-# identity survives; an object of the trace is built once and named by a variable, so two references stay one object.
+# Reading comes first because a side effect may overwrite what a later line wants to read: after `a.x, a.y =
+# a.y, a.x` the new `a.y` is the old `a.x`. An object that existed before the call is named by its source,
+# never copied, so identity survives; an object of the trace is built once and named by a variable, so two
+# references stay one object.
 
 # %%
 from __future__ import annotations
@@ -26,10 +27,10 @@ import torch
 
 from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
-from .interpreter import Tracer, constant_source, location, unsupported
+from .interpreter import Tracer, constant_source, location
 from .values import (
-    CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, IterVal, Lazy, ListVal, MethodName, MethodVal, NEW,
-    ObjVal, PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, Value, describe)
+    CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, IterVal, Lazy, ListVal, MethodName,
+    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, Value, describe)
 
 
 @dataclass(eq=False)
@@ -182,8 +183,12 @@ def object_text(ep, value):
         if type(value.real).__module__.startswith("torch.autograd") or "Backward" in type(value.real).__name__:
             raise Unsupported("a node of the autograd graph leaves the compiled function", location(ep.tx))
         return pool(ep, value.real)
-    new, setter = pool(ep, object.__new__), pool(ep, object.__setattr__)
+    base = value.contents.cls if value.contents is not None else object
+    new, setter = pool(ep, base.__new__), pool(ep, object.__setattr__)
     name = variable(ep, value, f"{new}({pool(ep, value.cls)})")
+    if value.contents is not None:
+        for k, v in value.contents.items.values():
+            ep.reads.append(f"{pool(ep, base.__setitem__)}({name}, {expression(ep, k)}, {expression(ep, v)})")
     for attribute, item in value.attrs.items():
         ep.reads.append(f"{setter}({name}, {attribute!r}, {expression(ep, item)})")
     return name
@@ -253,8 +258,8 @@ def context_text(ep, value):
 # %% [markdown]
 # ## Side effects
 #
-# For each object that existed before and was changed, its final contents. Lists and dictionaries are changed in place,
-# because others may hold them too.
+# For each object that existed before and was changed, its final contents. Lists and dictionaries are
+# changed in place, because others may hold them too.
 
 # %%
 def write_effects(ep: Epilogue):
@@ -282,7 +287,10 @@ def write_dict(ep, value, target):
         ep.writes.append(f"dict.pop({target}, {key_text(ep, key)}, None)")
     for key in value.written:
         k, v = value.items[key]
-        ep.writes.append(f"{target}[{expression(ep, k)}] = {expression(ep, v)}")
+        if value.real is not None and type(value.real) is not value.cls:     # the class may override __setitem__
+            ep.writes.append(f"{pool(ep, value.cls.__setitem__)}({target}, {expression(ep, k)}, {expression(ep, v)})")
+        else:
+            ep.writes.append(f"{target}[{expression(ep, k)}] = {expression(ep, v)}")
 
 
 def key_text(ep, key):

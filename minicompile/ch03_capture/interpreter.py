@@ -1,17 +1,18 @@
 # %% [markdown]
 # # The interpreter: running bytecode on values
 #
-# CPython compiles a function to bytecode for a stack machine: `x + y` is *push x, push y, pop two and push their sum*.
-# This module is a second such machine. Its stack holds values (`values.py`) instead of objects, and its `BINARY_OP` on
-# two tensors does not add but writes `add(x, y)` into a graph. Everything else, attribute lookups, calls, loops over
-# Python lists, happens at once, at compile time. So a loop over twelve layers leaves twelve copies of a layer in the
-# graph and no loop, and a configuration flag leaves only the branch that was taken, plus a guard on the flag.
+# CPython compiles a function to bytecode for a stack machine: `x + y` is *push x, push y, pop two and push
+# their sum*. This module is a second such machine. Its stack holds values (`values.py`) instead of objects,
+# and its `BINARY_OP` on two tensors does not add but writes `add(x, y)` into a graph. Everything else,
+# attribute lookups, calls, loops over Python lists, happens at once, at compile time. So a loop over twelve
+# layers leaves twelve copies of a layer in the graph and no loop, and a configuration flag leaves only the
+# branch that was taken, plus a guard on the flag.
 #
-# Calls into Python functions run the callee's bytecode on the same machine, one frame deeper: *inlining*. That is what
-# turns a tree of `nn.Module`s into one flat graph.
+# Calls into Python functions run the callee's bytecode on the same machine, one frame deeper: *inlining*.
+# That is what turns a tree of `nn.Module`s into one flat graph.
 #
-# State is in two records. `Tracer` is one capture: the graph, the guards, the objects seen. `Frame` is one activation:
-# the instruction pointer, the locals, the stack.
+# State is in two records. `Tracer` is one capture: the graph, the guards, the objects seen. `Frame` is one
+# activation: the instruction pointer, the locals, the stack.
 
 # %%
 from __future__ import annotations
@@ -29,9 +30,7 @@ from ..ch01_graphs.graph import Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import ConstantSource, Source
-from .values import (
-    CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, NONE, NotConstant, TupleVal, UserError, Value,
-    user_error)
+from .values import Const, DictVal, ExcVal, GenVal, NONE, NotConstant, TupleVal, UserError, Value, user_error
 from ..errors import SkipFrame, Unsupported
 
 PYTHON = sys.version_info[:2]
@@ -90,9 +89,10 @@ class Frame:
 # %% [markdown]
 # ## Decoding
 #
-# `dis` decodes a code object into instructions. Decoding is slow next to executing, so each code object is decoded
-# once. Jumps carry byte offsets; `index` turns them into positions in the list. The exception table says which handler
-# covers a range of offsets and how deep the stack is there: since Python 3.11 a `try` costs nothing until it raises.
+# `dis` decodes a code object into instructions. Decoding is slow next to executing, so each code object is
+# decoded once. Jumps carry byte offsets; `index` turns them into positions in the list. The exception table
+# says which handler covers a range of offsets and how deep the stack is there: since Python 3.11 a `try`
+# costs nothing until it raises.
 
 # %%
 @dataclass(eq=False)
@@ -141,9 +141,9 @@ def make_frame(code, globals_, globals_source, function=None) -> Frame:
 # %% [markdown]
 # ## The loop
 #
-# A handler returns None to go on, or a value to leave the frame: the result of `return`, or what a generator yields.
-# Exceptions come in two kinds. `UserError` belongs to the traced program: look for a handler in the exception table, as
-# CPython does. `Unsupported` is ours and passes through to `capture`.
+# A handler returns None to go on, or a value to leave the frame: the result of `return`, or what a
+# generator yields. Exceptions come in two kinds. `UserError` belongs to the traced program: look for a
+# handler in the exception table, as CPython does. `Unsupported` is ours and passes through to `capture`.
 
 # %%
 class Yielded:
@@ -212,8 +212,9 @@ def jump(frame: Frame, offset: int):
 # %% [markdown]
 # ## Where are we?
 #
-# Every node of the graph remembers the line of the *user's* program that caused it: the innermost frame whose file is
-# not part of torch or of the standard library. `Linear.forward` says nothing to a reader; `model.py:94` does.
+# Every node of the graph remembers the line of the *user's* program that caused it: the innermost frame
+# whose file is not part of torch or of the standard library. `Linear.forward` says nothing to a reader;
+# `model.py:94` does.
 
 # %%
 _LIBRARY: dict = {}
@@ -259,8 +260,8 @@ def unsupported(tx: Tracer, reason: str):
 # %% [markdown]
 # ## Guards and constants
 #
-# A guard is recorded with the line that needed it, so that a recompile can say why. Objects that the generated function
-# must name but cannot spell go to its constant pool `__K`.
+# A guard is recorded with the line that needed it, so that a recompile can say why. Objects that the
+# generated function must name but cannot spell go to its constant pool `__K`.
 
 # %%
 def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
@@ -285,7 +286,8 @@ def mark_dirty(tx: Tracer, value: Value):
 # %% [markdown]
 # ## Binding arguments
 #
-# Python's calling convention, on values: positional parameters, defaults, `*args`, keyword-only parameters, `**kwargs`.
+# Python's calling convention, on values: positional parameters, defaults, `*args`, keyword-only parameters,
+# `**kwargs`.
 
 # %%
 def bind(tx, code, name, defaults, kwdefaults, args, kwargs) -> dict:

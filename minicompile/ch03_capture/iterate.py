@@ -1,24 +1,31 @@
 # %% [markdown]
 # # Iteration
 #
-# A `for` loop is unrolled: the iterator runs at compile time, once per turn, and each turn's operations are appended to
-# the graph. An `IterVal` holds a Python generator that yields values. It reads its container lazily, so a program that
-# appends to a list while looping over it sees what Python would show.
+# A `for` loop is unrolled: the iterator runs at compile time, once per turn, and each turn's operations are
+# appended to the graph. An `IterVal` holds a Python generator that yields values. It reads its container
+# lazily, so a program that appends to a list while looping over it sees what Python would show.
 
 # %%
 from __future__ import annotations
+
+import collections
 
 from .attributes import MISSING, call, class_of, lookup
 from .interpreter import Tracer, advance, unsupported
 from .tensors import emit, tensor_shape
 from .values import (
-    Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, UserError, Value, describe,
-    user_error)
-from .wrap import guard_keys, realize, wrap
+    Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, UserError, Value,
+    describe, user_error)
+from .wrap import dict_contents, guard_keys, realize, wrap
+
+
+DICT_SLOTS = (dict.__iter__, dict.__len__, collections.OrderedDict.__iter__)
 
 
 def iterate(tx: Tracer, value: Value) -> Value:
     """iter(value)"""
+    if type(value) is ObjVal and lookup(value.cls, "__iter__") in DICT_SLOTS:
+        value = dict_contents(tx, value) or value
     kind = type(value)
     if kind in (IterVal, GenVal):
         return value
@@ -114,6 +121,8 @@ def unpack(tx: Tracer, value: Value) -> list:
 
 def length(tx: Tracer, value: Value) -> Value:
     """len(value)"""
+    if type(value) is ObjVal and lookup(value.cls, "__len__") in DICT_SLOTS:
+        value = dict_contents(tx, value) or value
     kind = type(value)
     if kind in (TupleVal, ListVal, SetVal):
         return Const(value=len(value.items))

@@ -1,27 +1,28 @@
 # %% [markdown]
 # # Methods of containers and constants
 #
-# The methods of `list`, `dict`, `set` and their relatives are C code: there is no bytecode to inline. Each gets a small
-# function on values. Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need none: they are called, now.
+# The methods of `list`, `dict`, `set` and their relatives are C code: there is no bytecode to inline. Each
+# gets a small function on values. Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need
+# none: they are called, now.
 #
-# A container that existed before the call must not change while we trace. Every change goes to the value, `touch` marks
-# it, and the epilogue writes the final contents into the real object.
+# A container that existed before the call must not change while we trace. Every change goes to the value,
+# `touch` marks it, and the epilogue writes the final contents into the real object.
 
 # %%
 from __future__ import annotations
 
-import collections
 
-from .attributes import call, class_of
+from .attributes import call
 from .interpreter import Tracer, advance, mark_dirty, unsupported
 from .iterate import iterate, next_value, unpack
 from .operations import (
-    NotConstant, as_python, compare, contains, delete_item, fold, get_item, identical, index_of, set_item, truth)
+    NotConstant, as_python, compare, contains, delete_item, fold, get_item, identical, index_of, set_item,
+    truth)
 from .tensors import call_tensor_method
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, ObjVal, SetVal, TensorVal, TupleVal, UserError,
-    Value, describe, user_error)
-from .wrap import guard_keys, guard_missing, key_of, realize, wrap
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, ObjVal, SetVal, TensorVal, TupleVal,
+    UserError, Value, describe, user_error)
+from .wrap import guard_keys, guard_missing, key_of, realize
 
 METHODS: dict = {}
 
@@ -245,8 +246,8 @@ def size_numel(tx, self):
 # %% [markdown]
 # ## dict
 #
-# `keys()`, `values()` and `items()` are snapshots here, not views: enough for loops, which is what they are for. They
-# carry the view's class, so that one that escapes is noticed and not returned as a tuple.
+# `keys()`, `values()` and `items()` are snapshots here, not views: enough for loops, which is what they are
+# for. They carry the view's class, so that one that escapes is noticed and not returned as a tuple.
 
 # %%
 @method(DictVal, "keys")

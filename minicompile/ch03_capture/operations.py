@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Operators
 #
-# `a + b`, `a < b`, `a[i]`, `if a`: one function each. Three cases repeat. With a tensor among the operands the operation
-# becomes a node. With constants it is computed on the spot, by Python itself. Containers and objects follow Python's
-# protocol: the containers' operations are written out, a class's own `__add__` is inlined.
+# `a + b`, `a < b`, `a[i]`, `if a`: one function each. Three cases repeat. With a tensor among the operands
+# the operation becomes a node. With constants it is computed on the spot, by Python itself. Containers and
+# objects follow Python's protocol: the containers' operations are written out, a class's own `__add__` is
+# inlined.
 
 # %%
 from __future__ import annotations
@@ -14,12 +15,13 @@ import types
 import torch
 
 from .attributes import MISSING, call, class_of, lookup
-from .interpreter import Tracer, guard, mark_dirty, unsupported
-from .iterate import length, unpack, values_of
+from .interpreter import Tracer, unsupported
+from .iterate import unpack, values_of
 from .tensors import emit
 from .values import (
-    Const, DictVal, ExcVal, ListVal, NEW, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, UserError, Value, describe, user_error)
-from .wrap import guard_keys, guard_missing, key_of, realize, wrap
+    Const, DictVal, ExcVal, ListVal, NEW, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TensorVal,
+    TupleVal, UserError, Value, describe, user_error)
+from .wrap import dict_contents, guard_keys, guard_missing, key_of, realize, wrap
 
 BINARY = {"+": ("add", operator.add), "-": ("sub", operator.sub), "*": ("mul", operator.mul),
           "/": ("truediv", operator.truediv), "//": ("floordiv", operator.floordiv), "%": ("mod", operator.mod),
@@ -315,6 +317,7 @@ def compare_sequences(tx, symbol, a, b):
 
 def contains(tx: Tracer, container: Value, item: Value) -> bool:
     """item in container"""
+    container = as_dict(tx, container, "__contains__")
     kind = type(container)
     if kind is DictVal:
         key = key_of(tx, item)
@@ -356,8 +359,17 @@ def index_of(tx, key: Value):
     return index
 
 
+def as_dict(tx, container: Value, method: str) -> Value:
+    """The dictionary inside an object whose class derives from dict and does not override `method`."""
+    if type(container) is ObjVal and issubclass(container.cls, dict) and \
+            not isinstance(lookup(container.cls, method), types.FunctionType):
+        return dict_contents(tx, container) or container
+    return container
+
+
 def get_item(tx: Tracer, container: Value, key: Value) -> Value:
     """container[key]"""
+    container = as_dict(tx, container, "__getitem__")
     kind = type(container)
     if kind is TensorVal:
         return emit(tx, "call_function", operator.getitem, [container, key], {})
@@ -408,16 +420,18 @@ def get_from_dict(tx, container, key):
 
 def set_item(tx: Tracer, container: Value, key: Value, value: Value):
     """container[key] = value"""
-    from .methods import touch
+    container = as_dict(tx, container, "__setitem__")
     kind = type(container)
     if kind is TensorVal:
         emit(tx, "call_function", operator.setitem, [container, key, value], {})
     elif kind is DictVal:
+        from .methods import touch
         touch(tx, container)
         k = key_of(tx, key)
         container.items[k] = [container.items[k][0] if k in container.items else key, value]
         container.written[k] = None
     elif kind is ListVal:
+        from .methods import touch
         index = index_of(tx, key)
         touch(tx, container)
         if isinstance(index, slice):
@@ -435,6 +449,7 @@ def set_item(tx: Tracer, container: Value, key: Value, value: Value):
 
 def delete_item(tx: Tracer, container: Value, key: Value):
     """del container[key]"""
+    container = as_dict(tx, container, "__delitem__")
     from .methods import touch
     if type(container) is DictVal:
         k = key_of(tx, key)

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Tensors: from Python calls to graph nodes
 #
-# Here the graph grows. An operation on tensors becomes a node that names the very function the program called
-# (`torch.nn.functional.layer_norm`, the method `view`, `operator.add`), so that the graph reads like the program. What
-# the result looks like is not computed by rules of our own: the same function is called on fake tensors, and PyTorch
-# answers. Its answer also decides what happens next. A tensor makes a node. A plain number (`x.dim()`, `x.size(0)`)
-# needs no node: it is a constant, because the shapes it depends on are guarded. An error means that the program would
-# fail here, and that is for the program to do: the graph ends before this instruction, and eager raises.
+# Here the graph grows. An operation on tensors becomes a node that names the very function the program
+# called (`torch.nn.functional.layer_norm`, the method `view`, `operator.add`), so that the graph reads like
+# the program. What the result looks like is not computed by rules of our own: the same function is called
+# on fake tensors, and PyTorch answers. Its answer also decides what happens next. A tensor makes a node. A
+# plain number (`x.dim()`, `x.size(0)`) needs no node: it is a constant, because the shapes it depends on
+# are guarded. An error means that the program would fail here, and that is for the program to do: the graph
+# ends before this instruction, and eager raises.
 
 # %%
 from __future__ import annotations
@@ -23,8 +24,8 @@ from ..ch02_guards.sources import AttrSource
 from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
-    Const, CONSTANT_TYPES, DictVal, ListVal, MethodName, NONE, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
-    describe, user_error)
+    CONSTANT_TYPES, Const, DictVal, ListVal, MethodName, NONE, ObjVal, SliceVal, SymVal, TensorVal,
+    TupleVal, Value, describe, user_error)
 from .wrap import realize, wrap
 
 
@@ -64,9 +65,10 @@ def fake_of(arg, tensors: list):
 # %% [markdown]
 # ## One operation
 #
-# `emit` is the only place that adds call nodes. An in-place operation returns the fake it was given; then the result
-# *is* the value we already have, so `y = x.relu_()` gives `y is x` as in eager. Whether an operation wrote to one of its
-# arguments shows in the version counters that autograd keeps, on fakes as on real tensors.
+# `emit` is the only place that adds call nodes. An in-place operation returns the fake it was given; then
+# the result *is* the value we already have, so `y = x.relu_()` gives `y is x` as in eager. Whether an
+# operation wrote to one of its arguments shows in the version counters that autograd keeps, on fakes as on
+# real tensors.
 
 # %%
 def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
@@ -258,18 +260,19 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
 # %% [markdown]
 # ## Which functions go into the graph?
 #
-# Functions implemented in C++ (`torch.add`, `torch._C._nn.gelu`) must: there is no bytecode to look at. Of those written
-# in Python, the functional ones of `torch.nn.functional` and `torch.functional` go in whole when they get tensors,
-# because a graph of `layer_norm` and `cross_entropy` calls is one that a person can read. Everything else is inlined.
+# Functions implemented in C++ (`torch.add`, `torch._C._nn.gelu`) must: there is no bytecode to look at. Of
+# those written in Python, the functional ones of `torch.nn.functional` and `torch.functional` go in whole
+# when they get tensors, because a graph of `layer_norm` and `cross_entropy` calls is one that a person can
+# read. Everything else is inlined.
 
 # %%
 GRAPH_MODULES = frozenset((
     "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special",
     "torch._VF", "torch._tensor", "torch.linalg", "torch.special", "torch.fft", "torch._C"))
 REFUSED_FUNCTIONS = frozenset((
-    "save", "load", "manual_seed", "seed", "initial_seed", "from_numpy", "as_tensor", "set_default_dtype", "compile",
+    "save", "load", "manual_seed", "seed", "initial_seed", "from_numpy", "set_default_dtype", "compile",
     "set_default_device", "use_deterministic_algorithms", "set_printoptions", "from_file", "frombuffer", "is_nonzero",
-    "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function", "asarray", "from_dlpack",
+    "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function", "from_dlpack",
     "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled", "unique", "nonzero",
     "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
 PURE_QUERIES = frozenset((

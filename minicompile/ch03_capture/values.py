@@ -1,15 +1,17 @@
 # %% [markdown]
 # # Values: what the interpreter computes with
 #
-# Capture runs the user's bytecode without running the user's program. The stack of the interpreter therefore holds no
-# Python objects but **values**: small records of what is known about an object. A constant knows everything. A tensor
-# knows its node in the graph and a fake tensor (shape, dtype, device, no data). A list knows its items, which are values
-# again. An object that existed before the call knows the real object, where it was found (its *source*), and the
-# attributes that the traced program has written so far; the real object is never touched.
+# Capture runs the user's bytecode without running the user's program. The stack of the interpreter
+# therefore holds no Python objects but **values**: small records of what is known about an object. A
+# constant knows everything. A tensor knows its node in the graph and a fake tensor (shape, dtype, device,
+# no data). A list knows its items, which are values again. An object that existed before the call knows the
+# real object, where it was found (its *source*), and the attributes that the traced program has written so
+# far; the real object is never touched.
 #
-# The real torch.compile calls these `VariableTracker` and has some two hundred classes, each with methods for every
-# operation. Here a value is only data. What can be done with it lives in tables: `attributes.py` (getattr, setattr),
-# `calls.py` (calls), `methods.py` (methods of containers), `builtins_.py` (builtin functions).
+# The real torch.compile calls these `VariableTracker` and has some two hundred classes, each with methods
+# for every operation. Here a value is only data. What can be done with it lives in tables: `attributes.py`
+# (getattr, setattr), `calls.py` (calls), `methods.py` (methods of containers), `builtins_.py` (builtin
+# functions).
 
 # %%
 from __future__ import annotations
@@ -55,9 +57,10 @@ class SymVal(Value):
 # %% [markdown]
 # ## Containers
 #
-# Items of a container that existed before the call are `Lazy` until somebody reads them: reading is what adds guards,
-# and a configuration dictionary of fifty entries of which the program reads two should be guarded on two. `mutated`
-# says that the final contents must be written back to the real object when the call returns.
+# Items of a container that existed before the call are `Lazy` until somebody reads them: reading is what
+# adds guards, and a configuration dictionary of fifty entries of which the program reads two should be
+# guarded on two. `mutated` says that the final contents must be written back to the real object when the
+# call returns.
 
 # %%
 @dataclass(eq=False)
@@ -243,8 +246,9 @@ CONSTANT_TYPES = frozenset(LITERALS + (
 # %% [markdown]
 # ## Python exceptions of the traced program
 #
-# `UserError` carries an exception that the *traced* program raises, through the interpreter's own Python frames, to the
-# interpreter frame whose exception table covers it. It must not be confused with `Unsupported`, which is ours.
+# `UserError` carries an exception that the *traced* program raises, through the interpreter's own Python
+# frames, to the interpreter frame whose exception table covers it. It must not be confused with
+# `Unsupported`, which is ours.
 
 # %%
 class NotConstant(Exception):

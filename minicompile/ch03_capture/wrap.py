@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Wrapping: from an object of the program to a value
 #
-# Everything that enters a trace from outside, an argument, a global, an attribute of an argument, passes through `wrap`.
-# It decides what kind of value stands for the object and which guard pins what is assumed about it:
+# Everything that enters a trace from outside, an argument, a global, an attribute of an argument, passes
+# through `wrap`. It decides what kind of value stands for the object and which guard pins what is assumed
+# about it:
 #
 # - a number, string or None becomes a constant, guarded by its value;
 # - a tensor becomes a graph input, guarded by its metadata;
@@ -10,8 +11,9 @@
 # - a function, class or Python module is guarded by identity;
 # - any other object is guarded by its class; its attributes are guarded one by one when they are read.
 #
-# The same object met twice, by two paths, must be the same value: writing through one path is seen through the other.
-# The table `tracked` finds it by identity, and a guard records that the two paths lead to one object.
+# The same object met twice, by two paths, must be the same value: writing through one path is seen through
+# the other. The table `tracked` finds it by identity, and a guard records that the two paths lead to one
+# object.
 
 # %%
 from __future__ import annotations
@@ -21,17 +23,17 @@ import enum
 import functools
 import re
 import types
-import weakref
 
 import torch
 
 from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec, TensorSpec
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ModuleAttrSource, Source)
-from .interpreter import Tracer, constant_source, guard, is_library, location, unsupported
+    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource,
+    ModuleAttrSource, Source)
+from .interpreter import Tracer, constant_source, guard, location, unsupported
 from .values import (
-    ByIdentity, CellVal, Const, CONSTANT_TYPES, ContextVal, DictVal, FuncVal, IterVal, Lazy, ListVal, MethodName,
-    MethodVal, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, Value, describe)
+    ByIdentity, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal, MethodVal,
+    ObjVal, PartialVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, Value, describe)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType,
@@ -77,7 +79,8 @@ def realize(tx, item) -> Value:
 # %% [markdown]
 # ## The kinds
 #
-# The order below matters where classes overlap: a named tuple is a tuple, an Enum member of an `IntEnum` is an int.
+# The order below matters where classes overlap: a named tuple is a tuple, an Enum member of an `IntEnum` is
+# an int.
 
 # %%
 def build(tx, real, kind, source) -> Value:
@@ -153,8 +156,8 @@ def wrap_dict(tx, real, kind, source):
     if isinstance(source, ItemSource) and isinstance(source.base, InstanceDictSource) and source.key in CHILD_DICTS:
         owner, value.keys_guarded = source.base.base, True       # MODULE_STRUCTURE has guarded the keys
     else:
-        guard(tx, source, "TYPE_MATCH", kind)
-    for key, item in real.items():
+        guard(tx, source, "TYPE_MATCH", type(real))
+    for key, item in dict.items(real):
         if owner is not None:
             at = ModuleAttrSource(owner, source.key, key)
         else:
@@ -163,6 +166,16 @@ def wrap_dict(tx, real, kind, source):
     if kind is collections.defaultdict and real.default_factory is not None:
         value.factory = Lazy(real.default_factory, None if source is None else AttrSource(source, "default_factory"))
     return value
+
+
+def dict_contents(tx, obj: ObjVal) -> DictVal | None:
+    """The dictionary part of an object whose class derives from dict; None for other objects."""
+    if obj.contents is None and issubclass(obj.cls, dict):
+        base = next(c for c in obj.cls.__mro__ if c in (dict, collections.OrderedDict, collections.defaultdict))
+        if obj.real is NEW or base is collections.defaultdict:
+            return None
+        obj.contents = wrap_dict(tx, obj.real, base, obj.source)
+    return obj.contents
 
 
 @builder(set, frozenset)
@@ -231,11 +244,11 @@ def wrap_autocast(tx, real, kind, source):
 # %% [markdown]
 # ## Tensors
 #
-# Parameters, arguments, globals: whatever tensor the trace touches becomes a placeholder, in the order of first use. The
-# backend receives a function of flat tensors and knows nothing about modules.
+# Parameters, arguments, globals: whatever tensor the trace touches becomes a placeholder, in the order of
+# first use. The backend receives a function of flat tensors and knows nothing about modules.
 #
-# Dimensions named in `dynamic` (because the caller marked them, or because they differed from an earlier call) get a
-# `SymInt` instead of a number. Each symbol is a graph input of its own.
+# Dimensions named in `dynamic` (because the caller marked them, or because they differed from an earlier
+# call) get a `SymInt` instead of a number. Each symbol is a graph input of its own.
 
 # %%
 def placeholder_name(source: Source) -> str:
@@ -311,8 +324,8 @@ def guard_sizes(tx):
 # %% [markdown]
 # ## Keys
 #
-# The items of a traced dict are found by *real* Python keys, so the trace's dictionary is itself a Python dictionary.
-# Constants are their own keys. Objects that hash by identity are keyed by it.
+# The items of a traced dict are found by *real* Python keys, so the trace's dictionary is itself a Python
+# dictionary. Constants are their own keys. Objects that hash by identity are keyed by it.
 
 # %%
 def key_of_real(tx, key):

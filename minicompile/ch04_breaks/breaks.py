@@ -1,19 +1,20 @@
 # %% [markdown]
 # # Graph breaks
 #
-# `print(x)`, `x.item()`, `if x.sum() > 0`: some instructions cannot be part of a graph. The naive answer is to give up on
-# the function. The better one is to cut it there: a graph for what comes before, the instruction itself in plain Python,
-# and a *resume function* for the rest (`resume.py`), which is captured in turn when it runs.
+# `print(x)`, `x.item()`, `if x.sum() > 0`: some instructions cannot be part of a graph. The naive answer is
+# to give up on the function. The better one is to cut it there: a graph for what comes before, the
+# instruction itself in plain Python, and a *resume function* for the rest (`resume.py`), which is captured
+# in turn when it runs.
 #
 #     def f(x):                  def compiled_f(x):
 #         y = x.relu()               __out = __graph(x)               # x.relu()
 #         print(y)          ->       __r = print(__out[0])
 #         return y + 1               return resume_in_f(__out[0])     # return y + 1
 #
-# Where to cut is not known in advance: it is wherever the trace fails. By then the trace may be deep inside a callee,
-# with half of the callee's side effects recorded. Instead of rolling back, the frame is traced a second time and told to stop
-# before the instruction of the *outermost* frame under which it failed. If that is a call, the callee runs as a frame of
-# its own, is captured on its own, and breaks in its own body.
+# Where to cut is not known in advance: it is wherever the trace fails. By then the trace may be deep inside
+# a callee, with half of the callee's side effects recorded. Instead of rolling back, the frame is traced a
+# second time and told to stop before the instruction of the *outermost* frame under which it failed. If
+# that is a call, the callee runs as a frame of its own, is captured on its own, and breaks in its own body.
 
 # %%
 from __future__ import annotations
@@ -21,15 +22,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 
 from ..ch03_capture import capture as cap
 from ..ch03_capture.contexts import ContextExit
-from ..ch03_capture.epilogue import Epilogue, constant_text, expression, pool
-from ..ch03_capture.interpreter import PYTHON, decode, line_of
-from ..ch03_capture.opcodes import CONVERSIONS, split_callable
+from ..ch03_capture.epilogue import Epilogue, expression, pool
+from ..ch03_capture.interpreter import PYTHON, decode
+from ..ch03_capture.opcodes import CONVERSIONS
+from ..ch03_capture.opcodes_calls import split_callable
 from ..ch03_capture.operations import as_python
-from ..ch03_capture.values import CellVal, Const, DictVal, Lazy, NotConstant, NULL, Value
+from ..ch03_capture.values import CellVal, NULL, NotConstant, Value
 from ..errors import GraphBreakError, SkipFrame, Unsupported
 from . import bytecode, resume
 
@@ -65,10 +66,10 @@ def fullgraph_message(func, error) -> str:
 # %% [markdown]
 # ## The second trace
 #
-# It ends with the frame exactly as Python would have it before the breaking instruction: locals, stack, active
-# contexts. What may not be cut is said here. Inside a loop, a resume function per round would nest without bound. Inside
-# a `try`, the instruction would run outside of the handler that was meant to protect it. Then the frame runs as plain
-# Python, and its callees are still compiled.
+# It ends with the frame exactly as Python would have it before the breaking instruction: locals, stack,
+# active contexts. What may not be cut is said here. Inside a loop, a resume function per round would nest
+# without bound. Inside a `try`, the instruction would run outside of the handler that was meant to protect
+# it. Then the frame runs as plain Python, and its callees are still compiled.
 
 # %%
 @dataclass(eq=False)
@@ -146,8 +147,8 @@ def reachable_handlers(decoded, offset):
 # %% [markdown]
 # ## Writing it down
 #
-# The order matters. First the operands, locals and stack are read, then side effects are written, then the instruction
-# runs, inside the contexts that were active, then the resume function takes over.
+# The order matters. First the operands, locals and stack are read, then side effects are written, then the
+# instruction runs, inside the contexts that were active, then the resume function takes over.
 
 # %%
 def write_break(br: Break, emit) -> list:
@@ -218,8 +219,8 @@ def text_of(ep, value) -> str:
 # %% [markdown]
 # ## The instructions
 #
-# Each handler pops its operands, adds the statement, and pushes what Python would have pushed. They read like the
-# bytecode's own documentation.
+# Each handler pops its operands, adds the statement, and pushes what Python would have pushed. They read
+# like the bytecode's own documentation.
 
 # %%
 BREAKS: dict = {}

@@ -79,7 +79,8 @@ class Joint:
 
     results: number of tensors that outputs are made of. written: inputs (by position) that are overwritten under autograd, outside of
     the graph. differentiable: positions among results + written that have a tangent. gradients: positions of the
-    inputs that the gradients belong to (a gradient may be None). recipes: how to make each output."""
+    inputs that the gradients belong to (a gradient may be None). recipes: how to make each output. mutated: names of all placeholders
+    that are written; copied: positions of those that the graph itself writes. symbols: where each size symbol is read."""
 
     gm: fx.GraphModule
     results: int
@@ -88,6 +89,7 @@ class Joint:
     gradients: list[int]
     recipes: list
     mutated: set[str] = field(default_factory=set)
+    copied: list[int] = field(default_factory=list)
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
 # %% [markdown]
@@ -113,9 +115,8 @@ def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
     return node, steps[::-1]
 
 
-def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list) -> tuple[list, list]:
-    """Recipes for the outputs, and the fakes of the results that they need."""
-    position = {recorder.node_of(e): i for i, e in enumerate(entries) if isinstance(e, torch.Tensor)}
+def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list, position: dict[fx.Node, int]) -> tuple[list, list]:
+    """Recipes for the outputs, and the fakes of the results that they need. position: of each input, by its placeholder."""
     chains = [view_chain(recorder.node_of(o)) if isinstance(o, FakeTensor) else None for o in outputs]
     members: dict[fx.Node, dict[int, Any]] = {}
     for o, chain in zip(outputs, chains):
@@ -140,6 +141,8 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list) -> tuple[
             continue
         if o.requires_grad and not source.requires_grad:
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
+        if o.requires_grad and o is not source and o._base is not source:
+            raise Unsupported("a detached alias of a tensor was given a gradient of its own by an in-place operation")
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
         recipes.append(of if plain else View(of, steps, source.requires_grad and not o.requires_grad or not steps))
@@ -195,7 +198,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
     `differentiate`, or if no output depends on an input that requires a gradient, only the forward is recorded.
 
     Raises Unsupported for in-place changes of metadata, and for aliased inputs that are written."""
-    recorder, leaves, entries = Recorder(), {}, []
+    recorder, leaves, entries, position = Recorder(), {}, [], {}
     names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
     for i, (name, fake) in enumerate(zip(names, fakes, strict=True)):
         entry = fake
@@ -206,13 +209,13 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
                 with torch.enable_grad():
                     entry = _Enter.apply(entry)
         entries.append(entry)
-        recorder.placeholder(name, entry)
+        position[recorder.placeholder(name, entry)] = i
     history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
     with _tracing(recorder):
         if not differentiate:
             torch._C._set_grad_enabled(False)
         outputs = run_recorded(recorder, gm, entries)
-        recipes, results = plan_outputs(recorder, outputs, entries)
+        recipes, results = plan_outputs(recorder, outputs, entries, position)
         written = [i for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]
         differentiable = [i for i, t in enumerate(returned) if differentiate and t.requires_grad]
@@ -252,6 +255,7 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
     names = [n.name for n in recorded.graph.nodes if n.op == "placeholder"]
     joint.mutated = set(mutations)
     inside = {name: new for name, new in mutations.items() if name not in {names[i] for i in joint.written}}
+    joint.copied = [names.index(name) for name in inside]
     output = next(reversed(gm.graph.nodes))
     f = Functionalizer(gm, gm.graph)
     values, count = list(output.args[0]), len(returned)

@@ -134,11 +134,11 @@ def split_nodes(joint: Joint) -> Halves:
     in_backward = False
     for node in joint.gm.graph.nodes:
         tangent = node.op == "placeholder" and node.name.startswith("tangent")
-        in_backward = in_backward or tangent
         if node.op == "output":
             continue
         if tangent or any(a in backward for a in node.all_input_nodes) or (in_backward and is_random(node)):
             backward.add(node)
+            in_backward = in_backward or not tangent
         elif node.op == "call_function" and has_effect(node):
             needed.add(node)
     if any(node.target is aten.copy_.default for node in backward):

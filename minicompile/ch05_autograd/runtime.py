@@ -18,7 +18,7 @@ from torch import fx
 from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.symbolic import Expr
 from ..errors import MinicompileError
-from .functionalize import is_dense
+from .cleanup import clean
 from .joint import Constant, Input, Joint, Result, View, resolve, trace_joint
 from .partition import Partition, partition
 
@@ -31,8 +31,17 @@ Compile = Callable[..., Callable[[list], Sequence]]
 # second time. Backward runs in whatever state the caller of `backward()` is in, often outside of the autocast region, sometimes inside.
 #
 # Grad mode is off inside of a `Function`. The inference path turns it off itself.
+#
+# A generated kernel that writes an input does so behind PyTorch's back. Autograd's version counters are advanced by hand, or a tensor that some other
+# graph has saved could be overwritten unnoticed.
 
 # %%
+def advance_versions(inputs: Sequence, positions: list[int]) -> None:
+    for i in positions:
+        if not inputs[i].is_inference():
+            torch.autograd.graph.increment_version(inputs[i])
+
+
 def call_compiled(compiled: Callable, inputs: list):
     if torch._C._is_any_autocast_enabled():
         with torch._C._DisableAutocast():
@@ -97,6 +106,7 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
 
     def run_forward(ctx, *inputs):
         outputs = call_compiled(forward, list(inputs))
+        advance_versions(inputs, joint.copied)
         extra = iter(outputs[count:])
         saved = [next(extra) if i is None else inputs[i] for i in from_inputs]
         ctx.numbers = [s for s, tensor in zip(saved, is_tensor) if not tensor]
@@ -180,8 +190,12 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     backward = compile_aten(halves.backward, _fakes(halves.backward), is_backward=True)
     apply = build_function(joint, halves, forward, backward).apply
     finish = build_finish(joint)
+    needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
 
     def run(*inputs):
+        if needs_enabling:
+            with torch.enable_grad():
+                return finish(apply(*inputs), inputs)
         return finish(apply(*inputs), inputs)
 
     run.joint, run.partition = joint, halves
@@ -200,6 +214,7 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     def run(*inputs):
         with torch.no_grad():
             results = call_compiled(compiled, list(inputs))
+        advance_versions(inputs, joint.copied)
         return finish(results, inputs)
 
     run.joint, run.partition = joint, None

@@ -1,16 +1,18 @@
 # %% [markdown]
 # # Chapter 6: Decompositions
 #
-# The graph that comes out of differentiation speaks ATen, a language of two thousand operators. This chapter translates it into a
-# dialect of about 150. Read `primitives` for the target language, `table` for how a translation is written, then any of
-# the rooms: `activations`, `arithmetic`, `reductions`, `normalization`, `losses`, `pooling`, `indexing`, `linear_algebra`,
-# `foreach_optimizers`. `decompose` runs the table over a graph. `python -m minicompile.ch06_decompositions` prints the dialect.
+# The graph that comes out of differentiation speaks ATen, a language of two thousand operators. This
+# chapter translates it into a dialect of about 150. Read `primitives` for the target language, `table` for
+# how a translation is written, then any of the rooms: `activations`, `arithmetic`, `reductions`,
+# `normalization`, `losses`, `pooling`, `indexing`, `linear_algebra`, `foreach_optimizers`. `decompose` runs
+# the table over a graph. `python -m minicompile.ch06_decompositions` prints the dialect.
 
 # %%
-from . import (activations, arithmetic, foreach_optimizers, indexing, linear_algebra, losses, normalization, pooling,
-               reductions)
+from . import (activations, arithmetic, foreach_optimizers, indexing, linear_algebra, losses, normalization,
+               pooling, reductions)
 from .decompose import Decomposed, decompose, fallbacks, violations
 from .primitives import PRIMITIVES, is_primitive
 from .table import TABLE, decomposition
 
-__all__ = ["PRIMITIVES", "TABLE", "Decomposed", "decompose", "decomposition", "fallbacks", "is_primitive", "violations"]
+__all__ = ["PRIMITIVES", "TABLE", "Decomposed", "decompose", "decomposition", "fallbacks", "is_primitive",
+           "violations"]

@@ -9,16 +9,19 @@ from .primitives import CATEGORIES
 
 
 def describe() -> str:
-    """The primitives by category with their meanings, and how many ATen operators the table translates into them."""
+    """The primitives by category with their meanings, and how many ATen operators the table translates
+    into them."""
     lines = []
     for category in CATEGORIES:
         members = [p for p in PRIMITIVES.values() if p.category == category]
         lines.append(f"\n{category} ({len(members)})")
-        lines += [f"  {str(p.op).removeprefix('aten.').removesuffix('.default'):44} {p.meaning}" for p in members]
+        for p in members:
+            lines.append(f"  {str(p.op).removeprefix('aten.').removesuffix('.default'):44} {p.meaning}")
     translated = [op for op in TABLE if op not in PRIMITIVES]
     packets = {str(op).split(".")[1] for op in translated}
-    lines.append(f"\n{len(PRIMITIVES)} primitives; {len(translated)} ATen overloads of {len(packets)} operators are translated into "
-                 f"them; {len(TABLE) - len(translated)} primitives are themselves made regular (promotion, dims, rounding)")
+    lines.append(f"\n{len(PRIMITIVES)} primitives; {len(translated)} ATen overloads of {len(packets)} "
+                 f"operators are translated into them; {len(TABLE) - len(translated)} primitives are "
+                 f"themselves made regular (promotion, dims, rounding)")
     return "\n".join(lines).lstrip("\n")
 
 

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Activations
 #
-# Each is a line of arithmetic in the order in which eager's kernel does it, and its gradient another. They matter far more than their
-# length suggests: a GELU in eager is one pass over memory, and so is the bias before it and the dropout
-# after it. Opened up into arithmetic, all three become one pass.
+# Each is a line of arithmetic in the order in which eager's kernel does it, and its gradient another. They
+# matter far more than their length suggests: a GELU in eager is one pass over memory, and so is the bias
+# before it and the dropout after it. Opened up into arithmetic, all three become one pass.
 #
-# Comparisons decide what a NaN does. `where(x > 0, x, 0)` turns NaN into 0, `where(x <= 0, 0, x)` keeps it; eager's
-# kernels are of the second kind, so these are too.
+# Comparisons decide what a NaN does. `where(x > 0, x, 0)` turns NaN into 0, `where(x <= 0, 0, x)` keeps it;
+# eager's kernels are of the second kind, so these are too.
 
 # %%
 from __future__ import annotations
@@ -262,8 +262,8 @@ def softshrink(x, lambd=0.5):
 # %% [markdown]
 # ## Dropout
 #
-# On a GPU `native_dropout` stays whole: its random numbers are drawn in the layout of eager's kernel, or not at all. On CPU it is
-# a Bernoulli mask and a multiplication, and only the mask is a library call.
+# On a GPU `native_dropout` stays whole: its random numbers are drawn in the layout of eager's kernel, or
+# not at all. On CPU it is a Bernoulli mask and a multiplication, and only the mask is a library call.
 
 # %%
 @decomposition(aten.native_dropout.default)

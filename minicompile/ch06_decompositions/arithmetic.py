@@ -2,7 +2,8 @@
 # # Arithmetic
 #
 # This room makes the pointwise primitives *regular*, so that a code generator needs no case analysis. After
-# it, operands agree on a dtype, scalar variants have become the tensor ones, and the rarer functions have become the common ones.
+# it, operands agree on a dtype, scalar variants have become the tensor ones, and the rarer functions have
+# become the common ones.
 
 # %%
 from __future__ import annotations
@@ -16,8 +17,8 @@ from .table import aten, constant, decomposition, in_float32, overload, promoted
 # %% [markdown]
 # ## Type promotion, made explicit
 #
-# `float32_tensor + int64_tensor` is legal ATen: the kernel converts the integers as it loads them. We insert
-# the conversion as a node. `where` promotes two of its three operands, and comparisons convert
+# `float32_tensor + int64_tensor` is legal ATen: the kernel converts the integers as it loads them. We
+# insert the conversion as a node. `where` promotes two of its three operands, and comparisons convert
 # before they compare although their result is bool.
 
 # %%
@@ -63,8 +64,8 @@ def _float_function(name):
     decomposition(op)(on_integers)
 
 
-for _name in ("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh "
-              "acosh atanh sigmoid erf erfc erfinv lgamma digamma").split():
+for _name in ("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan "
+              "sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv lgamma digamma").split():
     _float_function(_name)
 
 
@@ -115,7 +116,9 @@ def sub_scalar(a, b, alpha=1):
 
 @decomposition(aten.rsub.Scalar, aten.rsub.Tensor)
 def rsub(a, b, alpha=1):
-    return aten.sub.Tensor(b, a, alpha=alpha) if isinstance(b, torch.Tensor) else aten.sub.Tensor(b, _scaled(a, alpha))
+    if isinstance(b, torch.Tensor):
+        return aten.sub.Tensor(b, a, alpha=alpha)
+    return aten.sub.Tensor(b, _scaled(a, alpha))
 
 
 @decomposition(aten.mul.Scalar)
@@ -204,7 +207,8 @@ def lerp(a, b, weight):
 def power(x, exponent):
     """pow.Tensor_Scalar on the exponents for which eager has special cases too."""
     if not x.is_floating_point():
-        return x * x if exponent == 2 and x.dtype is not torch.bool else agree(aten.pow.Tensor_Scalar, (x, exponent))
+        square = exponent == 2 and x.dtype is not torch.bool
+        return x * x if square else agree(aten.pow.Tensor_Scalar, (x, exponent))
     special = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1.0: torch.reciprocal, 2.0: _square,
                1.0: torch.clone, 3.0: _cube, -2.0: _inverse_square}.get(exponent)
     return special(x) if special else NotImplemented
@@ -235,7 +239,8 @@ def ldexp(x, exponent):
 # %% [markdown]
 # ## Extremes
 #
-# `maximum` lets NaN win; `fmax` lets it lose. Clamping is two extremes, lower bound first: with crossed bounds the upper one wins.
+# `maximum` lets NaN win; `fmax` lets it lose. Clamping is two extremes, lower bound first: with crossed
+# bounds the upper one wins.
 
 # %%
 def _bound(x, bound, dtype):

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Running the table
 #
-# There is no rewriting of patterns here. The graph is *executed* on fake tensors, node by node, under a recorder that writes down the ATen
-# calls it sees; a call that has a decomposition is not written down, the decomposition is run instead, and its calls are seen in
-# turn. What is left when the run ends is the new graph. Shapes, dtypes and strides of every new node come for free, and
-# so does the recursion: a layer norm that calls `mean` never asks how `mean` is done.
+# There is no rewriting of patterns here. The graph is *executed* on fake tensors, node by node, under a
+# recorder that writes down the ATen calls it sees; a call that has a decomposition is not written down, the
+# decomposition is run instead, and its calls are seen in turn. What is left when the run ends is the new
+# graph. Shapes, dtypes and strides of every new node come for free, and so does the recursion: a layer norm
+# that calls `mean` never asks how `mean` is done.
 
 # %%
 from __future__ import annotations
@@ -28,8 +29,8 @@ aten = torch.ops.aten
 def expand(func, args, kwargs):
     """The result of the decomposition of one ATen call, or NotImplemented if it has none for these arguments.
 
-    Operators that PyTorch itself defines as compositions (`reshape`, `to`, `std`) come apart by its own definition:
-    they show up here when a decomposition calls them, since calls made below autograd pass nothing that opens them.
+    Operators that PyTorch itself defines as compositions (`reshape`, `to`) come apart by its own definition.
+    They show up here when a decomposition calls them: below autograd nothing else opens them.
     """
     rule = TABLE.get(func)
     if rule is not None:
@@ -47,12 +48,14 @@ def _is_composite(func) -> bool:
 # %% [markdown]
 # ## The oracle
 #
-# The same few lines on *real* tensors are a backend: a mode under which a program runs on primitives only. It needs
-# no graph, no fakes and no capture, so it tests the table by itself: run an operator with and without, compare.
+# The same few lines on *real* tensors are a backend: a mode under which a program runs on primitives only.
+# It needs no graph, no fakes and no capture, so it tests the table by itself: run an operator with and
+# without, compare.
 
 # %%
 class Decomposed(TorchDispatchMode):
-    """Eager execution in which each ATen operator that has a decomposition runs as that. `used` collects them;
+    """Eager execution in which each ATen operator that has a decomposition runs as that. `used`
+    collects them;
     `leaves` collects the operators that ran as they are."""
 
     def __init__(self):
@@ -74,13 +77,15 @@ class Decomposed(TorchDispatchMode):
 # %% [markdown]
 # ## The driver
 #
-# Two promises of the operator must survive: dtype and shape (checked against the fake of the original node; a decomposition that
-# disagrees is not used), and the order of dims in memory, because a later `view` or a library call may depend on it. An outcome
-# with other strides gets a `clone` in the right order, which is pointwise and fuses away.
+# Two promises of the operator must survive: dtype and shape (checked against the fake of the original node;
+# a decomposition that disagrees is not used), and the order of dims in memory, because a later `view` or a
+# library call may depend on it. An outcome with other strides gets a `clone` in the right order, which is
+# pointwise and fuses away.
 
 # %%
 class Decomposer(Recorder):
-    """A recorder that records what decompositions are made of. While `literal`, calls are recorded as they are."""
+    """A recorder that records what decompositions are made of. While `literal`, calls are recorded as
+    they are."""
 
     literal = False
 
@@ -90,13 +95,14 @@ class Decomposer(Recorder):
             mark = self.mark()
             with self:
                 out = expand(func, args, kwargs)
-            if out is not NotImplemented:
-                return out
+            if out is not NotImplemented:       # autograd wants a view to be a new object
+                return self._alias(out) if any(out is x for x in args) else out
             self.erase_after(mark)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def stamp(self, mark: fx.Node | None, source: fx.Node):
-        """Give the nodes recorded since `mark` whatever else earlier stages noted on the node they come from."""
+        """Give the nodes recorded since `mark` whatever else earlier stages noted on the node they come
+        from."""
         extra = {k: v for k, v in source.meta.items() if k not in ("val", "location", "origins")}
         if extra:
             for node in reversed(self.graph.nodes):
@@ -133,7 +139,9 @@ def _type(value):
 
 def _ordered(out, wanted):
     """`out` with the strides of `wanted`, by a copy if they differ. Only dense layouts can be asked for."""
-    if not isinstance(out, torch.Tensor) or not isinstance(wanted, torch.Tensor) or _strides(out) == _strides(wanted):
+    if not isinstance(out, torch.Tensor) or not isinstance(wanted, torch.Tensor):
+        return out
+    if _strides(out) == _strides(wanted):
         return out
     order = sorted(range(wanted.dim()), key=lambda d: (-_hint(wanted.stride(d)), -_hint(wanted.shape[d])))
     if _type(out) != _type(wanted) or not _dense(wanted, order):
@@ -144,7 +152,7 @@ def _ordered(out, wanted):
 
 def _strides(t):
     """(dim, stride) of the dims that can have more than one element."""
-    return [(d, s) for d, (n, s) in enumerate(zip(t.shape, t.stride())) if not (isinstance(n, int) and n == 1)]
+    return [(d, t.stride(d)) for d, n in enumerate(t.shape) if not (isinstance(n, int) and n == 1)]
 
 
 def _dense(t, order) -> bool:
@@ -168,15 +176,22 @@ def _like(out, wanted):
 
 
 def _saved_as_promised(node: fx.Node, out):
-    """Saved statistics (results after the first) in the float dtype that the fake has: eager's kernels differ by device."""
-    if not isinstance(out, (list, tuple)) or not isinstance(node.meta["val"], (list, tuple)):
+    """Saved statistics (results after the first) in the float dtype of the fake: eager's kernels differ
+    by device."""
+    wanted = node.meta["val"]
+    if not isinstance(out, (list, tuple)) or not isinstance(wanted, (list, tuple)):
         return out
-    return [o.to(w.dtype) if i and isinstance(o, torch.Tensor) and isinstance(w, torch.Tensor)
-            and o.is_floating_point() and w.is_floating_point() else o for i, (o, w) in enumerate(zip(out, node.meta["val"]))]
+
+    def convert(o, w):
+        both = isinstance(o, torch.Tensor) and isinstance(w, torch.Tensor)
+        return o.to(w.dtype) if both and o.is_floating_point() and w.is_floating_point() else o
+
+    return [*out[:1], *(convert(o, w) for o, w in zip(out[1:], wanted[1:]))]
 
 
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
-    """The functional ATen graph `gm` over primitives, and operators that nothing decomposes (see `fallbacks`).
+    """The functional ATen graph `gm` over primitives, and operators that nothing decomposes (see
+    `fallbacks`).
 
     Every node keeps `location` and names the node it came from in `origins`. The input graph is unchanged.
     """
@@ -212,7 +227,8 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def fallbacks(gm: fx.GraphModule) -> dict:
-    """Operator -> number of calls, for calls that are not primitives: later stages run them as library calls."""
+    """Operator -> number of calls, for calls that are not primitives: later stages run them as library
+    calls."""
     targets = [node.target for node in gm.graph.nodes if node.op == "call_function"]
     return {op: targets.count(op) for op in dict.fromkeys(targets)
             if isinstance(op, torch._ops.OpOverload) and not is_primitive(op)}
@@ -221,7 +237,8 @@ def fallbacks(gm: fx.GraphModule) -> dict:
 # %% [markdown]
 # ## The spec
 #
-# What the primitives promise to code generators, as a function that reads a graph and lists the nodes that break a promise.
+# What the primitives promise to code generators, as a function that reads a graph and lists the nodes that
+# break a promise.
 
 # %%
 def violations(gm: fx.GraphModule) -> list[str]:
@@ -256,9 +273,10 @@ EXTREMES = (aten.amax.default, aten.amin.default, aten.argmax.default, aten.argm
 # %% [markdown]
 # ## Cleaning up
 #
-# Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16 tensor. Two nodes with the same
-# operator and operands are one, unless they draw random numbers, or unless they may leave the graph: two results of a
-# program must not become the same memory, for the caller may write to one of them. Then results that nothing reads are dropped.
+# Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16
+# tensor. Two nodes with the same operator and operands are one, unless they draw random numbers, or unless
+# they may leave the graph: two results of a program must not become the same memory, for the caller may
+# write to one of them. Then results that nothing reads are dropped.
 
 # %%
 def _escaping(graph: fx.Graph) -> set[fx.Node]:
@@ -284,10 +302,11 @@ def merge_equal_nodes(gm: fx.GraphModule) -> None:
         key = (node.target, _frozen(node.args), _frozen(node.kwargs))
         twin = first.setdefault(key, node)
         if twin is not node:
+            twin.meta["origins"] = tuple(dict.fromkeys((*twin.meta["origins"], *node.meta["origins"])))
             node.replace_all_uses_with(twin)
             gm.graph.erase_node(node)
     for node in reversed(list(gm.graph.nodes)):
-        if not node.users and node.op in ("call_function", "get_attr") and not _effects(node.target):
+        if not node.users and node.op in ("call_function", "get_attr") and not _has_effect(node.target):
             gm.graph.erase_node(node)
 
 
@@ -304,5 +323,11 @@ def _frozen(value):
     return type(value), repr(value)
 
 
-def _effects(target) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+def _has_effect(target) -> bool:
+    """Does a call matter although nothing reads its result: it writes, asserts, or advances the random
+    stream."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    schema = target._schema
+    return schema.is_mutable or not schema.returns or torch.Tag.nondeterministic_seeded in target.tags
+

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Lists of tensors, and optimizers
 #
-# An optimizer updates hundreds of small tensors, and eager would spend its time launching kernels. PyTorch's answer are operators on lists:
-# `_foreach_add` adds lists of tensors in few launches. A compiler has a better one. Taken apart into one
-# pointwise operator per tensor, the fifteen `_foreach` calls of an AdamW step become a chain per parameter; fusion
-# turns the chain into one pass over memory, and the horizontal kind puts the parameters side by side in one kernel.
+# An optimizer updates hundreds of small tensors, and eager would spend its time launching kernels.
+# PyTorch's answer are operators on lists: `_foreach_add` adds lists of tensors in few launches. A compiler
+# has a better one. Taken apart into one pointwise operator per tensor, the fifteen `_foreach` calls of an
+# AdamW step become a chain per parameter; fusion turns the chain into one pass over memory, and the
+# horizontal kind puts the parameters side by side in one kernel.
 
 # %%
 from __future__ import annotations
@@ -16,7 +17,8 @@ from .table import aten, decomposition, in_float32
 
 
 def each(fn, lists: int = 1):
-    """`fn` mapped over lists; of the first `lists` arguments each is a list, a later one may be a list or one value for all."""
+    """`fn` mapped over lists: the first `lists` arguments are lists, a later one is a list or one value
+    for all."""
 
     def run(*args, **kwargs):
         n = len(args[0])
@@ -26,15 +28,16 @@ def each(fn, lists: int = 1):
     return run
 
 
-for _name in ("abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal "
-              "round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc").split():
+for _name in ("abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 "
+              "neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc").split():
     decomposition(f"_foreach_{_name}")(each(getattr(torch, _name)))
 
 _BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
            "maximum": arithmetic.clamp_min, "minimum": arithmetic.clamp_max,
            "clamp_min": arithmetic.clamp_min, "clamp_max": arithmetic.clamp_max, "copy": aten.copy.default}
 for _name, _fn in _BINARY.items():
-    decomposition(*(f"_foreach_{_name}.{kind}" for kind in ("List", "Scalar", "ScalarList", "Tensor", "default")))(each(_fn))
+    _kinds = ("List", "Scalar", "ScalarList", "Tensor", "default")
+    decomposition(*(f"_foreach_{_name}.{kind}" for kind in _kinds))(each(_fn))
 
 
 @decomposition("_foreach_pow.ScalarAndTensor")
@@ -78,8 +81,9 @@ def foreach_zero(tensors):
 # %% [markdown]
 # ## Fused optimizers
 #
-# `torch.optim.AdamW(fused=True)` calls one operator with all parameters. Its functional form returns the new parameters, gradients and
-# moments. The kernel computes in float32 whatever the storage types are, and each tensor is rounded to its own.
+# `torch.optim.AdamW(fused=True)` calls one operator with all parameters. Its functional form returns the
+# new parameters, gradients and moments. The kernel computes in float32 whatever the storage types are, and
+# each tensor is rounded to its own.
 
 # %%
 @in_float32
@@ -103,8 +107,8 @@ def _select(found_inf, old, new):
     return new if found_inf is None else torch.where(found_inf == 1, old, new)
 
 
-def _fused_adam(decoupled, params, grads, ms, vs, tops, steps, *, lr, beta1, beta2, weight_decay, eps, amsgrad, maximize,
-                grad_scale=None, found_inf=None):
+def _fused_adam(decoupled, params, grads, ms, vs, tops, steps, *, lr, beta1, beta2, weight_decay, eps,
+                amsgrad, maximize, grad_scale=None, found_inf=None):
     options = dict(lr=lr, beta1=beta1, beta2=beta2, weight_decay=weight_decay, eps=eps, maximize=maximize,
                    decoupled=decoupled)
     out = ([], [], [], [], [])
@@ -130,14 +134,14 @@ def fused_adamw(*args, **kwargs):
 
 
 @decomposition("_fused_sgd", "_fused_sgd.tensor_lr")
-def fused_sgd(params, grads, momenta, *, weight_decay, momentum, lr, dampening, nesterov, maximize, is_first_step,
-              grad_scale=None, found_inf=None):
+def fused_sgd(params, grads, momenta, *, weight_decay, momentum, lr, dampening, nesterov, maximize,
+              is_first_step, grad_scale=None, found_inf=None):
     out = ([], [], [])
     for i, (param, grad) in enumerate(zip(params, grads)):
         grad = grad if grad_scale is None else (grad / grad_scale).to(grad.dtype)
         buffer = momenta[i] if momentum != 0 else None
-        new_param, new_buffer = _sgd_update(param, grad, buffer, weight_decay, momentum, lr, dampening, nesterov, maximize,
-                                            is_first_step)
+        new_param, new_buffer = _sgd_update(param, grad, buffer, weight_decay, momentum, lr, dampening,
+                                            nesterov, maximize, is_first_step)
         out[0].append(_select(found_inf, param, new_param))
         out[1].append(grad)
         if buffer is not None:

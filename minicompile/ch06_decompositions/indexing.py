@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Views, indexing and creation
 #
-# Half of this room is vocabulary: `t`, `transpose` and `permute` are one thing, `split`, `chunk` and `unbind` are slices, and
-# the `_copy` variants that copy a view are the view and a `clone`. The other half is gradients of views. The
-# gradient of a slice is zeros with a slice written into it, which the loop stage reads as "inside the range: the gradient, outside: 0".
+# Half of this room is vocabulary: `t`, `transpose` and `permute` are one thing, `split`, `chunk` and
+# `unbind` are slices, and the `_copy` variants that copy a view are the view and a `clone`. The other half
+# is gradients of views. The gradient of a slice is zeros with a slice written into it, which the loop stage
+# reads as "inside the range: the gradient, outside: 0".
 
 # %%
 from __future__ import annotations
@@ -107,14 +108,16 @@ def _copy_variant(name, kind=""):
 
     def copied(*args, **kwargs):
         out = view(*args, **kwargs)
-        copies = [x.clone(memory_format=torch.contiguous_format) for x in (out if isinstance(out, (list, tuple)) else [out])]
-        return copies if isinstance(out, (list, tuple)) else copies[0]
+        if isinstance(out, (list, tuple)):
+            return [x.clone(memory_format=torch.contiguous_format) for x in out]
+        return out.clone(memory_format=torch.contiguous_format)
 
     decomposition(copy, complex=True)(copied)
 
 
-for _spec in ("alias view expand permute t transpose.int squeeze squeeze.dim squeeze.dims unsqueeze slice.Tensor select.int "
-              "diagonal unfold as_strided split.Tensor split_with_sizes unbind.int view.dtype detach").split():
+for _spec in ("alias view expand permute t transpose.int squeeze squeeze.dim squeeze.dims unsqueeze "
+              "slice.Tensor select.int diagonal unfold as_strided split.Tensor split_with_sizes unbind.int "
+              "view.dtype detach").split():
     _copy_variant(*_spec.split("."))
 
 
@@ -130,7 +133,7 @@ def rot90(x, k=1, dims=(0, 1)):
         return x.clone(memory_format=torch.contiguous_format)
     if k % 4 == 2:
         return torch.flip(x, list(dims))
-    return torch.flip(x, [dims[1]]).transpose(*dims) if k % 4 == 1 else torch.flip(x, [dims[0]]).transpose(*dims)
+    return torch.flip(x, [dims[1 if k % 4 == 1 else 0]]).transpose(*dims)
 
 
 # %% [markdown]
@@ -149,7 +152,8 @@ def cat(tensors, dim=0):
     dtype = tensors[0].dtype
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
-    kept = [t for t in tensors if not (t.dim() == 1 and isinstance(t.shape[0], int) and t.shape[0] == 0)] or tensors[:1]
+    ignored = [t.dim() == 1 and isinstance(t.shape[0], int) and t.shape[0] == 0 for t in tensors]
+    kept = [t for t, skip in zip(tensors, ignored) if not skip] or tensors[:1]
     if len(kept) == len(tensors) and all(t.dtype == dtype for t in kept) and dim >= 0:
         return NotImplemented
     return aten.cat.default([t.to(dtype) for t in kept], dim % max(kept[0].dim(), 1))
@@ -221,7 +225,8 @@ def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     on_diagonal = columns - rows == offset
     if src.shape[-1] == 0:
         return x.clone()
-    # Element (r, c) of the diagonal is number min(r, c) of src, which is r above the main diagonal and c below it.
+    # Element (r, c) of the diagonal is number min(r, c) of src, which is r above the main diagonal and
+    # c below it.
     along = dim1 if offset >= 0 else dim2          # the dim whose coordinate is the position on the diagonal
     order = sorted(d for d in range(x.dim()) if d not in (dim1, dim2))
     place = torch.clamp(iota(x.shape[along], x), max=src.shape[-1] - 1)
@@ -242,13 +247,14 @@ def diagonal_backward(grad, sizes, offset, dim1, dim2):
 # %% [markdown]
 # ## Embedding and its gradient
 #
-# Rows of the gradient that share a token must be added up: an accumulating `index_put`. For half types the sums are taken in float32, as
-# eager's kernel does; the padding row gets nothing.
+# Rows of the gradient that share a token must be added up: an accumulating `index_put`. For half types the
+# sums are taken in float32, as eager's kernel does; the padding row gets nothing.
 
 # %%
 @decomposition("embedding")
 def embedding(weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
-    return NotImplemented if padding_idx == -1 and not scale_grad_by_freq and not sparse else aten.embedding.default(weight, indices)
+    plain = padding_idx == -1 and not scale_grad_by_freq and not sparse
+    return NotImplemented if plain else aten.embedding.default(weight, indices)
 
 
 @decomposition("embedding_dense_backward")
@@ -372,8 +378,8 @@ for _n in (1, 2, 3):
 # %% [markdown]
 # ## Creation
 #
-# All constants are `full`, all ranges `arange.start_step`. `full_like` keeps the order of dims in memory of its model, so that the zeros that
-# join a channels_last computation are channels_last too.
+# All constants are `full`, all ranges `arange.start_step`. `full_like` keeps the order of dims in memory of
+# its model, so that the zeros that join a channels_last computation are channels_last too.
 
 # %%
 def _made(make, like, size=None, dtype=None, device=None, memory_format=None):
@@ -404,18 +410,23 @@ def _uninitialized(size, dtype, device):
     return aten.empty.memory_format(size, dtype=dtype, device=device)
 
 
+def _options(dtype, device) -> dict:
+    return dict(dtype=dtype or torch.get_default_dtype(), device=device or torch.device("cpu"))
+
+
 def _dense(layout) -> bool:
     return layout in (None, torch.strided)
 
 
 @decomposition("full", complex=True)
 def full(size, value, *, dtype=None, layout=None, device=None, pin_memory=None):
-    if dtype is not None and device is not None and layout is None and pin_memory is None or not _dense(layout):
+    if not _dense(layout) or None not in (dtype, device) and layout is None and pin_memory is None:
         return NotImplemented
     if dtype is None:
-        dtype = torch.bool if isinstance(value, bool) else torch.int64 if isinstance(value, (int, torch.SymInt)) \
-            else torch.promote_types(torch.get_default_dtype(), torch.complex32) if isinstance(value, complex) \
-            else torch.get_default_dtype()
+        if isinstance(value, complex):
+            return NotImplemented
+        whole = torch.bool if isinstance(value, bool) else torch.int64
+        dtype = whole if isinstance(value, (int, torch.SymInt)) else torch.get_default_dtype()
     return aten.full.default(size, value, dtype=dtype, device=device or torch.device("cpu"))
 
 
@@ -423,7 +434,7 @@ def _sized(name, value):
     def create(size, *, dtype=None, layout=None, device=None, pin_memory=None):
         if not _dense(layout):
             return NotImplemented
-        return aten.full.default(size, value, dtype=dtype or torch.get_default_dtype(), device=device or torch.device("cpu"))
+        return aten.full.default(size, value, **_options(dtype, device))
 
     decomposition(name, complex=True)(create)
 
@@ -474,7 +485,7 @@ def zero(x):
 
 @decomposition("scalar_tensor", complex=True)
 def scalar_tensor(value, *, dtype=None, layout=None, device=None, pin_memory=None):
-    return aten.full.default([], value, dtype=dtype or torch.get_default_dtype(), device=device or torch.device("cpu"))
+    return aten.full.default([], value, **_options(dtype, device))
 
 
 @decomposition("copy", complex=True)
@@ -505,7 +516,8 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
 @decomposition("eye", "eye.m")
 def eye(*sizes, dtype=None, layout=None, device=None, pin_memory=None):
     rows, columns = sizes if len(sizes) == 2 else (sizes[0], sizes[0])
-    i, j = (aten.arange.start_step(0, n, 1, dtype=torch.int64, device=device or torch.device("cpu")) for n in (rows, columns))
+    place = _options(torch.int64, device)
+    i, j = (aten.arange.start_step(0, n, 1, **place) for n in (rows, columns))
     return (i.unsqueeze(1) == j).to(dtype or torch.get_default_dtype())
 
 

@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Linear algebra
 #
-# Matrix products are library calls and stay whole. Around them a little is left to do. `addmm` keeps a 1-d bias, because cuBLASLt adds it
-# while the result is still in registers. Any other addend costs the library a copy into the output first; taken out, the addition
-# fuses with what follows the product. In half precision that would round twice where eager rounds once, so there it stays.
+# Matrix products are library calls and stay whole. Around them a little is left to do. `addmm` keeps a 1-d
+# bias, because cuBLASLt adds it while the result is still in registers. Any other addend costs the library
+# a copy into the output first; taken out, the addition fuses with what follows the product. In half
+# precision that would round twice where eager rounds once, so there it stays.
 
 # %%
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Losses
 #
-# A loss is a pointwise function and a reduction, so each of these is written as the function, then `reduced`. The one that
-# deserves thought is cross-entropy: for a language model its input, the logits, is the largest tensor of the whole program.
+# A loss is a pointwise function and a reduction, so each of these is written as the function, then
+# `reduced`. The one that deserves thought is cross-entropy: for a language model its input, the logits, is
+# the largest tensor of the whole program.
 
 # %%
 from __future__ import annotations
@@ -31,10 +32,10 @@ def spread(grad, x, reduction):
 # %% [markdown]
 # ## Negative log-likelihood
 #
-# Of each row of log-probabilities only one number is wanted, that of the target. Written as a `gather` the loop stage can
-# evaluate `log_softmax` at that one place, and the table of log-probabilities is never stored. The gradient
-# is nonzero at one place per row: eager scatters into zeros; a comparison of a column number with the target says
-# the same without a scatter, and fuses with the softmax gradient around it.
+# Of each row of log-probabilities only one number is wanted, that of the target. Written as a `gather` the
+# loop stage can evaluate `log_softmax` at that one place, and the table of log-probabilities is never
+# stored. The gradient is nonzero at one place per row: eager scatters into zeros; a comparison of a column
+# number with the target says the same without a scatter, and fuses with the softmax gradient around it.
 
 # %%
 def _class_dim(x) -> int:
@@ -146,7 +147,8 @@ def huber_loss_backward(grad, x, target, reduction, delta):
 @in_float32
 def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
     floor = constant(-100, x)
-    loss = -(target * torch.maximum(torch.log(x), floor) + (1 - target) * torch.maximum(torch.log1p(-x), floor))
+    log_p, log_not_p = torch.maximum(torch.log(x), floor), torch.maximum(torch.log1p(-x), floor)
+    loss = -(target * log_p + (1 - target) * log_not_p)
     return reduced(loss if weight is None else loss * weight, reduction)
 
 

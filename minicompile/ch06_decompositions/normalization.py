@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Softmax and the normalizations
 #
-# These are the operators a compiler lives from: memory bound, several passes each in a naive form, and surrounded by
-# other memory-bound work. Written over the primitives each is one or two reductions over the same dims with
-# arithmetic between them, which is the shape that the fusion stage turns into a single kernel holding a row in registers.
+# These are the operators a compiler lives from: memory bound, several passes each in a naive form, and
+# surrounded by other memory-bound work. Written over the primitives each is one or two reductions over the
+# same dims with arithmetic between them, which is the shape that the fusion stage turns into a single
+# kernel holding a row in registers.
 
 # %%
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .table import HALF, aten, constant, count, decomposition, in_float32, widen
 # %% [markdown]
 # ## Softmax
 #
-# The largest element is subtracted first, or `exp` overflows. A row of only -inf gives NaN, as eager does: (-inf) - (-inf).
-# `_safe_softmax` gives 0 instead, for attention rows that are masked out entirely.
+# The largest element is subtracted first, or `exp` overflows. A row of only -inf gives NaN, as eager does:
+# (-inf) - (-inf). `_safe_softmax` gives 0 instead, for attention rows that are masked out entirely.
 
 # %%
 def _shifted(x, dim):
@@ -108,8 +109,9 @@ def native_layer_norm(x, normalized_shape, weight, bias, eps):
 
 
 # %% [markdown]
-# With `n = (x - mean) * rstd` and `g = grad * weight`, the input's gradient is `rstd * (g - mean(g) - n * mean(g * n))`: two row
-# sums, then arithmetic. The parameters' gradients are column sums of `grad * n` and `grad`.
+# With `n = (x - mean) * rstd` and `g = grad * weight`, the input's gradient is `rstd * (g - mean(g) - n *
+# mean(g * n))`: two row sums, then arithmetic. The parameters' gradients are column sums of `grad * n` and
+# `grad`.
 
 # %%
 @decomposition(aten.native_layer_norm_backward.default)
@@ -137,9 +139,10 @@ def _folded(x, dims):
 # %% [markdown]
 # ## Batch norm
 #
-# One formula under many operator names: in training the statistics are those of the batch, otherwise the running ones. The in-place
-# update of the running statistics is an explicit result of the `functional` variants. A plain
-# `native_batch_norm` that would update buffers in place cannot occur in a functional graph; it is declined here.
+# One formula under many operator names: in training the statistics are those of the batch, otherwise the
+# running ones. The in-place update of the running statistics is an explicit result of the `functional`
+# variants. A plain `native_batch_norm` that would update buffers in place cannot occur in a functional
+# graph; it is declined here.
 
 # %%
 def _channels(x, per_channel):
@@ -184,8 +187,8 @@ def batch_norm_functional(x, weight, bias, running_mean, running_var, training, 
 
 @decomposition("_batch_norm_with_update_functional")
 def batch_norm_with_update_functional(x, weight, bias, running_mean, running_var, momentum, eps):
-    out, mean, rstd, new_mean, new_var = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return out, mean, rstd, x.new_empty(0, dtype=torch.uint8), new_mean, new_var
+    results = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
+    return *results[:3], x.new_empty(0, dtype=torch.uint8), *results[3:]
 
 
 @decomposition("native_batch_norm", "_native_batch_norm_legit", "miopen_batch_norm")
@@ -213,8 +216,9 @@ def batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, e
 
 
 # %% [markdown]
-# Backward needs two sums over the batch, `sum(grad)` and `sum(grad * (x - mean))`; they are the gradients of bias and weight up to a
-# factor, so nothing is computed for the parameters alone. In evaluation the statistics are constants and the two mean terms vanish.
+# Backward needs two sums over the batch, `sum(grad)` and `sum(grad * (x - mean))`; they are the gradients
+# of bias and weight up to a factor, so nothing is computed for the parameters alone. In evaluation the
+# statistics are constants and the two mean terms vanish.
 
 # %%
 def batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, training, eps, output_mask):
@@ -243,13 +247,13 @@ def batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd,
 
 
 @decomposition("native_batch_norm_backward")
-def native_batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, train, eps, output_mask):
-    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, train, eps, output_mask)
+def native_batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, train, eps, mask):
+    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, train, eps, mask)
 
 
 @decomposition("batch_norm_backward")
-def batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, update, eps, output_mask, reserve):
-    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, update, eps, output_mask)
+def batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, update, eps, mask, reserve):
+    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, update, eps, mask)
 
 
 @decomposition("cudnn_batch_norm_backward")

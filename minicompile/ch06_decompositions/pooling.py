@@ -1,12 +1,14 @@
 # %% [markdown]
 # # Pooling and resampling
 #
-# A pooling window of 3x3 is nine strided slices of the padded input, and the pool their maximum or sum. As slices are
-# index maps, the whole pool is one pointwise loop with nine loads, and whatever comes before (a ReLU) or after fuses with it.
+# A pooling window of 3x3 is nine strided slices of the padded input, and the pool their maximum or sum. As
+# slices are index maps, the whole pool is one pointwise loop with nine loads, and whatever comes before (a
+# ReLU) or after fuses with it.
 #
-# The gradient of a pool *scatters*: each window adds to the pixels it covered. Scatters need atomics and a zeroed output. Turned
-# around it is a *gather*: an input pixel lies in at most ceil(3/2)**2 = 4 windows of a 3x3 pool with stride 2, and it is known which; so each pixel
-# looks at four windows and takes its share. Both loops stay small only for small windows; larger ones keep their library kernel.
+# The gradient of a pool *scatters*: each window adds to the pixels it covered. Scatters need atomics and a
+# zeroed output. Turned around it is a *gather*: an input pixel lies in at most ceil(3/2)**2 = 4 windows of
+# a 3x3 pool with stride 2, and it is known which; so each pixel looks at four windows and takes its share.
+# Both loops stay small only for small windows; larger ones keep their library kernel.
 
 # %%
 from __future__ import annotations
@@ -29,14 +31,16 @@ def _list(value, n, default=None):
 
 
 def pooled_size(size, kernel, stride, padding, dilation=1, ceil_mode=False):
-    """Output length of a pooling window along one dim, by eager's rule: the last window must start inside the left-padded input."""
+    """Output length of a pool along one dim, by eager's rule: the last window must start inside the
+    left-padded input."""
     reach = size + 2 * padding - dilation * (kernel - 1) - 1
     out = -(-reach // stride) + 1 if ceil_mode else reach // stride + 1
     return out - 1 if ceil_mode and (out - 1) * stride >= size + padding else out
 
 
 def _windows(x, kernel, stride, padding, dilation, out, fill):
-    """Yields (offsets, slice of x at those offsets of every window) for all positions of the window, row by row."""
+    """Yields (offsets, slice of x at those offsets of every window) for all positions of the window,
+    row by row."""
     n = len(kernel)
     pad = []
     for d in reversed(range(n)):
@@ -47,7 +51,8 @@ def _windows(x, kernel, stride, padding, dilation, out, fill):
         window = padded
         for d in range(n):
             start = offsets[d] * dilation[d]
-            window = aten.slice.Tensor(window, x.dim() - n + d, start, start + (out[d] - 1) * stride[d] + 1, stride[d])
+            end = start + (out[d] - 1) * stride[d] + 1
+            window = aten.slice.Tensor(window, x.dim() - n + d, start, end, stride[d])
         yield offsets, window
 
 
@@ -58,11 +63,13 @@ def _concrete(*sizes) -> bool:
 # %% [markdown]
 # ## Max pooling
 #
-# The index is that of the pixel in its plane. Ties keep the first pixel, a NaN wins over everything before it: eager's
-# rule, or gradients would go elsewhere. Padding is -inf, and a window of nothing but -inf answers with its first real pixel.
+# The index is that of the pixel in its plane. Ties keep the first pixel, a NaN wins over everything before
+# it: eager's rule, or gradients would go elsewhere. Padding is -inf, and a window of nothing but -inf
+# answers with its first real pixel.
 #
-# The loop carries the place *within the window*, a number below 25, and computes the pixel's index from it at the end. That
-# matters for training: the partitioner may save the int8 place instead of the int64 index, an eighth of the memory.
+# The loop carries the place *within the window*, a number below 25, and computes the pixel's index from it
+# at the end. That matters for training: the partitioner may save the int8 place instead of the int64 index,
+# an eighth of the memory.
 
 # %%
 @decomposition(aten.max_pool2d_with_indices.default)
@@ -100,7 +107,8 @@ def _first_inside(begin, dilation, padding):
 
 
 def _covering(size, out, kernel, stride, padding, dilation=1):
-    """For each input position, its covering windows: a list of (window number, is it a real one), vectors of length `size`."""
+    """The windows covering each input position: yields (window number, is it a real one), vectors of
+    length `size`."""
     def vectors(like):
         position = iota(size, like) + padding if padding else iota(size, like)
         span = dilation * (kernel - 1)
@@ -138,7 +146,8 @@ def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dila
     covering = [_covering(*a) for a in zip(size, out, kernel, stride, padding, dilation)]
 
     def share(at):
-        return torch.where(aten.index.Tensor(indices, at) == pixel, aten.index.Tensor(grad, at), constant(0, grad))
+        chosen = aten.index.Tensor(indices, at) == pixel
+        return torch.where(chosen, aten.index.Tensor(grad, at), constant(0, grad))
 
     return _gathered(grad, covering, share)
 
@@ -146,8 +155,9 @@ def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dila
 # %% [markdown]
 # ## Average pooling
 #
-# Border windows count padding or not (`count_include_pad`), and a `ceil_mode` window that hangs over the padded edge never counts the
-# overhang. The divisor depends on the window's place only, so it is a product of two vectors.
+# Border windows count padding or not (`count_include_pad`), and a `ceil_mode` window that hangs over the
+# padded edge never counts the overhang. The divisor depends on the window's place only, so it is a product
+# of two vectors.
 
 # %%
 def _window_length(size, out, kernel, stride, padding, include_pad, like):
@@ -171,7 +181,8 @@ def _divisor(x, size, out, kernel, stride, padding, include_pad, override):
 
 @decomposition(aten.avg_pool2d.default)
 @in_float32
-def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True, divisor_override=None):
+def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
+               divisor_override=None):
     kernel = _list(kernel_size, 2)
     stride, padding = _list(stride, 2, kernel), _list(padding, 2)
     size = list(x.shape[-2:])
@@ -190,7 +201,8 @@ def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_in
 
 @decomposition(aten.avg_pool2d_backward.default)
 @in_float32
-def avg_pool2d_backward(grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
+def avg_pool2d_backward(grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad,
+                        divisor_override):
     kernel = _list(kernel_size, 2)
     stride, padding = _list(stride, 2, kernel), _list(padding, 2)
     size, out = list(x.shape[-2:]), list(grad.shape[-2:])
@@ -246,4 +258,5 @@ def _nearest(x, output_size, scales, exact=False):
 for _name, _exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
     for _n in (1, 2, 3):
         decomposition(f"{_name}{_n}d")(
-            lambda x, size, *scales, exact=_exact, n=_n, **kw: _nearest(x, size, list(scales or kw.values()) or [None] * n, exact))
+            lambda x, size, *scales, exact=_exact, n=_n, **kw:
+            _nearest(x, size, list(scales or kw.values()) or [None] * n, exact))

@@ -1,18 +1,20 @@
 # %% [markdown]
 # # The primitives
 #
-# PyTorch has more than two thousand operators; a compiler that had to know how to generate code for each of them
-# would never be finished. But most of them are *compositions*: GELU is a few multiplications and an `erf`, a layer norm is
-# two means and some arithmetic. This chapter rewrites a graph until only about 150 operators are left, the
-# **primitives**. Everything after it (loops, fusion, code generation) needs to know these and nothing else.
+# PyTorch has more than two thousand operators; a compiler that had to know how to generate code for each of
+# them would never be finished. But most of them are *compositions*: GELU is a few multiplications and an
+# `erf`, a layer norm is two means and some arithmetic. This chapter rewrites a graph until only about 150
+# operators are left, the **primitives**. Everything after it (loops, fusion, code generation) needs to know
+# these and nothing else.
 #
 # Two forces decide where to stop. *Fewer* primitives make the later stages smaller. But a composition must
-# stay *fusible and exact*: `tanh` could be written with `exp`, and would be wrong near zero, so `tanh` is a primitive;
-# a matrix product could be written as a broadcast multiplication and a sum, and would be a hundred times slower
-# than cuBLAS, so `mm` is a primitive too, one that we never open.
+# stay *fusible and exact*: `tanh` could be written with `exp`, and would be wrong near zero, so `tanh` is a
+# primitive; a matrix product could be written as a broadcast multiplication and a sum, and would be a
+# hundred times slower than cuBLAS, so `mm` is a primitive too, one that we never open.
 #
-# torch.compile does the same with two tables: its decompositions and its `prims`, a second operator set below ATen.
-# We keep one vocabulary: a primitive is an ordinary ATen overload, so every intermediate graph is runnable PyTorch.
+# torch.compile does the same with two tables: its decompositions and its `prims`, a second operator set
+# below ATen. We keep one vocabulary: a primitive is an ordinary ATen overload, so every intermediate graph
+# is runnable PyTorch.
 
 # %%
 from __future__ import annotations
@@ -54,17 +56,18 @@ def is_primitive(op) -> bool:
 # %% [markdown]
 # ## Pointwise
 #
-# One output element from one element of each operand, after broadcasting. What a code generator may rely on (the
-# driver of this chapter sees to it):
+# One output element from one element of each operand, after broadcasting. What a code generator may rely on
+# (the driver of this chapter sees to it):
 #
-# - all *tensor* operands have one dtype, the dtype the operator computes in. Mixed operands got explicit `_to_copy` nodes;
+# - all *tensor* operands have one dtype, the dtype the operator computes in. Mixed operands got
+#   explicit `_to_copy` nodes;
 # - functions with real results (`exp`, `sin`, `div` ...) never see integers;
 # - an operand may be a Python number only in `add`, `sub`, `mul`, `div`, in the `.Scalar` comparisons and
 #   in `pow`; it takes the dtype of the tensor beside it. Other constants are 0-d `full` nodes;
 # - `alpha` is gone from `add` and `sub`.
 #
-# Half-precision tensors compute in float32 and round when stored. Where eager's fused kernel rounds once
-# at its end (GELU, layer norm, AdamW ...), the decomposition says so with explicit casts.
+# Half-precision tensors compute in float32 and round when stored. Where eager's fused kernel rounds once at
+# its end (GELU, layer norm, AdamW ...), the decomposition says so with explicit casts.
 
 # %%
 primitives("pointwise", """
@@ -145,10 +148,10 @@ primitives("pointwise", """
 # %% [markdown]
 # ## Reductions
 #
-# The dims are always spelled out (a non-empty list of non-negative integers; `argmax`, `argmin` and `prod`: one), `sum` has no dtype
-# argument (the input was converted instead), and half types were widened to float32 first, so that a
-# reduction accumulates in the dtype of its input. `var_mean` stays whole: computed in one pass by Welford's
-# method it is both faster and better conditioned than mean(x*x) - mean(x)**2.
+# The dims are always spelled out (a non-empty list of non-negative integers; `argmax`, `argmin` and `prod`:
+# one), `sum` has no dtype argument (the input was converted instead), and half types were widened to
+# float32 first, so that a reduction accumulates in the dtype of its input. `var_mean` stays whole: computed
+# in one pass by Welford's method it is both faster and better conditioned than mean(x*x) - mean(x)**2.
 
 # %%
 primitives("reduction", """
@@ -165,9 +168,10 @@ primitives("reduction", """
 # %% [markdown]
 # ## Views and indexing
 #
-# In a functional graph nothing is written in place, so a view is just an operator whose output element *is* some input
-# element: a map from output indices to input indices. The loop stage composes these maps and no data moves.
-# The second group reads or writes at indices that are data, or joins tensors; writing ones return a new tensor.
+# In a functional graph nothing is written in place, so a view is just an operator whose output element *is*
+# some input element: a map from output indices to input indices. The loop stage composes these maps and no
+# data moves. The second group reads or writes at indices that are data, or joins tensors; writing ones
+# return a new tensor.
 
 # %%
 primitives("view", """

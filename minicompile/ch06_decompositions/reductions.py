@@ -2,9 +2,9 @@
 # # Reductions
 #
 # Everything that folds dims goes through eight primitives. Two things are made explicit on the way: *which*
-# dims (eager accepts none, an empty list, negative numbers), and *in which dtype* partial results live. Summing a
-# million bfloat16 numbers in bfloat16 stops growing at 256, so eager accumulates in float32; here that is a
-# visible `_to_copy` before the sum and another one after it.
+# dims (eager accepts none, an empty list, negative numbers), and *in which dtype* partial results live.
+# Summing a million bfloat16 numbers in bfloat16 stops growing at 256, so eager accumulates in float32; here
+# that is a visible `_to_copy` before the sum and another one after it.
 
 # %%
 from __future__ import annotations
@@ -77,7 +77,8 @@ def prod(x, dim=None, keepdim=False, dtype=None):
 # %% [markdown]
 # ## Extremes and their indices
 #
-# `max.dim` answers two questions, so it becomes two reductions over the same input; being side by side they end up in one loop.
+# `max.dim` answers two questions, so it becomes two reductions over the same input; being side by side they
+# end up in one loop.
 
 # %%
 def _extreme(op):

@@ -10,8 +10,8 @@
 #         return x * torch.sigmoid(x)
 #
 # It may call operators that have decompositions themselves; whoever runs the table applies it again to
-# those calls until only primitives are left. The function never looks at data, so it runs as well on real tensors
-# (tests do this: the table is its own oracle) as on fake ones (the compiler does that).
+# those calls until only primitives are left. The function never looks at data, so it runs as well on real
+# tensors (tests do this: the table is its own oracle) as on fake ones (the compiler does that).
 #
 # A function that meets a case it does not cover returns `NotImplemented`, and the operator stays as it is.
 
@@ -29,13 +29,15 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def overload(name: str):
-    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks it."""
+    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks
+    it."""
     packet, _, kind = name.partition(".")
     return getattr(getattr(aten, packet, None), kind or "default", None)
 
 
 def decomposition(*ops, complex: bool = False):
-    """Register a function for ATen overloads, given as objects or as names. Unless `complex`, complex tensors are refused."""
+    """Register a function for ATen overloads (objects or names). Unless `complex`, complex tensors are
+    refused."""
 
     def register(fn):
         @functools.wraps(fn)
@@ -57,9 +59,10 @@ def decomposition(*ops, complex: bool = False):
 # %% [markdown]
 # ## Rounding once
 #
-# Eager's kernel for GELU in bfloat16 reads bfloat16, computes in float32, and rounds once at its end. Written as six
-# bfloat16 operators the same formula would round six times. `in_float32` states the eager behaviour: half
-# operands are widened, the body runs in float32, results are rounded back. In a fused kernel the casts are free.
+# Eager's kernel for GELU in bfloat16 reads bfloat16, computes in float32, and rounds once at its end.
+# Written as six bfloat16 operators the same formula would round six times. `in_float32` states the eager
+# behaviour: half operands are widened, the body runs in float32, results are rounded back. In a fused
+# kernel the casts are free.
 
 # %%
 def promoted(*operands) -> torch.dtype:
@@ -99,7 +102,8 @@ def _kind(dtype: torch.dtype) -> int:
 
 
 def in_float32(fn):
-    """Run `fn` with half tensors widened to float32; float32 results are rounded back to the promoted dtype."""
+    """Run `fn` with half tensors widened to float32; float32 results are rounded back to the promoted
+    dtype."""
 
     @functools.wraps(fn)
     def widened(*args, **kwargs):
@@ -110,7 +114,11 @@ def in_float32(fn):
         out = fn(*tree_map(widen, args), **tree_map(widen, kwargs))
         if out is NotImplemented:
             return out
-        return tree_map(lambda t: t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t, out)
+
+        def narrow(t):
+            return t.to(dtype) if isinstance(t, torch.Tensor) and t.is_floating_point() else t
+
+        return tree_map(narrow, out)
 
     return widened
 

@@ -41,6 +41,14 @@ def element(b: Builder, x, index: tuple, dtype: torch.dtype):
     return b.constant(x, compute_dtype(dtype))
 
 
+def number(x, dtype: torch.dtype, device: torch.device):
+    """A number beside a half tensor. Eager's CPU kernels round it to the tensor's dtype first (except in products and
+    quotients), its GPU kernels do not."""
+    if isinstance(x, (int, float)) and dtype in HALF and device.type == "cpu":
+        return torch.tensor(x, dtype=dtype).item()
+    return x
+
+
 def hoist(g: Lowering, x, elements) -> None:
     """A small tensor that takes an expensive function to compute is computed once, not once per element it is
     broadcast to. GPUs keep it lazy: there it is arithmetic in the shadow of memory."""
@@ -49,11 +57,13 @@ def hoist(g: Lowering, x, elements) -> None:
             realize(g, x)
 
 
-def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heavy: bool = False, val=None) -> Lazy:
-    """The current node as `fn(b, *values)`. `dtype`: what operands are converted to (default: the result's)."""
-    val = g.val if val is None else val
+def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heavy: bool = False, exact: bool = False) -> Lazy:
+    """The current node as `fn(b, *values)`. `dtype`: what operands are converted to (default: the result's).
+    `exact`: numbers are not rounded to a half dtype."""
+    val = g.val
     dtype = dtype or val.dtype
-    operands = [on_device(g, x, val.device) for x in operands]
+    operands = [on_device(g, x, val.device) if isinstance(x, Lazy) or exact else number(x, dtype, val.device)
+                for x in operands]
     elements = product(sizes_of(val))
     for x in operands:
         hoist(g, x, elements)
@@ -92,7 +102,7 @@ def simple(name: str, *overloads: str) -> None:
                 values = (values[0], b.op("mul", values[1], b.constant(alpha, b.dtype(values[1]))))
             return b.op(instruction, *values)
 
-        return pointwise(g, fn, *operands, heavy=heavy)
+        return pointwise(g, fn, *operands, heavy=heavy, exact=name in ("mul", "truediv"))
 
 
 for _name in ("neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh "
@@ -193,7 +203,7 @@ def div_mode(g, x, y, *, rounding_mode=None):
             return b.op("truncdiv", u, v) if integral else b.op("trunc", b.op("truediv", u, v))
         return b.op("truediv", u, v)
 
-    return pointwise(g, fn, x, y)
+    return pointwise(g, fn, x, y, exact=True)
 
 
 @lowering("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")

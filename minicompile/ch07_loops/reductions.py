@@ -103,7 +103,7 @@ def block_count(size: int, wanted: int) -> int:
 
 def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int] | None:
     """{dim: number of blocks}, or None when one loop is enough. `exact`: only blocks of equal length."""
-    if not g.options.split_reductions or any(not isinstance(s, int) for s in x.size):
+    if not g.options.split_reductions or any(not isinstance(s, int) or s == 0 for s in x.size):
         return None
     results = product(without(x.size, dims))
     folded = product(x.size[d] for d in dims)

@@ -21,11 +21,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, coefficient, product, substitute, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, product, substitute, symbols
 from ..ch07_loops.ir import Extern, Inst, Loop, Program, Ref, View
 from .dependencies import (accesses, dependency_edges, hint, nbytes, nbytes_touched, node_reads, node_writes,
                            remove_dead, rewrite, root_of)
-from .iteration import Alignment, Piece, Space, apply, combine, merge_dims, pieces_by_access, pieces_in_order, roles_agree
+from .iteration import Alignment, Piece, Space, apply, combine, merge_dims, pieces_by_access, pieces_in_order, roles_agree, strided
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
 
@@ -281,8 +281,9 @@ def hazard(f: _Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str
             root = f.root[name]
             if root not in f.aliased:
                 continue
-            for other in y.writes:
-                if f.root[other] == root:
+            for other, target in y.writes.items():
+                if f.root[other] == root and (other in y.scattered or name in x.scattered or not disjoint(
+                        apply(index, map_x), apply(target, map_y))):
                     return f"both write the memory of {root}"
             for other, indices in y.reads.items():
                 if f.root[other] != root:
@@ -296,6 +297,25 @@ def hazard(f: _Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str
                     if any(apply(e, map_y) != at for e in indices):
                         return f"{root} is read at another index than it is updated"
     return None
+
+
+def disjoint(a: Int, b: Int) -> bool:
+    """Do two accesses of equal strides never meet? True for the parts of a `cat`: the distance between them, modulo the largest
+    stride, is more than the inner dimensions can cover."""
+    distance = add(a, mul(b, -1))
+    if not isinstance(distance, int):
+        return False
+    terms = strided(a, tuple(symbols(a)))
+    if terms is None or not all(isinstance(stride, int) and isinstance(v.size, int) and stride > 0
+                                for v, stride, _ in terms[0]):
+        return False
+    *inner, outer = terms[0] or [(None, abs(distance) + 1, 1)]
+    reach = sum(stride * (v.size - 1) for v, stride, _ in inner)
+    for stride in (outer[1], reach + outer[1] * outer[2] + abs(distance) + 1):     # interleaved, or one after the other
+        covered = reach if stride == outer[1] else reach + outer[1] * (outer[2] - 1)
+        if covered < abs(distance) % stride and abs(distance) % stride + covered < stride:
+            return True
+    return False
 
 
 def _is_wide(y: Group, x: Group) -> bool:
@@ -330,6 +350,10 @@ def score(f: _Fuser, a: Group, b: Group, flows, common) -> int:
     return total
 
 
+def _traffic(f: _Fuser, g: Group) -> int:
+    return sum(nbytes(f.buffers[n]) for n in g.reads.keys() | g.writes.keys())
+
+
 def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
     """Fuse groups ia and ib if that is legal and useful; either way, record why."""
     a, b = f.groups[ia], f.groups[ib]
@@ -359,6 +383,8 @@ def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
     if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
             abs(b.members[-1] - a.members[0]) > f.options.max_distance:
         return refuse("far apart in the program: intermediates would have to live longer")
+    if not flows and common and 5 * points < min(_traffic(f, a), _traffic(f, b)):
+        return refuse("too little in common")
     if makes_cycle(f, ia, ib):
         return refuse("something between them needs one and feeds the other")
     same = a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
@@ -370,13 +396,14 @@ def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
         if isinstance(found, str):
             return refuse(found)
         alignment, a_is_base = found
-        if not flows and not any(_same_reads(a, b, n, alignment, a_is_base) for n in common):
+        if common and not flows and not any(_same_reads(a, b, n, alignment, a_is_base) for n in common):
             return refuse("both read " + ", ".join(common) + ", but at different elements")
         if alignment.permuted and (a.reduces or b.reduces or not flows) and (bad := _scattered_stores(f, a, b, alignment, a_is_base)):
             return refuse(f"{bad} would be written across memory")
     if (problem := hazard(f, a, b, alignment or _identity(a), a_is_base)) is not None:
         return refuse(problem)
-    reason = "vertical: " + ", ".join(flows) if flows else "horizontal: both read " + ", ".join(common)
+    reason = "vertical: " + ", ".join(flows) if flows else \
+        "horizontal: both read " + ", ".join(common) if common else "parts of one buffer"
     f.decisions[key] = Decision(key[0], key[1], True, points, reason)
     a.notes = a.notes + b.notes + [f"{key[0]} and {key[1]}: {reason}"]
     merge(f, ia, ib, alignment, a_is_base)
@@ -461,8 +488,8 @@ def candidate_pairs(f: _Fuser) -> set[tuple[int, int]]:
                 pairs.update((r, other) for other in same[k + 1:k + 4])
     for name, b in f.buffers.items():                 # a value and its update in place
         if b.alias_of is not None and name in f.writer and f.groups[f.writer[name]].space:
-            pairs.update((r, f.writer[name]) for r in f.readers.get(b.alias_of, ())
-                         if f.groups[r].space and r != f.writer[name])
+            before = {*f.readers.get(b.alias_of, ()), f.writer.get(b.alias_of, f.writer[name])}
+            pairs.update((r, f.writer[name]) for r in before if f.groups[r].space and r != f.writer[name])
     return pairs
 
 

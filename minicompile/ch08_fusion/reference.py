@@ -25,7 +25,9 @@ def as_program(schedule: Schedule) -> Program:
     nodes: list[Loop | Extern] = []
     for step in schedule.steps:
         nodes.extend(step.loops if isinstance(step, Kernel) else [step])
-    return replace(schedule.program, nodes=nodes)
+    p = schedule.program
+    empty = {n: torch.empty(0, dtype=p.buffers[n].dtype, device=p.buffers[n].device) for n in schedule.plan.first}
+    return replace(p, nodes=nodes, constants={**p.constants, **empty})
 
 
 def run_schedule(schedule: Schedule, inputs) -> list:

@@ -81,7 +81,7 @@ def int_pow(base, exponent):
 def digamma(x):
     reflected = x < 0.5
     z = tl.where(reflected, 1 - x, x)
-    shift = z * 0
+    shift = tl.where(z != z, z, 0.0)
     for _ in tl.static_range(8):
         small = z < 8
         shift = tl.where(small, shift + 1 / z, shift)
@@ -91,7 +91,8 @@ def digamma(x):
     value = tl.log(z) - 0.5 / z - series - shift
     angle = x - tl.floor(x)
     value = tl.where(reflected, value - 3.141592653589793 / libdevice.tan(3.141592653589793 * angle), value)
-    return tl.where(x == 0, libdevice.copysign(x * 0 + float("inf"), -1 / x), value)
+    value = tl.where((x < 0) & ((angle == 0) | (x == float("-inf"))), float("nan"), value)
+    return tl.where(x == 0, libdevice.copysign(x * 0 + float("inf"), x * -1), value)
 
 # %% [markdown]
 # ## Random numbers

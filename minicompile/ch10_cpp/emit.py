@@ -16,7 +16,7 @@
 # %%
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -248,7 +248,9 @@ def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
 # %% [markdown]
 # ## Pointwise kernels
 #
-# The lane loop runs over blocks, so that threads have something to share even if there is only one dimension.
+# The lane loop runs over blocks, so that threads have something to share even if there is only one dimension. A transposition is contiguous for one variable where
+# it writes and for another where it reads, and neither order is good: each element read brings in a whole cache line of which 15 in 16 elements are
+# needed much later. So the nest is *tiled*: it finishes squares small enough that their lines are still in the cache.
 
 # %%
 def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int) -> int | None:
@@ -271,6 +273,33 @@ def lane_headers(e: Emitter, lane: Symbol, block: int | None) -> tuple[list[str]
     return [for_("lane0", size, step=str(block))], prologue, for_("lane", "count"), f"const int64_t {lane.name} = lane0 + lane;"
 
 
+TILE = 32
+
+
+def crossing_variable(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...]) -> Symbol | None:
+    """The variable along which accesses that jump with the lane are contiguous."""
+    indices = [v.args[1] for v in e.linked.known.values() if v.op == "load"] + [s.index for s in e.linked.stores]
+    return next((o for o in reversed(outer) for index in indices
+                 if coefficient(index, lane) not in (0, 1) and coefficient(index, o) == 1 and lane.size != 1), None)
+
+
+def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: tuple[Symbol, ...]) -> None:
+    """The pointwise nest in tiles of `other` x `lane`."""
+    rest = tuple(v for v in outer if v is not other)
+    nest = child(function, outer)
+    inner = child(nest, (lane,))
+    store_lines(e, e.linked.stores, inner)
+    close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
+    size, width = to_text(other.size), to_text(lane.size)
+    loops = [for_(v.name, to_text(v.size)) for v in rest] + [for_("tile0", size, step=str(TILE)), for_("lane0", width, step=str(2 * TILE))]
+    rows = child(function, ())
+    nest.parent = rows
+    rows.lines += [f"const int64_t count = {width} - lane0 < {2 * TILE} ? {width} - lane0 : {2 * TILE};",
+                   f"const int64_t tile1 = {size} - tile0 < {TILE} ? {size} : tile0 + {TILE};"]
+    close(nest, [for_(other.name, "tile1", "tile0")])
+    close(rows, parallel_pragma(e, product(v.size for v in (*outer, lane)), len(loops)) + loops)
+
+
 def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -> None:
     """All loops of a kernel without reductions, as one loop nest."""
     stores, atomic = e.linked.stores, any(s.mode == "atomic_add" for s in e.linked.stores)
@@ -279,6 +308,9 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
         store_lines(e, stores, function)
         return
     outer = tuple(v for v in variables if v is not lane)
+    other = None if atomic else crossing_variable(e, lane, outer)
+    if other is not None:
+        return emit_tiled(e, function, lane, other, outer)
     block = lane_block(e, lane, outer, 4096)
     direct = direct_variable(e, variables) if atomic else None
     if atomic and direct is lane:
@@ -309,6 +341,8 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code for."""
     from .reductions import emit_reductions
     linked = link(kernel)
+    if linked.reductions and not kernel.reduction_vars:      # a reduction over one element, whose variable was dropped
+        kernel = replace(kernel, reduction_vars=(Symbol("r0", 1),))
     order = {value: i for i, value in enumerate(linked.known.values())}
     tensors = tuple(kernel.inputs) + tuple(kernel.outputs)
     pointers = {}

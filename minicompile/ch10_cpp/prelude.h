@@ -183,8 +183,8 @@ MC float mc_sincos(float x, int quadrant) {
   const int32_t u = mc_bits<int32_t>(x), e = ((u >> 23) & 255) - 150, k = e < 0 ? 0 : e > 104 ? 0 : e;
   const double m = k > 0 ? (double)(((u & 0x7fffff) | 0x800000) * (u < 0 ? -1 : 1)) : 0.0;
   const double a = k > 0 ? m * (mc_turn_high[k] * 5.9604644775390625e-08) : (double)x;
-  const double n = __builtin_rint(a * 0.63661977236758138);
-  const double d = __builtin_fma(n, -6.123233995736766e-17, __builtin_fma(n, -1.5707963267948966, a)) + m * mc_turn_low[k];
+  const double low = m * mc_turn_low[k], n = __builtin_rint((a + low) * 0.63661977236758138);
+  const double d = __builtin_fma(n, -6.123233995736766e-17, __builtin_fma(n, -1.5707963267948966, a) + low);
   const float r = (float)d, s = r * r;
   float p = MC_FMA(2.7175645e-06f, s, -0.00019839256f);
   p = MC_FMA(p, s, 0.0083333291f);

@@ -108,8 +108,10 @@ def tuple_text(values) -> str:
 def view_text(w: Writer, v: View) -> str:
     buffer, name = w.program.buffers[v.buffer], w.local(v.buffer)
     if v.layout.size == buffer.layout.size and v.layout.stride == buffer.layout.stride and v.layout.offset == 0:
-        if root_of(w.program.buffers, v.buffer) == v.buffer or _same_layout(w, v.buffer):
+        if _same_layout(w, v.buffer):
             return name
+    if len(buffer.layout.size) == 2 and _same_layout(w, v.buffer) and v.layout == Layout(buffer.layout.size[::-1], buffer.layout.stride[::-1]):
+        return f"{name}.t()"                       # half the cost of as_strided, and the most frequent view
     where = f"{tuple_text(v.layout.size)}, {tuple_text(v.layout.stride)}, {int_text(v.layout.offset)}"
     if root_of(w.program.buffers, v.buffer) in w.fresh:
         return f"as_strided({name}, {where})"

@@ -43,7 +43,7 @@ def same(a, b, exact=True, what=""):
         assert a.requires_grad == b.requires_grad, f"{what}: requires_grad {a.requires_grad} vs {b.requires_grad}"
         assert all(s == t or n <= 1 for s, t, n in zip(a.stride(), b.stride(), a.shape)) or a.numel() == 0, \
             (what, a.shape, a.stride(), b.stride())
-        torch.testing.assert_close(b, a, equal_nan=True, msg=lambda m: f"{what}: {m}", **(dict(rtol=1e-6, atol=1e-6) if exact else dict(rtol=1e-4, atol=1e-4)))
+        torch.testing.assert_close(b, a, equal_nan=True, msg=lambda m: f"{what}: {m}", **(dict(rtol=1e-5, atol=1e-6) if exact else dict(rtol=1e-4, atol=1e-4)))
     else:
         assert a == b and type(a) is type(b), (what, a, b)
 

@@ -206,3 +206,24 @@ def test_random_programs(seed):
     args = [torch.randn(12, 16), torch.randn(12, 16), torch.randn(16)]
     s = check(fn, args, inline=seed % 3 == 0)
     assert len(kernels(s)) <= sum(isinstance(n, Loop) for n in s.program.nodes)
+
+
+def test_parts_of_a_cat_are_one_kernel():
+    def f(a, b, c):
+        return [torch.cat([torch.mm(a, b), torch.mm(b, c), torch.mm(c, a)], 1)]
+    s = check(f, [torch.randn(16, 16) for _ in range(3)])
+    assert len(kernels(s)) == 1
+
+
+@pytest.mark.parametrize("strides, sizes, distance, expected", [
+    ((192, 1), (8, 64), 64, True), ((192, 1), (8, 64), 128, True), ((192, 1), (8, 64), 32, False),
+    ((192, 1), (8, 64), 192, False), ((192, 1), (8, 64), 192 * 8, True), ((1,), (64,), 64, True), ((1,), (64,), 63, False),
+    ((192, 1), (8, 64), 129, False)])
+def test_disjoint_accesses(strides, sizes, distance, expected):
+    from minicompile.ch01_graphs.symbolic import Symbol
+    from minicompile.ch08_fusion.fuse import disjoint
+    index = sum((Symbol(f"i{k}", n).expr * s for k, (s, n) in enumerate(zip(strides, sizes))), 0)
+    assert disjoint(index, index + distance) is expected and disjoint(index + distance, index) is expected
+    grid = [sum(s * i for s, i in zip(strides, point)) for point in torch.cartesian_prod(
+        *[torch.arange(n) for n in sizes]).reshape(-1, len(sizes)).tolist()]
+    assert expected is set(grid).isdisjoint(g + distance for g in grid)

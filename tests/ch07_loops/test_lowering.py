@@ -1,0 +1,364 @@
+"""What becomes a loop, what stays lazy, which layouts come out, and that the numbers are eager's."""
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.trace import Recorder, trace
+from minicompile.ch07_loops.ir import Extern, Loop
+from minicompile.ch07_loops.lazy import Options
+from minicompile.ch07_loops.lower import lower
+from minicompile.ch07_loops.reference import run_program
+from minicompile.ch07_loops.verify import print_program, verify
+
+from .helpers import check, externs, loops, program_of
+
+aten = torch.ops.aten
+
+
+def R(*size):
+    return torch.randn(*size)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def test_pointwise_chain_is_one_loop():
+    program = check(lambda x, y, b: F.gelu(x + b) * torch.sigmoid(y) - 2, [R(5, 7), R(5, 7), R(7)])
+    assert len(program.nodes) == 1
+    assert sum(i.op == "load" for i in program.nodes[0].body) == 3
+    assert program.nodes[0].origins
+
+
+def test_shared_operand_is_evaluated_once():
+    def chain(x):
+        for _ in range(30):
+            x = x * x.sin()
+        return x
+    program = check(chain, [R(4)])
+    assert sum(i.op == "sin" for loop in loops(program) for i in loop.body) == 30
+
+
+def test_body_size_is_bounded():
+    def wide(*xs):
+        return sum(x * 2 for x in xs)
+    program = check(wide, [R(3) for _ in range(40)])
+    for loop in loops(program):
+        assert len({i.args[0] for i in loop.body if i.op == "load"}) <= 12
+
+
+def test_views_cost_nothing():
+    program = check(lambda x: (x.t()[1:3], x.view(2, 6, 4).permute(2, 0, 1), x.unsqueeze(1).expand(12, 5, 4)), [R(12, 4)])
+    assert program.nodes == []
+
+
+def test_matmul_takes_transposed_operand_without_copy():
+    program = check(lambda x, w: torch.mm(x, w.t()), [R(4, 8), R(6, 8)])
+    assert [type(n) for n in program.nodes] == [Extern]
+    assert program.nodes[0].args[1].layout.stride == (1, 8)
+
+
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_layouts_follow_eager(form):
+    x = R(2, 4, 5, 6).contiguous(memory_format=form)
+    program = check(lambda x, y: (F.relu(x) + 1, x.transpose(1, 2) * y), [x, R(2, 5, 4, 6)])
+    loop = loops(program)[0]
+    store = next(i for i in loop.body if i.op == "store")
+    last = loop.vars[-1]
+    from minicompile.ch01_graphs.symbolic import coefficient
+    assert coefficient(store.args[1], last) == 1
+
+
+def test_convolution_keeps_channels_last():
+    x, w = (R(*s).contiguous(memory_format=torch.channels_last) for s in [(2, 4, 8, 8), (6, 4, 3, 3)])
+    program = check(lambda x, w: F.relu(F.conv2d(x, w, None, 1, 1)), [x, w])
+    call, = externs(program)
+    assert program.buffers[call.outputs[0]].layout.stride == (384, 1, 48, 6)
+
+
+SPECIAL = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, 1.5, -2.5, 3e38])
+
+
+@pytest.mark.parametrize("op", [
+    lambda x: x.amax(), lambda x: x.argmax(), lambda x: x.argmin(), lambda x: torch.maximum(x, x.flip(0)), lambda x: x.sum(),
+    lambda x: (x > 0) | (x != x), lambda x: torch.where(x == x, x, 7), lambda x: x.to(torch.int32) * 0, lambda x: x.relu(),
+    lambda x: x.clamp(-1, 1), lambda x: torch.softmax(x[3:], 0), lambda x: x.isnan(), lambda x: x.sign()[3:]])
+def test_special_values(op):
+    check(op, [SPECIAL])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_compute_in_float32(dtype):
+    x, y = R(6, 33).to(dtype), R(33).to(dtype)
+    program = check(lambda x, y: F.layer_norm(x + y, (33,)) * y, [x, y], rtol=2e-2, atol=2e-2)
+    for loop in loops(program):
+        for inst in loop.body:
+            assert inst.dtype != dtype or inst.op == "load"
+
+
+def test_half_comparison_rounds_what_memory_would_round():
+    x = R(1000).bfloat16()
+    check(lambda x: (x * 3.0 + 1.1) == (x * 3.0 + 1.1).amax(), [x])
+
+
+def test_emulated_casts_equal_eager_bit_for_bit():
+    x = R(500).bfloat16()
+    check(lambda x: ((x * 1.1) + 0.3) * x, [x], Options(emulate_precision_casts=True), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool])
+def test_integers(dtype):
+    x = torch.randint(0, 2 if dtype is torch.bool else 100, (4, 6)).to(dtype)
+    y = torch.randint(1, 2 if dtype is torch.bool else 9, (6,)).to(dtype)
+    check(lambda x, y: (x + y, x * y, x.sum(), x.sum(1), x == y, x < y, x | y, x & y, x.amax(0), x.any(), x / y), [x, y])
+    if dtype is not torch.bool:
+        check(lambda x, y: (x // y, x % y, torch.div(x, y, rounding_mode="trunc"), x - y, -x, x ** 2, x.prod(1)), [x, y])
+
+
+@pytest.mark.parametrize("size", [(0,), (0, 3), (3, 0), (1,), (1, 1, 1), ()])
+def test_degenerate_sizes(size):
+    check(lambda x: (x + 1, x.sum(), x.any(), x.mean(-1) if x.dim() else x, x.reshape(-1) * 2, x.exp().unsqueeze(0)), [torch.randn(size)])
+
+# Reductions
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("size,dims", [((4096, 48), [0]), ((3, 70000), [1]), ((64, 8, 30, 30), [0, 2, 3]), ((200000,), [0]),
+                                       ((7, 9973), [1]), ((37, 411, 5), [0, 1]), ((2, 8, 4097), [0, 2])])
+def test_split_reductions(size, dims, device):
+    """Large reductions with few results come in two loops, and give what one loop gives."""
+    x = R(*size)
+    options = Options(threads=16, processors=132)
+
+    def all_of(x):
+        return (x.sum(dims), x.amax(dims), x.amin(dims, True), (x > 3).any(-1) if len(size) == 1 else (x > 3).sum(dims),
+                *torch.var_mean(x, dims, correction=0))
+    program = check(all_of, [x], options, rtol=1e-4, atol=1e-3, device=device)
+    assert len(loops(program)) > 6
+    assert len(loops(check(all_of, [x], Options(split_reductions=False), rtol=1e-4, atol=1e-3, device=device))) == 5
+
+
+def test_split_needs_no_remainder_for_welford():
+    program = check(lambda x: torch.var_mean(x, [0]), [R(99991)], Options(threads=4), rtol=1e-3)
+    assert len(loops(program)) == 1             # a prime: no equal blocks
+
+
+def test_argmax_takes_the_first():
+    x = torch.tensor([[1., 3, 3, 0], [2, 2, 2, 2], [math.nan, 1, math.nan, 5]])
+    check(lambda x: (x.argmax(), x.argmax(1), x.argmin(0), *x.max(1), *x.min(0)), [x])
+
+
+def test_channels_last_statistics():
+    x = R(4, 6, 8, 8).contiguous(memory_format=torch.channels_last)
+    program = check(lambda x: torch.var_mean(x, [0, 2, 3]), [x], Options(threads=1), rtol=1e-3)
+    loop, = loops(program)
+    load = next(i for i in loop.body if i.op == "load")
+    from minicompile.ch01_graphs.symbolic import coefficient
+    assert coefficient(load.args[1], loop.vars[-1]) == 1
+    assert [coefficient(load.args[1], v) for v in loop.reduction_vars] == [384, 48, 6]
+
+
+def test_softmax_stats_blocks():
+    """The online softmax, whole and in blocks, with rows and blocks that hold only -inf."""
+    from minicompile.ch07_loops.lazy import Lowering
+    from minicompile.ch07_loops import reductions
+    x = R(2, 66000)
+    x[0, 40000:] = -math.inf
+    for threads in (1, 8):
+        graph = trace(lambda x: [x.amax(1, True), x.exp().sum(1, True)], [FakeMode().from_real(x)])
+        node = next(iter(graph.graph.nodes))
+        from minicompile.ch07_loops.ir import Program
+        g = Lowering(Options(threads=threads), Program([], {}, [], []))
+        from minicompile.ch07_loops.lower import lower_input
+        lazy = lower_input(g, node)
+        g.node = graph.graph.call_function(len)
+        fakes = [n.meta["val"] for n in graph.graph.nodes if "amax" in n.name or "sum" in n.name]
+        g.node.meta["val"] = fakes
+        top, total = reductions.softmax_stats(g, lazy, 1)
+        g.program.outputs = [top.view, total.view]
+        verify(g.program)
+        assert len(g.program.nodes) == (1 if threads == 1 else 3)
+        got = run_program(g.program, [x])
+        torch.testing.assert_close(got[0], x.amax(1, True))
+        torch.testing.assert_close(got[1], (x - x.amax(1, True)).exp().sum(1, True), rtol=1e-4, atol=1e-4)
+
+# Indexing
+
+
+def test_gathers_and_scatters():
+    x, i, j = R(6, 5, 4), torch.tensor([[0, -1, 3], [2, 2, -6]]), torch.tensor([1, 0, -1])
+    check(lambda x, i, j: (x[i], x[:, j], x[i, j], x[i, :, j], x[:, :, j][i], x[None, i]), [x, i, j])
+    check(lambda x, j: (x.index_put((j,), x[:3] * 2), aten.index_put(x, [None, j], torch.ones(6, 3, 4)),
+                        x.index_put((j,), x[3:] + 1, accumulate=True)), [x, j])
+    k = torch.randint(0, 5, (6, 3, 4))
+    check(lambda x, k: (x.gather(1, k), x.scatter(1, k, 2.0), torch.zeros(6, 5, 4).scatter_add(1, k, x[:, :3])), [x, k])
+    check(lambda x: (torch.zeros(6, 5, 4).slice_scatter(x[:2], 0, 1, 5, 2), x.select_scatter(x[0, :, :1].squeeze(1)[:, None]
+                     .expand(5, 4), 0, -2)), [x])
+
+
+def test_embedding_out_of_range_is_an_error():
+    program = program_of(lambda w, i: F.embedding(i, w) * 2, [R(5, 3), torch.tensor([0, 4])])
+    with pytest.raises(IndexError):
+        run_program(program, [R(5, 3), torch.tensor([0, 5])])
+
+
+def test_embedding_gradient_accumulates():
+    def gradient(w, i, g):
+        return torch.autograd.grad(F.embedding(i, w), w, g)
+    w = R(5, 3).requires_grad_()
+    program = check(gradient, [w, torch.tensor([[1, 1, 4], [0, 1, 4]]), R(2, 3, 3)])
+    assert any(i.op == "store" and i.args[3] == "atomic_add" for loop in loops(program) for i in loop.body)
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 12])
+def test_cat_small_and_large(pieces):
+    for rows in (3, 600):
+        xs = [R(rows, k + 1) for k in range(pieces)]
+        check(lambda *xs: torch.cat([x * 2 for x in xs], 1), xs)
+        check(lambda *xs: torch.cat([x.t() for x in xs], 0).contiguous(), xs)
+
+
+def test_padding_and_pooling():
+    x = R(2, 3, 9, 11)
+    check(lambda x: (F.pad(x, (1, 2, 0, 3), value=2.5), F.pad(x, (-1, 2)), x.roll((2, -1), (2, 3)), x.flip(1, 3)), [x])
+    check(lambda x: (*F.max_pool2d(x, 3, 2, 1, return_indices=True), F.avg_pool2d(x, 3, 2, 1), F.interpolate(x, scale_factor=2)),
+          [x])
+
+
+@pytest.mark.parametrize("pool", [lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.avg_pool2d(x, 2)])
+def test_pooling_gradient_is_a_gather(pool):
+    x = R(2, 3, 8, 8).requires_grad_()
+    program = check(lambda x: torch.autograd.grad(pool(x).square().sum(), x), [x])
+    assert not externs(program)
+    assert not any(i.op == "store" and i.args[3] for loop in loops(program) for i in loop.body)
+
+# Mutation, creation, fallbacks
+
+
+def mutating(body, tensors):
+    """A graph that ends with `copy_` into its inputs, lowered; returns (program, inputs after running it)."""
+    fakes = [FakeMode().from_real(t) for t in tensors]
+    recorder = Recorder()
+    for i, f in enumerate(fakes):
+        recorder.placeholder(f"arg{i}", f)
+    with recorder:
+        values, outputs = body(*fakes)
+        for target, value in values:
+            target.copy_(value)
+    program = lower(recorder.finish(outputs))
+    verify(program)
+    inputs = [t.clone() for t in tensors]
+    return program, inputs, run_program(program, inputs)
+
+
+def test_update_in_place_needs_no_temporary():
+    p, g = R(5), R(5)
+    program, after, _ = mutating(lambda p, g: ([(p, p - g * 0.1)], []), [p, g])
+    assert len(program.nodes) == 1
+    torch.testing.assert_close(after[0], p - g * 0.1)
+
+
+def test_update_that_reads_other_elements_goes_through_a_temporary():
+    x, y = R(5), R(5)
+    program, after, _ = mutating(lambda x, y: ([(x, x.flip(0))], []), [x, y])
+    torch.testing.assert_close(after[0], x.flip(0))
+    program, after, _ = mutating(lambda x, y: ([(x, y * 1), (y, x * 1)], []), [x, y])
+    torch.testing.assert_close(after, [y, x])
+
+
+def test_returned_view_of_mutated_input_keeps_the_old_values():
+    x = R(4)
+    _, after, outs = mutating(lambda x: ([(x, x + 1)], [x.view(2, 2)]), [x])
+    torch.testing.assert_close(outs[0], x.view(2, 2))
+    torch.testing.assert_close(after[0], x + 1)
+
+
+def test_creation_is_free():
+    program = check(lambda x: x + torch.arange(4) * 2 + torch.ones(3, 4) + torch.eye(3, 4) + torch.tril(torch.full((3, 4), 2.)),
+                    [R(3, 4)])
+    assert len(program.nodes) == 1 and sum(i.op == "load" for i in program.nodes[0].body) == 1
+
+
+def test_unknown_operators_call_their_kernel():
+    program = check(lambda x: (x.cumsum(0) + 1, *torch.sort(x, 1), torch.linalg.inv(x @ x.t() + 9 * torch.eye(4))), [R(4, 5)],
+                    rtol=1e-3)
+    assert len(externs(program)) >= 3
+
+
+def test_constants_of_the_program():
+    table = torch.arange(6.).view(2, 3)
+    check(lambda x: x * table, [R(2, 3)])
+
+# Chains of views against eager
+
+
+@st.composite
+def view_chain(draw):
+    steps = []
+    for _ in range(draw(st.integers(1, 6))):
+        steps.append(draw(st.sampled_from(["permute", "reshape", "slice", "select", "unsqueeze", "expand", "flip", "squeeze",
+                                           "add", "diagonal", "unfold"])))
+    return steps, draw(st.integers(0, 2**31))
+
+
+def apply_chain(x, chain):
+    import random
+    steps, seed = chain
+    rng = random.Random(seed)
+    for step in steps:
+        n = x.dim()
+        d = rng.randrange(n) if n else 0
+        if step == "permute" and n:
+            order = list(range(n))
+            rng.shuffle(order)
+            x = x.permute(order)
+        elif step == "reshape":
+            flat, sizes = x.numel(), []
+            while flat > 1 and len(sizes) < 3:
+                f = rng.choice([k for k in range(1, flat + 1) if flat % k == 0])
+                sizes.append(f)
+                flat //= f
+            x = x.reshape(sizes + [flat])
+        elif step == "slice" and n and x.shape[d] > 1:
+            x = x.narrow(d, 1, x.shape[d] - 1)[(slice(None),) * d + (slice(None, None, rng.choice([1, 2])),)]
+        elif step == "select" and n > 1:
+            x = x.select(d, rng.randrange(x.shape[d]))
+        elif step == "unsqueeze" and n < 5:
+            x = x.unsqueeze(rng.randrange(n + 1))
+        elif step == "expand" and 1 in x.shape and x.numel() < 500:
+            x = x.expand([3 if s == 1 else s for s in x.shape])
+        elif step == "flip" and n:
+            x = x.flip(d)
+        elif step == "squeeze":
+            x = x.squeeze()
+        elif step == "add":
+            x = x + 1
+        elif step == "diagonal" and n > 1:
+            x = x.diagonal(0, d, (d + 1) % n)
+        elif step == "unfold" and n and n < 5 and x.shape[d] > 2:
+            x = x.unfold(d, 2, 1)
+    return x
+
+
+@settings(max_examples=150, deadline=None)
+@given(view_chain(), st.sampled_from([(4, 6), (2, 3, 4), (12,), (2, 1, 6, 2)]))
+def test_view_chains(chain, size):
+    x = torch.arange(float(math.prod(size))).reshape(size)
+    check(lambda x: (apply_chain(x, chain), apply_chain(x * 2, chain), apply_chain(x, chain).sum()), [x], strides=False)
+
+
+def test_print_program_reads():
+    text = print_program(program_of(lambda x, w: F.relu(x @ w).sum(0), [R(3, 4), R(4, 5)]))
+    assert "aten.mm.default" in text and "reduce(sum" in text and "return buf" in text
+
+
+def test_spec_catches_a_bad_program():
+    program = program_of(lambda x: x.sin(), [R(3)])
+    program.nodes[0].outputs = ("buf9",)
+    with pytest.raises(AssertionError):
+        verify(program)

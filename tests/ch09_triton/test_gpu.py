@@ -1,0 +1,198 @@
+"""Generated kernels on a real GPU against eager: every kernel form, awkward shapes, special values."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.trace import trace
+from minicompile.ch06_decompositions.decompose import decompose
+from minicompile.ch07_loops.lower import lower
+from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch11_runtime.host import compile_schedule
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def compiled(fn, *inputs):
+    """`fn` through trace, decompose, lower, fuse and Triton, without capture or autograd."""
+    def flat(*args):
+        out = fn(*args)
+        return list(out) if isinstance(out, (tuple, list)) else [out]
+    mode = FakeMode()
+    program = compile_schedule(fuse(lower(decompose(trace(flat, [mode.from_real(t) for t in inputs]))), FusionOptions()), "triton")
+    return lambda *args: program(list(args))
+
+
+def check(fn, *inputs, rtol=None, atol=None, exact=None):
+    """Compare with eager; `exact` computes the reference instead of `fn` (in higher precision)."""
+    want = (exact or fn)(*inputs)
+    want = list(want) if isinstance(want, (tuple, list)) else [want]
+    run = compiled(fn, *inputs)
+    for _ in range(2):
+        got = run(*inputs)
+        for g, w in zip(got, want):
+            torch.testing.assert_close(g, w.to(g.dtype), rtol=rtol, atol=atol, equal_nan=True)
+
+
+def r(*shape, dtype=F32):
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.float16, torch.float64])
+@pytest.mark.parametrize("n", [1, 31, 1024, 100003])
+def test_pointwise(n, dtype):
+    check(lambda x, y: torch.tanh(x) * y + torch.erf(x) - 0.5, r(n, dtype=dtype), r(n, dtype=dtype), rtol=2e-2 if dtype in (BF16, torch.float16) else 1e-5,
+          atol=2e-2 if dtype in (BF16, torch.float16) else 1e-5)
+
+
+UNARY = ["exp", "expm1", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asinh", "atan", "erf", "erfc", "lgamma", "digamma", "sigmoid",
+         "floor", "ceil", "trunc", "round", "sign", "sqrt", "rsqrt", "log", "reciprocal", "isnan", "isinf", "signbit"]
+
+
+@pytest.mark.parametrize("op", UNARY)
+def test_unary_special_values(op):
+    x = torch.cat([r(1000) * 5, torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, -1e30], device="cuda")])
+    check(getattr(torch, op), x, rtol=2e-4 if op == "digamma" else 2e-5, atol=2e-4 if op == "digamma" else 1e-6)
+
+
+@pytest.mark.parametrize("fn", [torch.floor_divide, torch.remainder, torch.fmod, torch.pow, torch.maximum, torch.minimum, torch.atan2, torch.true_divide,
+                                torch.hypot, torch.copysign, torch.nextafter], ids=lambda f: f.__name__)
+def test_binary_float(fn):
+    a, b = r(5000) * 4, (r(5000) * 3).round()
+    a[:3] = torch.tensor([float("nan"), 0.0, 6.0])
+    b[:3] = torch.tensor([1.0, -3.0, 3.0])
+    check(fn, a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_integers(dtype):
+    a, b = torch.randint(-40, 40, (999,), device="cuda").to(dtype), torch.randint(1, 9, (999,), device="cuda").to(dtype)
+    if dtype == torch.bool:
+        return check(lambda a, b: (a & b, a | b, a ^ b, ~a, a.float() + b, a.sum(), a.any(), b.all()), a, b)
+    check(lambda a, b: (a // b, a % b, a + b, a * b, a & b, torch.fmod(a, b), a.sum(), torch.div(a, b, rounding_mode="trunc"), a.amax()), a, b)
+
+
+@pytest.mark.parametrize("shape", [(96, 200), (1000, 1000), (33, 65)])
+def test_transposes(shape):
+    x, y = r(*shape), r(*reversed(shape))
+    check(lambda x, y: x.t() + y, x, y)
+    check(lambda x, y: (x.t() * 2).contiguous(), x, y)
+
+
+def test_layout_changes():
+    x = r(4, 64, 28, 28, dtype=BF16)
+    check(lambda x: (x * 2).contiguous(memory_format=torch.channels_last), x)
+    check(lambda x: (x * 2).contiguous(), x.to(memory_format=torch.channels_last))
+    check(lambda x, w: F.relu(x * w.view(1, -1, 1, 1) + 1), x.to(memory_format=torch.channels_last), r(64, dtype=BF16), rtol=2e-2, atol=2e-2)
+
+
+SHAPES = [(1, 7), (5, 64), (1000, 33), (3, 1000), (4096, 384), (512, 768), (7, 5000), (16, 50304), (1, 1 << 20)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_row_reductions(shape):
+    x = r(*shape)
+    check(lambda x: (x.sum(1), x.amax(1), x.amin(1), x.mean(1)), x, rtol=1e-4, atol=1e-3)
+    check(lambda x: torch.var_mean(x, 1, correction=0), x * 3 + 100, rtol=1e-3, atol=1e-3,
+          exact=lambda x: [t.float() for t in torch.var_mean(x.double(), 1, correction=0)])
+    check(lambda x: x.argmax(1), x)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_column_reductions(shape):
+    x = r(*reversed(shape), dtype=BF16)
+    check(lambda x: x.float().sum(0), x, rtol=1e-4, atol=1e-2)
+    check(lambda x: torch.var_mean(x.float(), 0), x, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("columns", [10, 64, 1000, 1024, 4097, 50304])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_softmax(columns, dtype):
+    x = r(65, columns, dtype=dtype) * 3
+    x[1, ::2] = -float("inf")
+    x[2] = -float("inf")
+    x[3, 4] = float("nan")
+    tolerance = dict(rtol=2e-2, atol=1e-3) if dtype == BF16 else dict(rtol=1e-5, atol=1e-7)
+    check(lambda x: F.softmax(x, -1), x, **tolerance)
+    check(lambda x: F.log_softmax(x.float(), -1), x, rtol=1e-5, atol=1e-4)
+    check(lambda x: x.float().logsumexp(-1), x[:2], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [16, 384, 768, 1600, 12000])
+def test_layer_norm(columns):
+    x, w, b = r(300, columns, dtype=BF16), r(columns, dtype=BF16), r(columns, dtype=BF16)
+    check(lambda x, w, b: F.layer_norm(x, (columns,), w, b), x, w, b, rtol=2e-2, atol=2e-2)
+
+
+def test_extremes_take_the_first_index_and_nan():
+    x = torch.randint(0, 3, (200, 3000), device="cuda").float()
+    x[5, 100] = x[5, 7] = float("nan")
+    x[6] = -float("inf")
+    first = lambda x: (x.isnan() | (x == x.nan_to_num(-9).amax(1, keepdim=True)) & ~x.isnan().any(1, keepdim=True)).int()
+    index = compiled(lambda x: x.argmax(1), x)(x)[0]
+    mask = first(x)
+    mask[6] = 1
+    want = torch.where(mask == 1, torch.arange(3000, device="cuda"), 3000).amin(1)
+    assert torch.equal(index, want)
+    check(lambda x: (x.amax(1), x.amin(1)), x)
+
+
+def test_gather_scatter_embedding():
+    table, index = r(50, 128), torch.randint(0, 50, (300,), device="cuda")
+    check(lambda t, i: F.embedding(i, t) * 2, table, index)
+    check(lambda t, i: t[i].sum(0), table, index, rtol=1e-4, atol=1e-3)
+    check(lambda t, i: torch.zeros(50, 128, device="cuda").index_add(0, i, t[i]), table, index, rtol=1e-4, atol=1e-4)
+    check(lambda t, i: torch.zeros(50, 128, device="cuda", dtype=BF16).index_add(0, i, t[i].to(BF16)), table, index, rtol=5e-2, atol=1e-1)
+
+
+def test_misaligned_views_use_narrower_loads():
+    base = r(4097)
+    run = compiled(lambda x: x * 2, base[:4096])
+    for start in (0, 1, 0):
+        x = base[start:start + 4096]
+        torch.testing.assert_close(run(x)[0], x * 2)
+
+
+def test_current_stream_is_used():
+    x = r(1 << 22)
+    run = compiled(lambda x: x.sin(), x)
+    run(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)
+        y = run(x)[0]
+        event = stream.record_event()
+    assert not event.query()
+    event.synchronize()
+    torch.testing.assert_close(y, x.sin())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        z = run(x)[0]
+    x.add_(1)
+    graph.replay()
+    torch.testing.assert_close(z, x.sin())
+
+
+def test_dropout_stream_matches_the_philox_helper():
+    """The prelude's generator with eager's launch layout reproduces torch.rand_like's sibling: fused dropout's mask."""
+    from minicompile.ch09_triton.emit import emit_triton
+    from minicompile.ch09_triton.launch import load_triton
+
+    from .helpers import Body, buffer, kernel, sym
+    n = 1 << 16
+    i = sym("i0", n)
+    properties = torch.cuda.get_device_properties(0)
+    blocks = min((n + 255) // 256, properties.multi_processor_count * (properties.max_threads_per_multi_processor // 256))
+    body = Body()
+    seed, offset = body.load("in0", 0, dtype=torch.int64), body.load("in1", 0, dtype=torch.int64)
+    body.store("out0", i.expr, body.emit("philox", seed, offset, i.expr, (4, blocks * 256), dtype=F32))
+    k = kernel([body.loop((i,))], [buffer("in0", (), torch.int64), buffer("in1", (), torch.int64), buffer("out0", (n,))],
+               ["in0", "in1"], ["out0"], (i,))
+    k.device = torch.device("cuda", 0)
+    out = torch.empty(n, device="cuda")
+    load_triton([emit_triton(k)])[0](torch.tensor(1234, device="cuda"), torch.tensor(0, device="cuda"), out)
+    torch.manual_seed(1234)
+    _, mask = torch.native_dropout(torch.ones(n, device="cuda"), 0.3, True)
+    assert torch.equal(out < 0.7, mask)

@@ -1,0 +1,125 @@
+"""The compile pool, the cache, and the C launcher against a stand-in for the CUDA driver that records what it is asked to launch."""
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton")
+
+from minicompile.ch09_triton import launch
+from minicompile.ch09_triton.emit import emit_triton
+from minicompile.ch09_triton.heuristics import Config
+
+from .helpers import Body, buffer, kernel, sym
+
+FAKE_DRIVER = r"""
+#include <stdio.h>
+#include <stdint.h>
+int cuInit(unsigned f) { return 0; }
+int cuModuleLoadData(void **m, const void *image) { *m = (void *)1; return 0; }
+int cuModuleUnload(void *m) { return 0; }
+int cuModuleGetFunction(void **f, void *m, const char *name) { *f = (void *)2; printf("function %s\n", name); return 0; }
+int cuFuncSetAttribute(void *f, int a, int v) { printf("attribute %d %d\n", a, v); return 0; }
+int cuFuncGetAttribute(int *v, int a, void *f) { *v = a; return 0; }
+int cuGetErrorString(int c, const char **t) { *t = "made up"; return 0; }
+int cuDeviceGet(int *d, int o) { *d = o; return 0; }
+int cuDevicePrimaryCtxRetain(void **c, int d) { *c = (void *)3; return 0; }
+int cuCtxSetCurrent(void *c) { return 0; }
+int cuCtxGetCurrent(void **c) { *c = (void *)3; return 0; }
+int cuLaunchKernel(void *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream,
+                   void **params, void **extra) {
+    printf("launch %u threads %u shared %u stream %lu: %lu %lu %d\n", gx, bx, shared, (unsigned long)stream,
+           (unsigned long)*(uint64_t *)params[0], (unsigned long)*(uint64_t *)params[1], *(int32_t *)params[2]);
+    fflush(stdout);
+    return gx == 13 ? 1 : 0;
+}
+"""
+
+SCRIPT = """
+from minicompile.ch09_triton.launch import launcher
+class T:
+    def __init__(self, p): self.p = p
+    def data_ptr(self): return self.p
+def expect(error, *args):
+    try: k(*args)
+    except error as e: print(type(e).__name__, e, flush=True)
+k = launcher().Kernel(b"cubin", "f", 0, 128, 65536, 2, 1, True, 0, lambda s: s * 2, lambda d: 77 + d, 15, lambda *a: print("fallback", a[2], flush=True))
+k(T(160), T(1024), 5)
+k(160, T(1032), 6)
+k(T(160), T(1024), 0)
+expect(TypeError, T(160), T(1024))
+expect(OverflowError, T(160), T(1024), 2**40)
+expect(AttributeError, None, T(1024), 2)
+k = launcher().Kernel(b"cubin", "f", 0, 32, 0, 2, 1, False, 13, None, lambda d: 0, 0, None)
+expect(RuntimeError, T(161), T(1024), -1)
+"""
+
+EXPECTED = """
+function f
+attribute 8 65536
+launch 10 threads 128 shared 65536 stream 77: 160 1024 5
+fallback 6
+TypeError the kernel takes 2 tensors and 1 integers, not 2 arguments
+OverflowError a size exceeds 32 bits
+AttributeError 'NoneType' object has no attribute 'data_ptr'
+function f
+launch 13 threads 32 shared 0 stream 0: 161 1024 -1
+RuntimeError CUDA error while launching a kernel: made up
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs a C compiler")
+def test_launcher_passes_arguments_to_the_driver(tmp_path):
+    (tmp_path / "fake.c").write_text(FAKE_DRIVER)
+    subprocess.run(["gcc", "-shared", "-fPIC", str(tmp_path / "fake.c"), "-o", str(tmp_path / "libcuda.so.1")], check=True)
+    env = os.environ | {"LD_LIBRARY_PATH": str(tmp_path), "MINICOMPILE_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True)
+    assert done.stdout.strip() == EXPECTED.strip(), done.stdout + done.stderr
+
+
+def small_kernel(name="kernel", location=None):
+    i = sym("i0", 1000)
+    b = Body()
+    b.store("out0", i.expr, b.tanh(b.load("in0", i.expr)))
+    return kernel([b.loop((i,), location=location)], [buffer("in0", (1000,)), buffer("out0", (1000,))], ["in0"], ["out0"], (i,), name=name)
+
+
+def test_cache_key_ignores_names_and_comments_but_not_options(monkeypatch):
+    from minicompile.ch01_graphs.graph import Location
+    key = lambda k, config=None, aligned=True, arch=90: launch.make_task(emit_triton(k, config), arch, aligned)["key"]
+    base = key(small_kernel())
+    located = small_kernel("other", Location(__file__, 1, "f"))
+    assert "test_launch.py:1" in emit_triton(located).code
+    assert key(located) == base
+    assert len({base, key(small_kernel(), aligned=False), key(small_kernel(), arch=80), key(small_kernel(), Config({"x": 64}, 1))}) == 4
+
+
+def test_pool_compiles_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
+    """Real machine code for an H100, made by a worker process; a broken kernel reports its error and breaks nothing."""
+    monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path))
+    task = launch.make_task(emit_triton(small_kernel()), 90, True)
+    broken = task | {"code": task["code"].replace("tl.load", "tl.lode"), "path": str(tmp_path / "broken")}
+    pool = launch.Pool()
+    try:
+        waits = [pool.submit(t) for t in (task, broken)]
+        assert waits[0]() == "" and "lode" in waits[1]()
+        result = launch.read_result(task)
+        assert result["cubin"][:4] == b"\x7fELF" and result["name"] == "kernel" and result["num_warps"] == task["num_warps"]
+        assert not os.path.exists(broken["path"])
+        pool.process.kill()
+        pool.process.wait()
+        assert "ended" in pool.submit(task)()
+    finally:
+        pool.process.kill()
+
+
+def test_damaged_cache_file_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path))
+    task = launch.make_task(emit_triton(small_kernel()), 90, True)
+    os.makedirs(os.path.dirname(task["path"]))
+    with open(task["path"], "wb") as f:
+        f.write(pickle.dumps({"a": 1})[:-3])
+    assert launch.read_result(task) is None and not os.path.exists(task["path"])

@@ -1,0 +1,155 @@
+"""Whole ATen programs through trace, decompose, lower, fuse and the C++ backend, against eager."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+from .pipeline import compile_cpp
+
+aten = torch.ops.aten
+
+
+def agree(fn, *inputs, fusion=True, **tolerance):
+    want = fn(*[t.clone() for t in inputs])
+    want = list(want) if isinstance(want, (tuple, list)) else [want]
+    compiled, sources = compile_cpp(fn, *inputs, fusion=fusion)
+    for g, w in zip(compiled(*[t.clone() for t in inputs]), want, strict=True):
+        torch.testing.assert_close(g, w, equal_nan=True, **tolerance)
+    return sources
+
+
+def rand(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+CHAINS = {
+    "bias_gelu_residual": lambda x, y, b: F.gelu(x + b) + y,
+    "residual_layer_norm": lambda x, y, b: F.layer_norm(x + y, (x.shape[-1],), b, b),
+    "scaled_softmax": lambda x, y, b: (x * 0.125).masked_fill(y > 1, float("-inf")).softmax(-1),
+    "log_softmax": lambda x, y, b: F.log_softmax(x, -1),
+    "softmax_first_dim": lambda x, y, b: x.softmax(0),
+    "rms_norm": lambda x, y, b: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * b,
+    "transpose": lambda x, y, b: x.t() * 2 + y.t(),
+    "mixed_order": lambda x, y, b: (x.t().contiguous().t() + y) * b,
+    "sums": lambda x, y, b: (x.sum(), (x * y).sum(0), (x + b).sum(1), x.mean(), x.std(), x.var(0), x.var(1)),
+    "extremes": lambda x, y, b: (x.amax(1), x.amin(0), x.argmax(1), x.argmin(0), x.max(), x.argmax()),
+    "logic": lambda x, y, b: ((x > 0).any(1), (x > y).all(0), (x > 0).sum(1), torch.where(x > y, x, b), x.clamp(-1, 1)),
+    "cat": lambda x, y, b: torch.cat([x, y * 2], 1),
+    "pad": lambda x, y, b: F.pad(x, (1, 2, 3, 4)),
+    "flip_roll": lambda x, y, b: (x.flip(0) + y, x[:, ::2], x[1:] - x[:-1]),
+    "libm": lambda x, y, b: (x.tan(), x.atan(), torch.atan2(x, y), torch.hypot(x, y), x.abs().pow(y), x.sinh(), x.erfc(), x.lgamma()),
+    "rounding": lambda x, y, b: ((x * 4).round(), x.floor(), x.ceil(), x.trunc(), x.sign(), x % y, torch.fmod(x, y), x // y),
+}
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (40, 301)])
+@pytest.mark.parametrize("name", CHAINS)
+def test_chain(name, shape):
+    agree(CHAINS[name], rand(*shape), rand(*shape, seed=1), rand(shape[1], seed=2), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "residual_layer_norm", "sums", "extremes", "logic", "scaled_softmax"])
+def test_chain_in_double(name):
+    agree(CHAINS[name], rand(9, 65).double(), rand(9, 65, seed=1).double(), rand(65, seed=2).double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "residual_layer_norm", "scaled_softmax", "rms_norm", "transpose", "extremes", "cat"])
+def test_chain_in_half_precision_is_at_least_as_good_as_eager(name, dtype):
+    inputs = [rand(9, 65), rand(9, 65, seed=1), rand(65, seed=2)]
+    half = [t.to(dtype) for t in inputs]
+    exact = CHAINS[name](*[t.double() for t in half])
+    eager = CHAINS[name](*half)
+    compiled, _ = compile_cpp(CHAINS[name], *half)
+    if not isinstance(exact, tuple):
+        exact, eager = [exact], [eager]
+    for g, e, x in zip(compiled(*half), eager, exact, strict=True):
+        assert g.dtype == e.dtype
+        ours, theirs = (g.double() - x.double()).abs().max(), (e.double() - x.double()).abs().max()
+        assert ours <= theirs * 1.05 + 1e-9
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
+def test_integers(dtype):
+    g = torch.Generator().manual_seed(0)
+    low = 0 if dtype is torch.uint8 else -100
+    a = torch.randint(low, 100, (333,), generator=g, dtype=dtype)
+    b = torch.randint(1, 9, (333,), generator=g, dtype=dtype)
+    agree(lambda a, b: (a + b, a * b, a - b, a // b, a % b, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b), a & b, a | b,
+                        a ^ b, ~a, torch.maximum(a, b), a.clamp(3, 50), a.float() / b, a.bool(), a.sum(), a.amax(), a.argmin(), a.prod()), a, b)
+    signed = () if dtype is torch.uint8 else (lambda a, b: (a // -b, a % -b, -a, a.abs(), a.sign()),)
+    for fn in signed:
+        agree(fn, a, b)
+
+
+def test_shifts_and_bool():
+    a, s = torch.tensor([1, -5, 2**40, 7]), torch.tensor([0, 3, 63, 2])
+    agree(lambda a, s: (a << s, a >> s), a, s)
+    p, q = torch.tensor([True, False, True]), torch.tensor([True, True, False])
+    agree(lambda p, q: (p & q, p | q, p ^ q, ~p, p.sum(), p.float() * 2, p.to(torch.int64) + q, p.any(), p.all()), p, q)
+
+
+def test_casts():
+    x = torch.tensor([0.0, -0.5, 1.5, 2.5, -3.7, 100.2, float("nan")])
+    agree(lambda x: (x.to(torch.bool), x.double(), x.half(), x.bfloat16()), x)
+    x = x[:-1]
+    agree(lambda x: (x.to(torch.int64), x.to(torch.int32), x.to(torch.int8), x.to(torch.int16)), x)
+
+
+INDEXING = {
+    "embedding": (lambda x, i: F.embedding(i, x), (60,)),
+    "embedding_backward": (lambda x, i: aten.embedding_dense_backward(x[i], i, 37, -1, False), (60,)),
+    "gather": (lambda x, i: x.gather(1, i), (37, 9)),
+    "index_columns": (lambda x, i: x[:, i], (11,)),
+    "index_negative": (lambda x, i: x[i - 20], (11,)),
+    "scatter_add": (lambda x, i: x.scatter_add(1, i, x[:, :9] * 2), (37, 9)),
+    "index_put_accumulate": (lambda x, i: x.index_put((i,), x[i] * 2, accumulate=True), (60,)),
+    "index_add_columns": (lambda x, i: x.index_add(1, i, x[:, :60]), (60,)),
+}
+
+
+@pytest.mark.parametrize("name", INDEXING)
+def test_indexing(name):
+    fn, shape = INDEXING[name]
+    i = torch.randint(0, 37, shape, generator=torch.Generator().manual_seed(3))
+    agree(fn, rand(37, 129), i, rtol=1e-5, atol=1e-5)
+
+
+def test_cross_entropy_and_its_gradient():
+    x, t = rand(33, 65), torch.randint(0, 65, (33,), generator=torch.Generator().manual_seed(0))
+    t[5] = -100
+    agree(lambda x, t: F.cross_entropy(x, t), x, t)
+    agree(lambda g, x, t: aten.nll_loss_backward(g, x, t, None, 1, -100, torch.tensor(32.0)), torch.tensor(1.0), x, t)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_images(last):
+    x, w = rand(4, 16, 13, 13), rand(16)
+    if last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    agree(lambda x, w: aten.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5), x, w)
+    agree(lambda x, w: F.relu(aten.native_batch_norm(x, w, w, w * 0, w * w + 1, False, 0.1, 1e-5)[0]) + x, x, w)
+    agree(lambda x, w: F.max_pool2d(x, 3, 2, 1), x, w)
+    agree(lambda x, w: F.avg_pool2d(x, 3, 1, 1), x, w)
+    agree(lambda x, w: F.group_norm(x, 4, w, w), x, w)
+    agree(lambda x, w: x.mean((2, 3)), x, w)
+
+
+@pytest.mark.parametrize("fusion", [False, True])
+def test_backward_formulas(fusion):
+    g, x, b = rand(20, 70), rand(20, 70, seed=1), rand(70, seed=2)
+    mean, rstd = x.mean(1, keepdim=True), 1 / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+    agree(lambda g, x: aten.gelu_backward(g, x), g, x, fusion=fusion)
+    agree(lambda g, x: aten._softmax_backward_data(g, x.softmax(-1), -1, torch.float32), g, x, fusion=fusion)
+    agree(lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [70], m, r, w, w, [True, True, True]), g, x, mean, rstd, b,
+          fusion=fusion, rtol=1e-5, atol=1e-5)
+
+
+def test_adamw_step():
+    p, g, m, v = (rand(5000, seed=s) for s in range(4))
+    agree(lambda p, g, m, v: (lambda m2, v2: (p * (1 - 1e-4) - 1e-3 * m2 / (v2.sqrt() + 1e-8), m2, v2))(
+        m.lerp(g, 0.1), v.abs() * 0.999 + g * g * 0.001), p, g, m, v)
+
+
+def test_zero_dim_and_empty():
+    agree(lambda x: x * 2 + 1, torch.tensor(3.0))
+    agree(lambda x: (x + 1, x.sum(), x.sum(0)), torch.empty(0, 5))

@@ -1,0 +1,120 @@
+"""Compiling, loading, caching, threads and call cost."""
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import minicompile.cache as cache
+from minicompile.ch10_cpp import build
+from minicompile.ch10_cpp.emit import emit_cpp
+from minicompile.errors import MinicompileError
+
+from .kernels import Body, kernel, variables
+
+
+def scaled(size, factor, name="kernel0"):
+    x, y = torch.arange(float(size)), torch.empty(size)
+    i = variables("i", size)
+    b = Body()
+    b.store("y", i[0].expr, b.mul(b.load("x", i[0].expr, torch.float32), b.constant(factor, dtype=torch.float32)))
+    return emit_cpp(kernel(i, (), [(i, (), b, ("y",))], {"x": x}, {"y": y}, name=name)), x, y
+
+
+@pytest.fixture
+def fresh_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "_loaded", {})
+    monkeypatch.setattr(cache, "_fallback", None)
+    return tmp_path / "cache"
+
+
+def test_equal_kernels_are_compiled_once(fresh_cache):
+    (a, x, y), (b, _, _), (c, _, _) = scaled(8, 3.0, "first"), scaled(8, 3.0, "second"), scaled(8, 4.0, "third")
+    f, g, h = build.load_cpp([a, b, c])
+    assert f.resolve() is g.resolve() and f.resolve() is not h.resolve()
+    h(x, y)
+    assert torch.equal(y, x * 4)
+
+
+def test_library_is_found_on_disk_and_rebuilt_when_damaged(fresh_cache, monkeypatch):
+    source, x, y = scaled(9, 5.0)
+    build.load_cpp([source])[0].resolve()
+    assert len(list(fresh_cache.rglob("*.so"))) == 1
+    monkeypatch.setattr(build, "_loaded", {})
+    calls = []
+    compile_ = build._compile
+    monkeypatch.setattr(build, "_compile", lambda *a: (calls.append(1), compile_(*a)))
+    build.load_cpp([source])[0].resolve()
+    assert not calls
+    source, x, y = scaled(9, 5.5)
+    find = build.disk_cache
+
+    def damaged(key, suffix, make, rebuild=False):
+        if not rebuild:
+            path = cache.cache_dir() / key[:2] / (key + suffix)
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(b"\x7fELF damaged")
+        return find(key, suffix, make, rebuild=rebuild)
+    monkeypatch.setattr(build, "disk_cache", damaged)
+    build.load_cpp([source])[0](x, y)
+    assert calls and torch.equal(y, x * 5.5)
+
+
+def test_cache_directory_that_cannot_be_used(tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(blocked / "below"))
+    monkeypatch.setattr(cache, "_fallback", None)
+    monkeypatch.setattr(build, "_loaded", {})
+    source, x, y = scaled(10, 6.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        build.load_cpp([source])[0](x, y)
+        build.load_cpp([scaled(10, 7.0)[0]])[0].resolve()
+    assert torch.equal(y, x * 6)
+    assert len([w for w in caught if "MINICOMPILE_CACHE_DIR" in str(w.message)]) == 1
+
+
+def test_missing_compiler_names_the_way_out(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    build.compiler.cache_clear()
+    try:
+        with pytest.raises(MinicompileError, match="no-such-compiler was not found. Install g"):
+            build.load_cpp([scaled(8, 2.0)[0]])
+    finally:
+        build.compiler.cache_clear()
+
+
+def test_wrong_number_of_arguments(fresh_cache):
+    source, x, y = scaled(8, 2.5)
+    f = build.load_cpp([source])[0].resolve()
+    with pytest.raises(TypeError, match="takes 2 arguments, got 1"):
+        f(x)
+
+
+def test_there_is_one_openmp_runtime_and_it_obeys_set_num_threads():
+    script = """
+import sys, torch
+torch.set_num_threads(2)
+from tests.ch10_cpp.test_build import scaled, build
+source, x, y = scaled(1 << 20, 2.0)
+assert "omp parallel" in source.code
+build.load_cpp([source])[0](x, y)
+assert torch.equal(y, x * 2)
+maps = open("/proc/self/maps").read()
+runtimes = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp" in line or "libomp" in line}
+assert len(runtimes) == 1, runtimes
+import os
+before = len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)
+build.load_cpp([source])[0](x, y)
+assert len(os.listdir("/proc/self/task")) <= before
+"""
+    root = Path(build.__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "2"})
+    assert done.returncode == 0, done.stderr

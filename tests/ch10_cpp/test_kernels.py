@@ -1,0 +1,264 @@
+"""Hand-built kernels through the C++ backend, against PyTorch and against the loops' reference interpreter."""
+import math
+
+import pytest
+import torch
+
+from minicompile.ch01_graphs.symbolic import Symbol
+from minicompile.ch08_fusion.reference import run_kernel
+
+from .kernels import Body, flat, kernel, run, variables
+
+F32 = torch.float32
+SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-40, -1e-40, 3e38, 88.7, 89.0, -87.5, -104.0])
+
+
+def check(k, inputs, outputs, sizes=(), **tolerance):
+    """Run `k` compiled and interpreted on copies of the same tensors and compare every output."""
+    want = {n: t.clone() for n, t in outputs.items()}
+    run_kernel(k, {**{n: t.clone() for n, t in inputs.items()}, **want}, {s.name: v for s, v in zip(k.symbols, sizes)})
+    source = run(k, inputs, outputs, sizes)
+    for name in outputs:
+        torch.testing.assert_close(outputs[name], want[name], equal_nan=True, **tolerance, msg=lambda m: f"{name}: {m}")
+    return source
+
+
+def test_softmax_rows_share_loads_and_keep_expensive_values():
+    x, y, s = torch.randn(70, 333), torch.empty(70, 333), torch.empty(70)
+    i, r = variables("i", 70), variables("r", 333)
+    index = flat(i + r, (333, 1))
+    a = Body()
+    a.store("top", i[0].expr, a.reduce("max", a.load("x", index, F32)))
+    b = Body()
+    e = b.exp(b.sub(b.load("x", index, F32), b.load("top", i[0].expr, F32)))
+    b.store("e", index, e)
+    b.store("sum", i[0].expr, b.reduce("sum", b.load("e", index, F32)))
+    c = Body()
+    c.store("y", index, c.truediv(c.load("e", index, F32), c.load("sum", i[0].expr, F32)))
+    k = kernel(i, r, [(i, r, a, ("top",)), (i, r, b, ("e", "sum")), (i + r, (), c, ("y",))], {"x": x}, {"y": y},
+               {"top": s, "sum": s, "e": y})
+    source = run(k, {"x": x}, {"y": y})
+    torch.testing.assert_close(y, x.softmax(-1))
+    assert source.code.count("mc_exp(") == 1, "the exponential is computed once and kept for the last pass"
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (17, 1000), (300, 33), (2, 5000), (5000, 2), (1, 100000)])
+@pytest.mark.parametrize("columns", [False, True])
+def test_all_reductions(shape, columns):
+    torch.manual_seed(0)
+    n, m = shape
+    x = torch.randn(n, m)
+    i, r = (variables("i", m), variables("r", n)) if columns else (variables("i", n), variables("r", m))
+    index = flat(r + i, (m, 1)) if columns else flat(i + r, (m, 1))
+    b, names, outputs, size = Body(), [], {}, m if columns else n
+    v = b.load("x", index, F32)
+
+    def out(name, value, dtype=F32):
+        b.store(name, i[0].expr, value)
+        outputs[name] = torch.empty(size, dtype=dtype)
+        names.append(name)
+    for kind in ("sum", "prod", "max", "min"):
+        out(kind, b.reduce(kind, v))
+    positive = b.gt(v, b.constant(0.0, dtype=F32), dtype=torch.bool)
+    for kind in ("any", "all"):
+        out(kind, b.reduce(kind, positive), torch.bool)
+    out("count", b.reduce("sum", b.to_dtype(positive, dtype=torch.int64)), torch.int64)
+    for kind in ("argmax", "argmin"):
+        out(kind, b.reduce(kind, v, r[0].expr, dtype=torch.int64), torch.int64)
+    w = b.reduce("welford", v)
+    for j, name in enumerate(("mean", "m2", "n")):
+        out(name, b.emit("get", w, j, dtype=F32))
+    s = b.reduce("softmax", v)
+    for j, name in enumerate(("top", "sumexp")):
+        out(name, b.emit("get", s, j, dtype=F32))
+    k = kernel(i, r, [(i, r, b, names)], {"x": x}, outputs)
+    check(k, {"x": x}, outputs, rtol=1e-5, atol=2e-3 if max(shape) > 10000 else 1e-4)
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_reductions_of_nan_and_inf(columns):
+    x = torch.randn(6, 40)
+    x[0, 3] = math.nan
+    x[1, :] = -math.inf
+    x[2, 5] = math.inf
+    x[3, [7, 9]] = math.nan
+    x[4, [2, 30]] = 9.0
+    x[5, :] = 0.0
+    x = x.t().contiguous() if columns else x
+    i, r = variables("i", 6), variables("r", 40)
+    index = flat(r + i, (6, 1)) if columns else flat(i + r, (40, 1))
+    b, outputs = Body(), {}
+    v = b.load("x", index, F32)
+    for kind in ("max", "min", "sum", "argmax", "argmin"):
+        integer = kind.startswith("arg")
+        b.store(kind, i[0].expr, b.reduce(kind, v, r[0].expr if integer else None, dtype=torch.int64 if integer else F32))
+        outputs[kind] = torch.empty(6, dtype=torch.int64 if integer else F32)
+    s = b.reduce("softmax", v)
+    for j in range(2):
+        b.store(f"s{j}", i[0].expr, b.emit("get", s, j, dtype=F32))
+        outputs[f"s{j}"] = torch.empty(6)
+    run(kernel(i, r, [(i, r, b, tuple(outputs))], {"x": x}, outputs), {"x": x}, outputs)
+    rows = x.t() if columns else x
+    for kind, want in {"max": rows.amax(1), "min": rows.amin(1), "sum": rows.sum(1), "argmax": rows.argmax(1), "argmin": rows.argmin(1)}.items():
+        torch.testing.assert_close(outputs[kind], want, equal_nan=True, msg=lambda m: f"{kind}: {m}")
+    torch.testing.assert_close(outputs["s0"], rows.amax(1), equal_nan=True)
+    assert outputs["s1"][1] == 0 and outputs["s1"][0].isnan() and outputs["s1"][5] == 40
+
+
+def test_a_million_floats_sum_as_accurately_as_double():
+    x, y = torch.rand(1_000_003), torch.empty(())
+    r = variables("r", x.numel())
+    b = Body()
+    b.store("y", 0, b.reduce("sum", b.load("x", r[0].expr, F32)))
+    run(kernel((), r, [((), r, b, ("y",))], {"x": x}, {"y": y}), {"x": x}, {"y": y})
+    assert abs(y.item() / x.double().sum().item() - 1) < 2e-7
+
+
+def test_two_reduction_variables_and_symbolic_sizes():
+    s = Symbol("s0", None, 2)
+    x = torch.randn(5, 4, 77)
+    i, r = variables("i", 4), (Symbol("r0", 5), Symbol("r1", s.expr))
+    b = Body()
+    v = b.load("x", r[0].expr * (s.expr * 4) + i[0].expr * s.expr + r[1].expr, F32)
+    b.store("y", i[0].expr, b.reduce("sum", v))
+    y = torch.empty(4)
+    k = kernel(i, r, [(i, r, b, ("y",))], {"x": x}, {"y": y}, symbols=(s,))
+    run(k, {"x": x}, {"y": y}, (77,))
+    torch.testing.assert_close(y, x.sum((0, 2)))
+
+
+def test_output_in_the_memory_of_an_input():
+    x = torch.randn(50, 65)
+    want = x.softmax(-1) * 2
+    i, r = variables("i", 50), variables("r", 65)
+    index = flat(i + r, (65, 1))
+    b = Body()
+    s = b.reduce("softmax", b.load("x", index, F32))
+    b.store("top", i[0].expr, b.emit("get", s, 0, dtype=F32))
+    b.store("sum", i[0].expr, b.emit("get", s, 1, dtype=F32))
+    c = Body()
+    e = c.exp(c.sub(c.load("x", index, F32), c.load("top", i[0].expr, F32)))
+    c.store("y", index, c.mul(c.truediv(e, c.load("sum", i[0].expr, F32)), c.constant(2.0, dtype=F32)))
+    t = torch.empty(50)
+    k = kernel(i, r, [(i, r, b, ("top", "sum")), (i + r, (), c, ("y",))], {"x": x}, {"y": x}, {"top": t, "sum": t})
+    run(k, {"x": x}, {"y": x})
+    torch.testing.assert_close(x, want)
+
+
+def embedding_backward(rows, width, tokens):
+    i = variables("i", tokens, width)
+    b = Body()
+    b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", rows), rows, dtype=torch.int64)
+    b.store("table", Symbol("t0", rows).expr * width + i[1].expr, b.load("g", flat(i, (width, 1)), F32), "atomic_add")
+    return i, b
+
+
+def test_embedding_backward_is_deterministic_and_parallel():
+    rows, width, tokens = 11, 96, 3000
+    at, g = torch.randint(0, rows, (tokens,)), torch.randn(tokens, width)
+    i, b = embedding_backward(rows, width, tokens)
+    results = []
+    for _ in range(3):
+        table = torch.zeros(rows, width)
+        source = run(kernel(i, (), [(i, (), b, ("table",))], {"at": at, "g": g}, {"table": table}), {"at": at, "g": g}, {"table": table})
+        results.append(table)
+    torch.testing.assert_close(results[0], torch.zeros(rows, width).index_add_(0, at, g), rtol=1e-5, atol=1e-4)
+    assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
+    assert "omp atomic" not in source.code and "lane0" in source.code
+
+
+def test_scatter_without_a_direct_variable_runs_on_one_thread():
+    at, g, out = torch.randint(0, 7, (100_000,)), torch.ones(100_000), torch.zeros(7)
+    i = variables("i", 100_000)
+    b = Body()
+    b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", 7), 7, dtype=torch.int64)
+    b.store("out", Symbol("t0", 7).expr, b.load("g", i[0].expr, F32), "atomic_add")
+    source = run(kernel(i, (), [(i, (), b, ("out",))], {"at": at, "g": g}, {"out": out}), {"at": at, "g": g}, {"out": out})
+    torch.testing.assert_close(out, torch.bincount(at, minlength=7).float())
+    assert "parallel" not in source.code
+
+
+@pytest.mark.parametrize("bad", [-1, 5, 10**12])
+def test_index_out_of_range_raises_like_eager(bad):
+    at, x, y = torch.tensor([0, 4, bad]), torch.randn(5, 8), torch.empty(3, 8)
+    i = variables("i", 3, 8)
+    b = Body()
+    b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", 5), 5, dtype=torch.int64)
+    b.store("y", flat(i, (8, 1)), b.load("x", Symbol("t0", 5).expr * 8 + i[1].expr, F32))
+    k = kernel(i, (), [(i, (), b, ("y",))], {"at": at, "x": x}, {"y": y})
+    with pytest.raises(IndexError, match=f"index {bad} is out of bounds for dimension with size 5"):
+        run(k, {"at": at, "x": x}, {"y": y})
+    at[2] = 3
+    run(k, {"at": at, "x": x}, {"y": y})
+    assert torch.equal(y, x[at])
+
+
+def test_integer_division_by_zero_raises_like_eager():
+    a, c, y = torch.tensor([7, -7]), torch.tensor([2, 0]), torch.empty(2, dtype=torch.int64)
+    i = variables("i", 2)
+    b = Body()
+    b.store("y", i[0].expr, b.floordiv(b.load("a", i[0].expr, torch.int64), b.load("c", i[0].expr, torch.int64)))
+    k = kernel(i, (), [(i, (), b, ("y",))], {"a": a, "c": c}, {"y": y})
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        run(k, {"a": a, "c": c}, {"y": y})
+    c[1] = 2
+    run(k, {"a": a, "c": c}, {"y": y})
+    assert y.tolist() == [3, -4]
+
+
+def test_masked_load_and_masked_store():
+    x, y = torch.randn(10), torch.full((14,), 9.0)
+    i = variables("i", 14)
+    b = Body()
+    inside = b.emit("lt", b.emit("index", i[0].expr, dtype=torch.int64), b.emit("constant", 10, dtype=torch.int64), dtype=torch.bool)
+    b.emit("store", "y", i[0].expr, b.load("x", i[0].expr, F32, inside), None, inside)
+    run(kernel(i, (), [(i, (), b, ("y",))], {"x": x}, {"y": y}), {"x": x}, {"y": y})
+    assert torch.equal(y, torch.cat([x, torch.full((4,), 9.0)]))
+
+
+def test_vectorised_functions_are_accurate_and_handle_special_values():
+    torch.manual_seed(0)
+    x = torch.cat([torch.randn(3000) * s for s in (1e-3, 1, 30, 1e9)] + [SPECIAL])
+    i = variables("i", x.numel())
+    names = "exp exp2 expm1 log log2 log10 log1p tanh erf sin cos sigmoid".split()
+    b = Body()
+    v = b.load("x", i[0].expr, F32)
+    outputs = {n: torch.empty_like(x) for n in names}
+    for n in names:
+        b.store(n, i[0].expr, getattr(b, n)(v))
+    run(kernel(i, (), [(i, (), b, tuple(names))], {"x": x}, outputs), {"x": x}, outputs)
+    for n in names:
+        exact = getattr(torch, n)(x.double())
+        torch.testing.assert_close(outputs[n], exact.float(), equal_nan=True, rtol=4e-7, atol=1.2e-7 if n in ("sin", "cos") else 1e-38,
+                                   msg=lambda m: f"{n}: {m}")
+        zero = x == 0
+        if n in ("expm1", "log1p", "tanh", "erf", "sin"):
+            assert torch.equal(outputs[n][zero].signbit(), x[zero].signbit()), f"{n} loses the sign of zero"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_conversions_are_exact(dtype):
+    every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+    floats = torch.cat([torch.randint(-2**31, 2**31 - 1, (200_000,), dtype=torch.int32).view(F32), torch.randn(10_000) * 1e-6, SPECIAL,
+                        torch.tensor([65504.0, 65519.9, 65520.0, 2.0**-24, 2.0**-25, 2.0**-25 * 1.001])])
+    i, j = variables("i", every.numel()), variables("i", floats.numel())
+    wide, narrow = torch.empty(every.numel()), torch.empty(floats.numel(), dtype=dtype)
+    b = Body()
+    b.store("y", i[0].expr, b.load("x", i[0].expr, dtype))
+    run(kernel(i, (), [(i, (), b, ("y",))], {"x": every}, {"y": wide}), {"x": every}, {"y": wide})
+    torch.testing.assert_close(wide, every.float(), rtol=0, atol=0, equal_nan=True)
+    b = Body()
+    b.store("y", j[0].expr, b.load("x", j[0].expr, F32))
+    run(kernel(j, (), [(j, (), b, ("y",))], {"x": floats}, {"y": narrow}), {"x": floats}, {"y": narrow})
+    torch.testing.assert_close(narrow, floats.to(dtype), rtol=0, atol=0, equal_nan=True)
+
+
+def test_products_are_not_contracted_into_fused_multiply_add():
+    a, y = torch.randn(1000), torch.empty(1000)
+    c = torch.randn(1000)
+    p = a * c
+    i = variables("i", 1000)
+    b = Body()
+    b.store("y", i[0].expr, b.sub(b.mul(b.load("a", i[0].expr, F32), b.load("c", i[0].expr, F32)), b.load("p", i[0].expr, F32)))
+    run(kernel(i, (), [(i, (), b, ("y",))], {"a": a, "c": c, "p": p}, {"y": y}), {"a": a, "c": c, "p": p}, {"y": y})
+    assert torch.equal(y, torch.zeros(1000))

@@ -1,0 +1,202 @@
+"""The rules of safe CUDA graphs, with a fake graph on any machine and with real ones on a GPU."""
+import pytest
+import torch
+
+from minicompile.ch11_runtime.cudagraphs import CudaRecorder, FakeRecorder, GraphSet, cudagraphs
+
+KINDS = [pytest.param("cpu", id="fake"), pytest.param("cuda", id="real", marks=pytest.mark.gpu)]
+
+
+def group(device):
+    return GraphSet(FakeRecorder() if device == "cpu" else CudaRecorder())
+
+
+def region(device):
+    """A hand-made compiled region: y = tanh(x @ w), saving y."""
+    graphs = group(device)
+    forward = graphs.wrap(lambda a: [(y := torch.tanh(a[0] @ a[1])), y.clone()], results=1)
+    backward = graphs.wrap(lambda a: [(d := a[3] * (1 - a[2] * a[2])) @ a[1].t(), a[0].t() @ d], is_backward=True)
+
+    class Region(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            y, saved = forward([x, w])
+            ctx.save_for_backward(x, w, saved)
+            return y
+
+        @staticmethod
+        def backward(ctx, tangent):
+            return tuple(backward([*ctx.saved_tensors, tangent.contiguous()]))
+    return Region.apply, forward, backward
+
+
+def reference(x, w):
+    x, w = x.detach().clone().requires_grad_(), w.detach().clone().requires_grad_()
+    y = torch.tanh(x @ w)
+    y.sum().backward()
+    return y.detach(), x.grad, w.grad
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_outputs_stay_valid(device):
+    w = torch.randn(4, 4, device=device)
+    f = group(device).wrap(lambda a: [a[0] @ a[1], a[0] + 1])
+    kept, expected = [], []
+    for _ in range(5):
+        x = torch.randn(3, 4, device=device)
+        kept.append(f([x, w]))
+        expected.append([x @ w, x + 1])
+    for a, b in zip(kept, expected):
+        torch.testing.assert_close(a, b)
+    assert f.counts["recorded"] == 1 and f.counts["replayed"] == 4 and f.counts["plain"] == 1
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_arguments_are_emptied(device):
+    f = group(device).wrap(lambda a: [a.pop() + 1])
+    for _ in range(3):
+        args = [torch.ones(2, device=device)]
+        f(args)
+        assert not args
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_training_matches_eager_and_replays(device):
+    f, forward, backward = region(device)
+    w = torch.randn(4, 4, device=device, requires_grad=True)
+    for _ in range(6):
+        x = torch.randn(3, 4, device=device, requires_grad=True)
+        w.grad = None
+        y = f(x, w)
+        y.sum().backward()
+        for got, want in zip((y, x.grad, w.grad), reference(x, w)):
+            torch.testing.assert_close(got, want)
+    assert forward.counts["replayed"] == 5 and backward.counts["replayed"] == 5, (backward.counts, backward.disabled)
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_gradients_accumulate(device):
+    f, forward, _ = region(device)
+    w = torch.randn(4, 4, device=device, requires_grad=True)
+    total = torch.zeros_like(w)
+    for _ in range(5):
+        x = torch.randn(3, 4, device=device)
+        f(x, w).sum().backward()
+        total += reference(x, w)[2]
+    torch.testing.assert_close(w.grad, total)
+    assert forward.counts["replayed"] == 4
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_two_forwards_before_the_first_backward(device):
+    f, forward, backward = region(device)
+    w = torch.randn(4, 4, device=device, requires_grad=True)
+    for step in range(4):
+        xs = [torch.randn(3, 4, device=device, requires_grad=True) for _ in range(3)]
+        ys = [f(x, w) for x in xs]
+        w.grad = None
+        for x, y in zip(xs, ys):
+            y.sum().backward()
+        want = [reference(x, w) for x in xs]
+        for x, y, (wy, wx, _) in zip(xs, ys, want):
+            torch.testing.assert_close(y, wy)
+            torch.testing.assert_close(x.grad, wx)
+        torch.testing.assert_close(w.grad, sum(g for _, _, g in want))
+    assert forward.counts["replayed"] and forward.counts["plain"] > 4
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_retain_graph(device):
+    f, _, _ = region(device)
+    w = torch.randn(4, 4, device=device, requires_grad=True)
+    for _ in range(4):
+        x = torch.randn(3, 4, device=device, requires_grad=True)
+        y = f(x, w)
+        y.sum().backward(retain_graph=True)
+        f(torch.randn(3, 4, device=device), w)               # must not disturb what y saved
+        y.sum().backward()
+        torch.testing.assert_close(x.grad, 2 * reference(x, w)[1])
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_a_replaced_or_moved_parameter_is_noticed(device):
+    f, forward, _ = region(device)
+    w = torch.randn(4, 4, device=device, requires_grad=True)
+    for step in range(8):
+        if step == 3:
+            w = torch.randn(4, 4, device=device, requires_grad=True)
+        if step == 5:
+            w.data = torch.randn(4, 4, device=device)
+        if step == 6:
+            with torch.no_grad():
+                w.mul_(2)
+        x = torch.randn(3, 4, device=device, requires_grad=True)
+        y = f(x, w)
+        w.grad = None
+        y.sum().backward()
+        for got, want in zip((y, x.grad, w.grad), reference(x, w)):
+            torch.testing.assert_close(got, want)
+    assert forward.counts["recorded"] >= 2
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_sizes_have_their_own_recordings(device):
+    f = group(device).wrap(lambda a: [a[0] * a[1]])
+    for _ in range(3):
+        for n in (2, 3):
+            x = torch.randn(n, device=device)
+            torch.testing.assert_close(f([x, n])[0], x * n)
+    assert f.counts["recorded"] == 2
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_inputs_that_are_written_and_returned(device):
+    def step(a):
+        a[0].add_(a[1])
+        return [a[0], a[0] * 2]
+    for static in (True, False):
+        f = group(device).wrap(step, mutated=[0])
+        state = torch.zeros(4, device=device)
+        for i in range(5):
+            if not static:
+                state = state.clone()
+            same, double = f([state, torch.ones(4, device=device)])
+            assert same is state and state[0] == i + 1 and double[0] == 2 * (i + 1)
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_what_cannot_be_recorded_runs_plainly(device):
+    class Broken(FakeRecorder):
+        def record(self, fn, inputs):
+            raise RuntimeError("operation not permitted when stream is capturing")
+    f = GraphSet(Broken()).wrap(lambda a: [a[0] + 1])
+    for i in range(4):
+        assert f([torch.tensor(float(i), device=device)])[0] == i + 1
+    assert "not permitted" in f.disabled and f.counts == {"plain": 4, "recorded": 0, "replayed": 0}
+
+
+def test_cpu_inputs_switch_graphs_off():
+    f = GraphSet(CudaRecorder()).wrap(lambda a: [a[0] + 1])
+    assert f([torch.ones(1)])[0] == 2 and "GPU" in f.disabled
+
+
+def test_no_gpu_is_a_note(caplog):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    fn = lambda a: a
+    with caplog.at_level("INFO", "minicompile"):
+        assert cudagraphs(fn) is fn
+    assert "no GPU" in caplog.text
+
+
+@pytest.mark.gpu
+def test_dropout_differs_between_replays_and_follows_the_seed():
+    f = group("cuda").wrap(lambda a: [torch.nn.functional.dropout(a[0], 0.5)])
+    x = torch.ones(1000, device="cuda")
+    torch.manual_seed(0)
+    first = [f([x])[0] for _ in range(5)]
+    assert all(not torch.equal(a, b) for a, b in zip(first, first[1:]))
+    torch.manual_seed(0)
+    expected = torch.nn.functional.dropout(x, 0.5)
+    torch.manual_seed(0)
+    assert torch.equal(f([x])[0], expected)

@@ -1,0 +1,175 @@
+"""The generated host program: layouts, views, aliases, memory, symbols, errors that point at its lines."""
+import traceback
+
+import pytest
+import torch
+
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.symbolic import Symbol
+from minicompile.ch01_graphs.trace import trace
+from minicompile.ch06_decompositions.decompose import decompose
+from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
+from minicompile.ch07_loops.lower import lower
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.reference import run_schedule
+from minicompile.ch11_runtime.host import compile_schedule, relayout
+
+aten = torch.ops.aten
+CPU = torch.device("cpu")
+
+
+def compiled(fn, args):
+    mode = FakeMode()
+    return compile_schedule(fuse(lower(decompose(trace(fn, [mode.from_real(a) for a in args])))), "loops")
+
+
+def buffer(name, size, stride=None, dtype=torch.float32, alias_of=None):
+    if stride is None:
+        stride, running = [], 1
+        for s in reversed(size):
+            stride.insert(0, running)
+            running = running * s
+    return Buffer(name, dtype, CPU, Layout(tuple(size), tuple(stride)), alias_of)
+
+
+def pointwise(name, size, source, target, op="neg"):
+    v = Symbol("i0", size)
+    return Loop(name, (v,), (), (Inst("load", (source, v.expr, None), torch.float32), Inst(op, (Ref(0),), torch.float32),
+                                 Inst("store", (target, v.expr, Ref(1), None), None)), (target,))
+
+
+def program(inputs, buffers, nodes, outputs, **kw):
+    buffers = {b.name: b for b in buffers}
+    return Program(inputs, buffers, nodes, [View(o, buffers[o].layout) if isinstance(o, str) else o for o in outputs], **kw)
+
+
+def test_the_list_is_emptied_and_outputs_are_a_list():
+    host = compiled(lambda x: [x + 1, x], [torch.ones(3)])
+    args = [torch.ones(3)]
+    x = args[0]
+    out = host(args)
+    assert not args and isinstance(out, list) and out[0].tolist() == [2, 2, 2] and out[1] is x
+
+
+def test_inputs_with_an_offset_in_their_storage():
+    def f(x, w):
+        return [torch.mm(x, w.t()).relu(), x.t() * 2]
+    base, weights = torch.randn(10, 8), torch.randn(40)
+    args = [base[3:7], weights[8:40].view(4, 8)]
+    for got, want in zip(compiled(f, args)(list(args)), f(*args)):
+        torch.testing.assert_close(got, want)
+
+
+def test_strides_of_a_library_result_are_checked():
+    """An operator may answer with other strides than its fake promised. Kernels read memory by the promise."""
+    class Op:                                    # stands for an operator whose result is column-major
+        tags = ()
+        def __call__(self, x):
+            return (x + 1).t().contiguous().t()
+    p = program(["x"], [buffer("x", (3, 4)), buffer("y", (3, 4)), buffer("z", (12,))],
+                [Extern("e", Op(), (View("x", Layout((3, 4), (4, 1))),), {}, ("y",)), pointwise("n", 12, "y", "z")], ["z", "y"])
+    x = torch.randn(3, 4)
+    z, y = compile_schedule(fuse(p), "loops")([x])
+    torch.testing.assert_close(z, -(x + 1).reshape(12))
+    assert y.stride() == (4, 1)
+
+
+def test_relayout_copies_only_when_it_matters():
+    t = torch.randn(1, 4)
+    odd = t.as_strided((1, 4), (77, 1))
+    assert relayout(odd, (1, 4), (4, 1)) is odd
+    assert relayout(torch.randn(3, 4).t(), (4, 3), (3, 1)).stride() == (3, 1)
+    with pytest.raises(RuntimeError, match="shape"):
+        relayout(t, (4, 1), (1, 1))
+
+
+def test_updates_are_seen_by_autograd():
+    def f(x):
+        y = x * 2
+        x.copy_(y)
+        return [y.sum()]
+    host, x = compiled(f, [torch.ones(4)]), torch.ones(4)
+    version = x._version
+    assert host([x])[0] == 8 and x.tolist() == [2] * 4 and x._version > version
+    with torch.inference_mode():
+        host([torch.ones(4)])
+
+
+def test_memory_is_taken_over_in_place():
+    n = 1000
+    p = program(["x"], [buffer(b, (n,)) for b in "xabcd"],
+                [Extern("e1", aten.sin.default, (View("x", Layout((n,), (1,))),), {}, ("a",)), pointwise("l", n, "a", "b"),
+                 Extern("e2", aten.sin.default, (View("b", Layout((n,), (1,))),), {}, ("c",)), pointwise("m", n, "c", "d")], ["d"])
+    schedule = fuse(p)
+    assert schedule.plan.peak == 2 * 4 * n
+    assert [new for s in schedule.plan.steps for new, _ in s.reuse] == ["b", "d"]
+    assert "empty(" not in compile_schedule(schedule, "loops").source
+    x = torch.randn(n)
+    torch.testing.assert_close(compile_schedule(schedule, "loops")([x])[0], -torch.sin(-torch.sin(x)))
+
+
+def test_inputs_are_never_overwritten():
+    x = torch.ones(100)
+    compiled(lambda x: [(x + 1).sin()], [x])([x])
+    assert x.eq(1).all()
+
+
+def test_dead_memory_is_reused_for_equal_sizes():
+    def f(x, w):
+        for _ in range(6):
+            x = torch.mm(x, w).relu().flip(0)
+        return [x]
+    args = [torch.randn(32, 32), torch.randn(32, 32)]
+    host = compiled(f, args)
+    torch.testing.assert_close(host(list(args)), f(*args))
+    assert host.source.count("= empty(") <= 3
+    assert len(host.sources) == 1, "six equal kernels share one compiled function"
+
+
+def test_symbols_are_arguments():
+    s = Symbol("s0", None, 2)
+    n = s.expr
+    v = Symbol("i0", n * 3)
+    p = program(["s0", "x"], [buffer("x", (n, 3)), buffer("y", (n, 3))],
+                [Loop("l", (v,), (), (Inst("load", ("x", v.expr, None), torch.float32),
+                                      Inst("index", (n,), torch.int64), Inst("to_dtype", (Ref(1),), torch.float32),
+                                      Inst("mul", (Ref(0), Ref(2)), torch.float32),
+                                      Inst("store", ("y", v.expr, Ref(3), None), None)), ("y",))], ["y", n * 2], symbols={"s0": s})
+    host = compile_schedule(fuse(p), "loops")
+    for size in (2, 5):
+        x = torch.randn(size, 3)
+        y, twice = host([size, x])
+        torch.testing.assert_close(y, x * size)
+        assert twice == 2 * size
+
+
+def test_constants_and_several_results():
+    table = torch.randn(4, 6)
+    def f(x):
+        values, indices = torch.sort(x + table, 1)
+        return [values * 2, indices]
+    x = torch.randn(4, 6)
+    for got, want in zip(compiled(f, [x])([x]), f(x)):
+        torch.testing.assert_close(got, want)
+
+
+def test_tracebacks_show_the_generated_line():
+    host = compiled(lambda x, w: [torch.mm(x, w)], [torch.randn(2, 3), torch.randn(3, 4)])
+    try:
+        host([torch.randn(2, 3), torch.randn(5)])
+    except RuntimeError:
+        assert "out=buf" in traceback.format_exc()
+    else:
+        raise AssertionError("expected an error")
+
+
+def test_gradients_do_not_leak_into_library_calls():
+    w = torch.randn(3, 4, requires_grad=True)
+    out, = compiled(lambda x, w: [torch.mm(x, w) + 1], [torch.randn(2, 3), w])([torch.randn(2, 3), w])
+    assert not out.requires_grad
+
+
+def test_canonical_kernels_tell_minus_zero_from_zero():
+    x = torch.ones(3)
+    out = compiled(lambda x: [torch.mm(x[:, None], x[None]) + 0.0, torch.full((3,), -0.0), torch.full((3,), 0.0)], [x])([x])
+    assert torch.signbit(out[1]).all() and not torch.signbit(out[2]).any()
