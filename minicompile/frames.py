@@ -1,16 +1,16 @@
 # %% [markdown]
 # # From a frame to a compiled call
 #
-# The frame hook reports a frame, capture turns it into a graph, guards and Python text, the driver compiles the graph.
-# This module is the loop that connects them, once per function and per set of compile options:
+# The frame hook reports a frame, capture turns it into a graph, guards and Python text, the driver compiles
+# the graph. This module is the loop that connects them, once per function and per set of compile options:
 #
 #     first call     capture -> compile -> entry; run the entry
 #     later calls    the hook calls the newest entry directly; nothing of this module runs
 #     guards fail    the chain of entries ends here again: say why, capture another version
 #     cannot         evaluate the frame as it is, and remember to
 #
-# Whatever goes wrong inside the compiler, the user's program must get its result. So every path ends in an entry that
-# runs or in `EVALUATE`.
+# Whatever goes wrong inside the compiler, the user's program must get its result. So every path ends in an
+# entry that runs or in `EVALUATE`.
 
 # %%
 from __future__ import annotations
@@ -62,8 +62,8 @@ def context_for(backend, options: dict, dynamic, fullgraph) -> Context:
 # %% [markdown]
 # ## Stances
 #
-# A stance changes what compiled functions do, without touching the code that compiles them: run everything eagerly while
-# looking for a bug, or fail loudly when a recompile sneaks into a benchmark.
+# A stance changes what compiled functions do, without touching the code that compiles them: run everything
+# eagerly while looking for a bug, or fail loudly when a recompile sneaks into a benchmark.
 
 # %%
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
@@ -80,8 +80,8 @@ stance = Stance()
 # %% [markdown]
 # ## The callback: first sight of a code object
 #
-# `ALLOWED` are functions that a user compiled explicitly. They are captured even if they belong to a library, such as
-# `torch.nn.Sequential.forward` or the `step` of an optimizer.
+# `ALLOWED` are functions that a user compiled explicitly. They are captured even if they belong to a
+# library, such as `torch.nn.Sequential.forward` or the `step` of an optimizer.
 
 # %%
 ALLOWED: set = set()                   # ids of code objects, kept alive by ALLOWED_CODES
@@ -197,9 +197,9 @@ def fullgraph_error(code, unsupported) -> GraphBreakError:
 
 
 # %% [markdown]
-# **Why, and what to learn from it.** The failing guard of the most recent entry explains the recompile. If it was the
-# size of a tensor or the value of an integer, the next version treats that size as a symbol, so that the third size
-# does not compile a third version.
+# **Why, and what to learn from it.** The failing guard of the most recent entry explains the recompile. If
+# it was the size of a tensor or the value of an integer, the next version treats that size as a symbol, so
+# that the third size does not compile a third version.
 
 # %%
 def explain_miss(state: FrameState, function, args) -> str:
@@ -247,28 +247,40 @@ def first_dynamic(state: FrameState, args) -> dict:
 # %% [markdown]
 # ## Compiling a frame
 #
-# A symbolic size is a wish, not a need: if capture cannot do it, the version is specialised to the sizes at hand.
+# A symbolic size is a wish, not a need: if capture cannot do it, the version is specialised to the sizes at
+# hand.
 
 # %%
 observers: list[Callable] = []         # called with (state, captured) after each capture; `explain` uses it
 
 
 def compile_frame(state: FrameState, function, args):
-    from .driver import timed
-    context = state.context
-    local_values = dict(zip(state.code.co_varnames, args))
     dynamic = {**first_dynamic(state, args), **state.dynamic}
-    with config.options(dict(context.options)), timed("capture"):
-        captured = capture_best(function, local_values, dynamic, context.fullgraph)
+    try:
+        entry = compile_version(state, function, args, dynamic)
+    except (SkipFrame, GraphBreakError):
+        raise
+    except Exception as error:
+        if not dynamic or config.raise_on_internal_error:
+            raise
+        logs.log("recompiles", "%s: compiled for fixed sizes because of %s: %s", describe(state.code),
+                 type(error).__name__, error)
+        entry = compile_version(state, function, args, {})
+    entries.add_entry(state.cache, entry)
+    return entry
+
+
+def compile_version(state: FrameState, function, args, dynamic: dict):
+    """Capture, compile and write an entry for these arguments, with symbols for the sizes named in `dynamic`."""
+    from .driver import timed
+    local_values = dict(zip(state.code.co_varnames, args))
+    with config.options(dict(state.context.options)), timed("capture"):
+        captured = capture_best(function, local_values, dynamic, state.context.fullgraph)
     for reason in captured.breaks:
-        if context.fullgraph:
-            raise fullgraph_error(state.code, reason)
         logs.log("graph_breaks", "%s: %s", describe(state.code), reason)
     for observe in observers:
         observe(state, captured)
-    entry = build_entry(state, function, args, captured)
-    entries.add_entry(state.cache, entry)
-    return entry
+    return build_entry(state, function, args, captured)
 
 
 def capture_best(function, local_values: dict, dynamic: dict, fullgraph: bool):

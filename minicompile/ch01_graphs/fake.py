@@ -207,6 +207,10 @@ def _python_dispatcher(flat_args):
 class FakeMode(TorchDispatchMode):
     """Under this mode every operator runs on fakes. `from_real` converts."""
 
+    @classmethod
+    def _should_skip_dynamo(cls):       # PyTorch would wrap the handler in `torch._dynamo.disable`, importing all of it
+        return False
+
     def __init__(self):
         super().__init__()
         self._fakes: dict[int, tuple[weakref.ref, FakeTensor]] = {}

@@ -42,6 +42,10 @@ IN_PLACE_VIEWS |= {aten.transpose_.default: aten.transpose.int, aten.squeeze_.di
 class Recorder(TorchDispatchMode):
     """Records each dispatched operator as a `call_function` node of `graph`, with `val`, `location` and `origins`."""
 
+    @classmethod
+    def _should_skip_dynamo(cls):       # PyTorch would wrap the handler in `torch._dynamo.disable`, importing all of it
+        return False
+
     def __init__(self):
         super().__init__()
         self.graph = fx.Graph()
@@ -98,7 +102,7 @@ class Recorder(TorchDispatchMode):
             node.meta["val"] = FakeTensor(fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset()), fake.device)
 
     def _alias(self, fake):
-        twin = FakeTensor(fake.meta, fake.device)
+        twin = FakeTensor(fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta"), fake.device)
         self.nodes[id(twin)] = (twin, self.node_of(fake))
         return twin
 

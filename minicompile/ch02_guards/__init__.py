@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Chapter 2: guards
 #
-# A compiled function is a bet that the next call looks like the one that was traced. This chapter is about checking the
-# bet cheaply. `sources.py` says how a value was reached, `guards.py` what was assumed about it, `codegen.py` turns all
-# assumptions of an entry into one fast function, and `cache.py` keeps several entries per function and decides when to
-# give up.
+# A compiled function is a bet that the next call looks like the one that was traced. This chapter is about
+# checking the bet cheaply. `sources.py` says how a value was reached, `guards.py` what was assumed about
+# it, `codegen.py` turns all assumptions of an entry into one fast function, and `cache.py` keeps several
+# entries per function and decides when to give up.

@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Several entries for one function
 #
-# A function called with two batch sizes, or in training and in evaluation, has several compiled entries, each with its
-# own guards. They form a chain: an entry whose guards fail calls the next with the same arguments, and the last calls
-# the *tail*, which compiles a new one. What the frame hook calls is always the head, so the common case costs one call.
+# A function called with two batch sizes, or in training and in evaluation, has several compiled entries,
+# each with its own guards. They form a chain: an entry whose guards fail calls the next with the same
+# arguments, and the last calls the *tail*, which compiles a new one. What the frame hook calls is always
+# the head, so the common case costs one call.
 #
-# When a call is served by another entry twice in a row, that entry moves to the front: programs tend to stay in one
-# phase for a while. And since every entry costs time at a miss, there is a limit, eight as in torch.compile. Beyond it,
-# calls that no entry fits run eagerly, and the user learns which guard kept failing.
+# When a call is served by another entry twice in a row, that entry moves to the front: programs tend to
+# stay in one phase for a while. And since every entry costs time at a miss, there is a limit, eight as in
+# torch.compile. Beyond it, calls that no entry fits run eagerly, and the user learns which guard kept
+# failing.
 
 # %%
 from __future__ import annotations
@@ -77,9 +79,9 @@ def search(cache: EntryCache, args):
 
 
 # %% [markdown]
-# A subtle point: another thread may reorder the chain while the head is checking its guards. The former head then returns
-# `MISSED` to the frame hook instead of to `search`. The hook treats that answer like "not compiled": the frame is
-# evaluated as it is, which is always right.
+# A subtle point: another thread may reorder the chain while the head is checking its guards. The former
+# head then returns `MISSED` to the frame hook instead of to `search`. The hook treats that answer like "not
+# compiled": the frame is evaluated as it is, which is always right.
 
 # %%
 def add_entry(cache: EntryCache, entry: Entry) -> None:

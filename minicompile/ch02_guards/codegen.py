@@ -1,14 +1,15 @@
 # %% [markdown]
 # # From guards to one function
 #
-# A GPT with twelve layers has some 900 guards. Interpreting them as data would cost a microsecond each; a generated
-# Python function does all of them in the time of its attribute reads. The naive version is one line:
+# A GPT with twelve layers has some 900 guards. Interpreting them as data would cost a microsecond each; a
+# generated Python function does all of them in the time of its attribute reads. The naive version is one
+# line:
 #
 #     " and ".join(condition.text for guard in guards for condition in ...)
 #
-# and it is slow for one reason: `self.transformer.h[0].attn.c_attn.weight` is spelled out in full a dozen times. The
-# real one looks at sources as a tree, reads each inner node that has several uses once into a variable, and in the end
-# returns the inputs of the graph, which the guards have fetched anyway.
+# and it is slow for one reason: `self.transformer.h[0].attn.c_attn.weight` is spelled out in full a dozen
+# times. The real one looks at sources as a tree, reads each inner node that has several uses once into a
+# variable, and in the end returns the inputs of the graph, which the guards have fetched anyway.
 
 # %%
 from __future__ import annotations
@@ -46,8 +47,8 @@ def helpers() -> dict:
 # ## Reading common prefixes once
 #
 # The emitter writes the text twice. The first time every source gets a variable, whether it pays or not:
-# `__v7 = __v6['weight']`. Counting how often each variable occurs tells which sources have several uses; the second time,
-# only those get a variable, and the others are written where they are needed.
+# `__v7 = __v6['weight']`. Counting how often each variable occurs tells which sources have several uses;
+# the second time, only those get a variable, and the others are written where they are needed.
 
 # %%
 @dataclass
@@ -108,12 +109,13 @@ def share_reads(guards, inputs) -> tuple[list[str], str, dict]:
 # %% [markdown]
 # ## The function around them
 #
-# A guard may fail by an exception: the attribute is gone, the list is shorter. That is a miss like any other, so the
-# statements stand in a `try`, which costs nothing in CPython 3.11 and later until something is raised.
+# A guard may fail by an exception: the attribute is gone, the list is shorter. That is a miss like any
+# other, so the statements stand in a `try`, which costs nothing in CPython 3.11 and later until something
+# is raised.
 #
-# An **entry** is the whole compiled call in one Python function: guards, then the body that capture wrote (call the
-# graph, rebuild the outputs, apply side effects), and on a miss a call of the next entry. The body stands in the `else`,
-# so that an exception from user code is never mistaken for a miss.
+# An **entry** is the whole compiled call in one Python function: guards, then the body that capture wrote
+# (call the graph, rebuild the outputs, apply side effects), and on a miss a call of the next entry. The
+# body stands in the `else`, so that an exception from user code is never mistaken for a miss.
 
 # %%
 class Miss(Exception):
@@ -177,8 +179,8 @@ def build_entry(guards, input_sources, code, func_globals, body: str, namespace:
 # %% [markdown]
 # ## Saying why
 #
-# The fast function only knows that something failed. The slow path evaluates guard after guard with the very same
-# conditions and stops at the first that does not hold.
+# The fast function only knows that something failed. The slow path evaluates guard after guard with the
+# very same conditions and stops at the first that does not hold.
 
 # %%
 class Plain:

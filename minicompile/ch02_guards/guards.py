@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Guards: when may yesterday's graph be used again?
 #
-# Tracing a function answers every question the Python code asks (is there a mask? how many layers? is this training?)
-# with the answer of the moment. A **guard** writes one such answer down: *this source, looked at in this way, gave
-# that*. If all guards of a compiled entry hold at the next call, running the function again would ask the same
-# questions and get the same answers, so the graph may stand for it.
+# Tracing a function answers every question the Python code asks (is there a mask? how many layers? is this
+# training?) with the answer of the moment. A **guard** writes one such answer down: *this source, looked at
+# in this way, gave that*. If all guards of a compiled entry hold at the next call, running the function
+# again would ask the same questions and get the same answers, so the graph may stand for it.
 #
 # A guard is data, (source, kind, expected), not code. That lets us do three different things with it:
 #
@@ -12,7 +12,8 @@
 # 2. when that function says no, walk the same guards slowly and say in words which one failed and why;
 # 3. print them for a person.
 #
-# What a kind means is one small function that returns the conditions as Python text, each with its explanation.
+# What a kind means is one small function that returns the conditions as Python text, each with its
+# explanation.
 
 # %%
 from __future__ import annotations
@@ -61,9 +62,10 @@ def short(value, limit: int = 80) -> str:
 # %% [markdown]
 # ## A set of guards
 #
-# Capture asks about the same things over and over: each of twelve layers reads `config.dropout`. `add` keeps the first
-# of equal guards, so that the message names the first line that needed it. Two expected values are equal here only if
-# no code could tell them apart: `1`, `1.0` and `True` are three different values, `0.0` and `-0.0` are two.
+# Capture asks about the same things over and over: each of twelve layers reads `config.dropout`. `add`
+# keeps the first of equal guards, so that the message names the first line that needed it. Two expected
+# values are equal here only if no code could tell them apart: `1`, `1.0` and `True` are three different
+# values, `0.0` and `-0.0` are two.
 
 # %%
 def identity_key(value):
@@ -120,9 +122,9 @@ class GuardSet:
 # %% [markdown]
 # ## Kinds
 #
-# `@guard("NAME")` registers a kind. The function gets the guard, the text `x` that reads its source, and `const`:
-# `const(object)` is a name for any object, `const.read(source)` the text that reads a further source. It returns
-# conditions; all must hold.
+# `@guard("NAME")` registers a kind. The function gets the guard, the text `x` that reads its source, and
+# `const`: `const(object)` is a name for any object, `const.read(source)` the text that reads a further
+# source. It returns conditions; all must hold.
 
 # %%
 GUARD_KINDS: dict[str, Callable] = {}
@@ -153,10 +155,10 @@ def not_none(g, x, const):
 
 
 # %% [markdown]
-# **Identity.** Most objects must not be kept alive by a cache entry: a compiled function that pins the user's model
-# leaks gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a remembered number would cost
-# the same and be wrong: once the object is gone, a new one can get its address. Types, Python modules, code and builtin
-# functions live long anyway and are held directly.
+# **Identity.** Most objects must not be kept alive by a cache entry: a compiled function that pins the
+# user's model leaks gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a
+# remembered number would cost the same and be wrong: once the object is gone, a new one can get its
+# address. Types, Python modules, code and builtin functions live long anyway and are held directly.
 
 # %%
 LONG_LIVED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device)
@@ -193,8 +195,9 @@ def weak_identities(guards) -> GuardSet:
 
 
 # %% [markdown]
-# **Constants.** Equality is too kind: `True == 1 == 1.0`, but `x * True` and `x * 1.0` have different dtypes, so types
-# are compared first. It is also too strict: `nan != nan`. And `0.0 == -0.0` although `1 / x` differs.
+# **Constants.** Equality is too kind: `True == 1 == 1.0`, but `x * True` and `x * 1.0` have different
+# dtypes, so types are compared first. It is also too strict: `nan != nan`. And `0.0 == -0.0` although `1 /
+# x` differs.
 
 # %%
 def same_constant(a, b) -> bool:
@@ -226,8 +229,8 @@ def constant_match(g, x, const):
 
 
 # %% [markdown]
-# **Containers and attributes.** A loop over a list was unrolled, so its length matters; a loop over a dict was unrolled
-# in the order of its keys.
+# **Containers and attributes.** A loop over a list was unrolled, so its length matters; a loop over a dict
+# was unrolled in the order of its keys.
 
 # %%
 @guard("LENGTH")
@@ -270,8 +273,9 @@ def function_code(g, x, const):
 # %% [markdown]
 # ## Modules
 #
-# For a module we inline `forward`, which is right as long as nobody swaps the class, registers a hook, or changes the
-# names of its children. Reading `module.__dict__` once and subscripting it keeps a module's guard near 0.2 microseconds.
+# For a module we inline `forward`, which is right as long as nobody swaps the class, registers a hook, or
+# changes the names of its children. Reading `module.__dict__` once and subscripting it keeps a module's
+# guard near 0.2 microseconds.
 
 # %%
 HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -319,13 +323,13 @@ def training(g, x, const):
 # %% [markdown]
 # ## Tensors
 #
-# A graph is specialised to a tensor's class, dtype, device, shape, strides and need of gradients. Each condition is one
-# attribute read implemented in C, together about 0.4 microseconds. Strides are the interesting one: in the common case
-# of a contiguous tensor, `is_contiguous()` is cheaper than building and comparing a tuple, and ignores the strides of
-# dimensions of size one, which nothing can observe.
+# A graph is specialised to a tensor's class, dtype, device, shape, strides and need of gradients. Each
+# condition is one attribute read implemented in C, together about 0.4 microseconds. Strides are the
+# interesting one: in the common case of a contiguous tensor, `is_contiguous()` is cheaper than building and
+# comparing a tuple, and ignores the strides of dimensions of size one, which nothing can observe.
 #
-# Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and 1 get their
-# own graph: broadcasting makes them different programs.
+# Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and
+# 1 get their own graph: broadcasting makes them different programs.
 
 # %%
 def contiguous_strides(shape) -> tuple:
@@ -420,9 +424,9 @@ def shape_mismatch(name, spec, value) -> str:
 
 
 # %% [markdown]
-# Two arguments may be the *same* tensor. A graph traced with two different ones reads the second after writing the
-# first and sees no change, so identity among arguments is part of what was assumed. `NOT_ALIASED` takes one other
-# source or a tuple of them; all are compared at once by the size of a set.
+# Two arguments may be the *same* tensor. A graph traced with two different ones reads the second after
+# writing the first and sees no change, so identity among arguments is part of what was assumed.
+# `NOT_ALIASED` takes one other source or a tuple of them; all are compared at once by the size of a set.
 
 # %%
 @guard("ALIASED")
@@ -441,8 +445,8 @@ def not_aliased(g, x, const):
 
 
 # %% [markdown]
-# **Sizes.** A branch on a symbolic size, `if n % 8 == 0`, was answered for the traced size. The guard is the predicate
-# itself: its text over symbol names, and the source that each symbol is read from.
+# **Sizes.** A branch on a symbolic size, `if n % 8 == 0`, was answered for the traced size. The guard is
+# the predicate itself: its text over symbol names, and the source that each symbol is read from.
 
 # %%
 @guard("SIZE")
@@ -458,8 +462,8 @@ def size(g, x, const):
 # %% [markdown]
 # ## State of the library
 #
-# `torch.no_grad()` around a compiled call, another autocast dtype, a new default dtype: none is an argument, all change
-# what the code means.
+# `torch.no_grad()` around a compiled call, another autocast dtype, a new default dtype: none is an
+# argument, all change what the code means.
 
 # %%
 def autocast_state() -> tuple:

@@ -1,18 +1,18 @@
 # %% [markdown]
 # # Sources: where a value came from
 #
-# A compiled graph is correct only for the world it was traced in: this dtype, that attribute, those two lists of
-# equal length. To check tomorrow what was true today, the compiler must remember *how it reached* each value. That
-# access path is a **source**. `self.blocks[2].ln.weight` is
+# A compiled graph is correct only for the world it was traced in: this dtype, that attribute, those two
+# lists of equal length. To check tomorrow what was true today, the compiler must remember *how it reached*
+# each value. That access path is a **source**. `self.blocks[2].ln.weight` is
 #
 #     ModuleAttr(ModuleAttr(Item(ModuleAttr(Local("self"), "_modules", "blocks"), 2), ...), "_parameters", "weight")
 #
-# A source does one thing: it writes itself as Python text. The text is valid inside a generated function whose
-# parameters are the frame's own arguments. So a source serves twice: a guard reads the value again to compare it, and
-# the compiled function reads it again to feed it to the graph.
+# A source does one thing: it writes itself as Python text. The text is valid inside a generated function
+# whose parameters are the frame's own arguments. So a source serves twice: a guard reads the value again to
+# compare it, and the compiled function reads it again to feed it to the graph.
 #
-# The real torch.compile has the same idea with about forty source classes. Fifteen are enough here, because every
-# class only has to say what its base is and what is appended to the base's text.
+# The real torch.compile has the same idea with about forty source classes. Fifteen are enough here, because
+# every class only has to say what its base is and what is appended to the base's text.
 
 # %%
 from __future__ import annotations
@@ -50,12 +50,13 @@ def parameter_name(local_name: str) -> str:
 # %% [markdown]
 # ## Roots
 #
-# A path has to begin somewhere the generated function can see. There are only a few such places: the arguments, the
-# globals `__G`, the builtins `__B`, the function being called `__F` (it carries closure cells and defaults), constants
-# owned by the compiled entry `__K`, and the state of the torch library itself.
+# A path has to begin somewhere the generated function can see. There are only a few such places: the
+# arguments, the globals `__G`, the builtins `__B`, the function being called `__F` (it carries closure
+# cells and defaults), constants owned by the compiled entry `__K`, and the state of the torch library
+# itself.
 #
-# `__F` is a parameter of the generated function, not a global of it. Two closures made by the same `def` share their
-# code and therefore their compiled entries, but not their cells.
+# `__F` is a parameter of the generated function, not a global of it. Two closures made by the same `def`
+# share their code and therefore their compiled entries, but not their cells.
 
 # %%
 @dataclass(frozen=True)
@@ -176,11 +177,11 @@ GLOBAL_STATE_TEXT = {
 # %% [markdown]
 # ## Steps
 #
-# From a root, each step appends one access. `ModuleAttrSource` is the step that pays for itself. `module.weight` on an
-# `nn.Module` first fails the ordinary lookup, then runs a Python `__getattr__` that searches three dictionaries: about
-# half a microsecond, for every parameter, on every call. Reading `module.__dict__['_parameters']['weight']` says the
-# same and takes a tenth of it, because the first two steps are shared by all parameters of the module (see `guards.py`,
-# which reads every common prefix once).
+# From a root, each step appends one access. `ModuleAttrSource` is the step that pays for itself.
+# `module.weight` on an `nn.Module` first fails the ordinary lookup, then runs a Python `__getattr__` that
+# searches three dictionaries: about half a microsecond, for every parameter, on every call. Reading
+# `module.__dict__['_parameters']['weight']` says the same and takes a tenth of it, because the first two
+# steps are shared by all parameters of the module (see `guards.py`, which reads every common prefix once).
 
 # %%
 def key_text(key) -> str:

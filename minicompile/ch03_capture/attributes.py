@@ -426,7 +426,7 @@ def exception_attribute(tx, value, name):
 @attributes_of(SuperVal)
 def super_attribute(tx, value, name):
     obj = value.self
-    is_class = isinstance(getattr(obj, "real", None), type)
+    is_class = isinstance(getattr(obj, "real", None), type) and issubclass(obj.real, value.cls)
     cls = obj.real if is_class else class_of(obj)
     order = cls.__mro__
     for base in order[order.index(value.cls) + 1:]:
@@ -490,7 +490,7 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     hook = lookup(obj.cls, "__setattr__" if value is not None else "__delattr__")
     if isinstance(obj.real, torch.nn.Module) and hook in (torch.nn.Module.__setattr__, torch.nn.Module.__delattr__):
         return set_module_attribute(tx, obj, name, value)
-    if hook not in (object.__setattr__, object.__delattr__):
+    if getattr(hook, "__objclass__", None) not in (object, types.SimpleNamespace):
         if not isinstance(hook, types.FunctionType):
             unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
         call(tx, wrap(tx, hook), [obj, Const(value=name)] + ([value] if value is not None else []))
@@ -509,7 +509,11 @@ def store_attribute(tx, obj, name, value):
             user_error(AttributeError, f"property '{name}' of '{obj.cls.__name__}' object has no setter")
         call(tx, wrap(tx, setter), [obj] + ([value] if value is not None else []))
         return
-    if found is not MISSING and hasattr(type(found), "__set__") and type(found) is not types.MemberDescriptorType:
+    setter = getattr(type(found), "__set__", None)
+    if isinstance(setter, types.FunctionType) and value is not None:
+        call(tx, wrap(tx, setter), [wrap(tx, found), obj, value])
+        return
+    if setter is not None and type(found) is not types.MemberDescriptorType:
         unsupported(tx, f"the descriptor {name} of {obj.cls.__name__}")
     if name in ("__class__", "__dict__"):
         unsupported(tx, f"assigning {name}")

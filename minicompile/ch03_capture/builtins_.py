@@ -163,6 +163,13 @@ def text_handler(function):
         if args and type(args[0]) is ExcVal and function is str:
             if len(args[0].args) == 1:
                 return handler(tx, args[0].args[0])
+        if args and type(args[0]) is ObjVal and function is format:
+            method = lookup(args[0].cls, "__format__")
+            if isinstance(method, types.FunctionType):
+                return call(tx, wrap(tx, method), [args[0], args[1] if len(args) > 1 else Const(value="")])
+            if not identical(args[-1], Const(value="")) and len(args) > 1:
+                unsupported(tx, "format() of an object")
+            return HANDLED[str](tx, args[0])
         if args and type(args[0]) is ObjVal:
             method = lookup(args[0].cls, "__str__")
             if not isinstance(method, types.FunctionType) or function is repr:

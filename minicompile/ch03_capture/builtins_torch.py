@@ -28,8 +28,8 @@ from .operations import (
 from .tensors import emit, make_tensor
 from .values import (
     CellVal, Const, DictVal, ExcVal, FuncVal, ListVal, MethodName, MethodVal, NEW, NONE, ObjVal,
-    PartialVal, PropertyVal, SetVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, UserError, describe,
-    user_error)
+    PartialVal, PropertyVal, SetVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, TupleVal, UserError,
+    describe, user_error)
 from .wrap import wrap
 from .attributes import module_child, set_module_attribute
 from .builtins_ import boolean
@@ -55,6 +55,33 @@ def reduced(tx, function, items, initial=None):
     for item in items:
         value = call(tx, function, [value, item])
     return value
+
+
+@handles(operator.itemgetter)
+def make_itemgetter(tx, *keys):
+    return getter(keys, lambda tx, value, key: get_item(tx, value, key))
+
+
+@handles(operator.attrgetter)
+def make_attrgetter(tx, *names):
+    def read(tx, value, name):
+        for part in name.value.split("."):
+            value = get_attribute(tx, value, part)
+        return value
+    return getter(names, read)
+
+
+def getter(keys, read) -> PropertyVal:
+    """A callable of one value that reads one thing of it, or a tuple of several."""
+    def apply(tx, args, kwargs):
+        found = [read(tx, args[0], key) for key in keys]
+        return found[0] if len(found) == 1 else TupleVal(items=found)
+    return PropertyVal(call=apply, name="getter")
+
+
+@handles(types.SimpleNamespace)
+def make_namespace(tx, **attributes):
+    return ObjVal(real=NEW, cls=types.SimpleNamespace, attrs=attributes)
 
 
 @handles(callable)

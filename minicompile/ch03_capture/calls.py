@@ -93,6 +93,8 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call_descriptor(tx, real, args, kwargs)
     if kind is types.BuiltinFunctionType:
         return call_builtin(tx, real, args, kwargs)
+    if kind is functools._lru_cache_wrapper:
+        return call_value(tx, wrap(tx, real.__wrapped__), args, kwargs)
     if kind is weakref.ReferenceType:
         return wrap(tx, real(), None if function.source is None else CallSource(function.source, "__call__"))
     if kind in CALLABLE_DESCRIPTORS:

@@ -183,7 +183,8 @@ def object_text(ep, value):
         if type(value.real).__module__.startswith("torch.autograd") or "Backward" in type(value.real).__name__:
             raise Unsupported("a node of the autograd graph leaves the compiled function", location(ep.tx))
         return pool(ep, value.real)
-    base = value.contents.cls if value.contents is not None else object
+    base = value.contents.cls if value.contents is not None else \
+        value.cls if value.cls is types.SimpleNamespace else object
     new, setter = pool(ep, base.__new__), pool(ep, object.__setattr__)
     name = variable(ep, value, f"{new}({pool(ep, value.cls)})")
     if value.contents is not None:

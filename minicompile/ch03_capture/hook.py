@@ -1,11 +1,13 @@
 # %% [markdown]
 # # The frame hook
 #
-# How does a compiler get to see a Python function without asking its author to change it? CPython has an official door
-# for this. Since PEP 523 an extension may replace the C function that evaluates a frame. From then on every Python call
-# made on the way, also deep inside library code, passes through ours before its first instruction runs.
+# How does a compiler get to see a Python function without asking its author to change it? CPython has an
+# official door for this. Since PEP 523 an extension may replace the C function that evaluates a frame. From
+# then on every Python call made on the way, also deep inside library code, passes through ours before its
+# first instruction runs.
 #
-# The replacement is `frame_hook.c`, 300 lines, the only C in the capture half of this book. It decides by code object:
+# The replacement is `frame_hook.c`, 300 lines, the only C in the capture half of this book. It decides by
+# code object:
 #
 # | known about the code | what happens |
 # |---|---|
@@ -13,22 +15,25 @@
 # | skip | evaluated as it is |
 # | a target | `target(function, *arguments)` is called instead of running the frame |
 #
-# A target is an ordinary Python function; its result becomes the result of the frame. It may still say `EVALUATE`: then
-# the untouched frame is evaluated after all. So everything complicated (guards, compiling, falling back) is Python, and the
-# C code neither copies frames nor interprets anything. Its cost is 50 to 250 nanoseconds a call, on top of the target's.
+# A target is an ordinary Python function; its result becomes the result of the frame. It may still say
+# `EVALUATE`: then the untouched frame is evaluated after all. So everything complicated (guards, compiling,
+# falling back) is Python, and the C code neither copies frames nor interprets anything. Its cost is 50 to
+# 250 nanoseconds a call, on top of the target's.
 #
-# What the frame's owner expects afterwards differs between versions. In 3.11 the caller clears the frame, so returning a
-# result is all there is to do. In 3.12 and 3.13 the evaluator clears it, with functions that CPython does not export. But
-# the evaluator can be made to do it: enter it with an exception already set, and it unwinds the frame before the first
-# instruction. The exception is then dropped and our result returned. (torch.compile's hook builds a second frame by hand,
-# from copies of CPython's internal functions, one set for each version.)
+# What the frame's owner expects afterwards differs between versions. In 3.11 the caller clears the frame,
+# so returning a result is all there is to do. In 3.12 and 3.13 the evaluator clears it, with functions that
+# CPython does not export. But the evaluator can be made to do it: enter it with an exception already set,
+# and it unwinds the frame before the first instruction. The exception is then dropped and our result
+# returned. (torch.compile's hook builds a second frame by hand, from copies of CPython's internal
+# functions, one set for each version.)
 #
 # ## Regions and contexts
 #
-# Replacing frames globally would slow down the whole program: CPython's own fast path for Python-to-Python calls is off
-# while a hook is installed. So the hook is installed only while some thread runs `run(context, f, ...)`, and it acts only
-# in that thread. The context is the compiler's setting (backend, options); a function compiled in two ways has two targets.
-# `run(None, f, ...)` leaves the region for the time of the call, which is all that `disable` needs.
+# Replacing frames globally would slow down the whole program: CPython's own fast path for Python-to-Python
+# calls is off while a hook is installed. So the hook is installed only while some thread runs `run(context,
+# f, ...)`, and it acts only in that thread. The context is the compiler's setting (backend, options); a
+# function compiled in two ways has two targets. `run(None, f, ...)` leaves the region for the time of the
+# call, which is all that `disable` needs.
 
 # %%
 from __future__ import annotations
@@ -67,8 +72,9 @@ def outside_region():
 # %% [markdown]
 # ## What is remembered
 #
-# The C side attaches its knowledge to the code object itself (`_PyCode_SetExtra`), so a lookup is one pointer read and
-# the knowledge dies with the code. Python only keeps weak references, to be able to forget everything in `reset`.
+# The C side attaches its knowledge to the code object itself (`_PyCode_SetExtra`), so a lookup is one
+# pointer read and the knowledge dies with the code. Python only keeps weak references, to be able to forget
+# everything in `reset`.
 
 # %%
 def remember(code) -> None:
@@ -106,9 +112,10 @@ def reset() -> None:
 # %% [markdown]
 # ## Frames that are never captured on their own
 #
-# Functions of torch and of the standard library may be *inlined* by capture when user code calls them. But as frames of
-# their own they are not worth it: the frame of `nn.Module.__call__`, seen after a graph break, holds nothing of the user's;
-# it is evaluated as it is, and the user's `forward` that it calls is the next frame that the hook sees.
+# Functions of torch and of the standard library may be *inlined* by capture when user code calls them. But
+# as frames of their own they are not worth it: the frame of `nn.Module.__call__`, seen after a graph break,
+# holds nothing of the user's; it is evaluated as it is, and the user's `forward` that it calls is the next
+# frame that the hook sees.
 
 # %%
 def library_folders() -> tuple[str, ...]:

@@ -11,6 +11,8 @@
 # %%
 from __future__ import annotations
 
+import functools
+
 
 from .attributes import call
 from .interpreter import Tracer, advance, mark_dirty, unsupported
@@ -199,7 +201,7 @@ def list_sort(tx, self, *, key=None, reverse=FALSE):
 
 
 def sort_values(tx, items, key, reverse):
-    """Stable insertion by the traced `<`: keys may be any comparable values, as long as they are constants."""
+    """sorted(items, key=key): constants are compared by Python, other keys by the traced `<`."""
     if key is not None and not (type(key) is Const and key.value is None):
         keys = [call(tx, key, [item]) for item in items]
     else:
@@ -207,7 +209,11 @@ def sort_values(tx, items, key, reverse):
     try:
         plain = [as_python(tx, k) for k in keys]
     except NotConstant:
-        unsupported(tx, "sorting by keys that are not constants")
+        def order_of(i, j):
+            less = lambda a, b: truth(tx, compare(tx, "<", keys[a], keys[b]))
+            return -1 if less(i, j) else 1 if less(j, i) else 0
+        order = sorted(range(len(items)), key=functools.cmp_to_key(order_of), reverse=reverse)
+        return [items[i] for i in order]
     try:
         order = sorted(range(len(items)), key=plain.__getitem__, reverse=reverse)
     except TypeError as error:

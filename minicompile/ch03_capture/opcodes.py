@@ -481,7 +481,7 @@ def format_one(tx, frame, conversion, spec):
     if conversion is not None:
         value = call_value(tx, wrap(tx, conversion), [value], {})
     if type(value) is not Const:
-        value = call_value(tx, wrap(tx, format if spec.value else str), [value, spec] if spec.value else [value], {})
+        value = call_value(tx, wrap(tx, format), [value, spec], {})
         frame.stack.append(value)
     else:
         frame.stack.append(fold(tx, format, [value, spec]))

@@ -33,7 +33,7 @@ from ..ch02_guards.sources import (
 from .interpreter import Tracer, constant_source, guard, location, unsupported
 from .values import (
     ByIdentity, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal, MethodVal,
-    ObjVal, PartialVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, Value, describe)
+    NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, Value, describe, MethodName)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType,
@@ -86,6 +86,11 @@ def realize(tx, item) -> Value:
 def build(tx, real, kind, source) -> Value:
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
+    if kind is types.BuiltinFunctionType and type(real.__self__) in (list, dict, set, collections.deque):
+        guard(tx, source, "TYPE_MATCH", kind)    # a bound method such as `log.append`: a new object each time it is read
+        guard(tx, None if source is None else AttrSource(source, "__name__"), "CONSTANT_MATCH", real.__name__)
+        owner = wrap(tx, real.__self__, None if source is None else AttrSource(source, "__self__"))
+        return MethodName(self=owner, name=real.__name__)
     if isinstance(real, BY_IDENTITY):
         guard_identity(tx, real, source)
         return ObjVal(real=real, cls=kind, source=source)

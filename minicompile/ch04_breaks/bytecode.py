@@ -1,17 +1,19 @@
 # %% [markdown]
 # # Bytecode as data
 #
-# To continue a function in the middle we need a code object whose first instructions restore the state and then jump
-# there. CPython has no supported way to edit a code object, but its format is documented well enough to take one apart
-# and put it together again. Four parts refer to positions and must move together: the instructions, the jumps among
-# them, the exception table, and the table of source positions.
+# To continue a function in the middle we need a code object whose first instructions restore the state and
+# then jump there. CPython has no supported way to edit a code object, but its format is documented well
+# enough to take one apart and put it together again. Four parts refer to positions and must move together:
+# the instructions, the jumps among them, the exception table, and the table of source positions.
 #
-# The trick that keeps this short: decode into a list of `Instruction` objects in which every jump points to *another
-# object*, not to an offset. Then inserting, dropping and widening need no arithmetic at all, until the very end.
+# The trick that keeps this short: decode into a list of `Instruction` objects in which every jump points to
+# *another object*, not to an offset. Then inserting, dropping and widening need no arithmetic at all, until
+# the very end.
 #
-# Versions differ less than their release notes suggest. 3.11, 3.12 and 3.13 all use two-byte units (opcode, argument),
-# `EXTENDED_ARG` prefixes for large arguments, and `CACHE` units after some opcodes, in which the interpreter keeps what
-# it has learned. `co_code` hides the learned opcodes and shows each cache unit as opcode 0, so we simply count them.
+# Versions differ less than their release notes suggest. 3.11, 3.12 and 3.13 all use two-byte units (opcode,
+# argument), `EXTENDED_ARG` prefixes for large arguments, and `CACHE` units after some opcodes, in which the
+# interpreter keeps what it has learned. `co_code` hides the learned opcodes and shows each cache unit as
+# opcode 0, so we simply count them.
 
 # %%
 from __future__ import annotations
@@ -111,8 +113,9 @@ def parse_exception_table(table: bytes):
 # %% [markdown]
 # ## Putting together
 #
-# The length of an instruction depends on its argument, the argument of a jump depends on the lengths in between. Start
-# with no prefixes at all and grow what does not fit, until nothing changes; lengths never shrink, so this ends.
+# The length of an instruction depends on its argument, the argument of a jump depends on the lengths in
+# between. Start with no prefixes at all and grow what does not fit, until nothing changes; lengths never
+# shrink, so this ends.
 
 # %%
 def encode(instructions: list[Instruction], handlers: list[Handler], first_line: int) -> tuple[bytes, bytes, bytes]:
@@ -154,9 +157,10 @@ def encode(instructions: list[Instruction], handlers: list[Handler], first_line:
 
 
 # %% [markdown]
-# Both tables store numbers in groups of six bits with bit 6 meaning "more follows"; the exception table starts with the
-# high group, the position table with the low one. A position entry begins with a byte `1 kkkk lll`: kind and number of
-# code units. Three of its sixteen kinds are enough: 15 no position, 13 line only, 14 everything.
+# Both tables store numbers in groups of six bits with bit 6 meaning "more follows"; the exception table
+# starts with the high group, the position table with the low one. A position entry begins with a byte `1
+# kkkk lll`: kind and number of code units. Three of its sixteen kinds are enough: 15 no position, 13 line
+# only, 14 everything.
 
 # %%
 def varint(value: int, big_endian: bool = False) -> bytes:
@@ -188,9 +192,10 @@ def encode_position(out: bytearray, position, units: int, previous: int) -> int:
 # %% [markdown]
 # ## Moving local variables
 #
-# In CPython 3.11 and later, arguments, locals, cells and free variables live in one array, `localsplus`, and the
-# instructions name them by index. Adding a parameter shifts the rest, so every index is translated. 3.13 packs two
-# indices below 16 into one argument; after a shift they may not fit any more, so such pairs are split.
+# In CPython 3.11 and later, arguments, locals, cells and free variables live in one array, `localsplus`,
+# and the instructions name them by index. Adding a parameter shifts the rest, so every index is translated.
+# 3.13 packs two indices below 16 into one argument; after a shift they may not fit any more, so such pairs
+# are split.
 
 # %%
 def localsplus_names(code) -> list[str]:
@@ -225,12 +230,12 @@ def relocate(instructions: list[Instruction], index: dict[int, int]) -> None:
 # %% [markdown]
 # ## Liveness
 #
-# A resume function takes the locals that the rest of the code may still read. Passing all of them would be correct and
-# costly: a dead intermediate tensor would become an output of the graph before the break, would have to be written to
-# memory, and would stay alive through the rest of the function.
+# A resume function takes the locals that the rest of the code may still read. Passing all of them would be
+# correct and costly: a dead intermediate tensor would become an output of the graph before the break, would
+# have to be written to memory, and would stay alive through the rest of the function.
 #
-# A local is *live* at an instruction if some path from there reads it before writing it. The textbook backward
-# iteration: live(i) = reads(i) + (live(successors) - writes(i)), until nothing changes.
+# A local is *live* at an instruction if some path from there reads it before writing it. The textbook
+# backward iteration: live(i) = reads(i) + (live(successors) - writes(i)), until nothing changes.
 
 # %%
 def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict[int, list[int]]:

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Resume functions
 #
-# A graph break cuts a function in two: a compiled part, one instruction that Python must execute itself, and the rest.
-# The rest should be compiled too. But it begins in the middle: with local variables already set, perhaps with half an
-# expression on the interpreter's stack (`f(x) + g(print(y))` breaks with `f(x)` waiting), perhaps inside a loop or a
-# `with` block.
+# A graph break cuts a function in two: a compiled part, one instruction that Python must execute itself,
+# and the rest. The rest should be compiled too. But it begins in the middle: with local variables already
+# set, perhaps with half an expression on the interpreter's stack (`f(x) + g(print(y))` breaks with `f(x)`
+# waiting), perhaps inside a loop or a `with` block.
 #
 # So the rest becomes a function of its own. Its code is the *original* code with a new beginning:
 #
@@ -12,13 +12,13 @@
 #         push stack0; push stack1
 #         jump to instruction 42 of f
 #
-# To everything else it is an ordinary function. The frame hook sees its frame like any other, capture traces it, guards
-# protect it, and if it breaks again, there is another resume function. torch.compile does the same, and adds code
-# generation for the part before the break as bytecode; here that part is Python text (see chapter 3), so this is the
-# only place in the book where bytecode is written.
+# To everything else it is an ordinary function. The frame hook sees its frame like any other, capture
+# traces it, guards protect it, and if it breaks again, there is another resume function. torch.compile does
+# the same, and adds code generation for the part before the break as bytecode; here that part is Python
+# text (see chapter 3), so this is the only place in the book where bytecode is written.
 #
-# Resume functions are always cut from the original code, even when the break happens inside a resume function. A loop
-# that breaks in each round therefore has one resume function and not one per round.
+# Resume functions are always cut from the original code, even when the break happens inside a resume
+# function. A loop that breaks in each round therefore has one resume function and not one per round.
 
 # %%
 from __future__ import annotations
@@ -40,10 +40,10 @@ REFUSED_FLAGS = 0x20 | 0x80 | 0x200                  # generators, coroutines, a
 #
 # - `VALUE`: any object, passed as an argument and pushed. Loop iterators are values.
 # - `NULL`: an empty slot. CPython reserves one below a callable that is not a bound method.
-# - `CONTEXT`: the `__exit__` method of an active `with` block. A resume function gets the context manager itself and
-#   enters it again, with the same instruction that the user's `with` used; this leaves the new `__exit__` in the slot,
-#   where the original exception table expects it. The part before the break has left the context, so that enters and
-#   exits stay paired.
+# - `CONTEXT`: the `__exit__` method of an active `with` block. A resume function gets the context manager
+#   itself and enters it again, with the same instruction that the user's `with` used; this leaves the new
+#   `__exit__` in the slot, where the original exception table expects it. The part before the break has
+#   left the context, so that enters and exits stay paired.
 
 # %%
 @dataclass(eq=False)
@@ -81,9 +81,9 @@ class ResumePoint:
 # %% [markdown]
 # ## Making one
 #
-# Cells need care. In the original function a captured variable is created by `MAKE_CELL`; the closures made before the
-# break already share that cell. The rest must use the same one, so in the resume function every cell of the original is
-# a *free* variable, and the function is built per call around the existing cells.
+# Cells need care. In the original function a captured variable is created by `MAKE_CELL`; the closures made
+# before the break already share that cell. The rest must use the same one, so in the resume function every
+# cell of the original is a *free* variable, and the function is built per call around the existing cells.
 
 # %%
 @dataclass

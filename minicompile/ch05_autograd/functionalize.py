@@ -464,7 +464,7 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
 def append_mutations(gm: fx.GraphModule, mutations: dict[str, fx.Node]) -> None:
     """Copy the final contents into each mutated input, as the last nodes of the graph."""
     placeholders = {n.name: n for n in gm.graph.nodes if n.op == "placeholder"}
-    output = next(reversed(gm.graph.nodes))
+    output = next(iter(reversed(gm.graph.nodes)))
     with gm.graph.inserting_before(output):
         for name, new in mutations.items():
             copy = gm.graph.call_function(aten.copy_.default, (placeholders[name], new))

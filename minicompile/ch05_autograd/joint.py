@@ -256,7 +256,7 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
     joint.mutated = set(mutations)
     inside = {name: new for name, new in mutations.items() if name not in {names[i] for i in joint.written}}
     joint.copied = [names.index(name) for name in inside]
-    output = next(reversed(gm.graph.nodes))
+    output = next(iter(reversed(gm.graph.nodes)))
     f = Functionalizer(gm, gm.graph)
     values, count = list(output.args[0]), len(returned)
     with gm.graph.inserting_before(output):
@@ -276,7 +276,7 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
 
 def separate_results(gm: fx.GraphModule, count: int) -> None:
     """Results are distinct tensors for the caller, also where the graph computes them as one value or as an input."""
-    output = next(reversed(gm.graph.nodes))
+    output = next(iter(reversed(gm.graph.nodes)))
     values, seen = list(output.args[0]), set()
     f = Functionalizer(gm, gm.graph)
     with gm.graph.inserting_before(output):

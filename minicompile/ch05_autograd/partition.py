@@ -127,7 +127,7 @@ class Halves:
 def split_nodes(joint: Joint) -> Halves:
     backward: set[fx.Node] = set()
     forward: set[fx.Node] = set()
-    output = next(reversed(joint.gm.graph.nodes))
+    output = next(iter(reversed(joint.gm.graph.nodes)))
     count = joint.results + len(joint.written)
     outputs, gradients = list(output.args[0][:count]), list(output.args[0][count:])
     needed = {n for n in outputs if isinstance(n, fx.Node)}
@@ -153,16 +153,21 @@ def split_nodes(joint: Joint) -> Halves:
 # ## Prices
 #
 # Saving a value that forward writes to memory anyway costs one read in backward, any other a write and a read: twice as much. Whether forward
-# writes it is estimated by *levels*: the number of library calls on the way from the inputs to a node. A value whose readers all have its own level,
-# and are loops, can stay in registers.
+# writes it is estimated by *stages*. Library calls divide a program into stages; the loops of one stage can share a kernel, in which values
+# stay in registers. A loop runs in the latest stage that all its readers allow: a dropout mask is drawn where it is applied. A value is
+# written if a library call reads it, or a loop of a later stage does.
 
 # %%
-def levels(nodes) -> dict[fx.Node, int]:
-    level: dict[fx.Node, int] = {}
+def stages(nodes, halves: Halves) -> dict[fx.Node, int]:
+    """The stage of each node: library calls of stage k come after the loops of stage k and before those of stage k + 1."""
+    earliest: dict[fx.Node, int] = {}
     for node in nodes:
-        base = max((level.get(a, 0) for a in node.all_input_nodes), default=0)
-        level[node] = base + (node.op == "call_function" and not is_fusible(node))
-    return level
+        earliest[node] = max((earliest[a] + (not is_fusible(a)) for a in node.all_input_nodes if a in earliest), default=0)
+    stage: dict[fx.Node, int] = {}
+    for node in reversed(nodes):
+        stage[node] = earliest[node] if not is_fusible(node) else \
+            min((stage[u] for u in node.users if u in halves.forward and u in stage), default=earliest[node])
+    return stage
 
 
 def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
@@ -170,34 +175,42 @@ def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
     found, pending = [], list(node.users)
     while pending:
         user = pending.pop()
-        if user in among:
-            if is_view(user) or user.target is operator.getitem:
-                pending.extend(user.users)
-            else:
-                found.append(user)
+        if is_view(user) or user.target is operator.getitem:
+            pending.extend(user.users)
+        elif user in among:
+            found.append(user)
     return found
 
 
-def must_not_recompute(node, halves: Halves, level, materialised: bool, prefer: str) -> bool:
+@dataclass
+class Use:
+    """How forward uses a value: `library` reads it; a loop of a later stage does (`far`); or it is an output."""
+
+    library: bool
+    far: bool
+    output: bool
+
+
+def forward_use(node: fx.Node, halves: Halves, stage) -> Use:
+    found = readers(node, halves.forward)
+    return Use(any(not is_fusible(u) for u in found), any(stage[u] > stage[node] for u in found), node in halves.outputs)
+
+
+def must_not_recompute(node, halves: Halves, use: Use, prefer: str) -> bool:
     if is_view(node) or node.op == "get_attr":
         return False
-    if node.target is operator.getitem:
-        return True
     if not is_cheap(node):
         return True
-    if not materialised or node not in halves.forward or not node.all_input_nodes:
+    if node not in halves.forward or not node.all_input_nodes:
         return False
-    in_forward = readers(node, halves.forward)
-    far = any(level[u] > level[node] + (not is_fusible(u)) for u in in_forward)
-    library = any(not is_fusible(u) for u in in_forward)
-    again = any(not is_fusible(u) for u in readers(node, halves.backward))
-    return far or (prefer == "speed" and library and again)
+    again = use.library and any(not is_fusible(u) for u in readers(node, halves.backward))
+    return use.far or (prefer == "speed" and again)
 
 
 def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx.Node]:
     """The forward values that backward gets. prefer: "speed" keeps what is in memory anyway, "memory" recomputes it."""
     nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
-    level = levels(nodes)
+    stage = stages(nodes, halves)
     consumed = {n for n in nodes if any(u in halves.backward for u in n.users)} | \
         {g for g in halves.gradients if isinstance(g, fx.Node) and g not in halves.backward}
     wanted, pending = set(), list(consumed)
@@ -213,10 +226,10 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx
         if node not in wanted:
             continue
         enter, leave = inner[node] = add_vertex(net), add_vertex(net)
-        materialised = node in halves.outputs or not is_fusible(node) or any(
-            not is_fusible(u) or level[u] > level[node] for u in readers(node, halves.forward))
-        add_edge(net, enter, leave, price(node, joint, materialised))
-        if node.op == "placeholder" or must_not_recompute(node, halves, level, materialised, prefer):
+        use = forward_use(node, halves, stage)
+        written = use.library or use.far or use.output or not is_fusible(node)
+        add_edge(net, enter, leave, price(node, joint, written))
+        if node.op == "placeholder" or must_not_recompute(node, halves, use, prefer):
             add_edge(net, source, enter, INFINITE)
         for argument in node.all_input_nodes:
             add_edge(net, inner[argument][1], enter, INFINITE)
@@ -228,14 +241,14 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx
     return [n for n, (enter, leave) in inner.items() if leave in behind and enter not in behind]
 
 
-def price(node: fx.Node, joint: Joint, materialised: bool) -> int:
+def price(node: fx.Node, joint: Joint, written: bool) -> int:
     """What saving `node` costs, in bytes moved. Inputs are free unless the program overwrites them."""
     val = node.meta.get("val")
     if node.op == "placeholder" and node.name not in joint.mutated:
         return 0
     if node.op == "get_attr" or not isinstance(val, torch.Tensor) or is_view(node):
         return INFINITE if node.op != "placeholder" else 0
-    return size_in_bytes(node) * (1 if materialised else 2)
+    return size_in_bytes(node) * (1 if written else 2)
 
 # %% [markdown]
 # ## Two graphs

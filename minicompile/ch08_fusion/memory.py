@@ -210,7 +210,9 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
             if reuse:
                 donor = _in_place(program, step, n, [d for d in dying.get(k, ()) if d in times.birth and d not in taken
                                                      and times.birth[d] < k])
-                if donor is None:
+                if donor is not None:
+                    live[k] -= nbytes(b[n])          # one memory, not two, during this step
+                else:
                     donor = _from_pool(pool.get(_memory_class(b[n]), []), k, live, peak, nbytes(b[n]))
             if donor is not None:
                 taken.add(donor)
@@ -225,7 +227,7 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     written = {root_of(b, n) for step in steps for n in step_writes(step)}
     wanted = {n for step in steps for n in step_reads(step)} | {v.buffer for v in program.outputs if isinstance(v, View)}
     first = sorted(n for n in wanted if n not in written and n not in program.inputs and n not in program.constants)
-    return MemoryPlan(plans, [n for n in first if b[n].alias_of is None], peak)
+    return MemoryPlan(plans, [n for n in first if b[n].alias_of is None], max(live, default=0))
 
 
 def takes_out(step: Extern) -> bool:

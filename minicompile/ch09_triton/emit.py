@@ -117,7 +117,23 @@ def flatten(kernel: Kernel) -> Flat:
             else:
                 ref = flat.add(loop, op, args, dtype)
             values.append(ref)
+    _join_softmax(flat)
     return _live(flat)
+
+
+def _join_softmax(flat: Flat) -> None:
+    """Where a kernel has both max(x) and sum(exp(x - max(x))), compute the two in one pass along the row. The node of the maximum then
+    has two results; as an operand it stands for the first."""
+    at = lambda ref: flat.nodes[ref.id]
+    for node in flat.nodes:
+        if node.op == "reduce" and node.args[0] == "sum" and at(node.args[1]).op == "exp":
+            difference = at(at(node.args[1]).args[0])
+            if difference.op == "sub" and at(difference.args[1]).op == "reduce":
+                top = at(difference.args[1])
+                if top.args[:2] == ("max", difference.args[0]) and top.dtype == node.dtype and node.dtype.is_floating_point:
+                    top.args = ("softmax", difference.args[0], None)
+                if top.args[:2] == ("softmax", difference.args[0]):
+                    node.op, node.args = "get", (difference.args[1], 1)
 
 
 def _live(flat: Flat) -> Flat:
@@ -205,7 +221,8 @@ def plan(kernel: Kernel, flat: Flat, axes: list[Axis], passes: int) -> heuristic
     runs = [contiguous_var(i, vars) for i in heavy]
     along_row = sum(v in kernel.reduction_vars for v in runs if v is not None)
     inner = along_row * 2 >= len([v for v in runs if v is not None])
-    return heuristics.reduction(sizes["x"], sizes["r"], inner, passes, len(heavy))
+    known = all(isinstance(v.size, int) for v in kernel.reduction_vars)
+    return heuristics.reduction(sizes["x"], sizes["r"], inner, passes, len(heavy)) if known else heuristics.unknown_row(inner)
 
 # %% [markdown]
 # ## Printing
@@ -258,7 +275,8 @@ def value_text(p: Printer, ref: Ref, literal: bool = False) -> str:
     """The text of an operand: a variable, or a constant (a bare number only if `literal`)."""
     node = p.flat.nodes[ref.id]
     if node.op != "constant":
-        return p.names[ref.id]
+        name = p.names[ref.id]
+        return name[0] if isinstance(name, list) else name
     text = constant(node.args[0], node.dtype, len(p.axes))
     if not literal and not text.startswith("tl.full"):
         return f"tl.full([{', '.join('1' * len(p.axes))}], {text}, tl.float32)"

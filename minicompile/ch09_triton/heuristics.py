@@ -87,3 +87,30 @@ def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int) -> 
         return Config({"x": x, "r": row}, num_warps=clamp(x * row // 256, 1, 8), persistent=True)
     r = clamp(2048 // x, 1, row)
     return Config({"x": x, "r": r}, num_warps=clamp(x * r // 256, 1, 8))
+
+
+def unknown_row(inner: bool) -> Config:
+    """A row whose length is known only at run time cannot be held in one tile: always a loop."""
+    return Config({"x": 1, "r": 1024}, num_warps=8) if inner else Config({"x": 64, "r": 32}, num_warps=8)
+
+# %% [markdown]
+# ## Alternatives
+#
+# What an autotuner may time against the default: the same tile with other numbers of warps, and other tiles.
+
+# %%
+def alternatives(config: Config) -> list[Config]:
+    """The default and its neighbours, no duplicates."""
+    found = [config]
+    for warps in (config.num_warps // 2, config.num_warps * 2):
+        if 1 <= warps <= 16:
+            found.append(Config(dict(config.blocks), warps, config.num_stages, config.persistent))
+    for factor in (2, 4):
+        blocks = dict(config.blocks)
+        if "r" not in blocks:
+            found.append(Config({a: b * factor if a == "x" else b for a, b in blocks.items()}, config.num_warps))
+        elif config.persistent:
+            found.append(Config(blocks | {"x": blocks["x"] * factor}, min(16, config.num_warps * factor), persistent=True))
+        else:
+            found.append(Config(blocks | {"r": blocks["r"] * factor}, min(16, config.num_warps * factor)))
+    return list(dict.fromkeys(found))

@@ -186,8 +186,12 @@ def store_lines(e: Emitter, stores: list[Store], scope: Scope) -> None:
 def vote(e: Emitter, variable: Symbol) -> float:
     """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in jumps."""
     total = 0.0
-    loads = [(v.args[0], v.args[1], 1) for v in e.linked.known.values() if v.op == "load"]
-    for buffer, index, weight in loads + [(s.buffer, s.index, 2) for s in e.linked.stores]:
+    accesses = [(v.args[0], v.args[1], 1, v.dims) for v in e.linked.known.values() if v.op == "load"]
+    accesses += [(s.buffer, s.index, 2, symbols(s.index)) for s in e.linked.stores]
+    rows = set(e.kernel.reduction_vars)
+    if e.linked.reductions:      # what happens once per row does not matter
+        accesses = [a for a in accesses if rows & a[3]] or accesses
+    for buffer, index, weight, _ in accesses:
         step = coefficient(index, variable)
         if step != 0:
             size = e.kernel.buffers[buffer].dtype.itemsize * weight

@@ -16,7 +16,7 @@
 # %%
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -323,15 +323,18 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         if starts:
             lanes(starts)
         flush = [line for s in steps for line in s.flush]
+        flushed = [line for s in steps for line in s.flushed]
         length = product(v.size for v in kernel.reduction_vars)
         counted = [line for s in steps for line in s.counted]
         rows.lines[:0] = counted
         if flush and not (isinstance(length, int) and length <= FLUSH):
             nest.lines.append("int64_t since = 0;")
-            rows.lines += [f"if (++since == {FLUSH}) {{", "  since = 0;", "  " + SIMD, f"  {lane_header} {{", *["    " + f for f in flush], "  }", "}"]
+            rows.lines += [f"if (++since == {FLUSH}) {{", "  since = 0;", "  " + SIMD, f"  {lane_header} {{", *["    " + f for f in flush], "  }",
+                           *["  " + f for f in flushed], "}"]
         close(rows, [for_(v.name, to_text(v.size)) for v in kernel.reduction_vars])
         if flush:
             lanes(flush)
+            nest.lines += flushed
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result
     final = child(nest, (lane,))
@@ -361,7 +364,8 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
 
 @dataclass(eq=False)
 class ColumnStep:
-    """What one reduction adds to a column pass; `start`, `element` and `flush` are lines of lane loops, `counted` runs once per row."""
+    """What one reduction adds to a column pass; `start`, `element` and `flush` are lines of lane loops, `counted` runs once per row
+    and `flushed` once per flush."""
 
     arrays: list[str]
     start: list[str]
@@ -369,6 +373,7 @@ class ColumnStep:
     flush: list[str]
     result: object
     counted: list[str]
+    flushed: list[str] = field(default_factory=list)
 
 
 def _column_step(e: Emitter, r: Value, x: str, width, inner: Scope) -> ColumnStep:
@@ -379,11 +384,17 @@ def _column_step(e: Emitter, r: Value, x: str, width, inner: Scope) -> ColumnSte
     def array(name: str, type_: str = t) -> str:
         return f"alignas(64) {type_} {name}{n}[{width}];"
 
-    if kind == "welford":
-        return ColumnStep([array("mean"), array("m2"), f"{t} count{n} = 0;"], [f"mean{n}[lane] = 0;", f"m2{n}[lane] = 0;"],
+    if kind == "welford":       # running mean within 256 rows, then merged in double
+        return ColumnStep([array("mean"), array("m2"), array("centre", "double"), array("spread", "double"),
+                           f"{t} count{n} = 0;", f"double all{n} = 0;"],
+                          [f"{name}{n}[lane] = 0;" for name in ("mean", "m2", "centre", "spread")],
                           [f"const {t} delta{n} = {x} - mean{n}[lane];", f"mean{n}[lane] += delta{n} * inverse{n};",
-                           f"m2{n}[lane] += delta{n} * ({x} - mean{n}[lane]);"], [],
-                          (f"mean{n}[lane]", f"m2{n}[lane]", f"count{n}"), [f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"])
+                           f"m2{n}[lane] += delta{n} * ({x} - mean{n}[lane]);"],
+                          [f"const double gap{n} = mean{n}[lane] - centre{n}[lane], share{n} = count{n} / (all{n} + count{n});",
+                           f"centre{n}[lane] += gap{n} * share{n};", f"spread{n}[lane] += m2{n}[lane] + gap{n} * gap{n} * all{n} * share{n};",
+                           f"mean{n}[lane] = 0;", f"m2{n}[lane] = 0;"],
+                          (f"(({t})centre{n}[lane])", f"(({t})spread{n}[lane])", f"(({t})all{n})"),
+                          [f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"], [f"all{n} += count{n};", f"count{n} = 0;"])
     if kind == "softmax":
         shift = f"const {t} safe{n} = top{n} == -MC_INF ? 0 : top{n};"
         return ColumnStep([array("max"), array("sum")], [f"max{n}[lane] = -MC_INF;", f"sum{n}[lane] = 0;"],

@@ -1,12 +1,11 @@
 """Pointwise kernels under Triton's interpreter against eager."""
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_interpreter in a process of its own")
 
 from minicompile.ch09_triton.emit import emit_triton
 from minicompile.ch09_triton.launch import load_triton

@@ -1,12 +1,11 @@
 """Reduction kernels, persistent and looped, under Triton's interpreter against eager."""
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"
-
 import pytest
 import torch
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_interpreter in a process of its own")
 
 from minicompile.ch09_triton.emit import emit_triton
 from minicompile.ch09_triton.heuristics import Config
@@ -130,6 +129,41 @@ def test_softmax(form, special):
     x[3, :20] = float("-inf")
     run(k, form, x, out)
     torch.testing.assert_close(out, x.softmax(1), equal_nan=True, rtol=1e-5, atol=1e-6)
+
+
+@forms
+def test_maximum_and_sum_of_exponentials_join_into_one_pass(form):
+    i, r = sym("i0", ROWS), sym("r0", COLUMNS)
+    at = i.expr * COLUMNS + r.expr
+    a, b = Body(), Body()
+    a.store("out0", i.expr, a.emit("reduce", "max", a.load("in0", at), None))
+    e = b.exp(b.sub(b.load("in0", at), b.load("out0", i.expr)))
+    b.store("out1", i.expr, b.add(b.emit("reduce", "sum", e, None), b.load("out0", i.expr)))
+    k = kernel([a.loop((i,), (r,)), b.loop((i,), (r,))], [buffer("in0", (ROWS, COLUMNS)), buffer("out0", (ROWS,)), buffer("out1", (ROWS,))],
+               ["in0"], ["out0", "out1"], (i,), (r,))
+    x, top, total = torch.randn(ROWS, COLUMNS) * 9, torch.empty(ROWS), torch.empty(ROWS)
+    source = run(k, form, x, top, total)
+    torch.testing.assert_close(top, x.amax(1))
+    torch.testing.assert_close(total, (x - top[:, None]).exp().sum(1) + top)
+    assert source.code.count("for roffset") == (0 if form.persistent else 1)
+
+
+def test_symbolic_row_is_never_persistent():
+    s = sym("s0", None)
+    i, r = sym("i0", ROWS), sym("r0", s.expr)
+    b = Body()
+    stats = b.emit("reduce", "welford", b.load("in0", i.expr * s.expr + r.expr), None)
+    for k in range(3):
+        b.store(f"out{k}", i.expr, b.emit("get", stats, k))
+    out = [buffer(f"out{k}", (ROWS,)) for k in range(3)]
+    k = kernel([b.loop((i,), (r,))], [buffer("in0", (ROWS, s.expr)), *out], ["in0"], ["out0", "out1", "out2"], (i,), (r,), symbols=(s,))
+    for columns in (3, 1500):
+        x, (mean, m2, n) = torch.randn(ROWS, columns) + 7, torch.empty(3, ROWS)
+        source = run(k, None, x, mean, m2, n, columns)
+        torch.testing.assert_close(mean, x.mean(1))
+        torch.testing.assert_close(m2, x.var(1, correction=0) * columns, rtol=1e-4, atol=1e-4)
+        assert n.tolist() == [columns] * ROWS
+    assert "for roffset" in source.code
 
 
 @forms
