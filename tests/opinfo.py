@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import BinaryUfuncInfo, SampleInput, UnaryUfuncInfo
 from torch.utils import _pytree as pytree
 
 import minicompile
@@ -48,6 +49,7 @@ def features(sample) -> set[str]:
         found |= {"empty"} if t.numel() == 0 else {"one"} if 1 in t.shape else set()
         found |= {"scalar"} if t.dim() == 0 else set()
         found |= {"strided"} if not t.is_contiguous() else set()
+        found |= {"special"} if t.is_floating_point() and not t.isfinite().all() else set()
     return found | {f"rank{sample.input.dim()}"} if isinstance(sample.input, torch.Tensor) else found
 
 
@@ -61,6 +63,7 @@ def samples_of(op, dtype, count: int, look: int = 16) -> list:
             pool = [s for s in itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=grad), look)]
         except (RuntimeError, ImportError):                 # the database needs a library that is not there
             return []
+    pool += list(variations(op, pool, grad))
     pool = [s for s in pool if tensors_of(s) and all(t.layout == torch.strided and t.numel() < 20000 for t in tensors_of(s))]
     chosen, seen = [], set()
     while pool and len(chosen) < count:
@@ -69,6 +72,30 @@ def samples_of(op, dtype, count: int, look: int = 16) -> list:
         chosen.append(best)
         seen |= features(best)
     return chosen
+
+
+SPECIAL = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 1e30, -1e-30, 88.0, 7.0, -7.0]
+
+
+def variations(op, pool, grad: bool):
+    """More samples for elementwise operators, whose own are few: transposed, size one, empty, and numbers at the edges."""
+    if not pool or not isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo)):
+        return
+    first = pool[0]
+
+    def like(change, *others):
+        return SampleInput(change(first.input.detach()).requires_grad_(grad), args=others, kwargs=first.kwargs)
+    if isinstance(op, UnaryUfuncInfo):
+        yield like(lambda t: t[:6, :10].t())
+        yield like(lambda t: t[:1, :1])
+        yield like(lambda t: t[:0])
+        yield like(lambda t: t[0, 0].clone())
+        if grad:
+            yield like(lambda t: torch.tensor(SPECIAL))
+    elif grad:
+        count = len(SPECIAL)
+        yield SampleInput(torch.tensor(SPECIAL * count).requires_grad_(),
+                          args=(torch.tensor(SPECIAL).repeat_interleave(count).requires_grad_(), *first.args[1:]), kwargs=first.kwargs)
 
 
 # %% From samples to a program

@@ -20,6 +20,7 @@ from typing import Any, Callable, Sequence
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from .fake import FakeTensor
@@ -41,6 +42,11 @@ class Location:
     def source(self) -> str:
         """The text of the line, or an empty string when the file cannot be read."""
         return linecache.getline(self.filename, self.lineno).strip()
+
+
+def graph_module(root, graph: fx.Graph) -> fx.GraphModule:
+    """A GraphModule that generates its Python code when somebody asks for it: stages build many and execute few."""
+    return _LazyGraphModule(root, graph)
 
 
 def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:

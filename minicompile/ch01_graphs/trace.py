@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
 from .fake import FakeTensor, fake_call
+from .graph import graph_module
 from .shapes import expr_of
 
 aten = torch.ops.aten
@@ -135,8 +136,7 @@ class Recorder(TorchDispatchMode):
 
     def finish(self, outputs: Sequence) -> fx.GraphModule:
         self.graph.output(tuple(self.node_of(o) for o in outputs))
-        gm = fx.GraphModule(self.root, self.graph)
-        return gm
+        return graph_module(self.root, self.graph)
 
 # %% [markdown]
 # ## Lowering one graph into another

@@ -206,7 +206,7 @@ static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *c
 static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag)
 {
     PyObject *context = region;
-    if (context == NULL || throwflag)
+    if (context == NULL || throwflag || tstate->tracing) /* tracing: this is a debugger's own callback */
         return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
     PyCodeObject *code = FRAME_CODE(frame);
     CodeState *state = state_of((PyObject *)code, 0);

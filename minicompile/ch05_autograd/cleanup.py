@@ -91,5 +91,5 @@ def clean(gm: fx.GraphModule) -> fx.GraphModule:
     cancel_transposes(gm)
     merge_common_subexpressions(gm)
     eliminate_dead_code(gm)
-    gm.recompile()
+
     return gm

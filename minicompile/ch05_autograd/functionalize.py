@@ -41,7 +41,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
-from ..ch01_graphs.graph import copy_provenance
+from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.shapes import SizeNode, expr_of
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
@@ -458,7 +458,7 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
             raise Unsupported("a constant tensor is modified in place")
         if keys.count(storage_key(f.inputs[name].fake)) > 1:
             raise Unsupported("two inputs share memory and one of them is modified in place")
-    return fx.GraphModule(gm, f.graph), mutations
+    return graph_module(gm, f.graph), mutations
 
 
 def append_mutations(gm: fx.GraphModule, mutations: dict[str, fx.Node]) -> None:
@@ -469,7 +469,7 @@ def append_mutations(gm: fx.GraphModule, mutations: dict[str, fx.Node]) -> None:
         for name, new in mutations.items():
             copy = gm.graph.call_function(aten.copy_.default, (placeholders[name], new))
             copy_provenance(copy, new).meta["val"] = placeholders[name].meta["val"]
-    gm.recompile()
+
 
 
 def functionalize(gm: fx.GraphModule) -> fx.GraphModule:

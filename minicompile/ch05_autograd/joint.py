@@ -287,7 +287,7 @@ def separate_results(gm: fx.GraphModule, count: int) -> None:
                 values[i] = emit(f, aten.clone.default, (value,))
             seen.add(root)
     output.args = (tuple(values),)
-    gm.recompile()
+
 
 # %% [markdown]
 # CPU dropout draws its mask as floats: `empty_like(x).bernoulli_(p)`, 4 bytes for one bit of information. Inserting `mask != 0` and back

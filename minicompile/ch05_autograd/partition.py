@@ -41,7 +41,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor
-from ..ch01_graphs.graph import copy_provenance
+from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, symbols
 from ..errors import Unsupported
@@ -310,7 +310,7 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
     for node in copies:
         graph.node_copy(node, env.__getitem__)
     graph.output(tuple([fx.map_arg(o, env.__getitem__) for o in halves.outputs] + extra))
-    return fx.GraphModule(joint.gm, graph)
+    return graph_module(joint.gm, graph)
 
 
 def _backward_graph(joint, halves, saved) -> fx.GraphModule:
@@ -337,4 +337,4 @@ def _backward_graph(joint, halves, saved) -> fx.GraphModule:
         if isinstance(node, fx.Node):
             bring(node)
     graph.output(tuple(fx.map_arg(g, env.__getitem__) if isinstance(g, fx.Node) else None for g in halves.gradients))
-    return fx.GraphModule(joint.gm, graph)
+    return graph_module(joint.gm, graph)

@@ -121,6 +121,8 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
     def run_backward(ctx, *tangents):
         saved, numbers, dynamic = iter(ctx.saved_tensors), iter(ctx.numbers), iter(ctx.layouts)
         arguments = [next(saved) if tensor else next(numbers) for tensor in is_tensor]
+        del saved
+        ctx.maybe_clear_saved_tensors()        # unless the graph is retained: now each activation can die at its last use
         causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
             if torch.is_grad_enabled() else ()
         with torch.no_grad():

@@ -350,6 +350,19 @@ def score(f: _Fuser, a: Group, b: Group, flows, common) -> int:
     return total
 
 
+def _starved(a: Group, b: Group) -> str | None:
+    """A reduction with few outputs runs on few processors of a GPU. A pointwise loop over all its elements is better off alone."""
+    if a.reduces == b.reduces:
+        return None
+    base, other = (a, b) if a.reduces else (b, a)
+    rows, row = (hint(product(d.size for d in ds)) for ds in (base.space.vars, base.space.rvars))
+    columns = any(coefficient(e, v) == 1 for es in base.reads.values() for e in es for v in base.space.vars[-1:]
+                  if not symbols(e).isdisjoint(base.space.rvars))
+    if row > 2048 and rows < (2048 if columns else 128) and hint(product(d.size for d in other.space.vars)) > rows:
+        return f"a reduction to {rows} values would slow down a loop over {rows * row} elements"
+    return None
+
+
 def _traffic(f: _Fuser, g: Group) -> int:
     return sum(nbytes(f.buffers[n]) for n in g.reads.keys() | g.writes.keys())
 
@@ -400,6 +413,8 @@ def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
             return refuse("both read " + ", ".join(common) + ", but at different elements")
         if alignment.permuted and (a.reduces or b.reduces or not flows) and (bad := _scattered_stores(f, a, b, alignment, a_is_base)):
             return refuse(f"{bad} would be written across memory")
+    if a.device.type == "cuda" and (problem := _starved(a, b)):
+        return refuse(problem)
     if (problem := hazard(f, a, b, alignment or _identity(a), a_is_base)) is not None:
         return refuse(problem)
     reason = "vertical: " + ", ".join(flows) if flows else \

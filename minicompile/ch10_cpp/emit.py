@@ -71,7 +71,7 @@ def close(scope: Scope, headers: list[str], prologue: list[str] = (), epilogue: 
     """Append `scope`'s lines to its parent, wrapped in the loops `headers` (outermost first)."""
     depth = 0
     for header in headers:
-        scope.parent.lines.append("  " * depth + header + ("" if header.startswith("#") else " {"))
+        scope.parent.lines.append("  " * depth + (header if header.startswith("#") else f"{header} {{".lstrip()))
         depth += not header.startswith("#")
     scope.parent.lines += ["  " * depth + line for line in (*prologue, *scope.lines, *epilogue)]
     for depth in reversed(range(depth)):

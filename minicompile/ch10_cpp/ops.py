@@ -82,8 +82,13 @@ def cpp_op(*names: str):
 
 
 def form(name: str, text: str) -> None:
-    """Register an operation that is one expression of its arguments `{0}`, `{1}`, with `{t}` the result's type."""
-    CPP_OPS[name] = lambda dtype, args, arg_dtypes: text.format(*args, t=register_type(dtype))
+    """Register an operation that is one expression of its arguments `{0}`, `{1}`, with `{t}` the result's type. A leading cast
+    is for types narrower than int, on which C++ computes in int."""
+    def rule(dtype, args, arg_dtypes):
+        wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64) or dtype in HALVES
+        bare = text[len("({t})("):-1] if wide and text.startswith("({t})(") else text
+        return bare.format(*args, t=register_type(dtype))
+    CPP_OPS[name] = rule
 
 
 def operation(op: str, dtype: torch.dtype, args: list[str], arg_dtypes: list[torch.dtype]) -> str:
@@ -137,7 +142,7 @@ def _rsqrt(dtype, args, arg_dtypes):
 
 @cpp_op("neg")
 def _neg(dtype, args, arg_dtypes):
-    return f"({register_type(dtype)})(-{args[0]})"
+    return f"({register_type(dtype)})(-({args[0]}))"
 
 
 @cpp_op("abs")

@@ -173,7 +173,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept, a
     pragma = [] if unsafe else [SIMD + clauses]
     close(inner, pragma + [for_("lane", "count")], [f"const int64_t {lane.name} = chunk + lane;"])
     chunk.lines += [line for s in steps for line in s.after]
-    close(chunk, chunk_loop or ["for (bool once = true; once; once = false)"])
+    close(chunk, chunk_loop or [""])
     nest.lines += [line for s in steps for line in s.before]
     if others:
         close(middle, [for_(v.name, to_text(v.size)) for v in others])
@@ -345,7 +345,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     loops = [for_(v.name, to_text(v.size)) for v in outer]
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     pragma = [] if atomic else parallel_pragma(e, work, len(loops) + len(blocks)) * bool(loops or blocks)
-    close(nest, pragma + loops + blocks or ["for (bool once = true; once; once = false)"], prologue)
+    close(nest, pragma + loops + blocks or [""], prologue)
 
 
 def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lane_header: str, define: str) -> None:

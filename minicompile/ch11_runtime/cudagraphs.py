@@ -32,7 +32,8 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from .host import raise_versions
+from ..ch08_fusion.memory import step_reads, step_writes
+from .host import mutated_inputs, raise_versions
 
 log = logging.getLogger("minicompile")
 
@@ -111,6 +112,7 @@ class GraphSet:
 
     recorder: Any = None
     inside: list[weakref.ref] = field(default_factory=list)
+    members: list[Any] = field(default_factory=list)
     addresses: set[int] = field(default_factory=set)      # where forward left saved tensors, and static inputs
 
     def __post_init__(self):
@@ -278,6 +280,52 @@ def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
     if tensor.shape == shape and tensor.stride() == stride:
         return tensor
     return tensor.as_strided(shape, stride, tensor.storage_offset() + offset)
+
+
+# %% [markdown]
+# ## In the pipeline
+#
+# The driver asks a `GraphSet` for a version of its lower half that wraps what it compiles, and tells the set afterwards how many of the forward's outputs leave
+# the region: results and values to be written back. A program with a step on the CPU is not recorded: a replay would not run it.
+
+# %%
+def recordable(compiled: Callable) -> str | None:
+    """Why a compiled graph cannot be a CUDA graph, or None."""
+    schedule = getattr(compiled, "schedule", None)
+    if schedule is None:
+        return None                             # interpreted: judged by its inputs
+    buffers = schedule.program.buffers
+    for step in schedule.steps:
+        names = [n for n in (*step_reads(step), *step_writes(step)) if buffers[n].device.type != "cuda"]
+        if names:
+            return f"{step.name} uses {names[0]}, which is on the CPU"
+    return None
+
+
+def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
+    """`compile_aten(gm, fakes, is_backward=...)` whose results are recorded as CUDA graphs of one set."""
+    def compile_graph(gm, fakes, *, is_backward: bool = False, **kw):
+        compiled = compile_aten(gm, fakes, is_backward=is_backward, **kw)
+        reason = None if isinstance(graphs.recorder, FakeRecorder) else recordable(compiled)
+        if reason is not None:
+            log.info("CUDA graphs are off for one graph: %s", reason)
+            return compiled
+        schedule = getattr(compiled, "schedule", None)
+        positions = {} if schedule is None else {n: i for i, n in enumerate(schedule.program.inputs)}
+        wrapped = graphs.wrap(compiled, is_backward=is_backward,
+                              mutated=[positions[n] for n in mutated_inputs(schedule)] if schedule else ())
+        wrapped.schedule = schedule
+        graphs.members.append(wrapped)
+        return wrapped
+    return compile_graph
+
+
+def outputs_that_leave(graphs: GraphSet, count: int) -> None:
+    """The first `count` outputs of the forward graph leave the compiled region; the others are saved for its backward."""
+    if any(m.is_backward for m in graphs.members):
+        for m in graphs.members:
+            if not m.is_backward:
+                m.results = count
 
 
 def cudagraphs(fn: Callable[[list], list], group: GraphSet | None = None, **kw) -> Callable[[list], list]:

@@ -27,6 +27,7 @@
 from __future__ import annotations
 
 import itertools
+import keyword
 import linecache
 import math
 import os
@@ -73,7 +74,8 @@ class Writer:
         root = root_of(self.program.buffers, name)
         if root not in self.locals:
             text = re.sub(r"\W", "_", root)
-            if not text.isidentifier() or text in self.globals or text in RESERVED or text in self.locals.values():
+            if not text.isidentifier() or keyword.iskeyword(text) or text in RESERVED or CONSTANT.match(text) or \
+                    text in self.globals or text in self.locals.values():
                 text = f"t_{len(self.locals)}_{text}"
             self.locals[root] = text
         return self.locals[root]
@@ -88,7 +90,8 @@ class Writer:
 
 
 RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device", "outer_device",
-            "raise_versions", "below_autograd", "None", "True", "False"}
+            "raise_versions", "below_autograd", "torch"}
+CONSTANT = re.compile(r"(k|x|c|dtype|device|unused_)\d+$")       # how `Writer.constant` names globals
 
 
 def int_text(e: Int) -> str:

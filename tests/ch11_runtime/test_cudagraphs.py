@@ -200,3 +200,59 @@ def test_dropout_differs_between_replays_and_follows_the_seed():
     expected = torch.nn.functional.dropout(x, 0.5)
     torch.manual_seed(0)
     assert torch.equal(f([x])[0], expected)
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_a_compiled_function_with_saved_activations(device):
+    """The real pipeline: forward results are copied out, activations stay in the pool, gradients are right."""
+    from minicompile.ch01_graphs.fake import FakeMode
+    from minicompile.ch05_autograd.runtime import compile_training
+    from minicompile.ch06_decompositions.decompose import decompose
+    from minicompile.ch07_loops.lower import lower
+    from minicompile.ch08_fusion.fuse import fuse
+    from minicompile.ch11_runtime.cudagraphs import graphed, outputs_that_leave
+    from minicompile.ch11_runtime.host import compile_schedule
+
+    def fn(x, w, b):
+        h = torch.nn.functional.gelu(x @ w + b)
+        return torch.nn.functional.layer_norm(h, (8,)).sum(1), h
+
+    def lower_half(gm, fakes, *, is_backward=False):
+        return compile_schedule(fuse(lower(decompose(gm))), "loops" if device == "cpu" else "triton")
+
+    torch.manual_seed(0)
+    w = torch.randn(4, 8, device=device, requires_grad=True)
+    b = torch.randn(8, device=device, requires_grad=True)
+    fakes = [FakeMode().from_real(t) for t in (torch.randn(6, 4, device=device), w, b)]
+    graph = torch.fx.Graph()
+    inputs = []
+    for i, fake in enumerate(fakes):
+        inputs.append(graph.placeholder(f"x{i}"))
+        inputs[-1].meta["val"] = fake
+    call = graph.call_function(fn, tuple(inputs))
+    import operator
+    graph.output(tuple(graph.call_function(operator.getitem, (call, i)) for i in range(2)))
+    graphs = group(device)
+    run = compile_training(torch.fx.GraphModule(torch.nn.Module(), graph), fakes, graphed(graphs, lower_half))
+    outputs_that_leave(graphs, run.joint.results + len(run.joint.written))
+    kept = []
+    for step in range(5):
+        x = torch.randn(6, 4, device=device)
+        y, h = run(x, w, b)
+        y.square().sum().backward()
+        expected = fn(x, w, b)
+        kept.append((y, h, *expected))
+        before = w.grad.clone(), b.grad.clone()
+        w.grad = b.grad = None
+        expected[0].square().sum().backward()
+        torch.testing.assert_close(before, (w.grad, b.grad), rtol=1e-4, atol=1e-4)
+        w.grad = b.grad = None
+        with torch.no_grad():
+            w -= 0.01
+    for y, h, a, c in kept:
+        torch.testing.assert_close((y, h), (a, c), rtol=1e-4, atol=1e-4)
+    forward, backward = graphs.members
+    assert forward.counts["replayed"] == 4 and backward.counts["replayed"] == 4, (forward.disabled, backward.disabled)
+    assert forward.results == 2
+    if device == "cpu":
+        assert not graphs.pending

@@ -1,0 +1,189 @@
+"""What the trace read may change between calls: the second call must see it. Each case is (function, state, changes)."""
+import collections
+import contextlib
+import dataclasses
+import enum
+import functools
+import types
+
+import pytest
+import torch
+import torch.nn as nn
+
+import minicompile
+
+SCALE, LIST, TABLE = 2, [1, 2], {"k": 1, "f": torch.relu}
+
+
+def helper(x):
+    return x + 1
+
+
+@dataclasses.dataclass
+class Config:
+    n: int = 1
+    name: str = "a"
+    extra: object = None
+
+
+class Thing:
+    factor = 2
+
+    def __init__(self):
+        self.config, self.items, self.table, self.t = Config(), [1, Config()], {"a": 1}, torch.ones(3)
+        self.part, self.fn, self.pair, self.tags = functools.partial(torch.add, other=1), torch.sin, (1, 2), {1, 2}
+
+    @property
+    def prop(self):
+        return self.config.n * 10
+
+    def method(self, x):
+        return x * self.factor
+
+    @staticmethod
+    def static(x):
+        return x + 1
+
+
+def reads_globals(s, x):
+    return helper(x * SCALE) + len(LIST) + LIST[0] + TABLE["k"] + TABLE["f"](x) + ("new" in TABLE)
+
+
+def reads_object(s, x):
+    y = s.method(x) + s.config.n + s.prop + s.factor + s.static(x)
+    if s.config.name == "a":
+        y = y * 2
+    if s.config.extra is not None:
+        y = y + s.config.extra
+    for i in s.items:
+        y = y + (i if isinstance(i, int) else i.n)
+    for k, v in s.table.items():
+        y = y + len(k) * v
+    if hasattr(s, "late"):
+        y = y + 100
+    return s.part(s.fn(y)) + s.t + s.pair[0] + len(s.pair) + len(s.tags) + getattr(s, "maybe", 0)
+
+
+def reads_closure(s, x):
+    return s.closure(x)
+
+
+def reads_mode(s, x):
+    y = x * 2
+    return y + (1 if torch.is_grad_enabled() else 2) + torch.ones(1) + (x @ x).float() + (x.requires_grad * 1)
+
+
+def reads_arguments(s, x):
+    return s.call(x)
+
+
+def make_closure():
+    n, f = 1, helper
+
+    def closure(x, k=[1]):
+        return f(x) * n + k[0]
+
+    def change(new_n=None, new_f=None):
+        nonlocal n, f
+        n, f = new_n or n, new_f or f
+    return closure, change
+
+
+def set_global(name, value):
+    return lambda s: globals().__setitem__(name, value)
+
+
+def set_attr(path, value):
+    def change(s):
+        owner = functools.reduce(getattr, path.split(".")[:-1], s)
+        setattr(owner, path.split(".")[-1], value)
+    return change
+
+
+GLOBAL_CHANGES = [set_global("SCALE", 3), set_global("SCALE", 3.0), set_global("SCALE", True), lambda s: LIST.append(4),
+                  lambda s: LIST.__setitem__(0, 7), lambda s: TABLE.update(k=5), lambda s: TABLE.update(f=torch.tanh),
+                  lambda s: TABLE.update(new=1), set_global("helper", lambda x: x - 1),
+                  set_global("len", lambda v: 100), set_global("TABLE", {"k": 0, "f": torch.cos})]
+OBJECT_CHANGES = [
+    set_attr("config.n", 5), set_attr("config.n", 5.5), set_attr("config.name", "b"), set_attr("config.extra", 3),
+    set_attr("config.extra", torch.ones(3)), lambda s: s.items.append(4), lambda s: s.items.__setitem__(0, 9),
+    lambda s: setattr(s.items[1], "n", 8), lambda s: s.table.update(bb=2), lambda s: s.table.pop("a"), set_attr("late", 1),
+    set_attr("maybe", 3), set_attr("part", functools.partial(torch.add, other=2)), set_attr("fn", torch.cos),
+    set_attr("t", torch.zeros(3)), set_attr("t", torch.zeros(1)), set_attr("t", torch.zeros(3, dtype=torch.float64)),
+    set_attr("pair", (1, 2, 3)), set_attr("pair", [4, 5]), lambda s: s.tags.add(9), set_attr("config", Config(3)),
+    set_attr("method", lambda x: x - 5), set_attr("static", lambda x: x), lambda s: setattr(Thing, "factor", 7),
+    set_attr("factor", 9), lambda s: setattr(s, "__class__", type("Sub", (Thing,), {"method": lambda self, x: x / 3}))]
+CLOSURE_CHANGES = [lambda s: s.change(2), lambda s: s.change(None, lambda x: x * 5), lambda s: s.closure.__defaults__[0].append(2),
+                   lambda s: s.closure.__defaults__[0].__setitem__(0, 9), set_attr("closure", lambda x: x + 50)]
+CASES = [("globals", reads_globals, lambda: None, GLOBAL_CHANGES), ("object", reads_object, Thing, OBJECT_CHANGES),
+         ("closure", reads_closure, lambda: types.SimpleNamespace(**dict(zip(("closure", "change"), make_closure()))),
+          CLOSURE_CHANGES)]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    minicompile.reset()
+    kept = {k: (v.copy() if isinstance(v, (list, dict)) else v) for k, v in globals().items() if k in ("SCALE", "LIST", "TABLE")}
+    original, factor = helper, Thing.factor
+    yield
+    globals().update(kept, helper=original)
+    globals().pop("len", None)
+    Thing.factor = factor
+    minicompile.reset()
+
+
+@pytest.mark.parametrize("name, function, state, changes", CASES, ids=[c[0] for c in CASES])
+def test_each_change_is_seen(name, function, state, changes):
+    x = torch.randn(3)
+    for n, change in enumerate(changes):
+        minicompile.reset()
+        s = state()
+        compiled = minicompile.compile(function, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(s, x), function(s, x))
+        change(s)
+        expected = function(s, x)
+        torch.testing.assert_close(compiled(s, x), expected, msg=lambda m: f"{name} change {n}: {m}")
+
+
+def test_modes_and_metadata():
+    compiled = minicompile.compile(reads_mode, backend="eager", fullgraph=True)
+    x = torch.randn(3, 3)
+    calls = [(contextlib.nullcontext(), x), (torch.no_grad(), x), (torch.autocast("cpu", torch.bfloat16), x),
+             (contextlib.nullcontext(), x.double()), (contextlib.nullcontext(), x.clone().requires_grad_()),
+             (contextlib.nullcontext(), x.t()), (contextlib.nullcontext(), x[:, :1].expand(3, 3))]
+    for context, value in calls * 2:
+        with context:
+            a, b = compiled(None, value), reads_mode(None, value)
+        torch.testing.assert_close(a, b)
+        assert a.requires_grad == b.requires_grad
+    torch.set_default_dtype(torch.float64)
+    try:
+        torch.testing.assert_close(compiled(None, x), reads_mode(None, x))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_argument_kinds():
+    def f(a, *args, k=1, **kwargs):
+        r = a * k + len(args) + sum(v for v in kwargs.values())
+        for key in kwargs:
+            r = r * len(key)
+        return r if not args or args[0] is None else r + args[0]
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    x = torch.ones(2)
+    for args, kwargs in [((x,), {}), ((x, 1), {}), ((x, None), {}), ((x, x), {}), ((x, 1.0), {}), ((x,), {"k": 2}), ((x,), {"k": True}),
+                         ((x,), {"aa": 1, "b": 2}), ((x,), {"b": 2, "aa": 1}), ((x,), {"aa": 1}), ((3,), {}), ((2.5, x), {})]:
+        a, b = compiled(*args, **kwargs), f(*args, **kwargs)
+        assert type(a) is type(b) and (a == b if not isinstance(a, torch.Tensor) else torch.equal(a, b) and a.dtype == b.dtype)
+
+
+def test_identity_of_arguments():
+    def f(a, b):
+        a.append(1)
+        return a is b, len(b), len(a)
+    compiled = minicompile.compile(lambda x, a, b: (x + 1, f(a, b))[1], backend="eager", fullgraph=True)
+    x, one = torch.ones(1), [0]
+    assert compiled(x, [0], [0]) == (False, 1, 2)
+    assert compiled(x, one, one) == (True, 2, 2)
+    assert compiled(x, [0], [0]) == (False, 1, 2)
