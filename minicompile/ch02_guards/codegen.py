@@ -16,8 +16,11 @@ from __future__ import annotations
 
 import builtins
 import inspect
+import itertools
+import linecache
 import re
 import types
+import weakref
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -135,11 +138,18 @@ def generate_function(name: str, parameters: list[str], lines: list[str], hit: l
             f"    else:\n{indent(hit, 8)}    return {miss}\n")
 
 
-def define(text: str, name: str, namespace: dict, filename: str):
-    """Execute the text of a function and return the function. `source_text` of the result is the text."""
+_numbers = itertools.count()
+
+
+def define(text: str, name: str, namespace: dict, what: str):
+    """Execute the text of a function and return it. Tracebacks show its lines, and `source_text` is all of it."""
+    filename = f"<minicompile {what} {next(_numbers)}>"
     exec(compile(text, filename, "exec"), namespace)
-    namespace[name].source_text = text
-    return namespace[name]
+    function = namespace[name]
+    function.source_text = text
+    linecache.cache[filename] = len(text), None, text.splitlines(True), filename
+    weakref.finalize(function.__code__, linecache.cache.pop, filename, None)
+    return function
 
 
 def base_namespace(func_globals: dict) -> dict:
@@ -155,7 +165,7 @@ def build_check(guards, input_sources, code, func_globals=None, constants=()):
     text = generate_function("__check", frame_parameters(code), lines, [f"return {inputs}"], "None")
     namespace = base_namespace(func_globals if func_globals is not None else {})
     namespace.update(consts, __K=constants)
-    return define(text, "__check", namespace, "<minicompile guards>")
+    return define(text, "__check", namespace, "guards")
 
 
 def build_entry(guards, input_sources, code, func_globals, body: str, namespace: dict):
@@ -173,7 +183,7 @@ def build_entry(guards, input_sources, code, func_globals, body: str, namespace:
     scope = base_namespace(func_globals)
     scope.update(consts)
     scope.update(namespace)
-    return define(text, name, scope, f"<minicompile entry {code.co_name}>")
+    return define(text, name, scope, f"entry {code.co_name}")
 
 
 # %% [markdown]

@@ -110,6 +110,7 @@ def instance_attribute(tx, obj, name, found):
         unsupported(tx, f"{obj.cls.__name__}.__getattribute__")
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
         if real is NEW or not hasattr(real, name):
+            guard(tx, obj.source, "NO_ATTR", name)
             no_attribute(obj.cls, name)
         return wrap(tx, getattr(real, name), at)
     if name == "__dict__":
@@ -269,6 +270,9 @@ def is_library_class(cls) -> bool:
 def constant_attribute(tx, obj, name):
     """Attributes of functions, builtins and Enum members."""
     real = obj.real
+    found = lookup(type(real), name)
+    if isinstance(real, enum.Enum) and type(found) is property and isinstance(found.fget, types.FunctionType):
+        return call(tx, wrap(tx, found.fget), [obj])
     try:
         value = getattr(real, name)
     except AttributeError:

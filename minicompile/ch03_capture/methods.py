@@ -59,7 +59,7 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs) -> Value:
             if "positional argument" not in str(error) and "keyword argument" not in str(error):
                 raise
             unsupported(tx, f"this call of {describe(value)}.{name}: {error}")
-    if type(value) in (Const, TupleVal, SetVal, ObjVal):
+    if type(value) in (Const, TupleVal, SetVal, ObjVal) and name not in ("__enter__", "__exit__", "__call__"):
         try:
             if type(value) is Const and isinstance(value.value, str) and name == "join":
                 args = [TupleVal(items=unpack(tx, args[0]))]

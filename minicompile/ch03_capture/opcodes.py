@@ -17,7 +17,7 @@ import builtins
 from ..ch02_guards.sources import DictGetSource, GlobalSource
 from .attributes import get_attribute, set_attribute
 from .calls import call_value
-from .interpreter import PYTHON, guard, jump, mark_dirty, opcode, unsupported
+from .interpreter import PYTHON, constant_source, guard, jump, location, mark_dirty, opcode, unsupported
 from .iterate import iterate, next_value, unpack
 from .methods import dict_update
 from .operations import (
@@ -206,6 +206,8 @@ def read_global(tx, frame, name) -> Value:
     namespace = namespace if isinstance(namespace, dict) else vars(namespace)
     if name not in namespace:
         user_error(NameError, f"name '{name}' is not defined")
+    if frame.globals is tx.root_globals or frame.globals_source is not None:
+        tx.guards.add(constant_source(tx, frame.globals), "NO_KEY", name, location(tx))
     return wrap(tx, namespace[name])
 
 

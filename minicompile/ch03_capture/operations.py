@@ -155,6 +155,8 @@ def container_operator(tx, symbol, a, b):
         if ka is ListVal:
             return ListVal(items=items)
         return TupleVal(items=items, cls=torch.Size if a.cls is b.cls is torch.Size else tuple)
+    if symbol == "*" and SymVal in (ka, kb):
+        return binary(tx, symbol, specialize(a), specialize(b))
     if symbol == "*" and {ka, kb} & {ListVal, TupleVal} and {ka, kb} & {Const}:
         sequence, count = (b, a) if ka is Const else (a, b)
         if type(count.value) in (int, bool):

@@ -370,6 +370,8 @@ def guard_keys(tx, value: DictVal):
 
 def guard_missing(tx, value: DictVal, key):
     if value.real is not None and value.source is not None and not value.keys_guarded:
+        if key in value.real:
+            return                               # deleted by the trace itself
         if type(key) is str:
             guard(tx, value.source, "NO_KEY", key)
         else:

@@ -193,6 +193,10 @@ def _backward_state():
         yield
 
 
+def _layout(entry):
+    return (entry.shape, entry.stride(), entry.storage_offset()) if isinstance(entry, torch.Tensor) else None
+
+
 def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True) -> Joint:
     """Record forward and backward of a captured graph. fakes: one fake (or SymInt, or int) per placeholder. Without
     `differentiate`, or if no output depends on an input that requires a gradient, only the forward is recorded.
@@ -203,7 +207,9 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
     for i, (name, fake) in enumerate(zip(names, fakes, strict=True)):
         entry = fake
         if isinstance(fake, torch.Tensor):
-            entry = FakeTensor(fake.meta, fake.device, fake.requires_grad and differentiate)
+            with torch.no_grad():
+                own = fake.meta.view_as(fake.meta)
+            entry = FakeTensor(own, fake.device, fake.requires_grad and differentiate)
             if entry.requires_grad:
                 leaves[i] = entry
                 with torch.enable_grad():
@@ -211,10 +217,15 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
         entries.append(entry)
         position[recorder.placeholder(name, entry)] = i
     history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
+    layouts = [_layout(e) for e in entries]
     with _tracing(recorder):
         if not differentiate:
             torch._C._set_grad_enabled(False)
         outputs = run_recorded(recorder, gm, entries)
+        if layouts != [_layout(e) for e in entries]:
+            raise Unsupported("the shape or the strides of an input are changed in place")
+        if differentiate and any(n.op == "get_attr" and n.meta["val"].requires_grad for n in recorder.graph.nodes):
+            raise Unsupported("a tensor that is not an input of the graph requires a gradient")
         recipes, results = plan_outputs(recorder, outputs, entries, position)
         written = [i for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]

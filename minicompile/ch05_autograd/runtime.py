@@ -91,6 +91,10 @@ def _tangent_layouts(joint: Joint) -> list[tuple]:
 #
 # Everything goes through `save_for_backward`: inputs, because the engine then notices if one was modified in between, as it does in eager;
 # intermediates, because they are freed after the backward pass, kept with `retain_graph=True`, and seen by saved-tensor hooks.
+#
+# For eager, "after the backward pass" means after the backward of one operator. Here one node spans the whole region, so backward clears the
+# saved tensors itself as it begins (unless the graph is retained), and the list of arguments that the compiled code receives, and empties, holds
+# the last references. Otherwise all activations would stay alive until the last gradient is computed.
 
 # %%
 def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
@@ -119,10 +123,10 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
         return results
 
     def run_backward(ctx, *tangents):
-        saved, numbers, dynamic = iter(ctx.saved_tensors), iter(ctx.numbers), iter(ctx.layouts)
-        arguments = [next(saved) if tensor else next(numbers) for tensor in is_tensor]
-        del saved
-        ctx.maybe_clear_saved_tensors()        # unless the graph is retained: now each activation can die at its last use
+        tensors, numbers, dynamic = iter(list(ctx.saved_tensors)), iter(ctx.numbers), iter(ctx.layouts)
+        arguments = [next(tensors) if tensor else next(numbers) for tensor in is_tensor]
+        del tensors
+        ctx.maybe_clear_saved_tensors()
         causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
             if torch.is_grad_enabled() else ()
         with torch.no_grad():
@@ -185,7 +189,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     joint = trace_joint(gm, fakes)
     if prepare is not None:
         joint.gm = prepare(joint.gm)
-    if not joint.differentiable:
+    if not joint.gradients:
         return _direct(joint, compile_aten)
     halves = partition(joint)
     forward = compile_aten(halves.forward, _fakes(halves.forward), is_backward=False)
@@ -204,9 +208,12 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     return run
 
 
-def compile_inference(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile) -> Callable:
+def compile_inference(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile, prepare: Callable | None = None) -> Callable:
     """Like `compile_training` for a program that is called with gradients off."""
-    return _direct(trace_joint(gm, fakes, differentiate=False), compile_aten)
+    joint = trace_joint(gm, fakes, differentiate=False)
+    if prepare is not None:
+        joint.gm = prepare(joint.gm)
+    return _direct(joint, compile_aten)
 
 
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:

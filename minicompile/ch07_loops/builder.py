@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Writing loop bodies
 #
-# A lowering says how *one element* of its result is computed. It does so by running: it receives a `Builder` and an
-# index, calls `b.read(x, index)` for the elements it needs and `b.op("add", u, v)` for the arithmetic, and returns a `Ref`.
-# Running it once appends the instructions of the body. When the operand `x` is itself not in memory, reading it runs
-# *its* function instead, into the same body. That is all there is to inlining one operator into the next.
+# A lowering says how *one element* of its result is computed. It does so by running: it receives a `Builder`
+# and an index, calls `b.read(x, index)` for the elements it needs and `b.op("add", u, v)` for the arithmetic,
+# and returns a `Ref`. Running it once appends the instructions of the body. When the operand `x` is itself
+# not in memory, reading it runs *its* function instead, into the same body. That is all there is to inlining
+# one operator into the next.
 #
 # Three things happen on the way, so that no later stage has to do them:
 #
@@ -47,10 +48,10 @@ BINARY = COMPARISONS | {"add", "sub", "mul", "truediv", "floordiv", "truncdiv", 
 # %% [markdown]
 # ## Folding
 #
-# Constants meet constants more often than one would think: masks of padding that turn out always true, `full` tensors,
-# scaled scalars. The folded value is computed by PyTorch itself in the right dtype, so that float32 arithmetic rounds as float32.
-# Integer arithmetic on loop variables stays an index expression. So indexing with a computed range, as pooling and
-# resizing do, becomes a plain load at a known stride, and not a gather.
+# Constants meet constants more often than one would think: masks of padding that turn out always true, `full`
+# tensors, scaled scalars. The folded value is computed by PyTorch itself in the right dtype, so that float32
+# arithmetic rounds as float32. Integer arithmetic on loop variables stays an index expression. So indexing
+# with a computed range, as pooling and resizing do, becomes a plain load at a known stride, and not a gather.
 
 # %%
 _FOLD = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "maximum": torch.maximum,
@@ -106,12 +107,12 @@ def typed(value, dtype: torch.dtype):
 # %% [markdown]
 # ## The builder
 #
-# `mask` is the condition under which the current region is evaluated. Padding, `cat` and partial blocks of a split
-# reduction read operands at indices that may lie outside; inside `with b.masked(condition)` every load carries
-# the condition and is not done where it is false.
+# `mask` is the condition under which the current region is evaluated. Padding, `cat` and partial blocks of a
+# split reduction read operands at indices that may lie outside; inside `with b.masked(condition)` every load
+# carries the condition and is not done where it is false.
 #
-# `memo` remembers which operand was already evaluated at which index. Sharing instructions alone would give a small body
-# but take exponential time to find it: a chain of thirty `y = y * y` would visit a billion paths.
+# `memo` remembers which operand was already evaluated at which index. Sharing instructions alone would give a
+# small body but take exponential time to find it: a chain of thirty `y = y * y` would visit a billion paths.
 
 # %%
 class Builder:

@@ -1,7 +1,8 @@
 # %% [markdown]
 # # Tensors from nothing
 #
-# `full` and `arange` are functions of the index alone. They are never stored unless something outside a loop wants them.
+# `full` and `arange` are functions of the index alone. They are never stored unless something outside a loop
+# wants them.
 
 # %%
 from __future__ import annotations
@@ -38,11 +39,15 @@ def scalar_tensor(g, value, **kwargs):
     return constant(g, value)
 
 
-@lowering("zeros", "zeros_like", "new_zeros", "empty.memory_format", "empty_like", "new_empty", "empty_strided",
-          "new_empty_strided", "empty_permuted")
+@lowering("zeros", "zeros_like", "new_zeros")
 def zeros(g, *args, **kwargs):
-    """Memory that eager leaves uninitialised is zero here: it costs nothing as long as nothing reads it."""
     return constant(g, 0)
+
+
+@lowering("empty.memory_format", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
+def empty(g, *args, **kwargs):
+    """Memory of any value. For a library call (`bernoulli` wants the shape only) it is just allocated; a loop sees zeros."""
+    return NotImplemented if g.node in g.wanted else constant(g, 0)
 
 
 @lowering("ones", "ones_like", "new_ones")

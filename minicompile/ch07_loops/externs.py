@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Library calls
 #
-# Matrix products, convolutions and attention go to the library kernels that eager uses, and so does everything that has
-# no lowering. A call needs real memory for its operands. What layout it accepts differs: BLAS reads a matrix transposed as
-# happily as not, so `mm(x, w.t())` must not copy `w`; a convolution picks its algorithm by layout, so it gets exactly the
-# strides that its fake operands had when the layouts were decided.
+# Matrix products, convolutions and attention go to the library kernels that eager uses, and so does
+# everything that has no lowering. A call needs real memory for its operands. What layout it accepts differs:
+# BLAS reads a matrix transposed as happily as not, so `mm(x, w.t())` must not copy `w`; a convolution picks
+# its algorithm by layout, so it gets exactly the strides that its fake operands had when the layouts were
+# decided.
 
 # %%
 from __future__ import annotations
@@ -46,9 +47,10 @@ def operand(g: Lowering, op, x: Lazy, fake) -> View:
 # %% [markdown]
 # ## A call
 #
-# The fakes of the node say what comes back: one buffer per tensor result, with the strides of the fake, which whoever runs the program
-# must make true. Results that nobody reads get no name. Operators that return a *view* would hand out memory that
-# somebody else owns; PyTorch has a copying twin for each, and that is what gets called.
+# The fakes of the node say what comes back: one buffer per tensor result, with the strides of the fake, which
+# whoever runs the program must make true. Results that nobody reads get no name. Operators that return a
+# *view* would hand out memory that somebody else owns; PyTorch has a copying twin for each, and that is what
+# gets called.
 
 # %%
 def call_extern(g: Lowering, op, args, kwargs):
@@ -62,7 +64,8 @@ def call_extern(g: Lowering, op, args, kwargs):
 
     def convert(a, original):
         if isinstance(a, (list, tuple)):
-            return type(a)(convert(x, o) for x, o in zip(a, original))
+            converted = [convert(x, o) for x, o in zip(a, original)]      # fx has list types of its own
+            return converted if isinstance(a, list) else tuple(converted)
         if isinstance(a, dict):
             return {k: convert(v, original[k]) for k, v in a.items()}
         return operand(g, op, a, original.meta.get("val")) if isinstance(a, Lazy) else a

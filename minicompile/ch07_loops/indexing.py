@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Reading at indices that are data
 #
-# `embedding`, `gather` and `x[i]` are still one element from one element; only the position is itself loaded. `b.indirect`
-# turns a loaded integer into an index symbol with a bounds check, and from there on nothing is special: the gather inlines into whatever
-# reads it, and whatever computes the table (a cast to bfloat16, say) is done for the gathered elements only.
+# `embedding`, `gather` and `x[i]` are still one element from one element; only the position is itself loaded.
+# `b.indirect` turns a loaded integer into an index symbol with a bounds check, and from there on nothing is
+# special: the gather inlines into whatever reads it, and whatever computes the table (a cast to bfloat16,
+# say) is done for the gathered elements only.
 
 # %%
 from __future__ import annotations
@@ -57,8 +58,8 @@ def index_select(g, x, dim, indices):
 # %% [markdown]
 # ## Indexing with several tensors
 #
-# `x[i, :, j]` broadcasts `i` and `j` together. Where the broadcast dims go in the result depends on whether the indexed dims
-# are neighbours: in their place if so, at the front if not.
+# `x[i, :, j]` broadcasts `i` and `j` together. Where the broadcast dims go in the result depends on whether
+# the indexed dims are neighbours: in their place if so, at the front if not.
 
 # %%
 def index_plan(x_rank: int, indices):
@@ -104,10 +105,10 @@ def index_tensor(g, x, indices):
 # %% [markdown]
 # ## Borders and pieces
 #
-# `constant_pad_nd`, `slice_scatter` and a small `cat` are selections: at each index one of several operands supplies the element, and the
-# others are not read. The condition is a comparison of loop variables, so for a GPU it is a mask. A CPU compiler cannot vectorise
-# past such a branch, and a large `cat` has few rows to spare; there each piece gets a loop of its own that stores
-# into its part of the result.
+# `constant_pad_nd`, `slice_scatter` and a small `cat` are selections: at each index one of several operands
+# supplies the element, and the others are not read. The condition is a comparison of loop variables, so for a
+# GPU it is a mask. A CPU compiler cannot vectorise past such a branch, and a large `cat` has few rows to
+# spare; there each piece gets a loop of its own that stores into its part of the result.
 
 # %%
 def selected(b: Builder, inside, x, index, otherwise, dtype):

@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Tensors that are not there yet
 #
-# If every operator of the graph became a loop over memory, `gelu(x + bias)` would write and read a tensor six times.
-# A `Lazy` is a tensor that *may* stay unwritten: a size, a dtype, and a function from an index to an element. An operator on lazy
-# tensors gives a lazy tensor whose function calls theirs. Memory appears only when something *realises* the tensor, which
-# emits one loop that evaluates the function at every index and stores the result.
+# If every operator of the graph became a loop over memory, `gelu(x + bias)` would write and read a tensor six
+# times. A `Lazy` is a tensor that *may* stay unwritten: a size, a dtype, and a function from an index to an
+# element. An operator on lazy tensors gives a lazy tensor whose function calls theirs. Memory appears only
+# when something *realises* the tensor, which emits one loop that evaluates the function at every index and
+# stores the result.
 #
-# Views need no loop at all. `x.t()` is a lazy tensor whose element `(i, j)` is element `(j, i)` of `x`. It remembers its `base`, so that
-# when `x` gets realised, the view too is known to be plain strided memory, which is what a library call wants to receive.
+# Views need no loop at all. `x.t()` is a lazy tensor whose element `(i, j)` is element `(j, i)` of `x`. It
+# remembers its `base`, so that when `x` gets realised, the view too is known to be plain strided memory,
+# which is what a library call wants to receive.
 
 # %%
 from __future__ import annotations
@@ -71,8 +73,9 @@ def linear(index, stride, offset: Int = 0) -> Int:
 # ## Layouts
 #
 # A realised tensor takes the strides that eager's would have whenever these fill memory without holes, in any
-# order of dims: contiguous, transposed, channels_last. So graph outputs look as in eager, and library calls get the layout their fakes
-# promised. Sizes that are symbols sort by a lower bound, which is enough to order the strides of one tensor.
+# order of dims: contiguous, transposed, channels_last. So graph outputs look as in eager, and library calls
+# get the layout their fakes promised. Sizes that are symbols sort by a lower bound, which is enough to order
+# the strides of one tensor.
 
 # %%
 def contiguous_strides(size) -> tuple[Int, ...]:
@@ -116,9 +119,9 @@ def same_layout(size, a, b) -> bool:
 # %% [markdown]
 # ## The state of a lowering
 #
-# `reuse[node]` is the number of loops that would evaluate a node if it stayed lazy, and `windows[node]` at how many positions each
-# of them would. `wanted` holds the nodes that must be in memory anyway, because the program returns them or a
-# library call reads them.
+# `reuse[node]` is the number of loops that would evaluate a node if it stayed lazy, and `windows[node]` at
+# how many positions each of them would. `wanted` holds the nodes that must be in memory anyway, because the
+# program returns them or a library call reads them.
 
 # %%
 def gpu_processors() -> int:
@@ -134,6 +137,7 @@ class Options:
     emulate_precision_casts: bool = field(default_factory=lambda: config.emulate_precision_casts)
     processors: int = field(default_factory=gpu_processors)
     threads: int = field(default_factory=torch.get_num_threads)
+    fuse_dropout: bool = False             # draw dropout masks inside loops; the random stream is not that of eager
     max_ops: int = 100                     # graph nodes inlined into one body
     max_reads: int = 10                    # distinct buffers read by one body
     reuse_ops: int = 12                    # a value read several times is recomputed only if cheaper than this
@@ -192,8 +196,9 @@ def from_buffer(g: Lowering, name: str, layout: Layout | None = None) -> Lazy:
 # %% [markdown]
 # ## Emitting a loop
 #
-# `emit_loop` makes loop variables, runs a function that writes the body, and drops what the stores do not need.
-# Dims of size 1 get the index 0 and no variable. The order of variables is the order of the output in memory, slowest first.
+# `emit_loop` makes loop variables, runs a function that writes the body, and drops what the stores do not
+# need. Dims of size 1 get the index 0 and no variable. The order of variables is the order of the output in
+# memory, slowest first.
 
 # %%
 def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[Int, ...]]:
@@ -295,11 +300,12 @@ def window(g: Lowering, x: Lazy, stride=None) -> View:
 # %% [markdown]
 # ## When to put a value into memory
 #
-# Recomputing costs reads and arithmetic in every reader; keeping costs one write and one read each, and nothing at all where
-# the scheduler fuses the readers with the writer, because then the value stays in a register. With `n` reading loops and `r`
-# buffers read, recomputing moves `n*r` tensors and keeping `r + 1 + n`. So a value is kept when `(n-1)*(r-1) > 2`,
-# or when its arithmetic is long; on a CPU, where `exp` costs as much as ten loads, also when it is expensive at all. A value that
-# is read through four or more windows is kept unless it is nearly free. Casts, broadcasts and constants always stay lazy.
+# Recomputing costs reads and arithmetic in every reader; keeping costs one write and one read each, and
+# nothing at all where the scheduler fuses the readers with the writer, because then the value stays in a
+# register. With `n` reading loops and `r` buffers read, recomputing moves `n*r` tensors and keeping `r + 1 +
+# n`. So a value is kept when `(n-1)*(r-1) > 2`, or when its arithmetic is long; on a CPU, where `exp` costs
+# as much as ten loads, also when it is expensive at all. A value that is read through four or more windows is
+# kept unless it is nearly free. Casts, broadcasts and constants always stay lazy.
 
 # %%
 def worth_keeping(g: Lowering, x: Lazy, readers: int, windows: int) -> bool:

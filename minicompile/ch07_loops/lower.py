@@ -2,12 +2,12 @@
 # # From operators to loops
 #
 # `lower` walks the graph once. Each ATen overload has a function in the table `LOWERINGS`, registered with
-# `@lowering(...)`, that turns lazy operands into a lazy result or emits loops. An overload that is not in
-# the table becomes an `Extern`: its ATen kernel is called on whole tensors. So coverage is complete from the first
-# day, and the table is a list of the operators that are worth fusing.
+# `@lowering(...)`, that turns lazy operands into a lazy result or emits loops. An overload that is not in the
+# table becomes an `Extern`: its ATen kernel is called on whole tensors. So coverage is complete from the
+# first day, and the table is a list of the operators that are worth fusing.
 #
-# torch.compile's Inductor has the same structure, in about fifteen thousand lines; most of the difference is hardware, layouts
-# and templates that we leave to later chapters.
+# torch.compile's Inductor has the same structure, in about fifteen thousand lines; most of the difference is
+# hardware, layouts and templates that we leave to later chapters.
 
 # %%
 from __future__ import annotations
@@ -28,20 +28,22 @@ from .ir import Buffer, Layout, Program, View
 from .lazy import (Lazy, Lowering, Options, as_view, footprint, from_buffer, make_vars, realize, settle, sizes_of,
                    strides_of, window)
 from .table import ANY_DTYPE, LOOPS, REINDEXING, VIEWS, rule_for
-from . import creation, externs, indexing, pointwise, reductions, scatters, views  # noqa: F401  (they register)
+from . import creation, externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
 
 aten = torch.ops.aten
 
 # %% [markdown]
 # ## Who reads what
 #
-# Before anything is lowered, one pass backwards asks of each node how often it would be evaluated if it stayed lazy. Counting its users would
-# overstate it: in `x * sigmoid(x)` both users end up in one body, which evaluates `x` once. So we collect *sinks*, the places
-# where evaluation ends: reductions, library calls, outputs. Within one sink a node can still be evaluated several times, at
-# different positions: a 3x3 pool reads nine windows of its operand. `windows` counts those.
+# Before anything is lowered, one pass backwards asks of each node how often it would be evaluated if it
+# stayed lazy. Counting its users would overstate it: in `x * sigmoid(x)` both users end up in one body, which
+# evaluates `x` once. So we collect *sinks*, the places where evaluation ends: reductions, library calls,
+# outputs. Within one sink a node can still be evaluated several times, at different positions: a 3x3 pool
+# reads nine windows of its operand. `windows` counts those.
 #
-# In a chain such as GELU every link has the sinks of the last one. The place to keep a value is where the paths part, so a node
-# whose sinks are all reached through one of its users leaves the decision to that user (`later`), also through a view.
+# In a chain such as GELU every link has the sinks of the last one. The place to keep a value is where the
+# paths part, so a node whose sinks are all reached through one of its users leaves the decision to that user
+# (`later`), also through a view.
 
 # %%
 WHOLE = {aten.view.default, aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
@@ -82,8 +84,8 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
 # %% [markdown]
 # ## The walk
 #
-# Sizes that are symbols arrive as placeholders of their own, and as expressions inside arguments; neither needs lowering. A node that nobody
-# reads is skipped.
+# Sizes that are symbols arrive as placeholders of their own, and as expressions inside arguments; neither
+# needs lowering. A node that nobody reads is skipped.
 
 # %%
 def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
@@ -188,10 +190,11 @@ def check_result(g: Lowering, node: fx.Node, out):
 # %% [markdown]
 # ## Inputs that change
 #
-# The functional graph ends with `copy_(input, new value)`. The loop that computes a new value may write straight into the input's memory,
-# under a new name that is an alias of the old one. This is what makes an optimizer step or the running statistics of a batch norm
-# update in place. It is only right when the old contents are not needed any more: if the value of another copy reads them, or the value reads
-# its own destination at *other* elements than it writes (`x.copy_(x.flip(0))`), it goes through a temporary.
+# The functional graph ends with `copy_(input, new value)`. The loop that computes a new value may write
+# straight into the input's memory, under a new name that is an alias of the old one. This is what makes an
+# optimizer step or the running statistics of a batch norm update in place. It is only right when the old
+# contents are not needed any more: if the value of another copy reads them, or the value reads its own
+# destination at *other* elements than it writes (`x.copy_(x.flip(0))`), it goes through a temporary.
 
 # %%
 def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:

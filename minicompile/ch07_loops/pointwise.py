@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Pointwise operators
 #
-# One element from one element of each operand. `pointwise` does what they share: operands broadcast to the size of the result,
-# numbers become constants, everything is converted to the dtype that the operator computes in, and the result
-# stays lazy.
+# One element from one element of each operand. `pointwise` does what they share: operands broadcast to the
+# size of the result, numbers become constants, everything is converted to the dtype that the operator
+# computes in, and the result stays lazy.
 
 # %%
 from __future__ import annotations
@@ -80,7 +80,8 @@ def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heav
 # %% [markdown]
 # ## The regular ones
 #
-# Most rules say only which instruction an overload is. On bools, `add` is "or" and `mul` is "and", as in eager.
+# Most rules say only which instruction an overload is. On bools, `add` is "or" and `mul` is "and", as in
+# eager.
 
 # %%
 ON_BOOL = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and",
@@ -124,9 +125,9 @@ for _name in ("fmod", "remainder"):
 # %% [markdown]
 # ## Comparisons
 #
-# The result is bool, so it does not say in which dtype to compare; the promotion of the operands does. A half value that
-# was computed in this very body is still unrounded float32: comparing it with a value that went through memory would find
-# two equal numbers different. So it is rounded first.
+# The result is bool, so it does not say in which dtype to compare; the promotion of the operands does. A half
+# value that was computed in this very body is still unrounded float32: comparing it with a value that went
+# through memory would find two equal numbers different. So it is rounded first.
 
 # %%
 def common_dtype(g: Lowering) -> torch.dtype:

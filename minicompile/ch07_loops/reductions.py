@@ -1,13 +1,14 @@
 # %% [markdown]
 # # Reductions
 #
-# A reduction is a loop with two kinds of variables. `vars` run over the elements of the output; for each of them
-# `reduction_vars` run over the elements that are folded into it. Inside the body, `reduce` marks the place where many become one.
+# A reduction is a loop with two kinds of variables. `vars` run over the elements of the output; for each of
+# them `reduction_vars` run over the elements that are folded into it. Inside the body, `reduce` marks the
+# place where many become one.
 #
-# Besides the ordinary kinds there are two that return several numbers from one pass over the data. `welford` gives mean and sum
-# of squared deviations, without the cancellation of `mean(x*x) - mean(x)**2`. `softmax` gives the maximum and
-# the sum of `exp(x - maximum)`, rescaling the running sum whenever a new maximum appears: without it, softmax reads its
-# input three times.
+# Besides the ordinary kinds there are two that return several numbers from one pass over the data. `welford`
+# gives mean and sum of squared deviations, without the cancellation of `mean(x*x) - mean(x)**2`. `softmax`
+# gives the maximum and the sum of `exp(x - maximum)`, rescaling the running sum whenever a new maximum
+# appears: without it, softmax reads its input three times.
 
 # %%
 from __future__ import annotations
@@ -48,8 +49,8 @@ def identity(kind: str, dtype: torch.dtype):
 # %% [markdown]
 # ## One reduction loop
 #
-# The order of the reduction variables is the order of the input in memory, so that the innermost one walks along a
-# cache line when it can.
+# The order of the reduction variables is the order of the input in memory, so that the innermost one walks
+# along a cache line when it can.
 
 # %%
 def reduction_loop(g: Lowering, xs, dims, finish, names, strides) -> None:
@@ -89,10 +90,11 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 # %% [markdown]
 # ## Splitting
 #
-# The gradient of a bias adds up 16,384 rows into 384 columns. With one program per 32 columns a GPU with 132 processors
-# would use twelve of them. A large reduction with few results is therefore done in two loops: the first reduces blocks, the second
-# reduces the results of the blocks. The plan says into how many blocks each reduced dim is cut; slow dims are cut first, so that a block
-# stays contiguous. Exact divisors are preferred. Where there is none, the last block is short and the loads beyond the end are masked.
+# The gradient of a bias adds up 16,384 rows into 384 columns. With one program per 32 columns a GPU with 132
+# processors would use twelve of them. A large reduction with few results is therefore done in two loops: the
+# first reduces blocks, the second reduces the results of the blocks. The plan says into how many blocks each
+# reduced dim is cut; slow dims are cut first, so that a block stays contiguous. Exact divisors are preferred.
+# Where there is none, the last block is short and the loads beyond the end are masked.
 
 # %%
 def block_count(size: int, wanted: int) -> int:
@@ -279,9 +281,10 @@ def all_(g, x, dim=None, keepdim=False):
 # %% [markdown]
 # ## Several results from one pass
 #
-# Blocks of equal length `n` with means `m_i` and squared deviations `q_i` combine to `sum(q_i) + n * sum((m_i - mean)**2)`, and the second term
-# is again a welford, of the means. Blocks with maxima `m_i` and sums `s_i` combine to `sum(s_i * exp(m_i - max))`, which needs the
-# maximum first, so one more small loop. A block that holds only `-inf` (a causal mask makes many) has a sum that means nothing; it counts as 0.
+# Blocks of equal length `n` with means `m_i` and squared deviations `q_i` combine to `sum(q_i) + n * sum((m_i
+# - mean)**2)`, and the second term is again a welford, of the means. Blocks with maxima `m_i` and sums `s_i`
+# combine to `sum(s_i * exp(m_i - max))`, which needs the maximum first, so one more small loop. A block that
+# holds only `-inf` (a causal mask makes many) has a sum that means nothing; it counts as 0.
 
 # %%
 @lowering("var_mean.correction", loops=True)

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # The loops, executed
 #
-# What does a program of loops mean? This module says it in the plainest way: take every point of the iteration space, and run the body. It is the
-# `loops` rung of the ladder, the oracle for both code generators, and nobody's idea of fast.
+# What does a program of loops mean? This module says it in the plainest way: take every point of the
+# iteration space, and run the body. It is the `loops` rung of the ladder, the oracle for both code
+# generators, and nobody's idea of fast.
 #
-# "Every point" is done at once: a variable is an integer tensor that holds its value at all points, a value is a
-# tensor of results at all points, and `load` is an indexing operation. Every access is checked against the bounds of its buffer, so an
-# index that a fast kernel would silently read out of range is an error here.
+# "Every point" is done at once: a variable is an integer tensor that holds its value at all points, a value
+# is a tensor of results at all points, and `load` is an indexing operation. Every access is checked against
+# the bounds of its buffer, so an index that a fast kernel would silently read out of range is an error here.
 
 # %%
 from __future__ import annotations
@@ -102,6 +103,9 @@ class GridHandler:
     def round_to(self, x, half, *, dtype):
         return x.to(half).to(dtype)
 
+    def philox(self, seed, offset, index, kind, *, dtype):
+        return philox_uniform(seed, offset, torch.as_tensor(on_grid(index, self.env)))
+
     def where(self, condition, a, b, *, dtype):
         return torch.where(condition, a, b).to(dtype)
 
@@ -119,6 +123,24 @@ class GridHandler:
         if isinstance(out, tuple):
             return tuple(o.reshape(o.shape + pad) for o in out)
         return out.reshape(out.shape + pad)
+
+# %% [markdown]
+# Philox is the counter-based generator of CUDA: ten rounds turn a key (the seed) and a counter into four
+# 32-bit numbers. Element `index` uses component `index % 4` of counter `(offset // 4, thread = index // 4)`.
+
+# %%
+def philox_uniform(seed, offset, index):
+    """Uniform float32 numbers in (0, 1] for each element of `index` (int64)."""
+    low = 0xFFFFFFFF
+    thread = index // 4
+    c = [(offset // 4 + 0 * thread) & low, (offset // 4 >> 32) + 0 * thread, thread & low, 0 * thread]
+    key = [seed & low, (seed >> 32) & low]
+    for _ in range(10):
+        a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
+        c = [((b >> 32) & low) ^ c[1] ^ key[0], b & low, ((a >> 32) & low) ^ c[3] ^ key[1], a & low]
+        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
+    bits = torch.stack(torch.broadcast_tensors(*c)).gather(0, (index % 4)[None].broadcast_to(1, *c[0].shape))[0]
+    return bits.to(torch.float32) * 2.0**-32 + 2.0**-33
 
 # %% [markdown]
 # The reductions fold the last dim. `softmax` of a row that is all `-inf` gives `(-inf, 0)`.
@@ -167,7 +189,8 @@ SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
 # %% [markdown]
 # ## Running a loop
 #
-# A grid too large for memory is cut along the first output variable. All stores of a chunk happen after all its loads.
+# A grid too large for memory is cut along the first output variable. All stores of a chunk happen after all
+# its loads.
 
 # %%
 def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
@@ -201,8 +224,8 @@ def write(storage, where, value, mode, mask, grid, out_dims) -> None:
 # %% [markdown]
 # ## Running a program
 #
-# Every buffer is a flat storage, and a view of it is `as_strided`. A library call may come back with other strides than its fake
-# promised; then it is copied into the promised layout. Host programs must do the same.
+# Every buffer is a flat storage, and a view of it is `as_strided`. A library call may come back with other
+# strides than its fake promised; then it is copied into the promised layout. Host programs must do the same.
 
 # %%
 def flat_storage(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Writing at indices that are data
 #
-# A scatter is the transpose of a gather: the loop runs over the *source*, and the position of the store is loaded. Two steps, then:
-# a loop that copies `self` into the result, and a loop that stores into it, under an alias name so that nobody
-# reads the first version by mistake. When several sources hit one element and should add up, the store is an `atomic_add`.
+# A scatter is the transpose of a gather: the loop runs over the *source*, and the position of the store is
+# loaded. Two steps, then: a loop that copies `self` into the result, and a loop that stores into it, under an
+# alias name so that nobody reads the first version by mistake. When several sources hit one element and
+# should add up, the store is an `atomic_add`.
 #
-# This is how the gradient of an embedding is computed. Half types accumulate in a float32 buffer, which is rounded once
-# at the end: adding thousands of small gradients in bfloat16 would lose them.
+# This is how the gradient of an embedding is computed. Half types accumulate in a float32 buffer, which is
+# rounded once at the end: adding thousands of small gradients in bfloat16 would lose them.
 
 # %%
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # What a program must obey, and how it reads
 #
-# `verify` is the specification of this chapter's output: names are defined before use, every index speaks only of variables that
-# exist, every buffer is written by one node. The driver runs it in debug mode and the tests run it always.
+# `verify` is the specification of this chapter's output: names are defined before use, every index speaks
+# only of variables that exist, every buffer is written by one node. The driver runs it in debug mode and the
+# tests run it always.
 
 # %%
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Views
 #
-# A view is two functions: how an index of the view becomes an index of its base (used inside loops), and how the strides
-# of a base in memory become strides of the view (used for library calls and graph outputs). Neither moves data.
+# A view is two functions: how an index of the view becomes an index of its base (used inside loops), and how
+# the strides of a base in memory become strides of the view (used for library calls and graph outputs).
+# Neither moves data.
 
 # %%
 from __future__ import annotations
@@ -73,8 +74,8 @@ def alias(g, x, *_):
 # %% [markdown]
 # ## Picking
 #
-# `slice` and `select` change offsets and strides. PyTorch clamps slice bounds to the size; the size of the fake
-# already says how many elements are left.
+# `slice` and `select` change offsets and strides. PyTorch clamps slice bounds to the size; the size of the
+# fake already says how many elements are left.
 
 # %%
 def clamp_start(start, size) -> Int:
@@ -226,10 +227,10 @@ def roll(g, x, shifts, dims=()):
 # %% [markdown]
 # ## Reshaping
 #
-# A reshape keeps the order of elements. Going through the flat position always works, but leaves divisions
-# by sizes in every index. Most reshapes only split or merge neighbouring dims, so old and new dims are first cut into
-# groups with equal products: `[8, 12, 64] -> [96, 8, 8]` is `[8, 12] -> [96]` and `[64] -> [8, 8]`. Splitting a dim needs
-# no division in the index; merging dims needs one per dim, inside the group only.
+# A reshape keeps the order of elements. Going through the flat position always works, but leaves divisions by
+# sizes in every index. Most reshapes only split or merge neighbouring dims, so old and new dims are first cut
+# into groups with equal products: `[8, 12, 64] -> [96, 8, 8]` is `[8, 12] -> [96]` and `[64] -> [8, 8]`.
+# Splitting a dim needs no division in the index; merging dims needs one per dim, inside the group only.
 
 # %%
 def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
@@ -301,8 +302,8 @@ def reshape_layout(base: Layout, size, groups) -> Layout | None:
 # %% [markdown]
 # ## Memory as such
 #
-# `as_strided` speaks of storage, not of elements: it is only meaningful for a tensor that is in memory with the strides of
-# eager. `view.dtype` reads the same bytes as another dtype of equal width.
+# `as_strided` speaks of storage, not of elements: it is only meaningful for a tensor that is in memory with
+# the strides of eager. `view.dtype` reads the same bytes as another dtype of equal width.
 
 # %%
 def root_of(g: Lowering, x: Lazy) -> Lazy:

@@ -155,7 +155,8 @@ def node_writes(node: Loop | Extern) -> list[str]:
 # ## The order that must be kept
 #
 # One sweep in program order finds all edges. `readers[name]` are the nodes that read a name. When an alias of it is written, they all come first,
-# and so does the writer of the old name, whose contents the update builds on.
+# and so does the writer of the old name, whose contents the update builds on. Calls that draw random numbers keep their order among themselves:
+# the stream of numbers must be eager's.
 
 # %%
 def dependency_edges(nodes: list[Loop | Extern], buffers: dict[str, Buffer],
@@ -170,7 +171,11 @@ def dependency_edges(nodes: list[Loop | Extern], buffers: dict[str, Buffer],
         for name in reads[i]:
             readers.setdefault(name, []).append(i)
     before: list[set[int]] = [set() for _ in nodes]
+    random = None
     for i, node in enumerate(nodes):
+        if isinstance(node, Extern) and has_effect(node):
+            before[i].update(() if random is None else (random,))
+            random = i
         for name in reads[i]:
             if name in writer:
                 before[i].add(writer[name])
@@ -200,7 +205,7 @@ def remove_dead(program: Program) -> list[Loop | Extern]:
     live = []
     for node in reversed(program.nodes):
         writes = node_writes(node)
-        wanted = any(w in needed for w in writes) or (isinstance(node, Extern) and _has_effect(node))
+        wanted = any(w in needed for w in writes) or (isinstance(node, Extern) and has_effect(node))
         if not wanted:
             continue
         live.append(node)
@@ -212,7 +217,8 @@ def remove_dead(program: Program) -> list[Loop | Extern]:
     return live[::-1]
 
 
-def _has_effect(node: Extern) -> bool:
+def has_effect(node: Extern) -> bool:
+    """Does the call change something besides its results: the state of the random number generator?"""
     schema = getattr(node.op, "_schema", None)
     if torch.Tag.nondeterministic_seeded in getattr(node.op, "tags", ()):
         return True                                     # it advances the generator: later random numbers depend on it

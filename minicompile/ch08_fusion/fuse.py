@@ -635,7 +635,8 @@ def finish_kernel(f: _Fuser, g: Group, loops, vars, rvars, local, number: int) -
     for n in names:
         for e in (*f.buffers[n].layout.size, *f.buffers[n].layout.stride):
             symbol_set |= symbols(e)
-    sizes = sorted((s for s in symbol_set if s.name in f.program.symbols), key=lambda s: s.name)
+    known = set(f.program.symbols.values())
+    sizes = sorted((s for s in symbol_set if s in known), key=lambda s: s.name)
     members = [f.nodes[i] for i in g.members]
     return Kernel(kernel_name(members, number), g.device, vars, rvars, loops, frozenset(local),
                   {n: f.buffers[n] for n in names}, inputs, outputs, tuple(sizes),

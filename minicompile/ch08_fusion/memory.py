@@ -19,7 +19,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from ..ch07_loops.ir import Buffer, Extern, Program, View
-from .dependencies import accesses, nbytes, node_reads, node_writes, root_of, storage_size
+from .dependencies import accesses, has_effect, nbytes, node_reads, node_writes, root_of, storage_size
 from .kernel import Kernel
 
 
@@ -57,6 +57,9 @@ def _direct_predecessors(program: Program, steps: dict[int, Kernel | Extern]) ->
         for n in step_reads(step):
             readers.setdefault(n, []).append(i)
     before: dict[int, set[int]] = {i: set() for i in steps}
+    random = [i for i, step in sorted(steps.items()) if isinstance(step, Extern) and has_effect(step)]
+    for i, j in zip(random, random[1:]):
+        before[j].add(i)
     for i, step in steps.items():
         before[i].update(writer[n] for n in step_reads(step) if n in writer)
         for n in step_writes(step):

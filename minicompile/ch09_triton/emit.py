@@ -1,15 +1,19 @@
 # %% [markdown]
 # # From a kernel to Triton source
 #
-# Fusion decided which loops share a launch. What is left is to write the program that one block of the GPU runs. Three steps:
+# Fusion decided which loops share a launch. What is left is to write the program that one block of the GPU
+# runs. Three steps:
 #
-# 1. *Flatten*: the bodies of all loops become one list of instructions. Where a loop loads what an earlier one stored, the load disappears and the value is used; this is
-#    the moment when fusion pays. Equal loads are shared.
-# 2. *Plan*: choose the axes and block sizes, and for reductions whether a row is held in registers or walked along several times.
+# 1. *Flatten*: the bodies of all loops become one list of instructions. Where a loop loads what an earlier
+#    one stored, the load disappears and the value is used; this is the moment when fusion pays. Equal loads
+#    are shared.
+# 2. *Plan*: choose the axes and block sizes, and for reductions whether a row is held in registers or
+#    walked along several times.
 # 3. *Print*: one line per instruction, with the user's source line behind it.
 #
-# Inductor does the same with strings through a handler object (`V.ops`) and keeps the tile shape of a value in a class per variable. Here a value's shape is the
-# set of axes that it depends on, known before anything is printed.
+# Inductor does the same with strings through a handler object (`V.ops`) and keeps the tile shape of a value
+# in a class per variable. Here a value's shape is the set of axes that it depends on, known before anything
+# is printed.
 
 # %%
 from __future__ import annotations
@@ -30,8 +34,9 @@ from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, extent,
 # %% [markdown]
 # ## Flattening
 #
-# A `Node` is an instruction whose `Ref`s point into the common list. Loads from a buffer that this kernel wrote must use the index of the store: the element is then in a register.
-# Anything else would need the whole grid to wait, and is refused.
+# A `Node` is an instruction whose `Ref`s point into the common list. Loads from a buffer that this kernel
+# wrote must use the index of the store: the element is then in a register. Anything else would need the
+# whole grid to wait, and is refused.
 
 # %%
 @dataclass
@@ -168,8 +173,9 @@ def operands(flat: Flat, node: Node) -> list[int]:
 # %% [markdown]
 # ## Shapes and levels
 #
-# Forward through the list: which axes a value varies along, and in which pass along the row it is first known. Pass 0 is the first walk; what depends on
-# the result of a reduction of pass 0 belongs to level 1, and so on. LayerNorm has two levels: statistics, then the normalised row.
+# Forward through the list: which axes a value varies along, and in which pass along the row it is first
+# known. Pass 0 is the first walk; what depends on the result of a reduction of pass 0 belongs to level 1,
+# and so on. LayerNorm has two levels: statistics, then the normalised row.
 
 # %%
 def annotate(flat: Flat, axes: list[Axis]) -> int:
@@ -202,7 +208,8 @@ def annotate(flat: Flat, axes: list[Axis]) -> int:
 # %% [markdown]
 # ## Planning
 #
-# What the heuristics want to know: how large the axes are, how many full-size operands there are, and whether rows or columns are contiguous.
+# What the heuristics want to know: how large the axes are, how many full-size operands there are, and
+# whether rows or columns are contiguous.
 
 # %%
 def _accesses(flat: Flat) -> list[Int]:
@@ -227,7 +234,8 @@ def plan(kernel: Kernel, flat: Flat, axes: list[Axis], passes: int) -> heuristic
 # %% [markdown]
 # ## Printing
 #
-# `Printer` is the state of the text being written: where lines go, what each node is called, and which masks exist. The functions below it print one instruction each.
+# `Printer` is the state of the text being written: where lines go, what each node is called, and which
+# masks exist. The functions below it print one instruction each.
 
 # %%
 @dataclass
@@ -304,7 +312,8 @@ def axes_of_index(p: Printer, index: Int) -> frozenset:
     return frozenset(found)
 
 # %% [markdown]
-# Loads are masked along the axes that they vary along; a condition from the program joins in, with 0 for what it hides.
+# Loads are masked along the axes that they vary along; a condition from the program joins in, with 0 for
+# what it hides.
 
 # %%
 def print_load(p: Printer, i: int, node: Node):
@@ -347,7 +356,8 @@ def print_store(p: Printer, i: int, node: Node):
     p.say(f'tl.atomic_add({pointer}, {text}{tail}, sem="relaxed")', node)
 
 # %% [markdown]
-# Everything else is a value. `index` turns an expression into one; `indirect` does the opposite, and gives a value a name that later offsets use.
+# Everything else is a value. `index` turns an expression into one; `indirect` does the opposite, and gives
+# a value a name that later offsets use.
 
 # %%
 def print_value(p: Printer, i: int, node: Node):
@@ -423,8 +433,10 @@ def print_node(p: Printer, i: int):
 # %% [markdown]
 # ## Looped reductions
 #
-# The list is printed in passes. A pass walks along the row and contains what its reductions and stores need, recomputed from loads if an earlier pass had it: a value
-# of the row is in no register once the loop has moved on. Loads that a later pass repeats ask the cache to keep the line (`evict_last`), the last ones to let it go.
+# The list is printed in passes. A pass walks along the row and contains what its reductions and stores
+# need, recomputed from loads if an earlier pass had it: a value of the row is in no register once the loop
+# has moved on. Loads that a later pass repeats ask the cache to keep the line (`evict_last`), the last ones
+# to let it go.
 #
 # One point of care: a buffer updated in place must not be stored before the last pass that loads it.
 

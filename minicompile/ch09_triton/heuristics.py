@@ -1,10 +1,12 @@
 # %% [markdown]
 # # Choosing block sizes
 #
-# A kernel that waits for memory is fast when enough bytes are on their way at any moment: by Little's law an H100 needs about 3.35 TB/s x 600 ns
-# = 2 MB in flight, 15 KB for each of its 132 multiprocessors. Two ways to get there are many threads, and several independent 16-byte
-# loads per thread. Block sizes decide both. One configuration per kernel is compiled; which one is a matter of shapes, by rules that a person can check. (torch.compile's
-# Inductor also has rules, and compiles 2 or 3 candidates for reductions to time them; that is where part of its compile time goes.)
+# A kernel that waits for memory is fast when enough bytes are on their way at any moment: by Little's law
+# an H100 needs about 3.35 TB/s x 600 ns = 2 MB in flight, 15 KB for each of its 132 multiprocessors. Two
+# ways to get there are many threads, and several independent 16-byte loads per thread. Block sizes decide
+# both. One configuration per kernel is compiled; which one is a matter of shapes, by rules that a person
+# can check. (torch.compile's Inductor also has rules, and compiles 2 or 3 candidates for reductions to time
+# them; that is where part of its compile time goes.)
 
 # %%
 from __future__ import annotations
@@ -38,8 +40,9 @@ def clamp(n: int, low: int, high: int) -> int:
 # %% [markdown]
 # ## Pointwise
 #
-# Eight elements per thread: one 16-byte load for half types, two for float32. Small tensors get smaller blocks, so that every multiprocessor has work.
-# A kernel with many operands keeps fewer elements per thread, or it would run out of registers.
+# Eight elements per thread: one 16-byte load for half types, two for float32. Small tensors get smaller
+# blocks, so that every multiprocessor has work. A kernel with many operands keeps fewer elements per
+# thread, or it would run out of registers.
 
 # %%
 def pointwise(numel: int, operands: int) -> Config:
@@ -61,9 +64,11 @@ def tiled(ynumel: int, xnumel: int, operands: int) -> Config:
 # %% [markdown]
 # ## Reductions
 #
-# `inner`: the reduced axis is the contiguous one. Rows up to a few thousand elements are persistent when the row would otherwise be loaded more than once; a
-# kernel with a single pass gains nothing from holding the row, except that it needs no loop. `outer`: neighbouring
-# outputs are neighbours in memory, as in column sums. Then a block takes 32 or more columns, and its lanes along `r` are summed through shared memory once at the end.
+# `inner`: the reduced axis is the contiguous one. Rows up to a few thousand elements are persistent when
+# the row would otherwise be loaded more than once; a kernel with a single pass gains nothing from holding
+# the row, except that it needs no loop. `outer`: neighbouring outputs are neighbours in memory, as in
+# column sums. Then a block takes 32 or more columns, and its lanes along `r` are summed through shared
+# memory once at the end.
 
 # %%
 def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int) -> Config:
@@ -96,7 +101,8 @@ def unknown_row(inner: bool) -> Config:
 # %% [markdown]
 # ## Alternatives
 #
-# What an autotuner may time against the default: the same tile with other numbers of warps, and other tiles.
+# What an autotuner may time against the default: the same tile with other numbers of warps, and other
+# tiles.
 
 # %%
 def alternatives(config: Config) -> list[Config]:

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Kernels without a GPU
 #
-# Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles. It is slow and exact, and it lets the tests of this chapter
-# run anywhere. It has no libdevice; this stands in, with PyTorch's own functions.
+# Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles.
+# It is slow and exact, and it lets the tests of this chapter run anywhere. It has no libdevice; this stands
+# in, with PyTorch's own functions.
 
 # %%
 from __future__ import annotations

@@ -1,14 +1,18 @@
 # %% [markdown]
 # # Loading and launching
 #
-# Between a kernel's text and its first launch stands Triton's compiler, and between the host program and each launch stands Python. Both would cost more than the kernels do.
+# Between a kernel's text and its first launch stands Triton's compiler, and between the host program and
+# each launch stands Python. Both would cost more than the kernels do.
 #
-# Compiling: a GPT step has some fifty different kernels at 100 to 200 ms each. Results are cached on disk under a hash of the text, the options, the target and
-# Triton's version; what is missing goes to a pool of processes (`worker.py`) that starts in the background when compilation begins. This process does not even import Triton.
+# Compiling: a GPT step has some fifty different kernels at 100 to 200 ms each. Results are cached on disk
+# under a hash of the text, the options, the target and Triton's version; what is missing goes to a pool of
+# processes (`worker.py`) that starts in the background when compilation begins. This process does not even
+# import Triton.
 #
-# Launching: `JITFunction.run` inspects every argument to choose a specialisation, about 20 microseconds. Here the specialisation is known: sizes
-# are in the text, and pointers are assumed to be 16-byte aligned, which one bit-mask checks. `launcher.c` turns a compiled kernel into a callable of about
-# 2 microseconds. It also spares compile time, since Triton builds a C extension per kernel signature for the same purpose.
+# Launching: `JITFunction.run` inspects every argument to choose a specialisation, about 20 microseconds.
+# Here the specialisation is known: sizes are in the text, and pointers are assumed to be 16-byte aligned,
+# which one bit-mask checks. `launcher.c` turns a compiled kernel into a callable of about 2 microseconds.
+# It also spares compile time, since Triton builds a C extension per kernel signature for the same purpose.
 
 # %%
 from __future__ import annotations
@@ -44,8 +48,9 @@ def interpreting() -> bool:
 # %% [markdown]
 # ## Without the fast path
 #
-# The plain way to run a kernel is to define its `@triton.jit` function here and call it. Triton's interpreter needs this, and it is what is left when there is no C compiler
-# or the pool fails. The text goes to `linecache`, where Triton's compiler looks for a function's source.
+# The plain way to run a kernel is to define its `@triton.jit` function here and call it. Triton's
+# interpreter needs this, and it is what is left when there is no C compiler or the pool fails. The text
+# goes to `linecache`, where Triton's compiler looks for a function's source.
 
 # %%
 def define(source: KernelSource):
@@ -89,7 +94,8 @@ def load_plain(source: KernelSource) -> Callable:
 # %% [markdown]
 # ## The pool
 #
-# One server process, as many compiling children as there are cores. A reader thread turns result lines into events.
+# One server process, as many compiling children as there are cores. A reader thread turns result lines into
+# events.
 
 # %%
 class Pool:
@@ -153,7 +159,8 @@ def warm_up() -> None:
 # %% [markdown]
 # ## Compiled kernels on disk
 #
-# The key leaves out what does not change the binary: comments and the kernel's name. So twelve equal layers, on twelve lines of the user's file, share one binary.
+# The key leaves out what does not change the binary: comments and the kernel's name. So twelve equal
+# layers, on twelve lines of the user's file, share one binary.
 
 # %%
 def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
@@ -244,8 +251,9 @@ def make_callable(source: KernelSource, result: dict, device: int, aligned: bool
 # %% [markdown]
 # ## Loading a list of kernels
 #
-# `load_triton` starts all compilations and returns at once, so that the compiler's own Python work on the next graph overlaps with them. Each callable resolves itself when it is first
-# called; a host program that wants no indirection asks for `kernel.resolve()`, which waits and returns the bare launcher.
+# `load_triton` starts all compilations and returns at once, so that the compiler's own Python work on the
+# next graph overlaps with them. Each callable resolves itself when it is first called; a host program that
+# wants no indirection asks for `kernel.resolve()`, which waits and returns the bare launcher.
 
 # %%
 class Pending:

@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Scalar operations in Triton
 #
-# A Triton program computes on tiles: `a + b` adds two blocks of numbers that the compiler spreads over the threads of a program
-# instance. So a scalar operation of the loop IR becomes one expression on tiles. This module is the table: the name of an
-# operation, and a function from the texts of its arguments to the text of the result.
+# A Triton program computes on tiles: `a + b` adds two blocks of numbers that the compiler spreads over the
+# threads of a program instance. So a scalar operation of the loop IR becomes one expression on tiles. This
+# module is the table: the name of an operation, and a function from the texts of its arguments to the text
+# of the result.
 #
-# Speed does not decide the spelling here, agreement does. The kernels we generate wait for memory, so a division rounded
-# correctly (`div_rn`, what eager uses) costs nothing over the approximate one that `/` stands for, and keeps the last bit. What is
-# missing from Triton's own language comes from libdevice, NVIDIA's bitcode library of math functions, which is also what eager's CUDA kernels call.
+# Speed does not decide the spelling here, agreement does. The kernels we generate wait for memory, so a
+# division rounded correctly (`div_rn`, what eager uses) costs nothing over the approximate one that `/`
+# stands for, and keeps the last bit. What is missing from Triton's own language comes from libdevice,
+# NVIDIA's bitcode library of math functions, which is also what eager's CUDA kernels call.
 
 # %%
 from __future__ import annotations
@@ -50,8 +52,9 @@ def triton_type(dtype: torch.dtype) -> str:
 # %% [markdown]
 # ## Constants
 #
-# A Python number in Triton code takes the type of the tile that it meets, or float32/int32 when it meets none. Float32 numbers can
-# therefore stay literals; any other constant is written as a tile of one element with its type, so that no rule of promotion can change it.
+# A Python number in Triton code takes the type of the tile that it meets, or float32/int32 when it meets
+# none. Float32 numbers can therefore stay literals; any other constant is written as a tile of one element
+# with its type, so that no rule of promotion can change it.
 
 # %%
 def constant(value, dtype: torch.dtype, rank: int) -> str:
@@ -94,8 +97,9 @@ OPS["where"] = _call("tl.where")
 # %% [markdown]
 # ## Those that need thought
 #
-# Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 keeps the sign. Booleans add with `|` and multiply with `&`.
-# Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps it. Integer `//` and `%` truncate as C does, so Python's floor needs a correction.
+# Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 keeps the sign. Booleans
+# add with `|` and multiply with `&`. Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps
+# it. Integer `//` and `%` truncate as C does, so Python's floor needs a correction.
 
 # %%
 @triton_op("neg")
@@ -233,8 +237,8 @@ def _fmod(dtype, a, b):
 # %% [markdown]
 # ## Conversions
 #
-# A float becomes a small unsigned integer by way of a signed one: negative numbers wrap around, as they do in eager, and are not clamped.
-# float64 reaches the half types through float32.
+# A float becomes a small unsigned integer by way of a signed one: negative numbers wrap around, as they do
+# in eager, and are not clamped. float64 reaches the half types through float32.
 
 # %%
 def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:

@@ -1,10 +1,11 @@
 # %% [markdown]
 # # Helpers that travel with a kernel
 #
-# Some operations take more than one expression. They are functions here, in the Triton language; `emit` puts the text of those that a
-# kernel calls in front of it, decorated. A kernel's text is then complete: it can be read, hashed, sent to another process and compiled
-# there without importing this package. This module itself never imports Triton, so that it loads on machines without it:
-# `tl` and `libdevice` are names that exist where the text ends up.
+# Some operations take more than one expression. They are functions here, in the Triton language; `emit`
+# puts the text of those that a kernel calls in front of it, decorated. A kernel's text is then complete: it
+# can be read, hashed, sent to another process and compiled there without importing this package. This
+# module itself never imports Triton, so that it loads on machines without it: `tl` and `libdevice` are
+# names that exist where the text ends up.
 
 # %%
 from __future__ import annotations
@@ -37,7 +38,8 @@ def bit_and(a, b):
 # %% [markdown]
 # ## Division and powers with Python's signs
 #
-# The float version follows eager: take the exact remainder first, then divide what is left, which is close to an integer, and round.
+# The float version follows eager: take the exact remainder first, then divide what is left, which is close
+# to an integer, and round.
 
 # %%
 def int_floordiv(a, b):
@@ -97,12 +99,14 @@ def digamma(x):
 # %% [markdown]
 # ## Random numbers
 #
-# Eager on CUDA draws from Philox4x32-10, a *counter-based* generator: ten rounds of multiplication and xor turn (seed, counter)
-# into four 32-bit numbers, with no state to carry. The counter is made of the thread number and of how often that thread has drawn, so
-# element number `index` of a kernel has its numbers without knowing any other's. A 32-bit number `n` becomes a float by `n / 2^32 + 1 / 2^33`, in (0, 1].
+# Eager on CUDA draws from Philox4x32-10, a *counter-based* generator: ten rounds of multiplication and xor
+# turn (seed, counter) into four 32-bit numbers, with no state to carry. The counter is made of the thread
+# number and of how often that thread has drawn, so element number `index` of a kernel has its numbers
+# without knowing any other's. A 32-bit number `n` becomes a float by `n / 2^32 + 1 / 2^33`, in (0, 1].
 #
-# Which thread draws for which element is eager's launch configuration. In its vectorised dropout (`VEC` elements per thread at a time, `THREADS` threads in the
-# grid) element `e` is component `e % 4` of draw `e / VEC / THREADS` of thread `e / VEC % THREADS`.
+# Which thread draws for which element is eager's launch configuration. In its vectorised dropout (`VEC`
+# elements per thread at a time, `THREADS` threads in the grid) element `e` is component `e % 4` of draw `e
+# / VEC / THREADS` of thread `e / VEC % THREADS`.
 
 # %%
 def philox_uniform(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr):

@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Reductions
 #
-# A reduction folds the `r` axis of a tile `[XBLOCK, RBLOCK]`. If a whole row fits one tile, it is *persistent*: the row is loaded once, stays in
-# registers, and may be used again after its sum is known (softmax reads memory once). Longer rows are *looped*: a tile of
-# accumulators, one per lane, is updated on the way along the row and folded at the end; whatever needs the result loads the row again.
+# A reduction folds the `r` axis of a tile `[XBLOCK, RBLOCK]`. If a whole row fits one tile, it is
+# *persistent*: the row is loaded once, stays in registers, and may be used again after its sum is known
+# (softmax reads memory once). Longer rows are *looped*: a tile of accumulators, one per lane, is updated on
+# the way along the row and folded at the end; whatever needs the result loads the row again.
 #
-# Each kind of reduction is three pieces of text: the value that changes nothing (for masked lanes), how a lane
-# takes in one more value, and how lanes fold into one number. Kinds with several results carry several accumulators. All of the folds are
-# built from sums, maxima and minima over a tile: Triton lowers these to warp shuffles, and custom combine functions over tuples cost compile time.
+# Each kind of reduction is three pieces of text: the value that changes nothing (for masked lanes), how a
+# lane takes in one more value, and how lanes fold into one number. Kinds with several results carry several
+# accumulators. All of the folds are built from sums, maxima and minima over a tile: Triton lowers these to
+# warp shuffles, and custom combine functions over tuples cost compile time.
 
 # %%
 from __future__ import annotations
@@ -48,7 +50,8 @@ def _highest(dtype: torch.dtype):
 # %% [markdown]
 # ## One accumulator
 #
-# `identity(dtype)`, `merge(acc, value)` text and `fold(tile)` text. Bools are reduced as int32, because Triton has no one-bit tiles to shuffle.
+# `identity(dtype)`, `merge(acc, value)` text and `fold(tile)` text. Bools are reduced as int32, because
+# Triton has no one-bit tiles to shuffle.
 
 # %%
 def _extremum(name: str):
@@ -101,9 +104,10 @@ def _result(r: Reduction, folded: str, dtype: torch.dtype) -> str:
 # %% [markdown]
 # ## Persistent
 #
-# The statements, and the names of the results. `argmax` finds the extreme value first and then the smallest index that has it; a NaN is the
-# extreme value, as in eager. Welford's single pass is needed only where a second pass would load again: in registers, the mean
-# and then the sum of squared differences is both simpler and more accurate.
+# The statements, and the names of the results. `argmax` finds the extreme value first and then the smallest
+# index that has it; a NaN is the extreme value, as in eager. Welford's single pass is needed only where a
+# second pass would load again: in registers, the mean and then the sum of squared differences is both
+# simpler and more accurate.
 
 # %%
 def persistent(r: Reduction) -> tuple[list[str], list[str]]:
@@ -150,12 +154,14 @@ def _arg_fold(r: Reduction, value: str, index: str, extreme: str, dtype: torch.d
 # %% [markdown]
 # ## Looped
 #
-# Three lists of statements: before the loop, in it, and after it. The online softmax keeps, per lane, the largest value so far and the sum of
-# exponentials relative to it; when a larger value arrives the sum is rescaled. Either way only one exponential is new: that of minus the
-# distance. Lanes that have seen nothing but minus infinity hold a wrong sum, which the last line multiplies by zero.
+# Three lists of statements: before the loop, in it, and after it. The online softmax keeps, per lane, the
+# largest value so far and the sum of exponentials relative to it; when a larger value arrives the sum is
+# rescaled. Either way only one exponential is new: that of minus the distance. Lanes that have seen nothing
+# but minus infinity hold a wrong sum, which the last line multiplies by zero.
 #
-# Welford's update keeps mean and squared differences per lane. All lanes have seen equally many values, so the division is one scalar
-# reciprocal per iteration; at the end the lanes are merged by the formula for combining the statistics of two samples, over all lanes at once.
+# Welford's update keeps mean and squared differences per lane. All lanes have seen equally many values, so
+# the division is one scalar reciprocal per iteration; at the end the lanes are merged by the formula for
+# combining the statistics of two samples, over all lanes at once.
 
 # %%
 def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str], list[str]]:

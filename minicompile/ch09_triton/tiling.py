@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Axes, tiles and masks
 #
-# A kernel's loop nest has any number of variables; a Triton program covers one or two *axes*. Each axis flattens some of the variables, and a program
-# handles a block of consecutive positions on each. Which variables share an axis decides whether memory is read in long
-# runs or in single words, which on a GPU is a factor of eight or more.
+# A kernel's loop nest has any number of variables; a Triton program covers one or two *axes*. Each axis
+# flattens some of the variables, and a program handles a block of consecutive positions on each. Which
+# variables share an axis decides whether memory is read in long runs or in single words, which on a GPU is
+# a factor of eight or more.
 #
 # - Pointwise, all accesses contiguous in the same variable: one axis `x` over everything.
-# - Pointwise, some access contiguous in an earlier variable (a transpose, NCHW to NHWC): two axes. `y` ends with that variable and `x` holds the rest, so in a
-#   square tile both the read and the write run along consecutive addresses; Triton moves the tile through shared memory in between.
+# - Pointwise, some access contiguous in an earlier variable (a transpose, NCHW to NHWC): two axes. `y` ends
+#   with that variable and `x` holds the rest, so in a square tile both the read and the write run along
+#   consecutive addresses; Triton moves the tile through shared memory in between.
 # - Reductions: `x` over the output variables, `r` over the reduced ones, whatever is contiguous.
 
 # %%
@@ -53,7 +55,8 @@ def hint(value: Int) -> int:
 # %% [markdown]
 # ## Where an access is contiguous
 #
-# Only accesses that move much data matter: those that visit most of the iteration space. A bias vector stays in cache however it is read.
+# Only accesses that move much data matter: those that visit most of the iteration space. A bias vector
+# stays in cache however it is read.
 
 # %%
 def stride_of(index: Int, var: Symbol) -> int:
@@ -93,9 +96,10 @@ def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
 # %% [markdown]
 # ## Index text
 #
-# `xindex` counts along an axis; its variables are recovered by division: for sizes (12, 64), `x0 = xindex // 64` and `x1 = xindex % 64`. Mostly that is not needed. Where an index
-# is `64*x0 + x1` it *is* `xindex`. So we look for chains of neighbouring variables in which each stride is the next stride times the next size, and give each chain one
-# name. Divisions that remain are by constants, and cheap.
+# `xindex` counts along an axis; its variables are recovered by division: for sizes (12, 64), `x0 = xindex
+# // 64` and `x1 = xindex % 64`. Mostly that is not needed. Where an index is `64*x0 + x1` it *is* `xindex`.
+# So we look for chains of neighbouring variables in which each stride is the next stride times the next
+# size, and give each chain one name. Divisions that remain are by constants, and cheap.
 
 # %%
 @dataclass
@@ -151,8 +155,9 @@ def _paren(value: Int) -> str:
 # %% [markdown]
 # ## 32 or 64 bits
 #
-# Index arithmetic in 64 bits takes twice the instructions and registers. A kernel uses 32 where neither its iteration space nor any of its
-# buffers reaches 2^31 elements; with symbolic sizes nothing is known, and it uses 64.
+# Index arithmetic in 64 bits takes twice the instructions and registers. A kernel uses 32 where neither its
+# iteration space nor any of its buffers reaches 2^31 elements; with symbolic sizes nothing is known, and it
+# uses 64.
 
 # %%
 def extent(layout) -> Int:

@@ -1,12 +1,14 @@
 # %% [markdown]
 # # A process that compiles kernels
 #
-# Compiling one kernel takes Triton 50 to 300 milliseconds, most of it Python and C++ under the interpreter lock: threads do not help, processes do. This file runs as a
-# script in a process of its own, knows nothing of PyTorch or this package, and never touches a GPU: the target is told to it. It imports Triton once and
-# then forks a child for each task. A fork costs milliseconds, where importing Triton and compiling a first kernel cost most of a second; a
-# compiler crash ends one child only.
+# Compiling one kernel takes Triton 50 to 300 milliseconds, most of it Python and C++ under the interpreter
+# lock: threads do not help, processes do. This file runs as a script in a process of its own, knows nothing
+# of PyTorch or this package, and never touches a GPU: the target is told to it. It imports Triton once and
+# then forks a child for each task. A fork costs milliseconds, where importing Triton and compiling a first
+# kernel cost most of a second; a compiler crash ends one child only.
 #
-# Tasks arrive on standard input, each a length and a pickle. Results go to files, which are the cache; a line on standard output says that one is there.
+# Tasks arrive on standard input, each a length and a pickle. Results go to files, which are the cache; a
+# line on standard output says that one is there.
 
 # %%
 import os
@@ -55,7 +57,8 @@ def write_result(path: str, result: dict) -> None:
     os.replace(temporary, path)
 
 # %% [markdown]
-# Triton keeps its own cache of every intermediate form on disk. Ours holds the final ones, so each child gives Triton a directory to throw away, in memory where there is `/dev/shm`.
+# Triton keeps its own cache of every intermediate form on disk. Ours holds the final ones, so each child
+# gives Triton a directory to throw away, in memory where there is `/dev/shm`.
 
 # %%
 def run_task(task: dict) -> str:

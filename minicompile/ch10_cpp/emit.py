@@ -16,7 +16,7 @@
 # %%
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -345,8 +345,6 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code for."""
     from .reductions import emit_reductions
     linked = link(kernel)
-    if linked.reductions and not kernel.reduction_vars:      # a reduction over one element, whose variable was dropped
-        kernel = replace(kernel, reduction_vars=(Symbol("r0", 1),))
     order = {value: i for i, value in enumerate(linked.known.values())}
     tensors = tuple(kernel.inputs) + tuple(kernel.outputs)
     pointers = {}

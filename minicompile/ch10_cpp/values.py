@@ -169,6 +169,8 @@ def _link_reduce(state, loop, inst: Inst, args, renamed):
     kind, value = args[0], args[1]
     index = args[2] if len(args) > 2 else None
     linked = state.linked
+    if not loop.reduction_vars:
+        return _reduce_one(state, loop, kind, value, index, inst.dtype)
     if frozenset(loop.reduction_vars) != state.rows:
         raise Unsupported("reductions over different variables in one kernel", loop.location)
     operands = (kind, value, index) if index is not None else (kind, value)
@@ -179,6 +181,27 @@ def _link_reduce(state, loop, inst: Inst, args, renamed):
     linked.known[key] = result
     linked.reductions.append(result)
     return result
+
+
+def _reduce_one(state, loop, kind: str, x: Value, index, dtype):
+    """A reduction over a single element, whose variable (of size 1) is gone. Several results come as a tuple."""
+    def make(op, *args, dtype=x.dtype):
+        return _make(state, loop, op, args, dtype)
+    zero, one = (make("constant", n, dtype=x.dtype) for n in (0, 1))
+    rest = make("sub", x, x)                       # 0, or NaN where x is not finite
+    if kind == "welford":
+        return x, make("mul", rest, rest), one
+    if kind == "softmax":
+        empty = make("eq", x, make("constant", float("-inf")), dtype=torch.bool)
+        return x, make("where", empty, zero, make("exp", rest))
+    if kind in ("argmax", "argmin"):
+        return make("index", index, dtype=torch.int64)
+    return make("to_dtype", x, dtype=dtype)
+
+
+def _link_get(state, loop, inst: Inst, args, renamed):
+    source, i = args
+    return source[i] if isinstance(source, tuple) else _make(state, loop, "get", (source, i), inst.dtype)
 
 
 def _link_indirect(state, loop, inst: Inst, args, renamed):
@@ -196,7 +219,7 @@ _HANDLERS = {
     "load": _link_load, "store": _link_store, "reduce": _link_reduce, "indirect": _link_indirect,
     "index": lambda state, loop, inst, args, renamed: _make(state, loop, "index", (args[0],), torch.int64),
     "constant": lambda state, loop, inst, args, renamed: _make(state, loop, "constant", (args[0],), inst.dtype),
-    "get": lambda state, loop, inst, args, renamed: _make(state, loop, "get", (args[0], args[1]), inst.dtype),
+    "get": _link_get,
 }
 
 # %% [markdown]

@@ -75,7 +75,8 @@ class Writer:
         if root not in self.locals:
             text = re.sub(r"\W", "_", root)
             if not text.isidentifier() or keyword.iskeyword(text) or text in RESERVED or CONSTANT.match(text) or \
-                    text in self.globals or text in self.locals.values():
+                    text in self.globals or text in self.locals.values() or \
+                    any(s.name == text for s in self.program.symbols.values()):
                 text = f"t_{len(self.locals)}_{text}"
             self.locals[root] = text
         return self.locals[root]
@@ -149,9 +150,9 @@ def argument_text(w: Writer, a: Any) -> str:
         return view_text(w, a)
     if isinstance(a, Expr):
         return to_text(a)
-    if type(a) in (list, tuple):
+    if isinstance(a, (list, tuple)):            # fx keeps lists as a subclass of list
         inner = ", ".join(argument_text(w, x) for x in a)
-        return f"[{inner}]" if type(a) is list else f"({inner}{',' if len(a) == 1 else ''})"
+        return f"[{inner}]" if isinstance(a, list) else f"({inner}{',' if len(a) == 1 else ''})"
     if a is None or type(a) in (bool, int, str) or type(a) is float and math.isfinite(a):
         return repr(a)
     return w.constant(a, "c")

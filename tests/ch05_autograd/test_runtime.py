@@ -274,10 +274,15 @@ def test_aliased_inputs_with_a_write_are_refused():
         compile_function(lambda a, b: (a.add_(1), b * 2)[1], [base[:3], base[1:]])
 
 
-@pytest.mark.parametrize("fn", [lambda x: x.clone().t_(), lambda x: x.clone().resize_(2), lambda x: x.clone().unsqueeze_(0)])
-def test_metadata_mutation_is_refused(fn):
+@pytest.mark.parametrize("fn", [lambda x: x.t_(), lambda x: x.unsqueeze_(0) * 2, lambda x: x.clone().resize_(2)])
+def test_metadata_mutation_of_inputs_is_refused(fn):
     with pytest.raises(Unsupported):
-        compile_function(fn, [rand(3, 4)])
+        compile_function(fn, [rand(3, 4, grad=False)])
+
+
+def test_metadata_mutation_inside():
+    check(lambda x: (x * 2).t_() + 1, rand(3, 4))
+    check(lambda x: (x * 2).unsqueeze_(1).sin_(), rand(3, 4))
 
 
 def test_out_variant_and_foreach():

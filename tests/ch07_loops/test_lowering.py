@@ -290,6 +290,32 @@ def test_unknown_operators_call_their_kernel():
     assert len(externs(program)) >= 3
 
 
+def test_fused_dropout_draws_its_mask_in_the_loop():
+    def drop(x):
+        return torch.native_dropout(x * 2, 0.25, True)
+    x = torch.ones(64, 100)
+    program = program_of(drop, [x], Options(fuse_dropout=True), decomposed=False, device="cuda:0")
+    assert [str(n.op) for n in externs(program)] == ["aten.randint.low"]
+    externs(program)[0].kwargs["device"] = "cpu"
+    runs = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        out, mask = run_program(program, [x])
+        torch.testing.assert_close(out, mask * 2 / 0.75)
+        assert 0.72 < mask.float().mean() < 0.78
+        assert mask.float().mean(0).std() < 0.1 and mask.float().mean(1).std() < 0.1
+        runs.append(mask)
+    assert torch.equal(runs[0], runs[1]) and not torch.equal(runs[1], runs[2])
+
+
+def test_philox_is_the_published_generator():
+    """Known answers of Philox4x32-10 (Salmon et al., Random123 test vectors): all zeros."""
+    from minicompile.ch07_loops.reference import philox_uniform
+    bits = [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]
+    got = philox_uniform(torch.tensor(0), torch.tensor(0), torch.arange(4))
+    torch.testing.assert_close(got, torch.tensor(bits).to(torch.float32) * 2.0**-32 + 2.0**-33)
+
+
 def test_constants_of_the_program():
     table = torch.arange(6.).view(2, 3)
     check(lambda x: x * table, [R(2, 3)])

@@ -173,3 +173,20 @@ def test_canonical_kernels_tell_minus_zero_from_zero():
     x = torch.ones(3)
     out = compiled(lambda x: [torch.mm(x[:, None], x[None]) + 0.0, torch.full((3,), -0.0), torch.full((3,), 0.0)], [x])([x])
     assert torch.signbit(out[1]).all() and not torch.signbit(out[2]).any()
+
+
+def test_dynamic_sizes_through_the_pipeline():
+    from minicompile.ch01_graphs.shapes import ShapeEnv
+
+    def f(n, x, w):
+        h = torch.nn.functional.gelu(torch.mm(x, w))
+        return [torch.softmax(h, -1), (h * 2).sum(0), h.reshape(-1).sin()]
+    env, mode = ShapeEnv(), FakeMode()
+    n = env.create(6)
+    w = torch.randn(4, 8)
+    fakes = [n, mode.from_real(torch.randn(6, 4), (n, 4)), mode.from_real(w)]
+    host = compile_schedule(fuse(lower(decompose(trace(f, fakes)))), "loops")
+    for size in (3, 6, 11):
+        x = torch.randn(size, 4)
+        for got, want in zip(host([size, x, w]), f(size, x, w)):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,208 @@
+"""The parts of the fusion stage on their own: accesses, alignment of nests, dead code, order, memory."""
+import random
+
+import pytest
+import torch
+
+from minicompile.ch01_graphs.symbolic import Symbol, evaluate, product, substitute
+from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
+from minicompile.ch08_fusion.dependencies import (accesses, dependency_edges, node_reads, remove_dead, rewrite,
+                                                  storage_size)
+from minicompile.ch08_fusion.fuse import FusionOptions, fuse, prune
+from minicompile.ch08_fusion.iteration import Space, combine, cut, merge_dims, pieces_by_access, pieces_in_order
+from minicompile.ch08_fusion.memory import overwrites_safely
+from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
+
+F32, CPU = torch.float32, torch.device("cpu")
+aten = torch.ops.aten
+
+
+def dims(letter, *sizes):
+    return tuple(Symbol(f"{letter}{k}", n) for k, n in enumerate(sizes))
+
+
+def index(variables, strides, offset=0):
+    return sum((v.expr * s for v, s in zip(variables, strides)), offset)
+
+
+def points(variables):
+    values = [{}]
+    for v in variables:
+        values = [{**p, v.name: i} for p in values for i in range(v.size)]
+    return values
+
+
+def buffers(**sizes):
+    out = {}
+    for name, size in sizes.items():
+        alias = None
+        if isinstance(size, str):
+            alias, size = size, out[size].layout.size
+        stride, running = [], 1
+        for n in reversed(size):
+            stride.insert(0, running)
+            running *= n
+        out[name] = Buffer(name, F32, CPU, Layout(tuple(size), tuple(stride)), alias)
+    return out
+
+
+def loop(name, size, sources, target, op="add"):
+    v = Symbol("i0", size)
+    body = [Inst("load", (s, v.expr, None), F32) for s in sources]
+    body.append(Inst(op, tuple(Ref(i) for i in range(len(sources))), F32) if len(sources) > 1 else Inst("neg", (Ref(0),), F32))
+    return Loop(name, (v,), (), (*body, Inst("store", (target, v.expr, Ref(len(sources)), None), None)), (target,))
+
+
+def call(name, op, sources, target, bufs, **kw):
+    return Extern(name, op, tuple(View(s, bufs[s].layout) for s in sources), {}, (target,), **kw)
+
+
+def test_accesses_and_rewrite():
+    (v,) = dims("i", 8)
+    t = Symbol("t0", 5)
+    body = (Inst("load", ("idx", v.expr, None), torch.int64), Inst("indirect", (Ref(0), t, 5), torch.int64),
+            Inst("load", ("x", t.expr * 8 + v.expr, None), F32), Inst("store", ("y", v.expr, Ref(2), "atomic_add"), None))
+    reads, writes, bound = accesses(body)
+    assert [r.buffer for r in reads] == ["idx", "x"] and writes[0].mode == "atomic_add" and bound == [t]
+    a, b = dims("j", 2, 4)
+    new = rewrite(body, {v: a.expr * 4 + b.expr, t: Symbol("t9", 5).expr}, {"x": "z"})
+    assert new[2].args[0] == "z" and repr(new[2].args[1]) == "4*j0 + j1 + 8*t9" and new[1].args[1].name == "t9"
+
+
+@pytest.mark.parametrize("a, b, expected", [((8, 64), (512,), (8, 64)), ((512,), (8, 64), (8, 64)), ((2, 12), (6, 4), (2, 3, 4)),
+                                            ((6, 4), (4, 6), None), ((3, 5), (3, 5), (3, 5)), ((), (), ())])
+def test_refinement_in_order(a, b, expected):
+    a, b = dims("i", *a), dims("j", *b)
+    pieces = pieces_in_order(a, b)
+    if expected is None:
+        assert pieces is None
+        return
+    found = combine(Space(a, ()), pieces, b)
+    assert tuple(d.size for d in found.space.vars) == expected and not found.permuted
+    flat_a, flat_b = (index(d, [product(x.size for x in d[k + 1:]) for k in range(len(d))]) for d in (a, b))
+    assert substitute(flat_a, found.base) == substitute(flat_b, found.other)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_alignment_by_access_visits_the_same_elements(seed):
+    rng = random.Random(seed)
+    factors = [rng.choice([2, 3, 4]) for _ in range(4)]
+    strides = [24 * 7, 1, 24, 600]
+    def nest(letter):
+        order = list(range(4))
+        rng.shuffle(order)
+        v = dims(letter, *[factors[k] for k in order])
+        return v, index(v, [strides[k] for k in order])
+    (a, index_a), (b, index_b) = nest("i"), nest("j")
+    found = combine(Space(a, ()), pieces_by_access(index_a, a, index_b, b), b)
+    assert substitute(index_a, found.base) == substitute(index_b, found.other)
+
+
+def test_dims_merge_only_where_every_index_allows():
+    a, b, c = dims("i", 4, 6, 8)
+    contiguous, bias, rows = index((a, b, c), (48, 8, 1)), c.expr, index((a, b), (6, 1))
+    assert [d.size for d in merge_dims((a, b, c), [contiguous], "i")[0]] == [192]
+    assert [d.size for d in merge_dims((a, b, c), [contiguous, bias], "i")[0]] == [24, 8]
+    assert [d.size for d in merge_dims((a, b, c), [contiguous, bias, rows], "i")[0]] == [24, 8]
+    assert [d.size for d in merge_dims((a, b, c), [index((a, b, c), (1, 4, 24))], "i")[0]] == [4, 6, 8]
+    wrapped = (index((a, b), (6, 1))) % 8
+    for indices in ([contiguous], [contiguous, wrapped], [contiguous // 16, wrapped]):
+        new, mapping = merge_dims((a, b, c), indices, "m")
+        for e in indices:
+            seen = sorted(evaluate(e, p) for p in points((a, b, c)))
+            assert seen == sorted(evaluate(substitute(e, mapping), p) for p in points(new))
+
+
+def test_storage_size_counts_to_the_last_element():
+    assert storage_size(Buffer("x", F32, CPU, Layout((3, 4), (10, 1)))) == 24
+    assert storage_size(Buffer("x", F32, CPU, Layout((0, 4), (4, 1)))) == 0
+    assert storage_size(Buffer("x", F32, CPU, Layout((), ()))) == 1
+
+
+def test_dead_nodes_go_and_owned_memory_stays():
+    bufs = buffers(x=(8,), a=(8,), b=(8,), c=(8,), x2="x")
+    nodes = [loop("l1", 8, ["x"], "a"), loop("l2", 8, ["a"], "b"), loop("l3", 8, ["x"], "c"), loop("l4", 8, ["a"], "x2")]
+    p = Program(["x"], bufs, nodes, [])
+    assert [n.name for n in remove_dead(p)] == ["l1", "l4"]
+
+
+def test_random_calls_are_kept_and_ordered():
+    bufs = buffers(x=(8,), a=(8,), b=(8,), c=(8,))
+    nodes = [call("r1", aten.bernoulli.default, ["x"], "a", bufs), call("r2", aten.bernoulli.default, ["x"], "b", bufs),
+             loop("l", 8, ["b"], "c")]
+    p = Program(["x"], bufs, nodes, [View("c", bufs["c"].layout)])
+    assert dependency_edges(nodes, bufs)[1] == {0}
+    assert [s.name for s in fuse(p).steps][:2] == ["r1", "r2"]
+
+
+def test_updates_come_after_readers_even_of_old_aliases():
+    bufs = buffers(x=(8,), a=(8,), b=(8,), x1="x", x2="x1")
+    nodes = [loop("read", 8, ["x"], "a"), loop("u1", 8, ["a"], "x1"), loop("read1", 8, ["x1"], "b"), loop("u2", 8, ["b"], "x2")]
+    edges = dependency_edges(nodes, bufs)
+    assert edges[1] == {0} and edges[2] == {1} and {0, 1, 2} <= edges[3]
+
+
+def test_scattered_writes_end_a_kernel():
+    bufs = buffers(i=(8,), x=(8,), z=(8,), y=(8,), z2="z")
+    bufs["i"] = Buffer("i", torch.int64, CPU, Layout((8,), (1,)))
+    (v,) = dims("i", 8)
+    t = Symbol("t0", 8)
+    fill = Loop("fill", (v,), (), (Inst("constant", (0.0,), F32), Inst("store", ("z", v.expr, Ref(0), None), None)), ("z",))
+    scatter = Loop("scatter", (v,), (), (
+        Inst("load", ("i", v.expr, None), torch.int64), Inst("indirect", (Ref(0), t, 8), torch.int64),
+        Inst("load", ("x", v.expr, None), F32), Inst("store", ("z2", t.expr, Ref(2), "atomic_add"), None)), ("z2",))
+    p = Program(["i", "x"], bufs, [fill, scatter, loop("use", 8, ["z2"], "y")], [View("y", bufs["y"].layout)])
+    s = fuse(p)
+    verify_schedule(s)
+    assert len(s.steps) == 3
+    i, x = torch.tensor([0, 0, 1, 7, 7, 7, 2, 3]), torch.randn(8)
+    torch.testing.assert_close(run_schedule(s, [i, x])[0], -torch.zeros(8).index_add(0, i, x))
+
+
+def test_something_in_between_prevents_a_cycle():
+    bufs = buffers(x=(8,), a=(8,), m=(8,), y=(8,))
+    nodes = [loop("l1", 8, ["x"], "a"), call("sin", aten.sin.default, ["a"], "m", bufs), loop("l2", 8, ["a", "m"], "y")]
+    s = fuse(Program(["x"], bufs, nodes, [View("y", bufs["y"].layout)]))
+    assert len(s.steps) == 3
+    assert any("between" in d.reason for d in s.decisions)
+
+
+def test_prune_removes_stores_and_what_only_they_needed():
+    body = loop("l", 8, ["x", "y"], "z").body + (Inst("store", ("x2", Symbol("i0", 8).expr, Ref(0), None), None),)
+    new = prune(body, {"z"})
+    assert [i.op for i in new] == ["load", "store"] and new[1].args[2] == Ref(0)
+
+
+def test_limits_are_respected_and_fusion_can_be_off():
+    names = {f"b{k}": (8,) for k in range(20)}
+    bufs = buffers(x=(8,), **names)
+    nodes = [loop(f"l{k}", 8, ["x" if k == 0 else f"b{k - 1}"], f"b{k}") for k in range(20)]
+    p = Program(["x"], bufs, nodes, [View("b19", bufs["b19"].layout)])
+    assert len(fuse(p).steps) == 1
+    assert len(fuse(p, FusionOptions(enabled=False)).steps) == 20
+    limited = fuse(p, FusionOptions(max_loops=5))
+    assert max(len(k.loops) for k in limited.steps) <= 5
+
+
+def test_in_place_needs_the_same_index_and_no_later_reader():
+    bufs = buffers(x=(8,), y=(8,), z=(8,), w=(8,))
+    def kernel(*nodes, outputs):
+        s = fuse(Program(["x", "w"], bufs, list(nodes), [View(o, bufs[o].layout) for o in outputs]))
+        assert len(s.steps) == 1
+        return s.steps[0]
+    k = kernel(loop("a", 8, ["x"], "y"), loop("b", 8, ["y"], "z"), outputs=["y", "z"])
+    assert overwrites_safely(k, "x", "y") and overwrites_safely(k, "x", "z")
+    k = kernel(loop("a", 8, ["x"], "y"), loop("b", 8, ["y", "x"], "z"), outputs=["y", "z"])
+    assert not overwrites_safely(k, "x", "y") and overwrites_safely(k, "x", "z")
+
+
+def test_the_order_frees_early():
+    """Two large values that are reduced at once should not be alive together."""
+    bufs = buffers(x=(1000,), a=(1000,), b=(1000,), c=(1000,), sa=(), sb=(), sc=(), s1=(), s=())
+    nodes = [call(f"make_{n}", aten.sin.default, ["x"], n, bufs) for n in "abc"]
+    nodes += [call(f"sum_{n}", aten.sum.default, [n], f"s{n}", bufs) for n in "abc"]
+    nodes += [call("add", aten.add.Tensor, ["sa", "sb"], "s1", bufs), call("add2", aten.add.Tensor, ["s1", "sc"], "s", bufs)]
+    s = fuse(Program(["x"], bufs, nodes, [View("s", bufs["s"].layout)]))
+    assert s.plan.peak < 2 * 4000
+    x = torch.randn(1000)
+    torch.testing.assert_close(run_schedule(s, [x])[0], 3 * x.sin().sum())
