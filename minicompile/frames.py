@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -27,7 +28,7 @@ from . import logs, marks
 from .ch02_guards import cache as entries
 from .ch02_guards import codegen
 from .ch02_guards.guards import weak_identities
-from .ch02_guards.sources import CallSource, LocalSource
+from .ch02_guards.sources import CallSource, LocalSource, ModuleAttrSource
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
 from .config import config
@@ -106,7 +107,8 @@ class FrameState:
     context: Context
     cache: entries.EntryCache = None
     dynamic: dict = field(default_factory=dict)     # source -> dimensions to treat as symbols (True for a number)
-    given_up: bool = False
+    given_up: bool = False                          # nothing more is compiled
+    full: bool = False                              # the recompile limit was reached at least once
 
 
 def on_new_code(function, code, context):
@@ -129,7 +131,7 @@ def on_new_code(function, code, context):
 # %%
 def on_miss(state: FrameState, function, args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
-    if stance.name == "force_eager" or state.given_up:
+    if stance.name == "force_eager" or state.given_up or (state.full and over_limit(state, args)):
         return EVALUATE
     with hook.outside_region():
         with _lock:
@@ -147,7 +149,7 @@ def new_entry(state: FrameState, function, args):
             raise RecompileError(f"{describe(state.code)} would be compiled again: {why}. "
                                  "Set the stance to 'default' to allow it.")
         logs.log("recompiles", "%s: version %d because %s", describe(state.code), state.cache.created + 1, why)
-        if len(state.cache.entries) >= config.recompile_limit:
+        if over_limit(state, args):
             give_up(state)
             return None
     try:
@@ -172,6 +174,17 @@ def new_entry(state: FrameState, function, args):
     return None
 
 
+def root_module(args):
+    """The module whose method this is. Two models of one class share code, but not the limit."""
+    return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+
+
+def over_limit(state: FrameState, args) -> bool:
+    root, made = root_module(args), state.cache.entries
+    same = [e for e in made if (e.extra["root"] and e.extra["root"]()) is root]
+    return len(same) >= config.recompile_limit or len(made) >= 8 * config.recompile_limit
+
+
 def skip_frame(state: FrameState) -> None:
     """From now on evaluate this code as it is, unless an entry fits: calls inside it may still be compiled."""
     state.given_up = True
@@ -180,7 +193,7 @@ def skip_frame(state: FrameState) -> None:
 
 
 def give_up(state: FrameState) -> None:
-    state.given_up = True
+    state.full = True
     logs.warn_once((id(state.code), "limit"), f"minicompile: {describe(state.code)} was compiled {state.cache.created} times "
                    f"(config.recompile_limit); other calls run eagerly from now on. The guard that failed most: "
                    f"{entries.worst_guard(state.cache)}. Set MINICOMPILE_LOGS=recompiles to see all.")
@@ -318,7 +331,8 @@ def build_entry(state: FrameState, function, args, captured):
     if failing is not None:
         raise RuntimeError(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
     return entries.Entry(compiled, namespace["__next"], weak_identities(captured.guards), captured.constants,
-                         extra={"breaks": captured.breaks, "gm": captured.gm})
+                         extra={"breaks": captured.breaks, "gm": captured.gm,
+                                "root": None if root_module(args) is None else weakref.ref(root_module(args))})
 
 
 def compile_graph(captured, context: Context) -> Callable:
@@ -331,15 +345,48 @@ def compile_graph(captured, context: Context) -> Callable:
             compiled = eager_callable(captured.gm)
         else:
             from .driver import compile_graph as compile_with_driver
-            fakes = [n.meta["val"] for n in captured.gm.graph.nodes if n.op == "placeholder"]
+            fakes = [n.meta["val"] for n in placeholders_of(captured.gm)]
             compiled = compile_with_driver(captured.gm, fakes, context.backend, dict(context.options))
+            compiled = watch_overlaps(captured, compiled)
     return functools.partial(hook.run, None, compiled)
+
+
+def watch_overlaps(captured, compiled) -> Callable:
+    """A graph that writes to an input was made functional as if no other input shared its memory. Different tensors may:
+    `f(buffer[:2], buffer[1:])`. Such calls run the captured graph as it is. Tensors of modules are left out."""
+    written = getattr(getattr(compiled, "joint", None), "mutated", ())
+    loose = [(i, n.name in written) for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs))
+             if isinstance(n.meta["val"], torch.Tensor) and not isinstance(source, ModuleAttrSource)]
+    if len(loose) < 2 or not any(is_written for _, is_written in loose):
+        return compiled
+    eager = eager_callable(captured.gm)
+
+    def call(*inputs):
+        ranges = [(*memory_range(inputs[i]), is_written) for i, is_written in loose]
+        for n, (start, end, is_written) in enumerate(ranges):
+            for other_start, other_end, other_written in ranges[:n]:
+                if start < other_end and other_start < end and (is_written or other_written):
+                    return eager(*inputs)
+        return compiled(*inputs)
+    return call
+
+
+def placeholders_of(gm) -> list:
+    return [n for n in gm.graph.nodes if n.op == "placeholder"]
+
+
+def memory_range(t) -> tuple[int, int]:
+    """First byte of a strided tensor and the one after its last."""
+    start = t.data_ptr()
+    if t.numel() == 0:
+        return start, start
+    return start, start + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()
 
 
 def add_size_inputs(captured) -> None:
     """Give every size symbol a placeholder of its own. Later stages then find the value of a symbol among the inputs,
     and never have to ask a tensor for it."""
-    graph, placeholders = captured.gm.graph, [n for n in captured.gm.graph.nodes if n.op == "placeholder"]
+    graph, placeholders = captured.gm.graph, placeholders_of(captured.gm)
     of_symbol = {str(n.meta["val"]): n for n in placeholders if isinstance(n.meta["val"], torch.SymInt)}
     last = placeholders[-1] if placeholders else None
     for node, source, example in list(zip(placeholders, captured.inputs, captured.example_inputs)):

@@ -74,7 +74,7 @@ def samples_of(op, dtype, count: int, look: int = 16) -> list:
     return chosen
 
 
-SPECIAL = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 1e30, -1e-30, 88.0, 7.0, -7.0]
+SPECIAL = [float("nan"), float("inf"), float("-inf"), 0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 1e4, -1e-30, 88.0, 7.0, -7.0]
 
 
 def variations(op, pool, grad: bool):
@@ -82,16 +82,10 @@ def variations(op, pool, grad: bool):
     if not pool or not isinstance(op, (UnaryUfuncInfo, BinaryUfuncInfo)):
         return
     first = pool[0]
-
-    def like(change, *others):
-        return SampleInput(change(first.input.detach()).requires_grad_(grad), args=others, kwargs=first.kwargs)
     if isinstance(op, UnaryUfuncInfo):
-        yield like(lambda t: t[:6, :10].t())
-        yield like(lambda t: t[:1, :1])
-        yield like(lambda t: t[:0])
-        yield like(lambda t: t[0, 0].clone())
-        if grad:
-            yield like(lambda t: torch.tensor(SPECIAL))
+        flat = first.input.detach().flatten().repeat(18)
+        for t in (flat[:18].reshape(3, 6).t(), flat[:1].reshape(1, 1), flat[:0], flat[0], torch.tensor(SPECIAL) if grad else flat):
+            yield SampleInput(t.clone().requires_grad_(grad), args=first.args, kwargs=first.kwargs)
     elif grad:
         count = len(SPECIAL)
         yield SampleInput(torch.tensor(SPECIAL * count).requires_grad_(),

@@ -159,6 +159,17 @@ def test_several_entries_and_the_limit():
     assert backend.compiled == 8 and backend.ran == 17, "a known size still uses its entry"
 
 
+def test_many_models_of_one_class_do_not_share_the_limit():
+    backend, x = Counting(), torch.randn(2, 4)
+    for n in range(1, 13):
+        model = torch.nn.Sequential(torch.nn.Linear(4, n))
+        compiled = minicompile.compile(model, backend=backend)
+        assert torch.equal(compiled(x), model(x)) and torch.equal(compiled(x), model(x))
+    assert backend.compiled == 12 and backend.ran == 24
+    blocks = [minicompile.compile(torch.nn.Sequential(torch.nn.Linear(4, 5)), backend=backend) for _ in range(3)]
+    assert [b(x).shape[1] for b in blocks] == [5] * 3 and backend.compiled == 12, "equal blocks share one entry"
+
+
 def test_global_attribute_and_mode_changes():
     net, x = Net(), torch.randn(2, 4)
     backend = Counting()
@@ -410,6 +421,20 @@ def test_dynamic_sizes():
     for t in (x, torch.ones(9, 3)):
         assert torch.equal(compiled(t), f(t))
     assert backend.compiled == 1
+
+
+def test_inputs_that_share_memory():
+    def f(x, y):
+        x.add_(1)
+        return y * 2
+
+    for backend in ("eager", "aot_eager"):
+        compiled = minicompile.compile(f, backend=backend)
+        for make in (lambda: (torch.ones(2), torch.ones(2)), lambda: (torch.ones(2),) * 2,
+                     lambda: (lambda b: (b[:2], b[1:3]))(torch.ones(4)), lambda: (lambda b: (b[1:3], b[:2]))(torch.ones(4)),
+                     lambda: (lambda b: (b[:2], b[2:]))(torch.ones(4))):
+            ours, theirs = make(), make()
+            assert torch.equal(compiled(*ours), f(*theirs)) and all(map(torch.equal, ours, theirs)), backend
 
 
 # ---- optimizers ----------------------------------------------------------------------------------------------------

@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Fused chains
 #
-# Five pieces of real models that are limited by memory traffic, on tensors larger than the last-level cache: what fusion alone is worth, with no matrix product to
-# hide behind. Each runs forward and backward in eager, minicompile and `torch.compile`, taking turns within one process, so that a busy
-# machine disturbs all three alike.
+# Five pieces of real models that are limited by memory traffic, on tensors larger than the last-level cache:
+# what fusion alone is worth, with no matrix product to hide behind. Each runs forward and backward in eager,
+# minicompile and `torch.compile`, taking turns within one process, so that a busy machine disturbs all three
+# alike.
 #
-#     python -m minicompile.bench.chains [--elements 16777216] [--rounds 15] [--only NAME ...] [--dtype float32]
+#     python -m minicompile.bench.chains [--elements 16777216] [--rounds 15] [--only NAME ...]
 
 # %%
 from __future__ import annotations
@@ -62,12 +63,17 @@ def cases(elements: int, device: str, dtype: torch.dtype) -> dict:
         return torch.randn(*shape, device=device)
     mask = torch.rand(rows, 1024, device=device) < 0.3
     return {
-        "bias-GELU-dropout-residual": (bias_gelu_dropout_residual, (rand(rows, 1024), rand(1024), rand(rows, 1024)), True),
-        "residual-LayerNorm": (residual_layer_norm, (rand(rows, 1024), rand(rows, 1024), rand(1024), rand(1024)), True),
+        "bias-GELU-dropout-residual": (bias_gelu_dropout_residual, (rand(rows, 1024), rand(1024),
+                                                                    rand(rows, 1024)), True),
+        "residual-LayerNorm": (residual_layer_norm, (rand(rows, 1024), rand(rows, 1024), rand(1024),
+                                                     rand(1024)), True),
         "masked scaled softmax": (masked_scaled_softmax, (rand(rows, 1024), mask), True),
-        "BatchNorm-ReLU-add": (batch_norm_relu_add, (rand(images, 64, 56, 56), rand(images, 64, 56, 56), rand(64), rand(64),
-                                                     torch.zeros(64, device=device), torch.ones(64, device=device)), True),
-        "AdamW-like update": (adamw, (plain(elements), plain(elements), plain(elements), plain(elements).abs(), 1e-3, 10), False),
+        "BatchNorm-ReLU-add": (batch_norm_relu_add, (rand(images, 64, 56, 56), rand(images, 64, 56, 56),
+                                                     rand(64), rand(64),
+                                                     torch.zeros(64, device=device),
+                                                     torch.ones(64, device=device)), True),
+        "AdamW-like update": (adamw, (plain(elements), plain(elements), plain(elements),
+                                      plain(elements).abs(), 1e-3, 10), False),
     }
 
 # %% [markdown]
@@ -108,13 +114,15 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--only", nargs="*", default=[], help="run only the chains whose name contains one of these words")
+    parser.add_argument("--only", nargs="*", default=[],
+                        help="run only the chains whose name contains one of these words")
     parser.add_argument("--no-torch", action="store_true", help="leave torch.compile out")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
     print(f"{'':28}{'eager ms':>10}{'minicompile':>12}{'torch':>10}{'vs eager':>10}{'of torch':>10}")
     gains, shares = [], []
-    for name, (fn, inputs, backward) in cases(options.elements, options.device, getattr(torch, options.dtype)).items():
+    for name, (fn, inputs, backward) in cases(options.elements, options.device,
+                                              getattr(torch, options.dtype)).items():
         if options.only and not any(word in name for word in options.only):
             continue
         functions = {"eager": fn, "minicompile": minicompile.compile(fn)}
@@ -124,9 +132,11 @@ def main(argv: list[str] | None = None) -> None:
         gain, share = ms["eager"] / ms["minicompile"], ms["minicompile"] / ms.get("torch", math.nan)
         gains.append(gain)
         shares.append(share)
-        print(f"{name:28}{ms['eager']:10.1f}{ms['minicompile']:12.1f}{ms.get('torch', math.nan):10.1f}{gain:9.2f}x{share:10.2f}", flush=True)
+        print(f"{name:28}{ms['eager']:10.1f}{ms['minicompile']:12.1f}{ms.get('torch', math.nan):10.1f}"
+              f"{gain:9.2f}x{share:10.2f}", flush=True)
     if gains:
-        print(f"{'geometric mean':28}{'':32}{statistics.geometric_mean(gains):9.2f}x{statistics.geometric_mean(shares):10.2f}")
+        print(f"{'geometric mean':28}{'':32}{statistics.geometric_mean(gains):9.2f}x"
+              f"{statistics.geometric_mean(shares):10.2f}")
 
 
 if __name__ == "__main__":

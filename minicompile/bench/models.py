@@ -138,6 +138,8 @@ class ResNet50(nn.Module):
         for m in self.modules():
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(m, Bottleneck):
+                nn.init.zeros_(m.bn3.weight)  # each block starts as the identity (Goyal et al., 2017): training is stable from step 1
 
     def forward(self, images, labels):
         x = self.layers(self.pool(F.relu(self.bn(self.conv(images)))))

@@ -132,6 +132,8 @@ def fake_call(func, args, kwargs):
             out = func(*meta_args, **meta_kwargs)
         if func is aten.convolution.default:
             out = _convolution_layout(out, meta_args[0], meta_args[1], device)
+        elif func in COLUMN_MAJOR_ON_CPU and device.type == "cpu":
+            out = tuple(_column_major(x) if i == COLUMN_MAJOR_ON_CPU[func] else x for i, x in enumerate(out))
     except NotImplementedError as error:
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
     aliases = {}
@@ -171,6 +173,15 @@ def _convolution_layout(out, x, weight, device):
         return out
     form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
+
+
+# LAPACK answers column by column where cuSOLVER answers row by row, and the meta kernels, which do not know the
+# pretended device, describe the latter. Operator -> position of the result it concerns.
+COLUMN_MAJOR_ON_CPU = {aten._linalg_svd.default: 2, aten.linalg_eig.default: 1}
+
+
+def _column_major(out):
+    return out if out.dim() < 2 else torch.empty_like(out.mT, memory_format=torch.contiguous_format).mT
 
 
 def _take_over_metadata(fake: FakeTensor) -> None:

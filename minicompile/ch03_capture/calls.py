@@ -26,7 +26,7 @@ from .tensors import call_graph_function, is_graph_function
 from .values import (
     Const, ContextVal, DictVal, ExcVal, FuncVal, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, PropertyVal,
     TupleVal, Value, describe, user_error)
-from .wrap import dict_contents, wrap
+from .wrap import dict_contents, is_made_per_call, wrap
 
 HANDLED: dict = {}
 
@@ -64,7 +64,17 @@ def call_value(tx: Tracer, function: Value, args, kwargs) -> Value:
 
 
 def decorate_with_context(tx, context, args):
-    unsupported(tx, "a context manager used as a decorator inside a traced function")
+    """`@torch.no_grad()` on a function defined inside the trace: each call enters a fresh copy of the context."""
+    from .contexts import enter, leave
+
+    def apply(tx, call_args, call_kwargs):
+        inner = ContextVal(kind=context.kind, state=context.state, factory=context.factory)
+        enter(tx, inner)
+        try:
+            return call_value(tx, args[0], call_args, call_kwargs)
+        finally:
+            leave(tx, inner)
+    return PropertyVal(call=apply, name="decorated")
 
 
 # %%
@@ -141,7 +151,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     library = is_library(code.co_filename)
     globals_source = None if library else constant_source(tx, real.__globals__)
-    reread = source is not None and (real.__closure__ or "<lambda>" in real.__name__)
+    reread = source is not None and is_made_per_call(real)
     defaults, kwdefaults = [], {}
     for i, default in enumerate(real.__defaults__ or ()):
         at = ItemSource(AttrSource(source, "__defaults__"), i) if reread else None

@@ -118,8 +118,9 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
         set_grad(tx, mode)
         return Trace(tx, frame, result)
     except StopTrace:
-        tx.grad_after = mode
         tx.active = close_all(tx)
+        tx.grad_after = torch.is_grad_enabled()
+        set_grad(tx, mode)
         return Trace(tx, frame)
     except UserError as error:
         words = describe_error(error.exc)

@@ -64,8 +64,14 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
     return value
 
 
+def is_made_per_call(function) -> bool:
+    """Whether a function is likely made anew for each call, as closures and lambdas are. Then only its code can be
+    guarded; its cells and defaults are read through it."""
+    return bool(function.__closure__) or "<lambda>" in function.__name__ or "<locals>" in function.__qualname__
+
+
 def guard_identity(tx, real, source):
-    if type(real) is types.FunctionType and (real.__closure__ or "<lambda>" in real.__name__):
+    if type(real) is types.FunctionType and is_made_per_call(real):
         guard(tx, source, "FUNCTION_CODE", real)
     else:
         guard(tx, source, "ID_MATCH", real)

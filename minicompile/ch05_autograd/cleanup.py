@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Cleaning up: dead code and common subexpressions
 #
-# On a functional graph both are a few lines, which is the point of functional graphs. The traced graph needs them: functionalization
-# leaves views that nobody reads, and the autograd engine computes the same transpose or cast in forward and in backward.
+# On a functional graph both are a few lines, which is the point of functional graphs. The traced graph
+# needs them: functionalization leaves views that nobody reads, and the autograd engine computes the same
+# transpose or cast in forward and in backward.
 #
-# Two kinds of node are not values. Copies into inputs are effects. And an operator that draws random numbers advances the generator: dropping one, merging
-# two, or reordering them would give every later draw other numbers than eager gives.
+# Two kinds of node are not values. Copies into inputs are effects. And an operator that draws random
+# numbers advances the generator: dropping one, merging two, or reordering them would give every later draw
+# other numbers than eager gives.
 
 # %%
 from __future__ import annotations
@@ -44,8 +46,8 @@ def eliminate_dead_code(gm: fx.GraphModule) -> None:
             gm.graph.erase_node(node)
 
 # %% [markdown]
-# Two nodes compute the same if they apply the same operator to the same arguments. Python says `1 == 1.0 == True`; the operators do not, so
-# types are part of the key. Fresh uninitialised memory is never merged.
+# Two nodes compute the same if they apply the same operator to the same arguments. Python says `1 == 1.0 ==
+# True`; the operators do not, so types are part of the key. Fresh uninitialised memory is never merged.
 
 # %%
 UNIQUE = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,

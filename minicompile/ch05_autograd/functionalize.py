@@ -1,32 +1,36 @@
 # %% [markdown]
 # # Functionalization
 #
-# A compiler reasons about *values*: this node reads that one, so it runs after it; nobody reads this one, so it can go. In-place
-# operations break that reasoning. In
+# A compiler reasons about *values*: this node reads that one, so it runs after it; nobody reads this one,
+# so it can go. In-place operations break that reasoning. In
 #
 #     v = x[0]          # a view
 #     x.add_(1)         # changes x ... and v
 #     return v * 2
 #
-# `v * 2` depends on `x.add_(1)` although no argument says so. Functionalization rewrites a graph so that every dependency is an argument:
+# `v * 2` depends on `x.add_(1)` although no argument says so. Functionalization rewrites a graph so that
+# every dependency is an argument:
 #
 #     x1 = x + 1
 #     v1 = x1[0]        # the view, taken again
 #     return v1 * 2
 #
-# Nothing is written any more, except that an input which the program changes is copied into at the very end.
-# In-place operators were a way to save memory; the memory planner of a later chapter gives the saving back, for every operator, where it is legal.
+# Nothing is written any more, except that an input which the program changes is copied into at the very
+# end. In-place operators were a way to save memory; the memory planner of a later chapter gives the saving
+# back, for every operator, where it is legal.
 #
 # ## Memory, and the names for it
 #
-# Two notions are enough. A `Memory` is what a storage is to PyTorch: one block that several tensors may show. Its `value` is the
-# node of the new graph that currently holds the contents of the whole block. An `Alias` is a tensor of the old program: a chain of view steps that
-# starts at the memory. Reading an alias gives the node of its current contents: if the memory was written since the alias was last read, its
-# view steps are applied again, lazily. Writing through an alias computes the new contents of the memory, by undoing the view steps one after the
-# other: a `select` is undone by `select_scatter`, a `transpose` by a `transpose`.
+# Two notions are enough. A `Memory` is what a storage is to PyTorch: one block that several tensors may
+# show. Its `value` is the node of the new graph that currently holds the contents of the whole block. An
+# `Alias` is a tensor of the old program: a chain of view steps that starts at the memory. Reading an alias
+# gives the node of its current contents: if the memory was written since the alias was last read, its view
+# steps are applied again, lazily. Writing through an alias computes the new contents of the memory, by
+# undoing the view steps one after the other: a `select` is undone by `select_scatter`, a `transpose` by a
+# `transpose`.
 #
-# The real thing does this below the Python level, with one functional wrapper tensor per tensor, while it traces. A pass over a recorded
-# graph is shorter, and the graph before it can still be printed.
+# The real thing does this below the Python level, with one functional wrapper tensor per tensor, while it
+# traces. A pass over a recorded graph is shorter, and the graph before it can still be printed.
 
 # %%
 from __future__ import annotations
@@ -42,7 +46,7 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
-from ..ch01_graphs.shapes import SizeNode, expr_of
+from ..ch01_graphs.shapes import ShapeEnv, SizeNode, expr_of
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
 
@@ -81,10 +85,12 @@ class Alias:
 # %% [markdown]
 # ## What the schema says
 #
-# PyTorch's operator schemas state which arguments are written and which results are views of which arguments:
-# `add_(Tensor(a!) self, ...) -> Tensor(a!)`, `select(Tensor(a) self, int dim, int index) -> Tensor(a)`. So the functional counterpart of an operator
-# need not be listed. Its name is the name without the underscore, or without the `out` overload, or with `_functional` appended; its
-# arguments have the same names; and it returns what the original returns followed by the new contents of each argument that was written.
+# PyTorch's operator schemas state which arguments are written and which results are views of which
+# arguments: `add_(Tensor(a!) self, ...) -> Tensor(a!)`, `select(Tensor(a) self, int dim, int index) ->
+# Tensor(a)`. So the functional counterpart of an operator need not be listed. Its name is the name without
+# the underscore, or without the `out` overload, or with `_functional` appended; its arguments have the same
+# names; and it returns what the original returns followed by the new contents of each argument that was
+# written.
 
 # %%
 def written_arguments(op) -> list:
@@ -132,8 +138,9 @@ def check_no_metadata_change(op):
 
 
 # %% [markdown]
-# Batch norm is the one operator whose schema lies: `native_batch_norm` updates the running statistics and does not say so. Its backward
-# takes them too, though in training it does not read them; naming them there would keep their old values alive for nothing.
+# Batch norm is the one operator whose schema lies: `native_batch_norm` updates the running statistics and
+# does not say so. Its backward takes them too, though in training it does not read them; naming them there
+# would keep their old values alive for nothing.
 
 # %%
 def batch_norm_counterpart(args: tuple):
@@ -144,8 +151,8 @@ def batch_norm_counterpart(args: tuple):
 # %% [markdown]
 # ## The pass
 #
-# The state of the pass: the graph under construction, and what each node of the old graph stands for now: an `Alias` for a tensor, a plain
-# value or a new node for anything else.
+# The state of the pass: the graph under construction, and what each node of the old graph stands for now:
+# an `Alias` for a tensor, a plain value or a new node for anything else.
 
 # %%
 @dataclass
@@ -155,15 +162,18 @@ class Functionalizer:
     env: dict[fx.Node, Any] = field(default_factory=dict)
     inputs: dict[str, Alias] = field(default_factory=dict)
     current: fx.Node | None = None
+    shapes: ShapeEnv | None = None
+
+    def __post_init__(self):
+        for node in self.old.graph.nodes:
+            val = node.meta.get("val") if node.op == "placeholder" else None
+            for size in val.shape if isinstance(val, torch.Tensor) else [val]:
+                if isinstance(size, torch.SymInt):
+                    self.shapes = size.node.env
 
 
-def fake_args(tree):
+def fake_args(tree, env: ShapeEnv | None):
     """Arguments of a node, with nodes replaced by their fake values and symbolic sizes by SymInts."""
-    env = None
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, fx.Node) and isinstance(leaf.meta["val"], torch.Tensor):
-            env = env or next((s.node.env for s in leaf.meta["val"].shape if isinstance(s, torch.SymInt)), None)
-
     def convert(x):
         if isinstance(x, fx.Node):
             return x.meta["val"]
@@ -179,7 +189,7 @@ def emit(f: Functionalizer, target, args=(), kwargs=None, val=None) -> fx.Node:
     kwargs = kwargs or {}
     node = f.graph.call_function(target, args, kwargs)
     if val is None:
-        fakes = fake_args((args, kwargs))
+        fakes = fake_args((args, kwargs), f.shapes)
         val = fakes[0][0][args[1]] if target is operator.getitem else fake_call(target, *fakes)
     node.meta["val"] = val
     return copy_provenance(node, f.current) if f.current is not None else node
@@ -210,8 +220,9 @@ def write(f: Functionalizer, alias: Alias, new: fx.Node) -> None:
         alias.node, alias.version = new, alias.memory.version
 
 # %% [markdown]
-# An in-place operator keeps the dtype and the strides of the tensor it writes. Its functional counterpart may promote, and
-# lays its result out as it likes, so the result is brought into the form of the target. Both corrections are rare and both are pointwise.
+# An in-place operator keeps the dtype and the strides of the tensor it writes. Its functional counterpart
+# may promote, and lays its result out as it likes, so the result is brought into the form of the target.
+# Both corrections are rare and both are pointwise.
 
 # %%
 def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -253,8 +264,9 @@ def restride(f: Functionalizer, node: fx.Node, target: torch.Tensor) -> fx.Node:
 # %% [markdown]
 # ## Undoing a view
 #
-# `undo` puts the new contents of a view back into its parent. Views that keep every element have an inverse view; views that drop elements
-# have a scatter. Everything else goes through `as_strided_scatter`, which states positions in memory and fits any view.
+# `undo` puts the new contents of a view back into its parent. Views that keep every element have an inverse
+# view; views that drop elements have a scatter. Everything else goes through `as_strided_scatter`, which
+# states positions in memory and fits any view.
 
 # %%
 SAME_ELEMENTS = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.unsqueeze.default,
@@ -312,7 +324,8 @@ def undo(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Nod
 # %% [markdown]
 # ## One node at a time
 #
-# Whether an operator's result is a view is not asked of a list either: it is one if its fake shares the storage of an argument's fake.
+# Whether an operator's result is a view is not asked of a list either: it is one if its fake shares the
+# storage of an argument's fake.
 
 # %%
 def read_args(f: Functionalizer, tree):
@@ -360,8 +373,11 @@ def visit_call(f: Functionalizer, node: fx.Node):
         elif base is not node.args[0]:
             raise Unsupported(f"{op} returns a view of an argument that is not its first")
         else:
-            f.env[node] = Alias(f.env[base].memory, f.env[base], Step(op, node.args[1:], node.kwargs), val)
-            read(f, f.env[node])
+            parent = read(f, f.env[base])
+            unchanged = val if parent.meta["val"] is base.meta["val"] else None
+            view = emit(f, op, (parent, *node.args[1:]), node.kwargs, unchanged)
+            step = Step(op, node.args[1:], node.kwargs)
+            f.env[node] = Alias(f.env[base].memory, f.env[base], step, val, view, f.env[base].memory.version)
     else:
         args, kwargs = read_args(f, (node.args, node.kwargs))
         f.env[node] = emit(f, op, args, kwargs, val)
@@ -392,8 +408,9 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
         f.env[node] = emit(f, operator.getitem, (entry, index), val=node.meta["val"])
 
 # %% [markdown]
-# An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors that were written. `copy_` and
-# `zero_` need no counterpart: what they write does not depend on what was there.
+# An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors
+# that were written. `copy_` and `zero_` need no counterpart: what they write does not depend on what was
+# there.
 
 # %%
 def visit_mutation(f: Functionalizer, node: fx.Node):
@@ -434,7 +451,8 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
 # %% [markdown]
 # ## From graph to graph
 #
-# Two graph inputs that share memory are refused when one of them is written: which bytes overlap would have to become part of the graph.
+# Two graph inputs that share memory are refused when one of them is written: which bytes overlap would have
+# to become part of the graph.
 
 # %%
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:

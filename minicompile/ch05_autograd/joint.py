@@ -1,13 +1,14 @@
 # %% [markdown]
 # # The joint graph
 #
-# To compile a backward pass one needs it as a graph, before anyone calls `backward()`. There is no need to write derivative rules for
-# that. PyTorch's autograd engine works on any tensor, also on fakes: run the captured program on fakes that require
-# gradients, ask the engine for the gradients of its outputs, and record every operator on the way. The recording is the *joint
-# graph*: forward and backward as one straight list of ATen calls, in which the backward half reads values of the forward half.
+# To compile a backward pass one needs it as a graph, before anyone calls `backward()`. There is no need to
+# write derivative rules for that. PyTorch's autograd engine works on any tensor, also on fakes: run the
+# captured program on fakes that require gradients, ask the engine for the gradients of its outputs, and
+# record every operator on the way. The recording is the *joint graph*: forward and backward as one straight
+# list of ATen calls, in which the backward half reads values of the forward half.
 #
-# The gradients that will flow in at run time are unknown, so they are inputs of the joint graph: one *tangent* per differentiable
-# output, with its shape.
+# The gradients that will flow in at run time are unknown, so they are inputs of the joint graph: one
+# *tangent* per differentiable output, with its shape.
 #
 #     x, w, tangent                      inputs
 #     h = mm(x, w)
@@ -41,9 +42,10 @@ aten = torch.ops.aten
 # %% [markdown]
 # ## What the caller gets
 #
-# A compiled graph computes fresh tensors. Eager programs also return their inputs, views of their inputs, and several views of one
-# tensor, and what the caller does next may depend on it: writing to one shows in the other, and gradients flow through the view. So each
-# output of the program has a *recipe*, carried out outside the compiled code by ordinary PyTorch:
+# A compiled graph computes fresh tensors. Eager programs also return their inputs, views of their inputs,
+# and several views of one tensor, and what the caller does next may depend on it: writing to one shows in
+# the other, and gradients flow through the view. So each output of the program has a *recipe*, carried out
+# outside the compiled code by ordinary PyTorch:
 #
 # - `Constant`: a Python value, or a size computed from the inputs' sizes;
 # - `Result(k)`: the k-th tensor that the compiled graph returns;
@@ -95,8 +97,8 @@ class Joint:
 # %% [markdown]
 # ## Following views back
 #
-# Each tensor of the recording descends from a *root*, a graph input or the result of an operator that allocates, by view steps. In-place operators
-# return the tensor they were given, which is no step.
+# Each tensor of the recording descends from a *root*, a graph input or the result of an operator that
+# allocates, by view steps. In-place operators return the tensor they were given, which is no step.
 
 # %%
 def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
@@ -151,9 +153,10 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list, position:
 # %% [markdown]
 # ## Tracing
 #
-# Every input that requires a gradient is first passed through an identity function. In eager it may be a leaf (a parameter) or not (an
-# activation computed before the compiled region); PyTorch forbids in-place operators on leaves only, and capture has already
-# met that error if it applies. Behind the identity every input is a non-leaf and the trace is good for both.
+# Every input that requires a gradient is first passed through an identity function. In eager it may be a
+# leaf (a parameter) or not (an activation computed before the compiled region); PyTorch forbids in-place
+# operators on leaves only, and capture has already met that error if it applies. Behind the identity every
+# input is a non-leaf and the trace is good for both.
 
 # %%
 class _Enter(torch.autograd.Function):
@@ -207,9 +210,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
     for i, (name, fake) in enumerate(zip(names, fakes, strict=True)):
         entry = fake
         if isinstance(fake, torch.Tensor):
-            with torch.no_grad():
-                own = fake.meta.view_as(fake.meta)
-            entry = FakeTensor(own, fake.device, fake.requires_grad and differentiate)
+            entry = FakeTensor(fake.meta.detach(), fake.device, fake.requires_grad and differentiate)
             if entry.requires_grad:
                 leaves[i] = entry
                 with torch.enable_grad():
@@ -256,9 +257,10 @@ def _plain_strides(t) -> bool:
 # %% [markdown]
 # ## After the recording
 #
-# The recording is functionalized. Inputs written under autograd get their new value from outside (`x.copy_(new)`, so that the engine sees it); all
-# other written inputs, such as the running statistics of batch norm, are copied into by the graph itself. A gradient has the strides of its
-# input: the engine would copy it into that form anyway when it accumulates it into `.grad`.
+# The recording is functionalized. Inputs written under autograd get their new value from outside
+# (`x.copy_(new)`, so that the engine sees it); all other written inputs, such as the running statistics of
+# batch norm, are copied into by the graph itself. A gradient has the strides of its input: the engine would
+# copy it into that form anyway when it accumulates it into `.grad`.
 
 # %%
 def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: list) -> Joint:
@@ -279,9 +281,14 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
         output.args = (tuple(values),)
     append_mutations(gm, inside)
     save_masks_as_bool(gm)
-    clean(gm)
     joint.gm = gm
-    separate_results(gm, count)
+    return simplify(joint)
+
+
+def simplify(joint: Joint, rewrite=None) -> Joint:
+    """Apply a pass (graph -> graph) to the joint graph, and clean up."""
+    joint.gm = clean(rewrite(joint.gm) if rewrite is not None else joint.gm)
+    separate_results(joint.gm, joint.results + len(joint.written))
     return joint
 
 
@@ -301,8 +308,9 @@ def separate_results(gm: fx.GraphModule, count: int) -> None:
 
 
 # %% [markdown]
-# CPU dropout draws its mask as floats: `empty_like(x).bernoulli_(p)`, 4 bytes for one bit of information. Inserting `mask != 0` and back
-# changes no number, and offers the partitioner a value of a quarter of the size to save.
+# CPU dropout draws its mask as floats: `empty_like(x).bernoulli_(p)`, 4 bytes for one bit of information.
+# Inserting `mask != 0` and back changes no number, and offers the partitioner a value of a quarter of the
+# size to save.
 
 # %%
 def save_masks_as_bool(gm: fx.GraphModule) -> None:

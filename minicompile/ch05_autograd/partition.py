@@ -1,24 +1,26 @@
 # %% [markdown]
 # # Cutting the joint graph in two
 #
-# The joint graph becomes a forward graph, run now, and a backward graph, run later. What the backward half reads of the forward half has to
-# be carried over somehow, and there is a choice for each value: *save* it in memory from one half to the other, or save something
-# smaller that it was made from, and *recompute* it.
+# The joint graph becomes a forward graph, run now, and a backward graph, run later. What the backward half
+# reads of the forward half has to be carried over somehow, and there is a choice for each value: *save* it
+# in memory from one half to the other, or save something smaller that it was made from, and *recompute* it.
 #
 #     a = x + b          x, b are inputs: they stay alive anyway
 #     h = gelu(a)        backward needs a
 #     d = h * mask       backward needs mask (1 byte an element)
 #     out = mm(d, w)     backward needs d
 #
-# Eager saves whatever each backward formula asks for: a, mask, d, and perhaps h. But a is one addition away from x and b. In a compiler that fuses
-# pointwise operators, computing it again inside a backward kernel costs almost nothing, while saving it costs a write in forward
-# and a read in backward. Memory traffic is what such kernels spend their time on.
+# Eager saves whatever each backward formula asks for: a, mask, d, and perhaps h. But a is one addition away
+# from x and b. In a compiler that fuses pointwise operators, computing it again inside a backward kernel
+# costs almost nothing, while saving it costs a write in forward and a read in backward. Memory traffic is
+# what such kernels spend their time on.
 #
 # ## As a minimum cut
 #
-# Make each forward value an edge whose capacity is the price of saving it. Sources are the values that exist in any case
-# and the values that must not be computed twice; sinks are the operators of the backward half. Every path from a source to a sink has to be cut
-# somewhere: that is where a value is saved, and everything behind the cut is recomputed. The cheapest such cut is a minimum cut.
+# Make each forward value an edge whose capacity is the price of saving it. Sources are the values that
+# exist in any case and the values that must not be computed twice; sinks are the operators of the backward
+# half. Every path from a source to a sink has to be cut somewhere: that is where a value is saved, and
+# everything behind the cut is recomputed. The cheapest such cut is a minimum cut.
 #
 # What may not be computed twice, and why:
 #
@@ -55,7 +57,8 @@ aten = torch.ops.aten
 # %% [markdown]
 # ## Which operators are cheap
 #
-# PyTorch tags its elementwise operators (`torch.Tag.pointwise`), so the list holds only what the tags leave out.
+# PyTorch tags its elementwise operators (`torch.Tag.pointwise`), so the list holds only what the tags leave
+# out.
 
 # %%
 CHEAP = {aten._to_copy, aten.clone, aten.full, aten.full_like, aten.zeros, aten.zeros_like, aten.ones, aten.ones_like,
@@ -91,7 +94,7 @@ LOOPS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.pro
          aten.native_group_norm, aten.native_group_norm_backward, aten.native_batch_norm_backward, aten.native_dropout,
          aten._native_batch_norm_legit_functional, aten.native_batch_norm, aten.nll_loss_forward, aten.nll_loss_backward,
          aten.embedding, aten.embedding_dense_backward, aten.index, aten.gather, aten.scatter, aten.scatter_add,
-         aten.index_select, aten.select_backward, aten.slice_backward, aten.max_pool2d_with_indices,
+         aten.index_select, aten.index_put, aten.select_backward, aten.slice_backward, aten.max_pool2d_with_indices,
          aten.avg_pool2d, aten.linalg_vector_norm, aten.bernoulli, aten.empty_like}
 
 
@@ -110,8 +113,9 @@ def _hinted(val) -> int:
 # %% [markdown]
 # ## Three kinds of node
 #
-# A node that depends on a tangent can only run in backward. A node that an output needs has to run in forward. A node that neither is true of
-# (the comparison inside the derivative of `abs`) may run in either, and the cut decides.
+# A node that depends on a tangent can only run in backward. A node that an output needs has to run in
+# forward. A node that neither is true of (the comparison inside the derivative of `abs`) may run in either,
+# and the cut decides.
 
 # %%
 @dataclass
@@ -152,9 +156,10 @@ def split_nodes(joint: Joint) -> Halves:
 # %% [markdown]
 # ## Prices
 #
-# Saving a value that forward writes to memory anyway costs one read in backward, any other a write and a read: twice as much. Whether forward
-# writes it is estimated by *stages*. Library calls divide a program into stages; the loops of one stage can share a kernel, in which values
-# stay in registers. A loop runs in the latest stage that all its readers allow: a dropout mask is drawn where it is applied. A value is
+# Saving a value that forward writes to memory anyway costs one read in backward, any other a write and a
+# read: twice as much. Whether forward writes it is estimated by *stages*. Library calls divide a program
+# into stages; the loops of one stage can share a kernel, in which values stay in registers. A loop runs in
+# the latest stage that all its readers allow: a dropout mask is drawn where it is applied. A value is
 # written if a library call reads it, or a loop of a later stage does.
 
 # %%
@@ -253,8 +258,8 @@ def price(node: fx.Node, joint: Joint, written: bool) -> int:
 # %% [markdown]
 # ## Two graphs
 #
-# The backward graph takes the saved values, then the tangents. Recomputed operators are placed directly before their first reader, so that
-# they live briefly.
+# The backward graph takes the saved values, then the tangents. Recomputed operators are placed directly
+# before their first reader, so that they live briefly.
 
 # %%
 @dataclass

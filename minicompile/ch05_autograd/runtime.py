@@ -1,11 +1,13 @@
 # %% [markdown]
 # # At run time
 #
-# One `torch.autograd.Function` joins the two compiled graphs to the autograd engine: its forward calls the compiled forward and
-# saves what the partitioner chose, its backward calls the compiled backward. To the engine the whole region is a single node.
+# One `torch.autograd.Function` joins the two compiled graphs to the autograd engine: its forward calls the
+# compiled forward and saves what the partitioner chose, its backward calls the compiled backward. To the
+# engine the whole region is a single node.
 #
-# What surrounds it keeps the promises that a function makes to its caller in eager: inputs that it modifies are modified, outputs that alias inputs or each
-# other do so, flags and strides are the same. All of it is decided at compile time; a call pays only for what it uses.
+# What surrounds it keeps the promises that a function makes to its caller in eager: inputs that it modifies
+# are modified, outputs that alias inputs or each other do so, flags and strides are the same. All of it is
+# decided at compile time; a call pays only for what it uses.
 
 # %%
 from __future__ import annotations
@@ -18,8 +20,7 @@ from torch import fx
 from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.symbolic import Expr
 from ..errors import MinicompileError
-from .cleanup import clean
-from .joint import Constant, Input, Joint, Result, View, resolve, trace_joint
+from .joint import Constant, Input, Joint, Result, View, resolve, simplify, trace_joint
 from .partition import Partition, partition
 
 Compile = Callable[..., Callable[[list], Sequence]]
@@ -27,13 +28,14 @@ Compile = Callable[..., Callable[[list], Sequence]]
 # %% [markdown]
 # ## The state around compiled code
 #
-# A compiled graph has the casts that autocast would insert in it already, so autocast must be off while it runs: an extern matmul would be cast a
-# second time. Backward runs in whatever state the caller of `backward()` is in, often outside of the autocast region, sometimes inside.
+# A compiled graph has the casts that autocast would insert in it already, so autocast must be off while it
+# runs: an extern matmul would be cast a second time. Backward runs in whatever state the caller of
+# `backward()` is in, often outside of the autocast region, sometimes inside.
 #
 # Grad mode is off inside of a `Function`. The inference path turns it off itself.
 #
-# A generated kernel that writes an input does so behind PyTorch's back. Autograd's version counters are advanced by hand, or a tensor that some other
-# graph has saved could be overwritten unnoticed.
+# A generated kernel that writes an input does so behind PyTorch's back. Autograd's version counters are
+# advanced by hand, or a tensor that some other graph has saved could be overwritten unnoticed.
 
 # %%
 def advance_versions(inputs: Sequence, positions: list[int]) -> None:
@@ -58,14 +60,15 @@ class _NotTwice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise MinicompileError("A compiled region was differentiated twice (create_graph=True), and only its first derivative is compiled. "
+        raise MinicompileError("A compiled region was differentiated twice (create_graph=True), and only its first "
+                               "derivative is compiled. "
                                "Run the function that needs the second derivative with minicompile.disable.")
 
 # %% [markdown]
 # ## Tangents
 #
-# The backward graph was compiled for tangents with the strides of the outputs. The engine may deliver others (an expanded scalar, after `sum`), or
-# none, where the caller did not use an output.
+# The backward graph was compiled for tangents with the strides of the outputs. The engine may deliver
+# others (an expanded scalar, after `sum`), or none, where the caller did not use an output.
 
 # %%
 def match_tangent(tangent, shape, stride, dtype, device):
@@ -89,12 +92,14 @@ def _tangent_layouts(joint: Joint) -> list[tuple]:
 # %% [markdown]
 # ## The function
 #
-# Everything goes through `save_for_backward`: inputs, because the engine then notices if one was modified in between, as it does in eager;
-# intermediates, because they are freed after the backward pass, kept with `retain_graph=True`, and seen by saved-tensor hooks.
+# Everything goes through `save_for_backward`: inputs, because the engine then notices if one was modified
+# in between, as it does in eager; intermediates, because they are freed after the backward pass, kept with
+# `retain_graph=True`, and seen by saved-tensor hooks.
 #
-# For eager, "after the backward pass" means after the backward of one operator. Here one node spans the whole region, so backward clears the
-# saved tensors itself as it begins (unless the graph is retained), and the list of arguments that the compiled code receives, and empties, holds
-# the last references. Otherwise all activations would stay alive until the last gradient is computed.
+# For eager, "after the backward pass" means after the backward of one operator. Here one node spans the
+# whole region, so backward clears the saved tensors itself as it begins (unless the graph is retained), and
+# the list of arguments that the compiled code receives, and empties, holds the last references. Otherwise
+# all activations would stay alive until the last gradient is computed.
 
 # %%
 def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
@@ -144,7 +149,8 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
 # %% [markdown]
 # ## Outputs
 #
-# `finish` carries out the recipes. In the common case, where every output is simply a result, it is the identity.
+# `finish` carries out the recipes. In the common case, where every output is simply a result, it is the
+# identity.
 
 # %%
 def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
@@ -178,17 +184,19 @@ def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
 # %% [markdown]
 # ## The stage
 #
-# `compile_training` is what the driver calls. It needs no flag that says whether this is training: if no output depends on an input that
-# requires a gradient, there is no backward, and the compiled forward is called directly.
+# `compile_training` is what the driver calls. It needs no flag that says whether this is training: if no
+# output depends on an input that requires a gradient, there is no backward, and the compiled forward is
+# called directly.
 
 # %%
-def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile, prepare: Callable | None = None) -> Callable:
+def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
+                     prepare: Callable | None = None) -> Callable:
     """Compile a captured graph with its gradient. fakes: one per placeholder, with `requires_grad` as the real inputs have it.
     compile_aten(gm, fakes, is_backward=...) compiles one functional ATen graph to `list of inputs -> list of outputs`.
     prepare: a pass on the joint graph before it is partitioned. Returns `f(*inputs) -> tuple of outputs`. Raises Unsupported."""
     joint = trace_joint(gm, fakes)
     if prepare is not None:
-        joint.gm = prepare(joint.gm)
+        simplify(joint, prepare)
     if not joint.gradients:
         return _direct(joint, compile_aten)
     halves = partition(joint)
@@ -208,11 +216,12 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     return run
 
 
-def compile_inference(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile, prepare: Callable | None = None) -> Callable:
+def compile_inference(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
+                      prepare: Callable | None = None) -> Callable:
     """Like `compile_training` for a program that is called with gradients off."""
     joint = trace_joint(gm, fakes, differentiate=False)
     if prepare is not None:
-        joint.gm = prepare(joint.gm)
+        simplify(joint, prepare)
     return _direct(joint, compile_aten)
 
 

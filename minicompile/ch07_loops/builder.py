@@ -93,7 +93,8 @@ DECIDED = {"lt": _less, "ge": lambda a, b: _not(_less(a, b)), "gt": lambda a, b:
 
 
 def typed(value, dtype: torch.dtype):
-    """A Python number as a value of `dtype`: truncated, wrapped or rounded as a tensor of it would hold it."""
+    """A Python number as a value of `dtype`: truncated, wrapped or rounded as a tensor of it would hold
+    it."""
     if dtype is torch.bool:
         return bool(value)
     if dtype.is_floating_point:
@@ -219,7 +220,8 @@ class Builder:
         return self.emit("where", (condition, a, b), self.dtype(a))
 
     def round_to(self, x: Ref, dtype: torch.dtype) -> Ref:
-        """`x` rounded to a half type and kept as float32. Nothing to do for values that come from such memory."""
+        """`x` rounded to a half type and kept as float32. Nothing to do for values that come from such
+        memory."""
         inst = self.insts[x.id]
         if inst.op == "to_dtype" and self.insts[inst.args[0].id].dtype == dtype or inst.op == "round_to":
             return x
@@ -236,7 +238,8 @@ class Builder:
 
     @contextmanager
     def masked(self, condition: Ref):
-        """Within the block, loads and stores happen only where `condition` (and every enclosing one) holds."""
+        """Within the block, loads and stores happen only where `condition` (and every enclosing one)
+        holds."""
         outer = self.mask
         if self.constant_value(condition) is not True:
             self.mask = condition if outer is None else self.op("logical_and", outer, condition)
@@ -255,8 +258,8 @@ class Builder:
         return self.dtype(ref) in (torch.bool, torch.uint8)
 
     def indirect(self, value: Ref, size: Int, wrap: bool = True) -> Int:
-        """Use an integer value as an index into a dim of `size` elements. `wrap`: negative ones count from the end.
-        Where the current mask is false the index is 0, so that it is always in range."""
+        """Use an integer value as an index into a dim of `size` elements. `wrap`: negative ones count
+        from the end. Where the current mask is false the index is 0, so that it is always in range."""
         value = self.to_dtype(value, torch.int64)
         expr = self.as_index(value)
         if isinstance(expr, int) and expr < 0 and wrap:

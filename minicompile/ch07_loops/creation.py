@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from ..ch01_graphs.symbolic import Expr, as_expr
 from .builder import compute_dtype
-from .lazy import Lazy, make_lazy, strides_of
+from .lazy import Lazy, make_lazy
 from .pointwise import broadcast_index
 from .table import lowering
 
@@ -21,7 +22,6 @@ def constant(g, value):
     if isinstance(value, Lazy):
         return make_lazy(g, lambda b, index: b.to_dtype(b.read(value, broadcast_index(value, index)),
                                                         compute_dtype(dtype)), [value])
-    from ..ch01_graphs.symbolic import Expr
     if isinstance(value, complex):
         return NotImplemented
     if isinstance(value, Expr):
@@ -46,7 +46,8 @@ def zeros(g, *args, **kwargs):
 
 @lowering("empty.memory_format", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 def empty(g, *args, **kwargs):
-    """Memory of any value. For a library call (`bernoulli` wants the shape only) it is just allocated; a loop sees zeros."""
+    """Memory of any value. For a library call (`bernoulli` wants the shape only) it is just allocated; a
+    loop sees zeros."""
     return NotImplemented if g.node in g.wanted else constant(g, 0)
 
 
@@ -64,7 +65,6 @@ def arange(g, first, end=None, step=1, **kwargs):
         if isinstance(start, float) or isinstance(step, float):
             scaled = b.op("mul", b.index(index[0], torch.float64), b.constant(step, torch.float64))
             return b.to_dtype(b.op("add", scaled, b.constant(start, torch.float64)), compute_dtype(dtype))
-        from ..ch01_graphs.symbolic import as_expr
         return b.index(as_expr(index[0]) * step + start, compute_dtype(dtype))
 
     return make_lazy(g, inner, [])

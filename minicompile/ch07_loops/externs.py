@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.fake import FakeTensor
 from ..ch01_graphs.graph import map_args
 from ..ch01_graphs.shapes import expr_of
 from ..errors import Unsupported
 from .ir import Extern, View
-from .lazy import (Lazy, Lowering, as_view, dense_strides, footprint, from_buffer, new_buffer, sizes_of, strides_of,
+from .lazy import (Lazy, Lowering, as_view, dense_strides, from_buffer, new_buffer, sizes_of, strides_of,
                    window)
 from .table import aten, lowering
 
@@ -26,7 +25,8 @@ MATRIX_OPS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbm
 
 
 def blas_readable(size, stride) -> bool:
-    """Can BLAS read a (batch of) matrices with these strides without a copy: one of the two inner dims has stride 1."""
+    """Can BLAS read a (batch of) matrices with these strides without a copy: one of the two inner dims
+    has stride 1."""
     if len(size) < 2 or 0 in size:
         return True
     rows, cols = stride[-2], stride[-1]

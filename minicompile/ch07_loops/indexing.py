@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.symbolic import as_expr, floordiv, provably_nonnegative
+from ..ch01_graphs.symbolic import as_expr, floordiv
 from .builder import Builder, compute_dtype
-from .lazy import (Lazy, Lowering, copy_to_buffer, dense_strides, footprint, from_buffer, in_memory, linear, make_lazy,
-                   memory_order, new_buffer, product, sizes_of, store_into, strides_of)
-from .pointwise import broadcast_index, cast, element
+from .lazy import (Lazy, Lowering, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product, sizes_of,
+                   store_into, strides_of)
+from .externs import move
+from .pointwise import broadcast_index, cast, element, on_device
 from .ir import Layout
 from .table import lowering
 from .views import clamp_start
@@ -80,12 +81,10 @@ def indexed_position(b: Builder, x: Lazy, indices, index, plan) -> tuple:
 
 def integer_indices(g: Lowering, indices):
     """The indices, on one device, or None if one is a mask (those have a data-dependent size)."""
-    from .pointwise import on_device
     device = g.node.args[0].meta["val"].device
     if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return None
     if any(i is not None and i.device != device and i.size for i in indices):
-        from .externs import move
         return [i if i is None or i.device == device else move(g, i, device) for i in indices]
     return [i if i is None else on_device(g, i, device) for i in indices]
 

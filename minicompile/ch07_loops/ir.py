@@ -77,7 +77,8 @@ class Ref(NamedTuple):
 
 
 class Inst(NamedTuple):
-    """One instruction. `args` hold `Ref`s, index expressions, strings, numbers; `dtype` is that of the value computed."""
+    """One instruction. `args` hold `Ref`s, index expressions, strings, numbers; `dtype` is that of the
+    value computed."""
 
     op: str
     args: tuple
@@ -88,8 +89,8 @@ Body = tuple[Inst, ...]
 
 
 def replay(body: Body, handler: Any, values: list | None = None) -> list:
-    """Interpret `body`: calls `handler.<op>(*args, dtype=...)` per instruction, with each `Ref` replaced by what
-    the handler returned for it. Returns the list of results."""
+    """Interpret `body`: calls `handler.<op>(*args, dtype=...)` per instruction, with each `Ref` replaced
+    by what the handler returned for it. Returns the list of results."""
     values = [] if values is None else values
     for op, args, dtype in body:
         values.append(getattr(handler, op)(*[values[a.id] if type(a) is Ref else a for a in args], dtype=dtype))
@@ -133,7 +134,8 @@ class Extern:
 
 @dataclass
 class Program:
-    """A lowered graph. `inputs` are buffer or symbol names in call order; `outputs` are `View`s, `Int`s or None."""
+    """A lowered graph. `inputs` are buffer or symbol names in call order; `outputs` are `View`s, `Int`s
+    or None."""
 
     inputs: list[str]
     buffers: dict[str, Buffer]

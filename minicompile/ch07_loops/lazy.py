@@ -34,10 +34,12 @@ NONE: frozenset = frozenset()
 class Lazy:
     """A tensor described by `inner(builder, index) -> Ref`, one element at a time.
 
-    `stride`: the strides that eager's result has, kept if it is realised. `view`: where it lies once it is in memory.
-    `ops`, `reads`: names of the graph nodes and buffers that evaluating an element runs through (when not in memory).
-    `base`, `relayout`: for a view, what it looks at, and how the strides of that become its own (None if it cannot).
-    """
+    `stride`: the strides that eager's result has, kept if it is realised. `view`: where it lies once it
+    is in memory.
+    `ops`, `reads`: names of the graph nodes and buffers that evaluating an element runs through (when not
+    in memory).
+    `base`, `relayout`: for a view, what it looks at, and how the strides of that become its own (None if
+    it cannot)."""
 
     size: tuple[Int, ...]
     dtype: torch.dtype
@@ -57,7 +59,8 @@ def in_memory(x: Lazy) -> bool:
 
 
 def footprint(x: Lazy) -> tuple[frozenset[str], frozenset[str], bool]:
-    """What evaluating one element costs: (graph nodes run, buffers read, whether an expensive function is among them)."""
+    """What evaluating one element costs: (graph nodes run, buffers read, whether an expensive function is
+    among them)."""
     while x.base is not None and x.view is None:
         x = x.base
     return (NONE, x.reads, False) if x.view is not None else (x.ops, x.reads, x.heavy)
@@ -100,7 +103,8 @@ def memory_order(size, stride) -> list[int]:
 
 
 def dense_strides(size, stride) -> tuple[Int, ...]:
-    """`stride` if the tensor fills memory without holes or overlaps, else the closest strides that do (same order)."""
+    """`stride` if the tensor fills memory without holes or overlaps, else the closest strides that do
+    (same order)."""
     if 0 in size:
         return contiguous_strides(size)
     running, dense, wanted = 1, True, [0] * len(size)
@@ -202,7 +206,8 @@ def from_buffer(g: Lowering, name: str, layout: Layout | None = None) -> Lazy:
 
 # %%
 def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[Int, ...]]:
-    """Variables for a space of `size`, nested in `order` (slowest dim first). Returns (variables, index per dim)."""
+    """Variables for a space of `size`, nested in `order` (slowest dim first). Returns (variables, index
+    per dim)."""
     order = range(len(size)) if order is None else order
     variables, index = [], [0] * len(size)
     for d in order:
@@ -290,7 +295,8 @@ def as_view(g: Lowering, x: Lazy) -> View | None:
 
 
 def window(g: Lowering, x: Lazy, stride=None) -> View:
-    """`x` as strided memory, copied when its own layout will not do. `stride`: the strides that are required, if any."""
+    """`x` as strided memory, copied when its own layout will not do. `stride`: the strides that are
+    required, if any."""
     view = as_view(g, x)
     if view is not None and (stride is None or same_layout(x.size, view.layout.stride, stride)):
         return view

@@ -13,20 +13,18 @@
 from __future__ import annotations
 
 import operator
-from typing import Callable
 
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import FakeTensor
 from ..ch01_graphs.graph import map_args
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..errors import Unsupported
-from .builder import SUPPORTED
+from .builder import SUPPORTED, Builder
 from .ir import Buffer, Layout, Program, View
-from .lazy import (Lazy, Lowering, Options, as_view, footprint, from_buffer, make_vars, realize, settle, sizes_of,
-                   strides_of, window)
+from .lazy import (Lazy, Lowering, Options, as_view, copy_to_buffer, dense_strides, footprint, from_buffer, linear,
+                   make_vars, new_buffer, realize, settle, sizes_of, store_into, strides_of, window)
 from .table import ANY_DTYPE, LOOPS, REINDEXING, VIEWS, rule_for
 from . import creation, externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
 
@@ -176,7 +174,8 @@ def all_supported(g: Lowering, node: fx.Node) -> bool:
 
 
 def check_result(g: Lowering, node: fx.Node, out):
-    """A lowering must give the sizes and dtypes of the fake. Then decide whether the result goes to memory."""
+    """A lowering must give the sizes and dtypes of the fake. Then decide whether the result goes to
+    memory."""
     val = node.meta.get("val")
     pairs = zip(out, val) if isinstance(val, (tuple, list)) else [(out, val)]
     for x, fake in pairs:
@@ -220,23 +219,20 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
         view = value.view
         if view is not None and view.buffer == own and view.layout == buffer.layout:
             continue                                        # copied onto itself
-        from .lazy import new_buffer, store_into
         name = new_buffer(g, buffer.dtype, buffer.device, buffer.layout.size, buffer.layout.stride, alias_of=own)
         store_into(g, value, name, buffer.layout)
         g.values[copy] = from_buffer(g, name)
 
 
 def broadcast_cast(g: Lowering, value: Lazy, copy: fx.Node) -> Lazy:
-    from .views import broadcast_to
     target = g.values[copy.args[0]]
     if value.device != target.device:
         value = externs.move(g, value, target.device)
-    value = broadcast_to(g, value, target.size)
+    value = views.broadcast_to(g, value, target.size)
     return value if value.dtype == target.dtype else pointwise.cast(g, value, target.dtype)
 
 
 def window_copy(g: Lowering, value: Lazy) -> str:
-    from .lazy import copy_to_buffer, dense_strides
     return copy_to_buffer(g, value, dense_strides(value.size, value.stride))
 
 
@@ -255,8 +251,6 @@ def protect(g: Lowering, value: Lazy, targets: set[str]) -> None:
 
 def reads_elsewhere(g: Lowering, value: Lazy, buffer: str) -> bool:
     """Does evaluating an element of `value` load `buffer` at any position other than that element's own?"""
-    from .builder import Builder
-    from .lazy import linear
     _, index = make_vars("i", value.size)
     b = Builder()
     b.read(value, index)

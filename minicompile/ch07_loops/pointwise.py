@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import torch
 
+from ..ch01_graphs.symbolic import Expr
 from .builder import HALF, Builder, compute_dtype
-from .lazy import Lazy, Lowering, in_memory, make_lazy, product, realize, sizes_of
+from .externs import move
+from .lazy import Lazy, Lowering, footprint, in_memory, make_lazy, product, realize, sizes_of
 from .table import lowering
 
 HEAVY = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
@@ -20,15 +22,14 @@ HEAVY = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", 
 
 
 def broadcast_index(x: Lazy, index: tuple) -> tuple:
-    """The index into `x` for an index of the (larger) broadcast result: aligned right, 0 where `x` has size 1."""
+    """The index into `x` for an index of the (larger) broadcast result: aligned right, 0 where `x` has
+    size 1."""
     skip = len(index) - len(x.size)
     return tuple(0 if s == 1 else i for s, i in zip(x.size, index[skip:]))
 
 
 def on_device(g: Lowering, x, device):
     """A 0-d tensor of another device may take part; it is copied over unless it is a constant."""
-    from .externs import move
-    from .lazy import footprint
     if isinstance(x, Lazy) and x.device != device and footprint(x)[1]:
         return move(g, x, device)
     return x
@@ -38,12 +39,12 @@ def element(b: Builder, x, index: tuple, dtype: torch.dtype):
     """An operand's value at an index of the result, in the dtype the operator computes in."""
     if isinstance(x, Lazy):
         return b.to_dtype(b.read(x, broadcast_index(x, index)), compute_dtype(dtype))
-    return b.constant(x, compute_dtype(dtype))
+    return b.index(x, compute_dtype(dtype)) if isinstance(x, Expr) else b.constant(x, compute_dtype(dtype))
 
 
 def number(x, dtype: torch.dtype, device: torch.device):
-    """A number beside a half tensor. Eager's CPU kernels round it to the tensor's dtype first (except in products and
-    quotients), its GPU kernels do not."""
+    """A number beside a half tensor. Eager's CPU kernels round it to the tensor's dtype first (except in
+    products and quotients), its GPU kernels do not."""
     if isinstance(x, (int, float)) and dtype in HALF and device.type == "cpu":
         return torch.tensor(x, dtype=dtype).item()
     return x
@@ -209,7 +210,8 @@ def div_mode(g, x, y, *, rounding_mode=None):
 
 @lowering("pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
 def power(g, x, y):
-    """Small constant exponents are what eager computes too: products, roots and reciprocals instead of `pow`."""
+    """Small constant exponents are what eager computes too: products, roots and reciprocals instead of
+    `pow`."""
     if not isinstance(y, Lazy) and y in (0.5, -0.5, 1, 2, 3, -1, -2) and (g.val.dtype.is_floating_point or y in (1, 2, 3)):
         return pointwise(g, lambda b, v: small_power(b, v, y), x)
     if not isinstance(y, Lazy) and not g.val.dtype.is_floating_point and y < 0:
@@ -234,8 +236,9 @@ def to_copy(g, x, **kwargs):
 
 
 def cast(g: Lowering, x: Lazy, dtype: torch.dtype, val=None) -> Lazy:
-    """`x` converted to `dtype`. Rounding to a half type and back inside one body is skipped unless asked for; a half
-    value that becomes an integer or a bool is rounded first, for the integer would show the difference."""
+    """`x` converted to `dtype`. Rounding to a half type and back inside one body is skipped unless asked
+    for; a half value that becomes an integer or a bool is rounded first, for the integer would show the
+    difference."""
     def inner(b, index):
         value = b.read(x, index)
         if x.dtype in HALF and not dtype.is_floating_point:

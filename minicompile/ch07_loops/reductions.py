@@ -21,7 +21,7 @@ from ..ch01_graphs.symbolic import add, mul, product
 from .builder import Builder, compute_dtype
 from .ir import Layout
 from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer, linear,
-                   make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
+                   loader, make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
 from .table import lowering, private
 
 
@@ -98,7 +98,8 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 
 # %%
 def block_count(size: int, wanted: int) -> int:
-    """How many blocks to cut `size` into: the divisor nearest to `wanted`, or `wanted` itself if none is near."""
+    """How many blocks to cut `size` into: the divisor nearest to `wanted`, or `wanted` itself if none is
+    near."""
     near = [p for p in range(max(wanted // 2, 2), min(2 * wanted, size) + 1) if size % p == 0]
     return min(near, key=lambda p: (abs(math.log(p / wanted)), -p)) if near else wanted
 
@@ -136,8 +137,8 @@ def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int
 
 
 def in_blocks(g: Lowering, x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
-    """`x` with each planned dim cut in two, (block, place in block): the tensor, its block dims and its dims to
-    reduce first. `filler` is the value past the end of a short last block."""
+    """`x` with each planned dim cut in two, (block, place in block): the tensor, its block dims and its
+    dims to reduce first. `filler` is the value past the end of a short last block."""
     size, stride, blocks, inside, source = [], [], [], [], []
     for d, (n, s) in enumerate(zip(x.size, x.stride)):
         if d in plan:
@@ -172,7 +173,8 @@ def in_blocks(g: Lowering, x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int]
 
 
 def block_results(g: Lowering, x: Lazy, dims, plan, dtypes, finish, filler) -> tuple[list[Lazy], list[int]]:
-    """The first loop of a split reduction. Returns the results of the blocks, and which of their dims to reduce next."""
+    """The first loop of a split reduction. Returns the results of the blocks, and which of their dims to
+    reduce next."""
     columns = memory_order(x.size, x.stride)[-1] not in dims
     cut, blocks, inside = in_blocks(g, x, dims, plan, filler)
     kept = [d for d in range(len(cut.size)) if d not in inside]
@@ -378,7 +380,6 @@ def softmax_stats(g, x, dim):
 
 def reshaped(x: Lazy, size, stride) -> Lazy:
     """A buffer seen without its dims of size 1."""
-    from .lazy import loader
     layout = Layout(size, stride)
     return Lazy(size, x.dtype, x.device, loader(x.view.buffer, x.dtype, layout), stride,
                 view=x.view._replace(layout=layout), reads=x.reads)

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.symbolic import product
 from .builder import HALF, Builder
 from .indexing import index_plan, indexed_position, integer_indices
-from .ir import Layout
 from .lazy import (Lazy, Lowering, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear, make_vars,
                    new_buffer, sizes_of, strides_of)
 from .pointwise import broadcast_index, cast

@@ -18,14 +18,17 @@ ANY_DTYPE: set[torch._ops.OpOverload] = set()      # rules that never touch an e
 
 
 def overload(name: str):
-    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks it."""
+    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks
+    it."""
     packet, _, kind = name.partition(".")
     return getattr(getattr(aten, packet, None), kind or "default", None)
 
 
 def lowering(*names, view: bool = False, reindex: bool = False, loops: bool = False):
-    """Register `rule(g, *args, **kwargs)` for overloads given by name or as objects. Tensor arguments are `Lazy`. A rule
-    that cannot do a case returns NotImplemented before it emitted anything, and the ATen kernel is called instead.
+    """Register `rule(g, *args, **kwargs)` for overloads given by name or as objects. Tensor arguments are
+    `Lazy`. A rule
+    that cannot do a case returns NotImplemented before it emitted anything, and the ATen kernel is called
+    instead.
     `view`: the result aliases the operand. `reindex`: it reads operands at positions other than its own.
     `loops`: it is stored at once."""
     def register(rule):

@@ -11,14 +11,10 @@ from __future__ import annotations
 import torch
 
 from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod, product
-from .ir import Layout, View
-from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, loader, make_view, realize, sizes_of,
-                   strides_of, window)
+from .ir import Layout
+from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize, sizes_of,
+                   window)
 from .table import lowering
-
-
-def view_of_strides(g: Lowering, x: Lazy, size, pick, relayout) -> Lazy:
-    return make_view(g, x, size, pick, relayout)
 
 
 @lowering("expand", view=True)
@@ -341,5 +337,4 @@ def view_dtype(g, x, dtype):
         bits = b.emit("bitcast", (raw,), dtype)
         return b.to_dtype(bits, torch.float32) if dtype in (torch.float16, torch.bfloat16) else bits
 
-    from .lazy import make_lazy
     return make_lazy(g, inner, [x])

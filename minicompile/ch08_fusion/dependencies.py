@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Who touches which memory
 #
-# Two loops may become one only if nothing observable changes, and everything observable goes through memory. So fusion
-# begins with bookkeeping: for each node of the program, which buffers it reads, which it writes, and at which index. A
-# loop's body answers by itself: its `load` and `store` instructions carry the index expressions.
+# Two loops may become one only if nothing observable changes, and everything observable goes through
+# memory. So fusion begins with bookkeeping: for each node of the program, which buffers it reads, which it
+# writes, and at which index. A loop's body answers by itself: its `load` and `store` instructions carry the
+# index expressions.
 #
 # Three kinds of order must be kept:
 #
@@ -11,9 +12,9 @@
 # - *write after read*: an update in place runs after everyone who still wants the old contents;
 # - *write after write*: two updates of the same memory keep their order.
 #
-# Programs are in single-assignment form, so a name is written once. Memory is not: a buffer with `alias_of` set is the same
-# memory under a new name. The *root* of a buffer is the name at the end of the `alias_of` chain, and the last two kinds of
-# order are questions about roots.
+# Programs are in single-assignment form, so a name is written once. Memory is not: a buffer with `alias_of`
+# set is the same memory under a new name. The *root* of a buffer is the name at the end of the `alias_of`
+# chain, and the last two kinds of order are questions about roots.
 
 # %%
 from __future__ import annotations
@@ -23,7 +24,8 @@ from typing import Iterator, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, evaluate, mul, product, substitute, symbols
+from ..ch01_graphs.symbolic import (Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, evaluate, mul, product,
+                                    substitute, symbols)
 from ..ch07_loops.ir import Body, Buffer, Extern, Inst, Loop, Program, View
 
 
@@ -43,10 +45,10 @@ class _Collector:
         self.reads, self.writes, self.bound = [], [], []
 
     def load(self, buffer, index, mask=None, dtype=None):
-        self.reads.append(Access(buffer, as_expr(index), mask is not None))
+        self.reads.append(Access(buffer, normal(as_expr(index)), mask is not None))
 
     def store(self, buffer, index, value, mode=None, mask=None, dtype=None):
-        self.writes.append(Access(buffer, as_expr(index), mask is not None, mode))
+        self.writes.append(Access(buffer, normal(as_expr(index)), mask is not None, mode))
 
     def indirect(self, value, symbol, size, dtype=None):
         self.bound.append(symbol)
@@ -63,10 +65,32 @@ def accesses(body: Body) -> tuple[list[Access], list[Access], list[Symbol]]:
     return collector.reads, collector.writes, collector.bound
 
 # %% [markdown]
+# ## Normal form
+#
+# The algebra of chapter 1 cancels divisions by their bounds. One identity it leaves alone, because it is
+# only an improvement for memory accesses: `c*(x % n) + c*n*(x // n)` is `c*x`. It appears when a dimension was
+# split by a view and the parts happen to be contiguous, and without it equal accesses would not compare equal.
+
+# %%
+def normal(e: Int) -> Int:
+    """`e` with each remainder joined to its quotient, where both are there in the right proportion."""
+    if isinstance(e, int):
+        return e
+    for term, c in e.terms.items():
+        if len(term) == 1 and type(term[0]) is Mod and isinstance(term[0].divisor, int):
+            x, n = term[0].numerator, term[0].divisor
+            for other, d in e.terms.items():
+                if d == c * n and len(other) == 1 and other[0] == FloorDiv(x, n):
+                    rest = {t: k for t, k in e.terms.items() if t is not term and t is not other}
+                    return normal(add(mul(x, c), Expr(rest, e.const) if rest else e.const))
+    return e
+
+# %% [markdown]
 # ## Rewriting a body
 #
-# Fusion renames loop variables, splits them and merges them: `i0` becomes `16*i0 + i1`. Every index expression in the body changes
-# the same way, and the algebra of chapter 1 removes the divisions that cancel.
+# Fusion renames loop variables, splits them and merges them: `i0` becomes `16*i0 + i1`. Every index
+# expression in the body changes the same way, and the algebra of chapter 1 removes the divisions that
+# cancel.
 
 # %%
 def rewrite(body: Body, mapping: dict[Symbol, Int], buffers: dict[str, str] | None = None) -> Body:
@@ -75,7 +99,7 @@ def rewrite(body: Body, mapping: dict[Symbol, Int], buffers: dict[str, str] | No
     out = []
     for op, args, dtype in body:
         if op in ("load", "store"):
-            args = (buffers.get(args[0], args[0]), substitute(args[1], mapping), *args[2:])
+            args = (buffers.get(args[0], args[0]), normal(substitute(args[1], mapping)), *args[2:])
         elif op == "indirect":
             new = mapping.get(args[1])
             symbol = args[1] if new is None else next(iter(symbols(new)))
@@ -88,8 +112,8 @@ def rewrite(body: Body, mapping: dict[Symbol, Int], buffers: dict[str, str] | No
 # %% [markdown]
 # ## Sizes in bytes
 #
-# The currency of fusion is bytes moved. With dynamic shapes the sizes are expressions; scores only compare, so any plausible
-# number will do for an unknown size.
+# The currency of fusion is bytes moved. With dynamic shapes the sizes are expressions; scores only compare,
+# so any plausible number will do for an unknown size.
 
 # %%
 SIZE_HINT = 256
@@ -132,7 +156,8 @@ def root_of(buffers: dict[str, Buffer], name: str) -> str:
 # %% [markdown]
 # ## What a library call touches
 #
-# A call reads the buffers of the `View`s among its arguments, whole. In-place calls list what they write in `mutates`.
+# A call reads the buffers of the `View`s among its arguments, whole. In-place calls list what they write in
+# `mutates`.
 
 # %%
 def views_of(tree) -> Iterator[View]:
@@ -154,9 +179,10 @@ def node_writes(node: Loop | Extern) -> list[str]:
 # %% [markdown]
 # ## The order that must be kept
 #
-# One sweep in program order finds all edges. `readers[name]` are the nodes that read a name. When an alias of it is written, they all come first,
-# and so does the writer of the old name, whose contents the update builds on. Calls that draw random numbers keep their order among themselves:
-# the stream of numbers must be eager's.
+# One sweep in program order finds all edges. `readers[name]` are the nodes that read a name. When an alias
+# of it is written, they all come first, and so does the writer of the old name, whose contents the update
+# builds on. Calls that draw random numbers keep their order among themselves: the stream of numbers must be
+# eager's.
 
 # %%
 def dependency_edges(nodes: list[Loop | Extern], buffers: dict[str, Buffer],

@@ -1,31 +1,34 @@
 # %% [markdown]
 # # Fusion
 #
-# On a modern device, arithmetic is nearly free and memory is not: an H100 does some 300 float32 operations in the time it moves one
-# float. A chain of ten pointwise operators run one by one reads and writes everything ten times; as one kernel it reads once and
-# writes once. That is most of what a compiler gains on models whose matrix products are already optimal.
+# On a modern device, arithmetic is nearly free and memory is not: an H100 does some 300 float32 operations
+# in the time it moves one float. A chain of ten pointwise operators run one by one reads and writes
+# everything ten times; as one kernel it reads once and writes once. That is most of what a compiler gains
+# on models whose matrix products are already optimal.
 #
-# This module decides which loops become one kernel. It is greedy: among all pairs of groups that share memory, fuse the pair that saves
-# the most bytes, then look again. Greedy is not optimal; finding the best partition is NP-hard, and the graphs are good-natured.
-# torch.compile's scheduler works the same way, with more heuristics.
+# This module decides which loops become one kernel. It is greedy: among all pairs of groups that share
+# memory, fuse the pair that saves the most bytes, then look again. Greedy is not optimal; finding the best
+# partition is NP-hard, and the graphs are good-natured. torch.compile's scheduler works the same way, with
+# more heuristics.
 #
-# Every pair that was looked at leaves a `Decision` with its reason, so "why were these not fused?" has an answer.
+# Every pair that was looked at leaves a `Decision` with its reason, so "why were these not fused?" has an
+# answer.
 
 # %%
 from __future__ import annotations
 
-import re
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, product, substitute, symbols
-from ..ch07_loops.ir import Extern, Inst, Loop, Program, Ref, View
-from .dependencies import (accesses, dependency_edges, hint, nbytes, nbytes_touched, node_reads, node_writes,
-                           remove_dead, rewrite, root_of)
-from .iteration import Alignment, Piece, Space, apply, combine, merge_dims, pieces_by_access, pieces_in_order, roles_agree, strided
+from ..ch07_loops.ir import Extern, Loop, Program, View
+from .dependencies import (accesses, dependency_edges, hint, nbytes, node_reads, node_writes,
+                           remove_dead, root_of)
+from .build import build_kernel
+from .iteration import Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree, strided
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
 
@@ -64,9 +67,10 @@ class Schedule:
 # %% [markdown]
 # ## Groups
 #
-# A `Group` is a kernel in the making: members, the common nest, and its memory accesses rewritten to that nest. Bodies stay
-# as they are until the end; each member only keeps the substitution that leads from its own variables to the nest, because a loop may be
-# re-aligned several times on the way. Library calls are groups that never fuse.
+# A `Group` is a kernel in the making: members, the common nest, and its memory accesses rewritten to that
+# nest. Bodies stay as they are until the end; each member only keeps the substitution that leads from its
+# own variables to the nest, because a loop may be re-aligned several times on the way. Library calls are
+# groups that never fuse.
 
 # %%
 @dataclass
@@ -118,10 +122,11 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
 # %% [markdown]
 # ## Finding a common nest
 #
-# A reduction dictates the nest, and a pointwise loop adapts: either it covers the output dimensions, or output and reduction dimensions
-# together. Between two pointwise loops the earlier one is the base. Evidence is tried first: the buffers that both touch, those written by one and
-# read by the other before those that both read. Whatever alignment results, it counts only if every value that flows from
-# `a` to `b` is read at the index at which it was written.
+# A reduction dictates the nest, and a pointwise loop adapts: either it covers the output dimensions, or
+# output and reduction dimensions together. Between two pointwise loops the earlier one is the base.
+# Evidence is tried first: the buffers that both touch, those written by one and read by the other before
+# those that both read. Whatever alignment results, it counts only if every value that flows from `a` to `b`
+# is read at the index at which it was written.
 
 # %%
 def find_alignment(a: Group, b: Group, shared: list[str]):
@@ -211,11 +216,12 @@ def _sizes(g: Group) -> str:
 # %% [markdown]
 # ## May they be one kernel?
 #
-# Cheap tests first. Then the cycle test: `a` and `b` may not fuse if some third group must run after one and before the
-# other. With `ancestors` as bit sets this is one AND: a direct successor of `a` that is an ancestor of `b`.
+# Cheap tests first. Then the cycle test: `a` and `b` may not fuse if some third group must run after one
+# and before the other. With `ancestors` as bit sets this is one AND: a direct successor of `a` that is an
+# ancestor of `b`.
 
 # %%
-class _Fuser:
+class Fuser:
     """The state of one run: groups by id (the position of their first member), union-find over positions."""
 
     def __init__(self, program: Program, nodes, options: FusionOptions):
@@ -251,7 +257,7 @@ class _Fuser:
         return "+".join(names) + ("+..." if len(g.members) > 6 else "")
 
 
-def makes_cycle(f: _Fuser, a: int, b: int) -> bool:
+def makes_cycle(f: Fuser, a: int, b: int) -> bool:
     """Is there a third group on a path from a to b, or from b to a?"""
     groups, find = f.groups, f.find
     for x, y in ((a, b), (b, a)):
@@ -263,13 +269,14 @@ def makes_cycle(f: _Fuser, a: int, b: int) -> bool:
 # %% [markdown]
 # ## Memory hazards
 #
-# In-place updates make fusing delicate. Inside one kernel, different elements run in any order, so a write may be seen by a read of another
-# element. It is safe when each element of the memory is read and written only at the same index by the same iteration, and the nest is not walked
-# twice: a reduction kernel walks its rows several times, and the second walk would read what the first one wrote. Scatters write
-# anywhere; nobody else in the kernel may touch their memory.
+# In-place updates make fusing delicate. Inside one kernel, different elements run in any order, so a write
+# may be seen by a read of another element. It is safe when each element of the memory is read and written
+# only at the same index by the same iteration, and the nest is not walked twice: a reduction kernel walks
+# its rows several times, and the second walk would read what the first one wrote. Scatters write anywhere;
+# nobody else in the kernel may touch their memory.
 
 # %%
-def hazard(f: _Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str | None:
+def hazard(f: Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str | None:
     """Why fusing would break the order of accesses to shared memory, or None."""
     if f.aliased.isdisjoint(f.root[n] for n in (*a.writes, *b.writes)):
         return None
@@ -325,8 +332,8 @@ def _is_wide(y: Group, x: Group) -> bool:
 # %% [markdown]
 # ## The score
 #
-# Bytes saved: each value that flows from `a` to `b` is not read again, and if nobody else wants it, not written at all. Each buffer
-# read by both, at the same index, is read once instead of twice.
+# Bytes saved: each value that flows from `a` to `b` is not read again, and if nobody else wants it, not
+# written at all. Each buffer read by both, at the same index, is read once instead of twice.
 
 # %%
 def shared_buffers(a: Group, b: Group) -> tuple[list[str], list[str]]:
@@ -336,7 +343,7 @@ def shared_buffers(a: Group, b: Group) -> tuple[list[str], list[str]]:
     return flows, [n for n in small.reads if n in large.reads]
 
 
-def score(f: _Fuser, a: Group, b: Group, flows, common) -> int:
+def score(f: Fuser, a: Group, b: Group, flows, common) -> int:
     members = set(b.members)
     total = 0
     for n in flows:
@@ -363,11 +370,11 @@ def _starved(a: Group, b: Group) -> str | None:
     return None
 
 
-def _traffic(f: _Fuser, g: Group) -> int:
+def _traffic(f: Fuser, g: Group) -> int:
     return sum(nbytes(f.buffers[n]) for n in g.reads.keys() | g.writes.keys())
 
 
-def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
+def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
     """Fuse groups ia and ib if that is legal and useful; either way, record why."""
     a, b = f.groups[ia], f.groups[ib]
     if b.ancestors >> ia & 1 == 0 and (a.ancestors >> ib & 1 or ib < ia):
@@ -418,7 +425,8 @@ def try_fuse(f: _Fuser, ia: int, ib: int) -> bool:
     if (problem := hazard(f, a, b, alignment or _identity(a), a_is_base)) is not None:
         return refuse(problem)
     reason = "vertical: " + ", ".join(flows) if flows else \
-        "horizontal: both read " + ", ".join(common) if common else "parts of one buffer"
+        "horizontal: both read " + ", ".join(common) if common else \
+        "horizontal: parts of one buffer, or fed by one kernel"
     f.decisions[key] = Decision(key[0], key[1], True, points, reason)
     a.notes = a.notes + b.notes + [f"{key[0]} and {key[1]}: {reason}"]
     merge(f, ia, ib, alignment, a_is_base)
@@ -441,7 +449,7 @@ def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:
     g.mapping = {i: {s: substitute(e, mapping) for s, e in m.items()} for i, m in g.mapping.items()}
 
 
-def merge(f: _Fuser, ia: int, ib: int, alignment, a_is_base: bool) -> None:
+def merge(f: Fuser, ia: int, ib: int, alignment, a_is_base: bool) -> None:
     """Fold group ib into ia, and keep the ancestor sets of everybody right."""
     a, b = f.groups[ia], f.groups[ib]
     wide = set(a.wide_reads | b.wide_reads)
@@ -479,13 +487,14 @@ def merge(f: _Fuser, ia: int, ib: int, alignment, a_is_base: bool) -> None:
 # %% [markdown]
 # ## The greedy loop
 #
-# Candidates are found through buffers, never by comparing all loops with all: the writer of a buffer with each of its readers, and
-# neighbouring readers of one buffer that have the same number of elements. Three thousand loops give some ten thousand pairs. A round
-# scores them all, tries them best first, and rounds repeat until nothing fuses, because a fusion can remove the obstacle of
-# another: what stood between two loops may now be inside one of them.
+# Candidates are found through buffers, never by comparing all loops with all: the writer of a buffer with
+# each of its readers, and neighbouring readers of one buffer that have the same number of elements. Three
+# thousand loops give some ten thousand pairs. A round scores them all, tries them best first, and rounds
+# repeat until nothing fuses, because a fusion can remove the obstacle of another: what stood between two
+# loops may now be inside one of them.
 
 # %%
-def candidate_pairs(f: _Fuser) -> set[tuple[int, int]]:
+def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
     pairs: set[tuple[int, int]] = set()
     numel = {i: tuple(sorted((str(product(d.size for d in g.space.vars)), str(product(d.size for d in g.space.all)))))
              for i, g in f.groups.items() if g.space}
@@ -508,7 +517,7 @@ def candidate_pairs(f: _Fuser) -> set[tuple[int, int]]:
     return pairs
 
 
-def fuse_groups(f: _Fuser, rounds: int = 8) -> None:
+def fuse_groups(f: Fuser, rounds: int = 8) -> None:
     pairs = candidate_pairs(f)
     refused: set[tuple] = set()
     for _ in range(rounds):
@@ -534,113 +543,27 @@ def fuse_groups(f: _Fuser, rounds: int = 8) -> None:
                 refused.add(version)
         if not fused:
             break
-
-# %% [markdown]
-# ## From groups to kernels
-#
-# The bodies are rewritten once, now that the nest is known. A buffer that only this kernel reads becomes *local*. A store that nobody at all reads is
-# removed, with the arithmetic that only it needed.
-
-# %%
-def prune(body, dead: set[str]):
-    """`body` without stores to `dead` buffers and without instructions that nothing uses."""
-    used: set[int] = set()
-    keep = []
-    for i in range(len(body) - 1, -1, -1):
-        op, args, _ = body[i]
-        if op == "store" and args[0] not in dead or op == "indirect" or i in used:
-            keep.append(i)
-            used.update(a.id for a in args if type(a) is Ref)
-    keep.reverse()
-    if len(keep) == len(body):
-        return body
-    number = {old: new for new, old in enumerate(keep)}
-    return tuple(Inst(body[i].op, tuple(Ref(number[a.id]) if type(a) is Ref else a for a in body[i].args), body[i].dtype)
-                 for i in keep)
+    for i in sorted(f.groups):
+        if i in f.groups and f.groups[i].space:
+            fuse_siblings(f, f.groups[i])
 
 
-def kernel_name(members, number: int) -> str:
-    """`fused_add_gelu_3`: the operators that went in, shortened."""
-    words: list[str] = []
-    for node in members:
-        for origin in node.origins:
-            word = re.sub(r"(_default|_tensor|_scalar)?(_\d+)*$", "", origin.lower()).strip("_")
-            if word and word not in words:
-                words.append(word)
-    return "_".join(["fused", *words[:5], str(number)])
-
-
-def build_kernel(f: _Fuser, g: Group, visible: set[str], number: int) -> Kernel | None:
-    """The finished kernel of a group, or None if it has nothing to do. `visible`: names wanted after the program ends."""
-    if any(d.size == 0 for d in g.space.vars):
-        return None
-    inside = set(g.members)
-    local, dead = set(), set()
+def fuse_siblings(f: Fuser, g: Group) -> None:
+    """Equal nests that read different results of one kernel: the second halves of split reductions. They share no memory, but two short
+    kernels cost two launches."""
+    alike: dict[tuple, int] = {}
     for name in g.writes:
-        if name in visible or f.root[name] in f.aliased:
-            continue
-        outside = {f.find(r) for r in f.readers.get(name, ())} - {f.find(g.members[0])}
-        if not outside:
-            local.add(name)
-            if not f.readers.get(name):
-                dead.add(name)
-    sizes = {d: d for d in g.space.all}
-    loops, wide = [], set(g.space.rvars)
-    bodies = {i: prune(rewrite(f.nodes[i].body, g.mapping[i]), dead) for i in g.members}
-    indices = []
-    for body in bodies.values():
-        for op, args, _ in body:
-            indices += [a for a in (args[1:2] if op in ("load", "store") else args) if type(a) is not int and
-                        hasattr(a, "terms")]
-    indices = list(dict.fromkeys(indices))
-    vars, map_v = merge_dims(g.space.vars, indices, "i")
-    rvars, map_r = merge_dims(g.space.rvars, indices, "r")
-    mapping = {**map_v, **map_r}
-    bound = 0
-    for i in g.members:
-        node, body = f.nodes[i], bodies[i]
-        stored = {args[0] for op, args, _ in body if op == "store"}
-        if not stored:
-            continue
-        names = dict(mapping)
-        for op, args, _ in body:
-            if op == "indirect":
-                names[args[1]] = Symbol(f"t{bound}", args[1].size, args[1].lower).expr
-                bound += 1
-        body = rewrite(body, names)
-        if node.reduction_vars:
-            shape = (vars, rvars)
-        else:
-            covers = any(not symbols(e).isdisjoint(wide) for e in g.mapping[i].values())
-            shape = (vars + rvars, ()) if covers else (vars, ())
-        loops.append(replace(node, vars=shape[0], reduction_vars=shape[1], body=body,
-                             outputs=tuple(o for o in node.outputs if o in stored)))
-    if not loops:
-        return None
-    return finish_kernel(f, g, loops, vars, rvars, local - dead, number)
+        for r in sorted(f.readers.get(name, ())):
+            r = f.find(r)
+            if f.groups[r].space is None or f.groups[r] is g:
+                continue
+            key = tuple(tuple(d.size for d in ds) for ds in f.groups[r].space)
+            first = alike.setdefault(key, r)
+            if f.find(first) != r and hint(product(d.size for ds in f.groups[r].space for d in ds)) <= SHORT:
+                try_fuse(f, f.find(first), r)
 
 
-def finish_kernel(f: _Fuser, g: Group, loops, vars, rvars, local, number: int) -> Kernel:
-    written, read, symbol_set = [], [], set()
-    for loop in loops:
-        for op, args, _ in loop.body:
-            if op in ("load", "store"):
-                (read if op == "load" else written).append(args[0])
-            symbol_set.update(*(symbols(a) for a in args if hasattr(a, "terms")))
-    for v in vars + rvars:
-        symbol_set |= symbols(v.size)
-    inputs = tuple(n for n in dict.fromkeys(read) if n not in written)
-    outputs = tuple(n for n in dict.fromkeys(written) if n not in local)
-    names = list(dict.fromkeys(read + written))
-    for n in names:
-        for e in (*f.buffers[n].layout.size, *f.buffers[n].layout.stride):
-            symbol_set |= symbols(e)
-    known = set(f.program.symbols.values())
-    sizes = sorted((s for s in symbol_set if s in known), key=lambda s: s.name)
-    members = [f.nodes[i] for i in g.members]
-    return Kernel(kernel_name(members, number), g.device, vars, rvars, loops, frozenset(local),
-                  {n: f.buffers[n] for n in names}, inputs, outputs, tuple(sizes),
-                  tuple(dict.fromkeys(o for m in members for o in m.origins)), g.notes)
+SHORT = 1 << 20       # elements
 
 # %% [markdown]
 # ## The stage
@@ -650,7 +573,7 @@ def fuse(program: Program, options: FusionOptions | None = None) -> Schedule:
     """Group the loops of `program` into kernels, order them, and plan their memory."""
     options = options or FusionOptions()
     nodes = remove_dead(program)
-    f = _Fuser(program, nodes, options)
+    f = Fuser(program, nodes, options)
     if options.enabled:
         fuse_groups(f)
     visible = {v.buffer for v in program.outputs if isinstance(v, View)} | set(program.inputs)

@@ -1,25 +1,27 @@
 # %% [markdown]
 # # One iteration space for two loops
 #
-# A kernel has one loop nest. To run two loops in it, both must be written over the same variables. Often the nests already agree.
-# When they do not, the difference is mostly one of description:
+# A kernel has one loop nest. To run two loops in it, both must be written over the same variables. Often
+# the nests already agree. When they do not, the difference is mostly one of description:
 #
-# - `(8, 64)` and `(512,)` visit the same 512 elements: split the second into `(8, 64)`, its variable becoming `64*i0 + i1`;
-# - `(rows, columns)` and `(columns, rows)` visit the same elements in another order: for loops without order of their own, take one of the two;
-# - `(rows, columns)` and the reduction `(rows | columns)` visit the same elements: the pointwise loop runs inside the reduction.
+# - `(8, 64)` and `(512,)` visit the same 512 elements: split the second into `(8, 64)`, its variable
+#   becoming `64*i0 + i1`;
+# - `(rows, columns)` and `(columns, rows)` visit the same elements in another order: for loops without order
+#   of their own, take one of the two;
+# - `(rows, columns)` and the reduction `(rows | columns)` visit the same elements: the pointwise loop runs
+#   inside the reduction.
 #
-# The tool for all three is an *alignment*: cut the dimensions of both nests into *pieces* until they pair up one to one. Memory says how.
-# If both loops access buffer `x`, one at `64*a + b` and the other at `c`, then `b` (stride 1, size 64) pairs with the fast 64 of `c`
-# and `a` (stride 64, size 8) with the rest. Without such evidence, dimensions are paired in order.
+# The tool for all three is an *alignment*: cut the dimensions of both nests into *pieces* until they pair
+# up one to one. Memory says how. If both loops access buffer `x`, one at `64*a + b` and the other at `c`,
+# then `b` (stride 1, size 64) pairs with the fast 64 of `c` and `a` (stride 64, size 8) with the rest.
+# Without such evidence, dimensions are paired in order.
 
 # %%
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, coefficient, floordiv, mul, product, substitute, symbols
-from ..ch07_loops.ir import Body
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr, coefficient, floordiv, mul, product, substitute
 from .dependencies import hint
 
 
@@ -66,9 +68,10 @@ def _exact(a: Int, b: Int) -> Int | None:
 # %% [markdown]
 # ## Cutting
 #
-# Both nests are lists of (variable, stride, size), fastest first. Look at the fastest dimension of each. If sizes
-# agree they are a piece. If one size divides the other, cut the larger one; what is left of it has a larger stride. If neither
-# divides (`(6, 4)` against `(4, 6)`), no common nest exists without divisions in the inner loop, and the two loops stay apart.
+# Both nests are lists of (variable, stride, size), fastest first. Look at the fastest dimension of each. If
+# sizes agree they are a piece. If one size divides the other, cut the larger one; what is left of it has a
+# larger stride. If neither divides (`(6, 4)` against `(4, 6)`), no common nest exists without divisions in
+# the inner loop, and the two loops stay apart.
 
 # %%
 def cut(a: list[tuple], b: list[tuple]) -> list[Piece] | None:
@@ -128,8 +131,8 @@ def pieces_in_order(a_dims, b_dims) -> list[Piece] | None:
 # %% [markdown]
 # ## From pieces to a nest
 #
-# The common nest keeps the order of the first one, the *base*: each base dimension is replaced by its pieces. A variable of either nest
-# is the mixed-radix number that its pieces spell.
+# The common nest keeps the order of the first one, the *base*: each base dimension is replaced by its
+# pieces. A variable of either nest is the mixed-radix number that its pieces spell.
 
 # %%
 def _spell(pieces: list[tuple[Symbol, Int]]) -> Int:
@@ -186,9 +189,11 @@ def roles_agree(base: Space, other: Space, pieces: list[Piece]) -> bool:
 # %% [markdown]
 # ## Fewer, longer loops
 #
-# Once the group is complete, neighbouring dimensions that every access treats as one are merged: `(12, 1024, 768)` with contiguous accesses only
-# is a loop of 9,437,184. Fewer variables mean less index arithmetic and longer vectors. Two neighbours `a` (slower) and `b` of size `n` may become `m`
-# when each index satisfies `index(a, b) == index(0, n*a + b)`. For a linear index that says: the stride of `a` is `n` times that of `b`.
+# Once the group is complete, neighbouring dimensions that every access treats as one are merged: `(12,
+# 1024, 768)` with contiguous accesses only is a loop of 9,437,184. Fewer variables mean less index
+# arithmetic and longer vectors. Two neighbours `a` (slower) and `b` of size `n` may become `m` when each
+# index satisfies `index(a, b) == index(0, n*a + b)`. For a linear index that says: the stride of `a` is `n`
+# times that of `b`.
 
 # %%
 def mergeable(index: Int, slow: Symbol, fast: Symbol) -> bool:

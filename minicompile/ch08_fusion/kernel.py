@@ -12,15 +12,17 @@ from ..ch01_graphs.symbolic import Symbol
 from ..ch07_loops.ir import Buffer, Loop
 
 # %% [markdown]
-# A `Kernel` is a group of loops that run over one common iteration space, in order. Each loop's body has been rewritten to the kernel's own
-# variables, so both code generators see one set of names: `vars` (with sizes) for the output dimensions and `reduction_vars`.
-# A loop in the group is one of three things: *pointwise over `vars`* (no reduction variables), *pointwise over `vars x reduction_vars`* (the elements that a
-# reduction consumes or that are computed from its result), or a *reduction*.
+# A `Kernel` is a group of loops that run over one common iteration space, in order. Each loop's body has
+# been rewritten to the kernel's own variables, so both code generators see one set of names: `vars` (with
+# sizes) for the output dimensions and `reduction_vars`. A loop in the group is one of three things:
+# *pointwise over `vars`* (no reduction variables), *pointwise over `vars x reduction_vars`* (the elements
+# that a reduction consumes or that are computed from its result), or a *reduction*.
 #
-# `local` names buffers that live only inside the kernel: nothing outside reads them, so they are never stored. Where a loop reads a local buffer,
-# the code generator uses the value in its register; if the register belongs to an earlier reduction loop over the same elements, it replays the
-# producer's body instead, which recomputes the value from its own loads. A buffer that a kernel writes is read inside the same kernel
-# only at the very index it was written, and never under a mask.
+# `local` names buffers that live only inside the kernel: nothing outside reads them, so they are never
+# stored. Where a loop reads a local buffer, the code generator uses the value in its register; if the
+# register belongs to an earlier reduction loop over the same elements, it replays the producer's body
+# instead, which recomputes the value from its own loads. A buffer that a kernel writes is read inside the
+# same kernel only at the very index it was written, and never under a mask.
 
 # %%
 @dataclass
@@ -41,8 +43,9 @@ class Kernel:
     notes: list[str] = field(default_factory=list)   # why each loop is here
 
 # %% [markdown]
-# A code generator answers with a `KernelSource`. Its text must not depend on the names of the buffers it will be called with
-# (fusion renames them to `in0`, `out0`, `tmp0` before it asks), so that the twelve equal layers of a transformer share one compiled kernel.
+# A code generator answers with a `KernelSource`. Its text must not depend on the names of the buffers it
+# will be called with (fusion renames them to `in0`, `out0`, `tmp0` before it asks), so that the twelve
+# equal layers of a transformer share one compiled kernel.
 
 # %%
 @dataclass

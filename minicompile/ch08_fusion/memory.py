@@ -1,16 +1,17 @@
 # %% [markdown]
 # # When memory is taken and given back
 #
-# The order of kernels decides how much memory is alive at once, and the plan decides who gets which. Both are settled here, at
-# compile time, so that the host program has nothing left to decide: it allocates, calls, and drops names exactly where the plan says.
+# The order of kernels decides how much memory is alive at once, and the plan decides who gets which. Both
+# are settled here, at compile time, so that the host program has nothing left to decide: it allocates,
+# calls, and drops names exactly where the plan says.
 #
 # Three ways to save:
 #
 # - *free at last use*: a name dies after the last step that reads it;
-# - *in place*: an output may take over the memory of an input that dies in the same kernel, if each element is read only
-#   at the index at which the output writes it;
-# - *reuse*: an allocation may take over dead memory of exactly the same size and dtype, which saves the call to the allocator. But keeping
-#   dead memory around for a later reuse must not raise the peak.
+# - *in place*: an output may take over the memory of an input that dies in the same kernel, if each element
+#   is read only at the index at which the output writes it;
+# - *reuse*: an allocation may take over dead memory of exactly the same size and dtype, which saves the call
+#   to the allocator. But keeping dead memory around for a later reuse must not raise the peak.
 
 # %%
 from __future__ import annotations
@@ -33,8 +34,9 @@ def step_writes(step: Kernel | Extern) -> tuple[str, ...]:
 # %% [markdown]
 # ## The order
 #
-# Two orders are tried, and the one with the lower peak wins. The first keeps the program's own order: what the program computes early runs early.
-# The second is list scheduling: among the steps that are ready, take the one that frees most and allocates least.
+# Two orders are tried, and the one with the lower peak wins. The first keeps the program's own order: what
+# the program computes early runs early. The second is list scheduling: among the steps that are ready, take
+# the one that frees most and allocates least.
 
 # %%
 WINDOW = 16      # how many ready steps the greedy order compares
@@ -128,7 +130,8 @@ def _balance(program: Program, step, uses, pinned) -> int:
 # %% [markdown]
 # ## Lifetimes
 #
-# `Lifetimes` says for each root at which step it is born and after which it is dead. Roots that live to the end have no death.
+# `Lifetimes` says for each root at which step it is born and after which it is dead. Roots that live to the
+# end have no death.
 
 # %%
 @dataclass
@@ -174,8 +177,9 @@ def estimate_peak(program: Program, steps: list[Kernel | Extern]) -> int:
 # %% [markdown]
 # ## The plan
 #
-# For each step: which names to allocate before it, which to take over from a dead name, and which names to drop after it. Names are roots; an alias
-# buffer is another Python name for the same tensor, bound by the host when the step has run.
+# For each step: which names to allocate before it, which to take over from a dead name, and which names to
+# drop after it. Names are roots; an alias buffer is another Python name for the same tensor, bound by the
+# host when the step has run.
 
 # %%
 @dataclass
@@ -267,9 +271,10 @@ def _postpone_frees(plans: list[StepPlan]) -> None:
 # %% [markdown]
 # ## In place
 #
-# A kernel may write `y` over `x` when `x` dies here, and each element of `x` is read only at the index at which `y` is written, by the same
-# iteration and not by a later loop. A reduction kernel walks its elements more than once: there, nothing after the loop that writes `y` may depend on `x`, not even through a
-# local value, because code generators recompute local values from their inputs.
+# A kernel may write `y` over `x` when `x` dies here, and each element of `x` is read only at the index at
+# which `y` is written, by the same iteration and not by a later loop. A reduction kernel walks its elements
+# more than once: there, nothing after the loop that writes `y` may depend on `x`, not even through a local
+# value, because code generators recompute local values from their inputs.
 
 # %%
 def _in_place(program: Program, step, name: str, candidates: list[str]) -> str | None:

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Kernels, executed
 #
-# A kernel means: run its loops one after the other, each over all its elements. Whatever a code generator does with registers, tiles and
-# threads must give the same numbers. Local buffers get memory here, like any other.
+# A kernel means: run its loops one after the other, each over all its elements. Whatever a code generator
+# does with registers, tiles and threads must give the same numbers. Local buffers get memory here, like any
+# other.
 
 # %%
 from __future__ import annotations
@@ -46,8 +47,9 @@ def run_kernel(kernel: Kernel, tensors: dict[str, torch.Tensor], sizes: dict[str
         run_loop(loop, storages, sizes)
 
 # %% [markdown]
-# The same as a backend: `emit_reference` is a code generator whose "code" is a description, and `load_reference` turns it into callables.
-# With it, fusion, memory planning and host programs are tested without a compiler in sight.
+# The same as a backend: `emit_reference` is a code generator whose "code" is a description, and
+# `load_reference` turns it into callables. With it, fusion, memory planning and host programs are tested
+# without a compiler in sight.
 
 # %%
 def emit_reference(kernel: Kernel) -> KernelSource:

@@ -104,7 +104,7 @@ def flatten(kernel: Kernel) -> Flat:
                 else:
                     ref = flat.add(loop, "load", (buffer, index, mask), dtype)
             elif op == "store":
-                buffer, index, value, mode, mask = args if len(args) == 5 else (*args, None) if len(args) == 4 else (*args, None, None)
+                buffer, index, value, mode, mask = (*args, None, None)[:5]
                 if mode is None and mask is None:
                     flat.written.setdefault(buffer, []).append((index, value))
                 if buffer in kernel.local:
@@ -127,15 +127,16 @@ def flatten(kernel: Kernel) -> Flat:
 
 
 def _join_softmax(flat: Flat) -> None:
-    """Where a kernel has both max(x) and sum(exp(x - max(x))), compute the two in one pass along the row. The node of the maximum then
-    has two results; as an operand it stands for the first."""
+    """Where a kernel has both max(x) and sum(exp(x - max(x))), compute the two in one pass along the row. The node
+    of the maximum then has two results; as an operand it stands for the first."""
     at = lambda ref: flat.nodes[ref.id]
     for node in flat.nodes:
         if node.op == "reduce" and node.args[0] == "sum" and at(node.args[1]).op == "exp":
             difference = at(at(node.args[1]).args[0])
             if difference.op == "sub" and at(difference.args[1]).op == "reduce":
                 top = at(difference.args[1])
-                if top.args[:2] == ("max", difference.args[0]) and top.dtype == node.dtype and node.dtype.is_floating_point:
+                if top.args[:2] == ("max", difference.args[0]) and top.dtype == node.dtype and \
+                        node.dtype.is_floating_point:
                     top.args = ("softmax", difference.args[0], None)
                 if top.args[:2] == ("softmax", difference.args[0]):
                     node.op, node.args = "get", (difference.args[1], 1)
@@ -206,6 +207,41 @@ def annotate(flat: Flat, axes: list[Axis]) -> int:
     return highest
 
 # %% [markdown]
+# Positions are int64 in the IR, as index tensors are in PyTorch. A comparison of positions (is this element inside the
+# window?) does not need the upper half. Values that are only compared, clamped or used as an index become int32, where
+# the kernel's indices are; anything that could overflow or be seen from outside stays as it is.
+
+# %%
+_COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
+_CHOOSE = {"minimum", "maximum", "where"}
+
+
+def narrow_positions(flat: Flat) -> None:
+    """Retype int64 values that hold only positions to int32."""
+    nodes = flat.nodes
+    narrow: set[int] = set()
+    for i, n in enumerate(nodes):
+        small = n.op == "constant" and n.dtype == torch.int64 and abs(int(n.args[0])) < 2**31 - 1
+        values = [a.id for a in n.args if type(a) is Ref][1 if n.op == "where" else 0:]
+        if small or n.op == "index" and n.dtype == torch.int64 or n.op in _CHOOSE and n.dtype == torch.int64 and all(v in narrow for v in values):
+            narrow.add(i)
+    while True:
+        wide = set()
+        for i, n in enumerate(nodes):
+            values = [a.id for a in n.args if type(a) is Ref]
+            together = n.op in _COMPARE or n.op in _CHOOSE and i in narrow
+            if not (n.op in ("indirect", "to_dtype") or together and all(
+                    v in narrow or nodes[v].dtype != torch.int64 for v in values)):
+                wide.update(v for v in values if v in narrow)
+        if not wide:
+            break
+        narrow -= wide
+        narrow = {i for i in narrow if nodes[i].op not in _CHOOSE or all(
+            a.id in narrow or nodes[a.id].dtype != torch.int64 for a in nodes[i].args if type(a) is Ref)}
+    for i in narrow:
+        nodes[i].dtype = torch.int32
+
+# %% [markdown]
 # ## Planning
 #
 # What the heuristics want to know: how large the axes are, how many full-size operands there are, and
@@ -226,10 +262,11 @@ def plan(kernel: Kernel, flat: Flat, axes: list[Axis], passes: int) -> heuristic
             return heuristics.tiled(sizes["y"], sizes["x"], len(heavy))
         return heuristics.pointwise(sizes["x"], len(heavy))
     runs = [contiguous_var(i, vars) for i in heavy]
-    along_row = sum(v in kernel.reduction_vars for v in runs if v is not None)
-    inner = along_row * 2 >= len([v for v in runs if v is not None])
+    inner = not any(v in kernel.vars for v in runs if v is not None)      # one strided access is too many
     known = all(isinstance(v.size, int) for v in kernel.reduction_vars)
-    return heuristics.reduction(sizes["x"], sizes["r"], inner, passes, len(heavy)) if known else heuristics.unknown_row(inner)
+    if not known:
+        return heuristics.unknown_row(inner)
+    return heuristics.reduction(sizes["x"], sizes["r"], inner, passes, len(heavy))
 
 # %% [markdown]
 # ## Printing
@@ -272,11 +309,12 @@ def comment(loop: Loop) -> str:
     if where is None:
         return ""
     if where not in _comments:
-        _comments[where] = f"{where.filename.rpartition('/')[2]}:{where.lineno} {where.source[:60]}".strip().replace("\n", " ")
+        file = where.filename.rpartition("/")[2]
+        _comments[where] = f"{file}:{where.lineno} {where.source[:60]}".strip().replace("\n", " ")
     return _comments[where]
 
 
-LITERALS_FIT = {"add", "sub", "mul", "truediv", "where", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge"}
+LITERALS_FIT = {"add", "sub", "mul", "truediv"} | _COMPARE | _CHOOSE
 
 
 def value_text(p: Printer, ref: Ref, literal: bool = False) -> str:
@@ -367,7 +405,8 @@ def print_value(p: Printer, i: int, node: Node):
         return
     if op == "index":
         text = p.indexer.text(args[0])
-        text = f"tl.full({p.shape(())}, {text}, tl.int64)" if not node.axes else f"({text}).to({triton_type(node.dtype)})"
+        kind = triton_type(node.dtype)
+        text = f"({text}).to({kind})" if node.axes else f"tl.full({p.shape(())}, {text}, {kind})"
     elif op == "indirect":
         p.indexer.names[args[1]] = name
         text = f"{value_text(p, args[0])}.to({p.indexer.index_type})"
@@ -386,7 +425,8 @@ def print_value(p: Printer, i: int, node: Node):
         seed, offset, index, kind = args
         vec, threads = philox_layout(kind, p.kernel.device)
         where = p.indexer.text(index) if not isinstance(index, Ref) else value_text(p, index)
-        text = f"philox_uniform({value_text(p, seed)}, {value_text(p, offset)}, ({where}).to(tl.int64), {vec}, {threads})"
+        start = f"{value_text(p, seed)}, {value_text(p, offset)}"
+        text = f"philox_uniform({start}, ({where}).to(tl.int64), {vec}, {threads})"
     elif op in OPS:
         refs = [a for a in args if type(a) is Ref]
         literal = op in LITERALS_FIT and any(p.flat.nodes[a.id].op != "constant" for a in refs)
@@ -402,18 +442,19 @@ def print_value(p: Printer, i: int, node: Node):
 
 
 def philox_layout(kind, device) -> tuple[int, int]:
-    """(VEC, THREADS) of the random stream `kind`: a pair already, or "index": one number per element and counter."""
-    if isinstance(kind, tuple):
-        return kind
-    return 4, 1 << 40
+    """(VEC, THREADS) of a random stream: `kind` is that pair."""
+    if not isinstance(kind, tuple):
+        raise Unsupported(f"random numbers in the layout {kind!r}")
+    return kind
 
 
 def describe_reduction(p: Printer, i: int, node: Node, rmask: str | None) -> reductions.Reduction:
     kind, value, index = node.args if len(node.args) == 3 else (*node.args, None)
     source = p.flat.nodes[value.id].dtype
-    return reductions.Reduction(kind, f"red{i}", value_text(p, value), source, node.dtype or source, p.shape({"x", "r"}), rmask,
-                                p.indexer.text(index) if index is not None else None, p.indexer.index_type,
-                                to_text(p.axes[-1].numel), p.flat.nodes[value.id].axes == {"x", "r"})
+    return reductions.Reduction(
+        kind, f"red{i}", value_text(p, value), source, node.dtype or source, p.shape({"x", "r"}), rmask,
+        p.indexer.text(index) if index is not None else None, p.indexer.index_type, to_text(p.axes[-1].numel),
+        full=p.flat.nodes[value.id].axes == {"x", "r"})
 
 
 def print_node(p: Printer, i: int):
@@ -557,6 +598,8 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     config = config or plan(kernel, flat, axes, walks)
     sizes = [extent(b.layout) for n, b in kernel.buffers.items() if n not in kernel.local]
     index_type = "tl.int32" if fits_int32([*sizes, product(a.numel for a in axes)]) else "tl.int64"
+    if index_type == "tl.int32":
+        narrow_positions(flat)
     masks = {a.name: f"{a.name}mask" for a in axes if not divides(config.blocks[a.name], a.numel)}
     arguments = tuple(dict.fromkeys(kernel.inputs + kernel.outputs))
     parameters = {b: b if b.isidentifier() else f"buffer{k}" for k, b in enumerate(arguments)}

@@ -123,7 +123,7 @@ class Pool:
                 event.set()
 
     def submit(self, task: dict) -> Callable[[], str]:
-        """Start a task. The function returned waits for it and gives an error text, '' if the result file is there."""
+        """Start a task. The function returned waits for it and gives an error text, '' if the result is there."""
         with self.lock:
             if self.process.poll() is not None:
                 return lambda: "the compile server ended"
@@ -150,7 +150,7 @@ def pool() -> Pool:
 
 
 def warm_up() -> None:
-    """Start the compile processes and build the launcher, in the background. Call it when the first compilation starts."""
+    """Start the compile processes and build the launcher, in the background, when the first compilation starts."""
     if interpreting() or _pool is not None or not torch.cuda.is_available():
         return
     pool()
@@ -203,8 +203,8 @@ def build_launcher(path: Path) -> None:
     if compiler is None:
         raise RuntimeError("no C compiler")
     source = Path(__file__).with_name("launcher.c")
-    done = subprocess.run([*compiler.split(), "-O2", "-shared", "-fPIC", "-I", sysconfig.get_path("include"), str(source),
-                           "-o", str(path), "-ldl"], capture_output=True, text=True)
+    done = subprocess.run([*compiler.split(), "-O2", "-shared", "-fPIC", "-I", sysconfig.get_path("include"),
+                           str(source), "-o", str(path), "-ldl"], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-400:])
 
@@ -271,7 +271,7 @@ class Pending:
             self.wait = started[self.task["key"]]
 
     def resolve(self) -> Callable:
-        """Wait for the compiler and load the kernel. Falls back to Triton's own launcher, with one warning."""
+        """Wait for the compiler and load the kernel; by Triton's own launcher where ours cannot be built."""
         if self.ready is None:
             error = self.wait() if self.wait else ""
             result = None if error else read_result(self.task)
@@ -279,7 +279,8 @@ class Pending:
                 try:
                     result = worker.compile_kernel(self.task)
                 except Exception as problem:
-                    raise RuntimeError(f"Triton cannot compile {self.source.name}: {problem or error}\n{self.source.code}") from problem
+                    raise RuntimeError(f"Triton cannot compile {self.source.name}: {problem or error}\n"
+                                       f"{self.source.code}") from problem
             if launcher() is None:
                 self.ready = load_plain(self.source)
             else:
@@ -292,7 +293,8 @@ class Pending:
 
 
 def load_triton(sources: list[KernelSource]) -> list[Callable]:
-    """A callable per kernel, `k(*tensors, *sizes)` in the order of `source.args`. Compilation runs in parallel and goes on after the return."""
+    """A callable per kernel, `k(*tensors, *sizes)` in the order of `source.args`. Compilation runs in parallel and
+    goes on after the return."""
     if interpreting():
         return [load_plain(s) for s in sources]
     started: dict = {}

@@ -24,8 +24,8 @@ from .ops import constant, convert, triton_type
 
 @dataclass
 class Reduction:
-    """One `reduce` instruction being emitted. `name` prefixes its variables; `shape` is the text of the full tile's shape;
-    `index` the text of the linear index (argmax), `mask` the text of the r mask, or None; `count` the text of the r axis' size."""
+    """One `reduce` instruction being emitted. `name` prefixes its variables; the texts are: `shape` of the full tile's
+    shape, `index` of the linear index (argmax), `mask` of the r mask or None, `count` of the r axis' size."""
 
     kind: str
     name: str
@@ -165,7 +165,8 @@ def _arg_fold(r: Reduction, value: str, index: str, extreme: str, dtype: torch.d
 
 # %%
 def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Statements before, in and after the loop, and the names of the results. `counter`: text of the iteration's number, from 0."""
+    """Statements before, in and after the loop, and the names of the results. `counter`: text of the iteration's
+    number, from 0."""
     n = r.name
     keep = lambda new, old: new if r.mask is None else f"tl.where({r.mask}, {new}, {old})"
     full = lambda value, dtype: f"tl.full({r.shape}, {_literal(value)}, {triton_type(dtype)})"

@@ -18,8 +18,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..ch01_graphs.symbolic import (Expr, Int, Symbol, add, as_expr, bounds, coefficient, mul, product, substitute, symbols,
-                                    to_text)
+from ..ch01_graphs.symbolic import (Int, Symbol, add, as_expr, bounds, coefficient, mul, product, substitute,
+                                    symbols, to_text)
 
 
 @dataclass
@@ -121,8 +121,8 @@ class Indexer:
         if after != 1:
             text = f"{text} // {_paren(after)}"
         if first > 0:
-            text = f"({text}) % {_paren(product(v.size for v in axis.vars[first:last + 1]))}" if after != 1 else \
-                f"{text} % {_paren(product(v.size for v in axis.vars[first:last + 1]))}"
+            size = _paren(product(v.size for v in axis.vars[first:last + 1]))
+            text = f"({text}) % {size}" if after != 1 else f"{text} % {size}"
         self.defs.setdefault(axis.name, {})[name] = text
         return name
 

@@ -1,11 +1,13 @@
 # %% [markdown]
 # # Compiling and loading kernels
 #
-# The source of a kernel needs two companions: `prelude.h`, the mathematics, before it, and `launch.h`, the way in from Python, after it. No torch header and no
-# standard header is among them, which is why a file compiles in tenths of a second: a file that includes `torch/extension.h` takes half a minute.
+# The source of a kernel needs two companions: `prelude.h`, the mathematics, before it, and `launch.h`, the
+# way in from Python, after it. No torch header and no standard header is among them, which is why a file
+# compiles in tenths of a second: a file that includes `torch/extension.h` takes half a minute.
 #
-# Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a transformer) are one function. The kernels of a
-# program are dealt into a few files that compile in parallel, in the background, while the compiler carries on; a kernel waits for its file when it is first called. And
+# Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a
+# transformer) are one function. The kernels of a program are dealt into a few files that compile in parallel,
+# in the background, while the compiler carries on; a kernel waits for its file when it is first called. And
 # finished libraries stay on disk.
 
 # %%
@@ -31,45 +33,52 @@ from ..errors import MinicompileError
 # %% [markdown]
 # ## Flags
 #
-# `-ffast-math` would make loops vectorise and answers wrong: it assumes that NaN and infinity do not occur. What vectorisation really needs from it
-# are two small permissions, neither visible in results: `-fno-math-errno` (`sqrt` need not set `errno`) and `-fno-trapping-math` (a speculated operation may
-# raise a hardware flag). `-ffp-contract=off` keeps `a*b + c` two roundings, as eager has: with a fused multiply-add, `a*b - a*b` is
-# not zero. `-fwrapv` gives integers torch's wrap-around.
+# `-ffast-math` would make loops vectorise and answers wrong: it assumes that NaN and infinity do not occur.
+# What vectorisation really needs from it are two small permissions, neither visible in results:
+# `-fno-math-errno` (`sqrt` need not set `errno`) and `-fno-trapping-math` (a speculated operation may raise a
+# hardware flag). `-ffp-contract=off` keeps `a*b + c` two roundings, as eager has: with a fused multiply-add,
+# `a*b - a*b` is not zero. `-fwrapv` gives integers torch's wrap-around.
 
 # %%
-FLAGS = ("-std=c++17 -O3 -march=native -fopenmp -fPIC -shared -fno-math-errno -fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing "
+FLAGS = ("-std=c++17 -O3 -march=native -fopenmp -fPIC -shared -fno-math-errno "
+         "-fno-trapping-math -ffp-contract=off -fwrapv -fno-strict-aliasing "
          "-fno-exceptions -fno-rtti -fno-asynchronous-unwind-tables -w").split()
 KERNELS_PER_FILE = 6
 
 
 @functools.cache
 def compiler() -> str:
-    """Path of the C++ compiler: `$CXX`, else g++, else clang++. Raises MinicompileError when there is none."""
+    """Path of the C++ compiler: `$CXX`, else g++, else clang++. Raises MinicompileError when there is
+    none."""
     asked = os.environ.get("CXX")
     for name in ([asked] if asked else ["g++", "clang++"]):
         path = shutil.which(name)
         if path is not None:
             return path
-    raise MinicompileError(f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. Install g++ (for example "
-                           "`apt install g++`), set CXX to another compiler, or use backend=\"aot_eager\", which needs none.")
+    raise MinicompileError(f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. "
+                           "Install g++ "
+                           "(for example `apt install g++`), set CXX to another compiler, or use "
+                           "backend=\"aot_eager\", which needs none.")
 
 
 @functools.cache
 def _machine() -> str:
     """What a compiled file depends on besides its text: compiler version and processor."""
-    version = subprocess.run([compiler(), "--version"], capture_output=True, text=True).stdout.splitlines()[:1]
+    version = subprocess.run([compiler(), "--version"], capture_output=True,
+                             text=True).stdout.splitlines()[:1]
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features",
+                                                                   "CPU part"))})
     return cache_key(version, processor, FLAGS, _openmp())
 
 
 @functools.cache
 def _openmp() -> tuple[str, ...]:
-    """Linker arguments for the OpenMP runtime that torch has loaded. A second runtime would bring a second pool of threads that fight over the
-    cores and ignore `torch.set_num_threads`."""
+    """Linker arguments for the OpenMP runtime that torch has loaded. A second runtime would bring a second
+    pool of threads that fight over the cores and ignore `torch.set_num_threads`."""
     try:
         paths = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "libgomp" in line}
     except OSError:
@@ -86,13 +95,15 @@ def _companions() -> tuple[str, str]:
 # %% [markdown]
 # ## One file
 #
-# A kernel's function is renamed to a hash of its text, so equal kernels have equal names, and the name of a library is a hash of the names in it.
+# A kernel's function is renamed to a hash of its text, so equal kernels have equal names, and the name of a
+# library is a hash of the names in it.
 
 # %%
 def _named(source: KernelSource) -> tuple[str, str]:
     """(name, code) with the kernel's name replaced by a hash of its text without comments."""
     bare = re.sub(rf"\b{re.escape(source.name)}\b", "KERNEL", source.code)
-    name = "mc_" + cache_key(re.sub(r"(?m)^\s*//.*\n", "", bare), source.options["tensors"], source.options["sizes"])[:20]
+    name = "mc_" + cache_key(re.sub(r"(?m)^\s*//.*\n", "", bare), source.options["tensors"],
+                             source.options["sizes"])[:20]
     return name, bare.replace("KERNEL", name)
 
 
@@ -133,8 +144,9 @@ def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable
 # %% [markdown]
 # ## All kernels of a program
 #
-# `load_cpp` returns at once. A `LazyKernel` can be called like the kernel; a host program that wants the lowest cost per call asks it to `resolve()`
-# to the C function itself, which takes about 70 nanoseconds per tensor: the price of asking each for its address.
+# `load_cpp` returns at once. A `LazyKernel` can be called like the kernel; a host program that wants the
+# lowest cost per call asks it to `resolve()` to the C function itself, which takes about 70 nanoseconds per
+# tensor: the price of asking each for its address.
 
 # %%
 @dataclass(eq=False)
@@ -166,8 +178,9 @@ def _executor() -> ThreadPoolExecutor:
 
 
 def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
-    """Start compiling `sources`; one callable each, taking tensors then ints in the order of `KernelSource.args`. The tensors
-    must have the layouts that the kernel was generated for. Raises MinicompileError when there is no compiler."""
+    """Start compiling `sources`; one callable each, taking tensors then ints in the order of
+    `KernelSource.args`. The tensors must have the layouts that the kernel was generated for. Raises
+    MinicompileError when there is no compiler."""
     compiler()
     named = [(*_named(s), s) for s in sources]
     missing = list({name: entry for entry in named if (name := entry[0]) not in _loaded}.values())

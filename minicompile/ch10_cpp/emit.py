@@ -1,17 +1,21 @@
 # %% [markdown]
 # # C++ for a fused kernel
 #
-# The generated function is a nest of plain `for` loops over raw pointers. There are no vector intrinsics in it: the compiler vectorises
-# the innermost loop, and our part is to write a loop that it can. That means choosing the right variable for the innermost loop, keeping its
-# body branch-free, and telling the compiler what it cannot know: `#pragma omp simd` says that no iteration reads what another wrote. (Not `__restrict__`:
-# an output may share its memory with an input that dies here, element for element, and that pragma is true of such a loop while `__restrict__` is not.)
+# The generated function is a nest of plain `for` loops over raw pointers. There are no vector intrinsics in
+# it: the compiler vectorises the innermost loop, and our part is to write a loop that it can. That means
+# choosing the right variable for the innermost loop, keeping its body branch-free, and telling the compiler
+# what it cannot know: `#pragma omp simd` says that no iteration reads what another wrote. (Not
+# `__restrict__`: an output may share its memory with an input that dies here, element for element, and that
+# pragma is true of such a loop while `__restrict__` is not.)
 #
 # The one decision that matters is the *lane*: the variable of the innermost loop.
 #
 # - *Pointwise*: the variable that most accesses move along contiguously.
 # - *Reduction of rows* (softmax over the last dimension): the row's own variable. Each thread takes rows.
-# - *Reduction of columns* (the gradient of a bias): the row's variable would jump from line to line of the matrix. The lane is an
-#   output variable instead, with a small array of accumulators, one per output, and the reduction runs outside of it.
+# - *Reduction of columns* (the gradient of a bias): the row's variable would jump from line to line of the
+#   matrix. The lane is an output variable instead, with a small array of accumulators, one per output, and
+#   the reduction runs
+# outside of it.
 
 # %%
 from __future__ import annotations
@@ -32,9 +36,10 @@ SIMD = "#pragma omp simd"
 # %% [markdown]
 # ## Scopes
 #
-# A `Scope` is a brace level of the output: the variables bound there, the lines so far, and the name of every value already computed. A value is computed in
-# the outermost scope that binds all its `dims`, which moves loop-invariant loads and arithmetic out of the loops. (The
-# compiler would not do it for loads: it cannot know that no store in between hits the same address.)
+# A `Scope` is a brace level of the output: the variables bound there, the lines so far, and the name of every
+# value already computed. A value is computed in the outermost scope that binds all its `dims`, which moves
+# loop-invariant loads and arithmetic out of the loops. (The compiler would not do it for loads: it cannot
+# know that no store in between hits the same address.)
 
 # %%
 @dataclass(eq=False)
@@ -42,7 +47,7 @@ class Scope:
     dims: frozenset[Symbol]
     parent: "Scope | None" = None
     lines: list[str] = field(default_factory=list)
-    names: dict[Value, object] = field(default_factory=dict)     # Value -> C++ text, or a tuple for multi-valued reductions
+    names: dict[Value, object] = field(default_factory=dict)     # C++ text; several in a tuple
     location: object = None
 
 
@@ -71,7 +76,8 @@ def close(scope: Scope, headers: list[str], prologue: list[str] = (), epilogue: 
     """Append `scope`'s lines to its parent, wrapped in the loops `headers` (outermost first)."""
     depth = 0
     for header in headers:
-        scope.parent.lines.append("  " * depth + (header if header.startswith("#") else f"{header} {{".lstrip()))
+        scope.parent.lines.append("  " * depth + (header if header.startswith("#")
+                                                  else f"{header} {{".lstrip()))
         depth += not header.startswith("#")
     scope.parent.lines += ["  " * depth + line for line in (*prologue, *scope.lines, *epilogue)]
     for depth in reversed(range(depth)):
@@ -148,7 +154,8 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
 
 
 def compute(e: Emitter, roots: list[Value], scope: Scope) -> None:
-    """Compute `roots` in `scope`, operands first. The order of creation is a topological order, so nothing recurses deeply."""
+    """Compute `roots` in `scope`, operands first. The order of creation is a topological order, so nothing
+    recurses deeply."""
     wanted: set[Value] = set()
     stack = [r for r in roots]
     while stack:
@@ -179,12 +186,14 @@ def store_lines(e: Emitter, stores: list[Store], scope: Scope) -> None:
 # %% [markdown]
 # ## Choosing the lane
 #
-# Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further costs them. Stores count double, since
-# a strided store reads the cache line as well. Very short loops make poor lanes, whatever their stride.
+# Each access votes: a variable that moves it by one element is worth its bytes, one that moves it further
+# costs them. Stores count double, since a strided store reads the cache line as well. Very short loops make
+# poor lanes, whatever their stride.
 
 # %%
 def vote(e: Emitter, variable: Symbol) -> float:
-    """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in jumps."""
+    """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in
+    jumps."""
     total = 0.0
     accesses = [(v.args[0], v.args[1], 1, v.dims) for v in e.linked.known.values() if v.op == "load"]
     accesses += [(s.buffer, s.index, 2, symbols(s.index)) for s in e.linked.stores]
@@ -212,10 +221,12 @@ def best_lane(e: Emitter, candidates: tuple[Symbol, ...]) -> tuple[Symbol | None
 # %% [markdown]
 # ## Threads and atomics
 #
-# Iterations of the outer loops are shared among threads with a static schedule. A store that *accumulates* at a computed address, such as the gradient of an
-# embedding, needs care: two iterations may hit one element. Atomic instructions would make the sum depend on timing. But in such kernels
-# some variable usually enters the address directly: the column of the embedding table. Different columns never collide, so threads
-# that each own a range of columns need no atomics and give the same bits every time. Where no variable is direct, the kernel runs on one thread.
+# Iterations of the outer loops are shared among threads with a static schedule. A store that *accumulates* at
+# a computed address, such as the gradient of an embedding, needs care: two iterations may hit one element.
+# Atomic instructions would make the sum depend on timing. But in such kernels some variable usually enters
+# the address directly: the column of the embedding table. Different columns never collide, so threads that
+# each own a range of columns need no atomics and give the same bits every time. Where no variable is direct,
+# the kernel runs on one thread.
 
 # %%
 def is_direct(store: Store, variable: Symbol) -> bool:
@@ -241,20 +252,25 @@ def direct_variable(e: Emitter, candidates: tuple[Symbol, ...]) -> Symbol | None
 
 
 def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
-    """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too small."""
-    expensive = sum(v.op in ("exp", "log", "erf", "tanh", "sin", "cos", "pow", "sigmoid") for v in e.linked.known.values())
+    """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too
+    small."""
+    expensive = sum(v.op in ("exp", "log", "erf", "tanh", "sin", "cos", "pow", "sigmoid")
+                    for v in e.linked.known.values())
     limit = PARALLEL_WORK // (1 + expensive)
-    if isinstance(work, int) and work < limit or e.threads == 1 and isinstance(work, int) and work < 4 * limit:
+    if isinstance(work, int) and work < limit or e.threads == 1 and isinstance(work,
+                                                                               int) and work < 4 * limit:
         return []
     condition = "" if isinstance(work, int) else f" if ({to_text(work)} >= {limit})"
-    return [f"#pragma omp parallel for{f' collapse({collapse})' if collapse > 1 else ''} schedule(static){condition}"]
+    together = f" collapse({collapse})" if collapse > 1 else ""
+    return [f"#pragma omp parallel for{together} schedule(static){condition}"]
 
 # %% [markdown]
 # ## Pointwise kernels
 #
-# The lane loop runs over blocks, so that threads have something to share even if there is only one dimension. A transposition is contiguous for one variable where
-# it writes and for another where it reads, and neither order is good: each element read brings in a whole cache line of which 15 in 16 elements are
-# needed much later. So the nest is *tiled*: it finishes squares small enough that their lines are still in the cache.
+# The lane loop runs over blocks, so that threads have something to share even if there is only one dimension.
+# A transposition is contiguous for one variable where it writes and for another where it reads, and neither
+# order is good: each element read brings in a whole cache line of which 15 in 16 elements are needed much
+# later. So the nest is *tiled*: it finishes squares small enough that their lines are still in the cache.
 
 # %%
 def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int) -> int | None:
@@ -269,12 +285,14 @@ def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int
 
 
 def lane_headers(e: Emitter, lane: Symbol, block: int | None) -> tuple[list[str], list[str], str, str]:
-    """(headers of the block loop, prologue inside it, header of the lane loop, text that defines the lane's variable)."""
+    """(headers of the block loop, prologue inside it, header of the lane loop, text that defines the lane's
+    variable)."""
     size = to_text(lane.size)
     if block is None:
         return [], [], for_("lane", size), f"const int64_t {lane.name} = lane;"
     prologue = [f"const int64_t count = {size} - lane0 < {block} ? {size} - lane0 : {block};"]
-    return [for_("lane0", size, step=str(block))], prologue, for_("lane", "count"), f"const int64_t {lane.name} = lane0 + lane;"
+    return [for_("lane0", size, step=str(block))], prologue, for_("lane",
+            "count"), f"const int64_t {lane.name} = lane0 + lane;"
 
 
 TILE = 32
@@ -282,9 +300,11 @@ TILE = 32
 
 def crossing_variable(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...]) -> Symbol | None:
     """The variable along which accesses that jump with the lane are contiguous."""
-    indices = [v.args[1] for v in e.linked.known.values() if v.op == "load"] + [s.index for s in e.linked.stores]
+    indices = [v.args[1] for v in e.linked.known.values() if v.op == "load"] + [s.index
+                                                                                for s in e.linked.stores]
     return next((o for o in reversed(outer) for index in indices
-                 if coefficient(index, lane) not in (0, 1) and coefficient(index, o) == 1 and lane.size != 1), None)
+                 if coefficient(index, lane) not in (0, 1) and coefficient(index, o) == 1 and lane.size != 1),
+                 None)
 
 
 def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: tuple[Symbol, ...]) -> None:
@@ -295,7 +315,8 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     store_lines(e, e.linked.stores, inner)
     close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
     size, width = to_text(other.size), to_text(lane.size)
-    loops = [for_(v.name, to_text(v.size)) for v in rest] + [for_("tile0", size, step=str(TILE)), for_("lane0", width, step=str(2 * TILE))]
+    loops = [for_(v.name, to_text(v.size)) for v in rest] + [for_("tile0", size, step=str(TILE)),
+                                                             for_("lane0", width, step=str(2 * TILE))]
     rows = child(function, ())
     nest.parent = rows
     rows.lines += [f"const int64_t count = {width} - lane0 < {2 * TILE} ? {width} - lane0 : {2 * TILE};",
@@ -330,7 +351,8 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     store_lines(e, stores, inner)
     close(inner, [lane_header] if atomic and direct is not lane else [SIMD, lane_header], [define])
     if not atomic:
-        close(nest, parallel_pragma(e, work, len(loops) + len(blocks)) * bool(loops or blocks) + loops + blocks, prologue)
+        close(nest, parallel_pragma(e, work, len(loops) + len(blocks)) * bool(loops
+                or blocks) + loops + blocks, prologue)
     elif direct is lane:
         close(nest, parallel_pragma(e, work, 1) + blocks + loops, prologue)
     else:
@@ -341,8 +363,9 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
 
 # %%
 def emit_cpp(kernel: Kernel) -> KernelSource:
-    """C++ source of `kernel`: `extern "C" void NAME(void** pointers, const int64_t* sizes, mc_problem* problem)`.
-    Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code for."""
+    """C++ source of `kernel`: `extern "C" void NAME(void** pointers, const int64_t* sizes, mc_problem*
+    problem)`. Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code
+    for."""
     from .reductions import emit_reductions
     linked = link(kernel)
     order = {value: i for i, value in enumerate(linked.known.values())}
@@ -364,7 +387,8 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
         const = "const " if name in kernel.inputs and name not in kernel.outputs else ""
         lines.append(f"{const}{t}* {pointers[name]} = ({const}{t}*)pointers[{i}];")
     lines += [f"const int64_t {s.name} = sizes[{i}];" for i, s in enumerate(kernel.symbols)]
-    text = "\n".join([f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{']
+    head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
+    text = "\n".join([head]
                      + ["  " + line for line in lines + function.lines] + ["}", ""])
     options = {"tensors": len(tensors), "sizes": len(kernel.symbols)}
     return KernelSource(kernel.name, "cpp", text, tensors + tuple(s.name for s in kernel.symbols), options)

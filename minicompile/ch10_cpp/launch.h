@@ -1,5 +1,6 @@
-// Included (as text) at the end of every generated C++ file: how Python calls a kernel. The few functions of the CPython API that it takes are declared
-// here by hand; they are part of the stable ABI, and Python.h would take longer to parse than the kernels take to compile.
+// Included (as text) at the end of every generated C++ file: how Python calls a kernel. The few functions of
+// the CPython API that it takes are declared here by hand; they are part of the stable ABI, and Python.h
+// would take longer to parse than the kernels take to compile.
 extern "C" {
 struct PyObject;
 struct PyThreadState;
@@ -21,8 +22,10 @@ extern PyObject _Py_NoneStruct;
 typedef void (*mc_kernel)(void**, const int64_t*, mc_problem*);
 static PyObject* mc_data_ptr;  // the method torch.Tensor.data_ptr
 
-static PyObject* mc_launch(mc_kernel kernel, void** pointers, int64_t* numbers, int tensors, int sizes, PyObject* const* args, long n) {
-  if (n != tensors + sizes) return PyErr_Format(PyExc_TypeError, "this kernel takes %d arguments, got %ld", tensors + sizes, n);
+static PyObject* mc_launch(mc_kernel kernel, void** pointers, int64_t* numbers, int tensors, int sizes,
+                           PyObject* const* args, long n) {
+  if (n != tensors + sizes)
+    return PyErr_Format(PyExc_TypeError, "this kernel takes %d arguments, got %ld", tensors + sizes, n);
   for (int i = 0; i < tensors; i++) {
     PyObject* address = PyObject_Vectorcall(mc_data_ptr, args + i, 1, nullptr);
     if (!address) return nullptr;
@@ -38,7 +41,8 @@ static PyObject* mc_launch(mc_kernel kernel, void** pointers, int64_t* numbers, 
   kernel(pointers, numbers, &problem);
   PyEval_RestoreThread(state);
   if (problem.kind == 1)
-    return PyErr_Format(PyExc_IndexError, "index %lld is out of bounds for dimension with size %lld", (long long)problem.value, (long long)problem.size);
+    return PyErr_Format(PyExc_IndexError, "index %lld is out of bounds for dimension with size %lld",
+                        (long long)problem.value, (long long)problem.size);
   if (problem.kind) return PyErr_Format(PyExc_RuntimeError, "ZeroDivisionError");
   Py_IncRef(&_Py_NoneStruct);
   return &_Py_NoneStruct;

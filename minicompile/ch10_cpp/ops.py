@@ -1,12 +1,14 @@
 # %% [markdown]
 # # Scalar operations in C++
 #
-# A loop body is a list of scalar operations, and each becomes one C++ expression. What makes this a page and not a line is that C++ and
-# PyTorch disagree in the corners: integer division rounds to zero in C++ and down in Python, `fmax` drops NaNs and `torch.maximum` keeps
-# them, shifting an `int` by 40 is undefined, and an `int8 + int8` is an `int`. Each rule here states PyTorch's meaning.
+# A loop body is a list of scalar operations, and each becomes one C++ expression. What makes this a page and
+# not a line is that C++ and PyTorch disagree in the corners: integer division rounds to zero in C++ and down
+# in Python, `fmax` drops NaNs and `torch.maximum` keeps them, shifting an `int` by 40 is undefined, and an
+# `int8 + int8` is an `int`. Each rule here states PyTorch's meaning.
 #
-# A second concern shapes every rule: the expression must *vectorise*. The compiler turns a loop into vector instructions only if it contains
-# no calls and no branches, so choices are written `?:`, and transcendental functions come from `prelude.h`, where they are polynomials.
+# A second concern shapes every rule: the expression must *vectorise*. The compiler turns a loop into vector
+# instructions only if it contains no calls and no branches, so choices are written `?:`, and transcendental
+# functions come from `prelude.h`, where they are polynomials.
 
 # %%
 from __future__ import annotations
@@ -19,9 +21,11 @@ import torch
 
 from ..errors import Unsupported
 
-MEMORY_TYPE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "uint16_t", torch.float16: "uint16_t",
+MEMORY_TYPE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "uint16_t",
+               torch.float16: "uint16_t",
                torch.int64: "int64_t", torch.int32: "int32_t", torch.int16: "int16_t", torch.int8: "int8_t",
-               torch.uint8: "uint8_t", torch.bool: "uint8_t", torch.uint16: "uint16_t", torch.uint32: "uint32_t",
+               torch.uint8: "uint8_t", torch.bool: "uint8_t", torch.uint16: "uint16_t",
+               torch.uint32: "uint32_t",
                torch.uint64: "uint64_t"}
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -69,7 +73,8 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 # %%
 Rule = Callable[[torch.dtype, list, list], str]
 CPP_OPS: dict[str, Rule] = {}
-EXPENSIVE = frozenset("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv "
+EXPENSIVE = frozenset("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh "
+                      "acosh atanh erf erfc erfinv "
                       "lgamma digamma sigmoid pow atan2".split())
 
 
@@ -82,8 +87,8 @@ def cpp_op(*names: str):
 
 
 def form(name: str, text: str) -> None:
-    """Register an operation that is one expression of its arguments `{0}`, `{1}`, with `{t}` the result's type. A leading cast
-    is for types narrower than int, on which C++ computes in int."""
+    """Register an operation that is one expression of its arguments `{0}`, `{1}`, with `{t}` the result's
+    type. A leading cast is for types narrower than int, on which C++ computes in int."""
     def rule(dtype, args, arg_dtypes):
         wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64) or dtype in HALVES
         bare = text[len("({t})("):-1] if wide and text.startswith("({t})(") else text
@@ -100,7 +105,8 @@ def operation(op: str, dtype: torch.dtype, args: list[str], arg_dtypes: list[tor
 
 for _name, _text in {
     "add": "({t})({0} + {1})", "sub": "({t})({0} - {1})", "mul": "({t})({0} * {1})", "truediv": "{0} / {1}",
-    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}", "ge": "{0} >= {1}",
+    "eq": "{0} == {1}", "ne": "{0} != {1}", "lt": "{0} < {1}", "le": "{0} <= {1}", "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
     "logical_and": "({0} != 0) & ({1} != 0)", "logical_or": "({0} != 0) | ({1} != 0)",
     "logical_xor": "({0} != 0) ^ ({1} != 0)", "logical_not": "{0} == 0",
     "bitwise_and": "({t})({0} & {1})", "bitwise_or": "({t})({0} | {1})", "bitwise_xor": "({t})({0} ^ {1})",
@@ -123,7 +129,8 @@ def _suffix(dtype: torch.dtype) -> str:
 
 def _libm(name: str, function: str, arity: int = 1) -> None:
     arguments = ", ".join(f"{{{i}}}" for i in range(arity))
-    CPP_OPS[name] = lambda dtype, args, arg_dtypes: f"__builtin_{function}{_suffix(dtype)}({arguments.format(*args)})"
+    CPP_OPS[name] = lambda dtype, args, arg_dtypes: \
+        f"__builtin_{function}{_suffix(dtype)}({arguments.format(*args)})"
 
 
 for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc".split():
@@ -160,7 +167,9 @@ def _sign(dtype, args, arg_dtypes):
 
 @cpp_op("isinf")
 def _isinf(dtype, args, arg_dtypes):
-    return f"__builtin_fabs{_suffix(arg_dtypes[0])}({args[0]}) == MC_INF" if arg_dtypes[0].is_floating_point else "false"
+    if not arg_dtypes[0].is_floating_point:
+        return "false"
+    return f"__builtin_fabs{_suffix(arg_dtypes[0])}({args[0]}) == MC_INF"
 
 
 @cpp_op("signbit")
@@ -178,8 +187,9 @@ def _bitwise_not(dtype, args, arg_dtypes):
 # %% [markdown]
 # ## Division
 #
-# An integer division by zero stops a C++ program; in PyTorch it raises. So an integer divisor that is not a non-zero constant passes through
-# `mc_divisor`, which notes the problem for the caller and divides by one instead.
+# An integer division by zero stops a C++ program; in PyTorch it raises. So an integer divisor that is not a
+# non-zero constant passes through `mc_divisor`, which notes the problem for the caller and divides by one
+# instead.
 
 # %%
 def _nonzero(text: str, dtype: torch.dtype) -> str:
@@ -198,7 +208,8 @@ def _floordiv(dtype, args, arg_dtypes):
 @cpp_op("remainder")
 def _remainder(dtype, args, arg_dtypes):
     t = register_type(dtype)
-    return f"mc_mod<{t}>({args[0]}, {args[1]})" if dtype.is_floating_point else f"mc_imod<{t}>({args[0]}, {_nonzero(args[1], dtype)})"
+    return f"mc_mod<{t}>({args[0]}, {args[1]})" if dtype.is_floating_point else \
+        f"mc_imod<{t}>({args[0]}, {_nonzero(args[1], dtype)})"
 
 
 @cpp_op("truncdiv")
@@ -236,8 +247,8 @@ def _pow(dtype, args, arg_dtypes):
 # %% [markdown]
 # ## Conversions
 #
-# `to_dtype` to a half type costs nothing: the value stays a float until it is stored, which rounds it. `round_to` is the operation that
-# really loses the bits, for those who want eager's intermediate roundings.
+# `to_dtype` to a half type costs nothing: the value stays a float until it is stored, which rounds it.
+# `round_to` is the operation that really loses the bits, for those who want eager's intermediate roundings.
 
 # %%
 @cpp_op("to_dtype")
@@ -276,7 +287,9 @@ def _bitcast(dtype, args, arg_dtypes):
 
 def from_memory(text: str, dtype: torch.dtype) -> str:
     """A loaded element as a register value."""
-    return f"mc_from_{HALVES[dtype]}({text})" if dtype in HALVES else f"{text} != 0" if dtype is torch.bool else text
+    if dtype in HALVES:
+        return f"mc_from_{HALVES[dtype]}({text})"
+    return f"{text} != 0" if dtype is torch.bool else text
 
 
 def to_memory(text: str, dtype: torch.dtype) -> str:

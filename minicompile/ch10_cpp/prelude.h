@@ -1,10 +1,11 @@
-// Included (as text) at the top of every generated C++ file. No other header is: each #include of the standard library costs more
-// compile time than a kernel does.
+// Included (as text) at the top of every generated C++ file. No other header is: each #include of the
+// standard library costs more compile time than a kernel does.
 //
-// Everything below a loop must be *branch-free* to vectorise: a choice is a ?: on two computed values, and a special case is
-// a select at the end. The scalar functions of libm are calls into a library, one element at a time, which is why exp, log, tanh, erf, sin
-// and their friends are written out here for float. Each is a range reduction to a small interval and a polynomial; the coefficients are
-// minimax fits (relative error below 1e-8, so rounding dominates) and results are within 2 ulp of the true value.
+// Everything below a loop must be *branch-free* to vectorise: a choice is a ?: on two computed values, and a
+// special case is a select at the end. The scalar functions of libm are calls into a library, one element at
+// a time, which is why exp, log, tanh, erf, sin and their friends are written out here for float. Each is a
+// range reduction to a small interval and a polynomial; the coefficients are minimax fits (relative error
+// below 1e-8, so rounding dominates) and results are within 2 ulp of the true value.
 
 typedef signed char int8_t;
 typedef unsigned char uint8_t;
@@ -28,15 +29,17 @@ MC uint16_t mc_to_bf16(float x) {  // round to nearest, ties to even; a NaN stay
   const uint32_t r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
   return (uint16_t)(x != x ? 0x7fc0u : r);
 }
-MC float mc_from_fp16(uint16_t h) {  // shift into a float's fields; the product corrects the exponent's bias, subnormals included
+// fp16: shift into a float's fields; the product corrects the exponent's bias, subnormals included
+MC float mc_from_fp16(uint16_t h) {
   const uint32_t m = (uint32_t)(h & 0x7fff) << 13;
-  const uint32_t f = (h & 0x7c00) == 0x7c00 ? m | 0x7f800000u : mc_bits<uint32_t>(mc_bits<float>(m) * 5.19229686e33f);
+  const uint32_t f = (h & 0x7c00) == 0x7c00 ? m | 0x7f800000u
+                                             : mc_bits<uint32_t>(mc_bits<float>(m) * 5.19229686e33f);
   return mc_bits<float>(f | (uint32_t)(h & 0x8000) << 16);
 }
 MC uint16_t mc_to_fp16(float x) {
   const uint32_t u = mc_bits<uint32_t>(x) & 0x7fffffffu, sign = (mc_bits<uint32_t>(x) >> 16) & 0x8000u;
   const uint32_t normal = (u + 0xc8000fffu + ((u >> 13) & 1u)) >> 13;                 // rebias and round
-  const uint32_t small = mc_bits<uint32_t>(mc_bits<float>(u) + 0.5f) - 0x3f000000u;    // let the adder round a subnormal
+  const uint32_t small = mc_bits<uint32_t>(mc_bits<float>(u) + 0.5f) - 0x3f000000u;  // the adder rounds it
   const uint32_t h = u < 0x38800000u ? small : normal;
   return (uint16_t)(sign | (u > 0x7f800000u ? 0x7e00u : u >= 0x47800000u ? 0x7c00u : h));
 }
@@ -147,38 +150,44 @@ MC float mc_erf(float x) {
   return a < 0.927f ? near : (x != x ? x : far);
 }
 
-// ---- sine and cosine: x = n*pi/2 + r, reduced in double. Above 2^24 a float is an integer times 2^e, and 2^e mod 2*pi comes from a table
-// 2^e mod 2*pi as high / 2^24 + low: what a float m*2^e with m < 2^24, e > 0 needs for an exact reduction (m * high is exact in double)
+// ---- sine and cosine: x = n*pi/2 + r, reduced in double. Above 2^24 a float is an integer times 2^e, and
+// 2^e mod 2*pi comes from a table 2^e mod 2*pi as high / 2^24 + low: what a float m*2^e with m < 2^24, e > 0
+// needs for an exact reduction (m * high is exact in double)
 static const int32_t mc_turn_high[] = {
-    0, 33554432, -38305493, 28803371, -47807615, 9799127, 19598253, 39196507, -27021344, 51371670, -2671018, -5342036,
-    -10684071, -21368143, -42736286, 19941786, 39883572, -25647214, -51294428, 2825502, 5651003, 11302006, 22604012,
-    45208024, -14998309, -29996618, 45421122, -14572113, -29144226, 47125905, -11162548, -22325096, -44650192,
-    16113974, 32227948, -40958462, 23497433, 46994867, -11424624, -22849248, -45698496, 14017365, 28034731, -49344895,
-    6724566, 13449132, 26898265, -51617828, 2178701, 4357402, 8714804, 17429608, 34859216, -35695924, 34022509,
-    -37369339, 30675678, -44063000, 17288356, 34576712, -36260932, 32892492, -39629372, 26155612, 52311224, -791908,
-    -1583816, -3167632, -6335265, -12670530, -25341059, -50682119, 4050119, 8100238, 16200477, 32400954, -40612450,
-    24189457, 48378914, -8656529, -17313058, -34626115, 36162127, -33090104, 39234149, -26946058, 51522241, -2369875,
-    -4739751, -9479502, -18959004, -37918007, 29578343, -46257671, 12899014, 25798028, 51596057, -2222244, -4444488,
-    -8888976, -17777952, -35555905, 34302548, -36809261, 31795834,};
+    0, 33554432, -38305493, 28803371, -47807615, 9799127, 19598253, 39196507, -27021344, 51371670,
+    -2671018, -5342036, -10684071, -21368143, -42736286, 19941786, 39883572, -25647214, -51294428,
+    2825502, 5651003, 11302006, 22604012, 45208024, -14998309, -29996618, 45421122, -14572113, -29144226,
+    47125905, -11162548, -22325096, -44650192, 16113974, 32227948, -40958462, 23497433, 46994867,
+    -11424624, -22849248, -45698496, 14017365, 28034731, -49344895, 6724566, 13449132, 26898265,
+    -51617828, 2178701, 4357402, 8714804, 17429608, 34859216, -35695924, 34022509, -37369339, 30675678,
+    -44063000, 17288356, 34576712, -36260932, 32892492, -39629372, 26155612, 52311224, -791908, -1583816,
+    -3167632, -6335265, -12670530, -25341059, -50682119, 4050119, 8100238, 16200477, 32400954, -40612450,
+    24189457, 48378914, -8656529, -17313058, -34626115, 36162127, -33090104, 39234149, -26946058,
+    51522241, -2369875, -4739751, -9479502, -18959004, -37918007, 29578343, -46257671, 12899014, 25798028,
+    51596057, -2222244, -4444488, -8888976, -17777952, -35555905, 34302548, -36809261, 31795834,
+};
 static const double mc_turn_low[] = {
-    0, 0, -3.968374319e-09, -3.968374319e-09, -1.190512296e-08, -1.984187159e-08, 1.992090159e-08, -1.97628416e-08,
-    1.611058726e-08, -2.341509594e-08, 8.806078578e-09, 1.761215716e-08, -2.438033047e-08, 1.084398385e-08,
-    2.168796769e-08, -1.226033508e-08, -2.452067015e-08, 6.594930155e-09, 1.318986031e-08, -2.925654984e-08,
-    1.091545099e-09, 2.183090197e-09, 4.366180394e-09, 8.732360788e-09, 1.349634726e-08, 2.699269452e-08,
-    -1.650881425e-09, -7.270137168e-09, -1.454027434e-08, -2.511217435e-08, 5.41192175e-09, 1.08238435e-08,
-    2.1647687e-08, -1.234089645e-08, -2.468179291e-08, 6.27268464e-09, 1.65137436e-08, -2.657715758e-08,
-    2.481955303e-09, 4.963910606e-09, 9.927821213e-09, 2.382401674e-08, -1.195661129e-08, -2.788159689e-08,
-    7.809825307e-09, 1.561965061e-08, -2.836534355e-08, -1.094416636e-09, 1.779541046e-09, 3.559082092e-09,
+    0, 0, -3.968374319e-09, -3.968374319e-09, -1.190512296e-08, -1.984187159e-08, 1.992090159e-08,
+    -1.97628416e-08, 1.611058726e-08, -2.341509594e-08, 8.806078578e-09, 1.761215716e-08,
+    -2.438033047e-08, 1.084398385e-08, 2.168796769e-08, -1.226033508e-08, -2.452067015e-08,
+    6.594930155e-09, 1.318986031e-08, -2.925654984e-08, 1.091545099e-09, 2.183090197e-09, 4.366180394e-09,
+    8.732360788e-09, 1.349634726e-08, 2.699269452e-08, -1.650881425e-09, -7.270137168e-09,
+    -1.454027434e-08, -2.511217435e-08, 5.41192175e-09, 1.08238435e-08, 2.1647687e-08, -1.234089645e-08,
+    -2.468179291e-08, 6.27268464e-09, 1.65137436e-08, -2.657715758e-08, 2.481955303e-09, 4.963910606e-09,
+    9.927821213e-09, 2.382401674e-08, -1.195661129e-08, -2.788159689e-08, 7.809825307e-09,
+    1.561965061e-08, -2.836534355e-08, -1.094416636e-09, 1.779541046e-09, 3.559082092e-09,
     7.118164183e-09, 1.423632837e-08, 2.847265673e-08, -6.62770563e-09, -9.287036941e-09, -2.25424482e-08,
-    1.848812269e-08, -2.659677371e-08, 1.037947168e-08, 2.075894336e-08, -2.205513236e-08, 1.946275436e-08,
-    -2.464751037e-08, 1.427799836e-08, 2.855599673e-08, -6.461025644e-09, -1.292205129e-08, -2.584410258e-08,
-    7.916439623e-09, 1.583287925e-08, -2.793888629e-08, 3.726872205e-09, 1.142211873e-08, 2.284423746e-08,
-    -1.391616986e-08, -2.783233972e-08, -2.840899006e-11, 3.911556339e-09, 7.823112677e-09, 1.167785104e-08,
-    2.335570207e-08, -1.289324063e-08, -2.181810695e-08, 1.200005656e-08, 2.796848744e-08, -7.636044204e-09,
-    -1.130371409e-08, -2.65758025e-08, 6.453039778e-09, 1.290607956e-08, 2.581215911e-08, -7.980326551e-09,
-    -1.199227878e-08, -2.795293189e-08, 7.667155323e-09, 1.533431065e-08, -2.893602348e-08, -2.23577651e-09,
-    -4.47155302e-09, -8.94310604e-09, -1.788621208e-08, 2.383222062e-08, -7.971829225e-09, -1.991203277e-08,
-    2.374895356e-08,};
+    1.848812269e-08, -2.659677371e-08, 1.037947168e-08, 2.075894336e-08, -2.205513236e-08,
+    1.946275436e-08, -2.464751037e-08, 1.427799836e-08, 2.855599673e-08, -6.461025644e-09,
+    -1.292205129e-08, -2.584410258e-08, 7.916439623e-09, 1.583287925e-08, -2.793888629e-08,
+    3.726872205e-09, 1.142211873e-08, 2.284423746e-08, -1.391616986e-08, -2.783233972e-08,
+    -2.840899006e-11, 3.911556339e-09, 7.823112677e-09, 1.167785104e-08, 2.335570207e-08,
+    -1.289324063e-08, -2.181810695e-08, 1.200005656e-08, 2.796848744e-08, -7.636044204e-09,
+    -1.130371409e-08, -2.65758025e-08, 6.453039778e-09, 1.290607956e-08, 2.581215911e-08,
+    -7.980326551e-09, -1.199227878e-08, -2.795293189e-08, 7.667155323e-09, 1.533431065e-08,
+    -2.893602348e-08, -2.23577651e-09, -4.47155302e-09, -8.94310604e-09, -1.788621208e-08,
+    2.383222062e-08, -7.971829225e-09, -1.991203277e-08, 2.374895356e-08,
+};
 MC float mc_sincos(float x, int quadrant) {
   const int32_t u = mc_bits<int32_t>(x), e = ((u >> 23) & 255) - 150, k = e < 0 ? 0 : e > 104 ? 0 : e;
   const double m = k > 0 ? (double)(((u & 0x7fffff) | 0x800000) * (u < 0 ? -1 : 1)) : 0.0;
@@ -202,8 +211,8 @@ MC float mc_cos(float x) { return mc_sincos(x, 1); }
 
 // ---- double goes to libm
 #define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
-MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10) MC_DOUBLE(log1p)
-MC_DOUBLE(tanh) MC_DOUBLE(erf) MC_DOUBLE(sin) MC_DOUBLE(cos)
+MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10)
+MC_DOUBLE(log1p) MC_DOUBLE(tanh) MC_DOUBLE(erf) MC_DOUBLE(sin) MC_DOUBLE(cos)
 MC double mc_sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
 static double mc_erfinv(double y) {  // a rational guess, then Newton on erf
   if (!(y > -1.0 && y < 1.0)) return y == 1.0 ? MC_INF : y == -1.0 ? -MC_INF : (double)MC_NAN;
@@ -215,7 +224,8 @@ static double mc_erfinv(double y) {  // a rational guess, then Newton on erf
   }
   return y == 0.0 ? y : x;
 }
-static double mc_digamma(double x) {  // recurrence up to 10, asymptotic series beyond, reflection for negatives
+// recurrence up to 10, asymptotic series beyond, reflection for negatives
+static double mc_digamma(double x) {
   if (x == 0.0) return __builtin_copysign(MC_INF, -x);
   double shift = 0.0;
   if (x < 0.0) {
@@ -226,15 +236,21 @@ static double mc_digamma(double x) {  // recurrence up to 10, asymptotic series 
   }
   for (; x < 10.0; x += 1.0) shift -= 1.0 / x;
   const double z = 1.0 / (x * x);
-  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - z * (1.0 / 240 - z * (1.0 / 132 - z * 691.0 / 32760)))));
+  const double far = z * (1.0 / 240 - z * (1.0 / 132 - z * 691.0 / 32760));
+  const double series = z * (1.0 / 12 - z * (1.0 / 120 - z * (1.0 / 252 - far)));
   return shift + __builtin_log(x) - 0.5 / x - (x > 1e17 ? 0.0 : series);
 }
 
 // ---- Python's and torch's arithmetic
 template <class T> MC T mc_max(T a, T b) { return a > b || a != a ? a : b; }
 template <class T> MC T mc_min(T a, T b) { return a < b || a != a ? a : b; }
-template <class T> MC T mc_ifloordiv(T a, T b) { const T q = a / b; return (T)(q - (((a % b) != 0) & ((a < 0) != (b < 0)))); }
-template <class T> MC T mc_imod(T a, T b) { const T r = a % b; return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r); }
+template <class T> MC T mc_ifloordiv(T a, T b) {
+  return (T)(a / b - (((a % b) != 0) & ((a < 0) != (b < 0))));
+}
+template <class T> MC T mc_imod(T a, T b) {
+  const T r = a % b;
+  return (T)(r != 0 && ((r < 0) != (b < 0)) ? r + b : r);
+}
 MC float mc_fmod2(float a, float b) { return __builtin_fmodf(a, b); }
 MC double mc_fmod2(double a, double b) { return __builtin_fmod(a, b); }
 template <class T> MC T mc_mod(T a, T b) {
@@ -257,11 +273,15 @@ template <class T> MC T mc_ipow(T a, T b) {
   return y;
 }
 template <class T> MC T mc_shl(T a, T b) { return b < 0 || b >= (T)(8 * sizeof(T)) ? (T)0 : (T)(a << b); }
-template <class T> MC T mc_shr(T a, T b) { return (T)(a >> (b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(8 * sizeof(T) - 1) : b)); }
+template <class T> MC T mc_shr(T a, T b) {
+  return (T)(a >> (b < 0 || b >= (T)(8 * sizeof(T)) ? (T)(8 * sizeof(T) - 1) : b));
+}
 
-// ---- a kernel reports the first index out of range, or a division by zero, through `problem`; the caller raises
+// ---- a kernel reports the first index out of range, or a division by zero, through `problem`; the caller
+// raises
 struct mc_problem { int64_t kind, value, size; };
-static __attribute__((noinline, cold)) void mc_report(mc_problem* p, int64_t kind, int64_t value, int64_t size) {
+static __attribute__((noinline, cold))
+void mc_report(mc_problem* p, int64_t kind, int64_t value, int64_t size) {
 #pragma omp critical(mc_problem)
   if (!p->kind) { p->value = value; p->size = size; p->kind = kind; }
 }

@@ -1,13 +1,14 @@
 # %% [markdown]
 # # Reductions in C++
 #
-# A sum in a plain loop is a chain: each addition waits for the last, and floating-point addition may not be reordered, so the compiler
-# leaves it scalar. `#pragma omp simd reduction(+:s)` permits one partial sum per vector lane. That is fast, and also more accurate, for the same reason that
-# pairwise summation is: each partial sum is shorter. Long rows are summed in chunks of 1,024 whose sums are added up in double.
+# A sum in a plain loop is a chain: each addition waits for the last, and floating-point addition may not be
+# reordered, so the compiler leaves it scalar. `#pragma omp simd reduction(+:s)` permits one partial sum per
+# vector lane. That is fast, and also more accurate, for the same reason that pairwise summation is: each
+# partial sum is shorter. Long rows are summed in chunks of 1,024 whose sums are added up in double.
 #
-# What OpenMP does not know (Welford's variance, the online softmax, the position of a maximum) works on chunks as well: the values of a
-# chunk go to a small array that stays in the L1 cache, simple vectorised loops reduce it, and the chunk's result is merged into the
-# row's. For the softmax that is
+# What OpenMP does not know (Welford's variance, the online softmax, the position of a maximum) works on
+# chunks as well: the values of a chunk go to a small array that stays in the L1 cache, simple vectorised
+# loops reduce it, and the chunk's result is merged into the row's. For the softmax that is
 #
 # $$m' = \max(m, m_c), \qquad s' = s\,e^{m - m'} + \sum_j e^{x_j - m'}$$
 #
@@ -22,7 +23,8 @@ import torch
 
 from ..ch01_graphs.symbolic import Expr, Symbol, product, substitute, to_text
 from ..errors import Unsupported
-from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, index_text,
+from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
+                   index_text,
                    lane_block, lane_headers, parallel_pragma, store_lines)
 from .ops import literal, register_type
 from .values import Value, is_expensive, needed, operands_of
@@ -34,7 +36,8 @@ FLUSH = 256                  # column sums: rows between two flushes into double
 # %% [markdown]
 # ## The kinds
 #
-# `IDENTITY` starts an accumulator; `COMBINE` is the step. `max` and `min` propagate NaN, like torch: a NaN that has been accumulated stays.
+# `IDENTITY` starts an accumulator; `COMBINE` is the step. `max` and `min` propagate NaN, like torch: a NaN
+# that has been accumulated stays.
 
 # %%
 def lowest(dtype: torch.dtype) -> str:
@@ -49,9 +52,11 @@ def highest(dtype: torch.dtype) -> str:
     return literal(True if dtype is torch.bool else torch.iinfo(dtype).max, dtype)
 
 
-IDENTITY = {"sum": lambda d: literal(0, d), "prod": lambda d: literal(1, d), "xor_sum": lambda d: literal(0, d),
+IDENTITY = {"sum": lambda d: literal(0, d), "prod": lambda d: literal(1, d), "xor_sum": lambda d: literal(0,
+                                                                                                          d),
             "max": lowest, "min": highest, "any": lambda d: "false", "all": lambda d: "true"}
-COMBINE = {"sum": "({t})({0} + {1})", "prod": "({t})({0} * {1})", "xor_sum": "({t})({0} ^ {1})", "max": "mc_max<{t}>({0}, {1})",
+COMBINE = {"sum": "({t})({0} + {1})", "prod": "({t})({0} * {1})", "xor_sum": "({t})({0} ^ {1})",
+           "max": "mc_max<{t}>({0}, {1})",
            "min": "mc_min<{t}>({0}, {1})", "any": "{0} | ({1} != 0)", "all": "{0} & ({1} != 0)"}
 SYMBOL = {"sum": "+", "prod": "*", "xor_sum": "^", "max": "max", "min": "min", "any": "|", "all": "&"}
 
@@ -63,13 +68,14 @@ def source_of(value: Value) -> tuple[str, Value, object]:
 
 def accumulator_type(value: Value) -> torch.dtype:
     kind, source, _ = source_of(value)
-    return source.dtype if kind in ("argmax", "argmin") else torch.float32 if value.dtype in (torch.bfloat16, torch.float16) else value.dtype
+    return source.dtype if kind in ("argmax", "argmin") else torch.float32 if value.dtype in (torch.bfloat16,
+            torch.float16) else value.dtype
 
 # %% [markdown]
 # ## Passes
 #
-# Reductions of equal phase share a pass over the row. Stores of elements wait for the last pass, so that no pass reads an input that an
-# output has already overwritten.
+# Reductions of equal phase share a pass over the row. Stores of elements wait for the last pass, so that no
+# pass reads an input that an output has already overwritten.
 
 # %%
 def emit_reductions(e: Emitter, function: Scope) -> None:
@@ -93,20 +99,24 @@ def is_element(e: Emitter):
 def passes(e: Emitter) -> list[tuple[list[Value], list]]:
     """(reductions, element stores) of each pass."""
     elements = [s for s in e.linked.stores if s.element]
-    phases = [r.phase - 1 for r in e.linked.reductions] + [v.phase for s in elements for v in (s.value, s.mask) if v is not None]
+    phases = [r.phase - 1 for r in e.linked.reductions] + [v.phase for s in elements
+                                                           for v in (s.value, s.mask) if v is not None]
     last = max(phases)
-    plan = [([r for r in e.linked.reductions if r.phase - 1 == p], elements if p == last else []) for p in range(last + 1)]
+    plan = [([r for r in e.linked.reductions if r.phase - 1 == p], elements if p == last else [])
+            for p in range(last + 1)]
     return [(reductions, stores) for reductions, stores in plan if reductions or stores]
 
 
 def roots_of(reductions, stores) -> list[Value]:
-    return [source_of(r)[1] for r in reductions] + [v for s in stores for v in (s.value, s.mask) if v is not None]
+    return [source_of(r)[1] for r in reductions] + [v for s in stores for v in (s.value, s.mask)
+                                                    if v is not None]
 
 # %% [markdown]
 # ## Rows
 #
-# The lane is the row's own variable. A value that is expensive (an `exp`, an `erf`) and used in two passes is kept in an array as long as the
-# row; everything else is computed again from its loads, which are in the cache by then.
+# The lane is the row's own variable. A value that is expensive (an `exp`, an `erf`) and used in two passes is
+# kept in an array as long as the row; everything else is computed again from its loads, which are in the
+# cache by then.
 
 # %%
 def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
@@ -118,7 +128,8 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     plan, kept = passes(e), {}
     uses = [needed(e.linked, roots_of(*p), is_element(e)) for p in plan]
     if isinstance(lane.size, int) and lane.size <= LONGEST_SCRATCH and len(kernel.reduction_vars) == 1:
-        kept = {v: None for i, u in enumerate(uses) for v in u if is_expensive(v) and any(v in later for later in uses[i + 1:])}
+        kept = {v: None for i, u in enumerate(uses) for v in u if is_expensive(v)
+                and any(v in later for later in uses[i + 1:])}
         kept = dict(list(kept.items())[:4])
     for reductions, stores in plan:
         _row_pass(e, nest, lane, reductions, stores, kept, atomic)
@@ -126,12 +137,14 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     loops = [for_(v.name, to_text(v.size)) for v in outer]
     if loops:
-        close(nest, (parallel_pragma(e, work, 1 if atomic else len(loops)) if not atomic or direct is not None else []) + loops)
+        close(nest, (parallel_pragma(e, work, 1 if atomic else len(loops)) if not atomic or direct is not None
+                     else []) + loops)
 
 
 @dataclass(eq=False)
 class RowStep:
-    """What one reduction adds to a row pass: lines before the row, before a chunk, per element and after a chunk; clauses of the simd loop; results."""
+    """What one reduction adds to a row pass: lines before the row, before a chunk, per element and after a
+    chunk; clauses of the simd loop; results."""
 
     before: list[str]
     chunk: list[str]
@@ -184,7 +197,8 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept, a
 
 
 def _named_results(e: Emitter, r: Value, result, nest: Scope):
-    """Bind each result of a finished row reduction to a constant, so that the loops that follow do not evaluate it again."""
+    """Bind each result of a finished row reduction to a constant, so that the loops that follow do not
+    evaluate it again."""
     if isinstance(result, tuple):
         return tuple(_named_results(e, r, part, nest) for part in result)
     name = fresh(e, "v")
@@ -209,7 +223,8 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     start = IDENTITY[kind](dtype)
     if kind in ("max", "min") and dtype.is_floating_point:
         compare = ">" if kind == "max" else "<"
-        return RowStep([f"{t} acc{n} = {start};", f"int nan{n} = 0;"], [f"{t} part{n} = {start};", f"int bad{n} = 0;"],
+        return RowStep([f"{t} acc{n} = {start};", f"int nan{n} = 0;"], [f"{t} part{n} = {start};",
+                                                                        f"int bad{n} = 0;"],
                        [f"part{n} = {x} {compare} part{n} ? {x} : part{n};", f"bad{n} |= {x} != {x};"],
                        [f"acc{n} = part{n} {compare} acc{n} ? part{n} : acc{n};", f"nan{n} |= bad{n};"],
                        [f"reduction({SYMBOL[kind]}:part{n})", f"reduction(|:bad{n})"],
@@ -220,7 +235,8 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     value = x if kind in ("any", "all") else f"({t}){x}"
     if kind in ("max", "min"):
         compare = ">" if kind == "max" else "<"
-        element, after = f"part{n} = {value} {compare} part{n} ? {value} : part{n};", f"acc{n} = part{n} {compare} acc{n} ? part{n} : acc{n};"
+        element = f"part{n} = {value} {compare} part{n} ? {value} : part{n};"
+        after = f"acc{n} = part{n} {compare} acc{n} ? part{n} : acc{n};"
     else:
         operator = SYMBOL[kind]
         element, after = f"part{n} {operator}= {value};", f"acc{n} {operator}= part{n};"
@@ -231,19 +247,24 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
 
 def _row_welford(e, r, n, t, array, fill, lane, index) -> RowStep:
     before = [f"double mean{n} = 0, m2{n} = 0, count{n} = 0;"]
-    after = [f"{t} sum{n} = 0, square{n} = 0;", f"{SIMD} reduction(+:sum{n})", f"for (int64_t k = 0; k < count; k++) sum{n} += t{n}[k];",
+    after = [f"{t} sum{n} = 0, square{n} = 0;", f"{SIMD} reduction(+:sum{n})",
+             f"for (int64_t k = 0; k < count; k++) sum{n} += t{n}[k];",
              f"const {t} centre{n} = sum{n} / count;", f"{SIMD} reduction(+:square{n})",
-             f"for (int64_t k = 0; k < count; k++) {{ const {t} d = t{n}[k] - centre{n}; square{n} += d * d; }}",
+             "for (int64_t k = 0; k < count; k++) {", f"  const {t} d = t{n}[k] - centre{n};",
+             f"  square{n} += d * d;", "}",
              f"const double delta{n} = centre{n} - mean{n}, all{n} = count{n} + count;",
              f"m2{n} += square{n} + delta{n} * delta{n} * count{n} * count / all{n};",
              f"mean{n} += delta{n} * count / all{n};", f"count{n} = all{n};"]
-    return RowStep(before, [array], [fill], after, [], (f"(({t})mean{n})", f"(({t})m2{n})", f"(({t})count{n})"))
+    return RowStep(before, [array], [fill], after, [], (f"(({t})mean{n})", f"(({t})m2{n})",
+                                                        f"(({t})count{n})"))
 
 
 def _row_softmax(e, r, n, t, array, fill, lane, index) -> RowStep:
     before = [f"{t} max{n} = -MC_INF, sum{n} = 0;"]
-    after = [f"{t} top{n} = max{n}, part{n} = 0;", f"int bad{n} = 0;", f"{SIMD} reduction(max:top{n}) reduction(|:bad{n})",
-             f"for (int64_t k = 0; k < count; k++) {{ top{n} = t{n}[k] > top{n} ? t{n}[k] : top{n}; bad{n} |= t{n}[k] != t{n}[k]; }}",
+    after = [f"{t} top{n} = max{n}, part{n} = 0;", f"int bad{n} = 0;",
+             f"{SIMD} reduction(max:top{n}) reduction(|:bad{n})",
+             "for (int64_t k = 0; k < count; k++) {", f"  top{n} = t{n}[k] > top{n} ? t{n}[k] : top{n};",
+             f"  bad{n} |= t{n}[k] != t{n}[k];", "}",
              f"if (bad{n}) top{n} = MC_NAN;",
              f"if (!(top{n} == -MC_INF)) {{",
              f"  {SIMD} reduction(+:part{n})",
@@ -259,15 +280,19 @@ def _row_arg(e, r, n, t, array, fill, lane, index) -> RowStep:
     start = lowest(source.dtype) if kind == "argmax" else highest(source.dtype)
     place = _linear_index(e, index, lane)
     before = [f"{t} best{n} = {start};", f"int64_t at{n} = -1;"]
-    nan = [f"int bad{n} = 0;", f"{SIMD} reduction(|:bad{n})", f"for (int64_t k = 0; k < count; k++) bad{n} |= t{n}[k] != t{n}[k];",
+    nan = [f"int bad{n} = 0;", f"{SIMD} reduction(|:bad{n})",
+           f"for (int64_t k = 0; k < count; k++) bad{n} |= t{n}[k] != t{n}[k];",
            f"if (bad{n}) top{n} = MC_NAN;"] if floating else []
     same = f"(t{n}[k] == top{n} || (t{n}[k] != t{n}[k] && top{n} != top{n}))"
     after = [f"{t} top{n} = t{n}[0];", f"{SIMD} reduction({'max' if kind == 'argmax' else 'min'}:top{n})",
-             f"for (int64_t k = 0; k < count; k++) top{n} = t{n}[k] {compare} top{n} ? t{n}[k] : top{n};", *nan,
+             f"for (int64_t k = 0; k < count; k++) top{n} = t{n}[k] {compare} top{n} ? t{n}[k] : top{n};",
+             *nan,
              f"if (at{n} < 0 || top{n} {compare} best{n} || top{n} == best{n} || (top{n} != top{n})) {{",
-             "  int64_t k = 0;", f"  while (!{same}) k++;", f"  const int64_t {lane.name} = chunk + k, here = {place};",
+             "  int64_t k = 0;", f"  while (!{same}) k++;",
+             f"  const int64_t {lane.name} = chunk + k, here = {place};",
              f"  const bool equal = top{n} == best{n} || (top{n} != top{n} && best{n} != best{n});",
-             f"  if (at{n} < 0 || (equal ? here < at{n} : !(best{n} != best{n}))) {{ best{n} = top{n}; at{n} = here; }}", "}"]
+             f"  if (at{n} < 0 || (equal ? here < at{n} : !(best{n} != best{n}))) {{",
+             f"    best{n} = top{n};", f"    at{n} = here;", "  }", "}"]
     return RowStep(before, [array], [fill], after, [], f"at{n}")
 
 
@@ -282,8 +307,9 @@ _ROW_STEPS = {"welford": _row_welford, "softmax": _row_softmax, "argmax": _row_a
 # %% [markdown]
 # ## Columns
 #
-# One accumulator per lane, in arrays. Every statement on them is a lane loop, so all kinds vectorise alike, including the position of a maximum.
-# Values of the row's phase that the elements need, such as `rsqrt(var + eps)` per column, are computed once per column and kept in an array as well.
+# One accumulator per lane, in arrays. Every statement on them is a lane loop, so all kinds vectorise alike,
+# including the position of a maximum. Values of the row's phase that the elements need, such as `rsqrt(var +
+# eps)` per column, are computed once per column and kept in an array as well.
 
 # %%
 def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
@@ -304,7 +330,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     for reductions, stores in passes(e):
         elements = needed(e.linked, roots_of(reductions, stores), is_element(e))
         ready = {o for v in elements for o in operands_of(e.linked, v)} | set(roots_of(reductions, stores))
-        ready = [v for v in ready if not is_element(e)(v) and lane in v.dims and v.op not in ("load", "constant", "index", "reduce", "get")]
+        ready = [v for v in ready if not is_element(e)(v) and lane in v.dims
+                 and v.op not in ("load", "constant", "index", "reduce", "get")]
         if ready:
             _materialise(e, nest, lane, sorted(ready, key=e.order.__getitem__), width, lane_header, define)
         rows = child(nest, kernel.reduction_vars)
@@ -329,7 +356,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         rows.lines[:0] = counted
         if flush and not (isinstance(length, int) and length <= FLUSH):
             nest.lines.append("int64_t since = 0;")
-            rows.lines += [f"if (++since == {FLUSH}) {{", "  since = 0;", "  " + SIMD, f"  {lane_header} {{", *["    " + f for f in flush], "  }",
+            rows.lines += [f"if (++since == {FLUSH}) {{", "  since = 0;", "  " + SIMD, f"  {lane_header} {{",
+                           *["    " + f for f in flush], "  }",
                            *["  " + f for f in flushed], "}"]
         close(rows, [for_(v.name, to_text(v.size)) for v in kernel.reduction_vars])
         if flush:
@@ -348,7 +376,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     close(nest, pragma + loops + blocks or [""], prologue)
 
 
-def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lane_header: str, define: str) -> None:
+def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lane_header: str,
+                 define: str) -> None:
     values = [v for v in values if v not in nest.names]
     loop = child(nest, (lane,))
     for value in values:
@@ -364,8 +393,8 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
 
 @dataclass(eq=False)
 class ColumnStep:
-    """What one reduction adds to a column pass; `start`, `element` and `flush` are lines of lane loops, `counted` runs once per row
-    and `flushed` once per flush."""
+    """What one reduction adds to a column pass; `start`, `element` and `flush` are lines of lane loops,
+    `counted` runs once per row and `flushed` once per flush."""
 
     arrays: list[str]
     start: list[str]
@@ -388,36 +417,48 @@ def _column_step(e: Emitter, r: Value, x: str, width, inner: Scope) -> ColumnSte
         return ColumnStep([array("mean"), array("m2"), array("centre", "double"), array("spread", "double"),
                            f"{t} count{n} = 0;", f"double all{n} = 0;"],
                           [f"{name}{n}[lane] = 0;" for name in ("mean", "m2", "centre", "spread")],
-                          [f"const {t} delta{n} = {x} - mean{n}[lane];", f"mean{n}[lane] += delta{n} * inverse{n};",
+                          [f"const {t} delta{n} = {x} - mean{n}[lane];",
+                           f"mean{n}[lane] += delta{n} * inverse{n};",
                            f"m2{n}[lane] += delta{n} * ({x} - mean{n}[lane]);"],
-                          [f"const double gap{n} = mean{n}[lane] - centre{n}[lane], share{n} = count{n} / (all{n} + count{n});",
-                           f"centre{n}[lane] += gap{n} * share{n};", f"spread{n}[lane] += m2{n}[lane] + gap{n} * gap{n} * all{n} * share{n};",
+                          [f"const double gap{n} = mean{n}[lane] - centre{n}[lane];",
+                           f"const double share{n} = count{n} / (all{n} + count{n});",
+                           f"centre{n}[lane] += gap{n} * share{n};",
+                           f"spread{n}[lane] += m2{n}[lane] + gap{n} * gap{n} * all{n} * share{n};",
                            f"mean{n}[lane] = 0;", f"m2{n}[lane] = 0;"],
                           (f"(({t})centre{n}[lane])", f"(({t})spread{n}[lane])", f"(({t})all{n})"),
-                          [f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"], [f"all{n} += count{n};", f"count{n} = 0;"])
+                          [f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
+                          [f"all{n} += count{n};", f"count{n} = 0;"])
     if kind == "softmax":
         shift = f"const {t} safe{n} = top{n} == -MC_INF ? 0 : top{n};"
         return ColumnStep([array("max"), array("sum")], [f"max{n}[lane] = -MC_INF;", f"sum{n}[lane] = 0;"],
                           [f"const {t} top{n} = mc_max<{t}>(max{n}[lane], {x});", shift,
-                           f"sum{n}[lane] = sum{n}[lane] * mc_exp(max{n}[lane] - safe{n}) + mc_exp({x} - safe{n});", f"max{n}[lane] = top{n};"],
+                           f"sum{n}[lane] = sum{n}[lane] * mc_exp(max{n}[lane] - safe{n}) "
+                           f"+ mc_exp({x} - safe{n});", f"max{n}[lane] = top{n};"],
                           [], (f"max{n}[lane]", f"sum{n}[lane]"), [])
     if kind in ("argmax", "argmin"):
         compare = ">" if kind == "argmax" else "<"
         start = lowest(source.dtype) if kind == "argmax" else highest(source.dtype)
         here = _linear_index(e, index, None)
-        nan = f" | (({x} != {x}) & (best{n}[lane] == best{n}[lane]))" if source.dtype.is_floating_point else ""
+        nan = ""
+        if source.dtype.is_floating_point:
+            nan = f" | (({x} != {x}) & (best{n}[lane] == best{n}[lane]))"
         keep = f"(best{n}[lane] == best{n}[lane]) & " if source.dtype.is_floating_point else ""
-        return ColumnStep([array("best"), array("at", "int64_t")], [f"best{n}[lane] = {start};", f"at{n}[lane] = 0;"],
+        return ColumnStep([array("best"), array("at", "int64_t")], [f"best{n}[lane] = {start};",
+                                                                    f"at{n}[lane] = 0;"],
                           [f"const bool better{n} = ({keep}({x} {compare} best{n}[lane])){nan};",
-                           f"best{n}[lane] = better{n} ? {x} : best{n}[lane];", f"at{n}[lane] = better{n} ? ({here}) : at{n}[lane];"],
+                           f"best{n}[lane] = better{n} ? {x} : best{n}[lane];",
+                           f"at{n}[lane] = better{n} ? ({here}) : at{n}[lane];"],
                           [], f"at{n}[lane]", [])
     if kind not in IDENTITY:
         raise Unsupported(f"the C++ backend has no reduction {kind!r}", r.loop.location)
     start = IDENTITY[kind](dtype)
     t = "uint8_t" if dtype is torch.bool else t
     if kind == "sum" and t == "float":
-        return ColumnStep([array("acc"), array("total", "double")], [f"acc{n}[lane] = 0;", f"total{n}[lane] = 0;"], [f"acc{n}[lane] += {x};"],
-                          [f"total{n}[lane] += acc{n}[lane];", f"acc{n}[lane] = 0;"], f"(float)total{n}[lane]", [])
+        return ColumnStep([array("acc"), array("total", "double")],
+                          [f"acc{n}[lane] = 0;", f"total{n}[lane] = 0;"], [f"acc{n}[lane] += {x};"],
+                          [f"total{n}[lane] += acc{n}[lane];", f"acc{n}[lane] = 0;"],
+                          f"(float)total{n}[lane]", [])
     step = COMBINE[kind].format(f"acc{n}[lane]", f"({t}){x}" if kind not in ("any", "all") else x, t=t)
     result = f"(acc{n}[lane] != 0)" if dtype is torch.bool else f"({register_type(r.dtype)})acc{n}[lane]"
-    return ColumnStep([array("acc", t)], [f"acc{n}[lane] = {start};"], [f"acc{n}[lane] = {step};"], [], result, [])
+    return ColumnStep([array("acc", t)], [f"acc{n}[lane] = {start};"], [f"acc{n}[lane] = {step};"], [],
+                      result, [])

@@ -1,13 +1,15 @@
 # %% [markdown]
 # # From fused loops to one graph of values
 #
-# A kernel arrives as a list of loop bodies that talk to each other through buffers. The first thing the C++ backend does is to link them: a
-# load of what an earlier body stored becomes that value, equal loads and equal operations become one, and every value learns two things that
-# decide where its statement will stand:
+# A kernel arrives as a list of loop bodies that talk to each other through buffers. The first thing the C++
+# backend does is to link them: a load of what an earlier body stored becomes that value, equal loads and
+# equal operations become one, and every value learns two things that decide where its statement will stand:
 #
-# - `dims`, the loop variables it depends on. A value that does not depend on the innermost variable stands outside the innermost loop.
-# - `phase`, the number of complete reductions that must have run before it. In `x - mean(x)` the subtraction has phase 1: it
-#   cannot share a loop with the sum, however much we fuse, because the sum needs the whole row first.
+# - `dims`, the loop variables it depends on. A value that does not depend on the innermost variable stands
+#   outside the innermost loop.
+# - `phase`, the number of complete reductions that must have run before it. In `x - mean(x)` the subtraction
+#   has phase 1: it cannot share a loop with the sum, however much we fuse, because the sum needs the whole
+#   row first.
 
 # %%
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Value:
 
 @dataclass(eq=False)
 class Store:
-    """A write to memory: `element` says whether it happens for each element of a reduction's row, or once per row."""
+    """A write to memory: `element` says whether it happens for each element of a reduction's row, or once per
+    row."""
 
     buffer: str
     index: Int
@@ -54,7 +57,8 @@ class Store:
 
 @dataclass
 class Linked:
-    """The values of a kernel: `reductions` in order, `stores` in order, `indirect` what each indirect symbol stands for."""
+    """The values of a kernel: `reductions` in order, `stores` in order, `indirect` what each indirect symbol
+    stands for."""
 
     kernel: Kernel
     reductions: list[Value] = field(default_factory=list)
@@ -65,9 +69,10 @@ class Linked:
 # %% [markdown]
 # ## The handler
 #
-# Linking is a `replay`-like walk: each instruction becomes a `Value`, found again by its key if an equal one exists. A buffer written in the
-# kernel is remembered with the index it was written at. A later load at that index is the value; a load at another index would need an element that
-# perhaps another thread has not written yet, which fusion never produces, so it is refused.
+# Linking is a `replay`-like walk: each instruction becomes a `Value`, found again by its key if an equal one
+# exists. A buffer written in the kernel is remembered with the index it was written at. A later load at that
+# index is the value; a load at another index would need an element that perhaps another thread has not
+# written yet, which fusion never produces, so it is refused.
 
 # %%
 @dataclass
@@ -93,7 +98,8 @@ def root(kernel: Kernel, name: str) -> str:
     return name
 
 
-def _make(state: _State, loop: Loop, op: str, args: tuple, dtype: torch.dtype, dims=frozenset(), phase: int = 0, key=None) -> Value:
+def _make(state: _State, loop: Loop, op: str, args: tuple, dtype: torch.dtype, dims=frozenset(),
+          phase: int = 0, key=None) -> Value:
     linked = state.linked
     for a in args:
         if isinstance(a, Value):
@@ -119,7 +125,8 @@ def _link_loop(state: _State, loop: Loop) -> None:
     values: list = []
     renamed: dict[Symbol, Int] = {}
     for inst in loop.body:
-        args = [values[a.id] if type(a) is Ref else substitute(a, renamed) if isinstance(a, Expr) and renamed else a for a in inst.args]
+        args = [values[a.id] if type(a) is Ref else substitute(a, renamed) if isinstance(a, Expr) and renamed
+                else a for a in inst.args]
         handler = _HANDLERS.get(inst.op, _link_operation)
         values.append(handler(state, loop, inst, args, renamed))
 
@@ -128,7 +135,8 @@ def _link_operation(state, loop, inst: Inst, args, renamed):
     kinds = [a.dtype for a in args if isinstance(a, Value)]
     if inst.op in ("round_to",):
         return _make(state, loop, inst.op, tuple(args), inst.dtype)
-    args = [a if isinstance(a, Value) else _make(state, loop, "constant", (a,), kinds[0] if kinds else inst.dtype) for a in args]
+    args = [a if isinstance(a, Value) else _make(state, loop, "constant", (a,), kinds[0] if kinds
+                                                 else inst.dtype) for a in args]
     return _make(state, loop, inst.op, tuple(args), inst.dtype)
 
 
@@ -140,7 +148,8 @@ def _link_load(state, loop, inst: Inst, args, renamed):
         return _make(state, loop, "load", (buffer, index, mask), inst.dtype, key=version)
     where, value = state.written[buffer]
     if where != index:
-        raise Unsupported(f"kernel {kernel.name} reads {buffer} at {index} after writing it at {where}", loop.location)
+        raise Unsupported(f"kernel {kernel.name} reads {buffer} at {index} after writing it at {where}",
+                          loop.location)
     if mask is not None:
         zero = _make(state, loop, "constant", (0,), value.dtype)
         return _make(state, loop, "where", (mask, value, zero), value.dtype)
@@ -184,7 +193,8 @@ def _link_reduce(state, loop, inst: Inst, args, renamed):
 
 
 def _reduce_one(state, loop, kind: str, x: Value, index, dtype):
-    """A reduction over a single element, whose variable (of size 1) is gone. Several results come as a tuple."""
+    """A reduction over a single element, whose variable (of size 1) is gone. Several results come as a
+    tuple."""
     def make(op, *args, dtype=x.dtype):
         return _make(state, loop, op, args, dtype)
     zero, one = (make("constant", n, dtype=x.dtype) for n in (0, 1))
@@ -218,15 +228,16 @@ def _link_indirect(state, loop, inst: Inst, args, renamed):
 _HANDLERS = {
     "load": _link_load, "store": _link_store, "reduce": _link_reduce, "indirect": _link_indirect,
     "index": lambda state, loop, inst, args, renamed: _make(state, loop, "index", (args[0],), torch.int64),
-    "constant": lambda state, loop, inst, args, renamed: _make(state, loop, "constant", (args[0],), inst.dtype),
+    "constant": lambda state, loop, inst, args, renamed: _make(state, loop, "constant", (args[0],),
+                                                               inst.dtype),
     "get": _link_get,
 }
 
 # %% [markdown]
 # ## What a pass needs
 #
-# The reductions of phase `p` run in pass `p`, a loop over the row. `needed` lists the values that a pass computes per element, so that one can see
-# which of them two passes would compute twice.
+# The reductions of phase `p` run in pass `p`, a loop over the row. `needed` lists the values that a pass
+# computes per element, so that one can see which of them two passes would compute twice.
 
 # %%
 def operands_of(linked: Linked, value: Value) -> list[Value]:

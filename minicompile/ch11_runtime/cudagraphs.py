@@ -1,26 +1,32 @@
 # %% [markdown]
 # # CUDA graphs that are safe to use
 #
-# A CUDA graph is a recording of everything that was launched on a stream, replayed with a single call. For models of many small kernels it is
-# the largest gain there is: nanoGPT's step issues some 300 launches from Python, 5 microseconds each, and the GPU waits.
+# A CUDA graph is a recording of everything that was launched on a stream, replayed with a single call. For
+# models of many small kernels it is the largest gain there is: nanoGPT's step issues some 300 launches from
+# Python, 5 microseconds each, and the GPU waits.
 #
-# The price: a recording contains *addresses*. The kernels read their inputs where those were at recording time and write their outputs where those
-# were at recording time. Three kinds of bug follow, and users of torch.compile's `reduce-overhead` meet all of them:
+# The price: a recording contains *addresses*. The kernels read their inputs where those were at recording
+# time and write their outputs where those were at recording time. Three kinds of bug follow, and users of
+# torch.compile's `reduce-overhead` meet all of them:
 #
 # - inputs that moved: the graph reads stale memory;
 # - outputs that the user kept: the next replay overwrites them;
-# - activations saved by one forward pass, overwritten by a second forward pass before the first backward ran.
+# - activations saved by one forward pass, overwritten by a second forward pass before the first backward
+#   ran.
 #
 # The rules of this module, in the same order:
 #
-# - an input that is the same object at the same address in two consecutive calls (a parameter) is *static*: its address is checked at every call. Anything
-#   else is copied into a placeholder that never moves;
-# - whatever leaves (results, gradients) is copied out of the graph's memory into fresh tensors, all in a few launches;
-# - what stays inside (activations for backward) is handed out as throw-away aliases. While one of them is alive a backward pass is *pending*,
-#   and a second forward pass runs without the graph. So does its backward, because its saved tensors are at other addresses.
+# - an input that is the same object at the same address in two consecutive calls (a parameter) is *static*:
+#   its address is checked at every call. Anything else is copied into a placeholder that never moves;
+# - whatever leaves (results, gradients) is copied out of the graph's memory into fresh tensors, all in a few
+#   launches;
+# - what stays inside (activations for backward) is handed out as throw-away aliases. While one of them is
+#   alive a backward pass is *pending*, and a second forward pass runs without the graph. So does its
+#   backward, because its saved tensors are at other addresses.
 #
-# torch.compile instead tracks the liveness of each output and re-records trees of graphs; outputs are valid only until the next run.
-# Copying out costs device bandwidth (0.3 ms for the gradients of a 124M model on an H100) and buys that nobody has to know.
+# torch.compile instead tracks the liveness of each output and re-records trees of graphs; outputs are valid
+# only until the next run. Copying out costs device bandwidth (0.3 ms for the gradients of a 124M model on
+# an H100) and buys that nobody has to know.
 
 # %%
 from __future__ import annotations
@@ -42,8 +48,9 @@ MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 # %% [markdown]
 # ## Recording
 #
-# The recorder is separate from the rules, so that the rules can be tested where there is no GPU: a fake recorder runs the function again on each replay
-# and writes into the first run's outputs, which is just what a graph does.
+# The recorder is separate from the rules, so that the rules can be tested where there is no GPU: a fake
+# recorder runs the function again on each replay and writes into the first run's outputs, which is just
+# what a graph does.
 
 # %%
 class CudaRecorder:
@@ -133,8 +140,9 @@ class GraphSet:
 # %% [markdown]
 # ## A call
 #
-# The first call runs normally: kernels are still being compiled and tuned, libraries allocate workspaces. The second is recorded. Integer inputs
-# (dynamic sizes) are baked into a recording, so each combination has its own.
+# The first call runs normally: kernels are still being compiled and tuned, libraries allocate workspaces.
+# The second is recorded. Integer inputs (dynamic sizes) are baked into a recording, so each combination has
+# its own.
 
 # %%
 class GraphedCallable:
@@ -285,8 +293,9 @@ def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
 # %% [markdown]
 # ## In the pipeline
 #
-# The driver asks a `GraphSet` for a version of its lower half that wraps what it compiles, and tells the set afterwards how many of the forward's outputs leave
-# the region: results and values to be written back. A program with a step on the CPU is not recorded: a replay would not run it.
+# The driver asks a `GraphSet` for a version of its lower half that wraps what it compiles, and tells the
+# set afterwards how many of the forward's outputs leave the region: results and values to be written back.
+# A program with a step on the CPU is not recorded: a replay would not run it.
 
 # %%
 def recordable(compiled: Callable) -> str | None:

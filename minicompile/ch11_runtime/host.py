@@ -1,9 +1,10 @@
 # %% [markdown]
 # # The host program
 #
-# Somebody has to call the kernels: allocate a buffer, launch, drop a name, launch again. For small models this is where the time goes: a GPU
-# that finishes a kernel in two microseconds waits for a host that needs ten for the next one. So the host program is *generated*, as plain Python, one
-# line a step, with every decision already made:
+# Somebody has to call the kernels: allocate a buffer, launch, drop a name, launch again. For small models
+# this is where the time goes: a GPU that finishes a kernel in two microseconds waits for a host that needs
+# ten for the next one. So the host program is *generated*, as plain Python, one line a step, with every
+# decision already made:
 #
 # ```python
 # def call(args):
@@ -19,9 +20,10 @@
 #     return [buf1]
 # ```
 #
-# There is no dictionary of values, no loop over steps, no check of anything the guards have checked. `args.clear()` matters: the caller's list held the last
-# reference to the saved activations of a backward pass, and each can now die at its own last use. torch.compile generates the same
-# kind of wrapper (or C++, with `cpp_wrapper`).
+# There is no dictionary of values, no loop over steps, no check of anything the guards have checked.
+# `args.clear()` matters: the caller's list held the last reference to the saved activations of a backward
+# pass, and each can now die at its own last use. torch.compile generates the same kind of wrapper (or C++,
+# with `cpp_wrapper`).
 
 # %%
 from __future__ import annotations
@@ -51,8 +53,8 @@ _numbers = itertools.count()
 # %% [markdown]
 # ## Names
 #
-# Each buffer is a Python local. Aliases share the local of their root. Everything that is not a name or a number (operators, dtypes, kernels,
-# constants) is a global of the generated module.
+# Each buffer is a Python local. Aliases share the local of their root. Everything that is not a name or a
+# number (operators, dtypes, kernels, constants) is a global of the generated module.
 
 # %%
 @dataclass
@@ -100,13 +102,15 @@ def int_text(e: Int) -> str:
 
 
 def tuple_text(values) -> str:
-    return "(" + "".join(int_text(v) + ", " for v in values) + ")"
+    texts = [int_text(v) for v in values]
+    return "(" + ", ".join(texts) + ("," if len(texts) == 1 else "") + ")"
 
 # %% [markdown]
 # ## Views
 #
-# A view that is the whole buffer is the buffer. Others are one `as_strided`. Memory that we allocated starts at offset 0; an input may itself be a
-# window into something larger, and so may what a library call returns, so there the tensor's own offset is added at run time.
+# A view that is the whole buffer is the buffer. Others are one `as_strided`. Memory that we allocated
+# starts at offset 0; an input may itself be a window into something larger, and so may what a library call
+# returns, so there the tensor's own offset is added at run time.
 
 # %%
 def view_text(w: Writer, v: View) -> str:
@@ -160,9 +164,11 @@ def argument_text(w: Writer, a: Any) -> str:
 # %% [markdown]
 # ## Library calls
 #
-# A matrix product can write into memory that the plan has chosen, through its `out=` form. The Python bindings (`torch.mm`) parse their arguments
-# about twice as fast as the generic operator object, which matters when a call is all there is. Other operators allocate their own result.
-# What they return is compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would be a wrong answer.
+# A matrix product can write into memory that the plan has chosen, through its `out=` form. The Python
+# bindings (`torch.mm`) parse their arguments about twice as fast as the generic operator object, which
+# matters when a call is all there is. Other operators allocate their own result. What they return is
+# compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would
+# be a wrong answer.
 
 # %%
 DIRECT = {aten.mm.default: torch.mm, aten.bmm.default: torch.bmm, aten.addmm.default: torch.addmm,
@@ -232,9 +238,10 @@ def write_free(w: Writer, names: list[str]) -> None:
 # %% [markdown]
 # ## Putting it together
 #
-# A program may run on a GPU that is not the current one; then the device is exchanged around the body. Inputs that kernels write get their version
-# counter raised, because autograd uses it to notice that a saved tensor was changed, and a raw pointer write is invisible to it.
-# Library calls run below autograd: the caller of this program differentiates it as a whole.
+# A program may run on a GPU that is not the current one; then the device is exchanged around the body.
+# Inputs that kernels write get their version counter raised, because autograd uses it to notice that a
+# saved tensor was changed, and a raw pointer write is invisible to it. Library calls run below autograd:
+# the caller of this program differentiates it as a whole.
 
 # %%
 def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | None]) -> tuple[str, dict]:
@@ -311,9 +318,9 @@ def raise_versions(*tensors: torch.Tensor) -> None:
 # %% [markdown]
 # ## Equal kernels
 #
-# A transformer has twelve equal layers, and fusion finds the same kernel twelve times, over other buffers. Before emission a kernel is brought to a
-# *canonical* form: buffers renamed to `in0`, `out0`, `tmp0` in order of appearance. Kernels with the same canonical form
-# share one compiled function.
+# A transformer has twelve equal layers, and fusion finds the same kernel twelve times, over other buffers.
+# Before emission a kernel is brought to a *canonical* form: buffers renamed to `in0`, `out0`, `tmp0` in
+# order of appearance. Kernels with the same canonical form share one compiled function.
 
 # %%
 def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
@@ -349,9 +356,10 @@ def canonical_key(k: Kernel) -> tuple:
 # %% [markdown]
 # ## The stage
 #
-# `backend` names a rung: `"loops"` interprets, `"triton"` and `"cpp"` generate code for the device of each kernel. A function
-# `Kernel -> KernelSource` may stand in its place. All sources of a language are handed to its loader at once, which compiles
-# them in parallel and may still be compiling when the host program is ready.
+# `backend` names a rung: `"loops"` interprets, `"triton"` and `"cpp"` generate code for the device of each
+# kernel. A function `Kernel -> KernelSource` may stand in its place. All sources of a language are handed
+# to its loader at once, which compiles them in parallel and may still be compiling when the host program is
+# ready.
 
 # %%
 def emitter_for(backend: str, device: torch.device) -> Callable[[Kernel], KernelSource]:

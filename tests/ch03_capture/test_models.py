@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import minicompile
-from models import GPT, GPTConfig, ResNet
+from gpt_and_resnet import GPT, GPTConfig, ResNet
 
 
 class Recorder:

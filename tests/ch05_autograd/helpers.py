@@ -65,7 +65,7 @@ def run_and_grads(f, inputs, nonleaf=False, seed=0):
     wanted = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
     if isinstance(loss, torch.Tensor) and loss.requires_grad and wanted:
         loss.backward()
-    grads = [t.grad for t in wanted]
+    grads = [t.grad if t.is_leaf else None for t in wanted]
     return outputs, given, grads
 
 

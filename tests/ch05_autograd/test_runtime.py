@@ -5,9 +5,13 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import fx
 
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.shapes import ShapeEnv
+from minicompile.ch05_autograd.runtime import compile_inference, compile_training, interpret_aten
+from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.errors import MinicompileError, Unsupported
-from minicompile.ch05_autograd.runtime import compile_inference
 from helpers import check, compile_function, copies
 
 
@@ -394,3 +398,80 @@ def test_outputs_of_no_grad_inputs_run_without_a_function():
 def test_provenance_reaches_backward():
     c = compile_function(lambda x: x.sin(), [rand(3)])
     assert all(n.meta["origins"] for n in c.partition.backward.graph.nodes if n.op == "call_function")
+
+
+def test_backward_receives_the_last_references():
+    seen = []
+
+    def compile_aten(gm, fakes, *, is_backward=False):
+        run = interpret_aten(gm, fakes)
+
+        def call(inputs):
+            if is_backward:
+                arguments = list(inputs)
+                saved = weakref.ref(inputs[0])
+                seen.append(saved)
+                out = run(inputs)
+                del arguments
+                inputs.clear()
+                gc.collect()
+                assert saved() is None
+                return out
+            return run(inputs)
+        return call
+    x = rand(4, 4)
+    c = compile_function(lambda x, w: ((x @ w).sin() @ w).sum(), [x, x], compile_aten)
+    w = rand(4, 4)
+    assert c.partition.saved_inputs[-1] is None
+    c(x * 1, w)[0].backward()
+    assert seen
+
+
+def test_symbolic_sizes():
+    env = ShapeEnv()
+    size, mode = env.create(6), FakeMode()
+    w = rand(3, 4)
+    graph = fx.Graph()
+    s0, x, weight = graph.placeholder("s0"), graph.placeholder("x"), graph.placeholder("w")
+    linear = graph.call_function(F.linear, (x, weight))
+    normal = graph.call_function(F.layer_norm, (graph.call_function(F.relu, (linear,)), (3,)))
+    flat = graph.call_method("reshape", (normal, -1))
+    graph.output((flat, graph.call_method("mean", (flat,)), graph.call_method("t", (x,)), s0))
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    compiled = compile_training(gm, [size, mode.from_real(rand(6, 4), (size, 4)), mode.from_real(w)], interpret_aten)
+    for n in (6, 9):
+        x = rand(n, 4)
+        out = compiled(n, x, w)
+        expected = F.layer_norm(F.relu(F.linear(x, w)), (3,)).reshape(-1)
+        torch.testing.assert_close(out[0], expected)
+        assert out[2]._base is x and out[3] == n
+        got = torch.autograd.grad(out[0].square().sum() + out[1], [x, w])
+        torch.testing.assert_close(got, torch.autograd.grad(expected.square().sum() + expected.mean(), [x, w]))
+
+
+def test_decomposed_before_the_cut():
+    x, y = rand(6, 50), torch.randint(0, 50, (6,))
+    fn = lambda x, w, y: F.cross_entropy(F.linear(F.layer_norm(x, (50,)), w), y)
+    w = rand(50, 50)
+    caught = _graph_of(fn, [x, w, y])
+    compiled = compile_training(*caught, decompose)
+    sizes = [n.meta["val"].numel() for n in compiled.partition.backward.graph.nodes
+             if n.op == "placeholder" and n.name in compiled.partition.saved]
+    plain = compile_training(*caught)
+    assert not any("log_softmax" in str(n.target) for n in compiled.joint.gm.graph.nodes)
+    out, expected = compiled(x, w, y)[0], fn(x, w, y)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(torch.autograd.grad(out, [x, w]), torch.autograd.grad(expected, [x, w]))
+    torch.testing.assert_close(plain(x, w, y)[0], expected)
+
+
+def test_equal_results_stay_distinct_after_decomposition():
+    compiled = compile_training(*_graph_of(lambda x: (x.exp(), x.exp(), x.exp()), [rand(3)]), decompose)
+    a, b, c = compiled(rand(3))
+    assert len({t.data_ptr() for t in (a, b, c)}) == 3
+
+
+def test_a_constant_that_requires_grad_is_refused():
+    w = rand(3)
+    with pytest.raises(Unsupported):
+        compile_function(lambda x: x * w, [rand(3)])

@@ -13,7 +13,8 @@ from minicompile.ch07_loops.verify import verify
 
 
 def program_of(fn, tensors, options=None, decomposed=True, device="cpu"):
-    """The verified Program of `fn`, which returns a tensor or a sequence of tensors. `device` is what the lowering believes."""
+    """The verified Program of `fn`, which returns a tensor or a sequence of tensors. `device` is what the
+    lowering believes."""
     mode = FakeMode()
 
     def flat(*fakes):

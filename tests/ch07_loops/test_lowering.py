@@ -378,6 +378,22 @@ def test_view_chains(chain, size):
     check(lambda x: (apply_chain(x, chain), apply_chain(x * 2, chain), apply_chain(x, chain).sum()), [x], strides=False)
 
 
+def test_symbolic_sizes():
+    """One program serves all sizes: it takes the size as an input."""
+    import minicompile
+
+    def f(x, w):
+        y = F.layer_norm(x, (8,), w)
+        return F.softmax(y, -1), y.sum(0), torch.cat([x, y], 1), F.pad(x, (1, 1)), x.mean((0, 1)), torch.arange(x.shape[0])
+    minicompile.reset()
+    compiled = minicompile.compile(f, backend="loops", dynamic=True, fullgraph=True)
+    before = minicompile.driver.counters.graphs
+    for b, t in ((4, 6), (6, 10), (8, 3)):
+        x, w = R(b, t, 8), R(8)
+        torch.testing.assert_close(compiled(x, w), f(x, w))
+    assert minicompile.driver.counters.graphs == before + 1
+
+
 def test_print_program_reads():
     text = print_program(program_of(lambda x, w: F.relu(x @ w).sum(0), [R(3, 4), R(4, 5)]))
     assert "aten.mm.default" in text and "reduce(sum" in text and "return buf" in text

@@ -30,7 +30,8 @@ def samples(op, dtype):
 
 
 def graph_of(op, sample):
-    """(function of the sample's tensors, those tensors, decomposed graph), or None where eager itself cannot be traced."""
+    """(function of the sample's tensors, those tensors, decomposed graph), or None where eager itself
+    cannot be traced."""
     flat, spec = tree_flatten(((sample.input, *sample.args), sample.kwargs))
     where = [i for i, v in enumerate(flat) if isinstance(v, torch.Tensor)]
     tensors = [flat[i].detach() for i in where]
@@ -59,7 +60,7 @@ def graph_of(op, sample):
 @pytest.mark.filterwarnings("ignore")
 def test_operator(op):
     for dtype, tolerance in DTYPES.items():
-        if dtype not in op.dtypes:
+        if dtype not in op.dtypes or dtype is not torch.float32 and op.name.startswith(("linalg.", "fft.", "masked.", "special.")):
             continue
         for sample in samples(op, dtype):
             found = graph_of(op, sample)

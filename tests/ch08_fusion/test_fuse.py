@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
-from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
+from minicompile.ch07_loops.ir import Loop
 from minicompile.ch07_loops.lower import Options, lower
-from minicompile.ch07_loops.reference import run_program
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
-from minicompile.ch08_fusion.reference import load_reference, run_schedule, verify_schedule
+from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
 from minicompile.ch11_runtime.host import compile_schedule
 
 aten = torch.ops.aten
@@ -227,3 +226,11 @@ def test_disjoint_accesses(strides, sizes, distance, expected):
     grid = [sum(s * i for s, i in zip(strides, point)) for point in torch.cartesian_prod(
         *[torch.arange(n) for n in sizes]).reshape(-1, len(sizes)).tolist()]
     assert expected is set(grid).isdisjoint(g + distance for g in grid)
+
+
+def test_the_second_halves_of_split_sums_share_a_kernel():
+    def f(g, x, w):
+        d = g * torch.cos(x) * w
+        return [d, d.sum(0), (d * x).sum(0)]
+    s = check(f, [torch.randn(4096, 16) * 0.1, torch.randn(4096, 16), torch.randn(16)], inline=True, threads=64)
+    assert len(kernels(s)) == 2

@@ -6,10 +6,11 @@ import torch
 
 from minicompile.ch01_graphs.symbolic import Symbol, evaluate, product, substitute
 from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
-from minicompile.ch08_fusion.dependencies import (accesses, dependency_edges, node_reads, remove_dead, rewrite,
+from minicompile.ch08_fusion.dependencies import (accesses, dependency_edges, normal, remove_dead, rewrite,
                                                   storage_size)
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse, prune
-from minicompile.ch08_fusion.iteration import Space, combine, cut, merge_dims, pieces_by_access, pieces_in_order
+from minicompile.ch08_fusion.build import prune
+from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.iteration import Space, combine, merge_dims, pieces_by_access, pieces_in_order
 from minicompile.ch08_fusion.memory import overwrites_safely
 from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
 
@@ -206,3 +207,11 @@ def test_the_order_frees_early():
     assert s.plan.peak < 2 * 4000
     x = torch.randn(1000)
     torch.testing.assert_close(run_schedule(s, [x])[0], 3 * x.sin().sum())
+
+
+def test_normal_form_joins_remainder_and_quotient():
+    (x,) = dims("i", 128)
+    e = (x.expr % 32) * 256 + (x.expr // 32) * 8192 + 3
+    assert normal(e) == x.expr * 256 + 3
+    for other in ((x.expr % 32) * 256 + (x.expr // 32) * 4096, (x.expr % 32) * 256, (x.expr % 32) * 2 + (x.expr // 16) * 64):
+        assert normal(other) == other

@@ -34,7 +34,8 @@ class Body:
         return self.emit("reduce", kind, value, index, dtype=dtype or self.dtype(value))
 
     def __getattr__(self, op):
-        return lambda *args, dtype=None: self.emit(op, *args, dtype=dtype or self.dtype(next(a for a in args if type(a) is Ref)))
+        return lambda *args, dtype=None: self.emit(op, *args, dtype=dtype
+                                                   or self.dtype(next(a for a in args if type(a) is Ref)))
 
 
 def variables(prefix, *sizes):
@@ -53,11 +54,14 @@ def flat(vars, strides):
 
 
 def kernel(vars, rvars, loops, inputs, outputs, local=(), name="kernel0", symbols=()):
-    """loops: list of (vars, reduction_vars, Body, output names); inputs/outputs/local: dict name -> tensor."""
-    made = [Loop(f"loop{i}", tuple(v), tuple(r), tuple(b.insts), tuple(o)) for i, (v, r, b, o) in enumerate(loops)]
+    """loops: list of (vars, reduction_vars, Body, output names); inputs/outputs/local: dict name ->
+    tensor."""
+    made = [Loop(f"loop{i}", tuple(v), tuple(r), tuple(b.insts), tuple(o)) for i,
+            (v, r, b, o) in enumerate(loops)]
     local = dict(local)
     buffers = {n: buffer(n, t) for d in (inputs, outputs, local) for n, t in d.items()}
-    return Kernel(name, torch.device("cpu"), tuple(vars), tuple(rvars), made, frozenset(local), buffers, tuple(inputs), tuple(outputs), tuple(symbols))
+    return Kernel(name, torch.device("cpu"), tuple(vars), tuple(rvars), made, frozenset(local), buffers,
+                  tuple(inputs), tuple(outputs), tuple(symbols))
 
 
 def run(k, inputs, outputs, sizes=()):

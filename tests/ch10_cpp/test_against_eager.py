@@ -32,12 +32,15 @@ CHAINS = {
     "mixed_order": lambda x, y, b: (x.t().contiguous().t() + y) * b,
     "sums": lambda x, y, b: (x.sum(), (x * y).sum(0), (x + b).sum(1), x.mean(), x.std(), x.var(0), x.var(1)),
     "extremes": lambda x, y, b: (x.amax(1), x.amin(0), x.argmax(1), x.argmin(0), x.max(), x.argmax()),
-    "logic": lambda x, y, b: ((x > 0).any(1), (x > y).all(0), (x > 0).sum(1), torch.where(x > y, x, b), x.clamp(-1, 1)),
+    "logic": lambda x, y, b: ((x > 0).any(1), (x > y).all(0), (x > 0).sum(1), torch.where(x > y, x, b),
+                              x.clamp(-1, 1)),
     "cat": lambda x, y, b: torch.cat([x, y * 2], 1),
     "pad": lambda x, y, b: F.pad(x, (1, 2, 3, 4)),
     "flip_roll": lambda x, y, b: (x.flip(0) + y, x[:, ::2], x[1:] - x[:-1]),
-    "libm": lambda x, y, b: (x.tan(), x.atan(), torch.atan2(x, y), torch.hypot(x, y), x.abs().pow(y), x.sinh(), x.erfc(), x.lgamma()),
-    "rounding": lambda x, y, b: ((x * 4).round(), x.floor(), x.ceil(), x.trunc(), x.sign(), x % y, torch.fmod(x, y), x // y),
+    "libm": lambda x, y, b: (x.tan(), x.atan(), torch.atan2(x, y), torch.hypot(x, y), x.abs().pow(y),
+                             x.sinh(), x.erfc(), x.lgamma()),
+    "rounding": lambda x, y, b: ((x * 4).round(), x.floor(), x.ceil(), x.trunc(), x.sign(), x % y,
+                                 torch.fmod(x, y), x // y),
 }
 
 
@@ -47,13 +50,15 @@ def test_chain(name, shape):
     agree(CHAINS[name], rand(*shape), rand(*shape, seed=1), rand(shape[1], seed=2), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["bias_gelu_residual", "residual_layer_norm", "sums", "extremes", "logic", "scaled_softmax"])
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "residual_layer_norm", "sums", "extremes", "logic",
+                                  "scaled_softmax"])
 def test_chain_in_double(name):
     agree(CHAINS[name], rand(9, 65).double(), rand(9, 65, seed=1).double(), rand(65, seed=2).double())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["bias_gelu_residual", "residual_layer_norm", "scaled_softmax", "rms_norm", "transpose", "extremes", "cat"])
+@pytest.mark.parametrize("name", ["bias_gelu_residual", "residual_layer_norm", "scaled_softmax", "rms_norm",
+                                  "transpose", "extremes", "cat"])
 def test_chain_in_half_precision_is_at_least_as_good_as_eager(name, dtype):
     inputs = [rand(9, 65), rand(9, 65, seed=1), rand(65, seed=2)]
     half = [t.to(dtype) for t in inputs]
@@ -74,8 +79,10 @@ def test_integers(dtype):
     low = 0 if dtype is torch.uint8 else -100
     a = torch.randint(low, 100, (333,), generator=g, dtype=dtype)
     b = torch.randint(1, 9, (333,), generator=g, dtype=dtype)
-    agree(lambda a, b: (a + b, a * b, a - b, a // b, a % b, torch.div(a, b, rounding_mode="trunc"), torch.fmod(a, b), a & b, a | b,
-                        a ^ b, ~a, torch.maximum(a, b), a.clamp(3, 50), a.float() / b, a.bool(), a.sum(), a.amax(), a.argmin(), a.prod()), a, b)
+    agree(lambda a, b: (a + b, a * b, a - b, a // b, a % b, torch.div(a, b, rounding_mode="trunc"),
+                        torch.fmod(a, b), a & b, a | b,
+                        a ^ b, ~a, torch.maximum(a, b), a.clamp(3, 50), a.float() / b, a.bool(), a.sum(),
+                        a.amax(), a.argmin(), a.prod()), a, b)
     signed = () if dtype is torch.uint8 else (lambda a, b: (a // -b, a % -b, -a, a.abs(), a.sign()),)
     for fn in signed:
         agree(fn, a, b)
@@ -85,7 +92,8 @@ def test_shifts_and_bool():
     a, s = torch.tensor([1, -5, 2**40, 7]), torch.tensor([0, 3, 63, 2])
     agree(lambda a, s: (a << s, a >> s), a, s)
     p, q = torch.tensor([True, False, True]), torch.tensor([True, True, False])
-    agree(lambda p, q: (p & q, p | q, p ^ q, ~p, p.sum(), p.float() * 2, p.to(torch.int64) + q, p.any(), p.all()), p, q)
+    agree(lambda p, q: (p & q, p | q, p ^ q, ~p, p.sum(), p.float() * 2, p.to(torch.int64) + q, p.any(),
+                        p.all()), p, q)
 
 
 def test_casts():
@@ -118,7 +126,8 @@ def test_cross_entropy_and_its_gradient():
     x, t = rand(33, 65), torch.randint(0, 65, (33,), generator=torch.Generator().manual_seed(0))
     t[5] = -100
     agree(lambda x, t: F.cross_entropy(x, t), x, t)
-    agree(lambda g, x, t, n: aten.nll_loss_backward(g, x, t, None, 1, -100, n), torch.tensor(1.0), x, t, torch.tensor(32.0))
+    agree(lambda g, x, t, n: aten.nll_loss_backward(g, x, t, None, 1, -100, n), torch.tensor(1.0), x, t,
+          torch.tensor(32.0))
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -127,7 +136,8 @@ def test_images(last):
     if last:
         x = x.contiguous(memory_format=torch.channels_last)
     agree(lambda x, w: aten.native_batch_norm(x, w, w, None, None, True, 0.1, 1e-5), x, w)
-    agree(lambda x, w: F.relu(aten.native_batch_norm(x, w, w, w * 0, w * w + 1, False, 0.1, 1e-5)[0]) + x, x, w)
+    agree(lambda x, w: F.relu(aten.native_batch_norm(x, w, w, w * 0, w * w + 1, False, 0.1, 1e-5)[0]) + x, x,
+          w)
     agree(lambda x, w: F.max_pool2d(x, 3, 2, 1), x, w)
     agree(lambda x, w: F.avg_pool2d(x, 3, 1, 1), x, w)
     agree(lambda x, w: F.group_norm(x, 4, w, w), x, w)
@@ -140,7 +150,8 @@ def test_backward_formulas(fusion):
     mean, rstd = x.mean(1, keepdim=True), 1 / (x.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
     agree(lambda g, x: aten.gelu_backward(g, x), g, x, fusion=fusion)
     agree(lambda g, x: aten._softmax_backward_data(g, x.softmax(-1), -1, torch.float32), g, x, fusion=fusion)
-    agree(lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [70], m, r, w, w, [True, True, True]), g, x, mean, rstd, b,
+    agree(lambda g, x, m, r, w: aten.native_layer_norm_backward(g, x, [70], m, r, w, w, [True, True, True]),
+          g, x, mean, rstd, b,
           fusion=fusion, rtol=1e-5, atol=1e-5)
 
 

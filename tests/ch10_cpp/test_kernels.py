@@ -1,4 +1,4 @@
-"""Hand-built kernels through the C++ backend, against PyTorch and against the loops' reference interpreter."""
+"""Hand-built kernels through the C++ backend, against PyTorch and the reference interpreter of loops."""
 import math
 
 import pytest
@@ -10,16 +10,19 @@ from minicompile.ch08_fusion.reference import run_kernel
 from .kernels import Body, flat, kernel, run, variables
 
 F32 = torch.float32
-SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-40, -1e-40, 3e38, 88.7, 89.0, -87.5, -104.0])
+SPECIAL = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -1.0, 1e-40, -1e-40, 3e38, 88.7, 89.0,
+                        -87.5, -104.0])
 
 
 def check(k, inputs, outputs, sizes=(), **tolerance):
     """Run `k` compiled and interpreted on copies of the same tensors and compare every output."""
     want = {n: t.clone() for n, t in outputs.items()}
-    run_kernel(k, {**{n: t.clone() for n, t in inputs.items()}, **want}, {s.name: v for s, v in zip(k.symbols, sizes)})
+    run_kernel(k, {**{n: t.clone() for n, t in inputs.items()}, **want},
+               {s.name: v for s, v in zip(k.symbols, sizes)})
     source = run(k, inputs, outputs, sizes)
     for name in outputs:
-        torch.testing.assert_close(outputs[name], want[name], equal_nan=True, **tolerance, msg=lambda m: f"{name}: {m}")
+        torch.testing.assert_close(outputs[name], want[name], equal_nan=True, **tolerance,
+                                   msg=lambda m: f"{name}: {m}")
     return source
 
 
@@ -35,7 +38,8 @@ def test_softmax_rows_share_loads_and_keep_expensive_values():
     b.store("sum", i[0].expr, b.reduce("sum", b.load("e", index, F32)))
     c = Body()
     c.store("y", index, c.truediv(c.load("e", index, F32), c.load("sum", i[0].expr, F32)))
-    k = kernel(i, r, [(i, r, a, ("top",)), (i, r, b, ("e", "sum")), (i + r, (), c, ("y",))], {"x": x}, {"y": y},
+    k = kernel(i, r, [(i, r, a, ("top",)), (i, r, b, ("e", "sum")), (i + r, (), c, ("y",))], {"x": x},
+               {"y": y},
                {"top": s, "sum": s, "e": y})
     source = run(k, {"x": x}, {"y": y})
     torch.testing.assert_close(y, x.softmax(-1))
@@ -91,7 +95,8 @@ def test_reductions_of_nan_and_inf(columns):
     v = b.load("x", index, F32)
     for kind in ("max", "min", "sum", "argmax", "argmin"):
         integer = kind.startswith("arg")
-        b.store(kind, i[0].expr, b.reduce(kind, v, r[0].expr if integer else None, dtype=torch.int64 if integer else F32))
+        b.store(kind, i[0].expr, b.reduce(kind, v, r[0].expr if integer else None, dtype=torch.int64
+                                          if integer else F32))
         outputs[kind] = torch.empty(6, dtype=torch.int64 if integer else F32)
     s = b.reduce("softmax", v)
     for j in range(2):
@@ -99,7 +104,8 @@ def test_reductions_of_nan_and_inf(columns):
         outputs[f"s{j}"] = torch.empty(6)
     run(kernel(i, r, [(i, r, b, tuple(outputs))], {"x": x}, outputs), {"x": x}, outputs)
     rows = x.t() if columns else x
-    for kind, want in {"max": rows.amax(1), "min": rows.amin(1), "sum": rows.sum(1), "argmax": rows.argmax(1), "argmin": rows.argmin(1)}.items():
+    for kind, want in {"max": rows.amax(1), "min": rows.amin(1), "sum": rows.sum(1), "argmax": rows.argmax(1),
+                       "argmin": rows.argmin(1)}.items():
         torch.testing.assert_close(outputs[kind], want, equal_nan=True, msg=lambda m: f"{kind}: {m}")
     torch.testing.assert_close(outputs["s0"], rows.amax(1), equal_nan=True)
     assert outputs["s1"][1] == 0 and outputs["s1"][0].isnan() and outputs["s1"][5] == 40
@@ -140,7 +146,8 @@ def test_output_in_the_memory_of_an_input():
     e = c.exp(c.sub(c.load("x", index, F32), c.load("top", i[0].expr, F32)))
     c.store("y", index, c.mul(c.truediv(e, c.load("sum", i[0].expr, F32)), c.constant(2.0, dtype=F32)))
     t = torch.empty(50)
-    k = kernel(i, r, [(i, r, b, ("top", "sum")), (i + r, (), c, ("y",))], {"x": x}, {"y": x}, {"top": t, "sum": t})
+    k = kernel(i, r, [(i, r, b, ("top", "sum")), (i + r, (), c, ("y",))], {"x": x}, {"y": x},
+               {"top": t, "sum": t})
     run(k, {"x": x}, {"y": x})
     torch.testing.assert_close(x, want)
 
@@ -149,7 +156,8 @@ def embedding_backward(rows, width, tokens):
     i = variables("i", tokens, width)
     b = Body()
     b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", rows), rows, dtype=torch.int64)
-    b.store("table", Symbol("t0", rows).expr * width + i[1].expr, b.load("g", flat(i, (width, 1)), F32), "atomic_add")
+    b.store("table", Symbol("t0", rows).expr * width + i[1].expr, b.load("g", flat(i, (width, 1)), F32),
+            "atomic_add")
     return i, b
 
 
@@ -160,9 +168,11 @@ def test_embedding_backward_is_deterministic_and_parallel():
     results = []
     for _ in range(3):
         table = torch.zeros(rows, width)
-        source = run(kernel(i, (), [(i, (), b, ("table",))], {"at": at, "g": g}, {"table": table}), {"at": at, "g": g}, {"table": table})
+        source = run(kernel(i, (), [(i, (), b, ("table",))], {"at": at, "g": g}, {"table": table}),
+                     {"at": at, "g": g}, {"table": table})
         results.append(table)
-    torch.testing.assert_close(results[0], torch.zeros(rows, width).index_add_(0, at, g), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(results[0], torch.zeros(rows, width).index_add_(0, at, g), rtol=1e-5,
+                               atol=1e-4)
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
     assert "omp atomic" not in source.code and "lane0" in source.code
 
@@ -173,7 +183,8 @@ def test_scatter_without_a_direct_variable_runs_on_one_thread():
     b = Body()
     b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", 7), 7, dtype=torch.int64)
     b.store("out", Symbol("t0", 7).expr, b.load("g", i[0].expr, F32), "atomic_add")
-    source = run(kernel(i, (), [(i, (), b, ("out",))], {"at": at, "g": g}, {"out": out}), {"at": at, "g": g}, {"out": out})
+    source = run(kernel(i, (), [(i, (), b, ("out",))], {"at": at, "g": g}, {"out": out}), {"at": at, "g": g},
+                 {"out": out})
     torch.testing.assert_close(out, torch.bincount(at, minlength=7).float())
     assert "parallel" not in source.code
 
@@ -197,7 +208,8 @@ def test_integer_division_by_zero_raises_like_eager():
     a, c, y = torch.tensor([7, -7]), torch.tensor([2, 0]), torch.empty(2, dtype=torch.int64)
     i = variables("i", 2)
     b = Body()
-    b.store("y", i[0].expr, b.floordiv(b.load("a", i[0].expr, torch.int64), b.load("c", i[0].expr, torch.int64)))
+    b.store("y", i[0].expr, b.floordiv(b.load("a", i[0].expr, torch.int64),
+                                       b.load("c", i[0].expr, torch.int64)))
     k = kernel(i, (), [(i, (), b, ("y",))], {"a": a, "c": c}, {"y": y})
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         run(k, {"a": a, "c": c}, {"y": y})
@@ -210,7 +222,8 @@ def test_masked_load_and_masked_store():
     x, y = torch.randn(10), torch.full((14,), 9.0)
     i = variables("i", 14)
     b = Body()
-    inside = b.emit("lt", b.emit("index", i[0].expr, dtype=torch.int64), b.emit("constant", 10, dtype=torch.int64), dtype=torch.bool)
+    inside = b.emit("lt", b.emit("index", i[0].expr, dtype=torch.int64),
+                    b.emit("constant", 10, dtype=torch.int64), dtype=torch.bool)
     b.emit("store", "y", i[0].expr, b.load("x", i[0].expr, F32, inside), None, inside)
     run(kernel(i, (), [(i, (), b, ("y",))], {"x": x}, {"y": y}), {"x": x}, {"y": y})
     assert torch.equal(y, torch.cat([x, torch.full((4,), 9.0)]))
@@ -229,7 +242,8 @@ def test_vectorised_functions_are_accurate_and_handle_special_values():
     run(kernel(i, (), [(i, (), b, tuple(names))], {"x": x}, outputs), {"x": x}, outputs)
     for n in names:
         exact = getattr(torch, n)(x.double())
-        torch.testing.assert_close(outputs[n], exact.float(), equal_nan=True, rtol=4e-7, atol=1.2e-7 if n in ("sin", "cos") else 1e-38,
+        torch.testing.assert_close(outputs[n], exact.float(), equal_nan=True, rtol=4e-7, atol=1.2e-7
+                                   if n in ("sin", "cos") else 1e-38,
                                    msg=lambda m: f"{n}: {m}")
         zero = x == 0
         if n in ("expm1", "log1p", "tanh", "erf", "sin"):
@@ -239,7 +253,8 @@ def test_vectorised_functions_are_accurate_and_handle_special_values():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_conversions_are_exact(dtype):
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
-    floats = torch.cat([torch.randint(-2**31, 2**31 - 1, (200_000,), dtype=torch.int32).view(F32), torch.randn(10_000) * 1e-6, SPECIAL,
+    floats = torch.cat([torch.randint(-2**31, 2**31 - 1, (200_000,), dtype=torch.int32).view(F32),
+                        torch.randn(10_000) * 1e-6, SPECIAL,
                         torch.tensor([65504.0, 65519.9, 65520.0, 2.0**-24, 2.0**-25, 2.0**-25 * 1.001])])
     i, j = variables("i", every.numel()), variables("i", floats.numel())
     wide, narrow = torch.empty(every.numel()), torch.empty(floats.numel(), dtype=dtype)
@@ -259,6 +274,34 @@ def test_products_are_not_contracted_into_fused_multiply_add():
     p = a * c
     i = variables("i", 1000)
     b = Body()
-    b.store("y", i[0].expr, b.sub(b.mul(b.load("a", i[0].expr, F32), b.load("c", i[0].expr, F32)), b.load("p", i[0].expr, F32)))
-    run(kernel(i, (), [(i, (), b, ("y",))], {"a": a, "c": c, "p": p}, {"y": y}), {"a": a, "c": c, "p": p}, {"y": y})
+    b.store("y", i[0].expr, b.sub(b.mul(b.load("a", i[0].expr, F32), b.load("c", i[0].expr, F32)),
+                                  b.load("p", i[0].expr, F32)))
+    run(kernel(i, (), [(i, (), b, ("y",))], {"a": a, "c": c, "p": p}, {"y": y}), {"a": a, "c": c, "p": p},
+        {"y": y})
     assert torch.equal(y, torch.zeros(1000))
+
+
+def test_reduction_over_one_element_beside_a_real_one():
+    x, z = torch.randn(6, 50), torch.tensor([0.5, -2.0, math.inf, -math.inf, math.nan, 0.0])
+    i, r = variables("i", 6), variables("r", 50)
+    a, b, outputs = Body(), Body(), {}
+
+    def out(body, name, value, dtype=F32):
+        body.store(name, i[0].expr, value)
+        outputs[name] = torch.empty(6, dtype=dtype)
+    out(a, "sum", a.reduce("sum", a.load("x", flat(i + r, (50, 1)), F32)))
+    v = b.load("z", i[0].expr, F32)
+    out(b, "max", b.reduce("max", v))
+    out(b, "argmax", b.reduce("argmax", v, 0, dtype=torch.int64), torch.int64)
+    for kind, parts in (("welford", 3), ("softmax", 2)):
+        s = b.reduce(kind, v)
+        for j in range(parts):
+            out(b, f"{kind}{j}", b.emit("get", s, j, dtype=F32))
+    names = tuple(outputs)
+    k = kernel(i, r, [(i, r, a, names[:1]), (i, (), b, names[1:])], {"x": x, "z": z}, outputs)
+    run(k, {"x": x, "z": z}, outputs)
+    torch.testing.assert_close(outputs["sum"], x.sum(1))
+    torch.testing.assert_close(outputs["max"], z, equal_nan=True)
+    assert outputs["argmax"].tolist() == [0] * 6 and outputs["welford2"].tolist() == [1] * 6
+    assert outputs["welford1"][:2].tolist() == [0, 0] and outputs["softmax1"][[0, 1, 3, 5]].tolist() == [1, 1,
+                                                                                                         0, 1]

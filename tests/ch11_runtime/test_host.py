@@ -11,7 +11,6 @@ from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
-from minicompile.ch08_fusion.reference import run_schedule
 from minicompile.ch11_runtime.host import compile_schedule, relayout
 
 aten = torch.ops.aten

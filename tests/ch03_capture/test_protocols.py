@@ -1,0 +1,262 @@
+"""Python's protocols on user classes: descriptors, iterators, metaclasses, dict subclasses, formatting, pattern matching."""
+import abc
+import collections
+import contextlib
+import dataclasses
+import functools
+import itertools
+import operator
+import types
+import typing
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile
+from test_programs import Count, fresh, same  # noqa: F401  (fresh is a fixture)
+
+
+class ModelOutput(collections.OrderedDict):
+    """A dataclass that is a dictionary of its fields that are not None, as model libraries return them."""
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is not None:
+                self[field.name] = value
+
+    def __getitem__(self, key):
+        return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
+
+    def __setattr__(self, name, value):
+        if name in self.keys() and value is not None:
+            super().__setitem__(name, value)
+        super().__setattr__(name, value)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def to_tuple(self):
+        return tuple(self[k] for k in self.keys())
+
+
+@dataclasses.dataclass
+class Output(ModelOutput):
+    loss: typing.Optional[torch.Tensor] = None
+    logits: torch.Tensor = None
+    hidden: typing.Optional[tuple] = None
+
+
+def makes_model_output(x):
+    o = Output(loss=x.sum(), logits=x + 1)
+    o.hidden = (x,)
+    return o, o[0], o["logits"], o.to_tuple(), len(o), "loss" in o, o.logits * 2, list(o.keys())
+
+
+def takes_model_output(x):
+    o = Output(loss=x.mean(), logits=x * 2) if not isinstance(x, Output) else x
+    o["hidden"] = o.logits + 1
+    return o.loss + o["logits"], [k for k in o], len(o), o.get("zz", 1), {**o}
+
+
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def f(self, x): ...
+
+    @functools.cached_property
+    def cached(self):
+        return 7
+
+
+class Concrete(Abstract):
+    def __init__(self):
+        self.a = 3
+
+    def f(self, x):
+        return x * self.a + self.cached
+
+
+def abstract_classes(x):
+    return Concrete().f(x), isinstance(Concrete(), Abstract), Concrete().cached
+
+
+def doubled(fn):
+    @functools.wraps(fn)
+    def inner(*args, **kwargs):
+        return fn(*args, **kwargs) * 2
+    return inner
+
+
+@doubled
+def decorated(x, k=1):
+    return x + k
+
+
+@functools.lru_cache(None)
+def memoized(n):
+    return n * 2
+
+
+def decorators(x):
+    @functools.wraps(F.relu)
+    def g(*args, **kwargs):
+        return F.relu(*args, **kwargs) + 1
+    return decorated(x), decorated(x, k=3), decorated.__name__, g(x), x * memoized(3)
+
+
+def getters(x):
+    return (operator.itemgetter(0)([x + 1]), operator.itemgetter(1, 0)((1, x)), operator.attrgetter("shape")(x),
+            sorted({"b": 1, "a": 2}.items(), key=operator.itemgetter(1)), sorted([(2, "b"), (1, "c")]))
+
+
+class Upto:
+    def __init__(self, n):
+        self.n, self.i = n, 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.i >= self.n:
+            raise StopIteration
+        self.i += 1
+        return self.i
+
+
+def iterators(x):
+    it, z = iter([1, 2, 3]), zip([1, 2], [3, 4])
+    return ([x * i for i in Upto(3)], sum(Upto(4)), list(zip(Upto(2), Upto(3))), 2 in Upto(3), next(it), list(it), next(z),
+            list(z), dict(enumerate("ab")), list(itertools.starmap(pow, [(2, 3)])))
+
+
+class Tenfold:
+    def __get__(self, obj, cls=None):
+        return 5 if obj is None else obj.z + 1
+
+    def __set__(self, obj, value):
+        obj.z = value * 10
+
+
+class Described:
+    d = Tenfold()
+
+    def __init__(self):
+        self.d = 2
+
+
+def descriptors(x):
+    h = Described()
+    return x * h.d, Described.d, h.z
+
+
+class Number:
+    def __init__(self, v):
+        self.v = v
+
+    def __iadd__(self, other):
+        self.v = self.v + other
+        return self
+
+    def __lt__(self, other):
+        return self.v < other.v
+
+    def __neg__(self):
+        return Number(-self.v)
+
+    def __matmul__(self, other):
+        return self.v * other
+
+    def __getitem__(self, key):
+        return key, self.v
+
+    def __setitem__(self, key, value):
+        self.v = value
+
+    def __bool__(self):
+        return self.v > 0
+
+    def __format__(self, spec):
+        return "Number" + spec
+
+    def __str__(self):
+        return "text"
+
+    def __repr__(self):
+        return "repr"
+
+
+def operators_of_classes(x):
+    n = Number(2)
+    n += 3
+    n[1] = 4
+    return (n.v, Number(1) < Number(2), (-n).v, n @ 3, n[1:2, ...], bool(n), f"{n} {n!r} {n!s} {n:>3}", x + 1, str(n),
+            [v.v for v in sorted([Number(3), Number(1)])])
+
+
+def namespaces(x):
+    n = types.SimpleNamespace(a=x + 1, b=2)
+    n.c = 3
+    return n.a + n.b, n
+
+
+def recursion(x):
+    def factorial(n):
+        return 1 if n < 2 else n * factorial(n - 1)
+    return x * factorial(5)
+
+
+def loop_else(x):
+    for i in range(3):
+        if i == 1:
+            break
+    else:
+        x = x + 100
+    while True:
+        x = x + 1
+        if x.shape[0] == 2:
+            break
+    return x, i
+
+
+def matching(x):
+    match [1, (2, 3), {"k": x}]:
+        case [a, (b, c), {"k": v}]:
+            r = v * a * b * c
+    match x.dim():
+        case 1:
+            return r
+        case 2 if x.shape[0] == 2:
+            return r * 2
+
+
+PROGRAMS = [makes_model_output, takes_model_output, abstract_classes, decorators, getters, iterators, descriptors,
+            operators_of_classes, namespaces, recursion, loop_else, matching]
+
+
+@pytest.mark.parametrize("function", PROGRAMS, ids=[p.__name__ for p in PROGRAMS])
+def test_protocol(function):
+    backend = Count()
+    compiled = minicompile.compile(function, backend=backend, fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(2, 3)
+        same(compiled(x), function(x))
+    assert backend.graphs == 1
+
+
+def test_model_output_as_argument():
+    compiled = minicompile.compile(takes_model_output, backend="eager", fullgraph=True)
+    for _ in range(2):
+        x = torch.randn(2)
+        a, b = (Output(loss=x.mean(), logits=x * 2) for _ in range(2))
+        same(compiled(a), takes_model_output(b))
+        same(a, b)
+
+
+def test_unknown_context_manager_runs_eagerly():
+    def f(x):
+        with torch.device("cpu"):
+            return torch.zeros(2) + x
+    with contextlib.nullcontext():
+        same(minicompile.compile(f, backend="eager")(torch.ones(2)), f(torch.ones(2)))

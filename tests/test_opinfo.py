@@ -1,0 +1,48 @@
+"""PyTorch's operators through the whole pipeline, against eager: values, dtypes, shapes, strides, aliasing, gradients.
+
+Always run: every operator of the sample database on one or two samples in float32 and in one exact type, through `cpp`.
+Deselected by default, `pytest -m slow tests/test_opinfo.py`: eight samples, the in-place variants, and every rung of the ladder.
+
+A wrong answer, or an error where eager has none, fails. Falling back (a graph break, or running eagerly) does not, but `test_coverage` counts it."""
+
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+
+import minicompile
+from opinfo import NOT_CLOSE, OPERATORS, check_program, dtypes_of, observe, program_of, samples_of
+
+NAMES = {op.formatted_name: op for op in OPERATORS}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    minicompile.reset()
+    torch.set_num_threads(threads)
+
+
+def runs_in_eager(program) -> bool:
+    try:
+        observe(program.function, program.inputs)
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+        return False
+    return True
+
+
+def check_operator(op, backend, counts, variant=None) -> Counter:
+    """Compile `op` on `counts[i]` samples of its i-th dtype as one program. Returns how often each thing happened."""
+    seen = Counter()
+    samples = [s for dtype, count in zip(dtypes_of(op), counts) for s in samples_of(op, dtype, count)]
+    samples = [s for s in samples if runs_in_eager(program_of(op, [s], variant))]
+    if samples:
+        outcome = check_program(program_of(op, samples, variant), backend, **NOT_CLOSE.get(op.name, {}))
+        assert not outcome.problems, "\n".join([*outcome.problems, program_of(op, samples, variant).text])
+        seen[outcome.state] += 1
+    return seen
