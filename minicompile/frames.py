@@ -179,9 +179,13 @@ def root_module(args):
     return args[0] if args and isinstance(args[0], torch.nn.Module) else None
 
 
+def root_of(entry):
+    return entry.extra["root"] and entry.extra["root"]()
+
+
 def over_limit(state: FrameState, args) -> bool:
     root, made = root_module(args), state.cache.entries
-    same = [e for e in made if (e.extra["root"] and e.extra["root"]()) is root]
+    same = [e for e in made if root_of(e) is root]
     return len(same) >= config.recompile_limit or len(made) >= 8 * config.recompile_limit
 
 
@@ -222,7 +226,7 @@ def explain_miss(state: FrameState, function, args) -> str:
         if found is None:
             continue
         guard, why = found
-        if config.automatic_dynamic and state.context.dynamic is None:
+        if config.automatic_dynamic and state.context.dynamic is None and root_of(entry) is root_module(args):
             learn_dynamic(state, guard, function, args, entry)
         explanation = explanation or (why if guard.location is None else f"{why}  # {guard.location}")
     explanation = explanation or "a value changed while it was being checked"
@@ -232,6 +236,8 @@ def explain_miss(state: FrameState, function, args) -> str:
 
 def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
     value = codegen.read_source(guard.source, state.code, function, args, entry.constants)
+    if isinstance(guard.source, ModuleAttrSource):
+        return                         # parameters change size when the model changes: another program
     if guard.kind == "TENSOR_MATCH" and isinstance(value, torch.Tensor) and value.dim() == len(guard.expected.shape):
         dims = {d for d, (old, new) in enumerate(zip(guard.expected.shape, value.shape))
                 if old != new and new > 1 and (d in guard.expected.dynamic_dims or old > 1)}

@@ -46,3 +46,36 @@ def check_operator(op, backend, counts, variant=None) -> Counter:
         assert not outcome.problems, "\n".join([*outcome.problems, program_of(op, samples, variant).text])
         seen[outcome.state] += 1
     return seen
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_operator(name):
+    """`cpp`, two samples in float32 and one in an exact type."""
+    check_operator(NAMES[name], "cpp", (2, 1))
+
+
+def test_coverage():
+    """Operators that become one graph, with their kernels generated but not built: at least 560 of the sample database."""
+    states = Counter()
+    for op in OPERATORS:
+        states += check_operator(op, "eager", (1, 0))
+    assert states["compiled"] >= 540, states
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_many_samples(name):
+    check_operator(NAMES[name], "cpp", (8, 8))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "loops"])
+@pytest.mark.parametrize("name", NAMES)
+def test_rung(name, backend):
+    check_operator(NAMES[name], backend, (4, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, op in NAMES.items() if op.inplace_variant is not None])
+def test_in_place(name):
+    check_operator(NAMES[name], "cpp", (4, 4), "inplace")

@@ -238,6 +238,8 @@ class FakeMode(TorchDispatchMode):
             return known[1]
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             raise Unsupported(f"a tensor of layout {tensor.layout} has no fake")
+        if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+            raise Unsupported("the memory of a lazily conjugated, negated or zero tensor does not hold its numbers")
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
         self._fakes[id(tensor)] = (weakref.ref(tensor), fake)

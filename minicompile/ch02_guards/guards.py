@@ -404,7 +404,7 @@ def tensor_match(g, x, const):
               lambda v: v.requires_grad)
     if s.dtype.is_complex:
         condition(f"{x}.is_conj() is {s.is_conj}", "conjugate bit", s.is_conj, lambda v: v.is_conj())
-    if s.dtype.is_complex or s.is_neg:
+    if s.dtype.is_complex or s.dtype.is_floating_point and s.type is torch.Tensor:      # `z.conj().imag` is float32
         condition(f"{x}.is_neg() is {s.is_neg}", "negative bit", s.is_neg, lambda v: v.is_neg())
     if s.is_inference:
         condition(f"{x}.is_inference()", "inference flag", True, lambda v: False)

@@ -6,7 +6,7 @@
 # then on every Python call made on the way, also deep inside library code, passes through ours before its
 # first instruction runs.
 #
-# The replacement is `frame_hook.c`, 300 lines, the only C in the capture half of this book. It decides by
+# The replacement is `frame_hook.c`, 340 lines, the only C in the capture half of this book. It decides by
 # code object:
 #
 # | known about the code | what happens |

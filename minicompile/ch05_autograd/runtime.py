@@ -75,7 +75,8 @@ def match_tangent(tangent, shape, stride, dtype, device):
     """`tangent` as the compiled backward expects it."""
     if tangent is None:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-    if tangent.stride() != stride and any(s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape)):
+    if tangent.stride() != stride and any(s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape)) \
+            or tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor():     # their memory does not hold the numbers
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(tangent)
     return tangent
 

@@ -39,7 +39,7 @@ def scalar_tensor(g, value, **kwargs):
     return constant(g, value)
 
 
-@lowering("zeros", "zeros_like", "new_zeros")
+@lowering("zeros", "zeros_like", "new_zeros", "_efficientzerotensor")
 def zeros(g, *args, **kwargs):
     return constant(g, 0)
 

@@ -41,8 +41,8 @@ def prune(body, dead: set[str]):
     if len(keep) == len(body):
         return body
     number = {old: new for new, old in enumerate(keep)}
-    return tuple(Inst(body[i].op, tuple(Ref(number[a.id]) if type(a) is Ref else a for a in body[i].args), body[i].dtype)
-                 for i in keep)
+    return tuple(Inst(op, tuple(Ref(number[a.id]) if type(a) is Ref else a for a in args), dtype)
+                 for op, args, dtype in (body[i] for i in keep))
 
 
 def kernel_name(members, number: int) -> str:
@@ -57,7 +57,8 @@ def kernel_name(members, number: int) -> str:
 
 
 def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel | None:
-    """The finished kernel of a group, or None if it has nothing to do. `visible`: names wanted after the program ends."""
+    """The finished kernel of a group, or None if it has nothing to do. `visible`: names wanted after the
+    program ends."""
     if any(d.size == 0 for d in g.space.vars):
         return None
     inside = set(g.members)

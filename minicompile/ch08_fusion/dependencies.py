@@ -217,8 +217,8 @@ def dependency_edges(nodes: list[Loop | Extern], buffers: dict[str, Buffer],
 
 
 def remove_dead(program: Program) -> list[Loop | Extern]:
-    """The nodes whose results are used: by an output, by another live node, or because they write memory that someone else owns
-    (an input). Stores to unused outputs of a live loop are left for the kernel to drop."""
+    """The nodes whose results are used: by an output, by another live node, or because they write memory that
+    someone else owns (an input). Stores to unused outputs of a live loop are left for the kernel to drop."""
     owned = set(program.inputs) | set(program.constants)
     needed = {v.buffer for v in program.outputs if isinstance(v, View)}
     aliases: dict[str, list[str]] = {}

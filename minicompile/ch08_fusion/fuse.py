@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, product, substitute, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, product, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
 from .dependencies import (accesses, dependency_edges, hint, nbytes, node_reads, node_writes,
                            remove_dead, root_of)
@@ -106,7 +106,7 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
     group = Group([i], space, buffers[node.outputs[0]].device, {i: mapping}, instructions=len(node.body))
     reads, writes, bound = accesses(node.body)
     for a in reads:
-        index = a.index if identity else substitute(a.index, mapping)
+        index = a.index if identity else apply(a.index, mapping)
         group.reads.setdefault(a.buffer, set()).add(index)
         if a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
             group.guarded.add(a.buffer)
@@ -114,7 +114,7 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
         group.wide_reads = set(group.reads)
     for a in writes:
         twice = a.buffer in group.writes
-        group.writes[a.buffer] = a.index if identity else substitute(a.index, mapping)
+        group.writes[a.buffer] = a.index if identity else apply(a.index, mapping)
         if twice or a.mode is not None or a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
             group.scattered.add(a.buffer)
     return group
@@ -150,7 +150,9 @@ def find_alignment(a: Group, b: Group, shared: list[str]):
     tried = set()
     reason = f"no common refinement of {_sizes(a)} and {_sizes(b)}"
     for pieces in _candidates(base, other, dims, shared):
-        if pieces is None or tuple(pieces) in tried or not roles_agree(base.space, other.space, pieces) and other.reduces:
+        if pieces is None or tuple(pieces) in tried:
+            continue
+        if other.reduces and not roles_agree(base.space, other.space, pieces):
             continue
         tried.add(tuple(pieces))
         # Dimensions of the base that the other loop does not have stay whole.
@@ -169,9 +171,10 @@ _ABSENT = Symbol("_absent")
 
 def _candidates(base: Group, other: Group, dims, shared):
     for name in shared:
-        indices = [[g.writes[name]] if name in g.writes else sorted(g.reads.get(name, ()), key=repr)[:1] for g in (base, other)]
-        if indices[0] and indices[1]:
-            yield pieces_by_access(indices[0][0], dims, indices[1][0], other.space.all)
+        x, y = (g.writes[name] if name in g.writes else min(g.reads.get(name, ()), key=repr, default=None)
+                for g in (base, other))
+        if x is not None and y is not None:
+            yield pieces_by_access(x, dims, y, other.space.all)
     yield pieces_in_order(dims, other.space.all)
 
 
@@ -191,8 +194,9 @@ def _same_reads(a: Group, b: Group, name: str, alignment, a_is_base: bool) -> bo
 
 
 def _scattered_stores(f, a: Group, b: Group, alignment, a_is_base: bool) -> str | None:
-    """A large buffer of one group that is not contiguous along the variable along which the other group's memory is. Pointwise kernels
-    can be tiled in two dimensions and absorb a transposition; it is no good inside a reduction, and not worth it without a flow."""
+    """A large buffer of one group that is not contiguous along the variable along which the other group's
+    memory is. Pointwise kernels can be tiled in two dimensions and absorb a transposition; it is no good inside
+    a reduction, and not worth it without a flow."""
     base, other = (a, b) if a_is_base else (b, a)
     fast = {v for g, m in ((base, alignment.base), (other, alignment.other)) for n, e in g.writes.items()
             if nbytes(f.buffers[n]) >= 4096 for v in [_fastest(apply(e, m), alignment.space)] if v is not None}
@@ -307,8 +311,8 @@ def hazard(f: Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str 
 
 
 def disjoint(a: Int, b: Int) -> bool:
-    """Do two accesses of equal strides never meet? True for the parts of a `cat`: the distance between them, modulo the largest
-    stride, is more than the inner dimensions can cover."""
+    """Do two accesses of equal strides never meet? True for the parts of a `cat`: the distance between them,
+    modulo the largest stride, is more than the inner dimensions can cover."""
     distance = add(a, mul(b, -1))
     if not isinstance(distance, int):
         return False
@@ -358,7 +362,8 @@ def score(f: Fuser, a: Group, b: Group, flows, common) -> int:
 
 
 def _starved(a: Group, b: Group) -> str | None:
-    """A reduction with few outputs runs on few processors of a GPU. A pointwise loop over all its elements is better off alone."""
+    """A reduction with few outputs runs on few processors of a GPU. A pointwise loop over all its elements is
+    better off alone."""
     if a.reduces == b.reduces:
         return None
     base, other = (a, b) if a.reduces else (b, a)
@@ -418,7 +423,8 @@ def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
         alignment, a_is_base = found
         if common and not flows and not any(_same_reads(a, b, n, alignment, a_is_base) for n in common):
             return refuse("both read " + ", ".join(common) + ", but at different elements")
-        if alignment.permuted and (a.reduces or b.reduces or not flows) and (bad := _scattered_stores(f, a, b, alignment, a_is_base)):
+        if alignment.permuted and (a.reduces or b.reduces or not flows) and \
+                (bad := _scattered_stores(f, a, b, alignment, a_is_base)):
             return refuse(f"{bad} would be written across memory")
     if a.device.type == "cuda" and (problem := _starved(a, b)):
         return refuse(problem)
@@ -444,9 +450,9 @@ def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:
     """Rewrite a group's accesses and its members' substitutions."""
     if not mapping:
         return
-    g.reads = {n: {substitute(e, mapping) for e in es} for n, es in g.reads.items()}
-    g.writes = {n: substitute(e, mapping) for n, e in g.writes.items()}
-    g.mapping = {i: {s: substitute(e, mapping) for s, e in m.items()} for i, m in g.mapping.items()}
+    g.reads = {n: {apply(e, mapping) for e in es} for n, es in g.reads.items()}
+    g.writes = {n: apply(e, mapping) for n, e in g.writes.items()}
+    g.mapping = {i: {s: apply(e, mapping) for s, e in m.items()} for i, m in g.mapping.items()}
 
 
 def merge(f: Fuser, ia: int, ib: int, alignment, a_is_base: bool) -> None:
@@ -549,8 +555,8 @@ def fuse_groups(f: Fuser, rounds: int = 8) -> None:
 
 
 def fuse_siblings(f: Fuser, g: Group) -> None:
-    """Equal nests that read different results of one kernel: the second halves of split reductions. They share no memory, but two short
-    kernels cost two launches."""
+    """Equal nests that read different results of one kernel: the second halves of split reductions. They share
+    no memory, but two short kernels cost two launches."""
     alike: dict[tuple, int] = {}
     for name in g.writes:
         for r in sorted(f.readers.get(name, ())):

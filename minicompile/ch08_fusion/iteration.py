@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..ch01_graphs.symbolic import Int, Symbol, as_expr, coefficient, floordiv, mul, product, substitute
-from .dependencies import hint
+from .dependencies import hint, normal
 
 
 class Space(NamedTuple):
@@ -55,7 +55,7 @@ class Alignment(NamedTuple):
 
 
 def apply(e: Int, mapping: dict[Symbol, Int]) -> Int:
-    return substitute(e, mapping) if mapping else e
+    return normal(substitute(e, mapping)) if mapping else e
 
 
 def _exact(a: Int, b: Int) -> Int | None:
@@ -100,8 +100,8 @@ def _in_order(dims: tuple[Symbol, ...]) -> list[tuple]:
 
 
 def strided(index: Int, dims: tuple[Symbol, ...]) -> tuple[list[tuple], tuple[Symbol, ...]] | None:
-    """The (variable, stride, size) of the dims that occur in a linear index, fastest first, and the dims that do not occur.
-    None if the index is not linear in them."""
+    """The (variable, stride, size) of the dims that occur in a linear index, fastest first, and the dims that
+    do not occur. None if the index is not linear in them."""
     used, unused = [], []
     for d in dims:
         c = coefficient(index, d)
@@ -208,9 +208,9 @@ def mergeable(index: Int, slow: Symbol, fast: Symbol) -> bool:
     return substitute(merged, {flat: mul(slow.expr, fast.size) + fast.expr}) == index
 
 
-def merge_dims(dims: tuple[Symbol, ...], indices: list[Int], letter: str) -> tuple[tuple[Symbol, ...], dict[Symbol, Int]]:
-    """The shortest list of dims that all `indices` allow, and what the old ones are in terms of it. Old dim `a` of a merged pair
-    becomes 0 and `b` becomes the merged variable, which is only right for the given `indices`."""
+def merge_dims(dims: tuple[Symbol, ...], indices: list[Int], letter: str):
+    """The shortest list of dims that all `indices` allow, and what the old ones are in terms of it (a dict of
+    symbols to expressions). Old dim `a` of a merged pair becomes 0 and `b` becomes the merged variable, which is only right for the given `indices`."""
     groups: list[list[Symbol]] = []
     for d in dims:
         if d.size == 1:

@@ -5,7 +5,7 @@
 // special case is a select at the end. The scalar functions of libm are calls into a library, one element at
 // a time, which is why exp, log, tanh, erf, sin and their friends are written out here for float. Each is a
 // range reduction to a small interval and a polynomial; the coefficients are minimax fits (relative error
-// below 1e-8, so rounding dominates) and results are within 2 ulp of the true value.
+// below 1e-8, so rounding dominates) and results are within 2.5 ulp of the true value.
 
 typedef signed char int8_t;
 typedef unsigned char uint8_t;

@@ -54,8 +54,9 @@ MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 
 # %%
 class CudaRecorder:
-    """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as long as they replay in
-    the order of recording (forward, then backward), and tensors that must survive in between are kept referenced."""
+    """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as long
+    as they replay in the order of recording (forward, then backward), and tensors that must survive in between
+    are kept referenced."""
 
     def __init__(self):
         self.pool = None
@@ -64,7 +65,8 @@ class CudaRecorder:
         return all(t.is_cuda for t in tensors) and torch.cuda.is_available()
 
     def record(self, fn: Callable[[], list], inputs: list) -> tuple[Callable[[], None], list]:
-        """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing: `inputs` keep their values."""
+        """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing: `inputs` keep
+        their values."""
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -82,7 +84,8 @@ class FakeRecorder:
     def record(self, fn, inputs):
         values = [t.clone() for t in inputs if isinstance(t, torch.Tensor)]
         owned = {t.untyped_storage()._cdata for t in inputs if isinstance(t, torch.Tensor)}
-        outputs = [o.clone() if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata not in owned else o for o in fn()]
+        outputs = [o.clone() if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata not in owned else o
+                   for o in fn()]
         for t, value in zip((t for t in inputs if isinstance(t, torch.Tensor)), values):
             if not torch.equal(t, value):
                 t.copy_(value)
@@ -133,8 +136,8 @@ class GraphSet:
 
     def wrap(self, fn: Callable[[list], list], *, is_backward: bool = False, results: int | None = None,
              mutated: Sequence[int] = ()) -> "GraphedCallable":
-        """`fn` as a recorded callable. results: how many leading outputs leave the compiled region (None: all); the rest are saved for
-        backward. mutated: positions of the inputs that `fn` writes."""
+        """`fn` as a recorded callable. results: how many leading outputs leave the compiled region (None: all);
+        the rest are saved for backward. mutated: positions of the inputs that `fn` writes."""
         return GraphedCallable(self, fn, is_backward, results, frozenset(mutated))
 
 # %% [markdown]
@@ -208,8 +211,8 @@ class GraphedCallable:
         return before is not None and before() is tensor
 
     def relocated(self, key: tuple, args: list, recording: Recording) -> list:
-        """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the same way. A parameter that
-        was replaced: record again, and copy that input from now on."""
+        """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the
+        same way. A parameter that was replaced: record again, and copy that input from now on."""
         moved = [i for i, old in zip(recording.static, recording.addresses) if args[i].data_ptr() != old]
         if self.is_backward and any(args[i].data_ptr() not in self.group.addresses for i in moved):
             return self.plain(args)
@@ -223,7 +226,8 @@ class GraphedCallable:
 
 # %%
 def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recording:
-    """Record `g.fn` on `args`, with placeholders for every tensor that is not static. Nothing has been computed when it returns."""
+    """Record `g.fn` on `args`, with placeholders for every tensor that is not static. Nothing has been computed
+    when it returns."""
     fixed = set(static)
     copied = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in fixed]
     inputs = list(args)

@@ -118,7 +118,8 @@ def view_text(w: Writer, v: View) -> str:
     if v.layout.size == buffer.layout.size and v.layout.stride == buffer.layout.stride and v.layout.offset == 0:
         if _same_layout(w, v.buffer):
             return name
-    if len(buffer.layout.size) == 2 and _same_layout(w, v.buffer) and v.layout == Layout(buffer.layout.size[::-1], buffer.layout.stride[::-1]):
+    transposed = Layout(buffer.layout.size[::-1], buffer.layout.stride[::-1])
+    if len(buffer.layout.size) == 2 and v.layout == transposed and _same_layout(w, v.buffer):
         return f"{name}.t()"                       # half the cost of as_strided, and the most frequent view
     where = f"{tuple_text(v.layout.size)}, {tuple_text(v.layout.stride)}, {int_text(v.layout.offset)}"
     if root_of(w.program.buffers, v.buffer) in w.fresh:
@@ -245,8 +246,8 @@ def write_free(w: Writer, names: list[str]) -> None:
 
 # %%
 def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | None]) -> tuple[str, dict]:
-    """Text of the module with `call(args)`, and its globals. `calls`: for each step that is a kernel, its callable and the buffer and symbol
-    names to pass."""
+    """Text of the module with `call(args)`, and its globals. `calls`: for each step that is a kernel, its
+    callable and the buffer and symbol names to pass."""
     p = schedule.program
     w = Writer(p)
     w.globals.update(torch=torch, empty=torch.empty_strided, as_strided=torch.as_strided, relayout=relayout, view=view,
@@ -326,7 +327,8 @@ def raise_versions(*tensors: torch.Tensor) -> None:
 def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
     """The kernel with canonical buffer names, and the map from those names back to the program's."""
     names: dict[str, str] = {}
-    for kind, members in (("in", kernel.inputs), ("out", kernel.outputs), ("tmp", [n for n in kernel.buffers if n in kernel.local])):
+    local = [n for n in kernel.buffers if n in kernel.local]
+    for kind, members in (("in", kernel.inputs), ("out", kernel.outputs), ("tmp", local)):
         for n in members:
             if n not in names:
                 names[n] = f"{kind}{sum(1 for v in names.values() if v.startswith(kind))}"
@@ -342,7 +344,8 @@ def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
 
 
 def canonical_key(k: Kernel) -> tuple:
-    """Equal for kernels that compile to the same code. Constants are compared as text: 0.0 equals -0.0, and nan differs from itself."""
+    """Equal for kernels that compile to the same code. Constants are compared as text: 0.0 equals -0.0, and nan
+    differs from itself."""
     def symbol(v):
         return v.name, v.size
 

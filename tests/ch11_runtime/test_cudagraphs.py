@@ -72,6 +72,9 @@ def test_training_matches_eager_and_replays(device):
         for got, want in zip((y, x.grad, w.grad), reference(x, w)):
             torch.testing.assert_close(got, want)
     assert forward.counts["replayed"] == 5 and backward.counts["replayed"] == 5, (backward.counts, backward.disabled)
+    (f_recording,), (b_recording,) = forward.recordings.values(), backward.recordings.values()
+    assert f_recording.static == [1] and f_recording.copied == [0], "the parameter is read in place, the batch is copied"
+    assert b_recording.static == [1, 2] and b_recording.copied == [0, 3], "and so are activations that stayed in the pool"
 
 
 @pytest.mark.parametrize("device", KINDS)
