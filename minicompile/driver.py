@@ -38,6 +38,7 @@ from .ch07_loops.lower import lower
 from .ch08_fusion.fuse import fuse
 from .ch08_fusion.kernel import Kernel
 from .ch09_triton.launch import warm_up
+from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
 from .ch11_runtime.host import compile_schedule
 from .ch13_tuning.layouts import convolutions_to_channels_last
 from .errors import Unsupported
@@ -122,8 +123,14 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) 
         warm_up()
     if backend != "cudagraphs":
         gm = convolutions_to_channels_last(gm)
-    rung = {"cudagraphs": "aot_eager"}.get(backend, backend)
+    rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose
     lower_half = partial(compile_aten, rung=rung)
+    graphs = GraphSet() if device == "cuda" and (backend == "cudagraphs" or options.get("cudagraphs")) else None
+    if graphs is not None:
+        lower_half = graphed(graphs, lower_half)
     with timed("total"):
-        return compile_training(gm, fakes, lower_half, prepare)
+        run = compile_training(gm, fakes, lower_half, prepare)
+    if graphs is not None:
+        outputs_that_leave(graphs, run.joint.results + len(run.joint.written))
+    return run
