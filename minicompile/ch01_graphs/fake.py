@@ -132,8 +132,8 @@ def fake_call(func, args, kwargs):
             out = func(*meta_args, **meta_kwargs)
         if func is aten.convolution.default:
             out = _convolution_layout(out, meta_args[0], meta_args[1], device)
-        elif func in COLUMN_MAJOR_ON_CPU and device.type == "cpu":
-            out = tuple(_column_major(x) if i == COLUMN_MAJOR_ON_CPU[func] else x for i, x in enumerate(out))
+        elif func in CPU_LAYOUTS and device.type == "cpu":
+            out = CPU_LAYOUTS[func](out, *meta_args)
     except NotImplementedError as error:
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
     aliases = {}
@@ -175,13 +175,19 @@ def _convolution_layout(out, x, weight, device):
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
 
 
-# LAPACK answers column by column where cuSOLVER answers row by row, and the meta kernels, which do not know the
-# pretended device, describe the latter. Operator -> position of the result it concerns.
-COLUMN_MAJOR_ON_CPU = {aten._linalg_svd.default: 2, aten.linalg_eig.default: 1}
+def _column_major(out, position):
+    """LAPACK answers column by column where cuSOLVER, which the meta kernels describe, answers row by row."""
+    return tuple(torch.empty_like(x.mT, memory_format=torch.contiguous_format).mT if i == position and x.dim() > 1 else x
+                 for i, x in enumerate(out))
 
 
-def _column_major(out):
-    return out if out.dim() < 2 else torch.empty_like(out.mT, memory_format=torch.contiguous_format).mT
+# CPU kernels whose results have other strides than their meta kernels say.
+CPU_LAYOUTS = {
+    aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
+    aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
+    aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
+    aten.max_unpool2d.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
+}
 
 
 def _take_over_metadata(fake: FakeTensor) -> None:

@@ -252,7 +252,15 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
 
 
 def _plain_strides(t) -> bool:
-    return all(s != 0 or n == 1 for s, n in zip(t.stride(), t.shape))
+    """Is each element in a place of its own? The result of `expand` or `unfold` is not laid out like that."""
+    if any(isinstance(s, torch.SymInt) for s in (*t.shape, *t.stride())):
+        return all(not isinstance(s, int) or s != 0 or n == 1 for s, n in zip(t.stride(), t.shape))
+    reach = 0
+    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1):
+        if stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
 
 # %% [markdown]
 # ## After the recording

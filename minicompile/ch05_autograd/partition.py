@@ -31,6 +31,8 @@
 # - *values that live long in forward*, like the residual stream of a transformer: recomputing one would recompute all that came before it.
 #   "Long" means across a library call: the value is in memory then, too.
 #
+# - *windows that overlap*: the maximum of a 3x3 pool reads every pixel two to nine times; the place of the maximum is one byte a window.
+#
 # Views and casts from a saved half-precision copy are free or nearly so; inputs cost nothing to save.
 
 # %%
@@ -74,11 +76,27 @@ def is_view(node: fx.Node) -> bool:
         and viewed_argument(node, val) is not None
 
 
+def is_widening(node: fx.Node) -> bool:
+    """A cast that loses nothing, such as bfloat16 to float32, on one device: the narrow value serves as well."""
+    if node.target is not aten._to_copy.default:
+        return False
+    new, old = node.meta["val"], node.args[0].meta["val"]
+    return new.device == old.device and new.dtype.is_floating_point and old.dtype.is_floating_point \
+        and new.dtype.itemsize > old.dtype.itemsize
+
+
 def is_cheap(node: fx.Node) -> bool:
     """A view, or an operator that computes each element from a few elements: worth computing twice."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or is_random(node):
         return False
+    if node.target is aten.index.Tensor:
+        return not any(_has_data(i) for i in node.args[1] if i is not None)
     return torch.Tag.pointwise in node.target.tags or node.target.overloadpacket in CHEAP or is_view(node)
+
+
+def _has_data(node: fx.Node) -> bool:
+    """Does the value depend on any input? Positions counted with `arange` do not."""
+    return node.op != "call_function" or any(map(_has_data, node.all_input_nodes))
 
 
 def is_fusible(node: fx.Node) -> bool:
@@ -176,15 +194,34 @@ def stages(nodes, halves: Halves) -> dict[fx.Node, int]:
 
 
 def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
-    """The users of a node, looking through views and tuple elements."""
+    """The users of a node, looking through views, widening casts and tuple elements."""
     found, pending = [], list(node.users)
     while pending:
         user = pending.pop()
-        if is_view(user) or user.target is operator.getitem:
+        if is_view(user) or is_widening(user) or user.target is operator.getitem:
             pending.extend(user.users)
         elif user in among:
             found.append(user)
     return found
+
+
+def rereads(node: fx.Node) -> bool:
+    """Does the node combine windows of one tensor that overlap, so that computing it reads each element several times?"""
+    windows: dict[fx.Node, dict[fx.Node, int]] = {}
+    seen, pending = {node}, [node]
+    while pending:
+        for operand in pending.pop().all_input_nodes:
+            if operand in seen or len(seen) > 200:
+                continue
+            seen.add(operand)
+            base, sliced = operand, False
+            while base.target in (aten.slice.Tensor, aten.view.default, aten.permute.default):
+                base, sliced = base.args[0], sliced or base.target is aten.slice.Tensor
+            if sliced:
+                windows.setdefault(base, {})[operand] = size_in_bytes(operand)
+            elif torch.Tag.pointwise in getattr(operand.target, "tags", ()):
+                pending.append(operand)
+    return any(sum(w.values()) >= 2 * size_in_bytes(base) for base, w in windows.items())
 
 
 @dataclass
@@ -202,9 +239,9 @@ def forward_use(node: fx.Node, halves: Halves, stage) -> Use:
 
 
 def must_not_recompute(node, halves: Halves, use: Use, prefer: str) -> bool:
-    if is_view(node) or node.op == "get_attr":
+    if is_view(node) or is_widening(node) or node.op == "get_attr":
         return False
-    if not is_cheap(node):
+    if not is_cheap(node) or rereads(node):
         return True
     if node not in halves.forward or not node.all_input_nodes:
         return False

@@ -130,6 +130,7 @@ def mish_backward(grad, x):
 @decomposition(aten.log_sigmoid_forward.default)
 @in_float32
 def log_sigmoid_forward(x):
+    x = x.contiguous() if x.device.type == "cpu" else x
     z = torch.exp(-torch.abs(x))
     out = torch.minimum(x, constant(0, x)) - torch.log1p(z)
     return out, z if x.device.type == "cpu" else x.new_empty(0)

@@ -68,8 +68,10 @@ def _concrete(*sizes) -> bool:
 # answers with its first real pixel.
 #
 # The loop carries the place *within the window*, a number below 25, and computes the pixel's index from it
-# at the end. That matters for training: the partitioner may save the int8 place instead of the int64 index,
-# an eighth of the memory.
+# at the end. That matters for training: backward asks each window whether this pixel was its largest, and that is a
+# comparison of int8 places, if it can get them. So the index carries its `place` along as an attribute. Where both passes
+# are in one graph, backward finds it there; the partitioner then saves the places, an eighth of the memory, and nothing
+# computes the index.
 
 # %%
 @decomposition(aten.max_pool2d_with_indices.default)
@@ -91,10 +93,11 @@ def max_pool2d_with_indices(x, kernel_size, stride=None, padding=0, dilation=1, 
         better = (value > best) | (value != value)
         best = torch.where(better, value, best)
         offset = torch.where(better, constant(i * kernel[1] + j, x, torch.int8), offset)
-    offset = offset.to(torch.int64)
-    row = torch.div(offset, kernel[1], rounding_mode="floor")
-    column = offset - row * kernel[1]
+    place = offset.to(torch.int64)
+    row = torch.div(place, kernel[1], rounding_mode="floor")
+    column = place - row * kernel[1]
     index = (begin[0].unsqueeze(1) + row * dilation[0]) * size[1] + (begin[1] + column * dilation[1])
+    index.place = offset
     return (best.clone() if math.prod(kernel) == 1 else best), index
 
 
@@ -142,11 +145,17 @@ def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dila
     size, out = x.shape[-2:], grad.shape[-2:]
     if not _few(kernel, stride, dilation) or not _concrete(*size, *out):
         return NotImplemented
-    pixel = iota(size[0], x).unsqueeze(1) * size[1] + iota(size[1], x)
     covering = [_covering(*a) for a in zip(size, out, kernel, stride, padding, dilation)]
+    pixel = iota(size[0], x).unsqueeze(1) * size[1] + iota(size[1], x)
+    place = getattr(indices, "place", None)
 
     def share(at):
-        chosen = aten.index.Tensor(indices, at) == pixel
+        if place is None:
+            chosen = aten.index.Tensor(indices, at) == pixel
+        else:
+            within = [(iota(n, x) + p - w.flatten() * s) // d
+                      for n, p, w, s, d in zip(size, padding, at[-2:], stride, dilation)]
+            chosen = aten.index.Tensor(place, at) == (within[0].unsqueeze(1) * kernel[1] + within[1]).to(torch.int8)
         return torch.where(chosen, aten.index.Tensor(grad, at), constant(0, grad))
 
     return _gathered(grad, covering, share)

@@ -475,3 +475,18 @@ def test_a_constant_that_requires_grad_is_refused():
     w = rand(3)
     with pytest.raises(Unsupported):
         compile_function(lambda x: x * w, [rand(3)])
+
+
+def test_gradient_of_an_output_that_overlaps_itself():
+    """Its incoming gradient must not be laid out like it."""
+    x = torch.randn(6, requires_grad=True)
+    check(lambda x: x.clone().as_strided_((4, 3), (1, 1)), x)
+    check(lambda x: x.sin().unfold(0, 3, 1), x)
+
+
+def test_lazily_zero_and_negated_gradients():
+    """The memory of such a gradient does not hold its numbers."""
+    x = torch.randn(3, requires_grad=True)
+    compiled = compile_function(lambda x: x * 2, [x])
+    for lazy in torch._efficientzerotensor((3,)), torch.randn(3, dtype=torch.complex64).conj().imag:
+        torch.testing.assert_close(torch.autograd.grad(compiled(x), x, lazy), torch.autograd.grad(x * 2, x, lazy))
