@@ -5,9 +5,10 @@
 #
 #     guard -> capture -> differentiate -> decompose -> lower -> fuse -> emit -> run
 #
-# The first two happen per call and per frame (`frames.py`). This module is the rest: it takes one captured graph and
-# returns a callable with the same meaning. Each stage is one function call; stopping after any of them and *running what is there* gives a backend. The
-# backends form a ladder, and the first rung whose answer differs from eager's names the stage that is wrong:
+# The first two happen per call and per frame (`frames.py`). This module is the rest: it takes one captured
+# graph and returns a callable with the same meaning. Each stage is one function call; stopping after any of
+# them and *running what is there* gives a backend. The backends form a ladder, and the first rung whose
+# answer differs from eager's names the stage that is wrong:
 #
 # | backend | runs |
 # |---|---|
@@ -30,17 +31,20 @@ import torch
 from torch import fx
 
 from . import logs
-from .ch01_graphs.graph import interpret
+from .ch01_graphs.graph import interpret, print_graph
 from .ch05_autograd.runtime import compile_training
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.ir import Extern
 from .ch07_loops.lower import lower
+from .ch07_loops.verify import print_program, verify
 from .ch08_fusion.fuse import fuse
 from .ch08_fusion.kernel import Kernel
+from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import warm_up
 from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
 from .ch11_runtime.host import compile_schedule
 from .ch13_tuning.layouts import convolutions_to_channels_last
+from .config import config
 from .errors import Unsupported
 
 
@@ -76,8 +80,8 @@ class timed:
 # %% [markdown]
 # ## The lower half: from ATen graph to callable
 #
-# The autograd stage calls this for the forward and for the backward graph. A stage that cannot do its part raises `Unsupported`, and the graph then runs on the rung
-# below that stage: slower, and right.
+# The autograd stage calls this for the forward and for the backward graph. A stage that cannot do its part
+# raises `Unsupported`, and the graph then runs on the rung below that stage: slower, and right.
 
 # %%
 def interpreted(gm: fx.GraphModule) -> Callable[[list], list]:
@@ -90,7 +94,11 @@ def interpreted(gm: fx.GraphModule) -> Callable[[list], list]:
 
 
 def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: bool = False) -> Callable[[list], list]:
-    """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it empties, to a list of outputs."""
+    """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it empties,
+    to a list of outputs."""
+    which = "backward" if is_backward else "forward"
+    if logs.on("aot"):
+        logs.log("aot", "%s\n%s", which, print_graph(gm))
     if rung in ("aot_eager", "decomposed"):
         return interpreted(gm)
     try:
@@ -98,11 +106,20 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: boo
             program = lower(gm)
         with timed("fuse"):
             schedule = fuse(program)
+        if config.check_passes:
+            verify(program)
+            verify_schedule(schedule)
         with timed("emit"):
             compiled = compile_schedule(schedule, rung)
     except Unsupported as reason:
-        logs.log("fusion", "a graph runs operator by operator: %s", reason)
+        logs.log("perf_hints", "the %s graph runs operator by operator: %s", which, reason)
         return interpreted(gm)
+    if logs.on("loops"):
+        logs.log("loops", "%s\n%s", which, print_program(program))
+    for d in schedule.decisions if logs.on("fusion") else ():
+        logs.log("fusion", "%s %s with %s (%d bytes): %s", "fused" if d.accepted else "did not fuse", d.a, d.b, d.score, d.reason)
+    if logs.on("code"):
+        logs.log("code", "%s\n%s", which, "\n".join([compiled.source, *(s.code for s in compiled.sources)]))
     counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
     counters.externs += sum(isinstance(step, Extern) for step in schedule.steps)
     return compiled
@@ -110,13 +127,15 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: boo
 # %% [markdown]
 # ## The upper half: from captured graph to callable
 #
-# Passes on the captured graph come first, then differentiation, which calls the lower half twice. The autograd stage is given the
-# decompositions to apply before it decides what the backward pass saves: a decision that is better made on primitives, where a softmax is visibly a
-# reduction to save and an exponential to recompute.
+# Passes on the captured graph come first, then differentiation, which calls the lower half twice. The
+# autograd stage is given the decompositions to apply before it decides what the backward pass saves: a
+# decision that is better made on primitives, where a softmax is visibly a reduction to save and an
+# exponential to recompute.
 
 # %%
 def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) -> Callable:
-    """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; `options` are those of the mode."""
+    """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; `options` are
+    those of the mode."""
     counters.graphs += 1
     device = "cuda" if any(isinstance(f, torch.Tensor) and f.is_cuda for f in fakes) else "cpu"
     if device == "cuda":

@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Fake tensors
 #
-# A compiler runs the program once without its data: it needs the shape, dtype, device, strides and aliasing of every
-# intermediate tensor, and none of the numbers. PyTorch already knows how to compute those. Every operator has a
-# *meta kernel*, which is what runs on `device="meta"`: tensors that have everything except memory. What a meta tensor
-# cannot say is on which device the real tensor would live, so a meta tensor alone would pick the wrong kernels and
-# autocast rules.
+# A compiler runs the program once without its data: it needs the shape, dtype, device, strides and aliasing
+# of every intermediate tensor, and none of the numbers. PyTorch already knows how to compute those. Every
+# operator has a *meta kernel*, which is what runs on `device="meta"`: tensors that have everything except
+# memory. What a meta tensor cannot say is on which device the real tensor would live, so a meta tensor alone
+# would pick the wrong kernels and autocast rules.
 #
-# A `FakeTensor` is that pair: a meta tensor, and the device it pretends to be on. It is a *wrapper subclass*: to
-# PyTorch's dispatcher it is a tensor on that device, autograd differentiates through it as usual, and when a kernel would run,
-# `__torch_dispatch__` of the `FakeMode` runs the meta kernel on the inner tensor and wraps the result.
-# Two fakes alias when their meta tensors share a storage, so views and in-place operations keep their meaning.
+# A `FakeTensor` is that pair: a meta tensor, and the device it pretends to be on. It is a *wrapper subclass*:
+# to PyTorch's dispatcher it is a tensor on that device, autograd differentiates through it as usual, and when
+# a kernel would run, `__torch_dispatch__` of the `FakeMode` runs the meta kernel on the inner tensor and
+# wraps the result. Two fakes alias when their meta tensors share a storage, so views and in-place operations
+# keep their meaning.
 
 # %%
 from __future__ import annotations
@@ -62,11 +63,12 @@ def storage_key(fake: FakeTensor) -> int:
 # ## Running an operator on fakes
 #
 # The output device is that of the tensor inputs, unless the call names one (`torch.zeros(..., device=...)`,
-# `x.to("cuda")`). A CPU scalar tensor may be combined with tensors of another device, as in eager. In-place operators
-# return the very object they were given, as they must: Python code compares identities.
+# `x.to("cuda")`). A CPU scalar tensor may be combined with tensors of another device, as in eager. In-place
+# operators return the very object they were given, as they must: Python code compares identities.
 #
 # Some operators have results whose *shape* depends on data (`nonzero`, `x[mask]`) or that are Python numbers
-# (`item`). There is nothing to fake there; they raise `DataDependent`, which capture turns into a graph break.
+# (`item`). There is nothing to fake there; they raise `DataDependent`, which capture turns into a graph
+# break.
 
 # %%
 DATA_DEPENDENT = {
@@ -216,9 +218,9 @@ def _python_dispatcher(flat_args):
 # %% [markdown]
 # ## The mode
 #
-# `FakeMode` catches operators that have no fake argument (`torch.arange(10)`), and turns real tensors into fakes. A real
-# tensor becomes the same fake each time, and real tensors that share memory become fakes that share memory:
-# otherwise an in-place update through one of them would be lost on the others.
+# `FakeMode` catches operators that have no fake argument (`torch.arange(10)`), and turns real tensors into
+# fakes. A real tensor becomes the same fake each time, and real tensors that share memory become fakes that
+# share memory: otherwise an in-place update through one of them would be lost on the others.
 
 # %%
 class FakeMode(TorchDispatchMode):

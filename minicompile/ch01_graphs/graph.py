@@ -1,15 +1,16 @@
 # %% [markdown]
 # # Graphs that remember where they came from
 #
-# Between capture and code generation a program is a `torch.fx.Graph`: a list of calls in single-assignment form. fx is
-# only the container. What makes it a compiler's graph are three entries that every node carries in `node.meta`:
+# Between capture and code generation a program is a `torch.fx.Graph`: a list of calls in single-assignment
+# form. fx is only the container. What makes it a compiler's graph are three entries that every node carries
+# in `node.meta`:
 #
 # - `val`: the fake result, so any pass can ask for a shape, dtype, stride or device without running anything;
 # - `location`: the line of the user's program that asked for this operation;
 # - `origins`: the names of the nodes of the stage before that it was made from.
 #
-# The last two are *provenance*. They survive each pass, down to a comment in the generated kernel, and they are what lets
-# an error in stage seven name a line in the user's file.
+# The last two are *provenance*. They survive each pass, down to a comment in the generated kernel, and they
+# are what lets an error in stage seven name a line in the user's file.
 
 # %%
 from __future__ import annotations
@@ -58,12 +59,13 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
 # %% [markdown]
 # ## An executable meaning
 #
-# A graph can be run: node by node, in order, each value dropped after its last use. Every later stage is checked against this.
-# The `on_node` hook lets a caller replace the meaning of single nodes; tracing into the next, lower-level graph is this same
-# loop run under a recording mode.
+# A graph can be run: node by node, in order, each value dropped after its last use. Every later stage is
+# checked against this. The `on_node` hook lets a caller replace the meaning of single nodes; tracing into the
+# next, lower-level graph is this same loop run under a recording mode.
 #
-# Sizes that are symbolic stand in a node's arguments as expressions (`Expr`). Each size symbol has a placeholder of its own, so running the graph
-# starts by learning the symbols' values, be they ints or, when tracing again, SymInts.
+# Sizes that are symbolic stand in a node's arguments as expressions (`Expr`). Each size symbol has a
+# placeholder of its own, so running the graph starts by learning the symbols' values, be they ints or, when
+# tracing again, SymInts.
 
 # %%
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -133,7 +135,8 @@ def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
 # %% [markdown]
 # ## Printing
 #
-# A stage that cannot be read cannot be debugged. `print_graph` writes one line a node: name, type, call, and the user's line.
+# A stage that cannot be read cannot be debugged. `print_graph` writes one line a node: name, type, call, and
+# the user's line.
 
 # %%
 def describe(value) -> str:

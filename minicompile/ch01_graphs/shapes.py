@@ -1,13 +1,15 @@
 # %% [markdown]
 # # Symbolic sizes
 #
-# When a size is symbolic, PyTorch's own shape code must compute with it: broadcasting, output sizes of convolutions, strides. PyTorch has a door
-# for that. `torch.SymInt(node)` is an integer whose arithmetic is delegated to a Python object, and meta kernels pass such integers through. The
-# node here holds an `Expr` and the environment that owns its symbols.
+# When a size is symbolic, PyTorch's own shape code must compute with it: broadcasting, output sizes of
+# convolutions, strides. PyTorch has a door for that. `torch.SymInt(node)` is an integer whose arithmetic is
+# delegated to a Python object, and meta kernels pass such integers through. The node here holds an `Expr` and
+# the environment that owns its symbols.
 #
-# Shape code also *branches*: "is this size 1, so that it broadcasts?". A branch needs a truth value. Often the bounds of the symbols decide it for all
-# sizes. Where they do not, the answer for the sizes of the present call is used, and the question with its answer is recorded as a guard: the
-# trace is valid for exactly those inputs for which all recorded questions have the same answers.
+# Shape code also *branches*: "is this size 1, so that it broadcasts?". A branch needs a truth value. Often
+# the bounds of the symbols decide it for all sizes. Where they do not, the answer for the sizes of the
+# present call is used, and the question with its answer is recorded as a guard: the trace is valid for
+# exactly those inputs for which all recorded questions have the same answers.
 
 # %%
 from __future__ import annotations
@@ -86,8 +88,8 @@ def _prove(op: str, left: Int, right: Int) -> bool | None:
 # %% [markdown]
 # ## The node protocol
 #
-# PyTorch calls the methods below by name from C++. Results of comparisons are nodes too (`torch.SymBool`), which stay undecided until something
-# asks for a Python `bool`: then `guard_bool` decides.
+# PyTorch calls the methods below by name from C++. Results of comparisons are nodes too (`torch.SymBool`),
+# which stay undecided until something asks for a Python `bool`: then `guard_bool` decides.
 
 # %%
 class SizeNode:
@@ -200,8 +202,9 @@ setattr(ConditionNode, "not_", ConditionNode.sym_not)
 
 
 # %% [markdown]
-# A quotient of sizes (the `1/n` of a mean) is a float. Meta kernels compute such numbers and never look at them, so a float node
-# carries the value for the present sizes and the sizes that it came from. Only when someone does look are those sizes fixed by guards.
+# A quotient of sizes (the `1/n` of a mean) is a float. Meta kernels compute such numbers and never look at
+# them, so a float node carries the value for the present sizes and the sizes that it came from. Only when
+# someone does look are those sizes fixed by guards.
 
 # %%
 class FloatNode:

@@ -3,14 +3,14 @@
 #
 # Two places in a compiler need arithmetic on integers it does not know yet. Tensor *sizes* may differ from
 # call to call, and memory *indices* depend on loop variables. Both want the same small algebra: sums,
-# products, floor division and remainder over named, non-negative integers. torch.compile uses sympy here,
-# and profiles of its compile time show it. The forms that occur are few, so we write them down: an
-# expression is a Python `int`, or an `Expr` kept in one canonical form, so that equal expressions compare equal
-# and most questions ("is this index contiguous?") are structural.
+# products, floor division and remainder over named, non-negative integers. torch.compile uses sympy here, and
+# profiles of its compile time show it. The forms that occur are few, so we write them down: an expression is
+# a Python `int`, or an `Expr` kept in one canonical form, so that equal expressions compare equal and most
+# questions ("is this index contiguous?") are structural.
 #
-# The canonical form is a *linear combination*: a constant plus integer coefficients times terms, where a term is a
-# product of atoms, and an atom is a symbol, a floor division or a remainder. For example
-# `64*i0 + i1` is `Expr({(i0,): 64, (i1,): 1}, 0)`.
+# The canonical form is a *linear combination*: a constant plus integer coefficients times terms, where a term
+# is a product of atoms, and an atom is a symbol, a floor division or a remainder. For example `64*i0 + i1` is
+# `Expr({(i0,): 64, (i1,): 1}, 0)`.
 
 # %%
 from __future__ import annotations
@@ -25,8 +25,8 @@ import torch
 # %% [markdown]
 # ## Atoms
 #
-# A `Symbol` is an unknown integer in `[lower, size)`. Loop variables have `lower == 0` and a size that is an int or
-# itself an expression. Size symbols (`s0`) have no upper bound and `lower == 2`: sizes 0 and 1 behave
+# A `Symbol` is an unknown integer in `[lower, size)`. Loop variables have `lower == 0` and a size that is an
+# int or itself an expression. Size symbols (`s0`) have no upper bound and `lower == 2`: sizes 0 and 1 behave
 # differently under broadcasting, so a compiled artefact never pretends that they are general.
 
 # %%
@@ -87,8 +87,8 @@ def _atom_key(atom: Atom):
 # %% [markdown]
 # ## Expressions
 #
-# Operators build the canonical form and return a plain `int` as soon as nothing symbolic is left, so code that
-# handles static shapes pays nothing for the generality.
+# Operators build the canonical form and return a plain `int` as soon as nothing symbolic is left, so code
+# that handles static shapes pays nothing for the generality.
 
 # %%
 class Expr:
@@ -173,11 +173,11 @@ def mul(a: Int, b: Int) -> Int:
 # %% [markdown]
 # ## Bounds and division
 #
-# `(64*i0 + i1) // 64` should become `i0`, and `% 64` should become `i1`: flattening and unflattening a tensor must
-# cancel, or every view would leave divisions in the generated kernels. Two facts do it. Multiples of the divisor
-# leave the division exactly: `(n*a + b) // n == a + b // n` for all integers. What remains vanishes when its bounds
-# say `0 <= b < n`. With a symbolic `n` we ask whether `n - 1 - b` has a non-negative lower bound after putting each loop variable at
-# its largest value.
+# `(64*i0 + i1) // 64` should become `i0`, and `% 64` should become `i1`: flattening and unflattening a tensor
+# must cancel, or every view would leave divisions in the generated kernels. Two facts do it. Multiples of the
+# divisor leave the division exactly: `(n*a + b) // n == a + b // n` for all integers. What remains vanishes
+# when its bounds say `0 <= b < n`. With a symbolic `n` we ask whether `n - 1 - b` has a non-negative lower
+# bound after putting each loop variable at its largest value.
 
 # %%
 def symbols(e: Int) -> set[Symbol]:

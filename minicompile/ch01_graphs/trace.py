@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Tracing below the dispatcher
 #
-# Capture gives a graph of what the user wrote: `F.cross_entropy`, `x.add_(1)`, `nn.functional.layer_norm`. To get the graph of what PyTorch
-# would *run*, execute the first graph on fakes under a mode that records every ATen operator it is asked for. The mode sits below autograd, so
-# operators that are only compositions have already come apart, autocast has inserted its casts, and when the program calls the
-# autograd engine the backward operators arrive in the same recording. No rule of differentiation is written in this compiler: the joint
-# forward and backward graph is a recording of the engine at work on fakes.
+# Capture gives a graph of what the user wrote: `F.cross_entropy`, `x.add_(1)`, `nn.functional.layer_norm`. To
+# get the graph of what PyTorch would *run*, execute the first graph on fakes under a mode that records every
+# ATen operator it is asked for. The mode sits below autograd, so operators that are only compositions have
+# already come apart, autocast has inserted its casts, and when the program calls the autograd engine the
+# backward operators arrive in the same recording. No rule of differentiation is written in this compiler: the
+# joint forward and backward graph is a recording of the engine at work on fakes.
 
 # %%
 from __future__ import annotations
@@ -27,13 +28,16 @@ aten = torch.ops.aten
 # %% [markdown]
 # ## The recorder
 #
-# A fake is known to the recorder by object identity; the table keeps fakes alive, so an identity is never reused. Tensors that the program holds as
-# constants (a real tensor met in the middle of the trace) become `get_attr` nodes.
+# A fake is known to the recorder by object identity; the table keeps fakes alive, so an identity is never
+# reused. Tensors that the program holds as constants (a real tensor met in the middle of the trace) become
+# `get_attr` nodes.
 #
-# `x.t_()` is an in-place operator that writes no data: it makes the tensor object a view of what it was. It is recorded as that view.
+# `x.t_()` is an in-place operator that writes no data: it makes the tensor object a view of what it was. It
+# is recorded as that view.
 #
-# Backward operators have no line of user code under them. Each autograd node remembers the forward operation that created it,
-# and while the engine executes an autograd node PyTorch tells us which, so a backward operator inherits the provenance of its forward one.
+# Backward operators have no line of user code under them. Each autograd node remembers the forward operation
+# that created it, and while the engine executes an autograd node PyTorch tells us which, so a backward
+# operator inherits the provenance of its forward one.
 
 # %%
 IN_PLACE_VIEWS = {getattr(aten, f"{name}_").default: getattr(aten, name).default for name in ("t", "as_strided", "unsqueeze", "squeeze")}
@@ -141,8 +145,9 @@ class Recorder(TorchDispatchMode):
 # %% [markdown]
 # ## Lowering one graph into another
 #
-# `trace` records any Python function of fakes. `run_recorded` is the special case that stages use most: interpret a graph node by node under a
-# recorder, and stamp each recorded operator with the node it came from.
+# `trace` records any Python function of fakes. `run_recorded` is the special case that stages use most:
+# interpret a graph node by node under a recorder, and stamp each recorded operator with the node it came
+# from.
 
 # %%
 def run_recorded(recorder: Recorder, gm: fx.GraphModule, inputs: Sequence, call: Callable | None = None):

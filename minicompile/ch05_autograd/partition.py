@@ -96,7 +96,14 @@ def is_cheap(node: fx.Node) -> bool:
 
 def _has_data(node: fx.Node) -> bool:
     """Does the value depend on any input? Positions counted with `arange` do not."""
-    return node.op != "call_function" or any(map(_has_data, node.all_input_nodes))
+    seen, pending = {node}, [node]
+    while pending:
+        node = pending.pop()
+        if node.op != "call_function" or len(seen) > 50:
+            return True
+        pending += [a for a in node.all_input_nodes if a not in seen]
+        seen.update(pending)
+    return False
 
 
 def is_fusible(node: fx.Node) -> bool:
@@ -208,7 +215,7 @@ def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
 def rereads(node: fx.Node) -> bool:
     """Does the node combine windows of one tensor that overlap, so that computing it reads each element several times?"""
     windows: dict[fx.Node, dict[fx.Node, int]] = {}
-    seen, pending = {node}, [node]
+    seen, pending = {node}, [node] if torch.Tag.pointwise in node.target.tags else []
     while pending:
         for operand in pending.pop().all_input_nodes:
             if operand in seen or len(seen) > 200:

@@ -171,7 +171,8 @@ def logit(x, eps=None):
 def logit_backward(grad, x, eps=None):
     low, outside = (0.0, math.nan) if eps is None else (eps, 0.0)
     inside = (x >= low) & (x <= 1 - low)
-    return torch.where(inside, grad / (x * (1 - x)), outside)
+    slope = (torch.abs(x) if eps is None else x) * (1 - x)      # at -0.0 the answer is +inf
+    return torch.where(inside, grad / slope, outside)
 
 
 # %% [markdown]

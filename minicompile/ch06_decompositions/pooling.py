@@ -147,14 +147,13 @@ def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dila
         return NotImplemented
     covering = [_covering(*a) for a in zip(size, out, kernel, stride, padding, dilation)]
     pixel = iota(size[0], x).unsqueeze(1) * size[1] + iota(size[1], x)
-    place = getattr(indices, "place", None)
+    place = getattr(indices, "place", None) if dilation == [1, 1] else None
 
     def share(at):
         if place is None:
             chosen = aten.index.Tensor(indices, at) == pixel
         else:
-            within = [(iota(n, x) + p - w.flatten() * s) // d
-                      for n, p, w, s, d in zip(size, padding, at[-2:], stride, dilation)]
+            within = [iota(n, x) + p - w.flatten() * s for n, p, w, s in zip(size, padding, at[-2:], stride)]
             chosen = aten.index.Tensor(place, at) == (within[0].unsqueeze(1) * kernel[1] + within[1]).to(torch.int8)
         return torch.where(chosen, aten.index.Tensor(grad, at), constant(0, grad))
 

@@ -1,18 +1,22 @@
 # %% [markdown]
 # # Channels last
 #
-# PyTorch's default layout of images is NCHW: one plane per channel. Tensor cores multiply matrices, and a convolution
-# becomes a matrix product most directly when the channels of one pixel lie next to each other, NHWC. cuDNN therefore transposes NCHW tensors before
-# and after each convolution, and on ResNet-50 the transposes cost more than the convolutions save.
+# PyTorch's default layout of images is NCHW: one plane per channel. Tensor cores multiply matrices, and a
+# convolution becomes a matrix product most directly when the channels of one pixel lie next to each other,
+# NHWC. cuDNN therefore transposes NCHW tensors before and after each convolution, and on ResNet-50 the
+# transposes cost more than the convolutions save.
 #
-# A user can avoid them with `model.to(memory_format=torch.channels_last)`. A compiler can do it without being asked, because layout
-# is not part of what a program means, except at its borders. The whole pass is one insertion: ask for channels-last inputs and weights
-# at each convolution. The request costs a copy only where the layout really changes. Everything between convolutions follows by itself: the fake
-# output of a channels-last convolution is channels last, pointwise operators and batch norm keep the layout of their input, and so every later
-# request is already satisfied. At the graph's outputs the layout that the user would have seen is restored.
+# A user can avoid them with `model.to(memory_format=torch.channels_last)`. A compiler can do it without being
+# asked, because layout is not part of what a program means, except at its borders. The whole pass is one
+# insertion: ask for channels-last inputs and weights at each convolution. The request costs a copy only where
+# the layout really changes. Everything between convolutions follows by itself: the fake output of a
+# channels-last convolution is channels last, pointwise operators and batch norm keep the layout of their
+# input, and so every later request is already satisfied. At the graph's outputs the layout that the user
+# would have seen is restored.
 #
-# torch.compile's Inductor has the same optimization. It first estimates whether it pays; we apply it on GPUs wherever all convolutions of
-# a graph are ordinary two-dimensional ones, which is where it always did in our measurements.
+# torch.compile's Inductor has the same optimization. It first estimates whether it pays; we apply it on GPUs
+# wherever all convolutions of a graph are ordinary two-dimensional ones, which is where it always did in our
+# measurements.
 
 # %%
 from __future__ import annotations
