@@ -202,7 +202,7 @@ def difference(got, want, rtol: float, atol: float, strides: bool) -> str | None
     return None
 
 
-def compare(got: Observed, want: Observed, rtol=1e-4, atol=2e-5) -> list[str]:
+def compare(got: Observed, want: Observed, rtol=1e-4, atol=2e-5, strides=True) -> list[str]:
     """All differences. The strides of gradients are free: whoever accumulates them chooses."""
     problems = []
     if got.aliases != want.aliases:
@@ -212,7 +212,7 @@ def compare(got: Observed, want: Observed, rtol=1e-4, atol=2e-5) -> list[str]:
         if len(g) != len(w):
             problems.append(f"{len(g)} {what} instead of {len(w)}")
         for i, (a, b) in enumerate(zip(g, w)):
-            if (why := difference(a, b, rtol, atol, what == "outputs")) is not None:
+            if (why := difference(a, b, rtol, atol, strides and what == "outputs")) is not None:
                 problems.append(f"{what[:-1]} {i}: {why}")
     return problems
 
@@ -242,7 +242,7 @@ def check_program(program: Program, backend: str, **tolerances) -> Outcome:
             minicompile.reset()
             got = observe(minicompile.compile(program.function, backend=backend), program.inputs)
     outcome.kernels = driver.counters.kernels
-    if driver.counters.graphs == 0:
+    if driver.counters.graphs == 0 and backend != "eager":
         outcome.state, outcome.reason = "broke", outcome.reason or "no graph"
     outcome.problems = compare(got, want, **tolerances)
     return outcome
@@ -250,7 +250,9 @@ def check_program(program: Program, backend: str, **tolerances) -> Outcome:
 
 # %% Tolerances
 
-# The answer is a difference of nearly equal numbers, or a decomposition that is unstable near equal eigenvalues.
 NOT_CLOSE = {
-    "nn.functional.layer_norm": dict(atol=1e-4), "native_layer_norm": dict(atol=1e-4),
+    # Samples that normalise one element: the exact gradient is zero, and both answers are what rounding left.
+    "nn.functional.layer_norm": dict(atol=5e-4), "native_layer_norm": dict(atol=5e-4),
+    # The functional variant of the eager kernel orders its result like the operand, the kernel itself does not.
+    "nn.functional.rrelu": dict(strides=False),
 }

@@ -15,8 +15,8 @@ from ..ch06_decompositions.decompose import decompose
 from ..ch07_loops.lower import lower
 from ..ch08_fusion.fuse import FusionOptions, fuse
 from ..ch08_fusion.kernel import Kernel
-from ..ch09_triton.emit import annotate, choose_axes, emit_triton, flatten
-from ..ch09_triton import emit as emitter
+from ..ch08_fusion.values import link
+from ..ch09_triton.emit import emit_triton, plan
 from ..ch09_triton.heuristics import alternatives
 from ..ch11_runtime.host import compile_schedule
 from ..errors import MinicompileError
@@ -105,11 +105,7 @@ def host_microseconds(run, repeat=2000):
 
 
 def default_config(kernel):
-    flattened = flatten(kernel)
-    axes = choose_axes(kernel.vars, kernel.reduction_vars, emitter._accesses(flattened))
-    highest = annotate(flattened, axes)
-    walks = sum(bool(i) for _, i in emitter.schedule_passes(kernel, flattened, highest)) if kernel.reduction_vars else 0
-    return emitter.plan(kernel, flattened, axes, walks)
+    return plan(link(kernel, online_softmax=True))[1]
 
 
 def main():

@@ -10,75 +10,137 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
 
 from .run import HEADER, label, rows
 
 COLORS = {"eager": "#8a8f98", "minicompile": "#2563eb", "torch": "#ea7317"}
+STYLES = {"": "-", "default": "-", "reduce-overhead": "--", "max-autotune": ":", "max-autotune-no-cudagraphs": "-."}
 
 PAGE = jinja2.Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{{ benchmark }}: training speed</title>
 <style>
- body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; background: #fff; }
- table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .9rem; }
- th, td { padding: .35rem .6rem; border-bottom: 1px solid #d8dee4; text-align: right; white-space: nowrap; }
+ body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
+        color: #1f2328; background: #fff; }
+ p, dl { max-width: 46rem; }
+ table { border-collapse: collapse; width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
+ th, td { padding: .35rem .5rem; border-bottom: 1px solid #d8dee4; text-align: right; white-space: nowrap; }
+ th { vertical-align: bottom; white-space: normal; line-height: 1.25; border-bottom: 2px solid #8a8f98; }
  th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
- .scroll { overflow-x: auto; } img { max-width: 100%; height: auto; } code { background: #f3f4f6; padding: .1rem .3rem; overflow-wrap: anywhere; }
- dt { font-weight: 600; } figure { margin: 1.5rem 0; } figcaption { color: #57606a; font-size: .9rem; }
-</style></head><body>
+ tr.group td { border-top: 2px solid #d8dee4; }
+ .scroll { overflow-x: auto; }
+ figure { margin: 1.5rem 0; }
+ figcaption { color: #57606a; font-size: .9rem; }
+ img { max-width: 100%; height: auto; }
+ code { background: #f3f4f6; padding: .1rem .3rem; overflow-wrap: anywhere; }
+ dt { font-weight: 600; }
+ dd { margin: 0 0 .5rem 0; }
+</style>
+</head>
+<body>
 <h1>{{ benchmark }}: training speed</h1>
-<p>Each compiler trained in a process of its own with empty caches, one after the other, on the same batches from the same initial weights.</p>
-<div class="scroll"><table><thead><tr>{% for h in header %}<th>{{ h }}</th>{% endfor %}</tr></thead><tbody>
-{% for row in table %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody></table></div>
-{% for plot in plots %}<figure><img alt="{{ plot.alt }}" src="data:image/png;base64,{{ plot.data }}"><figcaption>{{ plot.alt }}</figcaption></figure>{% endfor %}
-<h2>How it was measured</h2>
-<dl><dt>Command</dt><dd><code>{{ command }}</code></dd><dt>Commit</dt><dd>{{ commit }}</dd>
+<p>Each compiler trained in a process of its own with empty caches, one after the other, on the same batches
+from the same initial weights.</p>
+<div class="scroll"><table>
+<thead><tr>{% for name in header %}<th>{{ name }}</th>{% endfor %}</tr></thead>
+<tbody>
+{% for row in table %}<tr{% if not loop.first and loop.changed(row[0]) %} class="group"{% endif %}>
+{%- for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</tbody>
+</table></div>
+<p>A time is the median of whole training steps after the first ones, with the range from the 10th to the 90th
+percentile. <i>vs torch</i> compares with torch.compile in the same mode. MFU is the model's floating-point
+operations a second over the GPU's peak. Cold compile is the time from the first call to the end of the second
+step. The loss difference is the largest over the run, against eager; a compiler that draws dropout masks from
+another random stream differs by more than rounding.</p>
+{% for plot in plots %}<figure>
+<img alt="{{ plot.alt }}" src="data:image/png;base64,{{ plot.data }}">
+<figcaption>{{ plot.alt }}</figcaption>
+</figure>
+{% endfor %}<h2>How it was measured</h2>
+<dl>
+<dt>Command</dt><dd><code>{{ command }}</code></dd>
+<dt>Commit</dt><dd>{{ commit }}</dd>
 <dt>Hardware</dt><dd>{{ hardware.gpu or "no GPU" }}; {{ hardware.cpu }}, {{ hardware.cores }} cores</dd>
-<dt>Versions</dt><dd>{% for k, v in versions.items() %}{{ k }} {{ v }}{{ ", " if not loop.last }}{% endfor %}</dd><dt>Date</dt><dd>{{ date }}</dd></dl>
-<p>A time is the median of whole training steps after the first ones, with the range from the 10th to the 90th percentile. Cold compile is from the first call to the
-end of the second step. The loss difference is the largest over the run, against eager; compilers that draw dropout masks from a different random stream differ by more than rounding.</p>
-</body></html>""")
+<dt>Versions</dt><dd>{% for k, v in versions.items() %}{{ k }} {{ v }}{{ ", " if not loop.last }}{% endfor %}</dd>
+<dt>Date</dt><dd>{{ date }}</dd>
+</dl>
+</body>
+</html>
+""", autoescape=True)
 
-def _color(compiler: str):
-    return COLORS[compiler.partition(":")[0]]
+
+def _panels(groups: dict, height: float, rows: int = 1):
+    """A figure with a column of axes for each group of runs."""
+    return plt.subplots(rows, len(groups), figsize=(10, height), squeeze=False, sharex="col" if rows > 1 else False,
+                        layout="constrained")
 
 
-def _bars(ax, results, value, title, unit):
-    names = [f"{r['task']['compiler']}\n{label(r['task'])}" for r in results]
-    bars = ax.bar(names, [value(r) for r in results], color=[_color(r["task"]["compiler"]) for r in results])
-    ax.bar_label(bars, fmt="%.1f", fontsize=8)
-    ax.set_title(title), ax.set_ylabel(unit)
-    ax.tick_params(axis="x", labelsize=7, rotation=30 if len(names) > 4 else 0)
-    ax.spines[["top", "right"]].set_visible(False)
+def loss_figure(groups: dict[str, list[dict]]):
+    """Loss curves, and under them the differences to eager, which are too small to see in the curves."""
+    figure, (above, below) = _panels(groups, 5.5, rows=2)
+    for column, (name, runs) in enumerate(groups.items()):
+        curves, differences = above[column], below[column]
+        reference = next((r["losses"] for r in runs if r["task"]["compiler"] == "eager"), None)
+        for r in runs:
+            compiler, _, mode = r["task"]["compiler"].partition(":")
+            steps = range(1, len(r["losses"]) + 1)
+            look = dict(color=COLORS[compiler], linestyle=STYLES[mode])
+            curves.plot(steps, r["losses"], label=r["task"]["compiler"], linewidth=5 if compiler == "eager" else 1.5,
+                        alpha=0.5 if compiler == "eager" else 1, **look)
+            if reference and compiler != "eager":
+                distance = [abs(a - b) or None for a, b in zip(r["losses"], reference)]
+                differences.plot(steps, distance, linewidth=1.5, marker=".", markersize=3, **look)
+        curves.set(title=name, ylabel="loss")
+        curves.legend(frameon=False, fontsize=8)
+        differences.set(yscale="log", xlabel="step", ylabel="difference to eager")
+        differences.xaxis.set_major_locator(MaxNLocator(integer=True))
+        differences.grid(axis="y", color="#e5e7eb")
+    return figure
+
+
+def bar_figure(groups: dict[str, list[dict]], figure_of, unit: str):
+    """One bar a run, from top to bottom in the order they ran."""
+    figure, (axes,) = _panels(groups, 0.9 + 0.42 * max(map(len, groups.values())))
+    for ax, (name, runs) in zip(axes, groups.items()):
+        names = [r["task"]["compiler"] for r in runs]
+        bars = ax.barh(names, [figure_of(r) for r in runs], color=[COLORS[n.partition(":")[0]] for n in names])
+        ax.bar_label(bars, fmt="%.1f", fontsize=9, padding=3)
+        ax.invert_yaxis()
+        ax.margins(x=0.12)
+        ax.set(title=name, xlabel=unit)
+    return figure
 
 
 def write_report(record: dict, folder: pathlib.Path) -> pathlib.Path:
     """Write the plots and the page to `folder`; returns the page's path."""
-    good = [r for r in record["results"] if "error" not in r]
+    groups: dict[str, list[dict]] = {}
+    compiled: dict[str, list[dict]] = {}
+    for r in record["results"]:
+        if "error" not in r:
+            groups.setdefault(label(r["task"]), []).append(r)
+            if r["task"]["compiler"] != "eager":
+                compiled.setdefault(label(r["task"]), []).append(r)
     plots = []
 
-    def save(fig, name, alt):
-        fig.tight_layout()
-        fig.savefig(folder / f"{name}.png", dpi=130)
-        plt.close(fig)
-        plots.append({"alt": alt, "data": base64.b64encode((folder / f"{name}.png").read_bytes()).decode()})
+    def save(figure, name, alt):
+        for ax in figure.axes:
+            ax.spines[["top", "right"]].set_visible(False)
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+        plots.append({"alt": alt, "data": base64.b64encode(path.read_bytes()).decode()})
 
-    if good:
-        fig, ax = plt.subplots(figsize=(8, 4))
-        for i, r in enumerate(good):
-            ax.plot(range(1, len(r["losses"]) + 1), r["losses"], color=_color(r["task"]["compiler"]), alpha=0.8,
-                    linestyle=["-", "--", ":", "-."][i % 4], linewidth=3 if i == 0 else 1.4, label=f"{r['task']['compiler']} {label(r['task'])}")
-        ax.set_xlabel("step"), ax.set_ylabel("loss"), ax.legend(frameon=False, fontsize=8), ax.spines[["top", "right"]].set_visible(False)
-        save(fig, "loss", "Loss curves, drawn on top of each other")
-        fig, ax = plt.subplots(figsize=(8, 4))
-        _bars(ax, good, lambda r: r["ms"], "Time per iteration (median)", "ms")
-        save(fig, "time", "Milliseconds per training step, median")
-        compiled = [r for r in good if r["task"]["compiler"] != "eager"]
-        if compiled:
-            fig, ax = plt.subplots(figsize=(8, 4))
-            _bars(ax, compiled, lambda r: r["cold_seconds"], "Cold compile", "seconds")
-            save(fig, "compile", "Seconds from the first call to the end of the second step, empty caches")
+    if groups:
+        save(bar_figure(groups, lambda r: r["ms"], "milliseconds"), "time", "Time of a training step, median")
+        save(loss_figure(groups), "loss", "Loss curves, and how far each is from eager")
+    if compiled:
+        save(bar_figure(compiled, lambda r: r["cold_seconds"], "seconds"), "compile",
+             "Cold compile: from the first call to the end of the second step, empty caches")
     page = folder / "report.html"
-    page.write_text(PAGE.render(**{k: v for k, v in record.items() if k != "results"}, table=rows(record["results"]), header=HEADER,
-                                plots=plots))
+    page.write_text(PAGE.render(record, table=rows(record["results"]), header=HEADER, plots=plots))
     return page

@@ -1,4 +1,4 @@
-"""The benchmark command: one process per compiler, a live display, then a table, a report and the raw numbers."""
+"""The benchmark command: one process per compiler, a live display, then a table, a report, the raw numbers."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import time
 from dataclasses import asdict, replace
 
 import torch
+from rich import progress
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ..errors import MinicompileError
@@ -28,20 +28,26 @@ COMPILERS = ("eager", "minicompile", "torch")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
+# Sizes and steps: the published ones on a GPU, small ones on a CPU.
+SIZES = {
+    ("nanogpt", "cuda"): dict(steps=250, batch=64, model=dict(
+        layers=6, heads=6, width=384, block_size=256, dropout=0.2)),
+    ("nanogpt", "cpu"): dict(steps=200, batch=12, model=dict(layers=4, heads=4, width=128, block_size=64)),
+    ("gpt2", "cuda"): dict(steps=60, batch=12, model=dict(
+        layers=12, heads=12, width=768, block_size=1024, vocab_size=50304)),
+    ("gpt2", "cpu"): dict(steps=20, batch=4, model=dict(
+        layers=12, heads=12, width=192, block_size=64, vocab_size=3144)),
+    ("resnet50", "cuda"): dict(steps=60, batch=128, model=dict(size=224)),
+    ("resnet50", "cpu"): dict(steps=20, batch=8, model=dict(size=64)),
+}
+
+
 def default_tasks(work: str, device: str, dtype: str | None) -> list[Task]:
-    """The configurations of one benchmark on one device: the published ones on a GPU, small ones on a CPU."""
-    gpu = device == "cuda"
-    if work == "nanogpt":
-        model = dict(layers=6, heads=6, width=384, block_size=256, dropout=0.2) if gpu else \
-            dict(layers=4, heads=4, width=128, block_size=64)
-        return [Task(work, "eager", device, dtype or ("bf16" if gpu else "fp32"), 250 if gpu else 200, 64 if gpu else 12, model)]
-    if work == "gpt2":
-        model = dict(layers=12, heads=12, width=768, block_size=1024, vocab_size=50304) if gpu else \
-            dict(layers=12, heads=12, width=192, block_size=64, vocab_size=50304 // 16)
-        return [Task(work, "eager", device, dtype or ("bf16" if gpu else "fp32"), 60 if gpu else 20, 12 if gpu else 4, model)]
-    size, batch, steps = (224, 128, 60) if gpu else (64, 8, 20)
-    dtypes = [dtype] if dtype else (["tf32", "bf16"] if gpu else ["fp32"])
-    return [Task(work, "eager", device, d, steps, batch, {"size": size}, channels_last=d == "bf16") for d in dtypes]
+    """The configurations of one benchmark on one device, for compiler "eager"."""
+    dtypes = ["fp32"] if device == "cpu" else ["tf32", "bf16"] if work == "resnet50" else ["bf16"]
+    return [Task(work=work, compiler="eager", device=device, dtype=d, **SIZES[work, device],
+                 channels_last=work == "resnet50" and d == "bf16")
+            for d in ([dtype] if dtype else dtypes)]
 
 
 def check_compilers(text: str) -> list[str]:
@@ -49,8 +55,9 @@ def check_compilers(text: str) -> list[str]:
     for c in names:
         name, _, mode = c.partition(":")
         if name not in COMPILERS or (mode and (mode not in MODES or name == "eager")):
-            raise MinicompileError(f"There is no compiler {c!r}. Choose from eager, minicompile and torch, the last two with "
-                                   f"an optional mode such as minicompile:reduce-overhead (modes: {', '.join(MODES)}).")
+            raise MinicompileError(
+                f"There is no compiler {c!r}. Choose from eager, minicompile and torch, the last two with an "
+                f"optional mode such as minicompile:reduce-overhead (modes: {', '.join(MODES)}).")
     if not names:
         raise MinicompileError("--compilers names none. Give a list such as eager,minicompile,torch.")
     return names
@@ -62,65 +69,82 @@ def resolve_device(device: str | None) -> str:
     if device not in ("cpu", "cuda"):
         raise MinicompileError(f"There is no device {device!r}. Choose cpu or cuda.")
     if device == "cuda" and not torch.cuda.is_available():
-        raise MinicompileError("--device cuda asks for a GPU, but PyTorch finds none here. Leave --device out to run on the CPU.")
+        raise MinicompileError("--device cuda asks for a GPU, but PyTorch finds none here. "
+                               "Leave --device out to run on the CPU.")
     return device
 
 
-def environment() -> dict:
-    """Command, commit, hardware and versions: what a reader needs to repeat a figure."""
-    def first(command):
-        try:
-            return subprocess.run(command, capture_output=True, text=True, timeout=10, cwd=pathlib.Path(__file__).parent).stdout.strip()
-        except (OSError, subprocess.TimeoutExpired):
-            return ""
-    cpu = platform.processor() or platform.machine()
-    if pathlib.Path("/proc/cpuinfo").exists():
-        names = [line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
-        cpu = names[0] if names else cpu
-    commit = os.environ.get("MINICOMPILE_COMMIT") or first(["git", "rev-parse", "--short=12", "HEAD"])
-    if commit and first(["git", "status", "--porcelain", "--untracked-files=no"]):
-        commit += " (modified)"
+def _output(*command: str) -> str:
+    """What a command prints in this folder; empty if it fails or does not exist."""
+    here = pathlib.Path(__file__).parent
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, cwd=here).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def _commit() -> str:
+    commit = os.environ.get("MINICOMPILE_COMMIT") or _output("git", "rev-parse", "--short=12", "HEAD")
+    changed = commit and _output("git", "status", "--porcelain", "--untracked-files=no")
+    return (commit or "unknown") + (" (modified)" if changed else "")
+
+
+def _processor() -> str:
+    info = pathlib.Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "torch": torch.__version__}
     for package in ("triton", "minicompile"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             pass
-    return {"command": shlex.join(["python", "-m", "minicompile", *sys.argv[1:]]), "commit": commit or "unknown",
-            "date": time.strftime("%Y-%m-%d"), "hardware": {
-                "cpu": cpu, "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-                "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None}, "versions": versions}
+    return versions
+
+
+def environment() -> dict:
+    """Command, commit, hardware and versions: what a reader needs to repeat a figure."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {"command": shlex.join(["python", "-m", "minicompile", *sys.argv[1:]]), "commit": _commit(),
+            "date": time.strftime("%Y-%m-%d"), "hardware": {"cpu": _processor(), "cores": cores, "gpu": gpu},
+            "versions": _versions()}
 
 
 def run_task(task: Task, on_event) -> dict:
-    """Run one task in a process of its own with empty compile caches; returns its result, with `error` set if it failed."""
-    with tempfile.TemporaryDirectory(prefix="minicompile-bench-") as caches:
-        env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=f"{caches}/inductor", TRITON_CACHE_DIR=f"{caches}/triton",
-                   MINICOMPILE_CACHE_DIR=f"{caches}/minicompile", PYTHONUNBUFFERED="1")
-        with tempfile.TemporaryFile("w+") as errors:
-            process = subprocess.Popen([sys.executable, "-m", "minicompile.bench.worker", json.dumps(asdict(task))],
-                                       stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
-            result = None
-            try:
-                for line in process.stdout:
-                    if line.startswith("{"):
-                        event = json.loads(line)
-                        result = event if event["event"] in ("result", "error") else result
-                        on_event(event)
-                process.wait()
-            finally:
-                process.kill()
-            if result is None or result["event"] == "error":
-                errors.seek(0)
-                message = result["message"] if result else f"the process ended with status {process.returncode}"
-                return {"task": asdict(task), "error": message, "log": (result or {}).get("traceback", "") + errors.read()[-4000:]}
-    return result
+    """Run one task in a process of its own with empty compile caches, passing its events to `on_event`. Returns
+    its result; of a run that failed `task`, `error` and `log`."""
+    command = [sys.executable, "-m", "minicompile.bench.worker", json.dumps(asdict(task))]
+    with (tempfile.TemporaryDirectory(prefix="minicompile-bench-") as caches,
+          tempfile.TemporaryFile("w+") as errors):
+        env = dict(os.environ, TORCHINDUCTOR_CACHE_DIR=f"{caches}/inductor", PYTHONUNBUFFERED="1",
+                   TRITON_CACHE_DIR=f"{caches}/triton", MINICOMPILE_CACHE_DIR=f"{caches}/minicompile")
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=env)
+        result = None
+        try:
+            for line in process.stdout:
+                if line.startswith("{"):
+                    event = json.loads(line)
+                    result = event if event["event"] in ("result", "error") else result
+                    on_event(event)
+            process.wait()
+        finally:
+            process.kill()
+        if result is not None and result["event"] == "result":
+            return result
+        errors.seek(0)
+        log = errors.read()[-4000:]
+    if result is None:
+        return {"task": asdict(task), "error": f"the process ended with status {process.returncode}", "log": log}
+    return {"task": asdict(task), "error": result["message"], "log": result["traceback"] + log}
 
 
-def loss_difference(result: dict, reference: dict) -> float | None:
+def loss_difference(result: dict, reference: dict) -> float:
     """Largest absolute difference of two loss curves."""
-    if "error" in result or "error" in reference:
-        return None
     return max(abs(a - b) for a, b in zip(result["losses"], reference["losses"]))
 
 
@@ -128,7 +152,7 @@ def label(task: dict) -> str:
     return f"{task['dtype']}{' channels_last' if task['channels_last'] else ''}"
 
 
-HEADER = ("numbers", "compiler", "ms/iter", "10%-90%", "vs eager", "vs torch, same mode", "MFU", "cold compile s", "peak MB",
+HEADER = ("numbers", "compiler", "ms/iter", "10%-90%", "vs eager", "vs torch", "MFU", "cold compile", "peak MB",
           "graphs", "kernels", "max loss difference")
 
 
@@ -144,34 +168,56 @@ def summary_table(results: list[dict]) -> Table:
 
 def rows(results: list[dict]) -> list[list[str]]:
     """The table's cells as text, one list of len(HEADER) a run."""
-    out = []
-    by_group: dict[str, dict[str, dict]] = {}
-    for r in results:
-        by_group.setdefault(label(r["task"]), {})[r["task"]["compiler"]] = r
-    for r in results:
-        task = r["task"]
-        group = by_group[label(task)]
-        if "error" in r:
-            out.append([label(task), task["compiler"], "failed"] + ["-"] * (len(HEADER) - 3))
-            continue
-        name, _, mode = task["compiler"].partition(":")
-        peer = group.get("torch" + (":" + mode if mode else "")) if name == "minicompile" else None
-        eager = group.get("eager", {})
-        out.append([label(task), task["compiler"], f"{r['ms']:.2f}", f"{r['ms_low']:.2f}-{r['ms_high']:.2f}",
-                    f"{eager['ms'] / r['ms']:.2f}x" if "ms" in eager else "-",
-                    f"{peer['ms'] / r['ms']:.2f}x" if peer and "ms" in peer else "-",
-                    f"{100 * r['mfu']:.1f}%" if r["mfu"] else "-",
-                    "-" if name == "eager" else f"{r['cold_seconds']:.1f}", f"{r['peak_memory_mb']:.0f}",
-                    str(r["graphs"] or "-"), str(r["kernels"] or "-"),
-                    "-" if name == "eager" or "ms" not in eager else f"{loss_difference(r, eager):.2g}"])
-    return out
+    timed = {(label(r["task"]), r["task"]["compiler"]): r for r in results if "error" not in r}
+    return [_row(r, timed) for r in results]
 
 
-def bench(work: str, *, compilers: str = "eager,minicompile,torch", steps: int | None = None, dtype: str | None = None,
-          device: str | None = None, data: str | None = None, out: str = "bench-results", json_only: bool = False,
-          profile: bool = False) -> dict:
-    """Run a benchmark, print its table, and write `report.html`, PNG plots and `result.json` to `out`/`work`. Returns the
-    result as written. Raises MinicompileError on wrong use before anything is run."""
+def _row(r: dict, timed: dict) -> list[str]:
+    numbers, compiler = label(r["task"]), r["task"]["compiler"]
+    if "error" in r:
+        return [numbers, compiler, "failed"] + ["-"] * (len(HEADER) - 3)
+    eager = timed.get((numbers, "eager"))
+    peer = timed.get((numbers, compiler.replace("minicompile", "torch"))) if "minicompile" in compiler else None
+    cells = [numbers, compiler, f"{r['ms']:.2f}", f"{r['ms_low']:.2f}-{r['ms_high']:.2f}",
+             f"{eager['ms'] / r['ms']:.2f}x" if eager else "-",
+             f"{peer['ms'] / r['ms']:.2f}x" if peer else "-",
+             f"{100 * r['mfu']:.1f}%" if r["mfu"] else "-"]
+    if compiler == "eager":
+        return cells + ["-", f"{r['peak_memory_mb']:.0f}", "-", "-", "-"]
+    return cells + [f"{r['cold_seconds']:.1f} s", f"{r['peak_memory_mb']:.0f}", str(r["graphs"] or "-"),
+                    str(r["kernels"] or "-"), f"{loss_difference(r, eager):.2g}" if eager else "-"]
+
+
+def run_all(tasks: list[Task], console: Console) -> list[dict]:
+    """Run the tasks one after the other, with one progress bar each on the console."""
+    results = []
+    columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(),
+               progress.MofNCompleteColumn(), progress.TimeElapsedColumn(),
+               progress.TextColumn("{task.fields[note]}"))
+    with progress.Progress(*columns, console=console) as display:
+        bars = [display.add_task(f"{label(asdict(t))} {t.compiler}", total=t.steps, note="", start=False)
+                for t in tasks]
+        for task, bar in zip(tasks, bars):
+            def on_event(event, bar=bar):
+                if event["event"] == "step":
+                    loss = "" if event["loss"] is None else f"loss {event['loss']:.3f}"
+                    display.update(bar, completed=event["step"], note=loss)
+
+            display.start_task(bar)
+            display.update(bar, note="starting" if task.compiler == "eager" else "compiling")
+            results.append(run_task(task, on_event))
+            failed = "error" in results[-1]
+            note = "failed" if failed else f"{results[-1]['ms']:.2f} ms"
+            display.update(bar, note=note, **({} if failed else {"completed": task.steps}))
+            display.stop_task(bar)
+    return results
+
+
+def bench(work: str, *, compilers: str = "eager,minicompile,torch", steps: int | None = None,
+          dtype: str | None = None, device: str | None = None, data: str | None = None,
+          out: str = "bench-results", json_only: bool = False, profile: bool = False) -> dict:
+    """Run a benchmark, print its table, and write `report.html`, PNG plots and `result.json` to `out`/`work`.
+    Returns the result as written. Raises MinicompileError on wrong use before anything is run."""
     if work not in WORKS:
         raise MinicompileError(f"There is no benchmark {work!r}. Choose from {', '.join(WORKS)}.")
     names = check_compilers(compilers)
@@ -186,41 +232,22 @@ def bench(work: str, *, compilers: str = "eager,minicompile,torch", steps: int |
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MinicompileError(f"The folder {str(folder)!r} cannot be made ({error.strerror}). Give another with --out.") from None
+        raise MinicompileError(f"The folder {str(folder)!r} cannot be made ({error.strerror}). "
+                               "Give another with --out.") from None
     tasks = [replace(t, compiler=c, steps=steps or t.steps, data=data, profile=profile)
              for t in default_tasks(work, device, dtype) for c in names]
-
     console = Console(stderr=json_only)
-    results = []
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-               TextColumn("{task.fields[note]}"))
-    with Progress(*columns, console=console) as progress:
-        bars = [progress.add_task(f"{label(asdict(t))} {t.compiler}", total=t.steps, note="", start=False) for t in tasks]
-        for task, bar in zip(tasks, bars):
-            progress.start_task(bar)
-            progress.update(bar, note="starting, compiling" if task.compiler != "eager" else "starting")
-
-            def on_event(event, bar=bar):
-                if event["event"] == "step":
-                    loss = "" if event["loss"] is None else f"loss {event['loss']:.3f}"
-                    progress.update(bar, completed=event["step"], note=loss)
-
-            results.append(run_task(task, on_event))
-            r = results[-1]
-            progress.update(bar, completed=task.steps, note=f"failed: {r['error'][:70]}" if "error" in r else f"{r['ms']:.2f} ms")
-            progress.stop_task(bar)
-    record = {"benchmark": work, **environment(), "results": results}
-    path = folder / "result.json"
-    temporary = path.with_suffix(".tmp")
+    record = {"benchmark": work, **environment(), "results": run_all(tasks, console)}
+    temporary = folder / "result.tmp"
     temporary.write_text(json.dumps(record, indent=1))
-    temporary.replace(path)
+    temporary.replace(folder / "result.json")
     if json_only:
         print(json.dumps(record))
         return record
-    console.print(summary_table(results))
-    for r in results:
+    console.print(summary_table(record["results"]))
+    for r in record["results"]:
         if "error" in r:
-            console.print(f"[red]{r['task']['compiler']} failed:[/red] {r['error']}")
+            console.print(f"{r['task']['compiler']} failed: {r['error']}", style="red", markup=False)
             console.print(r["log"], markup=False, highlight=False)
     from .report import write_report
     console.print(f"Report: {write_report(record, folder)}")

@@ -183,8 +183,19 @@ def _column_major(out, position):
                  for i, x in enumerate(out))
 
 
+def _ask_the_kernel(op):
+    """A Fourier transform orders its result by the strides of its operand, dimension by dimension, in a way that is quicker tried than told."""
+    def layout(out, x, *args):
+        if any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride())):
+            return out
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+            real = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_(), *args)
+            return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
+    return layout
+
+
 # CPU kernels whose results have other strides than their meta kernels say.
-CPU_LAYOUTS = {
+CPU_LAYOUTS = {op: _ask_the_kernel(op) for op in (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)} | {
     aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
     aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
     aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),

@@ -34,6 +34,8 @@
 # f, ...)`, and it acts only in that thread. The context is the compiler's setting (backend, options); a
 # function compiled in two ways has two targets. `run(None, f, ...)` leaves the region for the time of the
 # call, which is all that `disable` needs.
+#
+# Where the extension could not be built, `no_hook.py` stands in for it.
 
 # %%
 from __future__ import annotations
@@ -42,17 +44,20 @@ import contextlib
 import os
 import sys
 import sysconfig
+import warnings
 import weakref
 
 from ..cache import cache_dir
-from ..errors import MinicompileError
 
 try:
     from . import frame_hook as _c
-except ImportError as error:
-    raise MinicompileError(
-        f"minicompile's frame hook is not built for Python {sys.version_info[0]}.{sys.version_info[1]} ({error}). "
-        "Install the package (pip install .), or in a checkout run: python setup.py build_ext --inplace") from None
+except ImportError:                                   # built without CPython's headers
+    from . import no_hook as _c
+    warnings.warn(
+        f"minicompile's frame hook is not built for Python {sys.version_info[0]}.{sys.version_info[1]}, so code after a "
+        "graph break runs eagerly: install a C compiler and Python's headers (on Debian and Ubuntu: apt install gcc "
+        "python3-dev), then install minicompile again (in a checkout: python setup.py build_ext --inplace).",
+        RuntimeWarning, stacklevel=2)
 
 EVALUATE = _c.EVALUATE
 run = _c.run

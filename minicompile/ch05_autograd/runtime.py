@@ -12,6 +12,8 @@
 # %%
 from __future__ import annotations
 
+import contextvars
+import threading
 from typing import Any, Callable, Sequence
 
 import torch
@@ -22,6 +24,7 @@ from ..ch01_graphs.symbolic import Expr
 from ..errors import MinicompileError
 from .joint import Constant, Input, Joint, Result, View, resolve, simplify, trace_joint
 from .partition import Partition, partition
+from .undefined import without_tangents
 
 Compile = Callable[..., Callable[[list], Sequence]]
 
@@ -68,17 +71,42 @@ class _NotTwice(torch.autograd.Function):
 # ## Tangents
 #
 # The backward graph was compiled for tangents with the strides of the outputs. The engine may deliver
-# others (an expanded scalar, after `sum`), or none, where the caller did not use an output.
+# others (an expanded scalar, after `sum`), or none, where the caller did not use an output. Each set of missing tangents
+# has a backward graph of its own, compiled when it first occurs. The set that is compiled in advance, together with
+# forward, is a guess: if one of the outputs is a scalar, it is a loss, and only losses are differentiated.
 
 # %%
 def match_tangent(tangent, shape, stride, dtype, device):
     """`tangent` as the compiled backward expects it."""
-    if tangent is None:
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
     if tangent.stride() != stride and any(s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape)) \
             or tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor():     # their memory does not hold the numbers
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(tangent)
     return tangent
+
+
+def expected_absent(joint: Joint) -> frozenset[int]:
+    """The guess: positions (among the differentiable outputs) of tangents that will be None."""
+    tangents = [n.meta["val"] for n in joint.gm.graph.nodes if n.op == "placeholder" and n.name.startswith("tangent")]
+    scalars = {k for k, t in enumerate(tangents) if t.dim() == 0}
+    return frozenset(range(len(tangents))) - scalars if scalars else frozenset()
+
+
+def backward_versions(halves: Partition, compile_aten: Compile) -> Callable[[frozenset], Callable]:
+    """`version(absent)` is the compiled backward without those tangents."""
+    tangents = [n.name for n in halves.backward.graph.nodes if n.op == "placeholder"][len(halves.saved):]
+    context, lock, known = contextvars.copy_context(), threading.Lock(), {}
+
+    def version(absent: frozenset) -> Callable:
+        found = known.get(absent)
+        if found is None:
+            with lock:
+                if absent not in known:
+                    gm = without_tangents(halves.backward, {tangents[k] for k in absent}) if absent else halves.backward
+                    known[absent] = context.copy().run(compile_aten, gm, _fakes(gm), is_backward=True)
+                found = known[absent]
+        return found
+
+    return version
 
 
 def _tangent_layouts(joint: Joint) -> list[tuple]:
@@ -103,7 +131,7 @@ def _tangent_layouts(joint: Joint) -> list[tuple]:
 # all activations would stay alive until the last gradient is computed.
 
 # %%
-def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Callable) -> type[torch.autograd.Function]:
+def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Callable[[frozenset], Callable]) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
     count = joint.results + len(joint.written)
     plain = [i for i in range(count) if i not in joint.differentiable]
@@ -136,9 +164,12 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
         causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
             if torch.is_grad_enabled() else ()
         with torch.no_grad():
-            for k, layout in zip(joint.differentiable, layouts):
-                arguments.append(match_tangent(tangents[k], *(layout or next(dynamic))))
-            gradients = call_compiled(backward, arguments)
+            absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
+            for k, (i, layout) in enumerate(zip(joint.differentiable, layouts)):
+                layout = layout or next(dynamic)
+                if k not in absent:
+                    arguments.append(match_tangent(tangents[i], *layout))
+            gradients = call_compiled(backward(absent), arguments)
         out: list[Any] = [None] * arity
         for position, gradient in zip(joint.gradients, gradients):
             out[position] = _NotTwice.apply(gradient, *causes) if causes and gradient is not None else gradient
@@ -202,7 +233,8 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
         return _direct(joint, compile_aten)
     halves = partition(joint)
     forward = compile_aten(halves.forward, _fakes(halves.forward), is_backward=False)
-    backward = compile_aten(halves.backward, _fakes(halves.backward), is_backward=True)
+    backward = backward_versions(halves, compile_aten)
+    backward(expected_absent(joint))
     apply = build_function(joint, halves, forward, backward).apply
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere

@@ -18,41 +18,37 @@ import torch
 from .table import aten, constant, decomposition, in_float32, real
 
 
-@decomposition(aten.relu.default)
+@decomposition("relu")
 def relu(x):
     return torch.maximum(x, constant(0, x))
 
 
-@decomposition(aten.threshold.default)
+@decomposition("threshold")
 def threshold(x, threshold, value):
     return torch.where(x <= threshold, value, x).to(x.dtype)
 
 
-@decomposition(aten.threshold_backward.default)
+@decomposition("threshold_backward")
 def threshold_backward(grad, x, threshold):
     return torch.where(x <= threshold, constant(0, grad), grad)
 
 
-@decomposition(aten.leaky_relu.default)
-@in_float32
+@decomposition("leaky_relu", float32=True)
 def leaky_relu(x, slope=0.01):
     return torch.where(x > 0, x, x * slope)
 
 
-@decomposition(aten.leaky_relu_backward.default)
-@in_float32
+@decomposition("leaky_relu_backward", float32=True)
 def leaky_relu_backward(grad, x, slope, x_is_result):
     return torch.where(x > 0, grad, grad * slope)
 
 
-@decomposition(aten._prelu_kernel.default)
-@in_float32
+@decomposition("_prelu_kernel", float32=True)
 def prelu(x, weight):
     return torch.where(x > 0, x, weight * x)
 
 
-@decomposition(aten._prelu_kernel_backward.default)
-@in_float32
+@decomposition("_prelu_kernel_backward", float32=True)
 def prelu_backward(grad, x, weight):
     return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, constant(0, x), x * grad)
 
@@ -63,8 +59,7 @@ def prelu_backward(grad, x, weight):
 # x times the probability that a standard normal number is below x; the derivative adds x times the density.
 
 # %%
-@decomposition(aten.gelu.default)
-@in_float32
+@decomposition("gelu", float32=True)
 def gelu(x, approximate="none"):
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
@@ -72,8 +67,7 @@ def gelu(x, approximate="none"):
     return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
 
 
-@decomposition(aten.gelu_backward.default)
-@in_float32
+@decomposition("gelu_backward", float32=True)
 def gelu_backward(grad, x, approximate="none"):
     if approximate == "tanh":
         scale = math.sqrt(2 / math.pi)
@@ -89,46 +83,39 @@ def gelu_backward(grad, x, approximate="none"):
 # ## Sigmoid and its relatives
 
 # %%
-@decomposition(aten.sigmoid_backward.default)
-@in_float32
+@decomposition("sigmoid_backward", float32=True)
 def sigmoid_backward(grad, y):
     return grad * (1 - y) * y
 
 
-@decomposition(aten.tanh_backward.default)
-@in_float32
+@decomposition("tanh_backward", float32=True)
 def tanh_backward(grad, y):
     return grad * (1 - y * y)
 
 
-@decomposition(aten.silu.default)
-@in_float32
+@decomposition("silu", float32=True)
 def silu(x):
     return x * torch.sigmoid(x)
 
 
-@decomposition(aten.silu_backward.default)
-@in_float32
+@decomposition("silu_backward", float32=True)
 def silu_backward(grad, x):
     s = torch.sigmoid(x)
     return grad * s * (1 + x * (1 - s))
 
 
-@decomposition(aten.mish.default)
-@in_float32
+@decomposition("mish", float32=True)
 def mish(x):
     return x * torch.tanh(torch.log1p(torch.exp(x)))
 
 
-@decomposition(aten.mish_backward.default)
-@in_float32
+@decomposition("mish_backward", float32=True)
 def mish_backward(grad, x):
     t = torch.tanh(torch.log1p(torch.exp(x)))
     return grad * (t + x * torch.sigmoid(x) * (1 - t * t))
 
 
-@decomposition(aten.log_sigmoid_forward.default)
-@in_float32
+@decomposition("log_sigmoid_forward", float32=True)
 def log_sigmoid_forward(x):
     x = x.contiguous() if x.device.type == "cpu" else x
     z = torch.exp(-torch.abs(x))
@@ -136,29 +123,25 @@ def log_sigmoid_forward(x):
     return out, z if x.device.type == "cpu" else x.new_empty(0)
 
 
-@decomposition(aten.log_sigmoid_backward.default)
-@in_float32
+@decomposition("log_sigmoid_backward", float32=True)
 def log_sigmoid_backward(grad, x, buffer):
     return grad * torch.sigmoid(-x)
 
 
-@decomposition(aten.glu.default)
-@in_float32
+@decomposition("glu", float32=True)
 def glu(x, dim=-1):
     a, b = x.chunk(2, dim)
     return a * torch.sigmoid(b)
 
 
-@decomposition(aten.glu_backward.default)
-@in_float32
+@decomposition("glu_backward", float32=True)
 def glu_backward(grad, x, dim):
     a, b = x.chunk(2, dim)
     s = torch.sigmoid(b)
     return torch.cat([grad * s, grad * s * (1 - s) * a], dim)
 
 
-@decomposition(aten.logit.default)
-@in_float32
+@decomposition("logit", float32=True)
 def logit(x, eps=None):
     x = real(x)
     if eps is not None:
@@ -166,8 +149,7 @@ def logit(x, eps=None):
     return torch.log(x / (1 - x))
 
 
-@decomposition(aten.logit_backward.default)
-@in_float32
+@decomposition("logit_backward", float32=True)
 def logit_backward(grad, x, eps=None):
     low, outside = (0.0, math.nan) if eps is None else (eps, 0.0)
     inside = (x >= low) & (x <= 1 - low)
@@ -179,84 +161,75 @@ def logit_backward(grad, x, eps=None):
 # ## Exponential and piecewise linear units
 
 # %%
-@decomposition(aten.elu.default)
-@in_float32
+@decomposition("elu", float32=True)
 def elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
     return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
 
 
-@decomposition(aten.elu_backward.default)
-@in_float32
+@decomposition("elu_backward", float32=True)
 def elu_backward(grad, alpha, scale, input_scale, is_result, x):
     slope = (x + alpha * scale) if is_result else alpha * scale * torch.exp(x * input_scale)
     return torch.where(x <= 0, grad * input_scale * slope, grad * scale)
 
 
-@decomposition(aten.celu.default)
+@decomposition("celu")
 def celu(x, alpha=1.0):
     return aten.elu.default(x, alpha, 1.0, 1.0 / alpha)
 
 
-@decomposition(aten.softplus.default)
-@in_float32
+@decomposition("softplus", float32=True)
 def softplus(x, beta=1, threshold=20):
     return torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta)
 
 
-@decomposition(aten.softplus_backward.default)
-@in_float32
+@decomposition("softplus_backward", float32=True)
 def softplus_backward(grad, x, beta, threshold):
     z = torch.exp(x * beta)
     return torch.where(x * beta > threshold, grad, grad * z / (z + 1))
 
 
-@decomposition(aten.hardtanh.default)
+@decomposition("hardtanh")
 def hardtanh(x, low=-1, high=1):
     return torch.clamp(x, low, high) if x.is_floating_point() else NotImplemented
 
 
-@decomposition(aten.hardtanh_backward.default)
+@decomposition("hardtanh_backward")
 def hardtanh_backward(grad, x, low, high):
     return torch.where((x <= low) | (x >= high), constant(0, grad), grad)
 
 
-@decomposition(aten.hardsigmoid.default)
-@in_float32
+@decomposition("hardsigmoid", float32=True)
 def hardsigmoid(x):
     return torch.clamp(x + 3, 0, 6) / 6
 
 
-@decomposition(aten.hardsigmoid_backward.default)
-@in_float32
+@decomposition("hardsigmoid_backward", float32=True)
 def hardsigmoid_backward(grad, x):
     return torch.where((x > -3) & (x < 3), grad * (1 / 6), constant(0, grad))
 
 
-@decomposition(aten.hardswish.default)
-@in_float32
+@decomposition("hardswish", float32=True)
 def hardswish(x):
     return x * torch.clamp(x + 3, 0, 6) / 6
 
 
-@decomposition(aten.hardswish_backward.default)
-@in_float32
+@decomposition("hardswish_backward", float32=True)
 def hardswish_backward(grad, x):
     middle = torch.where(x < 3, grad * (x / 3 + 0.5), grad)
     return torch.where(x <= -3, constant(0, grad), middle)
 
 
-@decomposition(aten.hardshrink.default)
+@decomposition("hardshrink")
 def hardshrink(x, lambd=0.5):
     return torch.where((x >= -lambd) & (x <= lambd), constant(0, x), x)
 
 
-@decomposition(aten.hardshrink_backward.default, aten.softshrink_backward.default)
+@decomposition("hardshrink_backward", "softshrink_backward")
 def shrink_backward(grad, x, lambd):
     return torch.where((x >= -lambd) & (x <= lambd), constant(0, grad), grad)
 
 
-@decomposition(aten.softshrink.default)
-@in_float32
+@decomposition("softshrink", float32=True)
 def softshrink(x, lambd=0.5):
     return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
@@ -268,7 +241,7 @@ def softshrink(x, lambd=0.5):
 # not at all. On CPU it is a Bernoulli mask and a multiplication, and only the mask is a library call.
 
 # %%
-@decomposition(aten.native_dropout.default)
+@decomposition("native_dropout")
 def native_dropout(x, p, train):
     if train is not None and not train:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
@@ -278,7 +251,6 @@ def native_dropout(x, p, train):
     return x * mask * (1 / (1 - p)), mask
 
 
-@decomposition(aten.native_dropout_backward.default)
-@in_float32
+@decomposition("native_dropout_backward", float32=True)
 def native_dropout_backward(grad, mask, scale):
     return grad * mask * scale

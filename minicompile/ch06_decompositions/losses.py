@@ -81,12 +81,12 @@ def _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight
     return torch.where(column == target.unsqueeze(dim), row, constant(0, row)).to(x.dtype)
 
 
-@decomposition(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+@decomposition("nll_loss_forward", "nll_loss2d_forward")
 def nll_loss_forward(x, target, weight, reduction, ignore_index):
     return _nll_forward(x, target, weight, reduction, ignore_index)
 
 
-@decomposition(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+@decomposition("nll_loss_backward", "nll_loss2d_backward")
 def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
     return _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight)
 
@@ -95,28 +95,24 @@ def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_we
 # ## Regression
 
 # %%
-@decomposition(aten.mse_loss.default)
-@in_float32
+@decomposition("mse_loss", float32=True)
 def mse_loss(x, target, reduction=MEAN):
     d = x - target
     return reduced(d * d, reduction)
 
 
-@decomposition(aten.mse_loss_backward.default)
-@in_float32
+@decomposition("mse_loss_backward", float32=True)
 def mse_loss_backward(grad, x, target, reduction):
     return 2.0 * (x - target) * spread(grad, x, reduction)
 
 
-@decomposition(aten.smooth_l1_loss.default)
-@in_float32
+@decomposition("smooth_l1_loss", float32=True)
 def smooth_l1_loss(x, target, reduction=MEAN, beta=1.0):
     d = torch.abs(x - target)
     return reduced(d if beta == 0 else torch.where(d < beta, 0.5 * d * d / beta, d - 0.5 * beta), reduction)
 
 
-@decomposition(aten.smooth_l1_loss_backward.default)
-@in_float32
+@decomposition("smooth_l1_loss_backward", float32=True)
 def smooth_l1_loss_backward(grad, x, target, reduction, beta):
     d = x - target
     grad = spread(grad, x, reduction)
@@ -124,15 +120,13 @@ def smooth_l1_loss_backward(grad, x, target, reduction, beta):
     return outside if beta == 0 else torch.where(torch.abs(d) < beta, d / beta * grad, outside)
 
 
-@decomposition(aten.huber_loss.default)
-@in_float32
+@decomposition("huber_loss", float32=True)
 def huber_loss(x, target, reduction=MEAN, delta=1.0):
     d = torch.abs(x - target)
     return reduced(torch.where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta)), reduction)
 
 
-@decomposition(aten.huber_loss_backward.default)
-@in_float32
+@decomposition("huber_loss_backward", float32=True)
 def huber_loss_backward(grad, x, target, reduction, delta):
     d = x - target
     grad = spread(grad, x, reduction)
@@ -143,8 +137,7 @@ def huber_loss_backward(grad, x, target, reduction, delta):
 # ## Classification by probabilities and by margins
 
 # %%
-@decomposition(aten.binary_cross_entropy.default)
-@in_float32
+@decomposition("binary_cross_entropy", float32=True)
 def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
     floor = constant(-100, x)
     log_p, log_not_p = torch.maximum(torch.log(x), floor), torch.maximum(torch.log1p(-x), floor)
@@ -152,15 +145,13 @@ def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
     return reduced(loss if weight is None else loss * weight, reduction)
 
 
-@decomposition(aten.binary_cross_entropy_backward.default)
-@in_float32
+@decomposition("binary_cross_entropy_backward", float32=True)
 def binary_cross_entropy_backward(grad, x, target, weight=None, reduction=MEAN):
     out = spread(grad, x, reduction) * (x - target) / torch.clamp((1 - x) * x, min=1e-12)
     return out if weight is None else out * weight
 
 
-@decomposition(aten.binary_cross_entropy_with_logits.default)
-@in_float32
+@decomposition("binary_cross_entropy_with_logits", float32=True)
 def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=MEAN):
     log_p = log_sigmoid_forward(x)[0]
     if pos_weight is not None:
@@ -169,13 +160,11 @@ def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, re
     return reduced(loss if weight is None else loss * weight, reduction)
 
 
-@decomposition(aten.soft_margin_loss.default)
-@in_float32
+@decomposition("soft_margin_loss", float32=True)
 def soft_margin_loss(x, target, reduction=MEAN):
     return reduced(torch.log1p(torch.exp(-target * x)), reduction)
 
 
-@decomposition(aten.soft_margin_loss_backward.default)
-@in_float32
+@decomposition("soft_margin_loss_backward", float32=True)
 def soft_margin_loss_backward(grad, x, target, reduction):
     return -target * torch.sigmoid(-target * x) * spread(grad, x, reduction)

@@ -32,7 +32,7 @@ def _is_empty(x, dim) -> bool:
     return x.dim() > 0 and x.shape[dim] == 0
 
 
-@decomposition(aten._softmax.default)
+@decomposition("_softmax")
 def softmax(x, dim, half_to_float):
     if _is_empty(x, dim):
         return NotImplemented
@@ -41,7 +41,7 @@ def softmax(x, dim, half_to_float):
     return (e / torch.sum(e, dim, True)).to(out_dtype)
 
 
-@decomposition(aten._safe_softmax.default)
+@decomposition("_safe_softmax")
 def safe_softmax(x, dim, dtype=None):
     out_dtype = dtype or x.dtype
     if _is_empty(x, dim) or not out_dtype.is_floating_point:
@@ -52,7 +52,7 @@ def safe_softmax(x, dim, dtype=None):
     return torch.where(masked, 0.0, e / torch.sum(e, dim, True)).to(out_dtype)
 
 
-@decomposition(aten._log_softmax.default)
+@decomposition("_log_softmax")
 def log_softmax(x, dim, half_to_float):
     if _is_empty(x, dim):
         return NotImplemented
@@ -61,7 +61,7 @@ def log_softmax(x, dim, half_to_float):
     return (shifted - torch.log(torch.sum(torch.exp(shifted), dim, True))).to(out_dtype)
 
 
-@decomposition(aten._softmax_backward_data.default)
+@decomposition("_softmax_backward_data")
 def softmax_backward(grad, y, dim, input_dtype):
     if _is_empty(y, dim):
         return NotImplemented
@@ -69,7 +69,7 @@ def softmax_backward(grad, y, dim, input_dtype):
     return (weighted - widen(y) * torch.sum(weighted, dim, True)).to(input_dtype)
 
 
-@decomposition(aten._log_softmax_backward_data.default)
+@decomposition("_log_softmax_backward_data")
 def log_softmax_backward(grad, y, dim, input_dtype):
     if _is_empty(y, dim):
         return NotImplemented
@@ -93,7 +93,7 @@ def _stats_dtype(x, weight, bias=None):
     return x.dtype if parameter is None else parameter.dtype
 
 
-@decomposition(aten.native_layer_norm.default)
+@decomposition("native_layer_norm")
 def native_layer_norm(x, normalized_shape, weight, bias, eps):
     inner = len(normalized_shape)
     dims = list(range(x.dim() - inner, x.dim()))
@@ -114,7 +114,7 @@ def native_layer_norm(x, normalized_shape, weight, bias, eps):
 # `grad`.
 
 # %%
-@decomposition(aten.native_layer_norm_backward.default)
+@decomposition("native_layer_norm_backward")
 def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
     inner = list(range(x.dim() - len(normalized_shape), x.dim()))
     outer = list(range(x.dim() - len(normalized_shape)))
@@ -274,7 +274,7 @@ def miopen_batch_norm_backward(x, grad, weight, running_mean, running_var, mean,
 # A layer norm over the channels of a group and all positions, then a scale and shift per channel.
 
 # %%
-@decomposition(aten.native_group_norm.default)
+@decomposition("native_group_norm")
 def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
     grouped = widen(x).reshape([N, group, C // group * HxW])
     var, mean = moments(grouped, [2], 0, True)
@@ -288,7 +288,7 @@ def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
     return out.to(x.dtype), mean.view([N, group]).to(dtype), rstd.view([N, group]).to(dtype)
 
 
-@decomposition(aten.native_group_norm_backward.default)
+@decomposition("native_group_norm_backward")
 def native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
     shape, size = [N, group, C // group, HxW], C // group * HxW
     grad32 = widen(grad).reshape(shape)

@@ -74,7 +74,7 @@ def _concrete(*sizes) -> bool:
 # computes the index.
 
 # %%
-@decomposition(aten.max_pool2d_with_indices.default)
+@decomposition("max_pool2d_with_indices")
 def max_pool2d_with_indices(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
     kernel = _list(kernel_size, 2)
     stride, padding, dilation = _list(stride, 2, kernel), _list(padding, 2), _list(dilation, 2)
@@ -137,7 +137,7 @@ def _few(kernel, stride, dilation=(1, 1)) -> bool:
     return math.prod(d * (k - 1) // s + 1 for k, s, d in zip(kernel, stride, dilation)) <= UNROLL
 
 
-@decomposition(aten.max_pool2d_with_indices_backward.default)
+@decomposition("max_pool2d_with_indices_backward")
 @in_float32
 def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
     kernel = _list(kernel_size, 2)
@@ -187,7 +187,7 @@ def _divisor(x, size, out, kernel, stride, padding, include_pad, override):
     return (lengths[0].unsqueeze(1) * lengths[1]).to(x.dtype)
 
 
-@decomposition(aten.avg_pool2d.default)
+@decomposition("avg_pool2d")
 @in_float32
 def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
                divisor_override=None):
@@ -207,7 +207,7 @@ def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_in
     return total / _divisor(x, size, out, kernel, stride, padding, count_include_pad, divisor_override)
 
 
-@decomposition(aten.avg_pool2d_backward.default)
+@decomposition("avg_pool2d_backward")
 @in_float32
 def avg_pool2d_backward(grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad,
                         divisor_override):
@@ -223,7 +223,7 @@ def avg_pool2d_backward(grad, x, kernel_size, stride, padding, ceil_mode, count_
     return _gathered(grad, covering, lambda at: aten.index.Tensor(share, at))
 
 
-@decomposition(aten._adaptive_avg_pool2d.default)
+@decomposition("_adaptive_avg_pool2d")
 def adaptive_avg_pool2d(x, output_size):
     size, out = list(x.shape[-2:]), list(output_size)
     if not _concrete(*size, *out) or 0 in out or any(s % o for s, o in zip(size, out)):
@@ -231,7 +231,7 @@ def adaptive_avg_pool2d(x, output_size):
     return aten.avg_pool2d.default(x, [s // o for s, o in zip(size, out)])
 
 
-@decomposition(aten._adaptive_avg_pool2d_backward.default)
+@decomposition("_adaptive_avg_pool2d_backward")
 def adaptive_avg_pool2d_backward(grad, x):
     size, out = list(x.shape[-2:]), list(grad.shape[-2:])
     if not _concrete(*size, *out) or 0 in out or any(s % o for s, o in zip(size, out)):

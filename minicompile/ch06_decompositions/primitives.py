@@ -198,6 +198,7 @@ primitives("indexing", """
     scatter_reduce.two: x with x[i] = reduce(x[i], v) along one dim
     slice_scatter: x with x[start:end:step] = v
     select_scatter: x with x[i] = v
+    as_strided_scatter: x with the elements at offset + index . strides replaced
     cat: tensors one after the other along one dim
     constant_pad_nd: x with a border of one value
     flip: reversed dims

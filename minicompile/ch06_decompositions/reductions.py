@@ -14,35 +14,26 @@ import math
 import torch
 
 from .arithmetic import truth
-from .table import HALF, aten, constant, count, decomposition, dims_of, in_float32, real, widen
+from .table import HALF, aten, constant, count, decomposition, dims_of, overload, real, widen
 
 
 def _explicit(dim, dims) -> bool:
     return isinstance(dim, (list, tuple)) and list(dim) == dims
 
 
-def _summed(x, dim=None, keepdim=False, dtype=None):
+@decomposition("sum", "sum.dim_IntList")
+def sum_(x, dim=None, keepdim=False, dtype=None):
     dims = dims_of(dim, x.dim())
-    if dtype is None:
-        dtype = x.dtype if x.is_floating_point() else torch.int64
-    if x.dtype == dtype and dtype not in HALF and dims and _explicit(dim, dims):
+    exact = x.dtype not in HALF and (x.is_floating_point() or x.dtype is torch.int64)
+    if dtype is None and exact and dims and _explicit(dim, dims):
         return NotImplemented
+    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
     x = widen(x).to(torch.float32 if dtype in HALF else dtype)
     total = aten.sum.dim_IntList(x, dims, keepdim) if dims else x.clone()
     return total.to(dtype)
 
 
-@decomposition(aten.sum.default)
-def sum_all(x, dtype=None):
-    return _summed(x, None, False, dtype)
-
-
-@decomposition(aten.sum.dim_IntList)
-def sum_dims(x, dim=None, keepdim=False, dtype=None):
-    return _summed(x, dim, keepdim, dtype)
-
-
-@decomposition(aten.mean.default, aten.mean.dim)
+@decomposition("mean", "mean.dim")
 def mean(x, dim=None, keepdim=False, dtype=None):
     dtype = dtype or x.dtype
     if not dtype.is_floating_point:
@@ -52,21 +43,22 @@ def mean(x, dim=None, keepdim=False, dtype=None):
     return (torch.sum(x, dims, keepdim) / count(x, dims)).to(dtype) if dims else x.to(dtype).clone()
 
 
-@decomposition(aten.nansum.default)
+@decomposition("nansum")
 def nansum(x, dim=None, keepdim=False, dtype=None):
     return torch.sum(torch.where(x != x, constant(0, x), x), dims_of(dim, x.dim()), keepdim, dtype=dtype)
 
 
-@decomposition(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+@decomposition("count_nonzero", "count_nonzero.dim_IntList")
 def count_nonzero(x, dim=None):
     return torch.sum(truth(x), dims_of(dim, x.dim()))
 
 
-@decomposition(aten.prod.default, aten.prod.dim_int)
+@decomposition("prod", "prod.dim_int")
 def prod(x, dim=None, keepdim=False, dtype=None):
-    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
-    if dim is not None and 0 <= dim < x.dim() and x.dtype == dtype and dtype not in HALF:
+    exact = x.dtype not in HALF and (x.is_floating_point() or x.dtype is torch.int64)
+    if dtype is None and exact and dim is not None and 0 <= dim < x.dim():
         return NotImplemented
+    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
     if x.dim() == 0:
         return x.to(dtype).clone()
     x = widen(x).to(torch.float32 if dtype in HALF else dtype)
@@ -81,31 +73,35 @@ def prod(x, dim=None, keepdim=False, dtype=None):
 # end up in one loop.
 
 # %%
-def _extreme(op):
+def _extreme(name: str) -> None:
+    op = overload(name)
+
+    @decomposition(name)
     def extreme(x, dim=(), keepdim=False):
         dims = dims_of(dim, x.dim())
         if not dims:
             return x.clone()
         return NotImplemented if _explicit(dim, dims) else op(x, dims, keepdim)
 
-    decomposition(op)(extreme)
+
+_extreme("amax")
+_extreme("amin")
 
 
-_extreme(aten.amax.default)
-_extreme(aten.amin.default)
-
-
-@decomposition(aten.max.default)
+@decomposition("max")
 def max_all(x):
     return torch.amax(x, list(range(x.dim())))
 
 
-@decomposition(aten.min.default)
+@decomposition("min")
 def min_all(x):
     return torch.amin(x, list(range(x.dim())))
 
 
-def _arg(op):
+def _arg(name: str) -> None:
+    op = overload(name)
+
+    @decomposition(name)
     def arg(x, dim=None, keepdim=False):
         if dim is None:
             index = op(x.reshape(-1), 0)
@@ -116,24 +112,22 @@ def _arg(op):
             return NotImplemented
         return op(x.to(torch.uint8) if x.dtype is torch.bool else x, dim % x.dim(), keepdim)
 
-    decomposition(op)(arg)
+
+_arg("argmax")
+_arg("argmin")
 
 
-_arg(aten.argmax.default)
-_arg(aten.argmin.default)
-
-
-@decomposition(aten.max.dim)
+@decomposition("max.dim")
 def max_dim(x, dim, keepdim=False):
     return torch.amax(x, dim, keepdim), torch.argmax(x, dim, keepdim)
 
 
-@decomposition(aten.min.dim)
+@decomposition("min.dim")
 def min_dim(x, dim, keepdim=False):
     return torch.amin(x, dim, keepdim), torch.argmin(x, dim, keepdim)
 
 
-@decomposition(aten.aminmax.default)
+@decomposition("aminmax")
 def aminmax(x, *, dim=None, keepdim=False):
     if dim is None and keepdim:
         return torch.amin(x, list(range(x.dim())), True), torch.amax(x, list(range(x.dim())), True)
@@ -169,7 +163,7 @@ def moments(x, dim=None, correction=None, keepdim=False):
     return aten.var_mean.correction(widen(x), dims_of(dim, x.dim()), correction=correction, keepdim=keepdim)
 
 
-@decomposition(aten.var_mean.correction)
+@decomposition("var_mean.correction")
 def var_mean(x, dim=None, *, correction=None, keepdim=False):
     dims = dims_of(dim, x.dim())
     if not dims or (_explicit(dim, dims) and x.dtype not in HALF and correction is not None):
@@ -178,23 +172,23 @@ def var_mean(x, dim=None, *, correction=None, keepdim=False):
     return var.to(x.dtype), mean.to(x.dtype)
 
 
-@decomposition(aten.var.correction)
+@decomposition("var.correction")
 def var(x, dim=None, *, correction=None, keepdim=False):
     return moments(x, dim, correction, keepdim)[0].to(x.dtype)
 
 
-@decomposition(aten.std.correction)
+@decomposition("std.correction")
 def std(x, dim=None, *, correction=None, keepdim=False):
     return torch.sqrt(moments(x, dim, correction, keepdim)[0]).to(x.dtype)
 
 
-@decomposition(aten.std_mean.correction)
+@decomposition("std_mean.correction")
 def std_mean(x, dim=None, *, correction=None, keepdim=False):
     var, mean = moments(x, dim, correction, keepdim)
     return torch.sqrt(var).to(x.dtype), mean.to(x.dtype)
 
 
-@decomposition(aten.linalg_vector_norm.default)
+@decomposition("linalg_vector_norm")
 def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     out_dtype = dtype or x.dtype
     dims = dims_of(dim, x.dim())
@@ -217,13 +211,12 @@ def norm(x, p=2, dim=None, keepdim=False):
     return aten.linalg_vector_norm.default(x, 2 if p is None else p, dim, keepdim)
 
 
-@decomposition(aten.dist.default)
+@decomposition("dist")
 def dist(a, b, p=2):
     return aten.linalg_vector_norm.default(a - b, p)
 
 
-@decomposition(aten.logsumexp.default)
-@in_float32
+@decomposition("logsumexp", float32=True)
 def logsumexp(x, dim, keepdim=False):
     x = real(x)
     top = torch.amax(x, dims_of(dim, x.dim()), True)

@@ -4,8 +4,7 @@
 # A decomposition is a small function from tensors to tensors, registered for one or more ATen overloads and
 # written in ordinary torch calls:
 #
-#     @decomposition(aten.silu.default)
-#     @in_float32
+#     @decomposition("silu", float32=True)
 #     def silu(x):
 #         return x * torch.sigmoid(x)
 #
@@ -19,41 +18,49 @@
 from __future__ import annotations
 
 import functools
+from typing import Callable
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
-TABLE: dict[torch._ops.OpOverload, object] = {}
+TABLE: dict[torch._ops.OpOverload, Callable] = {}
+ABSENT: set[str] = set()            # names of overloads that this version of torch lacks
 HALF = (torch.float16, torch.bfloat16)
 
 
 def overload(name: str):
-    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks
-    it."""
+    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks it."""
     packet, _, kind = name.partition(".")
-    return getattr(getattr(aten, packet, None), kind or "default", None)
+    op = getattr(getattr(aten, packet, None), kind or "default", None)
+    if op is None:
+        ABSENT.add(name)
+    return op
 
 
-def decomposition(*ops, complex: bool = False):
-    """Register a function for ATen overloads (objects or names). Unless `complex`, complex tensors are
-    refused."""
+def decomposition(*names: str, complex: bool = False, float32: bool = False):
+    """Register a function for ATen overloads. Complex tensors are refused unless `complex`. `float32`: the
+    function runs under `in_float32`, see below."""
 
     def register(fn):
+        fn = in_float32(fn) if float32 else fn
+
         @functools.wraps(fn)
-        def checked(*args, **kwargs):
-            if not complex and any(isinstance(t, torch.Tensor) and t.is_complex()
-                                   for t in tree_leaves((args, kwargs))):
+        def real_only(*args, **kwargs):
+            if any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves((args, kwargs))):
                 return NotImplemented
             return fn(*args, **kwargs)
 
-        for op in ops:
-            op = overload(op) if isinstance(op, str) else op
-            if op is not None:
-                TABLE[op] = fn if complex else checked
+        TABLE.update((op, fn if complex else real_only) for op in map(overload, names) if op is not None)
         return fn
 
     return register
+
+
+def same_as(pairs: str, **options) -> None:
+    """Register overloads that mean the same as another one: "sgn=sign mul.Scalar=mul.Tensor"."""
+    for name, other in (pair.split("=") for pair in pairs.split()):
+        decomposition(name, **options)(overload(other))
 
 
 # %% [markdown]

@@ -16,6 +16,7 @@
 # %%
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import Any
 
@@ -222,10 +223,19 @@ class Builder:
     def round_to(self, x: Ref, dtype: torch.dtype) -> Ref:
         """`x` rounded to a half type and kept as float32. Nothing to do for values that come from such
         memory."""
-        inst = self.insts[x.id]
-        if inst.op == "to_dtype" and self.insts[inst.args[0].id].dtype == dtype or inst.op == "round_to":
-            return x
-        return self.emit("round_to", (x, dtype), torch.float32)
+        return x if self.representable(x, dtype) else self.emit("round_to", (x, dtype), torch.float32)
+
+    def representable(self, x: Ref, dtype: torch.dtype) -> bool:
+        """Is this float32 value known to be one that `dtype` holds exactly? Choosing among such values keeps them so."""
+        op, args, _ = self.insts[x.id]
+        if op in ("maximum", "minimum", "where"):
+            key = ("representable", x, dtype)
+            if key not in self.known:
+                self.known[key] = all(self.representable(a, dtype) for a in args[-2:])
+            return self.known[key]
+        if op == "constant":
+            return args[0] in (0, 1, -1, math.inf, -math.inf)
+        return op == "round_to" and args[1] == dtype or op == "to_dtype" and self.insts[args[0].id].dtype == dtype
 
     def between(self, low: Int, expr: Int, high: Int) -> Ref:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""

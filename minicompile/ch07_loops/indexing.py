@@ -23,7 +23,7 @@ from .views import clamp_start
 
 
 @lowering("embedding", reindex=True)
-def embedding(g, weight, indices, padding_idx=-1, scale_grad_by_freq=False, sparse=False):
+def embedding(g, weight, indices):
     def inner(b, index):
         row = b.indirect(b.read(indices, index[:-1]), weight.size[0], wrap=False)
         return b.read(weight, (row, index[-1]))
@@ -32,7 +32,7 @@ def embedding(g, weight, indices, padding_idx=-1, scale_grad_by_freq=False, spar
 
 
 @lowering("gather", reindex=True)
-def gather(g, x, dim, indices, *, sparse_grad=False):
+def gather(g, x, dim, indices):
     if not x.size or not indices.size or product(indices.size) == 0:
         return NotImplemented
     dim = dim % len(x.size)
@@ -89,7 +89,7 @@ def integer_indices(g: Lowering, indices):
     return [i if i is None else on_device(g, i, device) for i in indices]
 
 
-@lowering("index.Tensor", "_unsafe_index.Tensor", reindex=True)
+@lowering("index.Tensor", reindex=True)
 def index_tensor(g, x, indices):
     indices = integer_indices(g, indices)
     if indices is None or all(i is None for i in indices) or 0 in x.size:
@@ -138,19 +138,18 @@ def constant_pad(g, x, pad, value=0):
 
 @lowering("slice_scatter", reindex=True)
 def slice_scatter(g, x, source, dim=0, start=None, end=None, step=1):
-    dim = dim % len(x.size)
+    dim, dtype = dim % len(x.size), g.val.dtype
     first, length = clamp_start(start, x.size[dim]), source.size[dim]
 
     def inner(b, index):
         distance = as_expr(index[dim]) - first
-        inside = b.between(0, distance, length * step if isinstance(length, int) else length * step)
+        inside = b.between(0, distance, length * step)
         if step != 1:
             exact = b.op("remainder", b.index(distance), b.constant(step, torch.int64))
             inside = b.op("logical_and", inside, b.op("eq", exact, b.constant(0, torch.int64)))
         place = index[:dim] + (floordiv(distance, step),) + index[dim + 1:]
-        return selected(b, inside, source, place, b.read(x, index), g_dtype)
+        return selected(b, inside, source, place, b.read(x, index), dtype)
 
-    g_dtype = g.val.dtype
     if length == 0:
         return make_lazy(g, lambda b, index: b.read(x, index), [x])
     return make_lazy(g, inner, [x, source])

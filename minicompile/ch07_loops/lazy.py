@@ -311,7 +311,8 @@ def window(g: Lowering, x: Lazy, stride=None) -> View:
 # register. With `n` reading loops and `r` buffers read, recomputing moves `n*r` tensors and keeping `r + 1 +
 # n`. So a value is kept when `(n-1)*(r-1) > 2`, or when its arithmetic is long; on a CPU, where `exp` costs
 # as much as ten loads, also when it is expensive at all. A value that is read through four or more windows is
-# kept unless it is nearly free. Casts, broadcasts and constants always stay lazy.
+# kept unless it is nearly free. Casts, broadcasts and constants always stay lazy. Where a cast of a narrower value would be
+# kept, the narrower value is: half the bytes, and the rounding of eager.
 
 # %%
 def worth_keeping(g: Lowering, x: Lazy, readers: int, windows: int) -> bool:
@@ -319,18 +320,26 @@ def worth_keeping(g: Lowering, x: Lazy, readers: int, windows: int) -> bool:
     if not reads or in_memory(x):
         return False
     expensive = heavy and x.device.type == "cpu"
-    if windows >= 4 and (len(ops) > 2 or expensive):
-        return True
     elements = magnitude(product(x.size))
     big = sum(1 for name in reads if magnitude(product(g.program.buffers[name].layout.size)) * 2 > elements)
+    if windows >= 4 and (len(ops) > 2 or big > 1 or expensive):
+        return True
     return readers > 1 and ((readers - 1) * (big - 1) > 2 or len(ops) > g.options.reuse_ops or expensive)
 
 
 def settle(g: Lowering, x: Lazy, node: fx.Node) -> None:
     """Decide, right after `node` was lowered to `x`, whether it goes to memory now."""
-    if x.view is None and x.base is None and (
-            node in g.wanted or worth_keeping(g, x, g.reuse[node], g.windows[node])):
+    if x.view is not None or x.base is not None:
+        return
+    if node in g.wanted:
         realize(g, x)
+    elif worth_keeping(g, x, g.reuse[node], g.windows[node]):
+        narrow = g.values.get(node.args[0]) if node.target is torch.ops.aten._to_copy.default else None
+        if isinstance(narrow, Lazy) and narrow.dtype.itemsize < x.dtype.itemsize and narrow.size == x.size:
+            realize(g, narrow)
+            x.reads, x.ops, x.heavy = footprint(narrow)[1], frozenset([node.name]), False
+        else:
+            realize(g, x)
 
 
 def make_lazy(g: Lowering, inner, operands, *, val=None, heavy: bool = False, size=None, dtype=None) -> Lazy:

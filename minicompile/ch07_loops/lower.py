@@ -25,8 +25,8 @@ from .builder import SUPPORTED, Builder
 from .ir import Buffer, Layout, Program, View
 from .lazy import (Lazy, Lowering, Options, as_view, copy_to_buffer, dense_strides, footprint, from_buffer, linear,
                    make_vars, new_buffer, realize, settle, sizes_of, store_into, strides_of, window)
-from .table import ANY_DTYPE, LOOPS, REINDEXING, VIEWS, rule_for
-from . import creation, externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
+from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
+from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
 
 aten = torch.ops.aten
 
@@ -44,8 +44,7 @@ aten = torch.ops.aten
 # (`later`), also through a view.
 
 # %%
-WHOLE = {aten.view.default, aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
-         aten.squeeze.dims, aten._unsafe_view.default}          # views that show each element once
+WHOLE = {aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims}    # show each element once
 
 
 def is_view(node: fx.Node) -> bool:
@@ -56,14 +55,14 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
     sinks: dict[fx.Node, frozenset] = {}
     later: set[fx.Node] = set()
     for node in reversed(graph.nodes):
-        stays_lazy = node.op == "call_function" and (rule_for(node.target) is not None or is_view(node))
+        stays_lazy = node.target in LOWERINGS or is_view(node)
         if not stays_lazy and node.target is not aten.copy_.default:
             g.wanted.update(node.all_input_nodes)
         if node in g.wanted and is_view(node):
             g.wanted.update(node.all_input_nodes[:1])
         found, same, moved = set(), 1, 0
         for user in node.users:
-            ends = user.op == "output" or rule_for(user.target) is None and not is_view(user) or user.target in LOOPS \
+            ends = user.op == "output" or user.target not in LOWERINGS and not is_view(user) or user.target in LOOPS \
                 or user in g.wanted and not is_view(user) \
                 or g.windows[user] >= 4 and user.target not in REINDEXING
             found |= {user} if ends else sinks[user]
@@ -158,16 +157,15 @@ def lower_node(g: Lowering, node: fx.Node):
             return val
         raise Unsupported(f"{node.target} has no loop form", node.meta.get("location"))
     args, kwargs = map_args(lambda a: g.values[a] if isinstance(a, fx.Node) else expr_of(a), (node.args, node.kwargs))
-    rule = rule_for(node.target)
-    out = NotImplemented
-    if rule is not None and (node.target in ANY_DTYPE or all_supported(g, node)):
+    rule, out = LOWERINGS.get(node.target), NotImplemented
+    if rule is not None and (node.target in VIEWS or all_supported(node)):
         out = rule(g, *args, **kwargs)
     if out is NotImplemented:
         out = externs.call_extern(g, node.target, args, kwargs)
     return check_result(g, node, out)
 
 
-def all_supported(g: Lowering, node: fx.Node) -> bool:
+def all_supported(node: fx.Node) -> bool:
     fakes = [n.meta.get("val") for n in node.all_input_nodes] + [node.meta.get("val")]
     flat = [f for v in fakes for f in (v if isinstance(v, (tuple, list)) else [v])]
     return all(f.dtype in SUPPORTED for f in flat if isinstance(f, torch.Tensor))

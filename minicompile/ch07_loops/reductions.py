@@ -5,10 +5,8 @@
 # them `reduction_vars` run over the elements that are folded into it. Inside the body, `reduce` marks the
 # place where many become one.
 #
-# Besides the ordinary kinds there are two that return several numbers from one pass over the data. `welford`
-# gives mean and sum of squared deviations, without the cancellation of `mean(x*x) - mean(x)**2`. `softmax`
-# gives the maximum and the sum of `exp(x - maximum)`, rescaling the running sum whenever a new maximum
-# appears: without it, softmax reads its input three times.
+# Besides the ordinary kinds there is one that returns several numbers from one pass over the data: `welford`
+# gives mean and sum of squared deviations, without the cancellation of `mean(x*x) - mean(x)**2`.
 
 # %%
 from __future__ import annotations
@@ -19,27 +17,18 @@ import torch
 
 from ..ch01_graphs.symbolic import add, mul, product
 from .builder import Builder, compute_dtype
-from .ir import Layout
 from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer, linear,
-                   loader, make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
-from .table import lowering, private
+                   make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
+from .table import lowering
 
-
-def accumulator(dtype: torch.dtype, kind: str) -> torch.dtype:
-    """Partial results live in float32 for half types; sums and products of integers in int64."""
-    if kind in ("sum", "prod") and not dtype.is_floating_point:
-        return torch.int64
-    return compute_dtype(dtype)
-
-
-IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True, "xor_sum": 0}
+IDENTITY = {"sum": 0, "prod": 1, "any": False}
 
 
 def identity(kind: str, dtype: torch.dtype):
     """The value that changes nothing when reduced."""
     if kind in IDENTITY:
         return IDENTITY[kind]
-    lowest = kind in ("max", "argmax", "softmax")
+    lowest = kind == "max"
     if dtype.is_floating_point:
         return -math.inf if lowest else math.inf
     if dtype is torch.bool:
@@ -191,133 +180,62 @@ def block_results(g: Lowering, x: Lazy, dims, plan, dtypes, finish, filler) -> t
 
 # %% [markdown]
 # ## Ordinary reductions
+#
+# Decompositions have made them regular: the dims are listed, and what is summed already has the dtype in which
+# it is to be summed. So a rule is the name of a kind.
 
 # %%
-def reduce_dims(dim, rank: int) -> list[int]:
-    """Reduced dims as sorted non-negative integers; None and [] mean all."""
-    if dim is None or isinstance(dim, (list, tuple)) and not dim:
-        return list(range(rank))
-    return sorted({d % max(rank, 1) for d in ([dim] if isinstance(dim, int) else dim)}) if rank else []
-
-
-def constant_result(g: Lowering, fake, value) -> Lazy:
-    """What reducing nothing gives."""
-    return make_lazy(g, lambda b, index: b.constant(value, compute_dtype(fake.dtype)), [], val=fake)
-
-
-def reduction(g: Lowering, kind: str, x: Lazy, dim, keepdim: bool, dtype: torch.dtype | None = None, scale=None):
-    """The single-valued reduction `kind`; the fake of the current node describes the result. `dtype`: of the
-    accumulator. `scale(b, value)` is applied to the result."""
-    dims, fake = reduce_dims(dim, len(x.size)), g.val
-    dtype = dtype or accumulator(x.dtype, kind)
+def reduction(g: Lowering, kind: str, x: Lazy, dims, keepdim: bool) -> Lazy:
+    """The single-valued reduction `kind` over `dims` (one dim or several); the fake of the current node
+    describes the result."""
+    dims, fake, dtype = [dims] if isinstance(dims, int) else list(dims), g.val, compute_dtype(x.dtype)
+    is_index = kind in ("argmax", "argmin")
     if any(x.size[d] == 0 for d in dims):
-        return constant_result(g, fake, IDENTITY[kind]) if kind in IDENTITY and scale is None else NotImplemented
+        nothing = IDENTITY.get(kind)            # what reducing no elements gives; max and min have no answer
+        return NotImplemented if nothing is None else make_lazy(g, lambda b, index: b.constant(nothing, dtype), [])
     names, strides = result_buffers(g, [fake], dims, keepdim)
-    plan = split_plan(g, x, dims) if "arg" not in kind else None
 
     def fold(b: Builder, elements, position):
-        value = b.to_dtype(elements[0], dtype)
-        if "arg" in kind:
-            return [b.reduce(kind, value, position, torch.int64)]
-        return [b.reduce(kind, value)]
+        return [b.reduce(kind, elements[0], position, torch.int64) if is_index else b.reduce(kind, elements[0])]
 
-    def finish(b: Builder, elements, position):
-        value, = fold(b, elements, position)
-        return [b.to_dtype(scale(b, value) if scale else value, compute_dtype(fake.dtype))]
-
-    if plan is None:
-        reduction_loop(g, [x], dims, finish, names, strides)
-    else:
-        filler = identity(kind, compute_dtype(x.dtype))
-        parts, dims = block_results(g, x, dims, plan, [dtype], fold, filler)
-        reduction_loop(g, parts, dims, finish, names, strides)
+    plan = None if is_index else split_plan(g, x, dims)
+    xs = [x]
+    if plan is not None:
+        xs, dims = block_results(g, x, dims, plan, [dtype], fold, identity(kind, dtype))
+    reduction_loop(g, xs, dims, fold, names, strides)
     return from_buffer(g, names[0])
 
 
-@lowering("sum.dim_IntList", "sum.default", loops=True)
-def sum_(g, x, dim=None, keepdim=False, *, dtype=None):
-    return reduction(g, "sum", x, dim, keepdim, compute_dtype(g.val.dtype))
+def simple(kind: str, overload: str) -> None:
+    @lowering(overload, loops=True)
+    def rule(g, x, dims, keepdim=False):
+        return reduction(g, kind, x, dims, keepdim)
 
 
-@lowering("mean.dim", "mean.default", loops=True)
-def mean(g, x, dim=None, keepdim=False, *, dtype=None):
-    count = product(x.size[d] for d in reduce_dims(dim, len(x.size)))
-    return reduction(g, "sum", x, dim, keepdim, compute_dtype(g.val.dtype),
-                     lambda b, v: b.op("truediv", v, b.index(count, b.dtype(v))))
-
-
-@lowering("prod.dim_int", "prod.default", loops=True)
-def prod(g, x, dim=None, keepdim=False, *, dtype=None):
-    return reduction(g, "prod", x, dim, keepdim, compute_dtype(g.val.dtype))
-
-
-@lowering("amax", "max.default", loops=True)
-def amax(g, x, dim=(), keepdim=False):
-    return reduction(g, "max", x, dim, keepdim)
-
-
-@lowering("amin", "min.default", loops=True)
-def amin(g, x, dim=(), keepdim=False):
-    return reduction(g, "min", x, dim, keepdim)
-
-
-@lowering("argmax", loops=True)
-def argmax(g, x, dim=None, keepdim=False):
-    return reduction(g, "argmax", x, dim, keepdim)
-
-
-@lowering("argmin", loops=True)
-def argmin(g, x, dim=None, keepdim=False):
-    return reduction(g, "argmin", x, dim, keepdim)
-
-
-@lowering("any.dims", "any.dim", "any.default", loops=True)
-def any_(g, x, dim=None, keepdim=False):
-    return reduction(g, "any", x, dim, keepdim, torch.bool) if g.val.dtype is torch.bool else NotImplemented
-
-
-@lowering("all.dims", "all.dim", "all.default", loops=True)
-def all_(g, x, dim=None, keepdim=False):
-    return reduction(g, "all", x, dim, keepdim, torch.bool) if g.val.dtype is torch.bool else NotImplemented
+for _kind, _overload in (("sum", "sum.dim_IntList"), ("prod", "prod.dim_int"), ("max", "amax"), ("min", "amin"),
+                         ("argmax", "argmax"), ("argmin", "argmin"), ("any", "any.dims")):
+    simple(_kind, _overload)
 
 # %% [markdown]
-# ## Several results from one pass
+# ## Two results from one pass
 #
 # Blocks of equal length `n` with means `m_i` and squared deviations `q_i` combine to `sum(q_i) + n * sum((m_i
-# - mean)**2)`, and the second term is again a welford, of the means. Blocks with maxima `m_i` and sums `s_i`
-# combine to `sum(s_i * exp(m_i - max))`, which needs the maximum first, so one more small loop. A block that
-# holds only `-inf` (a causal mask makes many) has a sum that means nothing; it counts as 0.
+# - mean)**2)`, and the second term is again a welford, of the means.
 
 # %%
 @lowering("var_mean.correction", loops=True)
-def var_mean(g, x, dim=None, *, correction=None, keepdim=False):
-    return moments(g, x, dim, correction, keepdim, g.val, [True, True])
-
-
-@lowering("var.correction", loops=True)
-def var(g, x, dim=None, *, correction=None, keepdim=False):
-    out = moments(g, x, dim, correction, keepdim, [g.val, None], [True, False])
-    return out if out is NotImplemented else out[0]
-
-
-def moments(g: Lowering, x: Lazy, dim, correction, keepdim: bool, fakes, present):
-    """[variance, mean] of `dims` by Welford's method; those not `present` are left out."""
-    dims = reduce_dims(dim, len(x.size))
-    count = product(x.size[d] for d in dims)
-    if count == 0 or not x.dtype.is_floating_point:
+def var_mean(g, x, dims, *, correction=1, keepdim=False):
+    """[variance, mean] of `dims` by Welford's method."""
+    count = product(x.size[d] for d in dims or [])
+    if not dims or count == 0 or not x.dtype.is_floating_point:
         return NotImplemented
     dtype = compute_dtype(x.dtype)
-    divisor = add(count, -(1 if correction is None else correction)) if not isinstance(correction, float) or \
-        correction.is_integer() else None
-    if divisor is None or not isinstance(add(count, 0), int) and not isinstance(correction, (int, float)):
-        return NotImplemented
-    divisor = int(divisor) if isinstance(divisor, float) else divisor
-    divisor = max(divisor, 0) if isinstance(divisor, int) else divisor
-    names, strides = result_buffers(g, [f for f, p in zip(fakes, present) if p], dims, keepdim)
+    divisor = max(count - correction, 0) if isinstance(count, int) else add(count, -int(correction))
+    names, strides = result_buffers(g, g.val, dims, keepdim)
 
     def results(b, squares, mean):
-        both = [b.op("truediv", squares, b.index(divisor, dtype)), mean]
-        return [v for v, p in zip(both, present) if p]
+        by = b.constant(divisor, dtype) if isinstance(count, int) else b.index(divisor, dtype)
+        return [b.op("truediv", squares, by), mean]
 
     def whole(b, elements, position):
         state = b.reduce("welford", elements[0])
@@ -340,46 +258,4 @@ def moments(g: Lowering, x: Lazy, dim, correction, keepdim: bool, fakes, present
             return results(b, b.op("add", b.reduce("sum", elements[1]), between), b.get(state, 0))
 
         reduction_loop(g, parts, dims, combine, names, strides)
-    found = iter(from_buffer(g, name) for name in names)
-    return [next(found) if p else None for p in present]
-
-
-@private("softmax_stats")
-def softmax_stats(g, x, dim):
-    """Maximum and sum of exp(x - maximum) along one dim, kept as size 1, in float32 (float64 for float64)."""
-    dims = reduce_dims(dim, len(x.size))
-    if any(x.size[d] == 0 for d in dims):
-        return NotImplemented
-    dtype = g.val[0].dtype
-    names, strides = result_buffers(g, g.val, dims, keepdim=True)
-
-    def stats(b, elements, position):
-        state = b.reduce("softmax", b.to_dtype(elements[0], dtype))
-        return [b.get(state, 0), b.get(state, 1)]
-
-    plan = split_plan(g, x, dims)
-    if plan is None:
-        reduction_loop(g, [x], dims, stats, names, strides)
-        return [from_buffer(g, name) for name in names]
-    (maxima, sums), dims = block_results(g, x, dims, plan, [dtype, dtype], stats, -math.inf)
-    reduction_loop(g, [maxima], dims, lambda b, e, p: [b.reduce("max", e[0])], names[:1], strides[:1])
-    top = from_buffer(g, names[0])
-    kept = without(range(len(maxima.size)), dims)
-    top = reshaped(top, tuple(maxima.size[k] for k in kept), strides[0])
-
-    def rescaled(b, index):
-        own = b.read(maxima, index)
-        scaled = b.op("mul", b.read(sums, index), b.op("exp", b.op("sub", own, b.read(top, tuple(index[k] for k in kept)))))
-        empty = b.op("eq", own, b.constant(-math.inf, dtype))
-        return b.where(empty, b.constant(0, dtype), scaled)
-
-    terms = Lazy(maxima.size, dtype, x.device, rescaled, maxima.stride, reads=maxima.reads | sums.reads)
-    reduction_loop(g, [terms], dims, lambda b, e, p: [b.reduce("sum", e[0])], names[1:], strides[1:])
     return [from_buffer(g, name) for name in names]
-
-
-def reshaped(x: Lazy, size, stride) -> Lazy:
-    """A buffer seen without its dims of size 1."""
-    layout = Layout(size, stride)
-    return Lazy(size, x.dtype, x.device, loader(x.view.buffer, x.dtype, layout), stride,
-                view=x.view._replace(layout=layout), reads=x.reads)

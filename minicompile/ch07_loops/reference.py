@@ -219,7 +219,8 @@ def write(storage, where, value, mode, mask, grid, out_dims) -> None:
     if mask is not None:
         mask = mask.broadcast_to(points)
         where, value = where[mask], value[mask]
-    storage.index_put_((where.reshape(-1),), value.reshape(-1), accumulate=mode == "atomic_add")
+    value = value.reshape(-1).clone()           # a load of a single element is a view of the storage, maybe of this one
+    storage.index_put_((where.reshape(-1),), value, accumulate=mode == "atomic_add")
 
 # %% [markdown]
 # ## Running a program

@@ -39,7 +39,7 @@ def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: st
     return cast(g, out, dtype) if wide else out
 
 
-@lowering("index_put", "_unsafe_index_put", loops=True)
+@lowering("index_put", loops=True)
 def index_put(g, x, indices, values, accumulate=False):
     indices = integer_indices(g, indices)
     if indices is None or all(i is None for i in indices) or g.val.dtype is torch.bool and accumulate or 0 in x.size:
@@ -58,7 +58,7 @@ def index_put(g, x, indices, values, accumulate=False):
                         [values] + [i for i in indices if i is not None], "atomic_add" if accumulate else None)
 
 
-def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source, mode):
+def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source: Lazy, mode: str | None):
     if not x.size or not indices.size or g.val.dtype is torch.bool and mode:
         return NotImplemented
     dim = dim % len(x.size)
@@ -66,17 +66,11 @@ def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source, mode):
     def position(b: Builder, index):
         return index[:dim] + (b.indirect(b.read(indices, index), x.size[dim], wrap=False),) + index[dim + 1:]
 
-    def value(b: Builder, index):
-        return b.read(source, index) if isinstance(source, Lazy) else b.constant(source, g.val.dtype)
-
-    readers = [indices] + ([source] if isinstance(source, Lazy) else [])
-    return scatter_into(g, x, indices.size, position, value, readers, mode)
+    return scatter_into(g, x, indices.size, position, lambda b, index: b.read(source, index), [indices, source], mode)
 
 
-@lowering("scatter.src", "scatter.value", loops=True)
+@lowering("scatter.src", loops=True)
 def scatter(g, x, dim, indices, source):
-    if not isinstance(source, Lazy) and g.val.dtype in HALF:
-        return NotImplemented
     return scatter_dim(g, x, dim, indices, source, None)
 
 
@@ -90,19 +84,6 @@ def scatter_reduce(g, x, dim, indices, source, reduce, *, include_self=True):
     if reduce != "sum" or not include_self:
         return NotImplemented
     return scatter_dim(g, x, dim, indices, source, "atomic_add")
-
-
-@lowering("index_add", loops=True)
-def index_add(g, x, dim, indices, source, *, alpha=1):
-    if alpha != 1 or not x.size or not indices.size:
-        return NotImplemented
-    dim = dim % len(x.size)
-
-    def position(b: Builder, index):
-        return index[:dim] + (b.indirect(b.read(indices, (index[dim],)), x.size[dim], wrap=False),) + index[dim + 1:]
-
-    return scatter_into(g, x, source.size, position, lambda b, index: b.read(source, index), [indices, source],
-                        "atomic_add")
 
 
 @lowering("as_strided_scatter", loops=True)

@@ -18,7 +18,7 @@ from .table import lowering
 
 
 @lowering("expand", view=True)
-def expand(g, x, size, *, implicit=False):
+def expand(g, x, size):
     return broadcast_to(g, x, sizes_of(g.val))
 
 
@@ -50,23 +50,6 @@ def permute(g, x, dims):
     return make_view(g, x, [x.size[d] for d in dims], lambda index: tuple(index[p] for p in places), relayout)
 
 
-@lowering("transpose.int", view=True)
-def transpose(g, x, a, b):
-    dims = list(range(len(x.size)))
-    if dims:
-        dims[a], dims[b] = dims[b], dims[a]
-    return permute(g, x, dims)
-
-
-@lowering("t", "numpy_T", view=True)
-def t(g, x):
-    return permute(g, x, list(reversed(range(len(x.size)))))
-
-
-@lowering("alias", "detach", "lift_fresh", "view_as", view=True)
-def alias(g, x, *_):
-    return x
-
 # %% [markdown]
 # ## Picking
 #
@@ -85,12 +68,8 @@ def clamp_start(start, size) -> Int:
 
 @lowering("slice.Tensor", view=True)
 def slice_(g, x, dim=0, start=None, end=None, step=1):
-    return slice_view(g, x, dim % len(x.size), clamp_start(start, x.size[dim]), sizes_of(g.val)[dim], step)
-
-
-def slice_view(g: Lowering, x: Lazy, dim: int, start: Int, length: Int, step: Int = 1) -> Lazy:
-    """`length` elements of one dim, from `start` on, every `step`-th."""
-    size = x.size[:dim] + (length,) + x.size[dim + 1:]
+    dim, size = dim % len(x.size), sizes_of(g.val)
+    start = clamp_start(start, x.size[dim])
 
     def pick(index):
         return index[:dim] + (as_expr(index[dim]) * step + start,) + index[dim + 1:]
@@ -104,51 +83,28 @@ def slice_view(g: Lowering, x: Lazy, dim: int, start: Int, length: Int, step: In
 
 @lowering("select.int", view=True)
 def select(g, x, dim, index):
-    dim = dim % len(x.size)
+    dim, size = dim % len(x.size), sizes_of(g.val)
     where = index + x.size[dim] if isinstance(index, int) and index < 0 else index
-    return select_view(g, x, dim, where)
 
-
-def select_view(g: Lowering, x: Lazy, dim: int, where: Int) -> Lazy:
     def relayout(base: Layout):
-        return Layout(x.size[:dim] + x.size[dim + 1:], base.stride[:dim] + base.stride[dim + 1:],
-                      base.offset + base.stride[dim] * where)
+        return Layout(size, base.stride[:dim] + base.stride[dim + 1:], base.offset + base.stride[dim] * where)
 
-    return make_view(g, x, x.size[:dim] + x.size[dim + 1:], lambda index: index[:dim] + (where,) + index[dim:], relayout)
-
-
-@lowering("split.Tensor", "split_with_sizes", "chunk", "unbind.int", view=True)
-def split(g, x, *args):
-    """Pieces along one dim, as many and as long as the fakes say."""
-    name = g.node.target._schema.name
-    dim = (args[1] if len(args) > 1 else g.node.kwargs.get("dim", 0)) if "unbind" not in name else \
-        (args[0] if args else 0)
-    dim = dim % len(x.size)
-    if "unbind" in name:
-        return [select_view(g, x, dim, i) for i in range(len(g.val))]
-    pieces, start = [], 0
-    for fake in g.val:
-        length = sizes_of(fake)[dim]
-        pieces.append(slice_view(g, x, dim, start, length))
-        start = start + length
-    return pieces
+    return make_view(g, x, size, lambda index: index[:dim] + (where,) + index[dim:], relayout)
 
 
 @lowering("unsqueeze", view=True)
 def unsqueeze(g, x, dim):
-    dim = dim % (len(x.size) + 1)
+    dim, size = dim % (len(x.size) + 1), sizes_of(g.val)
 
     def relayout(base: Layout):
         stride = base.stride[dim] * base.size[dim] if dim < len(base.size) else 1
-        return Layout(base.size[:dim] + (1,) + base.size[dim:], base.stride[:dim] + (stride,) + base.stride[dim:],
-                      base.offset)
+        return Layout(size, base.stride[:dim] + (stride,) + base.stride[dim:], base.offset)
 
-    return make_view(g, x, x.size[:dim] + (1,) + x.size[dim:], lambda index: index[:dim] + index[dim + 1:], relayout)
+    return make_view(g, x, size, lambda index: index[:dim] + index[dim + 1:], relayout)
 
 
-@lowering("squeeze.dims", "squeeze.dim", "squeeze.default", view=True)
-def squeeze(g, x, dims=None):
-    dims = range(len(x.size)) if dims is None else [dims] if isinstance(dims, int) else dims
+@lowering("squeeze.dims", view=True)
+def squeeze(g, x, dims):
     gone = {d % len(x.size) for d in dims if x.size[d] == 1} if x.size else set()
     kept = [d for d in range(len(x.size)) if d not in gone]
 
@@ -209,17 +165,6 @@ def flip(g, x, dims):
         x.size[d] - 1 - as_expr(i) if d in flipped else i for d, i in enumerate(index)), None)
 
 
-@lowering("roll", view=True)
-def roll(g, x, shifts, dims=()):
-    shifts, dims = ([v] if isinstance(v, int) else list(v) for v in (shifts, dims))
-    if not dims or 0 in x.size:
-        return NotImplemented
-    moves = dict.fromkeys(range(len(x.size)), 0)
-    for shift, d in zip(shifts, dims):
-        moves[d % len(x.size)] += shift
-    return make_view(g, x, x.size, lambda index: tuple(
-        mod(as_expr(i) + (-moves[d]) % x.size[d], x.size[d]) if moves[d] else i for d, i in enumerate(index)), None)
-
 # %% [markdown]
 # ## Reshaping
 #
@@ -254,7 +199,7 @@ def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
-@lowering("view", "_unsafe_view", "reshape", "_reshape_alias", view=True)
+@lowering("view", view=True)
 def view(g, x, *_):
     return reshape(g, x, sizes_of(g.val))
 

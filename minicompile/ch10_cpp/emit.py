@@ -27,8 +27,8 @@ import torch
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, bounds, coefficient, product, symbols, to_text
 from ..ch07_loops.ir import Loop
 from ..ch08_fusion.kernel import Kernel, KernelSource
+from ..ch08_fusion.values import Graph, Store, Value, link
 from .ops import from_memory, literal, memory_type, operation, register_type, round_text, to_memory
-from .values import Linked, Store, Value, link, operands_of
 
 PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
 SIMD = "#pragma omp simd"
@@ -55,12 +55,14 @@ class Scope:
 class Emitter:
     """What the emitting functions share."""
 
-    kernel: Kernel
-    linked: Linked
-    order: dict[Value, int]
+    graph: Graph
     threads: int
     pointers: dict[str, str]             # buffer name -> C++ name, the same for equal kernels
     count: int = 0
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.graph.kernel
 
 
 def fresh(e: Emitter, prefix: str) -> str:
@@ -102,8 +104,7 @@ def lookup(value: Value, scope: Scope | None):
 def index_text(e: Emitter, index: Int, scope: Scope) -> str:
     """An index expression in C++; indices are never negative, so C++ division is the right one."""
     def name(s: Symbol) -> str:
-        source = e.linked.indirect.get(s)
-        return s.name if source is None else get(e, source, scope)
+        return get(e, e.graph.indirect[s], scope) if s in e.graph.indirect else s.name
     return to_text(index, name, "({}) / ({})", "({}) % ({})")
 
 
@@ -157,24 +158,25 @@ def compute(e: Emitter, roots: list[Value], scope: Scope) -> None:
     """Compute `roots` in `scope`, operands first. The order of creation is a topological order, so nothing
     recurses deeply."""
     wanted: set[Value] = set()
-    stack = [r for r in roots]
+    stack = list(roots)
     while stack:
         value = stack.pop()
         if value not in wanted and lookup(value, scope) is None:
             wanted.add(value)
-            stack += operands_of(e.linked, value)
-    for value in sorted(wanted, key=e.order.__getitem__):
+            stack += value.operands
+    for value in sorted(wanted, key=lambda v: v.number):
         get(e, value, scope)
 
 
 def store_lines(e: Emitter, stores: list[Store], scope: Scope) -> None:
     """Emit `stores`. All their values come first: an output may overwrite an input at the same element."""
-    compute(e, [v for s in stores for v in ([s.value] if s.mask is None else [s.value, s.mask])], scope)
+    compute(e, [o for s in stores for o in s.operands], scope)
     places = [f"{e.pointers[s.buffer]}[{index_text(e, s.index, scope)}]" for s in stores]
     for s, place in zip(stores, places):
         mention(scope, s.loop)
-        value = get(e, s.value, scope)
-        dtype = e.kernel.buffers[s.buffer].dtype
+        value, dtype = get(e, s.value, scope), e.kernel.buffers[s.buffer].dtype
+        if register_type(s.value.dtype) != register_type(dtype):
+            value = f"({operation('to_dtype', dtype, [value], [s.value.dtype])})"
         if s.mode == "atomic_add":
             value = f"{from_memory(place, dtype)} | {value}" if dtype is torch.bool else \
                 f"({register_type(dtype)})({from_memory(place, dtype)} + {value})"
@@ -195,11 +197,10 @@ def vote(e: Emitter, variable: Symbol) -> float:
     """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in
     jumps."""
     total = 0.0
-    accesses = [(v.args[0], v.args[1], 1, v.dims) for v in e.linked.known.values() if v.op == "load"]
-    accesses += [(s.buffer, s.index, 2, symbols(s.index)) for s in e.linked.stores]
-    rows = set(e.kernel.reduction_vars)
-    if e.linked.reductions:      # what happens once per row does not matter
-        accesses = [a for a in accesses if rows & a[3]] or accesses
+    accesses = [(v.args[0], v.args[1], 1, v.dims) for v in e.graph.values if v.op == "load"]
+    accesses += [(s.buffer, s.index, 2, symbols(s.index)) for s in e.graph.stores]
+    if e.graph.reductions:      # what happens once per row does not matter
+        accesses = [a for a in accesses if e.graph.row & a[3]] or accesses
     for buffer, index, weight, _ in accesses:
         step = coefficient(index, variable)
         if step != 0:
@@ -247,7 +248,7 @@ def is_direct(store: Store, variable: Symbol) -> bool:
 
 
 def direct_variable(e: Emitter, candidates: tuple[Symbol, ...]) -> Symbol | None:
-    atomics = [s for s in e.linked.stores if s.mode == "atomic_add"]
+    atomics = [s for s in e.graph.stores if s.mode == "atomic_add"]
     return next((v for v in reversed(candidates) if all(is_direct(s, v) for s in atomics)), None)
 
 
@@ -255,10 +256,9 @@ def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
     """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too
     small."""
     expensive = sum(v.op in ("exp", "log", "erf", "tanh", "sin", "cos", "pow", "sigmoid")
-                    for v in e.linked.known.values())
+                    for v in e.graph.values)
     limit = PARALLEL_WORK // (1 + expensive)
-    if isinstance(work, int) and work < limit or e.threads == 1 and isinstance(work,
-                                                                               int) and work < 4 * limit:
+    if isinstance(work, int) and work < limit * (4 if e.threads == 1 else 1):
         return []
     condition = "" if isinstance(work, int) else f" if ({to_text(work)} >= {limit})"
     together = f" collapse({collapse})" if collapse > 1 else ""
@@ -300,8 +300,7 @@ TILE = 32
 
 def crossing_variable(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...]) -> Symbol | None:
     """The variable along which accesses that jump with the lane are contiguous."""
-    indices = [v.args[1] for v in e.linked.known.values() if v.op == "load"] + [s.index
-                                                                                for s in e.linked.stores]
+    indices = [v.args[1] for v in e.graph.values if v.op == "load"] + [s.index for s in e.graph.stores]
     return next((o for o in reversed(outer) for index in indices
                  if coefficient(index, lane) not in (0, 1) and coefficient(index, o) == 1 and lane.size != 1),
                  None)
@@ -312,7 +311,7 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     rest = tuple(v for v in outer if v is not other)
     nest = child(function, outer)
     inner = child(nest, (lane,))
-    store_lines(e, e.linked.stores, inner)
+    store_lines(e, e.graph.stores, inner)
     close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
     size, width = to_text(other.size), to_text(lane.size)
     loops = [for_(v.name, to_text(v.size)) for v in rest] + [for_("tile0", size, step=str(TILE)),
@@ -327,7 +326,7 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
 
 def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -> None:
     """All loops of a kernel without reductions, as one loop nest."""
-    stores, atomic = e.linked.stores, any(s.mode == "atomic_add" for s in e.linked.stores)
+    stores, atomic = e.graph.stores, any(s.mode == "atomic_add" for s in e.graph.stores)
     lane, _ = best_lane(e, variables)
     if lane is None:
         store_lines(e, stores, function)
@@ -367,15 +366,13 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     problem)`. Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code
     for."""
     from .reductions import emit_reductions
-    linked = link(kernel)
-    order = {value: i for i, value in enumerate(linked.known.values())}
     tensors = tuple(kernel.inputs) + tuple(kernel.outputs)
     pointers = {}
     for i, name in enumerate(tensors):
         pointers.setdefault(name, f"in{i}" if i < len(kernel.inputs) else f"out{i - len(kernel.inputs)}")
-    e = Emitter(kernel, linked, order, torch.get_num_threads(), pointers)
+    e = Emitter(link(kernel), torch.get_num_threads(), pointers)
     function = Scope(frozenset())
-    if linked.reductions:
+    if e.graph.reductions:
         emit_reductions(e, function)
     else:
         emit_pointwise(e, function, kernel.vars + kernel.reduction_vars)

@@ -22,12 +22,12 @@ from dataclasses import dataclass, field
 import torch
 
 from ..ch01_graphs.symbolic import Expr, Symbol, product, substitute, to_text
+from ..ch08_fusion.values import Store, Value, elements
 from ..errors import Unsupported
 from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                    index_text,
                    lane_block, lane_headers, parallel_pragma, store_lines)
-from .ops import literal, register_type
-from .values import Value, is_expensive, needed, operands_of
+from .ops import EXPENSIVE, literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
 LONGEST_SCRATCH = 4096       # longest row of which expensive values are kept rather than computed again
@@ -61,13 +61,8 @@ COMBINE = {"sum": "({t})({0} + {1})", "prod": "({t})({0} * {1})", "xor_sum": "({
 SYMBOL = {"sum": "+", "prod": "*", "xor_sum": "^", "max": "max", "min": "min", "any": "|", "all": "&"}
 
 
-def source_of(value: Value) -> tuple[str, Value, object]:
-    """(kind, what is reduced, linear index or None) of a reduce."""
-    return value.args[0], value.args[1], (value.args[2] if len(value.args) > 2 else None)
-
-
 def accumulator_type(value: Value) -> torch.dtype:
-    kind, source, _ = source_of(value)
+    kind, source, _ = value.args
     return source.dtype if kind in ("argmax", "argmin") else torch.float32 if value.dtype in (torch.bfloat16,
             torch.float16) else value.dtype
 
@@ -91,25 +86,16 @@ def emit_reductions(e: Emitter, function: Scope) -> None:
         emit_rows(e, function, row_lane)
 
 
-def is_element(e: Emitter):
-    rows = frozenset(e.kernel.reduction_vars)
-    return lambda value: bool(value.dims & rows)
-
-
-def passes(e: Emitter) -> list[tuple[list[Value], list]]:
+def passes(e: Emitter) -> list[tuple[list[Value], list[Store]]]:
     """(reductions, element stores) of each pass."""
-    elements = [s for s in e.linked.stores if s.element]
-    phases = [r.phase - 1 for r in e.linked.reductions] + [v.phase for s in elements
-                                                           for v in (s.value, s.mask) if v is not None]
-    last = max(phases)
-    plan = [([r for r in e.linked.reductions if r.phase - 1 == p], elements if p == last else [])
-            for p in range(last + 1)]
-    return [(reductions, stores) for reductions, stores in plan if reductions or stores]
+    reductions, stores = e.graph.reductions, [s for s in e.graph.stores if s.element]
+    last = max([r.phase - 1 for r in reductions] + [s.phase for s in stores])
+    plan = [([r for r in reductions if r.phase - 1 == p], stores if p == last else []) for p in range(last + 1)]
+    return [step for step in plan if any(step)]
 
 
-def roots_of(reductions, stores) -> list[Value]:
-    return [source_of(r)[1] for r in reductions] + [v for s in stores for v in (s.value, s.mask)
-                                                    if v is not None]
+def operands_of(steps) -> list[Value]:
+    return [o for s in steps for o in s.operands]
 
 # %% [markdown]
 # ## Rows
@@ -121,19 +107,18 @@ def roots_of(reductions, stores) -> list[Value]:
 # %%
 def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     kernel = e.kernel
-    atomic = any(s.mode == "atomic_add" for s in e.linked.stores)
+    atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
     direct = direct_variable(e, kernel.vars) if atomic else None
     outer = tuple(sorted(kernel.vars, key=lambda v: v is not direct)) if atomic else kernel.vars
     nest = child(function, outer) if outer else function
     plan, kept = passes(e), {}
-    uses = [needed(e.linked, roots_of(*p), is_element(e)) for p in plan]
+    uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
     if isinstance(lane.size, int) and lane.size <= LONGEST_SCRATCH and len(kernel.reduction_vars) == 1:
-        kept = {v: None for i, u in enumerate(uses) for v in u if is_expensive(v)
-                and any(v in later for later in uses[i + 1:])}
-        kept = dict(list(kept.items())[:4])
+        twice = {v for i, u in enumerate(uses) for v in u if v.op in EXPENSIVE and any(v in later for later in uses[i + 1:])}
+        kept = dict.fromkeys(sorted(twice, key=lambda v: v.number)[:4])
     for reductions, stores in plan:
         _row_pass(e, nest, lane, reductions, stores, kept, atomic)
-    store_lines(e, [s for s in e.linked.stores if not s.element], nest)
+    store_lines(e, [s for s in e.graph.stores if not s.element], nest)
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     loops = [for_(v.name, to_text(v.size)) for v in outer]
     if loops:
@@ -158,14 +143,14 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept, a
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
     inner = child(middle, (lane,))
-    compute(e, roots_of(reductions, []), inner)
+    compute(e, operands_of(reductions), inner)
     for value, array in kept.items():
         name = inner.names.get(value)
         if array is None and name is not None:
             kept[value] = array = fresh(e, "kept")
             nest.lines.append(f"{register_type(value.dtype)} {array}[{lane.size}];")
             inner.lines.append(f"{array}[{lane.name}] = {name};")
-    steps = [_row_step(e, r, get(e, source_of(r)[1], inner), lane) for r in reductions]
+    steps = [_row_step(e, r, get(e, r.args[1], inner), lane) for r in reductions]
     for step in steps:
         inner.lines += step.element
     if stores:
@@ -210,7 +195,7 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
 
 # %%
 def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
-    kind, source, index = source_of(r)
+    kind, source, index = r.args
     dtype = accumulator_type(r)
     t, n = register_type(dtype), fresh(e, "_")
     if kind in ("welford", "softmax", "argmax", "argmin"):
@@ -275,7 +260,7 @@ def _row_softmax(e, r, n, t, array, fill, lane, index) -> RowStep:
 
 
 def _row_arg(e, r, n, t, array, fill, lane, index) -> RowStep:
-    kind, source, _ = source_of(r)
+    kind, source, _ = r.args
     compare, floating = (">" if kind == "argmax" else "<"), source.dtype.is_floating_point
     start = lowest(source.dtype) if kind == "argmax" else highest(source.dtype)
     place = _linear_index(e, index, lane)
@@ -314,7 +299,7 @@ _ROW_STEPS = {"welford": _row_welford, "softmax": _row_softmax, "argmax": _row_a
 # %%
 def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     kernel = e.kernel
-    atomic = any(s.mode == "atomic_add" for s in e.linked.stores)
+    atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
     outer = tuple(v for v in kernel.vars if v is not lane)
     block = lane_block(e, lane, outer, 512)
     blocks, prologue, lane_header, define = lane_headers(e, lane, block)
@@ -328,16 +313,14 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         nest.lines.append("}")
 
     for reductions, stores in passes(e):
-        elements = needed(e.linked, roots_of(reductions, stores), is_element(e))
-        ready = {o for v in elements for o in operands_of(e.linked, v)} | set(roots_of(reductions, stores))
-        ready = [v for v in ready if not is_element(e)(v) and lane in v.dims
-                 and v.op not in ("load", "constant", "index", "reduce", "get")]
-        if ready:
-            _materialise(e, nest, lane, sorted(ready, key=e.order.__getitem__), width, lane_header, define)
+        steps = reductions + stores
+        ready = {o for o in operands_of([*steps, *elements(e.graph, steps)]) if not e.graph.is_element(o)
+                 and lane in o.dims and o.op not in ("load", "constant", "index", "reduce", "get")}
+        _materialise(e, nest, lane, sorted(ready, key=lambda v: v.number), width, lane_header, define)
         rows = child(nest, kernel.reduction_vars)
         inner = child(rows, (lane,))
-        compute(e, roots_of(reductions, stores), inner)
-        steps = [_column_step(e, r, get(e, source_of(r)[1], inner), width, inner) for r in reductions]
+        compute(e, operands_of(steps), inner)
+        steps = [_column_step(e, r, get(e, r.args[1], inner), width, inner) for r in reductions]
         for step in steps:
             inner.lines += step.element
         if stores:
@@ -366,7 +349,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result
     final = child(nest, (lane,))
-    stores = [s for s in e.linked.stores if not s.element]
+    stores = [s for s in e.graph.stores if not s.element]
     if stores:
         store_lines(e, stores, final)
         close(final, ([] if atomic else [SIMD]) + [lane_header], [define])
@@ -406,7 +389,7 @@ class ColumnStep:
 
 
 def _column_step(e: Emitter, r: Value, x: str, width, inner: Scope) -> ColumnStep:
-    kind, source, index = source_of(r)
+    kind, source, index = r.args
     dtype = accumulator_type(r)
     t, n = register_type(dtype), fresh(e, "_")
 

@@ -1,0 +1,164 @@
+# %% [markdown]
+# # Without the frame hook
+#
+# Building `frame_hook.c` needs CPython's headers, and a system Python often comes without them. This module
+# has the same functions as the C extension, in Python, and can do one thing less: it never sees a frame by
+# itself. `run(context, f, ...)` binds the arguments of `f` and consults the same rules as the hook would for
+# the frame of `f`. So the function that was compiled is captured, with everything that capture inlines. What
+# it calls after a graph break, and the rest of the function after that break, run as they are.
+
+# %%
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+import types
+
+import torch
+
+EVALUATE = object()
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+class _Region(threading.local):
+    context = None
+
+
+_region = _Region()
+_state = {"callback": None, "missed": EVALUATE}
+_rules: dict = {}          # id(code) -> (code, {(context, id(globals)): target}); the dict None = skip
+
+
+def set_region(context):
+    old, _region.context = _region.context, context
+    return old
+
+
+def get_region():
+    return _region.context
+
+
+def set_callback(callback) -> None:
+    _state["callback"] = callback
+
+
+def set_missed(missed) -> None:
+    _state["missed"] = missed
+
+
+def set_target(code, context, func_globals, target) -> None:
+    _, targets = _rules.get(id(code), (code, None))
+    targets = targets or {}
+    targets[context, id(func_globals)] = target
+    _rules[id(code)] = code, targets
+
+
+def skip_code(code) -> None:
+    _rules[id(code)] = code, None
+
+
+def forget_code(code) -> None:
+    _rules.pop(id(code), None)
+
+
+# %% [markdown]
+# ## Which frame would it be?
+#
+# A method is its function with `self` in front, a `partial` its function with more arguments, and a module's
+# call is its `forward`, unless hooks are registered on the module: those must run around it, so such a
+# module runs as it is.
+
+# %%
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_compiled_call_impl")
+
+
+def python_function(function, args, kwargs):
+    """(function with code, args, kwargs) of the frame that function(*args, **kwargs) would make; None if there is none."""
+    while not isinstance(function, types.FunctionType):
+        if isinstance(function, functools.partial):
+            function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
+        elif isinstance(function, types.MethodType):
+            function, args = function.__func__, (function.__self__, *args)
+        elif isinstance(function, torch.nn.Module):
+            if any(getattr(function, name, None) for name in _HOOKS) or type(function).__call__ is not torch.nn.Module.__call__:
+                return None
+            function = function.forward
+        elif isinstance(getattr(type(function), "__call__", None), types.FunctionType):
+            function, args = type(function).__call__, (function, *args)
+        else:
+            return None
+    return function, args, kwargs
+
+
+# %% [markdown]
+# ## Binding arguments
+#
+# CPython binds arguments in C. The shortest way to have exactly its rules is to let it: a lambda with the
+# same parameters and the same defaults, whose body is a tuple of them.
+
+# %%
+@functools.lru_cache(4096)
+def binder_code(code) -> types.CodeType | None:
+    """Code of a lambda with the parameters of `code` that returns them in the order of the frame's variables."""
+    count, positional_only = code.co_argcount, code.co_posonlyargcount
+    names = list(code.co_varnames)
+    plain, keyword_only = names[:count], names[count:count + code.co_kwonlyargcount]
+    rest = names[count + code.co_kwonlyargcount:]
+    star = rest.pop(0) if code.co_flags & inspect.CO_VARARGS else None
+    more = rest.pop(0) if code.co_flags & inspect.CO_VARKEYWORDS else None
+    parameters = [*plain[:positional_only], *(["/"] if positional_only else []), *plain[positional_only:]]
+    parameters += ["*" + star] if star else ["*"] if keyword_only else []
+    parameters += [*keyword_only, *(["**" + more] if more else [])]
+    order = [*plain, *keyword_only, *([star] if star else []), *([more] if more else [])]
+    try:
+        return eval(f"lambda {', '.join(parameters)}: ({''.join(name + ', ' for name in order)})", {}).__code__
+    except SyntaxError:        # a comprehension's `.0`
+        return None
+
+
+def bind(function, args, kwargs) -> tuple | None:
+    code = binder_code(function.__code__)
+    if code is None:
+        return None
+    binder = types.FunctionType(code, {}, function.__name__, function.__defaults__)
+    binder.__kwdefaults__ = function.__kwdefaults__
+    return binder(*args, **kwargs)
+
+
+# %%
+def run(context, function, /, *args, **kwargs):
+    """Call function(*args, **kwargs) as the C hook's `run` does, seeing this one frame only."""
+    saved, _region.context = _region.context, context
+    try:
+        found = None if context is None else python_function(function, args, kwargs)
+        if found is None or found[0].__code__.co_flags & _SUSPENDS:
+            return function(*args, **kwargs)
+        inner, *call = found
+        target = target_of(inner, context)
+        values = None if target is None else bind(inner, *call)
+        if values is None:
+            return function(*args, **kwargs)
+        result = target(inner, *values)
+        return function(*args, **kwargs) if result is EVALUATE or result is _state["missed"] else result
+    finally:
+        _region.context = saved
+
+
+def target_of(function, context):
+    code, key = function.__code__, (context, id(function.__globals__))
+    _, targets = _rules.get(id(code), (code, {}))
+    if targets is None or _state["callback"] is None:
+        return None
+    if key not in targets:
+        old = set_region(None)
+        try:
+            answer = _state["callback"](function, code, context)
+        finally:
+            set_region(old)
+        if answer is False:
+            skip_code(code)
+            return None
+        set_target(code, context, function.__globals__, answer)
+        return answer
+    return targets[key]
