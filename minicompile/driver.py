@@ -22,6 +22,7 @@
 # %%
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -133,6 +134,19 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: boo
 # exponential to recompute.
 
 # %%
+def note_missing_gpu(backend: str, options: dict) -> None:
+    """Say once that what was asked for needs a GPU, and what runs instead."""
+    if backend == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
+        logs.warn_once("triton", 'backend="triton" generates GPU kernels, and there is no GPU here: C++ kernels run instead '
+                       "(TRITON_INTERPRET=1 runs Triton's own on the CPU, slowly).")
+    elif backend == "cudagraphs":
+        logs.warn_once("cudagraphs", 'backend="cudagraphs" needs a GPU, and there is none here: the graphs run operator by '
+                       'operator. Leave backend out for C++ kernels.')
+    elif options.get("cudagraphs"):
+        logs.warn_once("graphs", "CUDA graphs (mode reduce-overhead or max-autotune) need a GPU, and there is none here: "
+                       "kernels are called one by one, as in the default mode.")
+
+
 def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) -> Callable:
     """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; `options` are
     those of the mode."""
@@ -140,6 +154,8 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) 
     device = "cuda" if any(isinstance(f, torch.Tensor) and f.is_cuda for f in fakes) else "cpu"
     if device == "cuda":
         warm_up()
+    elif not torch.cuda.is_available():
+        note_missing_gpu(backend, options)
     if backend != "cudagraphs":
         gm = convolutions_to_channels_last(gm)
     rung = "aot_eager" if backend == "cudagraphs" else backend

@@ -32,7 +32,7 @@ from .ch02_guards.sources import CallSource, LocalSource, ModuleAttrSource
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
 from .config import config
-from .errors import GraphBreakError, RecompileError, SkipFrame, Unsupported
+from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, Unsupported
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +164,11 @@ def new_entry(state: FrameState, function, args):
         skip_frame(state)
     except (RecompileError, GraphBreakError):
         raise
+    except MinicompileError as error:
+        if config.raise_on_internal_error:
+            raise
+        logs.warn_once((state.context, str(error)), f"minicompile: {error} Until then, what was compiled runs eagerly.")
+        skip_frame(state)
     except Exception as error:
         if config.raise_on_internal_error:
             raise

@@ -1,11 +1,40 @@
-"""GPU tests are deselected, and counted as such, on machines without one; `-m gpu` asks for them anyway."""
+"""Which tests run by default, and in what surroundings.
+
+Tests marked `gpu` are deselected, and counted as such, on machines without one; `-m gpu` asks for them anyway. Tests marked `slow` run with
+`-m slow` only. No test sees the user's kernel cache: each session has an empty one, which its workers and the processes they start share.
+"""
+import os
+import shutil
+import tempfile
+
+import pytest
 import torch
 
 
+def pytest_configure(config):
+    if os.environ.get("PYTEST_XDIST_WORKER") is None:          # workers inherit the variable
+        folder = tempfile.mkdtemp(prefix="minicompile-tests-")
+        os.environ["MINICOMPILE_CACHE_DIR"] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
 def pytest_collection_modifyitems(config, items):
-    if torch.cuda.is_available() or "gpu" in (config.option.markexpr or ""):
-        return
-    without = [item for item in items if item.get_closest_marker("gpu")]
+    asked = config.option.markexpr or ""
+    unwanted = {name for name in ("gpu", "slow") if name not in asked}
+    if torch.cuda.is_available():
+        unwanted.discard("gpu")
+    without = [item for item in items if any(item.get_closest_marker(name) for name in unwanted)]
     if without:
         config.hook.pytest_deselected(items=without)
-        items[:] = [item for item in items if item not in without]
+        items[:] = [item for item in items if item not in set(without)]
+
+
+@pytest.fixture(autouse=True)
+def switches_restored():
+    """Process-wide switches that tests flip."""
+    grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
+    yield
+    torch.set_grad_enabled(grad)
+    torch.set_default_dtype(dtype)
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)

@@ -1,4 +1,5 @@
-"""Training data that needs no network: English text that ships with Python, or a file of the user's; generated images."""
+"""Training data that needs no network: English text that ships with Python or a file of the user's, and
+generated images."""
 
 from __future__ import annotations
 
@@ -7,15 +8,17 @@ import urllib.error
 import urllib.request
 
 import torch
+import torch.nn.functional as F
 
 from ..errors import MinicompileError
 
 SHAKESPEARE = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+OTHERWISE = "leave --data out to train on text that ships with Python"
 
 
 def load_text(source: str | None = None) -> tuple[str, str]:
-    """(text, where it came from). `source`: a file's path, "shakespeare" (fetched once), or None for Python's own documentation
-    topics (0.46 MB of English).
+    """(text, where it came from). `source`: a file's path, "shakespeare" (fetched once), or None for Python's
+    own documentation topics (0.46 MB of English).
 
     Raises MinicompileError for a file that cannot be read or is too short to train on."""
     if source is None:
@@ -30,23 +33,24 @@ def load_text(source: str | None = None) -> tuple[str, str]:
                 with urllib.request.urlopen(SHAKESPEARE, timeout=20) as reply:
                     path.write_bytes(reply.read())
             except (urllib.error.URLError, OSError) as error:
-                raise MinicompileError(f"Shakespeare could not be fetched ({error}). Give a text file with --data FILE, or "
-                                       "leave --data out to train on text that ships with Python.") from None
+                raise MinicompileError(f"Shakespeare could not be fetched ({error}). Give a text file with "
+                                       f"--data FILE, or {OTHERWISE}.") from None
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise MinicompileError(f"The data file {source!r} cannot be read ({error.strerror}). Give an existing text file, or "
-                               "leave --data out to train on text that ships with Python.") from None
+        raise MinicompileError(f"The data file {source!r} cannot be read ({error.strerror}). "
+                               f"Give an existing text file, or {OTHERWISE}.") from None
     if len(text) < 10_000:
-        raise MinicompileError(f"The data file {source!r} has {len(text)} characters; at least 10,000 are needed to train on.")
+        raise MinicompileError(f"The data file {source!r} has {len(text)} characters; "
+                               "at least 10,000 are needed to train on.")
     return text, source
 
 
 class TextBatches:
-    """Random windows of a character sequence. `batch()` gives (tokens, targets), int64 [batch, block], the same sequence of
-    batches for equal seeds."""
+    """Random windows of a character sequence. `batch()` gives (tokens, targets), int64 [batch, block], the
+    same sequence of batches for equal seeds. `vocab_size` is for a model with more tokens than the text has."""
 
-    def __init__(self, text: str, batch: int, block: int, device: str, seed: int = 1337, vocab_size: int | None = None):
+    def __init__(self, text: str, batch: int, block: int, device: str, seed: int, vocab_size: int | None):
         characters = sorted(set(text))
         index = {c: i for i, c in enumerate(characters)}
         self.tokens = torch.tensor([index[c] for c in text], dtype=torch.int64)
@@ -63,18 +67,18 @@ class TextBatches:
 
 
 class ImageBatches:
-    """Ten classes of generated images: a fixed random low-frequency pattern per class, plus noise. `batch()` gives
-    (float32 [batch, 3, size, size], int64 [batch]). A handful of batches is made once and cycled, so that making data is not timed."""
+    """Ten classes of generated images: a fixed random low-frequency pattern per class, plus noise. `batch()`
+    gives (float32 [batch, 3, size, size], int64 [batch]). Eight batches are made once and cycled."""
 
-    def __init__(self, batch: int, size: int, device: str, channels_last: bool, seed: int = 1337, distinct: int = 8):
+    def __init__(self, batch: int, size: int, device: str, channels_last: bool, seed: int):
         g = torch.Generator().manual_seed(seed)
-        patterns = torch.nn.functional.interpolate(torch.randn(10, 3, 7, 7, generator=g), size=(size, size), mode="bilinear")
+        patterns = F.interpolate(torch.randn(10, 3, 7, 7, generator=g), size=(size, size), mode="bilinear")
+        memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.batches = []
-        for _ in range(distinct):
+        for _ in range(8):
             labels = torch.randint(10, (batch,), generator=g)
             images = patterns[labels] + 0.5 * torch.randn(batch, 3, size, size, generator=g)
-            images = images.to(device, memory_format=torch.channels_last if channels_last else torch.contiguous_format)
-            self.batches.append((images, labels.to(device)))
+            self.batches.append((images.to(device, memory_format=memory_format), labels.to(device)))
         self.next = 0
 
     def batch(self):

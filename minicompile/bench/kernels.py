@@ -1,7 +1,8 @@
-"""How fast generated Triton kernels move memory: `python -m minicompile.bench.kernels [--alternatives] [NAME...]`.
+"""How fast generated Triton kernels move memory: `python -m minicompile.bench.kernels [NAME...]`.
 
-For each kernel form: microseconds and achieved GB/s (bytes of the inputs and outputs over the time), ours and torch.compile's, and the
-cost of launching. Needs a GPU. With --alternatives, single-kernel programs are also timed with other block sizes.
+For each kernel form: microseconds and achieved GB/s (bytes of the inputs and outputs over the time), ours and
+torch.compile's, and the cost of launching. Needs a GPU. With --alternatives, single-kernel programs are also
+timed with other block sizes.
 """
 import argparse
 import time
@@ -25,7 +26,8 @@ BF16 = torch.bfloat16
 
 
 def layer_norm_backward(g, x, mean, rstd, w, b):
-    return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, b, [True, True, True])
+    wanted = [True, True, True]
+    return torch.ops.aten.native_layer_norm_backward(g, x, [x.shape[-1]], mean, rstd, w, b, wanted)
 
 
 def adamw(p, g, m, v):
@@ -38,27 +40,37 @@ def cases(device="cuda"):
     """name -> (function, inputs)"""
     def r(*shape, dtype=BF16):
         return torch.randn(*shape, device=device).to(dtype)
+
+    def tokens(count):
+        return torch.randint(0, 50304, (count,), device=device)
+
+    def batch_norm(x, w, b):
+        return F.relu(F.batch_norm(x, None, None, w, b, True))
+
     last = torch.channels_last
     f32 = torch.float32
+    weights = [r(256, dtype=f32), r(256, dtype=f32)]
     return {
         "bias_gelu": (lambda x, b: F.gelu(x + b), [r(12288, 3072), r(3072)]),
         "residual_add_f32": (lambda x, y: x + y, [r(12288, 3072, dtype=f32), r(12288, 3072)]),
         "adamw": (adamw, [r(1 << 24, dtype=f32) for _ in range(3)] + [r(1 << 24, dtype=f32).abs()]),
         "layer_norm_384": (lambda x, w: F.layer_norm(x, (384,), w), [r(65536, 384), r(384)]),
         "layer_norm_768": (lambda x, w: F.layer_norm(x, (768,), w), [r(49152, 768), r(768)]),
-        "layer_norm_768_f32": (lambda x, w: F.layer_norm(x, (768,), w), [r(49152, 768, dtype=f32), r(768, dtype=f32)]),
-        "layer_norm_backward": (layer_norm_backward, [r(49152, 768), r(49152, 768), r(49152, 1, dtype=f32), r(49152, 1, dtype=f32), r(768), r(768)]),
+        "layer_norm_768_f32": (lambda x, w: F.layer_norm(x, (768,), w),
+                               [r(49152, 768, dtype=f32), r(768, dtype=f32)]),
+        "layer_norm_backward": (layer_norm_backward, [r(49152, 768), r(49152, 768), r(49152, 1, dtype=f32),
+                                                      r(49152, 1, dtype=f32), r(768), r(768)]),
         "softmax_1024": (lambda x: F.softmax(x * 0.5, -1), [r(49152, 1024)]),
         "log_softmax_50304": (lambda x: F.log_softmax(x.float(), -1).to(BF16), [r(4096, 50304)]),
-        "cross_entropy_50304": (lambda x, t: F.cross_entropy(x.float(), t), [r(4096, 50304), torch.randint(0, 50304, (4096,), device=device)]),
+        "cross_entropy_50304": (lambda x, t: F.cross_entropy(x.float(), t), [r(4096, 50304), tokens(4096)]),
         "column_sum": (lambda x: x.float().sum(0), [r(98304, 768)]),
         "full_sum": (lambda x: x.float().sum(), [r(1 << 26)]),
         "transpose": (lambda x, y: x.transpose(1, 2) + y, [r(32, 1024, 1024), r(32, 1024, 1024)]),
         "nchw_to_nhwc": (lambda x: (x * 2).contiguous(memory_format=last), [r(128, 256, 56, 56)]),
-        "batch_norm_nhwc": (lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, True)), [r(128, 256, 56, 56).to(memory_format=last), r(256, dtype=f32), r(256, dtype=f32)]),
-        "batch_norm_nchw": (lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, True)), [r(128, 256, 56, 56, dtype=f32), r(256, dtype=f32), r(256, dtype=f32)]),
+        "batch_norm_nhwc": (batch_norm, [r(128, 256, 56, 56).to(memory_format=last), *weights]),
+        "batch_norm_nchw": (batch_norm, [r(128, 256, 56, 56, dtype=f32), *weights]),
         "max_pool_nhwc": (lambda x: F.max_pool2d(x, 3, 2, 1), [r(128, 64, 112, 112).to(memory_format=last)]),
-        "embedding": (lambda i, t: F.embedding(i, t), [torch.randint(0, 50304, (98304,), device=device), r(50304, 768)]),
+        "embedding": (lambda i, t: F.embedding(i, t), [tokens(98304), r(50304, 768)]),
         "small": (lambda x: x.sin() + 1, [r(1000)]),
     }
 
@@ -82,7 +94,7 @@ def microseconds(run, repeat=30):
     times = []
     for _ in range(repeat):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        torch.cuda._sleep(200_000)                     # the host gets ahead, so gaps between launches are not counted
+        torch.cuda._sleep(200_000)          # the host gets ahead, so gaps between launches are not counted
         start.record()
         run()
         end.record()
@@ -115,8 +127,10 @@ def main():
     parser.add_argument("--no-peer", action="store_true", help="do not time torch.compile")
     args = parser.parse_args()
     if not torch.cuda.is_available():
-        raise MinicompileError("This benchmark measures GPU kernels and no CUDA GPU is here. Run it on a machine with one.")
-    print(f"{'program':22} {'kernels':>7} {'compile s':>9} {'us':>9} {'GB/s':>7} {'peer us':>9} {'ours/peer':>9}")
+        raise MinicompileError("This benchmark measures GPU kernels and no CUDA GPU is here. "
+                               "Run it on a machine with one.")
+    print(f"{'program':22} {'kernels':>7} {'compile s':>9} {'us':>9} {'GB/s':>7} "
+          f"{'peer us':>9} {'ours/peer':>9}")
     ratios = []
     for name, (fn, inputs) in cases().items():
         if args.names and name not in args.names:
@@ -138,18 +152,23 @@ def main():
             torch.compiler.reset()
             compiled = torch.compile(flat(fn))
             for want, got in zip(compiled(*inputs), out):
-                if want is not None and not torch.allclose(want.float(), got.float(), rtol=3e-2, atol=3e-2, equal_nan=True):
-                    print(f"{name:22} DIFFERS by {(want.float() - got.float()).abs().max().item()}")
+                if want is None:
+                    continue
+                want, got = want.float(), got.float()
+                if not torch.allclose(want, got, rtol=3e-2, atol=3e-2, equal_nan=True):
+                    print(f"{name:22} DIFFERS by {(want - got).abs().max().item()}")
             peer = microseconds(lambda: compiled(*inputs))
             ratios.append(us / peer)
-        print(f"{name:22} {len(program.sources):7} {took:9.2f} {us:9.1f} {size / us / 1000:7.0f} {peer:9.1f} {us / peer:9.2f}", flush=True)
+        print(f"{name:22} {len(program.sources):7} {took:9.2f} {us:9.1f} {size / us / 1000:7.0f} "
+              f"{peer:9.1f} {us / peer:9.2f}", flush=True)
         kernels = [s for s in schedule.steps if isinstance(s, Kernel)]
         if args.alternatives and len(kernels) == 1 and len(schedule.steps) == 1:
             for config in alternatives(default_config(kernels[0])):
                 try:
                     other = compile_schedule(schedule, lambda k: emit_triton(k, config))
                     best = microseconds(lambda: other(list(inputs)))
-                    print(f"    {str(config.blocks):28} warps {config.num_warps:2}  {best:9.1f} us {size / best / 1000:7.0f} GB/s", flush=True)
+                    print(f"    {str(config.blocks):28} warps {config.num_warps:2}  {best:9.1f} us "
+                          f"{size / best / 1000:7.0f} GB/s", flush=True)
                 except Exception as error:
                     print(f"    {config.blocks} warps {config.num_warps}: {str(error)[:100]}")
     x = torch.randn(1000, device="cuda")
@@ -159,9 +178,11 @@ def main():
     kernel = load_triton(program.sources)[0]
     out = torch.empty_like(x)
     kernel(x, out)
+    resolved = getattr(kernel, "resolve", lambda: kernel)()
     print(f"launch: bare kernel {host_microseconds(lambda: kernel(x, out)):.2f} us, "
-          f"resolved {host_microseconds(lambda k=getattr(kernel, 'resolve', lambda: kernel)(): k(x, out)):.2f} us, "
-          f"host program {host_microseconds(lambda: program([x])):.2f} us, eager add {host_microseconds(lambda: torch.add(x, x, out=out)):.2f} us")
+          f"resolved {host_microseconds(lambda: resolved(x, out)):.2f} us, "
+          f"host program {host_microseconds(lambda: program([x])):.2f} us, "
+          f"eager add {host_microseconds(lambda: torch.add(x, x, out=out)):.2f} us")
     if ratios:
         print(f"geometric mean of ours/peer: {torch.tensor(ratios).log().mean().exp().item():.3f}")
 

@@ -1,7 +1,8 @@
 """The two architectures that the benchmarks train, written to their published descriptions in plain PyTorch.
 
-GPT: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), pre-norm transformer with learned
-positions and tied embeddings. ResNet-50: He et al., "Deep Residual Learning" (2015), with the stride in the 3x3 convolution.
+GPT: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), pre-norm transformer with
+learned positions and tied embeddings.
+ResNet-50: He et al., "Deep Residual Learning" (2015), with the stride in the 3x3 convolution.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Attention(nn.Module):
         batch, time, width = x.shape
         q, k, v = (t.view(batch, time, self.heads, width // self.heads).transpose(1, 2)
                    for t in self.qkv(x).split(width, dim=2))
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0, is_causal=True)
+        dropout = self.dropout if self.training else 0.0
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.residual_dropout(self.proj(y.transpose(1, 2).reshape(batch, time, width)))
 
 
@@ -69,7 +71,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """`forward(tokens, targets)`, both int64 [batch, time], returns (logits [batch, time, vocab], mean loss)."""
+    """`forward(tokens, targets)`, both int64 [batch, time]: (logits [batch, time, vocab], mean loss)."""
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -96,8 +98,8 @@ class GPT(nn.Module):
         return logits, loss
 
     def flops_per_step(self, batch: int) -> float:
-        """Floating-point operations of forward and backward: 6 per parameter and token, and the attention products
-        (Chowdhery et al., "PaLM", 2022, appendix B)."""
+        """Floating-point operations of forward and backward: 6 per parameter and token, and the attention
+        products (Chowdhery et al., "PaLM", 2022, appendix B)."""
         c = self.config
         matmul_parameters = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
         return batch * c.block_size * (6 * matmul_parameters + 12 * c.layers * c.width * c.block_size)
@@ -120,9 +122,11 @@ class Bottleneck(nn.Module):
 
 
 class ResNet50(nn.Module):
-    """`forward(images, labels)`: float [batch, 3, H, W] and int64 [batch]; returns (logits [batch, classes], mean loss)."""
+    """`forward(images, labels)`: float [batch, 3, H, W] and int64 [batch] give (logits [batch, classes],
+    mean loss)."""
 
-    FORWARD_FLOPS_224 = 2 * 4.09e9  # multiply-adds count twice; He et al. give 3.8e9 for the stride in the 1x1 layer
+    # A multiply-add counts twice. He et al. give 3.8e9, with the stride in the 1x1 layer.
+    FORWARD_FLOPS_224 = 2 * 4.09e9
 
     def __init__(self, classes: int = 10):
         super().__init__()
@@ -138,8 +142,8 @@ class ResNet50(nn.Module):
         for m in self.modules():
             if isinstance(m, nn.Conv2d):
                 nn.init.kaiming_normal_(m.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(m, Bottleneck):
-                nn.init.zeros_(m.bn3.weight)  # each block starts as the identity (Goyal et al., 2017): training is stable from step 1
+            elif isinstance(m, Bottleneck):     # starts as the identity (Goyal et al., 2017), for stability
+                nn.init.zeros_(m.bn3.weight)
 
     def forward(self, images, labels):
         x = self.layers(self.pool(F.relu(self.bn(self.conv(images)))))

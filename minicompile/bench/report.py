@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from .run import HEADER, label, rows
 
 COLORS = {"eager": "#8a8f98", "minicompile": "#2563eb", "torch": "#ea7317"}
-STYLES = {"": "-", "default": "-", "reduce-overhead": "--", "max-autotune": ":", "max-autotune-no-cudagraphs": "-."}
+STYLES = {"reduce-overhead": "--", "max-autotune": ":", "max-autotune-no-cudagraphs": "-."}
 
 PAGE = jinja2.Template("""<!doctype html>
 <html lang="en">
@@ -66,7 +66,8 @@ another random stream differs by more than rounding.</p>
 <dt>Command</dt><dd><code>{{ command }}</code></dd>
 <dt>Commit</dt><dd>{{ commit }}</dd>
 <dt>Hardware</dt><dd>{{ hardware.gpu or "no GPU" }}; {{ hardware.cpu }}, {{ hardware.cores }} cores</dd>
-<dt>Versions</dt><dd>{% for k, v in versions.items() %}{{ k }} {{ v }}{{ ", " if not loop.last }}{% endfor %}</dd>
+<dt>Versions</dt>
+<dd>{% for name, v in versions.items() %}{{ name }} {{ v }}{{ ", " if not loop.last }}{% endfor %}</dd>
 <dt>Date</dt><dd>{{ date }}</dd>
 </dl>
 </body>
@@ -76,8 +77,8 @@ another random stream differs by more than rounding.</p>
 
 def _panels(groups: dict, height: float, rows: int = 1):
     """A figure with a column of axes for each group of runs."""
-    return plt.subplots(rows, len(groups), figsize=(10, height), squeeze=False, sharex="col" if rows > 1 else False,
-                        layout="constrained")
+    return plt.subplots(rows, len(groups), figsize=(10, height), squeeze=False, layout="constrained",
+                        sharex="col" if rows > 1 else False)
 
 
 def loss_figure(groups: dict[str, list[dict]]):
@@ -89,10 +90,12 @@ def loss_figure(groups: dict[str, list[dict]]):
         for r in runs:
             compiler, _, mode = r["task"]["compiler"].partition(":")
             steps = range(1, len(r["losses"]) + 1)
-            look = dict(color=COLORS[compiler], linestyle=STYLES[mode])
-            curves.plot(steps, r["losses"], label=r["task"]["compiler"], linewidth=5 if compiler == "eager" else 1.5,
-                        alpha=0.5 if compiler == "eager" else 1, **look)
-            if reference and compiler != "eager":
+            look = dict(color=COLORS[compiler], linestyle=STYLES.get(mode, "-"))
+            if compiler == "eager":             # a broad band, on which the others are drawn
+                curves.plot(steps, r["losses"], label="eager", linewidth=5, alpha=0.5, **look)
+                continue
+            curves.plot(steps, r["losses"], label=r["task"]["compiler"], linewidth=1.5, **look)
+            if reference:
                 distance = [abs(a - b) or None for a, b in zip(r["losses"], reference)]
                 differences.plot(steps, distance, linewidth=1.5, marker=".", markersize=3, **look)
         curves.set(title=name, ylabel="loss")
@@ -108,7 +111,8 @@ def bar_figure(groups: dict[str, list[dict]], figure_of, unit: str):
     figure, (axes,) = _panels(groups, 0.9 + 0.42 * max(map(len, groups.values())))
     for ax, (name, runs) in zip(axes, groups.items()):
         names = [r["task"]["compiler"] for r in runs]
-        bars = ax.barh(names, [figure_of(r) for r in runs], color=[COLORS[n.partition(":")[0]] for n in names])
+        colors = [COLORS[name.partition(":")[0]] for name in names]
+        bars = ax.barh(names, [figure_of(r) for r in runs], color=colors)
         ax.bar_label(bars, fmt="%.1f", fontsize=9, padding=3)
         ax.invert_yaxis()
         ax.margins(x=0.12)

@@ -1,4 +1,4 @@
-"""The benchmark command: one process per compiler, a live display, then a table, a report, the raw numbers."""
+"""The benchmark command: one process per compiler, a live display, then a table, a report and raw numbers."""
 
 from __future__ import annotations
 
@@ -116,8 +116,8 @@ def environment() -> dict:
 
 
 def run_task(task: Task, on_event) -> dict:
-    """Run one task in a process of its own with empty compile caches, passing its events to `on_event`. Returns
-    its result; of a run that failed `task`, `error` and `log`."""
+    """Run one task in a process of its own with empty compile caches, passing its events to `on_event`.
+    Returns its result; of a run that failed `task`, `error` and `log`."""
     command = [sys.executable, "-m", "minicompile.bench.worker", json.dumps(asdict(task))]
     with (tempfile.TemporaryDirectory(prefix="minicompile-bench-") as caches,
           tempfile.TemporaryFile("w+") as errors):
@@ -139,7 +139,7 @@ def run_task(task: Task, on_event) -> dict:
         errors.seek(0)
         log = errors.read()[-4000:]
     if result is None:
-        return {"task": asdict(task), "error": f"the process ended with status {process.returncode}", "log": log}
+        result = {"message": f"the process ended with status {process.returncode}", "traceback": ""}
     return {"task": asdict(task), "error": result["message"], "log": result["traceback"] + log}
 
 
@@ -152,8 +152,8 @@ def label(task: dict) -> str:
     return f"{task['dtype']}{' channels_last' if task['channels_last'] else ''}"
 
 
-HEADER = ("numbers", "compiler", "ms/iter", "10%-90%", "vs eager", "vs torch", "MFU", "cold compile", "peak MB",
-          "graphs", "kernels", "max loss difference")
+HEADER = ("numbers", "compiler", "ms/iter", "10%-90%", "vs eager", "vs torch", "MFU", "cold compile",
+          "peak MB", "graphs", "kernels", "max loss difference")
 
 
 def summary_table(results: list[dict]) -> Table:
@@ -177,7 +177,8 @@ def _row(r: dict, timed: dict) -> list[str]:
     if "error" in r:
         return [numbers, compiler, "failed"] + ["-"] * (len(HEADER) - 3)
     eager = timed.get((numbers, "eager"))
-    peer = timed.get((numbers, compiler.replace("minicompile", "torch"))) if "minicompile" in compiler else None
+    name, mode = compiler[:len("minicompile")], compiler[len("minicompile"):]
+    peer = timed.get((numbers, "torch" + mode)) if name == "minicompile" else None
     cells = [numbers, compiler, f"{r['ms']:.2f}", f"{r['ms_low']:.2f}-{r['ms_high']:.2f}",
              f"{eager['ms'] / r['ms']:.2f}x" if eager else "-",
              f"{peer['ms'] / r['ms']:.2f}x" if peer else "-",

@@ -1,7 +1,7 @@
 """One training run under one compiler, in a process of its own: `python -m minicompile.bench.worker JSON`.
 
-A fresh process per compiler makes the comparison fair: empty caches, its own memory peak, and no state left by
-another. Progress and the result are JSON lines on standard output.
+A fresh process per compiler makes the comparison fair: empty caches, its own memory peak, and no state left
+by another. Progress and the result are JSON lines on standard output.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import resource
 import sys
 import time
+import warnings
 from dataclasses import asdict, dataclass, field
 
 import torch
@@ -42,23 +43,24 @@ class Task:
 def build(task: Task):
     """(model, optimizer, list of batches, floating-point operations per step)."""
     torch.manual_seed(task.seed)
-    fused = task.device == "cuda"
+    fused = True if task.device == "cuda" else None
     if task.work == "resnet50":
         model = ResNet50().to(task.device)
         if task.channels_last:
             model = model.to(memory_format=torch.channels_last)
         source = ImageBatches(task.batch, task.model["size"], task.device, task.channels_last, task.seed)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4, fused=fused or None)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4, fused=fused)
         flops = model.flops_per_step(task.batch, task.model["size"])
     else:
         text, _ = load_text(task.data)
         sizes = dict(task.model)
-        source = TextBatches(text, task.batch, sizes["block_size"], task.device, task.seed, sizes.pop("vocab_size", None))
+        source = TextBatches(text, task.batch, sizes["block_size"], task.device, task.seed,
+                             sizes.pop("vocab_size", None))
         model = GPT(GPTConfig(vocab_size=source.vocab_size, **sizes)).to(task.device)
-        decay = [p for p in model.parameters() if p.dim() >= 2]
-        plain = [p for p in model.parameters() if p.dim() < 2]
-        optimizer = torch.optim.AdamW([{"params": decay, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
-                                      lr=1e-3 if task.work == "nanogpt" else 6e-4, betas=(0.9, 0.95), fused=fused or None)
+        parameters = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+                      {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(parameters, lr=1e-3 if task.work == "nanogpt" else 6e-4,
+                                      betas=(0.9, 0.95), fused=fused)
         flops = model.flops_per_step(task.batch)
     return model, optimizer, [source.batch() for _ in range(task.steps)], flops
 
@@ -81,9 +83,9 @@ def counts(compiler: str) -> dict:
         from minicompile.driver import counters
         return {"graphs": counters.graphs, "kernels": counters.kernels}
     if name == "torch":
-        dynamo = importlib.import_module("torch._dynamo.utils")
+        dynamo = importlib.import_module("torch._dynamo.utils").counters
         inductor = importlib.import_module("torch._inductor.metrics")
-        return {"graphs": dynamo.counters["stats"]["unique_graphs"], "kernels": inductor.generated_kernel_count}
+        return {"graphs": dynamo["stats"]["unique_graphs"], "kernels": inductor.generated_kernel_count}
     return {"graphs": 0, "kernels": 0}
 
 
@@ -98,14 +100,16 @@ def profile_step(step, batch, device: str) -> dict:
     with profile(activities=[ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU]) as run:
         step(*batch)
         synchronize(device)
-    rows = [e for e in run.key_averages() if getattr(e, "device_time_total", 0) > 0 and e.device_type.name == "CUDA"]
+    rows = [e for e in run.key_averages() if e.device_type.name == "CUDA" and e.device_time_total > 0]
     rows.sort(key=lambda e: -e.device_time_total)
-    return {"launches_per_step": sum(e.count for e in rows), "busy_us": sum(e.device_time_total for e in rows),
+    return {"launches_per_step": sum(e.count for e in rows),
+            "busy_us": sum(e.device_time_total for e in rows),
             "top": [(e.key[:110], round(e.device_time_total, 1), e.count) for e in rows[:60]]}
 
 
 def train(task: Task, say=lambda **event: None) -> dict:
-    """Train and measure. Times are milliseconds of whole training steps: forward, backward, gradient clipping (GPTs), optimizer."""
+    """Train and measure. Times are milliseconds of whole training steps: forward, backward, gradient clipping
+    (GPTs), optimizer."""
     if task.dtype == "tf32":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     model, optimizer, batches, flops = build(task)
@@ -150,8 +154,9 @@ def train(task: Task, say=lambda **event: None) -> dict:
     times = [a.elapsed_time(b) for a, b in zip(marks[warm:], marks[warm + 1:])] if cuda else marks[warm:]
     times.sort()
     median = times[len(times) // 2]
-    result = {"task": asdict(task), "ms": median, "ms_low": times[len(times) // 10], "ms_high": times[-1 - len(times) // 10],
-              "times": times, "losses": [float(v) for v in losses], "cold_seconds": cold,
+    result = {"task": asdict(task), "ms": median, "ms_low": times[len(times) // 10],
+              "ms_high": times[-1 - len(times) // 10], "times": times,
+              "losses": [float(v) for v in losses], "cold_seconds": cold,
               "peak_memory_mb": (torch.cuda.max_memory_allocated() / 2**20 if cuda
                                  else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
               "mfu": None, **counts(task.compiler)}
@@ -166,6 +171,8 @@ def train(task: Task, say=lambda **event: None) -> dict:
 def main():
     task = Task(**json.loads(sys.argv[1]))
     say = lambda **event: print(json.dumps(event), flush=True)
+    # A function that runs eagerly after an internal error must not be measured as a compiled one.
+    warnings.filterwarnings("error", message="minicompile: ")
     try:
         say(event="result", **train(task, say))
     except Exception as error:

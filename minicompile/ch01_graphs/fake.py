@@ -16,6 +16,7 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import weakref
 
 import torch
@@ -32,7 +33,7 @@ class DataDependent(Unsupported):
 
 
 class FakeTensor(torch.Tensor):
-    """A tensor without data: `meta` holds shape, strides, dtype and storage identity; `device` is the pretended one."""
+    """A tensor without data: `meta` has its shape, strides, dtype and storage; `device` is the pretence."""
 
     meta: torch.Tensor
 
@@ -81,23 +82,34 @@ DATA_DEPENDENT = {
 def _check_data_dependent(func, args):
     if func in DATA_DEPENDENT:
         raise DataDependent(f"{func} gives a result that depends on tensor values")
-    if func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default):
-        if func is aten.index.Tensor and any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)
-                                             for i in args[1]):
-            raise DataDependent("indexing with a boolean mask gives a result whose size depends on tensor values")
+    if func is aten.index.Tensor and any(isinstance(i, torch.Tensor) and i.dtype in (torch.bool, torch.uint8)
+                                         for i in args[1]):
+        raise DataDependent("indexing with a mask gives a result whose size depends on tensor values")
 
 
 def _common_device(tensors: list[torch.Tensor]) -> torch.device:
-    device = None
+    """Where an operator on these tensors runs. CPU scalars go along with tensors of any device."""
+    device = next((t for t in tensors if t.dim() or t.device.type != "cpu"), tensors[0]).device
     for t in tensors:
-        if device is None or (device.type == "cpu" and scalar_so_far):
-            device, scalar_so_far = t.device, t.dim() == 0
-        elif t.device != device and t.dim() != 0:
-            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, "
-                               f"{device} and {t.device}!")
-        elif t.dim() != 0:
-            scalar_so_far = False
+        if t.device != device and t.dim() != 0:
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two "
+                               f"devices, {device} and {t.device}!")
     return device
+
+
+FIRST_DECIDES = {aten.copy_.default, aten.copy.default, aten.index.Tensor, aten.index_put.default,
+                 aten.index_put_.default, aten._index_put_impl_.default}
+
+
+def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.device:
+    if kwargs.get("device") is not None:
+        device = torch.device(kwargs["device"])
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+        return device
+    if func in FIRST_DECIDES:
+        return args[0].device
+    return _common_device(tensors) if tensors else torch.device("cpu")
 
 
 def fake_call(func, args, kwargs):
@@ -114,19 +126,10 @@ def fake_call(func, args, kwargs):
 
     flat, spec = pytree.tree_flatten((args, kwargs))
     meta_args, meta_kwargs = pytree.tree_unflatten([unwrap(x) for x in flat], spec)
-    if func is aten.to.device or "device" in kwargs and kwargs["device"] is not None:
-        device = torch.device(kwargs["device"])
-        if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+    device = _result_device(func, args, kwargs, tensors)
+    takes_device = any(a.name == "device" for a in func._schema.arguments)
+    if takes_device and (not tensors or kwargs.get("device") is not None):
         meta_kwargs["device"] = torch.device("meta")
-    elif func in (aten.copy_.default, aten.copy.default):
-        device = args[0].device
-    elif func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default):
-        device = args[0].device
-    else:
-        device = _common_device(tensors) if tensors else torch.device("cpu")
-        if any(a.name == "device" for a in func._schema.arguments) and not tensors:
-            meta_kwargs["device"] = torch.device("meta")
     if "pin_memory" in meta_kwargs:
         meta_kwargs["pin_memory"] = None
     try:
@@ -138,20 +141,20 @@ def fake_call(func, args, kwargs):
             out = CPU_LAYOUTS[func](out, *meta_args)
     except NotImplementedError as error:
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
-    aliases = {}
+    except ZeroDivisionError as error:                # the meta kernel of a mean's gradient, for an empty tensor
+        raise Unsupported(f"the meta kernel of {func} divides by a size of zero") from error
+    written = {}                        # from the meta tensor to the fake that the operator was given
     for schema, value in zip(func._schema.arguments, args):
         if schema.alias_info is not None and schema.alias_info.is_write:
-            for t, m in zip(pytree.tree_leaves(value), pytree.tree_leaves(unwrap_tree(value))):
-                aliases[id(m)] = t
-
-    for t in aliases.values():
-        if isinstance(t, FakeTensor) and (t.shape != t.meta.shape or t.stride() != t.meta.stride()):
+            written |= {id(t.meta): t for t in pytree.tree_leaves(value) if isinstance(t, FakeTensor)}
+    for t in written.values():
+        if t.shape != t.meta.shape or t.stride() != t.meta.stride():
             _take_over_metadata(t)
 
     def wrap(x):
         if not isinstance(x, torch.Tensor):
             return x
-        return aliases.get(id(x)) if id(x) in aliases else FakeTensor(x, device)
+        return written[id(x)] if id(x) in written else FakeTensor(x, device)
 
     return pytree.tree_map(wrap, out)
 
@@ -170,8 +173,10 @@ def _channels_last(t: torch.Tensor) -> bool:
 
 
 def _convolution_layout(out, x, weight, device):
-    """cuDNN and oneDNN answer in channels_last if the input or the weight is; the meta kernel does not know that."""
-    if not (_channels_last(x) or _channels_last(weight)) or device.type == "cuda" and x.dtype == torch.float64:
+    """cuDNN and oneDNN answer in channels_last if input or weight is; the meta kernel does not know."""
+    if not (_channels_last(x) or _channels_last(weight)):
+        return out
+    if device.type == "cuda" and x.dtype == torch.float64:
         return out
     form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
@@ -179,12 +184,15 @@ def _convolution_layout(out, x, weight, device):
 
 def _column_major(out, position):
     """LAPACK answers column by column where cuSOLVER, which the meta kernels describe, answers row by row."""
-    return tuple(torch.empty_like(x.mT, memory_format=torch.contiguous_format).mT if i == position and x.dim() > 1 else x
-                 for i, x in enumerate(out))
+    parts = list(out)
+    if parts[position].dim() > 1:
+        parts[position] = torch.empty_like(parts[position].mT, memory_format=torch.contiguous_format).mT
+    return tuple(parts)
 
 
 def _ask_the_kernel(op):
-    """A Fourier transform orders its result by the strides of its operand, dimension by dimension, in a way that is quicker tried than told."""
+    """A Fourier transform orders its result by the strides of its operand, dimension by dimension, in a way
+    that is quicker tried than told."""
     def layout(out, x, *args):
         if any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride())):
             return out
@@ -195,7 +203,10 @@ def _ask_the_kernel(op):
 
 
 # CPU kernels whose results have other strides than their meta kernels say.
-CPU_LAYOUTS = {op: _ask_the_kernel(op) for op in (aten._fft_r2c.default, aten._fft_c2c.default, aten._fft_c2r.default)} | {
+CPU_LAYOUTS = {
+    aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
+    aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),
+    aten._fft_c2r.default: _ask_the_kernel(aten._fft_c2r.default),
     aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
     aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
     aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
@@ -210,21 +221,11 @@ def _take_over_metadata(fake: FakeTensor) -> None:
         aten.as_strided_.default(fake, meta.shape, meta.stride(), meta.storage_offset())
 
 
-def unwrap_tree(tree):
-    """The same pytree with each fake replaced by its meta tensor."""
-    return pytree.tree_map(lambda x: x.meta if isinstance(x, FakeTensor) else x, tree)
-
-
-class _Nothing:
-    def __enter__(self): return self
-    def __exit__(self, *exc): return False
-
-
 def _python_dispatcher(flat_args):
-    """Meta kernels written in Python understand symbolic sizes; the C++ ones are faster and serve static shapes."""
+    """Meta kernels written in Python understand symbolic sizes; those in C++ are faster."""
     symbolic = any(isinstance(x, torch.SymInt) for x in flat_args) or any(
         isinstance(x, FakeTensor) and x._has_symbolic_sizes_strides for x in flat_args)
-    return torch._C._EnablePythonDispatcher() if symbolic else _Nothing()
+    return torch._C._EnablePythonDispatcher() if symbolic else contextlib.nullcontext()
 
 # %% [markdown]
 # ## The mode
@@ -234,12 +235,16 @@ def _python_dispatcher(flat_args):
 # share memory: otherwise an in-place update through one of them would be lost on the others.
 
 # %%
-class FakeMode(TorchDispatchMode):
-    """Under this mode every operator runs on fakes. `from_real` converts."""
+class DispatchMode(TorchDispatchMode):
+    """A dispatch mode whose handler PyTorch does not wrap in `torch._dynamo.disable`, importing all of it."""
 
     @classmethod
-    def _should_skip_dynamo(cls):       # PyTorch would wrap the handler in `torch._dynamo.disable`, importing all of it
+    def _should_skip_dynamo(cls):
         return False
+
+
+class FakeMode(DispatchMode):
+    """Under this mode every operator runs on fakes. `from_real` converts."""
 
     def __init__(self):
         super().__init__()
@@ -250,15 +255,15 @@ class FakeMode(TorchDispatchMode):
         return fake_call(func, args, kwargs or {})
 
     def from_real(self, tensor: torch.Tensor, sizes: tuple | None = None) -> FakeTensor:
-        """The fake of a real tensor: same shape (or `sizes`, which may hold SymInts), strides, dtype, device and
-        requires_grad; always a leaf."""
+        """The fake of a real tensor: same shape (or `sizes`, which may hold SymInts), strides, dtype, device
+        and requires_grad; always a leaf."""
         known = self._fakes.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             raise Unsupported(f"a tensor of layout {tensor.layout} has no fake")
         if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
-            raise Unsupported("the memory of a lazily conjugated, negated or zero tensor does not hold its numbers")
+            raise Unsupported("the memory of a lazily conjugated, negated or zero tensor is not its value")
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
         self._fakes[id(tensor)] = (weakref.ref(tensor), fake)
@@ -266,8 +271,10 @@ class FakeMode(TorchDispatchMode):
 
     def _meta_like(self, tensor, sizes):
         if sizes is not None and any(isinstance(s, torch.SymInt) for s in sizes):
-            return torch.empty(sizes, dtype=tensor.dtype, device="meta") if tensor.is_contiguous() else \
-                torch.empty_strided(sizes, _symbolic_strides(tensor, sizes), dtype=tensor.dtype, device="meta")
+            if tensor.is_contiguous():
+                return torch.empty(sizes, dtype=tensor.dtype, device="meta")
+            strides = _symbolic_strides(tensor, sizes)
+            return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
         real = tensor.untyped_storage()
         if real._cdata not in self._storages:
             blank = torch.empty(real.nbytes(), dtype=torch.uint8, device="meta").untyped_storage()

@@ -22,9 +22,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.utils import _pytree as pytree
 
-from .fake import FakeTensor
 from .symbolic import Expr, evaluate
 
 
@@ -46,7 +44,7 @@ class Location:
 
 
 def graph_module(root, graph: fx.Graph) -> fx.GraphModule:
-    """A GraphModule that generates its Python code when somebody asks for it: stages build many and execute few."""
+    """A GraphModule that generates its Python code when somebody asks for it: stages build many, run few."""
     return _LazyGraphModule(root, graph)
 
 
@@ -81,10 +79,10 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
 
 
 def map_args(fn: Callable[[Any], Any], args):
-    """Apply `fn` to every leaf of a node's arguments (nodes, sizes, constants), keeping tuples, lists, dicts and slices."""
+    """Apply `fn` to every leaf of a node's arguments (nodes, sizes, constants). Keeps tuples, lists, dicts
+    and slices, which pytree would not enter."""
     if isinstance(args, (tuple, list)):
-        return type(args)(map_args(fn, a) for a in args) if type(args) is not torch.Size else \
-            torch.Size(map_args(fn, a) for a in args)
+        return type(args)(map_args(fn, a) for a in args)
     if isinstance(args, dict):
         return {k: map_args(fn, v) for k, v in args.items()}
     if isinstance(args, slice):
@@ -108,8 +106,8 @@ def call_node(gm: fx.GraphModule, node: fx.Node, args, kwargs):
 
 def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
               on_node: Callable[[fx.Node, tuple, dict], Any] | None = None):
-    """Run `gm` on `inputs` (one per placeholder). `on_node(node, args, kwargs)` computes each call instead of PyTorch.
-    Returns the graph's output structure."""
+    """Run `gm` on `inputs` (one per placeholder). `on_node(node, args, kwargs)` computes each call instead of
+    PyTorch. Returns the graph's output structure."""
     on_node = on_node or (lambda node, args, kwargs: call_node(gm, node, args, kwargs))
     env: dict[fx.Node, Any] = {}
     sizes: dict[str, Any] = {}
@@ -117,7 +115,9 @@ def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
     remaining = iter(inputs)
 
     def resolve(a):
-        return env[a] if isinstance(a, fx.Node) else evaluate(a, sizes) if isinstance(a, Expr) else a
+        if isinstance(a, fx.Node):
+            return env[a]
+        return evaluate(a, sizes) if isinstance(a, Expr) else a
 
     for node in gm.graph.nodes:
         if node.op == "placeholder":
@@ -139,12 +139,15 @@ def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
 # the user's line.
 
 # %%
+SHORT = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+         torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+         torch.bool: "b8"}
+
+
 def describe(value) -> str:
     """`f32[8, 64]` for a tensor, the number for anything else."""
     if isinstance(value, torch.Tensor):
-        short = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
-                 torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
-                 torch.bool: "b8"}.get(value.dtype, str(value.dtype).removeprefix("torch."))
+        short = SHORT.get(value.dtype, str(value.dtype).removeprefix("torch."))
         return f"{short}[{', '.join(map(str, value.shape))}]"
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(map(describe, value)) + ")"
@@ -152,20 +155,12 @@ def describe(value) -> str:
 
 
 def _call_text(node: fx.Node) -> str:
-    def show(a):
-        return repr(a) if not isinstance(a, fx.Node) else a.name
-    args = [str(pytree.tree_map(lambda x: _Name(show(x)), a, is_leaf=lambda x: isinstance(x, fx.Node))) for a in node.args]
-    args += [f"{k}={show(v) if isinstance(v, fx.Node) else v}" for k, v in node.kwargs.items()]
+    args = [repr(a) for a in node.args] + [f"{k}={v}" for k, v in node.kwargs.items()]
     if node.op == "call_method":
         return f"{args[0]}.{node.target}({', '.join(args[1:])})"
-    target = node.target if isinstance(node.target, str) else \
-        str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
-    return f"{target}({', '.join(args)})"
-
-
-class _Name(str):
-    def __repr__(self):
-        return str(self)
+    if isinstance(node.target, torch._ops.OpOverload):
+        return f"{node.target}({', '.join(args)})"
+    return f"{getattr(node.target, '__name__', node.target)}({', '.join(args)})"
 
 
 def print_graph(gm: fx.GraphModule) -> str:

@@ -14,12 +14,13 @@
 # %%
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass, field
 
 import torch
 
-from .symbolic import Expr, Int, Symbol, add, as_expr, bounds, evaluate, floordiv, mod, mul, to_text
+from .symbolic import Int, Symbol, add, bounds, evaluate, floordiv, mod, mul, product, to_text
 
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 
@@ -41,14 +42,14 @@ class SizeGuard:
 
 @dataclass
 class ShapeEnv:
-    """Owns size symbols: their values in the present call (`hints`), and the guards recorded while tracing."""
+    """Owns size symbols: their values in the present call (`hints`), and the guards recorded so far."""
 
     hints: dict[str, int] = field(default_factory=dict)
     symbols: dict[str, Symbol] = field(default_factory=dict)
     guards: list[SizeGuard] = field(default_factory=list)
 
     def create(self, hint: int, name: str | None = None) -> torch.SymInt | int:
-        """A fresh symbolic size with the value `hint`. 0 and 1 stay plain ints: broadcasting treats them specially."""
+        """A fresh symbolic size with the value `hint`. 0 and 1 stay ints: they broadcast differently."""
         if hint in (0, 1):
             return hint
         symbol = Symbol(name or f"s{len(self.symbols)}", None, 2)
@@ -88,32 +89,49 @@ def _prove(op: str, left: Int, right: Int) -> bool | None:
 # %% [markdown]
 # ## The node protocol
 #
-# PyTorch calls the methods below by name from C++. Results of comparisons are nodes too (`torch.SymBool`),
-# which stay undecided until something asks for a Python `bool`: then `guard_bool` decides.
+# PyTorch calls the methods below by name from C++. First what it asks of every node, whatever it stands for:
+# an integer, a truth value or a float.
 
 # %%
-class SizeNode:
-    """What `torch.SymInt` wraps: an integer expression with its environment."""
+class Node:
+    """What `torch.SymInt`, `torch.SymBool` and `torch.SymFloat` wrap."""
+
+    env: ShapeEnv
+
+    def is_int(self): return False
+    def is_bool(self): return False
+    def is_float(self): return False
+    def is_nested_int(self): return False
+    def nested_int(self): return None
+    def is_constant(self): return not self.is_symbolic()
+    def has_hint(self): return True
+    def clone(self): return self
+    def __str__(self): return self.str()
+    def __repr__(self): return self.str()
+    def _graph_repr(self): return self.str()
+    def wrap_int(self, value): return SizeNode(value, self.env)
+    def wrap_float(self, value): return FloatNode(value, (), self.env)
+    def wrap_bool(self, value): return ConditionNode("eq", 0 if value else 1, 0, self.env)
+
+# %% [markdown]
+# An integer is an expression. Asking for its value (`guard_int`) fixes it by a guard.
+
+# %%
+class SizeNode(Node):
+    """An integer expression with its environment."""
 
     def __init__(self, expr: Int, env: ShapeEnv):
         self.expr, self.env = expr, env
 
     def is_int(self): return True
-    def is_float(self): return False
-    def is_bool(self): return False
-    def is_nested_int(self): return False
     def is_symbolic(self): return not isinstance(self.expr, int)
-    def is_constant(self): return isinstance(self.expr, int)
-    def nested_int(self): return None
     def maybe_as_int(self): return self.expr if isinstance(self.expr, int) else None
     def constant_int(self): return self.maybe_as_int()
-    def has_hint(self): return True
-    def clone(self): return self
     def str(self): return str(self.expr)
-    __str__ = __repr__ = _graph_repr = str
-    def wrap_int(self, value): return SizeNode(value, self.env)
-    def wrap_float(self, value): return FloatNode(value, (), self.env)
-    def wrap_bool(self, value): return ConditionNode("eq", 0 if value else 1, 0, self.env)
+
+    @property
+    def hint(self): return self.env.hint(self.expr)
+    _hint = hint
 
     def guard_int(self, file=None, line=None):
         value = self.env.hint(self.expr)
@@ -121,33 +139,27 @@ class SizeNode:
         return value
 
     int_ = guard_int
+    def guard_bool(self, file=None, line=None): return self.env.decide("ne", self.expr, 0)
+    def guard_size_oblivious(self, file=None, line=None): return self.guard_bool()
+    def expect_size(self, file=None, line=None): return self.env.decide("ge", self.expr, 0)
+
     def sym_int(self): return self
-    def sym_float(self): return FloatNode(float(self.env.hint(self.expr)), (self.expr,), self.env)
+    def sym_float(self): return FloatNode(float(self.hint), (self.expr,), self.env)
     def truediv(self, other): return self.sym_float().truediv(other)
     int_truediv = float_truediv = truediv
-    def guard_bool(self, file=None, line=None): return self.env.decide("ne", self.expr, 0)
-    def expect_size(self, file=None, line=None): return self.env.decide("ge", self.expr, 0)
-    def guard_size_oblivious(self, file=None, line=None): return self.guard_bool()
-
-    @property
-    def hint(self): return self.env.hint(self.expr)
-    _hint = hint
 
     def sym_min(self, other): return self if self.env.decide("le", self.expr, other.expr) else other
     def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
     def neg(self): return SizeNode(mul(self.expr, -1), self.env)
     def pos(self): return self
     def abs(self): return self if self.env.decide("ge", self.expr, 0) else self.neg()
+
     def sym_sum(self, nodes):
-        total: Int = 0
-        for n in nodes:
-            total = add(total, n.expr)
-        return SizeNode(total, self.env)
+        return SizeNode(functools.reduce(add, [n.expr for n in nodes], 0), self.env)
+
     def pow(self, other):
-        out: Int = 1
-        for _ in range(other.guard_int()):
-            out = mul(out, self.expr)
-        return SizeNode(out, self.env)
+        return SizeNode(product([self.expr] * other.guard_int()), self.env)
+
     pow_by_natural = pow
 
 
@@ -155,51 +167,45 @@ def _arithmetic(fn):
     return lambda self, other: SizeNode(fn(self.expr, other.expr), self.env)
 
 
+def _comparison(op):
+    return lambda self, other: ConditionNode(op, self.expr, other.expr, self.env)
+
+
 for _name, _fn in {"add": add, "sub": lambda a, b: add(a, mul(b, -1)), "mul": mul, "floordiv": floordiv,
                    "int_floordiv": floordiv, "mod": mod}.items():
     setattr(SizeNode, _name, _arithmetic(_fn))
 for _name in COMPARISONS:
-    setattr(SizeNode, _name, (lambda op: lambda self, other: ConditionNode(op, self.expr, other.expr, self.env))(_name))
+    setattr(SizeNode, _name, _comparison(_name))
 
+# %% [markdown]
+# A comparison stays undecided until something asks for a Python `bool`: then `guard_bool` decides.
 
-class ConditionNode:
-    """What `torch.SymBool` wraps: a comparison of two expressions."""
+# %%
+class ConditionNode(Node):
+    """A comparison of two expressions."""
 
     def __init__(self, op: str, left: Int, right: Int, env: ShapeEnv):
         self.op, self.left, self.right, self.env = op, left, right, env
 
-    def is_int(self): return False
-    def is_float(self): return False
     def is_bool(self): return True
-    def is_nested_int(self): return False
-    def nested_int(self): return None
     def is_symbolic(self): return True
-    def is_constant(self): return False
-    def has_hint(self): return True
+    def maybe_as_int(self): return None
+    def constant_bool(self): return _prove(self.op, self.left, self.right)
+    def str(self): return f"{self.left} {COMPARISONS[self.op]} {self.right}"
+
     @property
     def hint(self): return getattr(operator, self.op)(self.env.hint(self.left), self.env.hint(self.right))
     _hint = hint
-    def maybe_as_int(self): return None
-    def constant_bool(self): return _prove(self.op, self.left, self.right)
-    def clone(self): return self
-    def str(self): return f"{self.left} {COMPARISONS[self.op]} {self.right}"
-    __str__ = __repr__ = _graph_repr = str
-    def wrap_bool(self, value): return ConditionNode("eq", 0 if value else 1, 0, self.env)
+
     def guard_bool(self, file=None, line=None): return self.env.decide(self.op, self.left, self.right)
-    bool_ = expect_true = guard_size_oblivious = guard_bool
-    def guard_or_false(self, file=None, line=None): return self.guard_bool()
-    def guard_or_true(self, file=None, line=None): return self.guard_bool()
-    def statically_known_true(self, file=None, line=None): return _prove(self.op, self.left, self.right) is True
+    bool_ = expect_true = guard_size_oblivious = guard_or_false = guard_or_true = guard_bool
+    def statically_known_true(self, file=None, line=None): return self.constant_bool() is True
+
     def sym_and(self, other): return self.wrap_bool(self.guard_bool() and other.guard_bool())
     def sym_or(self, other): return self.wrap_bool(self.guard_bool() or other.guard_bool())
     def sym_not(self): return self.wrap_bool(not self.guard_bool())
     def sym_ite(self, then, otherwise): return then if self.guard_bool() else otherwise
-
-
-setattr(ConditionNode, "and_", ConditionNode.sym_and)
-setattr(ConditionNode, "or_", ConditionNode.sym_or)
-setattr(ConditionNode, "not_", ConditionNode.sym_not)
-
+    and_, or_, not_ = sym_and, sym_or, sym_not
 
 # %% [markdown]
 # A quotient of sizes (the `1/n` of a mean) is a float. Meta kernels compute such numbers and never look at
@@ -207,26 +213,16 @@ setattr(ConditionNode, "not_", ConditionNode.sym_not)
 # someone does look are those sizes fixed by guards.
 
 # %%
-class FloatNode:
-    """What `torch.SymFloat` wraps: a number, and the size expressions that determine it."""
+class FloatNode(Node):
+    """A number, and the size expressions that determine it."""
 
     def __init__(self, value: float, sizes: tuple, env: ShapeEnv):
         self.hint, self.sizes, self.env = value, sizes, env
 
-    def is_int(self): return False
     def is_float(self): return True
-    def is_bool(self): return False
-    def is_nested_int(self): return False
-    def nested_int(self): return None
     def is_symbolic(self): return bool(self.sizes)
-    def is_constant(self): return not self.sizes
-    def has_hint(self): return True
-    def clone(self): return self
-    def str(self): return f"float({', '.join(map(to_text, self.sizes))})"
-    __str__ = __repr__ = _graph_repr = str
     def maybe_as_float(self): return None if self.sizes else self.hint
-    def wrap_float(self, value): return FloatNode(value, (), self.env)
-    def wrap_int(self, value): return SizeNode(value, self.env)
+    def str(self): return f"float({', '.join(map(to_text, self.sizes))})"
     def sym_float(self): return self
     def neg(self): return FloatNode(-self.hint, self.sizes, self.env)
 
@@ -246,9 +242,7 @@ def _float_operation(fn):
 
 
 def _float_comparison(fn):
-    def method(self, other):
-        return ConditionNode("eq", 0 if fn(self.guard_float(), other.sym_float().guard_float()) else 1, 0, self.env)
-    return method
+    return lambda self, other: self.wrap_bool(fn(self.guard_float(), other.sym_float().guard_float()))
 
 
 for _name, _fn in {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,

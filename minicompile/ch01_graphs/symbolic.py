@@ -16,11 +16,8 @@
 from __future__ import annotations
 
 import math
-import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable, Iterable, Union
-
-import torch
 
 # %% [markdown]
 # ## Atoms
@@ -82,7 +79,7 @@ Int = Union[int, "Expr"]
 
 
 def _atom_key(atom: Atom):
-    return (atom.name if isinstance(atom, Symbol) else repr(atom))
+    return atom.name if isinstance(atom, Symbol) else repr(atom)
 
 # %% [markdown]
 # ## Expressions
@@ -209,7 +206,7 @@ def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
         return None, None
     if isinstance(atom, FloorDiv):
         if low is None or low < 0:
-            return (None if low is None or dlow is None else low // dlow), (None if high is None else max(high, 0) // dlow)
+            return None if low is None else low // dlow, None if high is None else max(high, 0) // dlow
         return 0 if dhigh is None else low // dhigh, None if high is None else high // dlow
     upper = None if dhigh is None else dhigh - 1
     if low is not None and low >= 0 and high is not None:
@@ -245,9 +242,9 @@ def bounds(e: Int) -> tuple[int | None, int | None]:
 
 def _maximised(e: Int) -> Int:
     """An upper bound that keeps size symbols: loop variables with positive coefficients go to size - 1."""
-    out: Int = e.const if isinstance(e, Expr) else e
     if isinstance(e, int):
         return e
+    out: Int = e.const
     for term, c in e.terms.items():
         value: Int = c
         for atom in term:
@@ -322,8 +319,9 @@ def floordiv(a: Int, b: Int) -> Int:
             return add(quotient, floordiv(rest, b // g))
         if len(rest.terms) == 1 and rest.const == 0:
             (term, c), = rest.terms.items()
-            if c == 1 and len(term) == 1 and isinstance(term[0], FloorDiv) and isinstance(term[0].divisor, int):
-                return add(quotient, floordiv(term[0].numerator, term[0].divisor * b))
+            inner = term[0]
+            if c == 1 and len(term) == 1 and isinstance(inner, FloorDiv) and isinstance(inner.divisor, int):
+                return add(quotient, floordiv(inner.numerator, inner.divisor * b))
     return add(quotient, Expr({(FloorDiv(rest, b),): 1}, 0))
 
 
@@ -349,26 +347,38 @@ def mod(a: Int, b: Int) -> Int:
 
 # %% [markdown]
 # ## Substitution, evaluation, text
+#
+# Putting expressions in the place of symbols and putting numbers in their place is the same computation: do
+# the arithmetic of the expression again, with other operands. Python's operators choose what happens. Ints
+# give an int, SymInts a SymInt, and expressions an expression, simplified on the way.
 
 # %%
-def substitute(e: Int, mapping: dict[Symbol, Int]) -> Int:
-    """Replace symbols by expressions and simplify again."""
-    e = as_expr(e)
-    if isinstance(e, int):
+def _computed(e: Int, value_of: Callable[[Symbol], object]):
+    """The arithmetic of `e`, done on `value_of(symbol)`."""
+    if not isinstance(e, Expr):
         return e
-    out: Int = e.const
+    total = e.const
     for term, c in e.terms.items():
-        value: Int = c
+        value = c
         for atom in term:
             if isinstance(atom, Symbol):
-                new = mapping.get(atom)
-                value = mul(value, Expr({(atom,): 1}, 0) if new is None else as_expr(new))
+                value = value * value_of(atom)
             elif isinstance(atom, FloorDiv):
-                value = mul(value, floordiv(substitute(atom.numerator, mapping), substitute(atom.divisor, mapping)))
+                value = value * (_computed(atom.numerator, value_of) // _computed(atom.divisor, value_of))
             else:
-                value = mul(value, mod(substitute(atom.numerator, mapping), substitute(atom.divisor, mapping)))
-        out = add(out, value)
-    return out
+                value = value * (_computed(atom.numerator, value_of) % _computed(atom.divisor, value_of))
+        total = total + value
+    return total
+
+
+def evaluate(e: "Int | Symbol", values: dict[str, int]):
+    """The value of `e` given each symbol's value by name: an int, or a SymInt."""
+    return _computed(as_expr(e), lambda symbol: values[symbol.name])
+
+
+def substitute(e: "Int | Symbol", mapping: "dict[Symbol, Int | Symbol]") -> Int:
+    """Replace symbols by expressions and simplify again."""
+    return _computed(as_expr(e), lambda symbol: as_expr(mapping.get(symbol, symbol)))
 
 
 def coefficient(e: Int, symbol: Symbol) -> Int | None:
@@ -379,7 +389,8 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
     out: Int = 0
     for term, c in e.terms.items():
         plain = [a for a in term if a == symbol]
-        inside = any(symbol in symbols(a.numerator) | symbols(a.divisor) for a in term if not isinstance(a, Symbol))
+        inside = any(symbol in symbols(a.numerator) | symbols(a.divisor)
+                     for a in term if not isinstance(a, Symbol))
         if inside or len(plain) > 1:
             return None
         if plain:
@@ -390,7 +401,8 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
 
 def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: str = "({}) // ({})",
             mod: str = "({}) % ({})") -> str:
-    """Render for Python by default; backends pass their own spelling of division (arguments are never negative there)."""
+    """Render for Python by default; backends pass their own spelling of division, whose arguments are never
+    negative there."""
     e = as_expr(e)
     if isinstance(e, int):
         return str(e)
@@ -399,7 +411,8 @@ def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: 
         if isinstance(a, Symbol):
             return name(a)
         form = floordiv if isinstance(a, FloorDiv) else mod
-        return "(" + form.format(to_text(a.numerator, name, floordiv, mod), to_text(a.divisor, name, floordiv, mod)) + ")"
+        parts = [to_text(e, name, floordiv, mod) for e in (a.numerator, a.divisor)]
+        return "(" + form.format(*parts) + ")"
 
     parts = []
     for term, c in sorted(e.terms.items(), key=lambda item: [_atom_key(a) for a in item[0]]):
@@ -411,25 +424,6 @@ def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: 
     if e.const or not parts:
         parts.append(str(e.const))
     return " + ".join(parts)
-
-
-def evaluate(e: Int, values: dict[str, int]):
-    """The value of `e` given each symbol's value by name, by ordinary Python arithmetic: ints give an int, SymInts a SymInt."""
-    e = as_expr(e)
-    if isinstance(e, int):
-        return e
-    total = e.const
-    for term, c in e.terms.items():
-        value = c
-        for atom in term:
-            if isinstance(atom, Symbol):
-                value = value * values[atom.name]
-            elif isinstance(atom, FloorDiv):
-                value = value * (evaluate(atom.numerator, values) // evaluate(atom.divisor, values))
-            else:
-                value = value * (evaluate(atom.numerator, values) % evaluate(atom.divisor, values))
-        total = total + value
-    return total
 
 
 def product(sizes: Iterable[Int]) -> Int:

@@ -11,16 +11,16 @@
 # %%
 from __future__ import annotations
 
+import operator
 from typing import Any, Callable, Sequence
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
-from .fake import FakeTensor, fake_call
-from .graph import graph_module
+from .fake import DispatchMode, FakeTensor, fake_call
+from .graph import call_node, graph_module, interpret
 from .shapes import expr_of
 
 aten = torch.ops.aten
@@ -40,16 +40,18 @@ aten = torch.ops.aten
 # operator inherits the provenance of its forward one.
 
 # %%
-IN_PLACE_VIEWS = {getattr(aten, f"{name}_").default: getattr(aten, name).default for name in ("t", "as_strided", "unsqueeze", "squeeze")}
-IN_PLACE_VIEWS |= {aten.transpose_.default: aten.transpose.int, aten.squeeze_.dim: aten.squeeze.dim}
+IN_PLACE_VIEWS = {
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.as_strided_.default: aten.as_strided.default,
+}
 
 
-class Recorder(TorchDispatchMode):
-    """Records each dispatched operator as a `call_function` node of `graph`, with `val`, `location` and `origins`."""
-
-    @classmethod
-    def _should_skip_dynamo(cls):       # PyTorch would wrap the handler in `torch._dynamo.disable`, importing all of it
-        return False
+class Recorder(DispatchMode):
+    """Records each dispatched operator as a node of `graph`, with its `val`, `location` and `origins`."""
 
     def __init__(self):
         super().__init__()
@@ -67,8 +69,8 @@ class Recorder(TorchDispatchMode):
         return node
 
     def node_of(self, value):
-        """The graph's name for a value: a node for a tensor, an `Expr` for a symbolic
-        size, the value itself for anything else."""
+        """The graph's name for a value: a node for a tensor, an `Expr` for a symbolic size, the value
+        itself for anything else."""
         if isinstance(value, torch.SymInt):
             return expr_of(value)
         if not isinstance(value, torch.Tensor):
@@ -100,14 +102,16 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _keep_metadata(self, fake, node):
-        """`fake` is about to become a view of itself: the node that made it keeps a fake with the shape as it was."""
+        """`fake` is about to become a view of itself: the node that made it keeps a fake of the old shape."""
         if node.op == "placeholder":
             raise Unsupported("an input of the graph changes its shape in place")
         if node.meta["val"] is fake:
-            node.meta["val"] = FakeTensor(fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset()), fake.device)
+            as_it_is = fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+            node.meta["val"] = FakeTensor(as_it_is, fake.device)
 
     def _alias(self, fake):
-        twin = FakeTensor(fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta"), fake.device)
+        meta = fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta")     # a constant is real
+        twin = FakeTensor(meta, fake.device)
         self.nodes[id(twin)] = (twin, self.node_of(fake))
         return twin
 
@@ -115,7 +119,6 @@ class Recorder(TorchDispatchMode):
         if isinstance(out, torch.Tensor):
             self.nodes[id(out)] = (out, node)
         elif isinstance(out, (tuple, list)):
-            import operator
             for i, item in enumerate(out):
                 if isinstance(item, torch.Tensor):
                     part = self.graph.call_function(operator.getitem, (node, i))
@@ -130,7 +133,7 @@ class Recorder(TorchDispatchMode):
 
     def remember_grad_fns(self, out):
         """Give the autograd nodes that an operation just created the provenance of that operation."""
-        pending = [t.grad_fn for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and t.grad_fn is not None]
+        pending = [t.grad_fn for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         while pending:
             fn = pending.pop()
             if fn is None or fn in self.grad_provenance:
@@ -151,9 +154,8 @@ class Recorder(TorchDispatchMode):
 
 # %%
 def run_recorded(recorder: Recorder, gm: fx.GraphModule, inputs: Sequence, call: Callable | None = None):
-    """Interpret `gm` on fakes under `recorder` (which must be active), with provenance. Returns its output structure."""
-    from .graph import call_node, interpret
-
+    """Interpret `gm` on fakes under `recorder` (which must be active), with provenance. Returns its output
+    structure. `call(node, args, kwargs)` computes each node instead of PyTorch."""
     def on_node(node, args, kwargs):
         recorder.provenance = (node.meta.get("location"), (node.name,))
         out = call(node, args, kwargs) if call else call_node(gm, node, args, kwargs)

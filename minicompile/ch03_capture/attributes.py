@@ -18,25 +18,16 @@ import types
 import torch
 
 from ..ch02_guards.sources import AttrSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
-from .interpreter import Tracer, guard, is_library, mark_dirty, unsupported
+from .interpreter import Tracer, call, guard, is_library, touch, unsupported
 from .tensors import tensor_attribute
 from .values import (
-    CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MethodName,
-    MethodVal, NEW, NONE, ObjVal, PartialVal, PropertyVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal,
-    TupleVal, UserError, Value, describe, user_error)
-from .wrap import realize, wrap
+    CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NEW,
+    NONE, ObjVal, PartialVal, PropertyVal, SetVal, SliceVal, SuperVal, Table, TensorVal, TupleVal, UserError, Value,
+    class_of, describe, lookup, user_error)
+from .wrap import guard_keys, part, realize, wrap
 
-GETATTR: dict = {}
-MISSING = object()
-
-
-def attributes_of(*kinds):
-    """Register `getattr` for kinds of values: function(tx, value, name) -> Value."""
-    def register(function):
-        for kind in kinds:
-            GETATTR[kind] = function
-        return function
-    return register
+GETATTR = Table()
+attributes_of = GETATTR.of           # function(tx, value, name) -> Value
 
 
 def get_attribute(tx: Tracer, value: Value, name: str) -> Value:
@@ -60,12 +51,12 @@ def has_attribute(tx: Tracer, value: Value, name: str) -> bool:
 GETATTR[TensorVal] = tensor_attribute
 
 
-def lookup(cls: type, name: str):
-    """The attribute as it lies in the dictionary of the first class that has it, descriptors untouched."""
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return MISSING
+def special(tx: Tracer, value: Value, name: str, *args) -> Value | None:
+    """Call the method `name` that Python would call for an operator, when the program's own class defines it.
+
+    None when there is no such method, or one written in C, which the interpreter must know by itself."""
+    method = lookup(value.cls, name) if type(value) is ObjVal else MISSING
+    return call(tx, wrap(tx, method), [value, *args]) if isinstance(method, types.FunctionType) else None
 
 
 def no_attribute(value_cls, name):
@@ -101,7 +92,7 @@ def object_attribute(tx, obj, name):
 
 def instance_attribute(tx, obj, name, found):
     real, kind = obj.real, type(found)
-    at = None if obj.source is None else AttrSource(obj.source, name)
+    at = part(AttrSource, obj.source, name)
     if kind is property:
         if found.fget is None:
             no_attribute(obj.cls, name)
@@ -166,9 +157,7 @@ def instance_dict(tx, obj):
     """vars(obj): a dictionary of its attributes. Writing to it is not tracked, so it is a frozen copy."""
     items = {}
     if obj.real is not NEW:
-        at = None if obj.source is None else InstanceDictSource(obj.source)
-        whole = wrap(tx, obj.real.__dict__, at)
-        from .wrap import guard_keys
+        whole = wrap(tx, obj.real.__dict__, part(InstanceDictSource, obj.source))
         guard_keys(tx, whole)
         for key, (k, v) in whole.items.items():
             items[key] = [realize(tx, k), realize(tx, v)]
@@ -177,9 +166,7 @@ def instance_dict(tx, obj):
             items.pop(key, None)
         else:
             items[key] = [Const(value=key), v]
-    result = DictVal(items=items)
-    result.instance = obj
-    return result
+    return DictVal(items=items)
 
 
 # %% [markdown]
@@ -202,117 +189,146 @@ def module_child(tx, obj, name):
                 if name not in overlay.items:
                     no_attribute(obj.cls, name)
                 return realize(tx, overlay.items[name][1])
-            source = None if obj.source is None else ModuleAttrSource(obj.source, kind, name)
-            return wrap(tx, children[name], source)
+            return wrap(tx, children[name], part(ModuleAttrSource, obj.source, kind, name))
     no_attribute(obj.cls, name)                  # MODULE_STRUCTURE guards the names; the class is guarded with them
 
 
 def module_dict(tx, obj, kind):
     """The traced version of `obj._parameters` and its like, when the program has changed it."""
     known = tx.tracked.get(id(obj.real.__dict__[kind]))
-    return known if known is not None and known.mutated else None
+    return known if id(known) in tx.dirty else None
 
 
 # %% [markdown]
 # ## Classes, Python modules, functions
+#
+# Attributes of the program's modules and classes may be rebound between calls and are guarded; those of torch
+# and of the standard library are taken for granted.
 
 # %%
 def python_module_attribute(tx, obj, name):
     real = obj.real
-    try:
-        found = getattr(real, name)
-    except AttributeError:
+    if not hasattr(real, name):
         user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
-    at = None
-    if obj.source is not None and not is_library(getattr(real, "__file__", None) or "<frozen"):
-        at = AttrSource(obj.source, name)
-    return wrap(tx, found, at)
+    library = is_library(getattr(real, "__file__", None) or "<frozen")
+    return wrap(tx, getattr(real, name), None if library else part(AttrSource, obj.source, name))
+
+
+LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")
+C_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType,
+                 types.GetSetDescriptorType)
+CLASS_FACTS = ("__name__", "__qualname__", "__module__", "__doc__", "__dict__", "__mro__", "__bases__")
+
+
+def is_library_class(cls) -> bool:
+    return (cls.__module__ or "").split(".")[0] in LIBRARY_PACKAGES
 
 
 def class_attribute(tx, obj, name):
     cls, found = obj.real, lookup(obj.real, name)
-    at = None if obj.source is None or is_library_class(cls) else AttrSource(obj.source, name)
-    meta = lookup(type(cls), name)
-    if isinstance(found, enum.property if hasattr(enum, "property") else property) and isinstance(cls, enum.EnumMeta):
-        found = MISSING
-    if found is MISSING or isinstance(cls, enum.EnumMeta):
-        try:
-            value = getattr(cls, name)
-        except AttributeError:
-            guard(tx, obj.source, "NO_ATTR", name)
-            user_error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
-        if isinstance(meta, types.FunctionType):
-            return MethodVal(func=wrap(tx, meta), self=obj)
-        if isinstance(meta, property) and isinstance(meta.fget, types.FunctionType):
-            return call(tx, wrap(tx, meta.fget), [obj])
-        return wrap(tx, value)
     kind = type(found)
+    if found is MISSING or isinstance(cls, enum.EnumMeta):
+        return metaclass_attribute(tx, obj, name)
     if kind is staticmethod:
         return wrap(tx, found.__func__)
     if kind is classmethod:
         return MethodVal(func=wrap(tx, found.__func__), self=obj)
-    if kind is types.ClassMethodDescriptorType:
+    if name in CLASS_FACTS:
         return wrap(tx, getattr(cls, name))
-    if kind in (types.FunctionType, property, types.MethodDescriptorType, types.WrapperDescriptorType,
-                types.MemberDescriptorType, types.GetSetDescriptorType):
-        if name in ("__name__", "__qualname__", "__module__", "__doc__", "__dict__", "__mro__", "__bases__"):
-            return wrap(tx, getattr(cls, name))
+    if isinstance(found, (types.FunctionType, property, *C_DESCRIPTORS)):
         return wrap(tx, found)
-    if name in ("__module__", "__doc__"):
-        at = None
-    return wrap(tx, getattr(cls, name), at)
+    library = kind is types.ClassMethodDescriptorType or is_library_class(cls)
+    return wrap(tx, getattr(cls, name), None if library else part(AttrSource, obj.source, name))
 
 
-def is_library_class(cls) -> bool:
-    return (cls.__module__ or "").split(".")[0] in ("torch", "builtins", "collections", "typing", "enum", "functools")
+def metaclass_attribute(tx, obj, name):
+    """What a class gets from its metaclass, and everything of an Enum."""
+    cls, found = obj.real, lookup(type(obj.real), name)
+    if not hasattr(cls, name):
+        guard(tx, obj.source, "NO_ATTR", name)
+        user_error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
+    if isinstance(found, types.FunctionType):
+        return MethodVal(func=wrap(tx, found), self=obj)
+    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
+        return call(tx, wrap(tx, found.fget), [obj])
+    return wrap(tx, getattr(cls, name))
+
+
+FIXED_FACTS = ("__name__", "__qualname__", "__module__", "__code__")
 
 
 def constant_attribute(tx, obj, name):
     """Attributes of functions, builtins and Enum members."""
-    real = obj.real
-    found = lookup(type(real), name)
+    real, found = obj.real, lookup(type(obj.real), name)
     if isinstance(real, enum.Enum) and type(found) is property and isinstance(found.fget, types.FunctionType):
         return call(tx, wrap(tx, found.fget), [obj])
-    try:
-        value = getattr(real, name)
-    except AttributeError:
+    if not hasattr(real, name):
         no_attribute(type(real), name)
+    value = getattr(real, name)
     if isinstance(value, types.MethodType) and value.__self__ is real:
         return MethodVal(func=wrap(tx, value.__func__), self=obj)
     if isinstance(value, types.MethodWrapperType):
         return MethodName(self=obj, name=name)
-    if isinstance(real, types.FunctionType) and obj.source is not None and name not in ("__name__", "__qualname__",
-                                                                                        "__module__", "__code__"):
-        return wrap(tx, value, AttrSource(obj.source, name))
-    return wrap(tx, value)
+    reread = isinstance(real, types.FunctionType) and name not in FIXED_FACTS
+    return wrap(tx, value, part(AttrSource, obj.source, name) if reread else None)
 
 
 # %% [markdown]
 # ## Values of the trace
+#
+# Most of what stands for an object of a builtin class has methods in the tables of `methods.py`; a bound
+# method is then only a name. Fields are read by one function each.
 
 # %%
-@attributes_of(Const, ListVal, SetVal, IterVal, GenVal, SliceVal)
+FIELDS = {
+    (SliceVal, "start"): lambda v: v.start,
+    (SliceVal, "stop"): lambda v: v.stop,
+    (SliceVal, "step"): lambda v: v.step,
+    (MethodVal, "__func__"): lambda v: v.func,
+    (MethodVal, "__self__"): lambda v: v.self,
+    (MethodName, "__self__"): lambda v: v.self,
+    (MethodName, "__name__"): lambda v: Const(value=v.name),
+    (PartialVal, "func"): lambda v: v.func,
+    (PartialVal, "args"): lambda v: TupleVal(items=list(v.args)),
+    (PartialVal, "keywords"): lambda v: dict_of(v.kwargs),
+    (FuncVal, "__name__"): lambda v: Const(value=v.name),
+    (FuncVal, "__qualname__"): lambda v: Const(value=v.name),
+    (FuncVal, "__module__"): lambda v: Const(value=v.globals.get("__name__")),
+    (FuncVal, "__doc__"): lambda v: Const(value=docstring(v.code)),
+    (FuncVal, "__dict__"): lambda v: dict_of(v.attrs),
+    (FuncVal, "__code__"): lambda v: Const(value=v.code),
+    (FuncVal, "__defaults__"): lambda v: TupleVal(items=list(v.defaults)) if v.defaults else NONE,
+    (ExcVal, "args"): lambda v: TupleVal(items=list(v.args)),
+    (ExcVal, "__cause__"): lambda v: v.cause or NONE,
+    (ExcVal, "__context__"): lambda v: v.cause or NONE,
+    (ExcVal, "with_traceback"): lambda v: PropertyVal(call=lambda tx, args, kwargs: v),
+    (ExcVal, "add_note"): lambda v: PropertyVal(call=lambda tx, args, kwargs: NONE),
+}
+
+
+def dict_of(named: dict) -> DictVal:
+    return DictVal(items={k: [Const(value=k), v] for k, v in named.items()})
+
+
+def docstring(code):
+    first = code.co_consts[0] if code.co_consts else None
+    return first if isinstance(first, str) else None
+
+
+@attributes_of(Const, ListVal, SetVal, DictVal, IterVal, GenVal, SliceVal, MethodName, PartialVal, FuncVal, ExcVal)
 def plain_attribute(tx, value, name):
-    cls = type(value.value) if type(value) is Const else PLAIN_CLASSES.get(type(value)) or value.cls
+    cls = class_of(value)
+    if (type(value), name) in FIELDS:
+        return FIELDS[type(value), name](value)
     if name == "__class__":
         return wrap(tx, cls)
-    if type(value) is SliceVal and name in ("start", "stop", "step"):
-        return getattr(value, name)
-    if type(value) is Const:
-        found = getattr(value.value, name, MISSING)
-        if found is not MISSING and not callable(found):
-            return wrap(tx, found)
-    if not hasattr(cls, name):
+    if type(value) is Const and hasattr(value.value, name) and not callable(getattr(value.value, name)):
+        return wrap(tx, getattr(value.value, name))
+    if not hasattr(cls, name) and type(value) is not ExcVal:     # an exception's `__init__` was not run
         no_attribute(cls, name)
+    if type(value) in (PartialVal, FuncVal, ExcVal, MethodName):
+        unsupported(tx, f"the attribute {name} of {describe(value)}")
     return MethodName(self=value, name=name)
-
-
-PLAIN_CLASSES = {IterVal: type(iter([])), GenVal: types.GeneratorType, SliceVal: slice}
-
-
-@attributes_of(SymVal)
-def sym_attribute(tx, value, name):
-    unsupported(tx, f"the attribute {name} of a symbolic size")
 
 
 @attributes_of(DictVal)
@@ -322,103 +338,53 @@ def dict_attribute(tx, value, name):
     return plain_attribute(tx, value, name)
 
 
+@attributes_of(FuncVal)
+def function_attribute(tx, value, name):
+    return value.attrs[name] if name in value.attrs else plain_attribute(tx, value, name)
+
+
+@attributes_of(ExcVal)
+def exception_attribute(tx, value, name):
+    if name == "value" and issubclass(value.cls, StopIteration):
+        return value.args[0] if value.args else NONE
+    return plain_attribute(tx, value, name)
+
+
+@attributes_of(MethodVal)
+def method_attribute(tx, value, name):
+    if (MethodVal, name) in FIELDS:
+        return FIELDS[MethodVal, name](value)
+    return get_attribute(tx, value.func, name)
+
+
+@attributes_of(CellVal)
+def cell_attribute(tx, value, name):
+    from .opcodes import read_cell
+    return read_cell(tx, value, name) if name == "cell_contents" else no_attribute(types.CellType, name)
+
+
+# %% [markdown]
+# Named tuples are tuples with names, and the results of `torch.max(x, 0)` are tuples whose names are written
+# in C (`n_sequence_fields`).
+
+# %%
 @attributes_of(TupleVal)
 def tuple_attribute(tx, value, name):
-    fields = getattr(value.cls, "_fields", None)
-    if fields is not None and name in fields:
-        return realize(tx, value.items[fields.index(name)])
-    found = lookup(value.cls, name)
-    if hasattr(value.cls, "n_sequence_fields") and isinstance(found, types.MemberDescriptorType):
-        names = [n for n in dir(value.cls) if isinstance(lookup(value.cls, n), types.MemberDescriptorType)]
-        probe = value.cls(range(value.cls.n_sequence_fields))
-        return realize(tx, value.items[getattr(probe, name)]) if name in names else NONE
+    cls, found = value.cls, lookup(value.cls, name)
+    if name in getattr(cls, "_fields", ()):
+        return realize(tx, value.items[cls._fields.index(name)])
+    if hasattr(cls, "n_sequence_fields") and isinstance(found, types.MemberDescriptorType):
+        positions = cls(range(cls.n_sequence_fields))
+        return realize(tx, value.items[getattr(positions, name)])
     if isinstance(found, types.FunctionType):
         return MethodVal(func=wrap(tx, found), self=value)
     if type(found) is property:
         return call(tx, wrap(tx, found.fget), [value])
     if type(found) is classmethod:
-        return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, value.cls))
-    if name == "__class__":
-        return wrap(tx, value.cls)
-    if found is MISSING:
-        no_attribute(value.cls, name)
-    if isinstance(found, (types.MethodDescriptorType, types.WrapperDescriptorType)):
-        return MethodName(self=value, name=name)
+        return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, cls))
+    if found is MISSING or name == "__class__" or isinstance(found, C_DESCRIPTORS):
+        return plain_attribute(tx, value, name)
     return wrap(tx, found)
-
-
-@attributes_of(FuncVal)
-def function_attribute(tx, value, name):
-    if name in value.attrs:
-        return value.attrs[name]
-    if name in ("__name__", "__qualname__"):
-        return Const(value=value.name)
-    if name == "__module__":
-        return Const(value=value.globals.get("__name__"))
-    if name == "__doc__":
-        doc = value.code.co_consts[0] if value.code.co_consts else None
-        return Const(value=doc if isinstance(doc, str) else None)
-    if name == "__dict__":
-        return DictVal(items={k: [Const(value=k), v] for k, v in value.attrs.items()})
-    if name == "__code__":
-        return Const(value=value.code)
-    if name == "__defaults__":
-        return TupleVal(items=list(value.defaults)) if value.defaults else NONE
-    if hasattr(types.FunctionType, name):
-        unsupported(tx, f"the attribute {name} of a function made in the same frame")
-    no_attribute(types.FunctionType, name)
-
-
-@attributes_of(MethodVal)
-def method_attribute(tx, value, name):
-    if name == "__func__":
-        return value.func
-    if name == "__self__":
-        return value.self
-    return get_attribute(tx, value.func, name)
-
-
-@attributes_of(MethodName)
-def method_name_attribute(tx, value, name):
-    if name == "__self__":
-        return value.self
-    if name == "__name__":
-        return Const(value=value.name)
-    unsupported(tx, f"the attribute {name} of {describe(value)}")
-
-
-@attributes_of(PartialVal)
-def partial_attribute(tx, value, name):
-    if name == "func":
-        return value.func
-    if name == "args":
-        return TupleVal(items=list(value.args))
-    if name == "keywords":
-        return DictVal(items={k: [Const(value=k), v] for k, v in value.kwargs.items()})
-    no_attribute(functools.partial, name)
-
-
-@attributes_of(CellVal)
-def cell_attribute(tx, value, name):
-    if name == "cell_contents":
-        from .opcodes import read_cell
-        return read_cell(tx, value, "cell_contents")
-    no_attribute(types.CellType, name)
-
-
-@attributes_of(ExcVal)
-def exception_attribute(tx, value, name):
-    if name == "args":
-        return TupleVal(items=list(value.args))
-    if name == "__class__":
-        return wrap(tx, value.cls)
-    if name in ("__cause__", "__context__"):
-        return value.cause or NONE
-    if name == "value" and issubclass(value.cls, StopIteration):
-        return value.args[0] if value.args else NONE
-    if name in ("with_traceback", "add_note"):
-        return PropertyVal(name=name, call=lambda tx, args, kwargs: value)
-    unsupported(tx, f"the attribute {name} of an exception")
 
 
 # %% [markdown]
@@ -433,12 +399,10 @@ def super_attribute(tx, value, name):
     is_class = isinstance(getattr(obj, "real", None), type) and issubclass(obj.real, value.cls)
     cls = obj.real if is_class else class_of(obj)
     order = cls.__mro__
-    for base in order[order.index(value.cls) + 1:]:
-        if name in base.__dict__:
-            found = base.__dict__[name]
-            break
-    else:
+    behind = [base for base in order[order.index(value.cls) + 1:] if name in base.__dict__]
+    if not behind:
         user_error(AttributeError, f"'super' object has no attribute '{name}'")
+    found = behind[0].__dict__[name]
     if name == "__new__":
         return wrap(tx, found.__func__ if isinstance(found, staticmethod) else found)
     if is_class:
@@ -449,28 +413,6 @@ def super_attribute(tx, value, name):
     if isinstance(obj, (DictVal, ListVal, TupleVal)) and not isinstance(found, types.FunctionType):
         return MethodName(self=obj, name=name)
     return bind_descriptor(tx, obj, name, found, None)
-
-
-def class_of(value: Value) -> type:
-    """type(value)"""
-    if isinstance(value, Const):
-        return type(value.value)
-    if isinstance(value, (ObjVal, ListVal, TupleVal, DictVal, SetVal, ExcVal)):
-        return value.cls
-    if isinstance(value, TensorVal):
-        return torch.Tensor if value.real is None else type(value.real)
-    if isinstance(value, SymVal):
-        return int
-    if isinstance(value, ContextVal):
-        return value.factory
-    if type(value) in CLASS_OF:
-        return CLASS_OF[type(value)]
-    return object
-
-
-CLASS_OF = {FuncVal: types.FunctionType, MethodVal: types.MethodType, PartialVal: functools.partial, SliceVal: slice,
-            GenVal: types.GeneratorType, IterVal: type(iter([])), CellVal: types.CellType,
-            MethodName: types.BuiltinFunctionType}
 
 
 # %% [markdown]
@@ -527,8 +469,7 @@ def store_attribute(tx, obj, name, value):
         obj.attrs.pop(name)
         return
     obj.attrs[name] = DELETED if value is None else value
-    if obj.real is not NEW:
-        mark_dirty(tx, obj)
+    touch(tx, obj)
 
 
 def set_module_attribute(tx, obj, name, value):
@@ -543,8 +484,3 @@ def set_module_attribute(tx, obj, name, value):
     if name in fields["_buffers"] and not (type(value) is TensorVal or type(value) is Const and value.value is None):
         unsupported(tx, f"a buffer set to something that is no tensor ({name})")
     store_attribute(tx, obj, name, value)
-
-
-def call(tx, function, args, kwargs=None):
-    from .calls import call_value
-    return call_value(tx, function, args, kwargs or {})

@@ -1,131 +1,102 @@
 # %% [markdown]
 # # Builtin functions
 #
-# `len`, `zip`, `isinstance`, `getattr`: the small change of Python. Each handler below says what the
-# builtin does to values. Iterators stay lazy, so `zip(self.layers, itertools.count())` ends.
+# `len`, `zip`, `isinstance`, `getattr`: the small change of Python. Each handler says what the builtin does
+# to values. Most are one call of something that the interpreter knows anyway. Iterators stay lazy, so
+# `zip(self.layers, itertools.count())` ends.
 
 # %%
 from __future__ import annotations
 
 import collections
+import functools
 import inspect
 import itertools
+import operator
 import types
+import typing
 
 import torch
 
-from .attributes import call, class_of, lookup
+from .attributes import (
+    get_attribute, has_attribute, module_child, set_attribute, set_module_attribute, special)
 from .calls import HANDLED, handles
-from .interpreter import unsupported
-from .iterate import iterate, length, next_value, unpack, values_of
-from .methods import dict_update, sort_values
-from .operations import binary, compare, fold, get_item, identical, set_item, truth
+from .interpreter import call, unsupported
+from .iterate import iterate, length, next_value, unless_raised, unpack, values_of
+from .methods import call_method, dict_update, sort_values, stop_iteration
+from .opcodes import read_cell, read_local
+from .operations import (
+    BINARY, COMPARE, as_python, binary, compare, contains, delete_item, fold, get_item, identical, python_operator,
+    set_item, specialize, truth, unary)
 from .tensors import emit
 from .values import (
-    Const, DictVal, ExcVal, FALSE, IterVal, ListVal, NONE, ObjVal, SetVal, SliceVal, SymVal, TRUE,
-    TensorVal, TupleVal, UserError, user_error)
+    CellVal, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, NEW, NONE, ObjVal, PartialVal, PropertyVal,
+    SetVal, SliceVal, SuperVal, SymVal, TensorVal, MethodVal, TupleVal, boolean, class_of, describe, lookup, user_error)
 from .wrap import key_of, wrap
 
-
-def boolean(flag) -> Const:
-    return TRUE if flag else FALSE
+ZERO, EMPTY = Const(value=0), TupleVal()
 
 
 # %% [markdown]
 # ## Making containers
 
 # %%
-@handles(list)
-def make_list(tx, items=None):
-    return ListVal(items=[] if items is None else unpack(tx, items))
-
-
-@handles(tuple)
-def make_tuple(tx, items=None):
-    if type(items) is TupleVal and items.cls is tuple:
-        return items
-    return TupleVal(items=[] if items is None else unpack(tx, items))
-
-
-@handles(tuple.__new__)
-def new_tuple(tx, cls, items=None):
-    return TupleVal(items=[] if items is None else unpack(tx, items), cls=cls.real)
-
-
-@handles(torch.Size)
-def make_size(tx, items=None):
-    return TupleVal(items=[] if items is None else unpack(tx, items), cls=torch.Size)
+HANDLED.update({
+    list: lambda tx, items=EMPTY: ListVal(items=unpack(tx, items)),
+    torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
+    tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real),
+    set: lambda tx, items=EMPTY: set_of(tx, items, set),
+    frozenset: lambda tx, items=EMPTY: set_of(tx, items, frozenset),
+    dict: lambda tx, *args, **kwargs: fill(tx, DictVal(), args, kwargs),
+    collections.OrderedDict: lambda tx, *args, **kwargs: fill(tx, DictVal(cls=collections.OrderedDict), args, kwargs),
+})
 
 
 def set_of(tx, items, cls):
     found = {}
-    for item in [] if items is None else unpack(tx, items):
+    for item in unpack(tx, items):
         found.setdefault(key_of(tx, item), item)
     return SetVal(items=found, cls=cls)
 
 
-@handles(set)
-def make_set(tx, items=None):
-    return set_of(tx, items, set)
+def fill(tx, dictionary, args, kwargs):
+    dict_update(tx, dictionary, *args, **kwargs)
+    return dictionary
 
 
-@handles(frozenset)
-def make_frozenset(tx, items=None):
-    return set_of(tx, items, frozenset)
-
-
-@handles(dict)
-def make_dict(tx, *args, **kwargs):
-    result = DictVal()
-    dict_update(tx, result, *args, **kwargs)
-    return result
-
-
-@handles(collections.OrderedDict)
-def make_ordered_dict(tx, *args, **kwargs):
-    result = DictVal(cls=collections.OrderedDict)
-    dict_update(tx, result, *args, **kwargs)
-    return result
+@handles(tuple)
+def make_tuple(tx, items=EMPTY):
+    if type(items) is TupleVal and items.cls is tuple:
+        return items
+    return TupleVal(items=unpack(tx, items))
 
 
 @handles(collections.defaultdict)
-def make_defaultdict(tx, factory=None, *args, **kwargs):
-    result = DictVal(cls=collections.defaultdict)
-    if factory is not None and not identical(factory, NONE):
-        result.factory = factory
-    dict_update(tx, result, *args, **kwargs)
-    return result
+def make_defaultdict(tx, factory=NONE, *args, **kwargs):
+    factory = None if identical(factory, NONE) else factory
+    return fill(tx, DictVal(cls=collections.defaultdict, factory=factory), args, kwargs)
 
 
 @handles(dict.fromkeys)
 def dict_fromkeys(tx, keys, value=NONE):
-    result = DictVal()
-    for key in unpack(tx, keys):
-        set_item(tx, result, key, value)
-    return result
+    return fill(tx, DictVal(), [ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)])], {})
 
 
 @handles(collections.deque)
-def make_deque(tx, items=None, maxlen=NONE):
-    result = ListVal(items=[] if items is None else unpack(tx, items), cls=collections.deque, maxlen=maxlen.value)
-    if result.maxlen is not None and len(result.items) > result.maxlen:
-        del result.items[:len(result.items) - result.maxlen]
-    return result
+def make_deque(tx, items=EMPTY, maxlen=NONE):
+    return ListVal(items=collections.deque(unpack(tx, items), maxlen.value), cls=collections.deque)
 
 
 @handles(slice)
 def make_slice(tx, *args):
-    start, stop, step = (NONE, args[0], NONE) if len(args) == 1 else (*args, NONE)[:3]
-    return SliceVal(start, stop, step)
+    return SliceVal(NONE, args[0], NONE) if len(args) == 1 else SliceVal(*(*args, NONE)[:3])
 
 
 @handles(range)
 def make_range(tx, *args):
-    if any(type(a) is SymVal for a in args):
-        args = [Const(value=int(a.sym)) if type(a) is SymVal else a for a in args]
     if any(type(a) is TensorVal for a in args):
         unsupported(tx, "range() of a tensor")
-    return fold(tx, range, args)
+    return fold(tx, range, [specialize(a) for a in args])
 
 
 # %% [markdown]
@@ -133,57 +104,47 @@ def make_range(tx, *args):
 
 # %%
 @handles(int)
-def to_int(tx, value=Const(value=0), *base):
-    if type(value) is SymVal:
-        return value
+def to_int(tx, value=ZERO, *base):
     if type(value) is TensorVal:
         unsupported(tx, "int() of a tensor")
-    return fold(tx, int, [value, *base])
+    return value if type(value) is SymVal else fold(tx, int, [value, *base])
 
 
 @handles(float)
-def to_float(tx, value=Const(value=0.0)):
+def to_float(tx, value=ZERO):
     if type(value) is TensorVal:
         unsupported(tx, "float() of a tensor")
     return fold(tx, float, [value])
 
 
-@handles(bool)
-def to_bool(tx, value=FALSE):
-    return boolean(truth(tx, value))
-
-
-@handles(str, repr, format, ascii)
-def to_text(tx, *args, **kwargs):
-    unsupported(tx, "text of a value")
-
-
-def text_handler(function):
+def text_handler(function, methods):
+    """str, repr and their like: the program's own method if it has one, else the text of a constant."""
     def handler(tx, *args, **kwargs):
-        if args and type(args[0]) is ExcVal and function is str:
-            if len(args[0].args) == 1:
-                return handler(tx, args[0].args[0])
-        if args and type(args[0]) is ObjVal and function is format:
-            method = lookup(args[0].cls, "__format__")
-            if isinstance(method, types.FunctionType):
-                return call(tx, wrap(tx, method), [args[0], args[1] if len(args) > 1 else Const(value="")])
-            if not identical(args[-1], Const(value="")) and len(args) > 1:
-                unsupported(tx, "format() of an object")
-            return HANDLED[str](tx, args[0])
-        if args and type(args[0]) is ObjVal:
-            method = lookup(args[0].cls, "__str__")
-            if not isinstance(method, types.FunctionType) or function is repr:
-                method = lookup(args[0].cls, "__repr__")
-            if isinstance(method, types.FunctionType) and function in (str, repr) and not isinstance(args[0].real, type):
-                return call(tx, wrap(tx, method), [args[0]])
-        if args and type(args[0]) is TensorVal:
+        value = args[0] if args else None
+        if type(value) is TensorVal:
             unsupported(tx, "the text of a tensor")
+        if type(value) is ExcVal and function is str and len(value.args) == 1:
+            return handler(tx, value.args[0])
+        if type(value) is ObjVal and not isinstance(value.real, type):
+            for method in methods:
+                text = special(tx, value, method)
+                if text is not None:
+                    return text
         return fold(tx, function, args, kwargs)
     return handler
 
 
-for _function in (str, repr, format, ascii):
-    HANDLED[_function] = text_handler(_function)
+for _function, _methods in {str: ("__str__", "__repr__"), repr: ("__repr__",), ascii: ()}.items():
+    HANDLED[_function] = text_handler(_function, _methods)
+
+
+@handles(format)
+def to_format(tx, value, spec=Const(value="")):
+    if type(value) is not ObjVal:
+        return text_handler(format, ())(tx, value, spec)
+    if not identical(spec, Const(value="")) and not hasattr(lookup(value.cls, "__format__"), "__code__"):
+        unsupported(tx, "format() of an object")
+    return special(tx, value, "__format__", spec) or HANDLED[str](tx, value)
 
 
 def folded(function):
@@ -191,25 +152,13 @@ def folded(function):
     return lambda tx, *args, **kwargs: fold(tx, function, args, kwargs)
 
 
-for _function in (ord, chr, hex, bin, oct, hash, int.from_bytes, torch.promote_types, torch.can_cast,
-                  torch.get_default_dtype, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available,
-                  torch.cuda.device_count, torch.get_float32_matmul_precision, str.maketrans,
-                  torch.is_deterministic_algorithms_warn_only_enabled, inspect.isclass):
+for _function in (ord, chr, hex, bin, oct, hash, int.from_bytes, str.maketrans, inspect.isclass, issubclass):
     HANDLED[_function] = folded(_function)
 
 
 @handles(abs)
 def absolute(tx, value):
-    return unary_builtin(tx, abs, torch.abs, value, "__abs__")
-
-
-def unary_builtin(tx, function, torch_function, value, method):
-    if type(value) is TensorVal:
-        return emit(tx, "call_function", torch_function, [value], {})
-    found = lookup(class_of(value), method) if type(value) is ObjVal else None
-    if isinstance(found, types.FunctionType):
-        return call(tx, wrap(tx, found), [value])
-    return fold(tx, function, [value])
+    return emit(tx, "call_function", torch.abs, [value], {}) if type(value) is TensorVal else unary(tx, "abs", value)
 
 
 @handles(round)
@@ -219,42 +168,17 @@ def rounded(tx, value, digits=None):
     return fold(tx, round, [value] if digits is None else [value, digits])
 
 
-@handles(divmod)
-def both(tx, a, b):
-    return TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
-
-
-@handles(pow)
-def power(tx, a, b):
-    return binary(tx, "**", a, b)
-
-
 @handles(sum)
-def total(tx, items, start=Const(value=0)):
-    for item in values_of(tx, items):
-        start = binary(tx, "+", start, item)
-    return start
-
-
-@handles(any)
-def any_of(tx, items):
-    return boolean(any(truth(tx, v) for v in values_of(tx, items)))
-
-
-@handles(all)
-def all_of(tx, items):
-    return boolean(all(truth(tx, v) for v in values_of(tx, items)))
+def total(tx, items, start=ZERO):
+    return functools.reduce(lambda a, b: binary(tx, "+", a, b), values_of(tx, items), start)
 
 
 def extreme(symbol):
     def handler(tx, *items, key=NONE, default=None):
-        if len(items) == 1:
-            items = unpack(tx, items[0])
+        items = unpack(tx, items[0]) if len(items) == 1 else items
         if not items:
-            if default is not None:
-                return default
-            user_error(ValueError, "min() or max() of an empty sequence")
-        if all(type(v) is SymVal or type(v) is Const for v in items) and any(type(v) is SymVal for v in items):
+            return default or user_error(ValueError, "min() or max() of an empty sequence")
+        if {type(v) for v in items} == {SymVal, Const}:
             items = sorted(items, key=lambda v: type(v) is Const)
         measure = (lambda v: v) if identical(key, NONE) else (lambda v: call(tx, key, [v]))
         best, size = items[0], measure(items[0])
@@ -266,83 +190,74 @@ def extreme(symbol):
     return handler
 
 
-HANDLED[min], HANDLED[max] = extreme("<"), extreme(">")
+HANDLED.update({
+    bool: lambda tx, value=FALSE: boolean(truth(tx, value)),
+    divmod: lambda tx, a, b: TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)]),
+    pow: lambda tx, a, b: binary(tx, "**", a, b),
+    any: lambda tx, items: boolean(any(truth(tx, v) for v in values_of(tx, items))),
+    all: lambda tx, items: boolean(all(truth(tx, v) for v in values_of(tx, items))),
+    min: extreme("<"),
+    max: extreme(">"),
+})
 
 
 # %% [markdown]
 # ## Iterators
+#
+# `itertools` is written in C, but it does not care what it iterates over: values will do.
 
 # %%
-@handles(iter)
-def make_iter(tx, value):
-    return iterate(tx, value)
+def rows(tx, tuples):
+    """An iterator whose items are tuples of values, as values."""
+    def items():
+        try:
+            for row in tuples:
+                yield TupleVal(items=list(row))
+        except ValueError as error:
+            user_error(ValueError, str(error))
+    return IterVal(it=items())
+
+
+def each(tx, sequences):
+    return [values_of(tx, s) for s in sequences]
+
+
+def function_of(tx, function, default):
+    """The traced function as a Python function of values; `default` stands for None."""
+    return default if identical(function, NONE) else lambda *args: call(tx, function, list(args))
 
 
 @handles(next)
 def take_next(tx, iterator, default=None):
-    value = next_value(tx, iterator)
-    if value is not None:
-        return value
-    if default is None:
-        raise UserError(ExcVal(cls=StopIteration, args=[]))
-    return default
+    return next_value(tx, iterator) or default or stop_iteration()
 
 
 @handles(enumerate)
-def enumerated(tx, items, start=Const(value=0)):
-    return IterVal(it=(TupleVal(items=[Const(value=i), v]) for i, v in enumerate(values_of(tx, items), start.value)))
-
-
-@handles(zip)
-def zipped(tx, *sequences, strict=FALSE):
-    rows = zip(*[values_of(tx, s) for s in sequences], strict=strict.value)
-    return IterVal(it=rows_as_tuples(tx, rows))
-
-
-def rows_as_tuples(tx, rows):
-    try:
-        for row in rows:
-            yield TupleVal(items=list(row))
-    except ValueError as error:
-        user_error(ValueError, str(error))
-
-
-@handles(map)
-def mapped(tx, function, *sequences):
-    return IterVal(it=(call(tx, function, list(row)) for row in zip(*[values_of(tx, s) for s in sequences])))
+def enumerated(tx, items, start=ZERO):
+    return rows(tx, ((Const(value=i), v) for i, v in enumerate(values_of(tx, items), start.value)))
 
 
 @handles(filter)
 def filtered(tx, function, items):
-    keep = (lambda v: truth(tx, v)) if identical(function, NONE) else (lambda v: truth(tx, call(tx, function, [v])))
-    return IterVal(it=(v for v in values_of(tx, items) if keep(v)))
+    keep = function_of(tx, function, lambda v: v)
+    return IterVal(it=(v for v in values_of(tx, items) if truth(tx, keep(v))))
 
 
 @handles(reversed)
 def reverse(tx, items):
-    found = lookup(class_of(items), "__reversed__")
-    if type(items) is ObjVal and isinstance(found, types.FunctionType):
-        return call(tx, wrap(tx, found), [items])
-    if type(items) is ObjVal:
-        n = length(tx, items).value
-        return IterVal(it=(get_item(tx, items, Const(value=i)) for i in range(n - 1, -1, -1)))
-    return IterVal(it=iter(unpack(tx, items)[::-1]))
+    if type(items) is not ObjVal:
+        return IterVal(it=iter(unpack(tx, items)[::-1]))
+    result = special(tx, items, "__reversed__")
+    if result is not None:
+        return result
+    indices = range(length(tx, items).value - 1, -1, -1)
+    return IterVal(it=(get_item(tx, items, Const(value=i)) for i in indices))
 
 
-@handles(sorted)
-def sort(tx, items, *, key=None, reverse=FALSE):
-    return ListVal(items=sort_values(tx, unpack(tx, items), key, truth(tx, reverse)))
-
-
-# %%
-@handles(itertools.chain)
-def chained(tx, *sequences):
-    return IterVal(it=itertools.chain.from_iterable(values_of(tx, s) for s in sequences))
-
-
-@handles(itertools.chain.from_iterable)
-def chained_from(tx, sequences):
-    return IterVal(it=itertools.chain.from_iterable(values_of(tx, s) for s in values_of(tx, sequences)))
+@handles(itertools.accumulate)
+def accumulated(tx, items, function=NONE, *, initial=None):
+    add = function_of(tx, function, lambda a, b: binary(tx, "+", a, b))
+    return IterVal(it=itertools.accumulate(values_of(tx, items), add, initial=initial))
 
 
 @handles(itertools.islice)
@@ -350,47 +265,161 @@ def sliced(tx, items, *bounds):
     return IterVal(it=itertools.islice(values_of(tx, items), *(b.value for b in bounds)))
 
 
-@handles(itertools.count)
-def counted(tx, start=Const(value=0), step=Const(value=1)):
-    return IterVal(it=(Const(value=i) for i in itertools.count(start.value, step.value)))
-
-
-@handles(itertools.repeat)
-def repeated(tx, item, times=None):
-    return IterVal(it=itertools.repeat(item) if times is None else itertools.repeat(item, times.value))
-
-
-@handles(itertools.cycle)
-def cycled(tx, items):
-    return IterVal(it=itertools.cycle(unpack(tx, items)))
-
-
-@handles(itertools.accumulate)
-def accumulated(tx, items, function=NONE, *, initial=None):
-    add = (lambda a, b: binary(tx, "+", a, b)) if identical(function, NONE) else (lambda a, b: call(tx, function, [a, b]))
-    return IterVal(it=itertools.accumulate(values_of(tx, items), add, initial=initial))
-
-
-@handles(itertools.starmap)
-def starmapped(tx, function, rows):
-    return IterVal(it=(call(tx, function, unpack(tx, row)) for row in values_of(tx, rows)))
-
-
-@handles(itertools.zip_longest)
-def zipped_longest(tx, *sequences, fillvalue=NONE):
-    return IterVal(it=rows_as_tuples(tx, itertools.zip_longest(*[values_of(tx, s) for s in sequences],
-                                                               fillvalue=fillvalue)))
+HANDLED.update({
+    iter: iterate,
+    len: length,
+    zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*each(tx, sequences), strict=strict.value)),
+    map: lambda tx, function, *sequences: IterVal(it=map(function_of(tx, function, None), *each(tx, sequences))),
+    sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(items=sort_values(tx, unpack(tx, items), key, reverse)),
+    itertools.chain: lambda tx, *sequences: IterVal(it=itertools.chain(*each(tx, sequences))),
+    itertools.chain.from_iterable: lambda tx, sequences: IterVal(
+        it=itertools.chain.from_iterable(values_of(tx, s) for s in values_of(tx, sequences))),
+    itertools.count: lambda tx, start=ZERO, step=Const(value=1): IterVal(
+        it=(Const(value=i) for i in itertools.count(start.value, step.value))),
+    itertools.repeat: lambda tx, item, *times: IterVal(it=itertools.repeat(item, *(t.value for t in times))),
+    itertools.cycle: lambda tx, items: IterVal(it=itertools.cycle(unpack(tx, items))),
+    itertools.starmap: lambda tx, function, items: IterVal(
+        it=(call(tx, function, unpack(tx, row)) for row in values_of(tx, items))),
+    itertools.zip_longest: lambda tx, *sequences, fillvalue=NONE: rows(
+        tx, itertools.zip_longest(*each(tx, sequences), fillvalue=fillvalue)),
+})
 
 
 def combinatoric(function):
+    """`itertools.combinations(items, 2)`: whole numbers are passed on, everything else is unpacked."""
     def handler(tx, *args, **kwargs):
-        is_count = [type(a) is Const and type(a.value) is int for a in args]
-        iterables = [unpack(tx, a) for a, n in zip(args, is_count) if not n]
-        counts = [a.value for a, n in zip(args, is_count) if n]
-        return IterVal(it=rows_as_tuples(tx, function(*iterables, *counts, **{k: v.value for k, v in kwargs.items()})))
+        plain = [a.value if type(a) is Const and type(a.value) is int else unpack(tx, a) for a in args]
+        return rows(tx, function(*plain, **{k: v.value for k, v in kwargs.items()}))
     return handler
 
 
 for _function in (itertools.product, itertools.combinations, itertools.permutations, itertools.pairwise,
                   itertools.combinations_with_replacement):
     HANDLED[_function] = combinatoric(_function)
+
+
+# %% [markdown]
+# ## Classes and attributes
+
+# %%
+@handles(type)
+def type_of(tx, value, *more):
+    if more:
+        unsupported(tx, "making a class")
+    return wrap(tx, class_of(value))
+
+
+@handles(isinstance)
+def is_instance(tx, value, classes):
+    classes = as_python(tx, classes)
+    real = getattr(value, "real", None)
+    if type(value) in (TensorVal, ObjVal) and real is not None and real is not NEW:
+        return boolean(isinstance(real, classes))
+    return boolean(issubclass(class_of(value), classes))
+
+
+@handles(getattr)
+def get(tx, value, name, default=None):
+    if default is None:
+        return get_attribute(tx, value, name.value)
+    return unless_raised(AttributeError, lambda: get_attribute(tx, value, name.value)) or default
+
+
+@handles(super)
+def make_super(tx, cls=None, obj=None):
+    if cls is None:                              # the class is in a cell of the method, the object is its first argument
+        frame = tx.frames[-1]
+        cls = read_cell(tx, frame.locals["__class__"], "__class__")
+        obj = read_local(tx, frame, frame.code.co_varnames[0])
+        if type(obj) is CellVal:
+            obj = read_cell(tx, obj, "self")
+    return SuperVal(cls=cls.real, self=obj)
+
+
+HANDLED.update({
+    callable: lambda tx, value: boolean(hasattr(class_of(value), "__call__")),
+    hasattr: lambda tx, value, name: boolean(has_attribute(tx, value, name.value)),
+    setattr: lambda tx, value, name, new: set_attribute(tx, value, name.value, new),
+    delattr: lambda tx, value, name: set_attribute(tx, value, name.value, None),
+    vars: lambda tx, value: get_attribute(tx, value, "__dict__"),
+    object: lambda tx: ObjVal(real=NEW, cls=object),
+    object.__new__: lambda tx, cls, *args, **kwargs: ObjVal(real=NEW, cls=cls.real),
+    torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(tx, module, name.value, new),
+    torch.nn.Module.__getattr__: lambda tx, module, name: module_child(tx, module, name.value),
+    types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
+    types.SimpleNamespace: lambda tx, **attributes: ObjVal(real=NEW, cls=types.SimpleNamespace, attrs=attributes),
+    typing.cast: lambda tx, cls, value: value,
+})
+
+
+# %% [markdown]
+# ## Functions of functions
+
+# %%
+@handles(functools.partial)
+def make_partial(tx, function, *args, **kwargs):
+    return PartialVal(func=function, args=list(args), kwargs=kwargs)
+
+
+@handles(functools.reduce)
+def reduced(tx, function, items, initial=None):
+    items = values_of(tx, items)
+    value = initial or next(items, None) or user_error(TypeError, "reduce() of empty iterable with no initial value")
+    return functools.reduce(lambda a, b: call(tx, function, [a, b]), items, value)
+
+
+def getter(keys, read) -> PropertyVal:
+    """A callable of one value that reads one thing of it, or a tuple of several."""
+    def apply(tx, args, kwargs):
+        found = [read(tx, args[0], key) for key in keys]
+        return found[0] if len(found) == 1 else TupleVal(items=found)
+    return PropertyVal(call=apply, name="getter")
+
+
+@handles(operator.itemgetter)
+def make_itemgetter(tx, *keys):
+    return getter(keys, get_item)
+
+
+@handles(operator.attrgetter)
+def make_attrgetter(tx, *names):
+    def read(tx, value, name):
+        return functools.reduce(lambda v, attribute: get_attribute(tx, v, attribute), name.value.split("."), value)
+    return getter(names, read)
+
+
+# %% [markdown]
+# The operator module repeats the instructions as functions.
+
+# %%
+for _symbol, _name in BINARY.items():
+    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b)
+    HANDLED[python_operator("i" + _name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b, inplace=True)
+for _symbol, _name in COMPARE.items():
+    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: compare(tx, s, a, b)
+for _name in ("neg", "pos", "invert"):
+    HANDLED[getattr(operator, _name)] = lambda tx, a, n=_name: unary(tx, n, a)
+HANDLED.update({
+    operator.getitem: get_item,
+    operator.setitem: set_item,
+    operator.delitem: delete_item,
+    operator.not_: lambda tx, a: boolean(not truth(tx, a)),
+    operator.truth: lambda tx, a: boolean(truth(tx, a)),
+    operator.is_: lambda tx, a, b: boolean(identical(a, b)),
+    operator.is_not: lambda tx, a, b: boolean(not identical(a, b)),
+    operator.contains: lambda tx, a, b: boolean(contains(tx, a, b)),
+    operator.index: lambda tx, a: a if type(a) is SymVal else fold(tx, operator.index, [a]),
+})
+
+
+# %% [markdown]
+# What looks at the program itself, or talks to the world, ends the graph.
+
+# %%
+def refused(reason):
+    return lambda tx, *args, **kwargs: unsupported(tx, reason)
+
+
+HANDLED[print], HANDLED[id] = refused("print()"), refused("id()")
+for _function in (globals, locals, eval, exec, compile, open, input, breakpoint, __import__):
+    HANDLED[_function] = refused("a builtin that looks at or runs the program itself")

@@ -30,7 +30,7 @@ from ..errors import SkipFrame, Unsupported
 from . import builtins_, builtins_torch, contexts, opcodes, opcodes_calls  # noqa: F401  (they fill the tables)
 from .contexts import close_all, restore, set_grad
 from .epilogue import Epilogue, expression, write_effects
-from .interpreter import StopTrace, Tracer, location, make_frame, run
+from .interpreter import Frame, StopTrace, Tracer, location, run
 from .values import Lazy, TensorVal, UserError, describe
 from .wrap import guard_sizes, wrap
 
@@ -93,7 +93,7 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
     tx.dynamic, tx.limit, tx.root_globals = options.dynamic, options.max_ops, func.__globals__
     for kind in WORLD:
         tx.guards.add(None, kind, read_state(STATE_KINDS[kind]))
-    frame = make_frame(code, func.__globals__, None)
+    frame = Frame(code, func.__globals__, None)
     for name, value in args.items():
         frame.locals[name] = Lazy(value, LocalSource(name))
     for i, cell in enumerate(func.__closure__ or ()):
@@ -111,7 +111,7 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
     mode, recording = torch.is_grad_enabled(), None
     tx, frame = start(func, args, options, stop_at)
     try:
-        result = run(tx, frame)
+        result = run(tx, frame).value
         if tx.contexts:
             raise SkipFrame("a context manager is left open", location(tx))
         tx.grad_after = torch.is_grad_enabled()

@@ -11,13 +11,14 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass, replace
 
 import torch
 
 from .attributes import attributes_of
-from .interpreter import Tracer, unsupported
+from .interpreter import CALLS, Tracer, call, unsupported
 from .tensors import finish_node
-from .values import Const, ContextVal, NONE, PropertyVal, Value
+from .values import Const, ContextVal, FALSE, NONE, PropertyVal, Value
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -34,14 +35,14 @@ def set_grad(tx: Tracer, enabled: bool):
 def enter(tx: Tracer, context: ContextVal) -> Value:
     """context.__enter__()"""
     if context.kind == "grad":
-        context.saved.append(getattr(context, "immediate", torch.is_grad_enabled()))
+        context.saved.append(torch.is_grad_enabled() if context.immediate is None else context.immediate)
         set_grad(tx, context.state[0])
     elif context.kind == "autocast":
         node = tx.graph.call_function(enter_autocast, tuple(context.state))
         finish_node(tx, node, None)
         context.saved.append((node, enter_autocast(*context.state)))
     tx.contexts.append(context)
-    return NONE if context.kind == "grad" else context if context.kind == "autocast" else context.result
+    return context if context.kind == "autocast" else context.result or NONE
 
 
 def leave(tx: Tracer, context: ContextVal):
@@ -75,17 +76,25 @@ def restore(tx: Tracer):
             exit_autocast(context.saved.pop()[1])
 
 
+# %% [markdown]
+# ## As a value
+#
+# A context manager has attributes like any other value, and called as a decorator, `@torch.no_grad()`, it
+# wraps a function: each call enters a fresh copy of the context.
+
 # %%
+def fresh(context: ContextVal) -> ContextVal:
+    return replace(context, saved=[], immediate=None, source=None)
+
+
 @attributes_of(ContextVal)
 def context_attribute(tx, value, name):
     if name == "__enter__":
         return PropertyVal(name=name, call=lambda tx, args, kwargs: enter(tx, value))
     if name == "__exit__":
-        return ContextExit(name=name, call=lambda tx, args, kwargs: leave(tx, value) or Const(value=False),
-                           context=value)
+        return ContextExit(name=name, call=lambda tx, args, kwargs: leave(tx, value) or FALSE, context=value)
     if name == "clone":
-        return PropertyVal(name=name, call=lambda tx, args, kwargs: ContextVal(
-            kind=value.kind, state=value.state, factory=value.factory))
+        return PropertyVal(name=name, call=lambda tx, args, kwargs: fresh(value))
     if name == "__class__":
         return wrap(tx, value.factory)
     if name == "prev" and value.kind == "grad":
@@ -93,12 +102,22 @@ def context_attribute(tx, value, name):
     unsupported(tx, f"the attribute {name} of a context manager")
 
 
+@dataclass(eq=False)
 class ContextExit(PropertyVal):
     """The bound `__exit__` that `with` keeps on the stack; a resume function makes it anew."""
+    context: ContextVal = None
 
-    def __init__(self, name, call, context):
-        super().__init__(call=call, name=name)
-        self.context = context
+
+@CALLS.of(ContextVal)
+def decorate(tx, context, args, kwargs):
+    def apply(tx, call_args, call_kwargs):
+        inner = fresh(context)
+        enter(tx, inner)
+        try:
+            return call(tx, args[0], call_args, call_kwargs)
+        finally:
+            leave(tx, inner)
+    return PropertyVal(call=apply, name="decorated")
 
 
 # %% [markdown]
@@ -107,30 +126,29 @@ class ContextExit(PropertyVal):
 # What `torch.no_grad()`, `torch.autocast("cuda", torch.bfloat16)` or `nullcontext(x)` give when called.
 
 # %%
+GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+PROFILER_CLASSES = (torch.profiler.record_function, torch.autograd.profiler.record_function)
+
+
 def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
     """The context value for a call of a known class, or None when the class is not known."""
-    if cls in (torch.no_grad, torch.enable_grad):
-        return ContextVal(kind="grad", state=(cls is torch.enable_grad,), factory=cls)
-    if cls in (torch.set_grad_enabled, torch.autograd.grad_mode.set_grad_enabled):
-        mode = (list(args) + list(kwargs.values()))[0]
-        if type(mode) is not Const:
-            unsupported(tx, "set_grad_enabled() of something that is no constant")
-        context = ContextVal(kind="grad", state=(bool(mode.value),), factory=cls)
-        context.immediate = torch.is_grad_enabled()
-        set_grad(tx, bool(mode.value))
-        return context
-    if issubclass(cls, torch.amp.autocast_mode.autocast):
-        if not all(type(a) is Const for a in (*args, *kwargs.values())):
-            unsupported(tx, "autocast() with arguments that are not constants")
+    autocast = issubclass(cls, torch.amp.autocast_mode.autocast)
+    if (autocast or cls in GRAD_CLASSES) and not all(type(a) is Const for a in (*args, *kwargs.values())):
+        unsupported(tx, f"{cls.__name__}() with arguments that are not constants")
+    if autocast:
         real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
-        return ContextVal(kind="autocast", state=(real.device, real.fast_dtype, real._enabled, real._cache_enabled),
-                          factory=torch.autocast)
-    if cls in (torch.profiler.record_function, torch.autograd.profiler.record_function):
-        context = ContextVal(kind="null", factory=contextlib.nullcontext)
-        context.result = NONE
+        state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
+        return ContextVal(kind="autocast", state=state, factory=torch.autocast)
+    if cls is torch.set_grad_enabled:
+        mode = bool((*args, *kwargs.values())[0].value)
+        context = ContextVal(kind="grad", state=(mode,), factory=cls, immediate=torch.is_grad_enabled())
+        set_grad(tx, mode)                       # takes effect already when it is made
         return context
+    if cls in GRAD_CLASSES:
+        return ContextVal(kind="grad", state=(cls is torch.enable_grad,), factory=cls)
+    if cls in PROFILER_CLASSES:
+        return ContextVal(kind="null", factory=contextlib.nullcontext, result=NONE)
     if cls is contextlib.nullcontext:
-        context = ContextVal(kind="null", factory=cls)
-        context.result = args[0] if args else kwargs.get("enter_result", NONE)
-        return context
+        result = args[0] if args else kwargs.get("enter_result", NONE)
+        return ContextVal(kind="null", factory=cls, result=result)
     return None

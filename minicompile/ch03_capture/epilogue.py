@@ -18,6 +18,7 @@
 # %%
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import types
@@ -112,6 +113,10 @@ def expressions(ep, values) -> str:
     return "".join(expression(ep, v) + ", " for v in values)
 
 
+def keywords(ep, named) -> str:
+    return "".join(f"{k}={expression(ep, v)}, " for k, v in named.items())
+
+
 # %% [markdown]
 # ## Each kind of value
 
@@ -142,7 +147,7 @@ def tuple_text(ep, value):
 def list_text(ep, value):
     if value.cls is list:
         return f"[{expressions(ep, value.items)}]"
-    return f"{pool(ep, value.cls)}([{expressions(ep, value.items)}], {value.maxlen})"
+    return f"{pool(ep, value.cls)}([{expressions(ep, value.items)}], {value.items.maxlen})"
 
 
 @reconstructs(DictVal)
@@ -240,9 +245,7 @@ def method_name_text(ep, value):
 
 @reconstructs(PartialVal)
 def partial_text(ep, value):
-    import functools
-    named = "".join(f"{k}={expression(ep, v)}, " for k, v in value.kwargs.items())
-    return f"{pool(ep, functools.partial)}({expressions(ep, (value.func, *value.args))}{named})"
+    return f"{pool(ep, functools.partial)}({expressions(ep, (value.func, *value.args))}{keywords(ep, value.kwargs)})"
 
 
 @reconstructs(ContextVal)
@@ -271,7 +274,7 @@ def write_effects(ep: Epilogue):
         namespace = "__G" if owner is ep.tx.root_globals else pool(ep, owner)
         ep.writes.append(f"{namespace}[{name!r}] = {expression(ep, value)}")
     for function, args, kwargs in ep.tx.replays:
-        ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)})")
+        ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
 
 
 def write_list(ep, value, target):

@@ -30,8 +30,10 @@ from ..ch01_graphs.graph import Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import ConstantSource, Source
-from .values import Const, DictVal, ExcVal, GenVal, NONE, NotConstant, TupleVal, UserError, Value, user_error
 from ..errors import SkipFrame, Unsupported
+from .values import (
+    Const, DictVal, ExcVal, GenVal, NEW, NONE, NotConstant, ObjVal, Table, TupleVal, UserError, Value, class_of,
+    describe, user_error)
 
 PYTHON = sys.version_info[:2]
 
@@ -78,12 +80,56 @@ class Frame:
     closure: list = field(default_factory=list)
     stack: list = field(default_factory=list)
     ip: int = 0
-    instructions: list = None
     kw_names: tuple = ()
     handling: Value = NONE
-    contexts: list = field(default_factory=list)
-    function: Value | None = None
-    iterating: bool = False
+
+    def __post_init__(self):
+        self.decoded = decode(self.code)
+
+
+# %% [markdown]
+# ## Instructions
+#
+# The handler of an instruction says in its signature what the instruction does to the stack. `BINARY_SUBSCR`
+# pops a container and a key and pushes one result:
+#
+#     @opcode("BINARY_SUBSCR")
+#     def binary_subscr(tx, frame, i, container, key):
+#         return get_item(tx, container, key)
+#
+# The parameters after the instruction `i` are popped, in the order in which they were pushed; `*items` takes
+# as many as the instruction's argument says (`BUILD_LIST 3`). What the handler returns is pushed: nothing, a
+# value, or a list of values. A `Leave` ends the frame.
+
+# %%
+HANDLERS: dict = {}
+
+
+def opcode(*names):
+    """Register the handler of one or several instructions: `handler(tx, frame, instruction, *operands)`."""
+    def register(function):
+        operands = list(inspect.signature(function).parameters.values())[3:]
+        variadic = any(p.kind is p.VAR_POSITIONAL for p in operands)
+        for name in names:
+            HANDLERS[name] = function, len(operands) - variadic, variadic
+        return function
+    return register
+
+
+@dataclass(eq=False)
+class Leave:
+    """The end of a frame's run: it returns a value, or yields one and can go on."""
+    value: Value
+    yielded: bool = False
+
+
+def pop_many(frame: Frame, count: int) -> list:
+    """Remove and return the top `count` values of the stack, deepest first."""
+    if count == 0:
+        return []
+    items = frame.stack[-count:]
+    del frame.stack[-count:]
+    return items
 
 
 # %% [markdown]
@@ -97,95 +143,78 @@ class Frame:
 # %%
 @dataclass(eq=False)
 class Decoded:
+    """steps: per instruction (handler or None, number of operands it pops, instruction)."""
     instructions: list
+    steps: list
     index: dict
     table: list
     lines: list
 
 
 _DECODED: dict = {}
-HANDLERS: dict = {}
-
-
-def opcode(*names):
-    """Register the handler of one or several instructions: `handler(tx, frame, instruction)`."""
-    def register(function):
-        for name in names:
-            HANDLERS[name] = function
-        return function
-    return register
 
 
 def decode(code: types.CodeType) -> Decoded:
     found = _DECODED.get(code)
     if found is None:
         instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-        index, lines, line, position = {}, [], code.co_firstlineno, 0
-        offsets = {i.offset: n for n, i in enumerate(instructions)}
+        index, position = {}, 0
         for offset in range(0, len(code.co_code) + 2, 2):      # a jump may aim at an EXTENDED_ARG prefix
             while position < len(instructions) and instructions[position].offset < offset:
                 position += 1
-            index[offset] = offsets.get(offset, position)
+            index[offset] = position
+        steps, lines, line = [], [], code.co_firstlineno
         for i in instructions:
             line = (i.positions.lineno if i.positions else None) or line
             lines.append(line)
-        steps = [(HANDLERS.get(i.opname), i) for i in instructions]
-        found = _DECODED[code] = Decoded(steps, index, dis._parse_exception_table(code), lines)
+            handler, pops, variadic = HANDLERS.get(i.opname, (None, 0, False))
+            steps.append((handler, pops + i.arg if variadic else pops, i))
+        found = _DECODED[code] = Decoded(instructions, steps, index, dis._parse_exception_table(code), lines)
     return found
-
-
-def make_frame(code, globals_, globals_source, function=None) -> Frame:
-    return Frame(code, globals_, globals_source, instructions=decode(code).instructions, function=function)
 
 
 # %% [markdown]
 # ## The loop
 #
-# A handler returns None to go on, or a value to leave the frame: the result of `return`, or what a
-# generator yields. Exceptions come in two kinds. `UserError` belongs to the traced program: look for a
-# handler in the exception table, as CPython does. `Unsupported` is ours and passes through to `capture`.
+# Exceptions come in two kinds. `UserError` belongs to the traced program: look for a handler in the exception
+# table, as CPython does. `Unsupported` is ours and passes through to `capture`.
 
 # %%
-class Yielded:
-    """Wrapper that tells a yielded value from a returned one."""
-    __slots__ = ("value",)
-
-    def __init__(self, value):
-        self.value = value
-
-
 class StopTrace(Exception):
     """The outermost frame has reached the instruction at which the graph breaks."""
 
 
-def run(tx: Tracer, frame: Frame):
-    """Execute `frame` until it returns (a Value) or yields (a Yielded)."""
-    outermost = not tx.frames
-    tx.frames.append(frame)
-    if len(tx.frames) > 180:
-        tx.frames.pop()
+def run(tx: Tracer, frame: Frame) -> Leave:
+    """Execute `frame` until it returns or yields."""
+    if len(tx.frames) >= 180:
         raise Unsupported("calls nested more than 180 deep", location(tx))
+    outermost, steps, stack = not tx.frames, frame.decoded.steps, frame.stack
+    tx.frames.append(frame)
     try:
         while True:
             if outermost:
                 if tx.steps == tx.stop_at:
                     raise StopTrace
                 tx.steps += 1
-            handler, instruction = frame.instructions[frame.ip]
+            handler, pops, instruction = steps[frame.ip]
             frame.ip += 1
             tx.ops += 1
             if handler is None:
                 raise Unsupported(f"the instruction {instruction.opname}", location(tx))
             try:
-                result = handler(tx, frame, instruction)
+                pushed = handler(tx, frame, instruction, *pop_many(frame, pops))
             except UserError as error:
                 if tx.ops > tx.limit or not unwind(frame, instruction.offset, error.exc):
                     raise
                 continue
             except NotConstant:
                 unsupported(tx, f"{instruction.opname} of something that is no constant")
-            if result is not None:
-                return result
+            if type(pushed) is list:
+                stack.extend(pushed)
+            elif type(pushed) is Leave:
+                return pushed
+            elif pushed is not None:
+                stack.append(pushed)
             if tx.ops > tx.limit:
                 raise SkipFrame(f"more than {tx.limit} instructions to trace", location(tx))
     finally:
@@ -194,19 +223,19 @@ def run(tx: Tracer, frame: Frame):
 
 def unwind(frame: Frame, offset: int, exc: ExcVal) -> bool:
     """Jump to the handler that covers `offset`; False when there is none."""
-    for entry in decode(frame.code).table:
+    for entry in frame.decoded.table:
         if entry.start <= offset < entry.end:
             del frame.stack[entry.depth:]
             if entry.lasti:
                 frame.stack.append(Const(value=offset))
             frame.stack.append(exc)
-            frame.ip = decode(frame.code).index[entry.target]
+            jump(frame, entry.target)
             return True
     return False
 
 
 def jump(frame: Frame, offset: int):
-    frame.ip = decode(frame.code).index[offset]
+    frame.ip = frame.decoded.index[offset]
 
 
 # %% [markdown]
@@ -231,18 +260,15 @@ def is_library(filename: str) -> bool:
 
 
 def line_of(frame: Frame) -> int:
-    return decode(frame.code).lines[max(frame.ip - 1, 0)]
+    return frame.decoded.lines[max(frame.ip - 1, 0)]
 
 
 def location(tx: Tracer):
     """The user's innermost line, or None outside any frame."""
-    for frame in reversed(tx.frames):
-        if not is_library(frame.code.co_filename):
-            return Location(frame.code.co_filename, line_of(frame), frame.code.co_name)
-    if tx.frames:
-        frame = tx.frames[0]
-        return Location(frame.code.co_filename, line_of(frame), frame.code.co_name)
-    return None
+    if not tx.frames:
+        return None
+    frame = next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename)), tx.frames[0])
+    return Location(frame.code.co_filename, line_of(frame), frame.code.co_name)
 
 
 def call_chain(tx: Tracer) -> list:
@@ -278,9 +304,29 @@ def constant_source(tx: Tracer, real) -> ConstantSource:
     return ConstantSource(index, real)
 
 
-def mark_dirty(tx: Tracer, value: Value):
-    """`value` existed before the call and has been changed: write it back when the call ends."""
+def touch(tx: Tracer, value: Value):
+    """`value` is about to change. If it existed before the call, its final contents are written back at the end."""
+    if value.real is None or value.real is NEW:
+        return
+    if value.source is None and type(value) is not ObjVal:
+        unsupported(tx, f"changing {describe(value)} that belongs to a library")
     tx.dirty.setdefault(id(value), value)
+
+
+# %% [markdown]
+# ## Calls
+#
+# What a call does depends on the kind of value that is called; `calls.py` fills the table.
+
+# %%
+CALLS = Table()                       # kind of value -> function(tx, callee, args, kwargs)
+
+
+def call(tx: Tracer, callee: Value, args, kwargs=None) -> Value:
+    """callee(*args, **kwargs); args: list of values, kwargs: dict of values."""
+    if type(callee) not in CALLS:
+        user_error(TypeError, f"'{class_of(callee).__name__}' object is not callable")
+    return CALLS[type(callee)](tx, callee, args, kwargs or {})
 
 
 # %% [markdown]
@@ -333,37 +379,29 @@ def bind(tx, code, name, defaults, kwdefaults, args, kwargs) -> dict:
 REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs, function=None):
+def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs):
     """Run a Python function's bytecode as a frame of this trace and return its result."""
     if code.co_flags & REFUSED_FLAGS:
         unsupported(tx, f"the coroutine {name}")
-    frame = make_frame(code, globals_, globals_source, function)
+    frame = Frame(code, globals_, globals_source, closure=closure)
     frame.locals = bind(tx, code, name, defaults, kwdefaults, args, kwargs)
-    frame.closure = closure
-    if code.co_flags & inspect.CO_GENERATOR:
-        return GenVal(frame=frame)
-    return run(tx, frame)
+    return GenVal(frame=frame) if code.co_flags & inspect.CO_GENERATOR else run(tx, frame).value
 
 
 def advance(tx, generator: GenVal, sent: Value = NONE):
     """next(generator): the yielded value, or None when it has returned (its result is in `generator.result`)."""
-    if generator.done:
-        generator.result = NONE
-        return None
     frame = generator.frame
     if frame in tx.frames:
         user_error(ValueError, "generator already executing")
+    if generator.done:
+        generator.result = NONE
+        return None
     if generator.started:
         frame.stack.append(sent)
-    else:
-        generator.started = True
-    try:
-        result = run(tx, frame)
-    except BaseException:
-        generator.done = True
-        raise
-    if type(result) is Yielded:
-        return result.value
-    generator.done = True
-    generator.result = result
+    generator.started = generator.done = True        # done, should the run fail
+    left = run(tx, frame)
+    if left.yielded:
+        generator.done = False
+        return left.value
+    generator.result = left.value
     return None

@@ -9,15 +9,15 @@
 from __future__ import annotations
 
 import collections
+import itertools
 
-from .attributes import MISSING, call, class_of, lookup
+from .attributes import special
 from .interpreter import Tracer, advance, unsupported
 from .tensors import emit, tensor_shape
 from .values import (
-    Const, DictVal, GenVal, IterVal, ListVal, ObjVal, SetVal, TensorVal, TupleVal, UserError, Value,
-    describe, user_error)
+    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, UserError, Value, class_of,
+    describe, lookup, user_error)
 from .wrap import dict_contents, guard_keys, realize, wrap
-
 
 DICT_SLOTS = (dict.__iter__, dict.__len__, collections.OrderedDict.__iter__)
 
@@ -45,11 +45,11 @@ def iterate(tx: Tracer, value: Value) -> Value:
             unsupported(tx, "iterating over a 0-d tensor")
         return IterVal(it=iter(emit(tx, "call_method", "unbind", [value], {}).items))
     if kind is ObjVal and isinstance(value.real, type) and hasattr(type(value.real), "__iter__"):
-        return IterVal(it=(wrap(tx, item) for item in list(value.real)))
-    found = lookup(class_of(value), "__iter__")
-    if found is not MISSING and kind is ObjVal and hasattr(found, "__code__"):
-        return call(tx, wrap(tx, found), [value])
-    if kind is ObjVal and lookup(value.cls, "__getitem__") is not MISSING and found is MISSING:
+        return IterVal(it=(wrap(tx, item) for item in list(value.real)))      # an Enum
+    iterator = special(tx, value, "__iter__")
+    if iterator is not None:
+        return iterator
+    if kind is ObjVal and lookup(value.cls, "__iter__") is MISSING and lookup(value.cls, "__getitem__") is not MISSING:
         return IterVal(it=by_index(tx, value))
     unsupported(tx, f"iterating over {describe(value)}")
 
@@ -72,16 +72,22 @@ def keys(tx, value):
 
 
 def by_index(tx, value):
-    from .operations import get_item
-    i = 0
-    while True:
-        try:
-            yield get_item(tx, value, Const(value=i))
-        except UserError as error:
-            if issubclass(error.exc.cls, IndexError):
-                return
-            raise
-        i += 1
+    """Python's oldest protocol: `value[0]`, `value[1]`, ... until an IndexError."""
+    for i in itertools.count():
+        item = unless_raised(IndexError, lambda: special(tx, value, "__getitem__", Const(value=i)))
+        if item is None:
+            return
+        yield item
+
+
+def unless_raised(cls, function):
+    """function(), or None when the traced program raises a `cls` in it."""
+    try:
+        return function()
+    except UserError as error:
+        if issubclass(error.exc.cls, cls):
+            return None
+        raise
 
 
 def next_value(tx: Tracer, iterator: Value) -> Value | None:
@@ -90,14 +96,8 @@ def next_value(tx: Tracer, iterator: Value) -> Value | None:
         return next(iterator.it, None)
     if type(iterator) is GenVal:
         return advance(tx, iterator)
-    found = lookup(class_of(iterator), "__next__")
-    if type(iterator) is ObjVal and hasattr(found, "__code__"):
-        try:
-            return call(tx, wrap(tx, found), [iterator])
-        except UserError as error:
-            if issubclass(error.exc.cls, StopIteration):
-                return None
-            raise
+    if type(iterator) is ObjVal and hasattr(lookup(iterator.cls, "__next__"), "__code__"):
+        return unless_raised(StopIteration, lambda: special(tx, iterator, "__next__"))
     unsupported(tx, f"next() of {describe(iterator)}")
 
 
@@ -113,8 +113,9 @@ def values_of(tx: Tracer, value: Value):
 
 def unpack(tx: Tracer, value: Value) -> list:
     """list(value), as a Python list of values."""
-    if type(value) in (TupleVal, ListVal):
-        value.items[:] = [realize(tx, item) for item in value.items]
+    if type(value) is TupleVal or type(value) is ListVal:
+        for i, item in enumerate(value.items):
+            value.items[i] = realize(tx, item)
         return list(value.items)
     return list(values_of(tx, value))
 
@@ -135,11 +136,9 @@ def length(tx: Tracer, value: Value) -> Value:
         return tensor_shape(tx, value).items[0]
     if kind is Const and hasattr(value.value, "__len__"):
         return Const(value=len(value.value))
-    found = lookup(class_of(value), "__len__")
-    if kind is ObjVal and hasattr(found, "__code__"):
-        return call(tx, wrap(tx, found), [value])
     if kind is ObjVal and isinstance(value.real, type) and hasattr(type(value.real), "__len__"):
         return Const(value=len(value.real))
-    if found is MISSING:
+    result = special(tx, value, "__len__")
+    if result is None and lookup(class_of(value), "__len__") is MISSING:
         user_error(TypeError, f"object of type '{class_of(value).__name__}' has no len()")
-    unsupported(tx, f"len() of {describe(value)}")
+    return result or unsupported(tx, f"len() of {describe(value)}")

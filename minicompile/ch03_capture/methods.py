@@ -1,9 +1,11 @@
 # %% [markdown]
 # # Methods of containers and constants
 #
-# The methods of `list`, `dict`, `set` and their relatives are C code: there is no bytecode to inline. Each
-# gets a small function on values. Methods of constants (`"{}_{}".format(...)`, `name.split(".")`) need
-# none: they are called, now.
+# The methods of `list`, `dict`, `set` and their relatives are C code: there is no bytecode to inline. But a
+# container of values is itself a Python container, so for most methods Python does the work: `pop` of a
+# traced list is `pop` of its list of values, the union of two traced sets is the union of their keys. The
+# operators are methods too (`+` is `__add__`). Methods of constants (`"{}_{}".format(...)`,
+# `name.split(".")`) need nothing at all: they are called, now.
 #
 # A container that existed before the call must not change while we trace. Every change goes to the value,
 # `touch` marks it, and the epilogue writes the final contents into the real object.
@@ -13,42 +15,29 @@ from __future__ import annotations
 
 import functools
 
+import torch
 
-from .attributes import call
-from .interpreter import Tracer, advance, mark_dirty, unsupported
-from .iterate import iterate, next_value, unpack
+from .attributes import get_attribute, has_attribute
+from .interpreter import Tracer, advance, call, touch, unsupported
+from .iterate import iterate, length, next_value, unpack
 from .operations import (
-    NotConstant, as_python, compare, contains, delete_item, fold, get_item, identical, index_of, set_item,
-    truth)
+    METHODS, as_python, binary, compare, contains, delete_item, equal, fold, get_item, index_of, set_item,
+    specialize, truth, user_errors)
 from .tensors import call_tensor_method
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, ObjVal, SetVal, TensorVal, TupleVal,
-    UserError, Value, describe, user_error)
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE, TensorVal,
+    TupleVal, UserError, Value, boolean, describe, user_error)
 from .wrap import guard_keys, guard_missing, key_of, realize
-
-METHODS: dict = {}
 
 
 def method(kind, *names):
-    """Register methods of a kind of value: function(tx, self, *args, **kwargs), values in, value out."""
-    def register(function):
-        for name in names:
-            METHODS[kind, name] = function
-        return function
-    return register
+    """Register methods of a kind of value: function(tx, self, *args, **kwargs), values in, value (or None) out."""
+    return METHODS.of(*((kind, name) for name in names))
 
 
-def touch(tx: Tracer, value: Value):
-    """`value` is about to change."""
-    if value.real is not None:
-        if value.source is None:
-            unsupported(tx, f"changing {describe(value)} that belongs to a library")
-        value.mutated = True
-        mark_dirty(tx, value)
-
-
-def call_method(tx: Tracer, value: Value, name: str, args, kwargs) -> Value:
+def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value:
     """value.name(*args, **kwargs) for a value whose methods are written in C."""
+    kwargs = kwargs or {}
     if type(value) is TensorVal:
         return call_tensor_method(tx, value, name, args, kwargs)
     function = METHODS.get((type(value), name)) or METHODS.get((Value, name))
@@ -63,50 +52,19 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs) -> Value:
         try:
             if type(value) is Const and isinstance(value.value, str) and name == "join":
                 args = [TupleVal(items=unpack(tx, args[0]))]
-            real = as_python(tx, value)
-            return fold(tx, lambda *a, **k: getattr(real, name)(*a, **k), args, kwargs)
+            return fold(tx, getattr(as_python(tx, value), name), args, kwargs)
         except NotConstant:
             pass
     unsupported(tx, f"the method {name} of {describe(value)}")
 
 
-def constant(value, default=None):
-    return default if value is None else value.value
-
-
-# %% [markdown]
-# ## Any container
-
-# %%
-@method(Value, "__len__")
-def any_len(tx, self):
-    from .iterate import length
-    return length(tx, self)
-
-
-@method(Value, "__getitem__")
-def any_getitem(tx, self, key):
-    return get_item(tx, self, key)
+METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (Value, "__getitem__"): get_item,
+                (Value, "__setitem__"): set_item, (Value, "__delitem__"): delete_item})
 
 
 @method(Value, "__contains__")
 def any_contains(tx, self, item):
-    return Const(value=contains(tx, self, item))
-
-
-@method(Value, "__iter__")
-def any_iter(tx, self):
-    return iterate(tx, self)
-
-
-@method(Value, "__setitem__")
-def any_setitem(tx, self, key, value):
-    set_item(tx, self, key, value)
-
-
-@method(Value, "__delitem__")
-def any_delitem(tx, self, key):
-    delete_item(tx, self, key)
+    return boolean(contains(tx, self, item))
 
 
 @method(Value, "__eq__")
@@ -118,55 +76,33 @@ def any_eq(tx, self, other):
 # ## list, tuple, deque
 
 # %%
-@method(ListVal, "append")
-def list_append(tx, self, item):
-    touch(tx, self)
-    self.items.append(item)
-    if self.maxlen is not None:
-        del self.items[:-self.maxlen or len(self.items)]
+def itself(tx, value):
+    return value
 
 
-@method(ListVal, "appendleft")
-def list_appendleft(tx, self, item):
-    touch(tx, self)
-    self.items.insert(0, item)
-    if self.maxlen is not None:
-        del self.items[self.maxlen:]
+def changes_items(name, *converters):
+    """A method that moves items about: Python's own, on the list of values, after converting the arguments."""
+    @method(ListVal, name)
+    def apply(tx, self, *args):
+        converted = [convert(tx, arg) for convert, arg in zip(converters, args)]
+        touch(tx, self)
+        with user_errors():
+            result = getattr(self.items, name)(*converted, *args[len(converters):])
+        return realize(tx, result)
 
 
-@method(ListVal, "extend")
-def list_extend(tx, self, items):
-    for item in unpack(tx, items):
-        list_append(tx, self, item)
+for _name, _converters in {
+        "append": (itself,), "appendleft": (itself,), "insert": (index_of, itself), "extend": (unpack,),
+        "extendleft": (unpack,), "pop": (index_of,), "popleft": (), "clear": (), "reverse": (),
+        "rotate": (index_of,)}.items():
+    changes_items(_name, *_converters)
 
 
 @method(ListVal, "__init__")
-def list_init(tx, self, items=None):
-    list_clear(tx, self)
-    if items is not None:
-        list_extend(tx, self, items)
-
-
-@method(ListVal, "insert")
-def list_insert(tx, self, index, item):
+def list_init(tx, self, items=TupleVal()):
     touch(tx, self)
-    self.items.insert(index_of(tx, index), item)
-
-
-@method(ListVal, "pop", "popleft")
-def list_pop(tx, self, index=None):
-    touch(tx, self)
-    if not self.items:
-        user_error(IndexError, f"pop from empty {self.cls.__name__}")
-    at = index_of(tx, index) if index is not None else -1
-    if not -len(self.items) <= at < len(self.items):
-        user_error(IndexError, "pop index out of range")
-    return realize(tx, self.items.pop(at))
-
-
-@method(ListVal, "popleft")
-def list_popleft(tx, self):
-    return list_pop(tx, self, Const(value=0))
+    self.items.clear()
+    self.items.extend(unpack(tx, items))
 
 
 @method(ListVal, "remove")
@@ -176,77 +112,89 @@ def list_remove(tx, self, item):
     del self.items[index.value]
 
 
-@method(ListVal, "clear")
-def list_clear(tx, self):
-    touch(tx, self)
-    self.items.clear()
-
-
-@method(ListVal, "reverse")
-def list_reverse(tx, self):
-    touch(tx, self)
-    self.items.reverse()
-
-
 @method(ListVal, "copy", "__copy__")
 def list_copy(tx, self):
-    return ListVal(items=unpack(tx, self), cls=self.cls, maxlen=self.maxlen)
+    return ListVal(items=self.items.copy(), cls=self.cls)
 
 
 @method(ListVal, "sort")
-def list_sort(tx, self, *, key=None, reverse=FALSE):
-    items = sort_values(tx, unpack(tx, self), key, truth(tx, reverse))
+def list_sort(tx, self, *, key=NONE, reverse=FALSE):
+    items = sort_values(tx, unpack(tx, self), key, reverse)
     touch(tx, self)
     self.items[:] = items
 
 
-def sort_values(tx, items, key, reverse):
-    """sorted(items, key=key): constants are compared by Python, other keys by the traced `<`."""
-    if key is not None and not (type(key) is Const and key.value is None):
-        keys = [call(tx, key, [item]) for item in items]
-    else:
-        keys = items
+def sort_values(tx, items, key, reverse) -> list:
+    """sorted(items, key=key, reverse=reverse): constants are compared by Python, other keys by the traced `<`."""
+    keys = items if type(key) is Const else [call(tx, key, [item]) for item in items]
     try:
-        plain = [as_python(tx, k) for k in keys]
+        measure = [as_python(tx, k) for k in keys].__getitem__
     except NotConstant:
         def order_of(i, j):
             less = lambda a, b: truth(tx, compare(tx, "<", keys[a], keys[b]))
             return -1 if less(i, j) else 1 if less(j, i) else 0
-        order = sorted(range(len(items)), key=functools.cmp_to_key(order_of), reverse=reverse)
-        return [items[i] for i in order]
-    try:
-        order = sorted(range(len(items)), key=plain.__getitem__, reverse=reverse)
-    except TypeError as error:
-        user_error(TypeError, str(error))
+        measure = functools.cmp_to_key(order_of)
+    with user_errors():
+        order = sorted(range(len(items)), key=measure, reverse=truth(tx, reverse))
     return [items[i] for i in order]
 
 
-@method(ListVal, "index")
-def sequence_index(tx, self, item, start=None, stop=None):
+def sequence_index(tx, self, item, start=NONE, stop=NONE):
     items = unpack(tx, self)
-    low, high, _ = slice(constant(start), constant(stop)).indices(len(items))
-    for i in range(low, high):
-        if identical(items[i], item) or truth(tx, compare(tx, "==", items[i], item)):
+    for i in range(*slice(start.value, stop.value).indices(len(items))):
+        if equal(tx, items[i], item):
             return Const(value=i)
     user_error(ValueError, f"{describe(item)} is not in {self.cls.__name__}")
 
 
-@method(ListVal, "count")
 def sequence_count(tx, self, item):
-    return Const(value=sum(identical(v, item) or truth(tx, compare(tx, "==", v, item)) for v in unpack(tx, self)))
+    return Const(value=sum(equal(tx, v, item) for v in unpack(tx, self)))
 
 
-METHODS[TupleVal, "index"] = sequence_index
-METHODS[TupleVal, "count"] = sequence_count
+def repeated(tx, self, count):
+    count = specialize(count)
+    if type(count) is Const and type(count.value) in (int, bool):
+        items = self.items * count.value
+        return ListVal(items=items, cls=self.cls) if type(self) is ListVal else TupleVal(items=items)
+
+
+for _kind in (ListVal, TupleVal):
+    METHODS.update({(_kind, "index"): sequence_index, (_kind, "count"): sequence_count,
+                    (_kind, "__mul__"): repeated, (_kind, "__rmul__"): repeated})
+
+
+@method(ListVal, "__add__")
+def list_add(tx, self, other):
+    if type(other) is ListVal and self.cls is other.cls is list:
+        return ListVal(items=unpack(tx, self) + unpack(tx, other))
+
+
+@method(TupleVal, "__add__")
+def tuple_add(tx, self, other):
+    if type(other) is TupleVal:
+        cls = torch.Size if self.cls is other.cls is torch.Size else tuple
+        return TupleVal(items=unpack(tx, self) + unpack(tx, other), cls=cls)
+
+
+@method(ListVal, "__iadd__")
+def list_iadd(tx, self, other):
+    items = unpack(tx, other)
+    touch(tx, self)
+    self.items.extend(items)
+    return self
+
+
+@method(ListVal, "__imul__")
+def list_imul(tx, self, count):
+    if type(count) is Const:
+        touch(tx, self)
+        self.items *= count.value
+        return self
 
 
 @method(TupleVal, "numel")
 def size_numel(tx, self):
-    from .operations import binary
-    total = Const(value=1)
-    for item in unpack(tx, self):
-        total = binary(tx, "*", total, item)
-    return total
+    return functools.reduce(lambda a, b: binary(tx, "*", a, b), unpack(tx, self), Const(value=1))
 
 
 # %% [markdown]
@@ -256,50 +204,44 @@ def size_numel(tx, self):
 # for. They carry the view's class, so that one that escapes is noticed and not returned as a tuple.
 
 # %%
-@method(DictVal, "keys")
-def dict_keys(tx, self):
-    items = {k: realize(tx, entry[0]) for k, entry in dict_entries(tx, self).items()}
-    return SetVal(items=items, cls=type({}.keys()))
-
-
-@method(DictVal, "values")
-def dict_values(tx, self):
-    entries = dict_entries(tx, self)
-    return IterableView(items=[lazily(tx, entry) for entry in entries.values()], cls=type({}.values()))
-
-
-@method(DictVal, "items")
-def dict_items(tx, self):
-    pairs = [TupleVal(items=[realize(tx, e[0]), e[1]]) for e in dict_entries(tx, self).values()]
-    return IterableView(items=pairs, cls=type({}.items()))
-
-
-IterableView = TupleVal
-
-
-def lazily(tx, entry):
-    return entry[1]
-
-
-def dict_entries(tx, self) -> dict:
+def entries(tx, self: DictVal) -> dict:
+    """key -> [key value, value], for a program that depends on all keys."""
     guard_keys(tx, self)
     return self.items
 
 
-@method(DictVal, "get")
-def dict_get(tx, self, key, default=NONE):
+@method(DictVal, "keys")
+def dict_keys(tx, self):
+    return SetVal(items={k: realize(tx, key) for k, (key, _) in entries(tx, self).items()}, cls=type({}.keys()))
+
+
+@method(DictVal, "values")
+def dict_values(tx, self):
+    return TupleVal(items=[value for _, value in entries(tx, self).values()], cls=type({}.values()))
+
+
+@method(DictVal, "items")
+def dict_items(tx, self):
+    pairs = [TupleVal(items=list(entry)) for entry in entries(tx, self).values()]
+    return TupleVal(items=pairs, cls=type({}.items()))
+
+
+def is_missing(tx, self, key) -> bool:
+    """Whether there is no such key, which is then guarded."""
     k = key_of(tx, key)
     if k not in self.items:
         guard_missing(tx, self, k)
-        return default
-    return get_item(tx, self, key)
+    return k not in self.items
+
+
+@method(DictVal, "get")
+def dict_get(tx, self, key, default=NONE):
+    return default if is_missing(tx, self, key) else get_item(tx, self, key)
 
 
 @method(DictVal, "pop")
 def dict_pop(tx, self, key, default=None):
-    k = key_of(tx, key)
-    if k not in self.items:
-        guard_missing(tx, self, k)
+    if is_missing(tx, self, key):
         if default is None:
             raise UserError(ExcVal(cls=KeyError, args=[key]))
         return default
@@ -309,58 +251,67 @@ def dict_pop(tx, self, key, default=None):
 
 
 @method(DictVal, "popitem")
-def dict_popitem(tx, self, last=Const(value=True)):
-    if not dict_entries(tx, self):
+def dict_popitem(tx, self, last=TRUE):
+    if not entries(tx, self):
         user_error(KeyError, "popitem(): dictionary is empty")
-    k = list(self.items)[-1 if truth(tx, last) else 0]
-    key, value = (realize(tx, v) for v in self.items[k])
+    key, value = (realize(tx, v) for v in list(self.items.values())[-1 if truth(tx, last) else 0])
     delete_item(tx, self, key)
     return TupleVal(items=[key, value])
 
 
 @method(DictVal, "setdefault")
 def dict_setdefault(tx, self, key, default=NONE):
-    k = key_of(tx, key)
-    if k in self.items:
-        return get_item(tx, self, key)
-    guard_missing(tx, self, k)
-    set_item(tx, self, key, default)
-    return default
+    if is_missing(tx, self, key):
+        set_item(tx, self, key, default)
+    return get_item(tx, self, key)
 
 
 @method(DictVal, "update", "__init__")
 def dict_update(tx, self, other=None, **kwargs):
-    if type(other) is DictVal:
-        for entry in list(dict_entries(tx, other).values()):
-            set_item(tx, self, realize(tx, entry[0]), realize(tx, entry[1]))
-    elif other is not None:
-        for key, value in pairs_of(tx, other):
-            set_item(tx, self, key, value)
+    for key, value in pairs_of(tx, other):
+        set_item(tx, self, key, value)
     for key, value in kwargs.items():
         set_item(tx, self, Const(value=key), value)
 
 
-def pairs_of(tx, value):
+def pairs_of(tx, value) -> list:
     """The (key, value) pairs of what one may pass to dict(): a mapping with keys(), or an iterable of pairs."""
-    from .attributes import get_attribute, has_attribute
+    if value is None:
+        return []
+    if type(value) is DictVal:
+        return [(realize(tx, k), realize(tx, v)) for k, v in entries(tx, value).values()]
     if type(value) is ObjVal and has_attribute(tx, value, "keys"):
         return [(k, get_item(tx, value, k)) for k in unpack(tx, call(tx, get_attribute(tx, value, "keys"), []))]
-    return [tuple(unpack(tx, pair)) for pair in unpack(tx, value)]
+    return [unpack(tx, pair) for pair in unpack(tx, value)]
+
+
+@method(DictVal, "__or__")
+def dict_or(tx, self, other):
+    if type(other) is DictVal:
+        result = dict_copy(tx, self)
+        dict_update(tx, result, other)
+        return result
+
+
+@method(DictVal, "__ior__")
+def dict_ior(tx, self, other):
+    dict_update(tx, self, other)
+    return self
 
 
 @method(DictVal, "copy", "__copy__")
 def dict_copy(tx, self):
-    return DictVal(items={k: list(v) for k, v in dict_entries(tx, self).items()}, cls=self.cls, factory=self.factory)
+    return DictVal(items={k: list(v) for k, v in entries(tx, self).items()}, cls=self.cls, factory=self.factory)
 
 
 @method(DictVal, "clear")
 def dict_clear(tx, self):
-    for key in [realize(tx, entry[0]) for entry in list(dict_entries(tx, self).values())]:
-        delete_item(tx, self, key)
+    for key, _ in list(entries(tx, self).values()):
+        delete_item(tx, self, realize(tx, key))
 
 
 @method(DictVal, "move_to_end")
-def dict_move_to_end(tx, self, key, last=Const(value=True)):
+def dict_move_to_end(tx, self, key, last=TRUE):
     value = dict_pop(tx, self, key)
     if truth(tx, last):
         set_item(tx, self, key, value)
@@ -372,6 +323,60 @@ def dict_move_to_end(tx, self, key, last=Const(value=True)):
 
 # %% [markdown]
 # ## set
+#
+# Which keys a set operation gives is for Python to say; the values behind the keys are found again in the
+# operands.
+
+# %%
+def items_of_set(tx, value) -> dict:
+    return value.items if type(value) is SetVal else {key_of(tx, item): item for item in unpack(tx, value)}
+
+
+def set_operation(tx, name, self, others):
+    """set.<name>(self, *others): a dictionary key -> value, or a bool."""
+    operands = [items_of_set(tx, other) for other in others]
+    keys = getattr(set(self.items), name)(*operands)
+    if isinstance(keys, bool):
+        return keys
+    everything = functools.reduce(lambda found, more: {**found, **more, **found}, operands, self.items)
+    return {key: value for key, value in everything.items() if key in keys}
+
+
+def set_methods(name, inplace=None, symbol=None):
+    """Register `s.union(t)`, `s.update(t)`, `s | t` and `s |= t`, or those of them that exist."""
+    def combine(tx, self, *others):
+        result = set_operation(tx, name, self, others)
+        if isinstance(result, bool):
+            return boolean(result)
+        return SetVal(items=result, cls=frozenset if self.cls is frozenset else set)
+
+    def change(tx, self, *others):
+        result = set_operation(tx, name, self, others)
+        touch(tx, self)
+        self.items = result
+
+    def operate(tx, self, other):
+        return combine(tx, self, other) if type(other) is SetVal else None
+
+    def operate_inplace(tx, self, other):
+        if self.cls is set and type(other) is SetVal:
+            change(tx, self, other)
+            return self
+
+    method(SetVal, name)(combine)
+    if symbol is not None:
+        method(SetVal, inplace)(change)
+        method(SetVal, f"__{symbol}__")(operate)
+        method(SetVal, f"__i{symbol}__")(operate_inplace)
+
+
+set_methods("union", "update", "or")
+set_methods("intersection", "intersection_update", "and")
+set_methods("difference", "difference_update", "sub")
+set_methods("symmetric_difference", "symmetric_difference_update", "xor")
+for _name in ("issubset", "issuperset", "isdisjoint"):
+    set_methods(_name)
+
 
 # %%
 @method(SetVal, "add")
@@ -382,7 +387,7 @@ def set_add(tx, self, item):
         self.items[key] = item
 
 
-@method(SetVal, "discard", "remove")
+@method(SetVal, "discard")
 def set_discard(tx, self, item):
     touch(tx, self)
     self.items.pop(key_of(tx, item), None)
@@ -390,8 +395,7 @@ def set_discard(tx, self, item):
 
 @method(SetVal, "remove")
 def set_remove(tx, self, item):
-    key = key_of(tx, item)
-    if key not in self.items:
+    if key_of(tx, item) not in self.items:
         raise UserError(ExcVal(cls=KeyError, args=[item]))
     set_discard(tx, self, item)
 
@@ -402,53 +406,22 @@ def set_clear(tx, self):
     self.items.clear()
 
 
-@method(SetVal, "update")
-def set_update(tx, self, *others):
-    for other in others:
-        for item in unpack(tx, other):
-            set_add(tx, self, item)
-
-
-@method(SetVal, "copy", "union")
-def set_union(tx, self, *others):
-    result = SetVal(items=dict(self.items), cls=self.cls)
-    set_update(tx, result, *others)
-    return result
-
-
-@method(SetVal, "intersection")
-def set_intersection(tx, self, *others):
-    keys = [{key_of(tx, item) for item in unpack(tx, other)} for other in others]
-    return SetVal(items={k: v for k, v in self.items.items() if all(k in ks for ks in keys)}, cls=self.cls)
-
-
-@method(SetVal, "difference")
-def set_difference(tx, self, *others):
-    keys = [{key_of(tx, item) for item in unpack(tx, other)} for other in others]
-    return SetVal(items={k: v for k, v in self.items.items() if not any(k in ks for ks in keys)}, cls=self.cls)
-
-
-@method(SetVal, "issubset")
-def set_issubset(tx, self, other):
-    keys = {key_of(tx, item) for item in unpack(tx, other)}
-    return Const(value=all(k in keys for k in self.items))
-
-
-@method(SetVal, "issuperset")
-def set_issuperset(tx, self, other):
-    return Const(value=all(key_of(tx, item) in self.items for item in unpack(tx, other)))
+@method(SetVal, "copy", "__copy__")
+def set_copy(tx, self):
+    return SetVal(items=dict(self.items), cls=self.cls)
 
 
 # %% [markdown]
 # ## Iterators and generators
 
 # %%
+def stop_iteration(*args):
+    raise UserError(ExcVal(cls=StopIteration, args=list(args)))
+
+
 @method(IterVal, "__next__")
 def iterator_next(tx, self):
-    value = next_value(tx, self)
-    if value is None:
-        raise UserError(ExcVal(cls=StopIteration, args=[]))
-    return value
+    return next_value(tx, self) or stop_iteration()
 
 
 @method(GenVal, "__next__")
@@ -458,15 +431,14 @@ def generator_next(tx, self):
 
 @method(GenVal, "send")
 def generator_send(tx, self, value):
-    result = advance(tx, self, value)
-    if result is None:
-        last = self.result
-        raise UserError(ExcVal(cls=StopIteration, args=[] if last is NONE else [last]))
-    return result
+    sent = advance(tx, self, value)
+    if sent is None:
+        stop_iteration(*[] if self.result is NONE else [self.result])
+    return sent
 
 
 @method(GenVal, "close")
 def generator_close(tx, self):
-    if self.started and not self.done and any(True for _ in self.frame.code.co_exceptiontable):
+    if self.started and not self.done and self.frame.code.co_exceptiontable:
         unsupported(tx, "closing a generator that may have to clean up")
     self.done = True

@@ -14,6 +14,7 @@ import functools
 import inspect
 import threading
 import types
+import weakref
 
 import torch
 
@@ -27,7 +28,8 @@ class _Region(threading.local):
 
 _region = _Region()
 _state = {"callback": None, "missed": EVALUATE}
-_rules: dict = {}          # id(code) -> (code, {(context, id(globals)): target}); the dict None = skip
+_rules: dict = {}          # id(code) -> {(context, id(globals)): (target, globals)}, or None = skip
+_alive: dict = {}          # id(code) -> weak reference that removes the rules of a dead code object
 
 
 def set_region(context):
@@ -48,14 +50,20 @@ def set_missed(missed) -> None:
 
 
 def set_target(code, context, func_globals, target) -> None:
-    _, targets = _rules.get(id(code), (code, None))
-    targets = targets or {}
-    targets[context, id(func_globals)] = target
-    _rules[id(code)] = code, targets
+    targets = _rules.get(id(code)) or {}
+    targets[context, id(func_globals)] = target, func_globals
+    remember(code, targets)
 
 
 def skip_code(code) -> None:
-    _rules[id(code)] = code, None
+    remember(code, None)
+
+
+def remember(code, targets) -> None:
+    key = id(code)
+    if key not in _alive:
+        _alive[key] = weakref.ref(code, lambda _: (_rules.pop(key, None), _alive.pop(key, None)))
+    _rules[key] = targets
 
 
 def forget_code(code) -> None:
@@ -147,7 +155,7 @@ def run(context, function, /, *args, **kwargs):
 
 def target_of(function, context):
     code, key = function.__code__, (context, id(function.__globals__))
-    _, targets = _rules.get(id(code), (code, {}))
+    targets = _rules.get(id(code), {})
     if targets is None or _state["callback"] is None:
         return None
     if key not in targets:
@@ -161,4 +169,4 @@ def target_of(function, context):
             return None
         set_target(code, context, function.__globals__, answer)
         return answer
-    return targets[key]
+    return targets[key][0]

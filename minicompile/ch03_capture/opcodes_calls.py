@@ -7,19 +7,19 @@
 # %%
 from __future__ import annotations
 
+import importlib.util
+import sys
 
-from .attributes import MISSING, get_attribute, lookup
-from .calls import call_value
-from .interpreter import PYTHON, Yielded, advance, jump, opcode, unsupported
-from .iterate import iterate, next_value, unpack
+from .attributes import get_attribute
+from .interpreter import PYTHON, Leave, advance, call, jump, opcode, pop_many, unsupported
+from .iterate import iterate, length, next_value, unpack
 from .methods import dict_update
+from .opcodes import constant_value
 from .operations import as_python, contains, get_item, identical, truth, unary
 from .values import (
-    Const, DictVal, ExcVal, FuncVal, GenVal, ListVal, NONE, NULL, ObjVal, TupleVal, UserError, user_error)
-from .wrap import realize, wrap
-from .iterate import length
-from .opcodes import constant_value, pop_many
-from .wrap import guard_keys
+    DictVal, ExcVal, FuncVal, GenVal, ListVal, MISSING, NONE, NULL, ObjVal, TupleVal, UserError, boolean, lookup,
+    user_error)
+from .wrap import guard_keys, realize, wrap
 
 
 # %% [markdown]
@@ -34,96 +34,82 @@ def kw_names(tx, frame, i):
     frame.kw_names = frame.code.co_consts[i.arg]
 
 
-def split_callable(stack, count):
-    """(callable, extra leading arguments) below `count` arguments on the stack."""
-    first, second = stack[-count - 2], stack[-count - 1]
+def split_callable(first, second):
+    """(callable, extra leading arguments) from the two slots below the arguments."""
     if PYTHON >= (3, 13):
         return first, [] if second is NULL else [second]
     return (second, []) if first is NULL else (first, [second])
 
 
-def finish_call(tx, frame, count, names):
-    args = frame.stack[len(frame.stack) - count:]
-    function, extra = split_callable(frame.stack, count)
-    positional = count - len(names)
-    result = call_value(tx, function, extra + args[:positional], dict(zip(names, args[positional:])))
-    del frame.stack[-count - 2:]
-    frame.stack.append(result)
+def call_with_names(tx, names, first, second, args):
+    function, extra = split_callable(first, second)
+    positional = len(args) - len(names)
+    return call(tx, function, [*extra, *args[:positional]], dict(zip(names, args[positional:])))
 
 
 @opcode("CALL")
-def call_(tx, frame, i):
+def call_(tx, frame, i, first, second, *args):
     names, frame.kw_names = frame.kw_names, ()
-    finish_call(tx, frame, i.arg, names)
+    return call_with_names(tx, names, first, second, args)
 
 
 @opcode("CALL_KW")
-def call_kw(tx, frame, i):
-    names = tuple(v.value for v in unpack(tx, frame.stack.pop()))
-    finish_call(tx, frame, i.arg, names)
+def call_kw(tx, frame, i, names):
+    first, second, *args = pop_many(frame, i.arg + 2)
+    return call_with_names(tx, as_python(tx, names), first, second, args)
 
 
 @opcode("CALL_FUNCTION_EX")
 def call_function_ex(tx, frame, i):
     kwargs = frame.stack.pop() if i.arg & 1 else DictVal()
-    args = frame.stack.pop()
-    if PYTHON >= (3, 13):
-        frame.stack.pop()
-        function = frame.stack.pop()
-    else:
-        function = frame.stack.pop()
-        frame.stack.pop()
+    first, second, args = pop_many(frame, 3)
     if type(kwargs) is not DictVal:
-        merged = DictVal()
-        dict_update(tx, merged, kwargs)
-        kwargs = merged
-    guard_keys(tx, kwargs)
-    named = {k: realize(tx, v) for k, (_, v) in kwargs.items.items()}
-    frame.stack.append(call_value(tx, function, unpack(tx, args), named))
+        mapping, kwargs = kwargs, DictVal()
+        dict_update(tx, kwargs, mapping)
+    function, _ = split_callable(first, second)
+    return call(tx, function, unpack(tx, args), named_values(tx, kwargs))
+
+
+def named_values(tx, dictionary) -> dict:
+    """Keyword arguments from a dictionary value."""
+    guard_keys(tx, dictionary)
+    return {name: realize(tx, value) for name, (_, value) in dictionary.items.items()}
 
 
 @opcode("MAKE_FUNCTION")
-def make_function(tx, frame, i):
-    if PYTHON >= (3, 13):
-        code = frame.stack.pop().value
-        frame.stack.append(new_function(frame, code, code.co_qualname))
-        return
-    code = frame.stack.pop().value
-    function = new_function(frame, code, code.co_qualname)
+def make_function(tx, frame, i, code):
+    function = FuncVal(code=code.value, globals=frame.globals, globals_source=frame.globals_source,
+                       name=code.value.co_name)
     for flag in (8, 4, 2, 1):
-        if i.arg & flag:
+        if PYTHON < (3, 13) and i.arg & flag:
             attach(tx, function, flag, frame.stack.pop())
-    frame.stack.append(function)
+    return function
 
 
-def new_function(frame, code, name):
-    return FuncVal(code=code, globals=frame.globals, globals_source=frame.globals_source, name=name.split(".")[-1])
+@opcode("SET_FUNCTION_ATTRIBUTE")
+def set_function_attribute(tx, frame, i, value, function):
+    attach(tx, function, i.arg, value)
+    return function
 
 
 def attach(tx, function, flag, value):
+    """One of the extras of a `def`: its closure, annotations (not kept), keyword defaults or defaults."""
     if flag == 8:
         function.closure = list(value.items)
     elif flag == 2:
-        function.kwdefaults = {k: realize(tx, v) for k, (_, v) in value.items.items()}
+        function.kwdefaults = named_values(tx, value)
     elif flag == 1:
         function.defaults = unpack(tx, value)
 
 
-@opcode("SET_FUNCTION_ATTRIBUTE")
-def set_function_attribute(tx, frame, i):
-    function = frame.stack.pop()
-    attach(tx, function, i.arg, frame.stack.pop())
-    frame.stack.append(function)
-
-
 @opcode("RETURN_VALUE")
-def return_value(tx, frame, i):
-    return frame.stack.pop()
+def return_value(tx, frame, i, value):
+    return Leave(value)
 
 
 @opcode("RETURN_CONST")
 def return_const(tx, frame, i):
-    return constant_value(tx, i.argval)
+    return Leave(constant_value(tx, i.argval))
 
 
 # %% [markdown]
@@ -132,41 +118,32 @@ def return_const(tx, frame, i):
 # %%
 @opcode("RETURN_GENERATOR")
 def return_generator(tx, frame, i):
-    frame.stack.append(NONE)                     # the frame is already suspended; this is what the first `send` sends
+    return NONE                                  # the frame is already suspended; this is what the first `send` sends
 
 
 @opcode("YIELD_VALUE")
-def yield_value(tx, frame, i):
-    return Yielded(frame.stack.pop())
+def yield_value(tx, frame, i, value):
+    return Leave(value, yielded=True)
 
 
 @opcode("GET_YIELD_FROM_ITER")
-def get_yield_from_iter(tx, frame, i):
-    frame.stack[-1] = iterate(tx, frame.stack[-1])
+def get_yield_from_iter(tx, frame, i, value):
+    return iterate(tx, value)
 
 
 @opcode("SEND")
-def send(tx, frame, i):
-    sent = frame.stack.pop()
-    iterator = frame.stack[-1]
-    if type(iterator) is GenVal:
-        value = advance(tx, iterator, sent)
-        last = None if value is not None else iterator.result
-    else:
-        value, last = next_value(tx, iterator), NONE
+def send(tx, frame, i, iterator, sent):
+    value = advance(tx, iterator, sent) if type(iterator) is GenVal else next_value(tx, iterator)
     if value is not None:
-        frame.stack.append(value)
-        return
-    if PYTHON < (3, 12):
-        frame.stack[-1] = last
-    else:
-        frame.stack.append(last)
+        return [iterator, value]
     jump(frame, i.argval)
+    last = iterator.result if type(iterator) is GenVal else NONE
+    return last if PYTHON < (3, 12) else [iterator, last]
 
 
 @opcode("END_SEND")
-def end_send(tx, frame, i):
-    del frame.stack[-2]
+def end_send(tx, frame, i, iterator, value):
+    return value
 
 
 # %% [markdown]
@@ -174,39 +151,36 @@ def end_send(tx, frame, i):
 
 # %%
 @opcode("PUSH_EXC_INFO")
-def push_exc_info(tx, frame, i):
-    exc = frame.stack.pop()
-    frame.stack.extend((frame.handling, exc))
-    frame.handling = exc
+def push_exc_info(tx, frame, i, exc):
+    previous, frame.handling = frame.handling, exc
+    return [previous, exc]
 
 
 @opcode("POP_EXCEPT")
-def pop_except(tx, frame, i):
-    frame.handling = frame.stack.pop()
+def pop_except(tx, frame, i, previous):
+    frame.handling = previous
 
 
 @opcode("CHECK_EXC_MATCH")
-def check_exc_match(tx, frame, i):
-    classes = as_python(tx, frame.stack.pop())
-    frame.stack.append(Const(value=issubclass(frame.stack[-1].cls, classes)))
+def check_exc_match(tx, frame, i, exc, classes):
+    return [exc, boolean(issubclass(exc.cls, as_python(tx, classes)))]
 
 
 @opcode("RERAISE")
-def reraise(tx, frame, i):
-    raise UserError(frame.stack.pop())
+def reraise(tx, frame, i, exc):
+    raise UserError(exc)
 
 
 @opcode("RAISE_VARARGS")
-def raise_varargs(tx, frame, i):
-    if i.arg == 0:
-        for f in reversed(tx.frames):
-            if type(f.handling) is ExcVal:
-                raise UserError(f.handling)
-        user_error(RuntimeError, "No active exception to reraise")
-    cause = frame.stack.pop() if i.arg == 2 else None
-    exc = frame.stack.pop()
+def raise_varargs(tx, frame, i, *operands):
+    exc, cause = (*operands, None, None)[:2]
+    if exc is None:                              # a bare `raise`
+        exc = next((f.handling for f in reversed(tx.frames) if type(f.handling) is ExcVal), None)
+        if exc is None:
+            user_error(RuntimeError, "No active exception to reraise")
+        raise UserError(exc)
     if type(exc) is ObjVal and isinstance(exc.real, type):
-        exc = call_value(tx, exc, [], {})
+        exc = call(tx, exc, [])
     if type(exc) is ObjVal and isinstance(exc.real, BaseException):
         exc = ExcVal(cls=exc.cls, args=[wrap(tx, a) for a in exc.real.args], real=exc.real, source=exc.source)
     if type(exc) is not ExcVal:
@@ -217,16 +191,13 @@ def raise_varargs(tx, frame, i):
 
 @opcode("LOAD_ASSERTION_ERROR")
 def load_assertion_error(tx, frame, i):
-    frame.stack.append(wrap(tx, AssertionError))
+    return wrap(tx, AssertionError)
 
 
 @opcode("BEFORE_WITH")
-def before_with(tx, frame, i):
-    context = frame.stack[-1]
+def before_with(tx, frame, i, context):
     leave, enter = get_special(tx, context, "__exit__"), get_special(tx, context, "__enter__")
-    entered = call_value(tx, enter, [], {})
-    frame.stack[-1] = leave
-    frame.stack.append(entered)
+    return [leave, call(tx, enter, [])]
 
 
 def get_special(tx, value, name):
@@ -237,90 +208,86 @@ def get_special(tx, value, name):
 
 @opcode("WITH_EXCEPT_START")
 def with_except_start(tx, frame, i):
-    exc = frame.stack[-1]
-    leave = frame.stack[-4]
-    frame.stack.append(call_value(tx, leave, [wrap(tx, exc.cls), exc, NONE], {}))
+    leave, exc = frame.stack[-4], frame.stack[-1]
+    return call(tx, leave, [wrap(tx, exc.cls), exc, NONE])
 
 
 # %% [markdown]
 # ## Imports and intrinsics
+#
+# A module that the program has imported before is found in `sys.modules`. A first import runs the module's
+# code, which is not for capture to do.
 
 # %%
 @opcode("IMPORT_NAME")
-def import_name(tx, frame, i):
-    import sys
-    level, names = frame.stack[-2].value, frame.stack[-1]
-    if level:
-        import importlib.util
+def import_name(tx, frame, i, level, names):
+    full = i.argval
+    if level.value:
         package = frame.globals.get("__package__") or frame.globals.get("__name__", "").rpartition(".")[0]
-        full = importlib.util.resolve_name("." * level + (i.argval or ""), package)
-    else:
-        full = i.argval
+        full = importlib.util.resolve_name("." * level.value + full, package)
     if full not in sys.modules:
         unsupported(tx, f"importing {full} for the first time")
-    del frame.stack[-2:]
-    module = sys.modules[full] if names is not NONE and not identical(names, NONE) or level else \
-        sys.modules[full.split(".")[0]]
-    frame.stack.append(wrap(tx, module))
+    if not level.value and identical(names, NONE):           # `import a.b` binds a
+        full = full.split(".")[0]
+    return wrap(tx, sys.modules[full])
 
 
 @opcode("IMPORT_FROM")
 def import_from(tx, frame, i):
-    frame.stack.append(get_attribute(tx, frame.stack[-1], i.argval))
+    return get_attribute(tx, frame.stack[-1], i.argval)
 
 
 @opcode("CALL_INTRINSIC_1")
-def call_intrinsic_1(tx, frame, i):
-    value = frame.stack.pop()
-    if i.arg == 5:                               # unary plus
-        frame.stack.append(unary(tx, "pos", value))
-    elif i.arg == 6:                             # list to tuple
-        frame.stack.append(TupleVal(items=unpack(tx, value)))
-    elif i.arg == 3:                             # StopIteration inside a generator
-        if type(value) is ExcVal and issubclass(value.cls, StopIteration):
-            user_error(RuntimeError, "generator raised StopIteration")
-        frame.stack.append(value)
-    else:
+def call_intrinsic_1(tx, frame, i, value):
+    if i.arg not in INTRINSICS:
         unsupported(tx, f"the intrinsic {i.argrepr}")
+    return INTRINSICS[i.arg](tx, value)
 
 
-@opcode("GET_LEN")
-def get_len(tx, frame, i):
-    frame.stack.append(length(tx, frame.stack[-1]))
+def stop_iteration_error(tx, exc):
+    """A StopIteration that leaves a generator's body becomes a RuntimeError."""
+    if issubclass(exc.cls, StopIteration):
+        user_error(RuntimeError, "generator raised StopIteration")
+    return exc
+
+
+INTRINSICS = {3: stop_iteration_error, 5: lambda tx, value: unary(tx, "pos", value),
+              6: lambda tx, value: TupleVal(items=unpack(tx, value))}
 
 
 # %% [markdown]
 # ## Pattern matching
 
 # %%
+@opcode("GET_LEN")
+def get_len(tx, frame, i):
+    return length(tx, frame.stack[-1])
+
+
 @opcode("MATCH_SEQUENCE")
 def match_sequence(tx, frame, i):
-    frame.stack.append(Const(value=type(frame.stack[-1]) in (TupleVal, ListVal)))
+    return boolean(type(frame.stack[-1]) in (TupleVal, ListVal))
 
 
 @opcode("MATCH_MAPPING")
 def match_mapping(tx, frame, i):
-    frame.stack.append(Const(value=type(frame.stack[-1]) is DictVal))
+    return boolean(type(frame.stack[-1]) is DictVal)
 
 
 @opcode("MATCH_KEYS")
 def match_keys(tx, frame, i):
     subject, keys = frame.stack[-2], unpack(tx, frame.stack[-1])
-    if all(contains(tx, subject, k) for k in keys):
-        frame.stack.append(TupleVal(items=[get_item(tx, subject, k) for k in keys]))
-    else:
-        frame.stack.append(NONE)
+    if not all(contains(tx, subject, k) for k in keys):
+        return NONE
+    return TupleVal(items=[get_item(tx, subject, k) for k in keys])
 
 
 @opcode("MATCH_CLASS")
-def match_class(tx, frame, i):
-    subject, cls, names = pop_many(frame, 3)
-    names = [n.value for n in unpack(tx, names)]
-    if not truth(tx, call_value(tx, wrap(tx, isinstance), [subject, cls], {})):
-        frame.stack.append(NONE)
-        return
+def match_class(tx, frame, i, subject, cls, names):
+    if not truth(tx, call(tx, wrap(tx, isinstance), [subject, cls])):
+        return NONE
     if i.arg and not hasattr(cls.real, "__match_args__"):        # int(x), str(x): the subject itself
         found = [subject]
     else:
         found = [get_attribute(tx, subject, n) for n in getattr(cls.real, "__match_args__", ())[:i.arg]]
-    frame.stack.append(TupleVal(items=found + [get_attribute(tx, subject, n) for n in names]))
+    return TupleVal(items=found + [get_attribute(tx, subject, n) for n in as_python(tx, names)])

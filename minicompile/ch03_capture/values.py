@@ -16,6 +16,7 @@
 # %%
 from __future__ import annotations
 
+import functools
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,16 @@ from typing import Any
 import torch
 
 from ..ch02_guards.sources import Source
+
+
+class Table(dict):
+    """Handlers by key; `@table.of(key, ...)` registers one. Most keys are kinds of values or real functions."""
+
+    def of(self, *keys):
+        def register(function):
+            self.update(dict.fromkeys(keys, function))
+            return function
+        return register
 
 
 @dataclass(eq=False)
@@ -59,8 +70,7 @@ class SymVal(Value):
 #
 # Items of a container that existed before the call are `Lazy` until somebody reads them: reading is what
 # adds guards, and a configuration dictionary of fifty entries of which the program reads two should be
-# guarded on two. `mutated` says that the final contents must be written back to the real object when the
-# call returns.
+# guarded on two. `real` is the object when it existed before; it is not touched while tracing.
 
 # %%
 @dataclass(eq=False)
@@ -78,12 +88,10 @@ class TupleVal(Value):
 
 @dataclass(eq=False)
 class ListVal(Value):
-    """A list or a collections.deque."""
+    """A list or a collections.deque; `items` is one, too."""
     items: list = field(default_factory=list)
     cls: type = list
     real: Any = None
-    mutated: bool = False
-    maxlen: int | None = None
 
 
 @dataclass(eq=False)
@@ -92,7 +100,6 @@ class DictVal(Value):
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
-    mutated: bool = False
     removed: set = field(default_factory=set)
     written: dict = field(default_factory=dict)
     factory: Value | None = None
@@ -105,7 +112,6 @@ class SetVal(Value):
     items: dict = field(default_factory=dict)
     cls: type = set
     real: Any = None
-    mutated: bool = False
 
 
 @dataclass(eq=False)
@@ -139,7 +145,6 @@ class ObjVal(Value):
     real: Any = None
     cls: type = object
     attrs: dict = field(default_factory=dict)
-    init_args: Any = None
     contents: Any = None
 
 
@@ -199,16 +204,18 @@ class CellVal(Value):
     """A closure cell. `content` is a Value, a Lazy, or None when empty; `real` when the cell existed before."""
     content: Any = None
     real: Any = None
-    mutated: bool = False
 
 
 @dataclass(eq=False)
 class ContextVal(Value):
-    """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'null' ()."""
+    """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'null' ().
+    immediate: the grad mode before a `set_grad_enabled`, which acts when it is made; result: of `__enter__`."""
     kind: str = ""
     state: tuple = ()
     saved: list = field(default_factory=list)
     factory: type = None
+    immediate: bool | None = None
+    result: Value | None = None
 
 
 @dataclass(eq=False)
@@ -217,6 +224,7 @@ class GenVal(Value):
     frame: Any = None
     done: bool = False
     started: bool = False
+    result: Value | None = None
 
 
 @dataclass(eq=False)
@@ -228,15 +236,16 @@ class ExcVal(Value):
     real: Any = None
 
 
-@dataclass(eq=False)
-class NullVal(Value):
-    """The NULL that CPython keeps on its stack next to a plain callable."""
-
-
-NULL = NullVal()
+NULL = Value()                       # the NULL that CPython keeps on its stack next to a plain callable
 NONE = Const(value=None)
 TRUE = Const(value=True)
 FALSE = Const(value=False)
+
+
+def boolean(flag) -> Const:
+    return TRUE if flag else FALSE
+
+
 
 LITERALS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 CONSTANT_TYPES = frozenset(LITERALS + (
@@ -266,6 +275,40 @@ def user_error(cls, *args):
     raise UserError(ExcVal(cls=cls, args=[Const(value=a) for a in args]))
 
 
+# %% [markdown]
+# ## Classes
+#
+# What a value can do is decided by the class of the object it stands for. `lookup` reads a class without
+# running anything: it ignores metaclasses and leaves descriptors as they are.
+
+# %%
+MISSING = object()
+CLASS_OF = {SymVal: int, FuncVal: types.FunctionType, MethodVal: types.MethodType, MethodName: types.BuiltinFunctionType,
+            PartialVal: functools.partial, PropertyVal: types.BuiltinFunctionType, SliceVal: slice,
+            GenVal: types.GeneratorType, IterVal: type(iter([])), CellVal: types.CellType}
+
+
+def class_of(value: Value) -> type:
+    """type(value)"""
+    if isinstance(value, Const):
+        return type(value.value)
+    if isinstance(value, (ObjVal, ListVal, TupleVal, DictVal, SetVal, ExcVal)):
+        return value.cls
+    if isinstance(value, TensorVal):
+        return torch.Tensor if value.real is None else type(value.real)
+    if isinstance(value, ContextVal):
+        return value.factory
+    return CLASS_OF.get(type(value), object)
+
+
+def lookup(cls: type, name: str):
+    """The attribute as it lies in the dictionary of the first class that has it, or MISSING."""
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
 def describe(value) -> str:
     """A few words for a message."""
     if isinstance(value, Const):
@@ -281,4 +324,6 @@ def describe(value) -> str:
         return f"method {describe(value.func)}"
     if isinstance(value, MethodName):
         return f"{describe(value.self)}.{value.name}"
+    if isinstance(value, SymVal):
+        return "a symbolic size"
     return type(value).__name__.removesuffix("Val").lower()

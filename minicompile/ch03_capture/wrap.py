@@ -32,8 +32,8 @@ from ..ch02_guards.sources import (
     ModuleAttrSource, Source)
 from .interpreter import Tracer, constant_source, guard, location, unsupported
 from .values import (
-    ByIdentity, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal, MethodVal,
-    NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, Value, describe, MethodName)
+    ByIdentity, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal, MethodName,
+    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, describe)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType,
@@ -70,6 +70,11 @@ def is_made_per_call(function) -> bool:
     return bool(function.__closure__) or "<lambda>" in function.__name__ or "<locals>" in function.__qualname__
 
 
+def part(step, source: Source | None, *args) -> Source | None:
+    """The source of a part of what is found at `source`: `part(AttrSource, source, "x")`."""
+    return None if source is None else step(source, *args)
+
+
 def guard_identity(tx, real, source):
     if type(real) is types.FunctionType and is_made_per_call(real):
         guard(tx, source, "FUNCTION_CODE", real)
@@ -85,48 +90,36 @@ def realize(tx, item) -> Value:
 # %% [markdown]
 # ## The kinds
 #
-# The order below matters where classes overlap: a named tuple is a tuple, an Enum member of an `IntEnum` is
-# an int.
+# The first match decides, and the order matters where classes overlap: an Enum member of an `IntEnum` is an
+# int. Classes in `BUILDERS` are found along the method resolution order; a builder that answers None leaves
+# the object to the general case, as for a list subclass with methods of its own.
 
 # %%
+BUILDERS = Table()                   # class -> function(tx, real, kind, source) -> Value | None
+BOUND_TO = (list, dict, set, collections.deque)
+
+
 def build(tx, real, kind, source) -> Value:
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
-    if kind is types.BuiltinFunctionType and type(real.__self__) in (list, dict, set, collections.deque):
+    if kind is types.BuiltinFunctionType and type(real.__self__) in BOUND_TO:
         guard(tx, source, "TYPE_MATCH", kind)    # a bound method such as `log.append`: a new object each time it is read
-        guard(tx, None if source is None else AttrSource(source, "__name__"), "CONSTANT_MATCH", real.__name__)
-        owner = wrap(tx, real.__self__, None if source is None else AttrSource(source, "__self__"))
-        return MethodName(self=owner, name=real.__name__)
-    if isinstance(real, BY_IDENTITY):
+        guard(tx, part(AttrSource, source, "__name__"), "CONSTANT_MATCH", real.__name__)
+        return MethodName(self=wrap(tx, real.__self__, part(AttrSource, source, "__self__")), name=real.__name__)
+    if isinstance(real, (*BY_IDENTITY, enum.Enum)):
         guard_identity(tx, real, source)
-        return ObjVal(real=real, cls=kind, source=source)
-    if isinstance(real, enum.Enum):
-        guard(tx, source, "ID_MATCH", real)
-        return ObjVal(real=real, cls=kind, source=source)
-    if isinstance(real, torch.nn.Module):
+    elif isinstance(real, torch.nn.Module):
         guard(tx, source, "MODULE_STRUCTURE", ModuleSpec.of(real) if source is not None else None)
-        return ObjVal(real=real, cls=kind, source=source)
-    builder = next((BUILDERS[c] for c in kind.__mro__ if c in BUILDERS), None)
-    if builder is not None:
-        value = builder(tx, real, kind, source)
+    else:
+        builder = next((BUILDERS[c] for c in kind.__mro__ if c in BUILDERS), None)
+        value = builder(tx, real, kind, source) if builder is not None else None
         if value is not None:
             return value
-    guard(tx, source, "TYPE_MATCH", kind)
+        guard(tx, source, "TYPE_MATCH", kind)
     return ObjVal(real=real, cls=kind, source=source)
 
 
-BUILDERS: dict = {}
-
-
-def builder(*kinds):
-    def register(function):
-        for kind in kinds:
-            BUILDERS[kind] = function
-        return function
-    return register
-
-
-@builder(tuple)
+@BUILDERS.of(tuple)
 def wrap_tuple(tx, real, kind, source):
     structural = kind in (tuple, torch.Size) or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")
     if not structural:
@@ -136,19 +129,20 @@ def wrap_tuple(tx, real, kind, source):
     return TupleVal(items=lazy_items(real, source), cls=kind, source=source)
 
 
-@builder(list, collections.deque)
+@BUILDERS.of(list, collections.deque)
 def wrap_list(tx, real, kind, source):
     if kind not in (list, collections.deque):
         return None
     guard(tx, source, "TYPE_MATCH", kind)
     guard(tx, source, "LENGTH", len(real))
-    value = ListVal(items=lazy_items(real, source), cls=kind, real=real, source=source)
-    value.maxlen = getattr(real, "maxlen", None)
-    return value
+    items = lazy_items(real, source)
+    if kind is collections.deque:
+        items = collections.deque(items, real.maxlen)
+    return ListVal(items=items, cls=kind, real=real, source=source)
 
 
 def lazy_items(real, source) -> list:
-    return [Lazy(item, None if source is None else ItemSource(source, i)) for i, item in enumerate(real)]
+    return [Lazy(item, part(ItemSource, source, i)) for i, item in enumerate(real)]
 
 
 def key_source(tx, key):
@@ -158,7 +152,7 @@ def key_source(tx, key):
     return key if plain else constant_source(tx, key)
 
 
-@builder(dict)
+@BUILDERS.of(dict)
 def wrap_dict(tx, real, kind, source):
     if kind not in (dict, collections.OrderedDict, collections.defaultdict):
         return None
@@ -172,10 +166,10 @@ def wrap_dict(tx, real, kind, source):
         if owner is not None:
             at = ModuleAttrSource(owner, source.key, key)
         else:
-            at = None if source is None else DictGetSource(source, key_source(tx, key))
+            at = part(DictGetSource, source, key_source(tx, key))
         value.items[key_of_real(tx, key)] = [Lazy(key, None), Lazy(item, at)]
     if kind is collections.defaultdict and real.default_factory is not None:
-        value.factory = Lazy(real.default_factory, None if source is None else AttrSource(source, "default_factory"))
+        value.factory = Lazy(real.default_factory, part(AttrSource, source, "default_factory"))
     return value
 
 
@@ -189,67 +183,63 @@ def dict_contents(tx, obj: ObjVal) -> DictVal | None:
     return obj.contents
 
 
-@builder(set, frozenset)
+@BUILDERS.of(set, frozenset)
 def wrap_set(tx, real, kind, source):
-    if kind not in (set, frozenset):
-        return None
-    if not all(type(item) in CONSTANT_TYPES for item in real):
+    if kind not in (set, frozenset) or not all(type(item) in CONSTANT_TYPES for item in real):
         return None
     guard(tx, source, "CONSTANT_MATCH", kind(real))
     return SetVal(items={item: Const(value=item) for item in real}, cls=kind, real=real, source=source)
 
 
 # %%
-@builder(types.MethodType)
+@BUILDERS.of(types.MethodType)
 def wrap_method(tx, real, kind, source):
     guard(tx, source, "TYPE_MATCH", kind)
-    at = lambda name: None if source is None else AttrSource(source, name)
-    return MethodVal(func=wrap(tx, real.__func__, at("__func__")), self=wrap(tx, real.__self__, at("__self__")),
-                     source=source)
+    func, self = (wrap(tx, getattr(real, n), part(AttrSource, source, n)) for n in ("__func__", "__self__"))
+    return MethodVal(func=func, self=self, source=source)
 
 
-@builder(functools.partial)
+@BUILDERS.of(functools.partial)
 def wrap_partial(tx, real, kind, source):
     guard(tx, source, "TYPE_MATCH", kind)
-    at = lambda name: None if source is None else AttrSource(source, name)
-    args, keywords = wrap(tx, real.args, at("args")), wrap(tx, real.keywords, at("keywords"))
+    func, args, keywords = (wrap(tx, getattr(real, n), part(AttrSource, source, n)) for n in ("func", "args", "keywords"))
     guard_keys(tx, keywords)
-    return PartialVal(func=wrap(tx, real.func, at("func")), args=[realize(tx, a) for a in args.items],
+    return PartialVal(func=func, args=[realize(tx, a) for a in args.items],
                       kwargs={k: realize(tx, v) for k, (_, v) in keywords.items.items()}, source=source)
 
 
-@builder(slice)
+@BUILDERS.of(slice)
 def wrap_slice(tx, real, kind, source):
     guard(tx, source, "CONSTANT_MATCH", real)
     return SliceVal(*(Const(value=v) for v in (real.start, real.stop, real.step)))
 
 
-@builder(types.CellType)
+@BUILDERS.of(types.CellType)
 def wrap_cell(tx, real, kind, source):
     try:
-        content = real.cell_contents
-    except ValueError:
-        return CellVal(content=None, real=real, source=source)
-    return CellVal(content=Lazy(content, None if source is None else AttrSource(source, "cell_contents")), real=real,
-                   source=source)
+        content = Lazy(real.cell_contents, part(AttrSource, source, "cell_contents"))
+    except ValueError:                           # an empty cell
+        content = None
+    return CellVal(content=content, real=real, source=source)
 
 
-@builder(torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
+@BUILDERS.of(torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 def wrap_grad_context(tx, real, kind, source):
     guard(tx, source, "TYPE_MATCH", kind)
+    enabled = kind is torch.enable_grad
     if kind is torch.set_grad_enabled:
-        guard(tx, None if source is None else AttrSource(source, "mode"), "CONSTANT_MATCH", real.mode)
-        return ContextVal(kind="grad", state=(real.mode,), factory=kind, source=source)
-    return ContextVal(kind="grad", state=(kind is torch.enable_grad,), factory=kind, source=source)
+        enabled = real.mode
+        guard(tx, part(AttrSource, source, "mode"), "CONSTANT_MATCH", enabled)
+    return ContextVal(kind="grad", state=(enabled,), factory=kind, source=source)
 
 
-@builder(torch.amp.autocast_mode.autocast)
+@BUILDERS.of(torch.amp.autocast_mode.autocast)
 def wrap_autocast(tx, real, kind, source):
     guard(tx, source, "TYPE_MATCH", kind)
-    names = ("device", "fast_dtype", "_enabled", "_cache_enabled")
-    for name in names:
-        guard(tx, None if source is None else AttrSource(source, name), "CONSTANT_MATCH", getattr(real, name))
-    return ContextVal(kind="autocast", state=tuple(getattr(real, n) for n in names), factory=kind, source=source)
+    state = {name: getattr(real, name) for name in ("device", "fast_dtype", "_enabled", "_cache_enabled")}
+    for name, value in state.items():
+        guard(tx, part(AttrSource, source, name), "CONSTANT_MATCH", value)
+    return ContextVal(kind="autocast", state=tuple(state.values()), factory=kind, source=source)
 
 
 # %% [markdown]
@@ -277,18 +267,21 @@ def wrap_tensor(tx, real, source):
     dynamic = tx.dynamic.get(source) or ()
     if not isinstance(source, ConstantSource):
         guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic))
-    sizes = None
-    if dynamic:
-        sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
-                      for d, n in enumerate(real.shape))
-    fake = tx.fake_mode.from_real(real, sizes) if sizes else tx.fake_mode.from_real(real)
+    sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
+                  for d, n in enumerate(real.shape)) if dynamic else None
+    fake = tx.fake_mode.from_real(real, sizes)
+    value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source, version=fake._version)
+    tx.tensor_of_fake[id(fake)] = value
+    return value
+
+
+def add_input(tx, real, fake, source) -> torch.fx.Node:
+    """A placeholder of the graph, fed from `source`."""
     node = tx.graph.placeholder(placeholder_name(source))
     node.meta.update(val=fake, location=location(tx), origins=(), source=source)
     tx.inputs.append(source)
     tx.example_inputs.append(real)
-    value = TensorVal(node=node, fake=fake, real=real, source=source, version=fake._version)
-    tx.tensor_of_fake[id(fake)] = value
-    return value
+    return node
 
 
 def symbol_for(tx, size: int, source):
@@ -307,20 +300,16 @@ def symbol_for(tx, size: int, source):
 
 
 def wrap_dynamic_int(tx, real, source):
-    known = tx.dynamic_ints.get(source)
-    if known is not None:
-        return known
+    if source in tx.dynamic_ints:
+        return tx.dynamic_ints[source]
     symbol = symbol_for(tx, real, source) if real > 1 else real
     if type(symbol) is int:
         guard(tx, source, "CONSTANT_MATCH", real)
         return Const(value=real)
     guard(tx, source, "TYPE_MATCH", int)
     guard(tx, source, "SIZE", ("n > 1", (("n", source),)))
-    node = tx.graph.placeholder(placeholder_name(source))
-    node.meta.update(val=symbol, location=location(tx), origins=(), source=source)
-    tx.inputs.append(source)
-    tx.example_inputs.append(real)
-    value = tx.dynamic_ints[source] = SymVal(node=node, sym=symbol, source=source)
+    value = SymVal(node=add_input(tx, real, symbol, source), sym=symbol, source=source)
+    tx.dynamic_ints[source] = value
     return value
 
 
@@ -357,9 +346,8 @@ def key_of(tx, value: Value):
         return int(value.sym)
     if type(value) is TupleVal:
         return tuple(key_of(tx, realize(tx, item)) for item in value.items)
-    real = getattr(value, "real", None)
-    if type(value) in (ObjVal, TensorVal) and real is not None and type(real) is not types.SimpleNamespace:
-        return key_of_real(tx, real)
+    if type(value) in (ObjVal, TensorVal) and value.real is not None and value.real is not NEW:
+        return key_of_real(tx, value.real)
     if type(value) is SetVal and value.cls is frozenset:
         return frozenset(value.items)
     if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and value.cls.__hash__ is object.__hash__:

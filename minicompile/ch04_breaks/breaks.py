@@ -22,15 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-
 from ..ch03_capture import capture as cap
 from ..ch03_capture.contexts import ContextExit
 from ..ch03_capture.epilogue import Epilogue, expression, pool
-from ..ch03_capture.interpreter import PYTHON, decode
-from ..ch03_capture.opcodes import CONVERSIONS
+from ..ch03_capture.interpreter import PYTHON, pop_many
+from ..ch03_capture.opcodes import CONVERSIONS, callable_pair
 from ..ch03_capture.opcodes_calls import split_callable
 from ..ch03_capture.operations import as_python
-from ..ch03_capture.values import CellVal, NULL, NotConstant, Value
+from ..ch03_capture.values import CellVal, NULL, NotConstant, Table, Value
 from ..errors import GraphBreakError, SkipFrame, Unsupported
 from . import bytecode, resume
 
@@ -74,7 +73,8 @@ def fullgraph_message(func, error) -> str:
 # %%
 @dataclass(eq=False)
 class Break:
-    """The state at the break. `before` are statements that need the operands, `after` runs inside the contexts."""
+    """The state at the break. lines: the breaking instruction as text, which runs inside the active contexts. ends: for a
+    branch, (condition, offset, stack) of each way on; otherwise it goes on at the offset `following`."""
     ep: Epilogue
     frame: Any
     instruction: Any
@@ -95,15 +95,14 @@ def capture_until(func, args, options, error) -> cap.Captured:
     tx, frame = done.tx, done.frame
     if done.result is not None:
         raise SkipFrame(f"the second trace did not stop where the first broke: {error.reason}", error.location)
-    instruction = frame.instructions[frame.ip][1]
-    emit = BREAKS.get(instruction.opname)
-    if emit is None:
+    upcoming = frame.decoded.instructions[frame.ip:frame.ip + 2]
+    instruction = upcoming[0]
+    if instruction.opname not in BREAKS:
         raise SkipFrame(f"{error.reason} (at the instruction {instruction.opname})", error.location)
     check_place(tx, frame, instruction, error)
-    following = frame.instructions[frame.ip + 1][1].offset if frame.ip + 1 < len(frame.instructions) else -1
-    br = Break(Epilogue(tx), frame, instruction, following)
+    br = Break(Epilogue(tx), frame, instruction, upcoming[1].offset if len(upcoming) == 2 else -1)
     try:
-        lines = write_break(br, emit)
+        lines = write_break(br)
     except NotConstant:
         raise SkipFrame(error.reason, error.location) from None
     except Unsupported as inner:
@@ -113,35 +112,34 @@ def capture_until(func, args, options, error) -> cap.Captured:
 
 
 def check_place(tx, frame, instruction, error):
-    for _, other in frame.instructions:
-        if "JUMP" in other.opname and other.offset >= instruction.offset and isinstance(other.argval, int) \
-                and other.argval <= instruction.offset and "BACKWARD" in other.opname:
-            raise SkipFrame(f"graph break inside a loop: {error.reason}", error.location)
-    withs = 0
-    decoded = decode(frame.code)
-    for start, end, target in reachable_handlers(decoded, instruction.offset):
-        kinds = [i.opname for _, i in decoded.instructions[decoded.index[target]:][:2]]
-        if kinds == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]:
-            withs += 1
-        else:
-            raise SkipFrame(f"graph break inside a try block: {error.reason}", error.location)
+    here = instruction.offset
+    if any("BACKWARD" in i.opname and i.argval <= here <= i.offset for i in frame.decoded.instructions):
+        raise SkipFrame(f"graph break inside a loop: {error.reason}", error.location)
+    targets = handlers_of(frame.decoded, here)
+    if not all(is_with_handler(frame.decoded, target) for target in targets):
+        raise SkipFrame(f"graph break inside a try block: {error.reason}", error.location)
     on_stack = [v.context for v in frame.stack if isinstance(v, ContextExit)]
-    if withs != len(on_stack) or any(a is not b for a, b in zip(on_stack, tx.active)) or len(on_stack) != len(tx.active):
+    if len(targets) != len(on_stack) or on_stack != tx.active:
         raise SkipFrame(f"graph break inside a with block: {error.reason}", error.location)
 
 
-def reachable_handlers(decoded, offset):
-    """The handlers that protect an instruction, innermost first. A table entry names only the innermost; the next one
-    protects the handler itself."""
-    found = []
+def handlers_of(decoded, offset) -> list:
+    """Offsets of the handlers that protect an instruction, innermost first. A table entry names only the innermost; the
+    next one protects the handler itself."""
+    seen, found = set(), []
     while True:
         entry = next((e for e in decoded.table if e.start <= offset < e.end), None)
-        if entry is None or entry.target in [t for _, _, t in found]:
+        if entry is None or entry.target in seen:
             return found
-        target = decoded.instructions[decoded.index[entry.target]]
-        if target[1].opname == "PUSH_EXC_INFO":
-            found.append((entry.start, entry.end, entry.target))
+        seen.add(entry.target)
+        if decoded.instructions[decoded.index[entry.target]].opname == "PUSH_EXC_INFO":
+            found.append(entry.target)
         offset = entry.target
+
+
+def is_with_handler(decoded, target) -> bool:
+    position = decoded.index[target]
+    return [i.opname for i in decoded.instructions[position:position + 2]] == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]
 
 
 # %% [markdown]
@@ -151,12 +149,12 @@ def reachable_handlers(decoded, offset):
 # instruction runs, inside the contexts that were active, then the resume function takes over.
 
 # %%
-def write_break(br: Break, emit) -> list:
-    emit(br)
+def write_break(br: Break) -> list:
+    BREAKS[br.instruction.opname](br, br.instruction)
     consume_result(br)
     contexts = [expression(br.ep, v.context) for v in br.frame.stack if isinstance(v, ContextExit)]
-    tails = [(condition, continue_at(br, offset, stack)) for condition, offset, stack in br.ends] or \
-        [(None, continue_at(br, br.following, br.frame.stack))]
+    ends = br.ends or [(None, br.following, br.frame.stack)]
+    tails = [(condition, continue_at(br, offset, stack)) for condition, offset, stack in ends]
     lines = cap.finish(br.ep)
     if contexts and br.lines:
         lines.append(f"with {', '.join(contexts)}:")
@@ -171,17 +169,17 @@ def write_break(br: Break, emit) -> list:
 def consume_result(br: Break):
     """`print(x)` throws its result away and `n = x.item()` only stores it. Doing that here, and not in the resume
     function, keeps the result off its stack, where it would have to be looked at and guarded."""
-    stack = br.frame.stack
+    stack, decoded = br.frame.stack, br.frame.decoded
     while br.following >= 0 and not br.ends and stack and type(stack[-1]) is Text:
-        position = decode(br.frame.code).index[br.following]
-        instruction = br.frame.instructions[position][1]
+        position = decoded.index[br.following]
+        instruction = decoded.instructions[position]
         if instruction.opname == "STORE_FAST" and type(br.frame.locals.get(instruction.argval)) is not CellVal:
             br.frame.locals[instruction.argval] = stack.pop()
         elif instruction.opname == "POP_TOP":
             stack.pop()
         else:
             return
-        br.following = br.frame.instructions[position + 1][1].offset
+        br.following = decoded.instructions[position + 1].offset
 
 
 def continue_at(br: Break, offset: int, stack: list) -> str:
@@ -219,26 +217,44 @@ def text_of(ep, value) -> str:
 # %% [markdown]
 # ## The instructions
 #
-# Each handler pops its operands, adds the statement, and pushes what Python would have pushed. They read
-# like the bytecode's own documentation.
+# Each instruction that may break is written as what it means in Python. For most that is a template for the
+# operands, deepest first: an expression, whose value is pushed, or a statement.
 
 # %%
-BREAKS: dict = {}
+BREAKS = Table()
+EXPRESSIONS = {                                  # opcode -> (operands, template)
+    "UNARY_NEGATIVE": (1, "-{0}"), "UNARY_POSITIVE": (1, "+{0}"), "UNARY_INVERT": (1, "~{0}"),
+    "UNARY_NOT": (1, "not {0}"), "TO_BOOL": (1, "bool({0})"), "GET_ITER": (1, "iter({0})"),
+    "BINARY_SUBSCR": (2, "{0}[{1}]"), "BINARY_SLICE": (3, "{0}[{1}:{2}]"), "LOAD_GLOBAL": (0, "__G[{i.argval!r}]"),
+    "LOAD_ATTR": (1, "{0}.{i.argval}"), "LOAD_METHOD": (1, "{0}.{i.argval}"),
+    "FORMAT_SIMPLE": (1, "format({0}, '')"), "FORMAT_WITH_SPEC": (2, "format({0}, {1})"),
+    "IMPORT_NAME": (2, "__import__({i.argval!r}, __G, None, {1}, {0})"),
+}
+STATEMENTS = {
+    "STORE_SUBSCR": (3, "{1}[{2}] = {0}"), "STORE_SLICE": (4, "{1}[{2}:{3}] = {0}"),
+    "DELETE_SUBSCR": (2, "del {0}[{1}]"), "STORE_ATTR": (2, "{1}.{i.argval} = {0}"),
+    "DELETE_ATTR": (1, "del {0}.{i.argval}"),
+}
 
 
-def breaks(*names):
-    def register(function):
-        for name in names:
-            BREAKS[name] = function
-        return function
-    return register
+@BREAKS.of(*EXPRESSIONS)
+def break_expression(br, i):
+    count, template = EXPRESSIONS[i.opname]
+    push(br, template.format(*pop(br, count), i=i))
+    if i.opname == "LOAD_METHOD" or i.arg and i.arg & 1 and (
+            i.opname == "LOAD_GLOBAL" or i.opname == "LOAD_ATTR" and PYTHON >= (3, 12)):
+        br.frame.stack += callable_pair(br.frame.stack.pop())
+
+
+@BREAKS.of(*STATEMENTS)
+def break_statement(br, i):
+    count, template = STATEMENTS[i.opname]
+    br.lines.append(template.format(*pop(br, count), i=i))
 
 
 def pop(br, count=1) -> list:
-    """Expressions for the top `count` values of the stack, deepest first; they are removed."""
-    values = br.frame.stack[-count:]
-    del br.frame.stack[-count:]
-    return [text_of(br.ep, v) for v in values]
+    """Texts of the top `count` values of the stack, deepest first; they are removed."""
+    return [text_of(br.ep, v) for v in pop_many(br.frame, count)]
 
 
 def push(br, text: str):
@@ -248,184 +264,89 @@ def push(br, text: str):
     br.frame.stack.append(Text(text=name))
 
 
-@breaks("CALL", "CALL_KW")
-def break_call(br):
-    frame, ep, count = br.frame, br.ep, br.instruction.arg
-    names = frame.kw_names
-    if br.instruction.opname == "CALL_KW":
-        names = as_python(ep.tx, frame.stack.pop())
-    frame.kw_names = ()
-    args = frame.stack[len(frame.stack) - count:]
-    function, extra = split_callable(frame.stack, count)
+# %% [markdown]
+# Calls, and the few whose meaning depends on their argument.
+
+# %%
+@BREAKS.of("CALL", "CALL_KW")
+def break_call(br, i):
+    frame = br.frame
+    names = as_python(br.ep.tx, frame.stack.pop()) if i.opname == "CALL_KW" else frame.kw_names
+    first, second, *args = pop_many(frame, i.arg + 2)
+    function, extra = split_callable(first, second)
     if getattr(function, "real", None) in (locals, globals, eval, exec):
         raise Unsupported("a builtin that looks at its caller's frame")
-    texts = [text_of(ep, v) for v in extra + args[:count - len(names)]]
-    texts += [f"{k}={text_of(ep, v)}" for k, v in zip(names, args[count - len(names):])]
-    called = text_of(ep, function)
-    del frame.stack[-count - 2:]
-    push(br, f"{called}({', '.join(texts)})")
+    texts = [text_of(br.ep, v) for v in [*extra, *args]]
+    positional = len(texts) - len(names)
+    texts[positional:] = [f"{name}={text}" for name, text in zip(names, texts[positional:])]
+    push(br, f"{text_of(br.ep, function)}({', '.join(texts)})")
 
 
-@breaks("CALL_FUNCTION_EX")
-def break_call_ex(br):
-    stack = br.frame.stack
-    kwargs = "**" + pop(br)[0] if br.instruction.arg & 1 else ""
-    args = pop(br)[0]
-    if PYTHON >= (3, 13):
-        stack.pop()
-        function = pop(br)[0]
-    else:
-        function = pop(br)[0]
-        stack.pop()
-    push(br, f"{function}(*{args}, {kwargs})")
+@BREAKS.of("CALL_FUNCTION_EX")
+def break_call_ex(br, i):
+    kwargs = "**" + pop(br)[0] if i.arg & 1 else ""
+    first, second, args = pop_many(br.frame, 3)
+    args = text_of(br.ep, args)
+    push(br, f"{text_of(br.ep, split_callable(first, second)[0])}(*{args}, {kwargs})")
 
 
-@breaks("BINARY_OP")
-def break_binary(br):
+@BREAKS.of("BINARY_OP")
+def break_binary(br, i):
     a, b = pop(br, 2)
-    symbol = br.instruction.argrepr
-    if symbol.endswith("="):
+    if i.argrepr.endswith("="):
         push(br, a)
-        br.lines.append(f"{br.frame.stack[-1].text} {symbol} {b}")
+        br.lines.append(f"{br.frame.stack[-1].text} {i.argrepr} {b}")
     else:
-        push(br, f"{a} {symbol} {b}")
+        push(br, f"{a} {i.argrepr} {b}")
 
 
-@breaks("COMPARE_OP", "IS_OP", "CONTAINS_OP")
-def break_compare(br):
+@BREAKS.of("COMPARE_OP", "IS_OP", "CONTAINS_OP")
+def break_compare(br, i):
     a, b = pop(br, 2)
-    i = br.instruction
-    symbol = {"IS_OP": ("is", "is not"), "CONTAINS_OP": ("in", "not in")}.get(i.opname)
-    text = f"{a} {symbol[i.arg] if symbol else i.argval} {b}"
+    words = {"IS_OP": ("is", "is not"), "CONTAINS_OP": ("in", "not in")}.get(i.opname)
+    text = f"{a} {words[i.arg] if words else i.argval} {b}"
     push(br, f"bool({text})" if i.opname == "COMPARE_OP" and PYTHON >= (3, 13) and i.arg & 16 else text)
 
 
-@breaks("UNARY_NEGATIVE", "UNARY_POSITIVE", "UNARY_INVERT", "UNARY_NOT", "TO_BOOL", "GET_ITER")
-def break_unary(br):
-    word = {"UNARY_NEGATIVE": "-{}", "UNARY_POSITIVE": "+{}", "UNARY_INVERT": "~{}", "UNARY_NOT": "not {}",
-            "TO_BOOL": "bool({})", "GET_ITER": "iter({})"}[br.instruction.opname]
-    push(br, word.format(pop(br)[0]))
+@BREAKS.of("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLOSURE")
+def break_load_local(br, i):
+    value = br.frame.locals[i.argval]
+    push(br, f"{expression(br.ep, value)}.cell_contents" if type(value) is CellVal else text_of(br.ep, value))
 
 
-@breaks("BINARY_SUBSCR")
-def break_subscript(br):
-    container, key = pop(br, 2)
-    push(br, f"{container}[{key}]")
-
-
-@breaks("BINARY_SLICE")
-def break_slice(br):
-    container, start, stop = pop(br, 3)
-    push(br, f"{container}[{start}:{stop}]")
-
-
-@breaks("STORE_SUBSCR")
-def break_store_subscript(br):
-    value, container, key = pop(br, 3)
-    br.lines.append(f"{container}[{key}] = {value}")
-
-
-@breaks("STORE_SLICE")
-def break_store_slice(br):
-    value, container, start, stop = pop(br, 4)
-    br.lines.append(f"{container}[{start}:{stop}] = {value}")
-
-
-@breaks("DELETE_SUBSCR")
-def break_delete_subscript(br):
-    container, key = pop(br, 2)
-    br.lines.append(f"del {container}[{key}]")
-
-
-@breaks("STORE_ATTR")
-def break_store_attribute(br):
-    value, owner = pop(br, 2)
-    br.lines.append(f"{owner}.{br.instruction.argval} = {value}")
-
-
-@breaks("DELETE_ATTR")
-def break_delete_attribute(br):
-    br.lines.append(f"del {pop(br)[0]}.{br.instruction.argval}")
-
-
-@breaks("LOAD_ATTR", "LOAD_METHOD")
-def break_load_attribute(br):
-    i, stack = br.instruction, br.frame.stack
-    push(br, f"{pop(br)[0]}.{i.argval}")
-    if i.opname == "LOAD_METHOD" or PYTHON >= (3, 12) and i.arg & 1:
-        stack.insert(len(stack) - (PYTHON < (3, 13)), NULL)
-
-
-@breaks("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_DEREF", "LOAD_CLOSURE")
-def break_load_local(br):
-    value = br.frame.locals[br.instruction.argval]
-    if type(value) is CellVal:
-        push(br, f"{expression(br.ep, value)}.cell_contents")
-    else:
-        push(br, text_of(br.ep, value))
-
-
-@breaks("LOAD_GLOBAL")
-def break_load_global(br):
-    i, stack = br.instruction, br.frame.stack
-    push(br, f"__G[{i.argval!r}]")
-    if i.arg & 1:
-        stack.insert(len(stack) - (PYTHON < (3, 13)), NULL)
-
-
-@breaks("FORMAT_VALUE")
-def break_format(br):
-    spec = pop(br)[0] if br.instruction.arg & 4 else "''"
+@BREAKS.of("FORMAT_VALUE")
+def break_format(br, i):
+    spec = pop(br)[0] if i.arg & 4 else "''"
     value = pop(br)[0]
-    conversion = CONVERSIONS[br.instruction.arg & 3]
+    conversion = CONVERSIONS[i.arg & 3]
     push(br, f"format({conversion.__name__}({value}), {spec})" if conversion else f"format({value}, {spec})")
 
 
-@breaks("FORMAT_SIMPLE")
-def break_format_simple(br):
-    push(br, f"format({pop(br)[0]}, '')")
+@BREAKS.of("CONVERT_VALUE")
+def break_convert(br, i):
+    push(br, f"{CONVERSIONS[i.arg].__name__}({pop(br)[0]})")
 
 
-@breaks("FORMAT_WITH_SPEC")
-def break_format_spec(br):
-    value, spec = pop(br, 2)
-    push(br, f"format({value}, {spec})")
-
-
-@breaks("CONVERT_VALUE")
-def break_convert(br):
-    push(br, f"{CONVERSIONS[br.instruction.arg].__name__}({pop(br)[0]})")
-
-
-@breaks("UNPACK_SEQUENCE")
-def break_unpack(br):
-    names = [f"__u{n}" for n in range(br.instruction.arg)]
+@BREAKS.of("UNPACK_SEQUENCE")
+def break_unpack(br, i):
+    names = [f"__u{n}" for n in range(i.arg)]
     br.lines.append(f"{''.join(n + ', ' for n in names)} = {pop(br)[0]}")
     br.frame.stack.extend(Text(text=n) for n in reversed(names))
-
-
-@breaks("IMPORT_NAME")
-def break_import(br):
-    level, names = pop(br, 2)
-    push(br, f"__import__({br.instruction.argval!r}, __G, None, {names}, {level})")
 
 
 # %% [markdown]
 # A branch on the values of a tensor has two ways on, hence two resume functions.
 
 # %%
-def break_jump(test: str, keep: bool = False):
-    def handler(br):
-        kept = list(br.frame.stack)
-        condition = test.format(pop(br)[0])
-        popped = br.frame.stack
-        br.lines.append(f"__cond = {condition}")
-        br.ends = [("__cond", br.instruction.argval, kept if keep else popped), (None, br.following, popped)]
-    return handler
+def register_jump(name: str, test: str):
+    def break_jump(br, i):
+        before = list(br.frame.stack)
+        br.lines.append(f"__cond = {test.format(pop(br)[0])}")
+        after = br.frame.stack
+        br.ends = [("__cond", i.argval, before if "OR_POP" in i.opname else after), (None, br.following, after)]
+    names = [f"POP_JUMP_IF_{name}", f"POP_JUMP_FORWARD_IF_{name}", f"POP_JUMP_BACKWARD_IF_{name}", f"JUMP_IF_{name}_OR_POP"]
+    BREAKS.of(*names)(break_jump)
 
 
-for _infix in ("", "FORWARD_", "BACKWARD_"):
-    BREAKS[f"POP_JUMP_{_infix}IF_TRUE"] = break_jump("bool({})")
-    BREAKS[f"POP_JUMP_{_infix}IF_FALSE"] = break_jump("not {}")
-BREAKS["JUMP_IF_TRUE_OR_POP"] = break_jump("bool({})", keep=True)
-BREAKS["JUMP_IF_FALSE_OR_POP"] = break_jump("not {}", keep=True)
+register_jump("TRUE", "bool({})")
+register_jump("FALSE", "not {}")

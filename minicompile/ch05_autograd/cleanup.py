@@ -17,8 +17,13 @@ from torch import fx
 
 aten = torch.ops.aten
 
-DROPOUT_ARGUMENT = {"_scaled_dot_product_flash_attention": 3, "_scaled_dot_product_flash_attention_for_cpu": 3,
-                    "_scaled_dot_product_efficient_attention": 5, "_scaled_dot_product_cudnn_attention": 5}
+# Attention draws only if its dropout probability, the argument at this position, is not 0.
+DROPOUT_ARGUMENT = {
+    "aten::_scaled_dot_product_flash_attention": 3,
+    "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
+    "aten::_scaled_dot_product_efficient_attention": 5,
+    "aten::_scaled_dot_product_cudnn_attention": 5,
+}
 
 
 def is_random(node: fx.Node) -> bool:
@@ -26,18 +31,19 @@ def is_random(node: fx.Node) -> bool:
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    position = DROPOUT_ARGUMENT.get(op._schema.name.removeprefix("aten::"))
+    position = DROPOUT_ARGUMENT.get(op._schema.name)
     if position is not None:
-        probability = node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)
-        return probability != 0.0
+        return (node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)) != 0.0
     if op is aten.native_dropout.default:
         return node.args[2] is not False
     return True
 
 
 def has_effect(node: fx.Node) -> bool:
-    """True for a node that must stay even if nothing reads it."""
-    return is_random(node) or (isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable)
+    """True for a node that must stay even if nothing reads it: it draws, writes, or only checks."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return is_random(node) or node.target._schema.is_mutable or not node.target._schema.returns
 
 
 def eliminate_dead_code(gm: fx.GraphModule) -> None:
@@ -50,8 +56,8 @@ def eliminate_dead_code(gm: fx.GraphModule) -> None:
 # True`; the operators do not, so types are part of the key. Fresh uninitialised memory is never merged.
 
 # %%
-UNIQUE = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default, aten.new_empty.default,
-          aten.new_empty_strided.default}
+UNIQUE = {aten.empty.memory_format, aten.empty_like.default, aten.empty_strided.default,
+          aten.new_empty.default, aten.new_empty_strided.default}
 
 
 def _key(argument):
@@ -74,6 +80,8 @@ def merge_common_subexpressions(gm: fx.GraphModule) -> None:
         except TypeError:
             continue
         if earlier is not node:
+            origins = earlier.meta.get("origins", ()) + node.meta.get("origins", ())
+            earlier.meta["origins"] = tuple(dict.fromkeys(origins))
             node.replace_all_uses_with(earlier)
             gm.graph.erase_node(node)
 
@@ -89,9 +97,8 @@ def cancel_transposes(gm: fx.GraphModule) -> None:
 
 
 def clean(gm: fx.GraphModule) -> fx.GraphModule:
-    """Simplify, drop, and recompile, in place."""
+    """All three, in place."""
     cancel_transposes(gm)
     merge_common_subexpressions(gm)
     eliminate_dead_code(gm)
-
     return gm

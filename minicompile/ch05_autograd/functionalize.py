@@ -55,7 +55,8 @@ aten = torch.ops.aten
 
 @dataclass
 class Memory:
-    """One block of memory. `value`: the node of the new graph that holds its contents after `version` writes."""
+    """One block of memory. `value`: the node of the new graph that holds its contents after `version`
+    writes."""
 
     value: fx.Node
     version: int = 0
@@ -63,7 +64,8 @@ class Memory:
 
 @dataclass
 class Step:
-    """One view operation: `target(parent, *args, **kwargs)`, or its `index`-th result where it gives several."""
+    """One view operation: `target(parent, *args, **kwargs)`, or its `index`-th result where it gives
+    several."""
 
     target: Any
     args: tuple
@@ -73,7 +75,8 @@ class Step:
 
 @dataclass
 class Alias:
-    """A tensor of the old graph. `node` are its contents as of `version` of the memory. `fake`: its metadata in eager."""
+    """A tensor of the old graph. `node` are its contents as of `version` of the memory. `fake`: its
+    metadata in eager."""
 
     memory: Memory
     parent: "Alias | None"
@@ -102,40 +105,40 @@ def is_mutable(op) -> bool:
     return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
 
 
+def signature(op) -> list[tuple[str, str]]:
+    """(name, type) of each argument but those for `out` tensors."""
+    return [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+
+
 @functools.cache
 def functional_counterpart(op):
     """The operator that computes what `op` writes without writing it."""
     namespace, name = op._schema.name.split("::")
     ops = getattr(torch.ops, namespace)
-    outs = {a.name for a in op._schema.arguments if a.is_out}
-    wanted = [a.name for a in op._schema.arguments if a.name not in outs]
+    wanted = signature(op)
     stem = name.removesuffix("_")
-    for candidate in ([name] if outs else [stem]) + [f"{stem}_functional"]:
+    for candidate in (name if len(wanted) < len(op._schema.arguments) else stem, f"{stem}_functional"):
         packet = getattr(ops, candidate, None)
         if packet is None:
             continue
         overloads = [getattr(packet, o) for o in packet.overloads()]
-        overloads = [o for o in overloads if not o._schema.is_mutable
-                     and [a.name for a in o._schema.arguments][:len(wanted)] == wanted]
-        types = [str(a.type) for a in op._schema.arguments if a.name not in outs]
-        exact = sorted((o for o in overloads if [str(a.type) for a in o._schema.arguments][:len(types)] == types),
-                       key=lambda o: o._overloadname != op._overloadname)
-        if exact:
-            return exact[0]
+        fitting = [o for o in overloads if not o._schema.is_mutable and signature(o)[:len(wanted)] == wanted]
+        if fitting:
+            return min(fitting, key=lambda o: o._overloadname != op._overloadname)
     raise Unsupported(f"{op} writes to its arguments and has no functional counterpart")
 
 
-METADATA_OPS = ("resize_", "resize_as_", "set_", "as_strided_", "detach_", "resize", "_resize_output_", "swap_")
+METADATA_OPS = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::as_strided_", "aten::detach_",
+                "aten::resize", "aten::_resize_output_", "aten::swap_"}
 
 
 def check_no_metadata_change(op):
-    """Operators that change what a tensor *is* (its shape, its storage) rather than what it contains are refused."""
-    name = op._schema.name.split("::")[1]
-    view_in_place = name.endswith("_") and any(
-        r.alias_info is not None for r in functional_counterpart(op)._schema.returns) if name not in METADATA_OPS else True
-    if view_in_place:
+    """Refuse operators that change what a tensor *is* (its shape, its storage) rather than what it
+    contains."""
+    name = op._schema.name
+    if name in METADATA_OPS or name.endswith("_") and any(
+            r.alias_info is not None for r in functional_counterpart(op)._schema.returns):
         raise Unsupported(f"{op} changes the shape or the storage of a tensor in place")
-
 
 # %% [markdown]
 # Batch norm is the one operator whose schema lies: `native_batch_norm` updates the running statistics and
@@ -143,10 +146,20 @@ def check_no_metadata_change(op):
 # would keep their old values alive for nothing.
 
 # %%
-def batch_norm_counterpart(args: tuple):
-    """For a `native_batch_norm` that updates running statistics: the functional operator; else None."""
-    updates = args[5] and args[3] is not None and args[4] is not None
-    return aten._native_batch_norm_legit_functional.default if updates else None
+def visit_batch_norm(f: "Functionalizer", node: fx.Node):
+    training, statistics = node.args[5], node.args[3:5]
+    if not training or None in statistics:
+        return visit_pure(f, node)
+    op = aten._native_batch_norm_legit_functional.default
+    f.env[node] = new = emit(f, op, read_args(f, node.args))
+    for statistic, position in zip(statistics, (3, 4)):
+        write(f, f.env[statistic], emit(f, operator.getitem, (new, position)))
+
+
+def visit_batch_norm_backward(f: "Functionalizer", node: fx.Node):
+    training = node.args[7]
+    args = read_args(f, (*node.args[:3], None, None, *node.args[5:]) if training else node.args)
+    f.env[node] = emit(f, node.target, args, val=node.meta["val"])
 
 # %% [markdown]
 # ## The pass
@@ -203,7 +216,10 @@ def emit_step(f: Functionalizer, base: fx.Node, step: Step) -> fx.Node:
 def read(f: Functionalizer, alias: Alias) -> fx.Node:
     """The node that holds the present contents of a tensor of the old program."""
     if alias.version != alias.memory.version:
-        alias.node = alias.memory.value if alias.parent is None else emit_step(f, read(f, alias.parent), alias.step)
+        if alias.parent is None:
+            alias.node = alias.memory.value
+        else:
+            alias.node = emit_step(f, read(f, alias.parent), alias.step)
         alias.version = alias.memory.version
     return alias.node
 
@@ -265,61 +281,109 @@ def restride(f: Functionalizer, node: fx.Node, target: torch.Tensor) -> fx.Node:
 # ## Undoing a view
 #
 # `undo` puts the new contents of a view back into its parent. Views that keep every element have an inverse
-# view; views that drop elements have a scatter. Everything else goes through `as_strided_scatter`, which
-# states positions in memory and fits any view.
+# view; views that drop elements have a scatter. Each rule below takes the step that made the view, the present
+# contents of the parent and the new contents of the view, and gives the new contents of the parent.
 
 # %%
-SAME_ELEMENTS = {aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.unsqueeze.default,
-                 aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default, aten.reshape.default}
-IDENTITY = {aten.alias.default, aten.detach.default, aten.lift_fresh.default}
+UNDO = {}
+
+
+def undoes(*views):
+    """Register a rule for these view operators."""
+    def register(rule):
+        UNDO.update(dict.fromkeys(views, rule))
+        return rule
+    return register
+
+
+@undoes(aten.alias.default, aten.detach.default, aten.lift_fresh.default)
+def undo_nothing(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
+    return new
+
+
+@undoes(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.reshape.default,
+        aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default)
+def undo_reshape(f, step, parent, new):
+    if new.meta["val"].numel() != parent.meta["val"].numel():
+        raise Unsupported("writing through an expanded tensor")
+    if not new.meta["val"].is_contiguous():
+        new = emit(f, aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
+    return emit(f, aten.view.default, (new, [expr_of(s) for s in parent.meta["val"].shape]))
+
+
+@undoes(aten.t.default, aten.transpose.int)
+def undo_transpose(f, step, parent, new):
+    return emit(f, step.target, (new, *step.args))
+
+
+@undoes(aten.permute.default)
+def undo_permute(f, step, parent, new):
+    dims = new.meta["val"].dim()
+    order = [d % dims for d in step.args[0]]
+    return emit(f, aten.permute.default, (new, [order.index(d) for d in range(dims)]))
+
+# %% [markdown]
+# The views that drop elements. `unbind` and `split` give several; `step.index` says which one this is.
+
+# %%
+SCATTER = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default,
+           aten.diagonal.default: aten.diagonal_scatter.default}
+
+
+@undoes(*SCATTER)
+def undo_window(f, step, parent, new):
+    return emit(f, SCATTER[step.target], (parent, new, *step.args), step.kwargs)
+
+
+@undoes(aten.unbind.int)
+def undo_unbind(f, step, parent, new):
+    return emit(f, aten.select_scatter.default, (parent, new, step.args[0] if step.args else 0, step.index))
+
+
+@undoes(aten.split.Tensor, aten.split_with_sizes.default)
+def undo_split(f, step, parent, new):
+    dim = step.args[1] if len(step.args) > 1 else step.kwargs.get("dim", 0)
+    sizes = step.args[0] if isinstance(step.args[0], (list, tuple)) else [step.args[0]] * step.index
+    start, length = sum(sizes[:step.index]), expr_of(new.meta["val"].shape[dim])
+    return emit(f, aten.slice_scatter.default, (parent, new, dim, start, start + length))
+
+# %% [markdown]
+# Views of the same memory as another dtype, and last what fits any view: `as_strided_scatter`, which states
+# positions in memory.
+
+# %%
+@undoes(aten.view_as_real.default)
+def undo_view_as_real(f, step, parent, new):
+    return emit(f, aten.view_as_complex.default, (emit(f, aten.clone.default, (new,)),))
+
+
+@undoes(aten.view_as_complex.default)
+def undo_view_as_complex(f, step, parent, new):
+    return emit(f, aten.view_as_real.default, (new,))
+
+
+@undoes(aten._conj.default)
+def undo_conj(f, step, parent, new):
+    return emit(f, aten.conj_physical.default, (new,))
+
+
+@undoes(aten.view.dtype)
+def undo_view_as_dtype(f, step, parent, new):
+    if parent.meta["val"].element_size() != new.meta["val"].element_size():
+        raise Unsupported(f"writing through {step.target}")
+    return emit(f, aten.view.dtype, (new, parent.meta["val"].dtype))
 
 
 def undo(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
     """The contents of `parent` after its view `step` was overwritten with `new`."""
-    target, args, kwargs = step.target, step.args, step.kwargs
-    shape = parent.meta["val"].shape
-    dims = len(shape)
-    if target in IDENTITY:
-        return new
-    if target in SAME_ELEMENTS:
-        if new.meta["val"].numel() != parent.meta["val"].numel():
-            raise Unsupported("writing through an expanded tensor")
-        if not new.meta["val"].is_contiguous():
-            new = emit(f, aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
-        return emit(f, aten.view.default, (new, [expr_of(s) for s in shape]))
-    if target is aten.t.default:
-        return emit(f, aten.t.default, (new,))
-    if target is aten.transpose.int:
-        return emit(f, aten.transpose.int, (new, *args))
-    if target is aten.permute.default:
-        order = [d % dims for d in args[0]]
-        return emit(f, aten.permute.default, (new, [order.index(d) for d in range(dims)]))
-    if target is aten.select.int:
-        return emit(f, aten.select_scatter.default, (parent, new, *args))
-    if target is aten.slice.Tensor:
-        return emit(f, aten.slice_scatter.default, (parent, new, *args), kwargs)
-    if target is aten.diagonal.default:
-        return emit(f, aten.diagonal_scatter.default, (parent, new, *args), kwargs)
-    if target is aten.unbind.int:
-        return emit(f, aten.select_scatter.default, (parent, new, args[0] if args else 0, step.index))
-    if target in (aten.split.Tensor, aten.split_with_sizes.default):
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        sizes = args[0] if isinstance(args[0], (list, tuple)) else [args[0]] * step.index
-        start, length = sum(sizes[:step.index]), expr_of(new.meta["val"].shape[dim])
-        return emit(f, aten.slice_scatter.default, (parent, new, dim, start, start + length))
-    if target is aten.view_as_real.default:
-        return emit(f, aten.view_as_complex.default, (emit(f, aten.clone.default, (new,)),))
-    if target is aten.view_as_complex.default:
-        return emit(f, aten.view_as_real.default, (new,))
-    if target is aten._conj.default:
-        return emit(f, aten.conj_physical.default, (new,))
-    if target is aten.view.dtype and parent.meta["val"].element_size() == new.meta["val"].element_size():
-        return emit(f, aten.view.dtype, (new, parent.meta["val"].dtype))
+    if step.target in UNDO:
+        return UNDO[step.target](f, step, parent, new)
     if parent.meta["val"].dtype != new.meta["val"].dtype:
-        raise Unsupported(f"writing through {target}")
+        raise Unsupported(f"writing through {step.target}")
     window = emit_step(f, parent, step).meta["val"]
-    layout = [expr_of(s) for s in window.shape], [expr_of(s) for s in window.stride()], expr_of(window.storage_offset())
-    return emit(f, aten.as_strided_scatter.default, (parent, new, *layout))
+    sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
+    place = (sizes, strides, expr_of(window.storage_offset()))
+    return emit(f, aten.as_strided_scatter.default, (parent, new, *place))
 
 # %% [markdown]
 # ## One node at a time
@@ -347,7 +411,8 @@ def viewed_argument(node: fx.Node, val: FakeTensor) -> fx.Node | None:
     """The tensor argument whose memory the result `val` of `node` shows, if any."""
     key = storage_key(val)
     for arg in pytree.tree_leaves((node.args, node.kwargs)):
-        if isinstance(arg, fx.Node) and isinstance(arg.meta["val"], FakeTensor) and storage_key(arg.meta["val"]) == key:
+        fake = arg.meta["val"] if isinstance(arg, fx.Node) else None
+        if isinstance(fake, FakeTensor) and storage_key(fake) == key:
             return arg
     return None
 
@@ -358,29 +423,33 @@ def visit_call(f: Functionalizer, node: fx.Node):
         visit_getitem(f, node)
     elif is_mutable(op):
         visit_mutation(f, node)
-    elif op is aten.native_batch_norm.default and batch_norm_counterpart(node.args):
-        new = emit(f, batch_norm_counterpart(node.args), read_args(f, node.args))
-        for position, argument in ((3, 3), (4, 4)):
-            write(f, f.env[node.args[argument]], emit(f, operator.getitem, (new, position)))
-        f.env[node] = new
-    elif op is aten.native_batch_norm_backward.default and node.args[7]:
-        f.env[node] = emit(f, op, (*read_args(f, node.args[:3]), None, None, *read_args(f, node.args[5:])), val=val)
-    elif isinstance(val, FakeTensor):
-        base = viewed_argument(node, val)
-        if base is None:
-            args, kwargs = read_args(f, (node.args, node.kwargs))
-            f.env[node] = fresh(val, emit(f, op, args, kwargs, reuse(node, args, kwargs)))
-        elif base is not node.args[0]:
-            raise Unsupported(f"{op} returns a view of an argument that is not its first")
-        else:
-            parent = read(f, f.env[base])
-            unchanged = val if parent.meta["val"] is base.meta["val"] else None
-            view = emit(f, op, (parent, *node.args[1:]), node.kwargs, unchanged)
-            step = Step(op, node.args[1:], node.kwargs)
-            f.env[node] = Alias(f.env[base].memory, f.env[base], step, val, view, f.env[base].memory.version)
+    elif op is aten.native_batch_norm.default:
+        visit_batch_norm(f, node)
+    elif op is aten.native_batch_norm_backward.default:
+        visit_batch_norm_backward(f, node)
+    elif isinstance(val, FakeTensor) and (base := viewed_argument(node, val)) is not None:
+        visit_view(f, node, base)
     else:
-        args, kwargs = read_args(f, (node.args, node.kwargs))
-        f.env[node] = emit(f, op, args, kwargs, val)
+        visit_pure(f, node)
+
+
+def visit_pure(f: Functionalizer, node: fx.Node):
+    val, (args, kwargs) = node.meta["val"], read_args(f, (node.args, node.kwargs))
+    if isinstance(val, FakeTensor):
+        f.env[node] = fresh(val, emit(f, node.target, args, kwargs, reuse(node, args, kwargs)))
+    else:
+        f.env[node] = emit(f, node.target, args, kwargs, val)
+
+
+def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):
+    if base is not node.args[0]:
+        raise Unsupported(f"{node.target} returns a view of an argument that is not its first")
+    val, alias = node.meta["val"], f.env[base]
+    parent = read(f, alias)
+    unchanged = val if parent.meta["val"] is base.meta["val"] else None
+    view = emit(f, node.target, (parent, *node.args[1:]), node.kwargs, unchanged)
+    step = Step(node.target, node.args[1:], node.kwargs)
+    f.env[node] = Alias(alias.memory, alias, step, val, view, alias.memory.version)
 
 
 def reuse(node: fx.Node, args, kwargs):
@@ -393,19 +462,18 @@ def reuse(node: fx.Node, args, kwargs):
 
 def visit_getitem(f: Functionalizer, node: fx.Node):
     """A part of a tuple: of a fresh result, of several views, or of an in-place operator's results."""
-    source, index = node.args
+    (source, index), val = node.args, node.meta["val"]
     entry = f.env[source]
     if isinstance(entry, (list, tuple)):
         f.env[node] = entry[index]
-    elif isinstance(entry, fx.Node) and isinstance(node.meta["val"], FakeTensor):
-        base = viewed_argument(source, node.meta["val"]) if source.op == "call_function" and not is_mutable(source.target) else None
-        if base is None:
-            f.env[node] = fresh(node.meta["val"], emit(f, operator.getitem, (entry, index), val=entry.meta["val"][index]))
-        else:
-            step = Step(source.target, source.args[1:], source.kwargs, index)
-            f.env[node] = Alias(f.env[base].memory, f.env[base], step, node.meta["val"])
+    elif not isinstance(val, FakeTensor):
+        f.env[node] = emit(f, operator.getitem, (entry, index), val=val)
+    elif (base := viewed_argument(source, val)) is not None:
+        step = Step(source.target, source.args[1:], source.kwargs, index)
+        f.env[node] = Alias(f.env[base].memory, f.env[base], step, val)
     else:
-        f.env[node] = emit(f, operator.getitem, (entry, index), val=node.meta["val"])
+        part = emit(f, operator.getitem, (entry, index), val=entry.meta["val"][index])
+        f.env[node] = fresh(val, part)
 
 # %% [markdown]
 # An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors
@@ -414,39 +482,44 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
 
 # %%
 def visit_mutation(f: Functionalizer, node: fx.Node):
-    op = node.target
-    schema = op._schema
+    op, written = node.target, written_arguments(node.target)
     check_no_metadata_change(op)
-    outs = {a.name for a in schema.arguments if a.is_out}
-    bound = dict(zip([a.name for a in schema.arguments if not a.kwarg_only], node.args)) | node.kwargs
-    targets = [bound.get(a.name) for a in written_arguments(op)]
+    bound = dict(zip([a.name for a in op._schema.arguments if not a.kwarg_only], node.args)) | node.kwargs
+    targets = [bound.get(a.name) for a in written]
     if op is aten.copy_.default:
         results = [read_args(f, node.args[1])]
         if not isinstance(results[0], fx.Node):
             raise Unsupported("copy_ from something that is not a tensor")
     else:
-        functional = functional_counterpart(op)
-        names = [a.name for a in schema.arguments if a.name not in outs]
-        keyword_only = {a.name for a in functional._schema.arguments if a.kwarg_only}
-        kwargs = {n: read_args(f, bound[n]) for n in names if n in bound and n in keyword_only}
-        positional = [n for n in names if n not in keyword_only]
-        defaults = {a.name: a.default_value for s in (functional._schema, schema) for a in s.arguments if a.has_default_value()}
-        args = tuple(read_args(f, bound[n]) if n in bound else defaults[n] for n in positional)
-        new = emit(f, functional, args, kwargs)
-        results = [new] if len(functional._schema.returns) == 1 else \
-            [emit(f, operator.getitem, (new, i)) for i in range(len(functional._schema.returns))]
-    for target, result in zip(targets, results[len(results) - len(targets):]):
+        results = call_counterpart(f, op, bound)
+    pure, contents = results[:len(results) - len(targets)], results[len(results) - len(targets):]
+    for target, result in zip(targets, contents):
         if isinstance(target, (list, tuple)):
             for i, t in enumerate(target):
                 write(f, f.env[t], emit(f, operator.getitem, (result, i)))
         elif target is not None:
             write(f, f.env[target], result)
-    by_alias = {frozenset(a.alias_info.before_set): t for a, t in zip(written_arguments(op), targets)}
-    pure = iter([fresh(r.meta["val"], r) if isinstance(r.meta["val"], FakeTensor) else r
-                 for r in results[:len(results) - len(targets)]])
-    returned = [f.env[by_alias[frozenset(r.alias_info.before_set)]] if r.alias_info is not None else next(pure)
-                for r in schema.returns]
+    by_alias = {frozenset(a.alias_info.before_set): t for a, t in zip(written, targets)}
+    fresh_results = iter([fresh(r.meta["val"], r) if isinstance(r.meta["val"], FakeTensor) else r for r in pure])
+    returned = [next(fresh_results) if r.alias_info is None else f.env[by_alias[frozenset(r.alias_info.before_set)]]
+                for r in op._schema.returns]
     f.env[node] = returned[0] if len(returned) == 1 else returned
+
+
+def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
+    """Call the functional counterpart of `op` on the arguments `bound` by name; its results."""
+    functional = functional_counterpart(op)
+    defaults = {a.name: a.default_value for schema in (functional._schema, op._schema) for a in schema.arguments
+                if a.has_default_value()}
+    keyword_only = {a.name for a in functional._schema.arguments if a.kwarg_only}
+    args, kwargs = [], {}
+    for name, _ in signature(op):
+        if name not in keyword_only:
+            args.append(read_args(f, bound[name]) if name in bound else defaults[name])
+        elif name in bound:
+            kwargs[name] = read_args(f, bound[name])
+    new, count = emit(f, functional, tuple(args), kwargs), len(functional._schema.returns)
+    return [new] if count == 1 else [emit(f, operator.getitem, (new, i)) for i in range(count)]
 
 # %% [markdown]
 # ## From graph to graph
@@ -456,7 +529,8 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
 
 # %%
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
-    """A graph that writes nothing, and for each placeholder that `gm` writes (by name) the node of its final contents."""
+    """A graph that writes nothing, and for each placeholder that `gm` writes (by name) the node of its
+    final contents."""
     f = Functionalizer(gm)
     for node in gm.graph.nodes:
         f.current = node
@@ -489,10 +563,10 @@ def append_mutations(gm: fx.GraphModule, mutations: dict[str, fx.Node]) -> None:
             copy_provenance(copy, new).meta["val"] = placeholders[name].meta["val"]
 
 
-
 def functionalize(gm: fx.GraphModule) -> fx.GraphModule:
-    """The functional graph of a recorded ATen graph; mutated inputs become trailing `copy_` nodes.
-    Raises Unsupported for what changes the metadata of a tensor, and for writes whose effect cannot be expressed."""
+    """The functional graph of a recorded ATen graph; mutated inputs become trailing `copy_` nodes. Raises
+    Unsupported for what changes the metadata of a tensor, and for writes whose effect cannot be
+    expressed."""
     new, mutations = functionalize_with_mutations(gm)
     append_mutations(new, mutations)
     return new

@@ -28,14 +28,14 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.fake import FakeTensor
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol, evaluate
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
 from .cleanup import clean
-from .functionalize import (Functionalizer, Step, append_mutations, emit, functionalize_with_mutations, is_mutable, restride,
-                            viewed_argument)
+from .functionalize import (Functionalizer, Step, append_mutations, emit, functionalize_with_mutations,
+                            is_mutable, restride, viewed_argument)
 
 aten = torch.ops.aten
 
@@ -78,21 +78,17 @@ class View:
 @dataclass
 class Joint:
     """The traced program. `gm` returns, in this order: results, new values of `written` inputs, gradients.
-
-    results: number of tensors that outputs are made of. written: inputs (by position) that are overwritten under autograd, outside of
-    the graph. differentiable: positions among results + written that have a tangent. gradients: positions of the
-    inputs that the gradients belong to (a gradient may be None). recipes: how to make each output. mutated: names of all placeholders
-    that are written; copied: positions of those that the graph itself writes. symbols: where each size symbol is read."""
+    Inputs are named by their positions."""
 
     gm: fx.GraphModule
-    results: int
-    written: list[int]
-    differentiable: list[int]
-    gradients: list[int]
-    recipes: list
-    mutated: set[str] = field(default_factory=set)
-    copied: list[int] = field(default_factory=list)
-    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)
+    results: int                    # number of tensors that outputs are made of
+    written: list[int]              # inputs that are overwritten under autograd, outside of the graph
+    differentiable: list[int]       # positions among results + written that have a tangent
+    gradients: list[int]            # inputs that the gradients belong to (a gradient may be None)
+    recipes: list                   # how to make each output
+    mutated: set[str] = field(default_factory=set)      # names of all placeholders that are written
+    copied: list[int] = field(default_factory=list)     # the written inputs that the graph itself copies into
+    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)     # where to read each size symbol
 
 # %% [markdown]
 # ## Following views back
@@ -117,8 +113,10 @@ def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
     return node, steps[::-1]
 
 
-def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list, position: dict[fx.Node, int]) -> tuple[list, list]:
-    """Recipes for the outputs, and the fakes of the results that they need. position: of each input, by its placeholder."""
+def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
+                 position: dict[fx.Node, int]) -> tuple[list, list]:
+    """Recipes for the outputs, and the fakes of the results that they need. position: of each input, by its
+    placeholder."""
     chains = [view_chain(recorder.node_of(o)) if isinstance(o, FakeTensor) else None for o in outputs]
     members: dict[fx.Node, dict[int, Any]] = {}
     for o, chain in zip(outputs, chains):
@@ -144,10 +142,11 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list, position:
         if o.requires_grad and not source.requires_grad:
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
         if o.requires_grad and o is not source and o._base is not source:
-            raise Unsupported("a detached alias of a tensor was given a gradient of its own by an in-place operation")
+            raise Unsupported("an in-place operation gave a detached alias of a tensor a gradient of its own")
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
-        recipes.append(of if plain else View(of, steps, source.requires_grad and not o.requires_grad or not steps))
+        detach = not steps or source.requires_grad and not o.requires_grad
+        recipes.append(of if plain else View(of, steps, detach))
     return recipes, results
 
 # %% [markdown]
@@ -172,14 +171,15 @@ class _Enter(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _tracing(recorder: Recorder):
-    """The ambient grad mode is restored afterwards; batch norm is recorded as the generic operator, not as cuDNN's."""
+    """Grad mode is restored afterwards; batch norm is recorded as the generic operator, not as cuDNN's."""
     grad_mode, cudnn = torch.is_grad_enabled(), torch._C._get_cudnn_enabled()
     torch._C._set_cudnn_enabled(False)
     try:
         with recorder:
             yield
     except RuntimeError as error:
-        raise Unsupported(f"recording the operators failed: {str(error).splitlines()[0]}", recorder.provenance[0]) from error
+        reason = f"recording the operators failed: {str(error).splitlines()[0]}"
+        raise Unsupported(reason, recorder.provenance[0]) from error
     finally:
         torch._C._set_grad_enabled(grad_mode)
         torch._C._set_cudnn_enabled(cudnn)
@@ -187,7 +187,8 @@ def _tracing(recorder: Recorder):
 
 @contextlib.contextmanager
 def _backward_state():
-    """As a caller of `backward()` would have it: no autocast, and the engine runs in this thread, where the recorder is."""
+    """As a caller of `backward()` would have it: no autocast; and the engine runs in this thread, where the
+    recorder is."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         for device in ("cpu", "cuda"):
@@ -201,8 +202,9 @@ def _layout(entry):
 
 
 def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True) -> Joint:
-    """Record forward and backward of a captured graph. fakes: one fake (or SymInt, or int) per placeholder. Without
-    `differentiate`, or if no output depends on an input that requires a gradient, only the forward is recorded.
+    """Record forward and backward of a captured graph. fakes: one fake (or SymInt, or int) per placeholder.
+    Without `differentiate`, or if no output depends on an input that requires a gradient, only the forward is
+    recorded.
 
     Raises Unsupported for in-place changes of metadata, and for aliased inputs that are written."""
     recorder, leaves, entries, position = Recorder(), {}, [], {}
@@ -225,16 +227,19 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
         outputs = run_recorded(recorder, gm, entries)
         if layouts != [_layout(e) for e in entries]:
             raise Unsupported("the shape or the strides of an input are changed in place")
-        if differentiate and any(n.op == "get_attr" and n.meta["val"].requires_grad for n in recorder.graph.nodes):
+        constants = [n.meta["val"] for n in recorder.graph.nodes if n.op == "get_attr"]
+        if differentiate and any(c.requires_grad for c in constants):
             raise Unsupported("a tensor that is not an input of the graph requires a gradient")
         recipes, results = plan_outputs(recorder, outputs, entries, position)
-        written = [i for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
+        written = [i for i, e in enumerate(entries)
+                   if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]
         differentiable = [i for i, t in enumerate(returned) if differentiate and t.requires_grad]
         gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
     recorded = recorder.finish(returned + gradients)
-    return _finish(recorded, Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [],
-                                   recipes, symbols=_symbols(entries)), entries, returned)
+    joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
+                  symbols=_symbols(entries))
+    return _finish(recorded, joint, entries, returned)
 
 
 def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
@@ -243,8 +248,9 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
     tangents = []
     for i, out in enumerate(outputs):
         with _disable_current_modes():
-            meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta") if _plain_strides(out) else \
-                torch.empty(out.shape, dtype=out.dtype, device="meta")
+            meta = torch.empty(out.shape, dtype=out.dtype, device="meta")
+            if _plain_strides(out):
+                meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta")
         tangents.append(FakeTensor(meta, out.device))
         recorder.placeholder(f"tangent{i}", tangents[-1])
     with _backward_state():
@@ -301,7 +307,7 @@ def simplify(joint: Joint, rewrite=None) -> Joint:
 
 
 def separate_results(gm: fx.GraphModule, count: int) -> None:
-    """Results are distinct tensors for the caller, also where the graph computes them as one value or as an input."""
+    """Results are distinct tensors for the caller, also where the graph computes one value, or an input."""
     output = next(iter(reversed(gm.graph.nodes)))
     values, seen = list(output.args[0]), set()
     f = Functionalizer(gm, gm.graph)
@@ -338,7 +344,7 @@ def save_masks_as_bool(gm: fx.GraphModule) -> None:
 
 # %%
 def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
-    """Where to read each size symbol: (input, dimension), or (input, None) for an input that is the size itself."""
+    """Where to read each size symbol: (input, dimension), or (input, None) for an input that is the size."""
     where: dict[str, tuple[int, int | None]] = {}
 
     def note(value, place):

@@ -49,7 +49,8 @@ def _distances(net: Network, source: int, sink: int) -> list[int] | None:
 
 
 def maximum_flow(net: Network, source: int, sink: int) -> int:
-    """Saturate the network; `net.room` holds the residual capacities afterwards. O(V^2 E), in practice near linear here."""
+    """Saturate the network; `net.room` holds the residual capacities afterwards. At most O(V^2 E); near
+    linear on these graphs."""
     total = 0
     while (distance := _distances(net, source, sink)) is not None:
         following = [0] * len(net.out)

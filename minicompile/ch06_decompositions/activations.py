@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from .table import aten, constant, decomposition, in_float32, real
+from .table import aten, constant, decomposition, real
 
 
 @decomposition("relu")

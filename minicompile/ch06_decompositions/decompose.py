@@ -11,17 +11,18 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ch01_graphs.graph import call_node
 from ..ch01_graphs.trace import Recorder, run_recorded
+from ..ch05_autograd.cleanup import clean
 from .primitives import PRIMITIVES, is_primitive
-from .table import HALF, TABLE
+from .table import HALF, TABLE, hint
 
 aten = torch.ops.aten
 
@@ -54,9 +55,8 @@ def _is_composite(func) -> bool:
 
 # %%
 class Decomposed(TorchDispatchMode):
-    """Eager execution in which each ATen operator that has a decomposition runs as that. `used`
-    collects them;
-    `leaves` collects the operators that ran as they are."""
+    """Eager execution in which each ATen operator that has a decomposition runs as that. `used` collects
+    them; `leaves` collects the operators that ran as they are."""
 
     def __init__(self):
         super().__init__()
@@ -100,51 +100,54 @@ class Decomposer(Recorder):
             self.erase_after(mark)
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def stamp(self, mark: fx.Node | None, source: fx.Node):
-        """Give the nodes recorded since `mark` whatever else earlier stages noted on the node they come
-        from."""
-        extra = {k: v for k, v in source.meta.items() if k not in ("val", "location", "origins")}
-        if extra:
-            for node in reversed(self.graph.nodes):
-                if node is mark:
-                    return
-                node.meta.update(extra)
-
     def mark(self) -> fx.Node | None:
         return next(iter(reversed(self.graph.nodes)), None)
 
+    def since(self, mark: fx.Node | None) -> list[fx.Node]:
+        """The nodes recorded after `mark`, newest first."""
+        return list(itertools.takewhile(lambda node: node is not mark, reversed(self.graph.nodes)))
+
     def erase_after(self, mark: fx.Node | None):
         """Drop what a decomposition recorded before it declined."""
-        for node in reversed(self.graph.nodes):
-            if node is mark:
-                return
+        for node in self.since(mark):
             self.graph.erase_node(node)
 
 
-def _agrees(node: fx.Node, out) -> bool:
-    """Do the results that anything reads have the dtype and shape that the operator promised?"""
+def as_promised(node: fx.Node, out):
+    """`out` with the dtypes, shapes and strides that the fakes of `node` have, or NotImplemented if it cannot
+    have them. Of several results those that nothing reads do not matter; and saved statistics, which follow
+    the first result, are cast: in which float dtype a kernel returns them differs by device."""
     wanted = node.meta["val"]
-    if isinstance(wanted, torch.Tensor):
-        return isinstance(out, torch.Tensor) and _type(out) == _type(wanted)
-    if not isinstance(out, (list, tuple)) or not isinstance(wanted, (list, tuple)) or len(out) != len(wanted):
-        return False
+    if not isinstance(wanted, (list, tuple)):
+        return _fitted(out, wanted)
+    if not isinstance(out, (list, tuple)) or len(out) != len(wanted):
+        return NotImplemented
     read = {user.args[1] if user.target is operator.getitem else None for user in node.users}
-    return all(pytree.tree_map(_type, out[i]) == pytree.tree_map(_type, wanted[i])
-               for i in range(len(wanted)) if i in read or None in read)
+    results = []
+    for i, (o, w) in enumerate(zip(out, wanted)):
+        if i > 0 and all(isinstance(t, torch.Tensor) and t.is_floating_point() for t in (o, w)):
+            o = o.to(w.dtype)
+        results.append(_fitted(o, w) if i in read or None in read else o)
+    return NotImplemented if any(r is NotImplemented for r in results) else results
 
 
-def _type(value):
-    return (value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else value
+def _fitted(out, wanted):
+    if isinstance(wanted, (list, tuple)):
+        parts = [_fitted(o, w) for o, w in zip(out, wanted, strict=True)]
+        return NotImplemented if any(p is NotImplemented for p in parts) else parts
+    if not isinstance(wanted, torch.Tensor):
+        return out
+    if not isinstance(out, torch.Tensor) or out.dtype != wanted.dtype or out.shape != wanted.shape:
+        return NotImplemented
+    return _ordered(out, wanted)
 
 
 def _ordered(out, wanted):
     """`out` with the strides of `wanted`, by a copy if they differ. Only dense layouts can be asked for."""
-    if not isinstance(out, torch.Tensor) or not isinstance(wanted, torch.Tensor):
-        return out
     if _strides(out) == _strides(wanted):
         return out
-    order = sorted(range(wanted.dim()), key=lambda d: (-_hint(wanted.stride(d)), -_hint(wanted.shape[d])))
-    if _type(out) != _type(wanted) or not _dense(wanted, order):
+    order = sorted(range(wanted.dim()), key=lambda d: (-hint(wanted.stride(d)), -hint(wanted.shape[d])))
+    if not _dense(wanted, order):
         return out
     copy = out.permute(order).clone(memory_format=torch.contiguous_format)
     return copy.permute([order.index(d) for d in range(wanted.dim())])
@@ -159,34 +162,10 @@ def _dense(t, order) -> bool:
     """Do the dims, in `order` from outer to inner, fill memory without gaps?"""
     step = 1
     for d in reversed(order):
-        if _hint(t.shape[d]) != 1 and _hint(t.stride(d)) != _hint(step):
+        if hint(t.shape[d]) != 1 and hint(t.stride(d)) != hint(step):
             return False
         step = step * t.shape[d]
     return True
-
-
-def _hint(n):
-    return n if isinstance(n, int) else getattr(n.node, "hint", None) or 1
-
-
-def _like(out, wanted):
-    if isinstance(out, (list, tuple)):
-        return [_like(o, w) for o, w in zip(out, wanted)]
-    return _ordered(out, wanted)
-
-
-def _saved_as_promised(node: fx.Node, out):
-    """Saved statistics (results after the first) in the float dtype of the fake: eager's kernels differ
-    by device."""
-    wanted = node.meta["val"]
-    if not isinstance(out, (list, tuple)) or not isinstance(wanted, (list, tuple)):
-        return out
-
-    def convert(o, w):
-        both = isinstance(o, torch.Tensor) and isinstance(w, torch.Tensor)
-        return o.to(w.dtype) if both and o.is_floating_point() and w.is_floating_point() else o
-
-    return [*out[:1], *(convert(o, w) for o, w in zip(out[1:], wanted[1:]))]
 
 
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
@@ -206,24 +185,22 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
         mark = recorder.mark()
         out = call_node(gm, node, args, kwargs)
         if node.target in TABLE:
-            out = _saved_as_promised(node, out)
-            if _agrees(node, out):
-                out = _like(out, node.meta["val"])
-            else:
+            out = as_promised(node, out)
+            if out is NotImplemented:
                 recorder.erase_after(mark)
                 recorder.literal = True
                 out = call_node(gm, node, args, kwargs)
                 recorder.literal = False
-        recorder.stamp(mark, node)
+        notes = {k: v for k, v in node.meta.items() if k not in ("val", "location", "origins")}
+        for recorded in recorder.since(mark) if notes else ():
+            recorded.meta.update(notes)
         return out
 
-    with torch.no_grad(), recorder:
+    with torch.no_grad(), torch._C._DisableAutocast(), recorder:     # the graph has its casts already
         outputs = run_recorded(recorder, gm, inputs, call)
     result = recorder.finish(outputs)
     result.meta.update(gm.meta)
-    merge_equal_nodes(result)
-    result.recompile()
-    return result
+    return clean(result)
 
 
 def fallbacks(gm: fx.GraphModule) -> dict:
@@ -268,66 +245,3 @@ def violations(gm: fx.GraphModule) -> list[str]:
 
 
 EXTREMES = (aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default)
-
-
-# %% [markdown]
-# ## Cleaning up
-#
-# Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16
-# tensor. Two nodes with the same operator and operands are one, unless they draw random numbers, or unless
-# they may leave the graph: two results of a program must not become the same memory, for the caller may
-# write to one of them. Then results that nothing reads are dropped.
-
-# %%
-def _escaping(graph: fx.Graph) -> set[fx.Node]:
-    """Nodes that are results of the graph, or that a result is a view of."""
-    pending, found = list(next(iter(reversed(graph.nodes))).all_input_nodes), set()
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            primitive = PRIMITIVES.get(node.target)
-            if node.target is operator.getitem or primitive is None or primitive.category == "view":
-                pending.extend(node.all_input_nodes)
-    return found
-
-
-def merge_equal_nodes(gm: fx.GraphModule) -> None:
-    """Common-subexpression and dead-code elimination, in place."""
-    escaping, first = _escaping(gm.graph), {}
-    for node in list(gm.graph.nodes):
-        primitive = PRIMITIVES.get(node.target) if node.op == "call_function" else None
-        if primitive is None or primitive.category == "random" or node in escaping:
-            continue
-        key = (node.target, _frozen(node.args), _frozen(node.kwargs))
-        twin = first.setdefault(key, node)
-        if twin is not node:
-            twin.meta["origins"] = tuple(dict.fromkeys((*twin.meta["origins"], *node.meta["origins"])))
-            node.replace_all_uses_with(twin)
-            gm.graph.erase_node(node)
-    for node in reversed(list(gm.graph.nodes)):
-        if not node.users and node.op in ("call_function", "get_attr") and not _has_effect(node.target):
-            gm.graph.erase_node(node)
-
-
-def _frozen(value):
-    """A hashable form in which 1, 1.0 and True, and 0.0 and -0.0, stay different."""
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(v) for v in value)
-    if isinstance(value, dict):
-        return tuple((k, _frozen(v)) for k, v in sorted(value.items()))
-    if isinstance(value, (fx.Node, torch.dtype, torch.device)):
-        return value
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return type(value), str(value)
-    return type(value), repr(value)
-
-
-def _has_effect(target) -> bool:
-    """Does a call matter although nothing reads its result: it writes, asserts, or advances the random
-    stream."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return False
-    schema = target._schema
-    return schema.is_mutable or not schema.returns or torch.Tag.nondeterministic_seeded in target.tags
-

@@ -10,6 +10,8 @@
 # %%
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from . import arithmetic, reductions
@@ -28,54 +30,43 @@ def each(fn, lists: int = 1):
     return run
 
 
-for _name in ("abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 "
+def foreach(name: str, fn) -> None:
+    """`fn` for every overload of `_foreach_name` that returns its results."""
+    kinds = [kind for kind in getattr(aten, f"_foreach_{name}").overloads() if "out" not in kind]
+    decomposition(*(f"_foreach_{name}.{kind}" for kind in kinds))(fn)
+
+
+for _name in ("abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max "
               "neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc").split():
-    decomposition(f"_foreach_{_name}")(each(getattr(torch, _name)))
-
-_BINARY = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "div": torch.div, "pow": torch.pow,
-           "maximum": arithmetic.clamp_min, "minimum": arithmetic.clamp_max,
-           "clamp_min": arithmetic.clamp_min, "clamp_max": arithmetic.clamp_max, "copy": aten.copy.default}
-for _name, _fn in _BINARY.items():
-    _kinds = ("List", "Scalar", "ScalarList", "Tensor", "default")
-    decomposition(*(f"_foreach_{_name}.{kind}" for kind in _kinds))(each(_fn))
-
-
-@decomposition("_foreach_pow.ScalarAndTensor")
-def foreach_scalar_pow(base, exponents):
-    return [torch.pow(base, e) for e in exponents]
+    foreach(_name, each(getattr(torch, _name)))
+for _name, _fn in (("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div),
+                   ("maximum", arithmetic.clamp_min), ("minimum", arithmetic.clamp_max),
+                   ("clamp_min", arithmetic.clamp_min), ("clamp_max", arithmetic.clamp_max),
+                   ("copy", aten.copy.default), ("zero", torch.zeros_like), ("norm", reductions.vector_norm)):
+    foreach(_name, each(_fn))
+foreach("lerp", each(arithmetic.lerp, 2))
 
 
-@decomposition("_foreach_lerp.List", "_foreach_lerp.Scalar", "_foreach_lerp.ScalarList")
-def foreach_lerp(starts, ends, weights):
-    return each(arithmetic.lerp, 2)(starts, ends, weights)
+def _power(base, exponents):
+    """One base for all exponents, or the other way round."""
+    return each(torch.pow)(base, exponents) if isinstance(base, (list, tuple)) else \
+        [torch.pow(base, e) for e in exponents]
 
 
-def _ternary(name, fn):
+foreach("pow", _power)
+
+
+def _ternary(name: str, fn) -> None:
     def run(xs, tensors1, tensors2, values=1):
         if isinstance(values, torch.Tensor):
             values = values.unbind() if values.dim() else values
         return each(lambda x, a, b, v: fn(x, a, b, value=v), 3)(xs, tensors1, tensors2, values)
 
-    decomposition(*(f"_foreach_{name}.{kind}" for kind in ("Scalar", "ScalarList", "Tensor")))(run)
+    foreach(name, run)
 
 
 _ternary("addcmul", arithmetic.addcmul)
 _ternary("addcdiv", arithmetic.addcdiv)
-
-
-@decomposition("_foreach_norm.Scalar")
-def foreach_norm(tensors, ord=2, dtype=None):
-    return [reductions.vector_norm(t, ord, dtype=dtype) for t in tensors]
-
-
-@decomposition("_foreach_max")
-def foreach_max(tensors):
-    return [torch.max(t) for t in tensors]
-
-
-@decomposition("_foreach_zero")
-def foreach_zero(tensors):
-    return [torch.zeros_like(t) for t in tensors]
 
 
 # %% [markdown]
@@ -123,14 +114,8 @@ def _fused_adam(decoupled, params, grads, ms, vs, tops, steps, *, lr, beta1, bet
     return out
 
 
-@decomposition("_fused_adam", "_fused_adam.tensor_lr")
-def fused_adam(*args, **kwargs):
-    return _fused_adam(False, *args, **kwargs)
-
-
-@decomposition("_fused_adamw", "_fused_adamw.tensor_lr")
-def fused_adamw(*args, **kwargs):
-    return _fused_adam(True, *args, **kwargs)
+for _name, _decoupled in (("_fused_adam", False), ("_fused_adamw", True)):
+    decomposition(_name, _name + ".tensor_lr")(functools.partial(_fused_adam, _decoupled))
 
 
 @decomposition("_fused_sgd", "_fused_sgd.tensor_lr")

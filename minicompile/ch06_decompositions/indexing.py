@@ -10,10 +10,12 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 
-from .table import HALF, aten, constant, decomposition, dims_of, iota, overload, widen
+from .table import (HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload, promoted, same_as,
+                    widen)
 
 # %% [markdown]
 # ## Names for the same views
@@ -103,21 +105,20 @@ def unbind(x, dim=0):
     return [aten.select.int(x, dim, i) for i in range(x.shape[dim])]
 
 
-def _copy_variant(name, kind=""):
-    view, copy = overload(f"{name}.{kind}"), f"{name}_copy.{kind}"
+def _copy_variant(name: str, kind: str = "") -> None:
+    view = overload(f"{name}.{kind}")
 
+    @decomposition(f"{name}_copy.{kind}", complex=True)
     def copied(*args, **kwargs):
         out = view(*args, **kwargs)
         if isinstance(out, (list, tuple)):
             return [x.clone(memory_format=torch.contiguous_format) for x in out]
         return out.clone(memory_format=torch.contiguous_format)
 
-    decomposition(copy, complex=True)(copied)
-
 
 for _spec in ("alias view expand permute t transpose.int squeeze squeeze.dim squeeze.dims unsqueeze "
               "slice.Tensor select.int diagonal unfold as_strided split.Tensor split_with_sizes unbind.int "
-              "view.dtype detach").split():
+              "view.dtype detach lift_fresh").split():
     _copy_variant(*_spec.split("."))
 
 
@@ -221,22 +222,11 @@ def select_backward(grad, sizes, dim, index):
 @decomposition("diagonal_scatter", complex=True)
 def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
-    rows, columns = iota(x.shape[dim1], x, dim1, x.dim()), iota(x.shape[dim2], x, dim2, x.dim())
-    on_diagonal = columns - rows == offset
-    if src.shape[-1] == 0:
-        return x.clone()
-    # Element (r, c) of the diagonal is number min(r, c) of src, which is r above the main diagonal and
-    # c below it.
-    along = dim1 if offset >= 0 else dim2          # the dim whose coordinate is the position on the diagonal
-    order = sorted(d for d in range(x.dim()) if d not in (dim1, dim2))
-    place = torch.clamp(iota(x.shape[along], x), max=src.shape[-1] - 1)
-    spread = torch.index_select(src, src.dim() - 1, place)
-    spread = spread.view([x.shape[d] for d in order] + [x.shape[along], 1])
-    other = dim2 if along == dim1 else dim1
-    inverse = [0] * x.dim()
-    for position, d in enumerate(order + [along, other]):
-        inverse[d] = position
-    return torch.where(on_diagonal, spread.permute(inverse), x)
+    along = iota(src.shape[-1], x)
+    place: list = [None] * x.dim()
+    place[dim1], place[dim2] = along + max(-offset, 0), along + max(offset, 0)
+    front = min(dim1, dim2) if abs(dim1 - dim2) == 1 else 0         # where indexing puts the dim that it makes
+    return aten.index_put.default(x, place, torch.movedim(src, -1, front))
 
 
 @decomposition("diagonal_backward", complex=True)
@@ -282,9 +272,7 @@ def take(x, index):
     return aten.index.Tensor(x.reshape(-1), [index])
 
 
-@decomposition("_unsafe_index.Tensor", complex=True)
-def unsafe_index(x, indices):
-    return aten.index.Tensor(x, indices)
+same_as("_unsafe_index.Tensor=index.Tensor", complex=True)
 
 
 @decomposition("_unsafe_index_put", "_index_put_impl", complex=True)
@@ -329,16 +317,15 @@ def masked_fill(x, mask, value):
     return torch.where(mask, value, x)
 
 
-@decomposition("tril", complex=True)
-def tril(x, diagonal=0):
-    rows, columns = iota(x.shape[-2], x, -2, x.dim()), iota(x.shape[-1], x, -1, x.dim())
-    return torch.where(columns - rows <= diagonal, x, constant(0, x)).contiguous()
+def _triangle(name: str, keep) -> None:
+    @decomposition(name, complex=True)
+    def triangle(x, diagonal=0):
+        rows, columns = iota(x.shape[-2], x, -2, x.dim()), iota(x.shape[-1], x, -1, x.dim())
+        return torch.where(keep(columns - rows, diagonal), x, constant(0, x)).contiguous()
 
 
-@decomposition("triu", complex=True)
-def triu(x, diagonal=0):
-    rows, columns = iota(x.shape[-2], x, -2, x.dim()), iota(x.shape[-1], x, -1, x.dim())
-    return torch.where(columns - rows >= diagonal, x, constant(0, x)).contiguous()
+_triangle("tril", torch.le)
+_triangle("triu", torch.ge)
 
 
 @decomposition("trace")
@@ -355,19 +342,16 @@ def _repeated(size, before, after, like):
     return torch.clamp(iota(size + before + after, like) - before, 0, size - 1)
 
 
-def _padding(name, source):
+def _padding(name: str, source) -> None:
+    @decomposition(name, complex=True)
     def pad(x, padding):
-        n = len(padding) // 2
         if 0 in x.shape or not all(isinstance(s, int) for s in x.shape):
             return NotImplemented
-        for d in range(n):
+        for d, (before, after) in enumerate(zip(padding[::2], padding[1::2])):
             dim = x.dim() - 1 - d
-            before, after = padding[2 * d], padding[2 * d + 1]
             if before or after:
                 x = torch.index_select(x, dim, source(x.shape[dim], before, after, x))
-        return x.clone() if not any(padding) else x
-
-    decomposition(name, complex=True)(pad)
+        return x if any(padding) else x.clone()
 
 
 for _n in (1, 2, 3):
@@ -382,93 +366,63 @@ for _n in (1, 2, 3):
 # its model, so that the zeros that join a channels_last computation are channels_last too.
 
 # %%
-def _made(make, like, size=None, dtype=None, device=None, memory_format=None):
-    """`make(size, dtype=, device=)` in the memory order of `like` where eager would preserve it."""
-    keep = dict(dtype=dtype or like.dtype, device=device or like.device)
-    if size is not None:
-        return make(list(size), **keep)
+CPU = torch.device("cpu")
+
+
+def _sized(value, size, *, dtype=None, device=None, layout=None, pin_memory=None, like=None):
+    """A tensor filled with a value, or uninitialised where that is None."""
+    if layout not in (None, torch.strided):
+        return NotImplemented
+    place = dict(dtype=dtype or (torch.get_default_dtype() if like is None else like.dtype),
+                 device=device or (CPU if like is None else like.device))
+    return aten.empty.memory_format(size, **place) if value is None else aten.full.default(size, value, **place)
+
+
+def _new(value, like, size, **options):
+    return _sized(value, size, like=like, **options)
+
+
+def _like(value, like, *, memory_format=None, **options):
+    """In the memory order of `like` where eager would preserve it."""
     order = list(range(like.dim()))
     if memory_format is torch.channels_last and like.dim() == 4 or memory_format is torch.channels_last_3d:
         order = [0, *range(2, like.dim()), 1]
     elif memory_format in (None, torch.preserve_format) and not like.is_contiguous():
-        if not all(isinstance(s, int) for s in (*like.shape, *like.stride())):
-            return NotImplemented
-        order.sort(key=lambda d: (-like.stride(d), d))
-    if order == list(range(like.dim())):
-        return make(list(like.shape), **keep)
-    inverse = [order.index(d) for d in range(like.dim())]
-    return aten.permute.default(make([like.shape[d] for d in order], **keep), inverse)
+        order.sort(key=lambda d: (-hint(like.stride(d)), d))
+    out = _sized(value, [like.shape[d] for d in order], like=like, **options)
+    if out is NotImplemented or order == sorted(order):
+        return out
+    return aten.permute.default(out, [order.index(d) for d in range(like.dim())])
 
 
-def _filled(value):
-    def make(size, dtype, device):
-        return aten.full.default(size, value, dtype=dtype, device=device)
-    return make
-
-
-def _uninitialized(size, dtype, device):
-    return aten.empty.memory_format(size, dtype=dtype, device=device)
-
-
-def _options(dtype, device) -> dict:
-    return dict(dtype=dtype or torch.get_default_dtype(), device=device or torch.device("cpu"))
-
-
-def _dense(layout) -> bool:
-    return layout in (None, torch.strided)
+for _name, _value in (("zeros", 0), ("ones", 1), ("empty", None)):
+    decomposition(_name + "_like", complex=True)(partial(_like, _value))
+    decomposition("new_" + _name, complex=True)(partial(_new, _value))
+decomposition("zeros", "_efficientzerotensor", complex=True)(partial(_sized, 0))
+decomposition("ones", complex=True)(partial(_sized, 1))
 
 
 @decomposition("full", complex=True)
-def full(size, value, *, dtype=None, layout=None, device=None, pin_memory=None):
-    if not _dense(layout) or None not in (dtype, device) and layout is None and pin_memory is None:
+def full(size, value, **options):
+    """With a dtype and a device that are spelled out."""
+    if options.keys() == {"dtype", "device"} or isinstance(value, complex):
         return NotImplemented
-    if dtype is None:
-        if isinstance(value, complex):
-            return NotImplemented
-        whole = torch.bool if isinstance(value, bool) else torch.int64
-        dtype = whole if isinstance(value, (int, torch.SymInt)) else torch.get_default_dtype()
-    return aten.full.default(size, value, dtype=dtype, device=device or torch.device("cpu"))
-
-
-def _sized(name, value):
-    def create(size, *, dtype=None, layout=None, device=None, pin_memory=None):
-        if not _dense(layout):
-            return NotImplemented
-        return aten.full.default(size, value, **_options(dtype, device))
-
-    decomposition(name, complex=True)(create)
-
-
-def _like(name, make):
-    def create(x, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-        return _made(make, x, None, dtype, device, memory_format) if _dense(layout) else NotImplemented
-
-    decomposition(name, complex=True)(create)
-
-
-def _new(name, make):
-    def create(x, size, *, dtype=None, layout=None, device=None, pin_memory=None):
-        return _made(make, x, size, dtype, device) if _dense(layout) else NotImplemented
-
-    decomposition(name, complex=True)(create)
-
-
-for _name, _value in (("zeros", 0), ("ones", 1)):
-    _sized(_name, _value)
-    _like(_name + "_like", _filled(_value))
-    _new("new_" + _name, _filled(_value))
-_like("empty_like", _uninitialized)
-_new("new_empty", _uninitialized)
+    return _sized(value, size, **{"dtype": number_dtype(value), **options})
 
 
 @decomposition("full_like", complex=True)
-def full_like(x, value, *, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    return _made(_filled(value), x, None, dtype, device, memory_format) if _dense(layout) else NotImplemented
+def full_like(x, value, **options):
+    return _like(value, x, **options)
 
 
 @decomposition("new_full", complex=True)
-def new_full(x, size, value, *, dtype=None, layout=None, device=None, pin_memory=None):
-    return _made(_filled(value), x, size, dtype, device) if _dense(layout) else NotImplemented
+def new_full(x, size, value, **options):
+    return _new(value, x, size, **options)
+
+
+@decomposition("scalar_tensor", complex=True)
+def scalar_tensor(value, **options):
+    return _sized(value, [], **options)
 
 
 @decomposition("fill.Scalar", "fill.Tensor", complex=True)
@@ -483,11 +437,6 @@ def zero(x):
     return torch.zeros_like(x)
 
 
-@decomposition("scalar_tensor", complex=True)
-def scalar_tensor(value, *, dtype=None, layout=None, device=None, pin_memory=None):
-    return aten.full.default([], value, **_options(dtype, device))
-
-
 @decomposition("copy", complex=True)
 def copy(x, src, non_blocking=False):
     return src.to(device=x.device, dtype=x.dtype).expand(x.shape).clone()
@@ -496,10 +445,7 @@ def copy(x, src, non_blocking=False):
 @decomposition("arange", "arange.start")
 def arange(*bounds, dtype=None, layout=None, device=None, pin_memory=None):
     start, end = bounds if len(bounds) == 2 else (0, bounds[0])
-    if dtype is None:
-        whole = all(isinstance(b, (int, torch.SymInt)) for b in (start, end))
-        dtype = torch.int64 if whole else torch.get_default_dtype()
-    return aten.arange.start_step(start, end, 1, dtype=dtype, device=device or torch.device("cpu"))
+    return aten.arange.start_step(start, end, 1, dtype=dtype or promoted(start, end), device=device or CPU)
 
 
 @decomposition("linspace")
@@ -508,16 +454,15 @@ def linspace(start, end, steps, *, dtype=None, layout=None, device=None, pin_mem
     if dtype not in (torch.float32, torch.float64) or steps < 2:
         return NotImplemented
     step = (end - start) / (steps - 1)
-    i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device or torch.device("cpu"))
+    i = aten.arange.start_step(0, steps, 1, dtype=torch.int64, device=device or CPU)
     x = i.to(dtype)
     return torch.where(i < steps // 2, start + x * step, end - (steps - 1 - x) * step)
 
 
 @decomposition("eye", "eye.m")
-def eye(*sizes, dtype=None, layout=None, device=None, pin_memory=None):
-    rows, columns = sizes if len(sizes) == 2 else (sizes[0], sizes[0])
-    place = _options(torch.int64, device)
-    i, j = (aten.arange.start_step(0, n, 1, **place) for n in (rows, columns))
+def eye(rows, columns=None, *, dtype=None, layout=None, device=None, pin_memory=None):
+    i, j = (aten.arange.start_step(0, n, 1, dtype=torch.int64, device=device or CPU)
+            for n in (rows, rows if columns is None else columns))
     return (i.unsqueeze(1) == j).to(dtype or torch.get_default_dtype())
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from .table import HALF, aten, decomposition
+from .table import HALF, decomposition
 
 
 def _combined(x, product, beta, alpha):
@@ -22,36 +22,17 @@ def _combined(x, product, beta, alpha):
     return (x if beta == 1 else x * beta) + product
 
 
-@decomposition("addmm")
-def addmm(x, a, b, *, beta=1, alpha=1):
-    if x.dtype in HALF or not x.is_floating_point() or (x.dim() == 1 and beta == 1 and alpha == 1):
-        return NotImplemented
-    return _combined(x, torch.mm(a, b), beta, alpha)
+def _taken_apart(name: str, product, keep_epilogue: bool = False) -> None:
+    @decomposition(name)
+    def plus_product(x, a, b, *, beta=1, alpha=1):
+        epilogue = keep_epilogue and x.dim() == 1 and beta == 1 and alpha == 1
+        if epilogue or x.dtype in HALF or not x.is_floating_point() or not x.dtype == a.dtype == b.dtype:
+            return NotImplemented
+        return _combined(x, product(a, b), beta, alpha)
 
 
-@decomposition("baddbmm")
-def baddbmm(x, a, b, *, beta=1, alpha=1):
-    if x.dtype in HALF or not x.is_floating_point():
-        return NotImplemented
-    return _combined(x, torch.bmm(a, b), beta, alpha)
-
-
-@decomposition("addmv")
-def addmv(x, a, b, *, beta=1, alpha=1):
-    if x.dtype in HALF or not x.is_floating_point():
-        return NotImplemented
-    return _combined(x, torch.mv(a, b), beta, alpha)
-
-
-@decomposition("addbmm")
-def addbmm(x, a, b, *, beta=1, alpha=1):
-    if x.dtype in HALF or not x.is_floating_point():
-        return NotImplemented
-    return _combined(x, torch.sum(torch.bmm(a, b), [0]), beta, alpha)
-
-
-@decomposition("addr")
-def addr(x, a, b, *, beta=1, alpha=1):
-    if x.dtype in HALF or not x.is_floating_point() or a.dtype != x.dtype or b.dtype != x.dtype:
-        return NotImplemented
-    return _combined(x, a.unsqueeze(1) * b, beta, alpha)
+_taken_apart("addmm", torch.mm, keep_epilogue=True)
+_taken_apart("baddbmm", torch.bmm)
+_taken_apart("addmv", torch.mv)
+_taken_apart("addbmm", lambda a, b: torch.sum(torch.bmm(a, b), [0]))
+_taken_apart("addr", lambda a, b: a.unsqueeze(1) * b)

@@ -8,10 +8,12 @@
 # %%
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .activations import log_sigmoid_forward
-from .table import aten, constant, count, decomposition, in_float32, iota, widen
+from .table import constant, count, decomposition, iota, widen
 
 NONE, MEAN, SUM = 0, 1, 2
 
@@ -21,12 +23,16 @@ def reduced(loss, reduction):
     if reduction == NONE:
         return loss
     total = torch.sum(loss)
-    return total / count(loss, list(range(loss.dim()))) if reduction == MEAN else total
+    if reduction == SUM:
+        return total
+    return total / count(loss, list(range(loss.dim()))) if 0 not in loss.shape else total * math.nan
 
 
 def spread(grad, x, reduction):
     """The gradient of `reduced`: the incoming gradient of each element of x."""
-    return grad / count(x, list(range(x.dim()))) if reduction == MEAN else grad
+    if reduction != MEAN or 0 in x.shape:             # a mean over nothing has nobody to give its gradient to
+        return grad
+    return grad / count(x, list(range(x.dim())))
 
 
 # %% [markdown]
@@ -42,53 +48,42 @@ def _class_dim(x) -> int:
     return 0 if x.dim() == 1 else 1
 
 
-def _class_weights(weight, safe_target, x):
+def _class_weights(weight, safe_target):
     """weight[target], shaped like target."""
-    flat = torch.index_select(widen(weight), 0, safe_target.reshape(-1))
-    return flat.view(safe_target.shape)
+    return torch.index_select(widen(weight), 0, safe_target.reshape(-1)).view(safe_target.shape)
 
 
-def _nll_forward(x, target, weight, reduction, ignore_index):
+@decomposition("nll_loss_forward", "nll_loss2d_forward")
+def nll_loss_forward(x, target, weight, reduction, ignore_index):
+    """(loss, total weight)."""
     dim = _class_dim(x)
     kept = target != ignore_index
     safe_target = torch.where(kept, target, 0)
     picked = torch.gather(widen(x), dim, safe_target.unsqueeze(dim)).squeeze(dim)
+    zero = constant(0, picked)
     if weight is None:
-        weights = kept.to(picked.dtype)
-        loss = torch.where(kept, -picked, constant(0, picked))
+        weights, loss = kept.to(picked.dtype), torch.where(kept, -picked, zero)
     else:
-        weights = torch.where(kept, _class_weights(weight, safe_target, x), constant(0, picked))
-        loss = torch.where(kept, -picked * weights, constant(0, picked))
+        weights = torch.where(kept, _class_weights(weight, safe_target), zero)
+        loss = torch.where(kept, -picked * weights, zero)
     if reduction == NONE:
         return loss.to(x.dtype), constant(0, x)
-    total_weight = torch.sum(weights)
-    loss = torch.sum(loss)
-    if reduction == MEAN:
-        loss = loss / total_weight
-    return loss.to(x.dtype), total_weight.to(x.dtype)
+    total_weight, loss = torch.sum(weights), torch.sum(loss)
+    return (loss / total_weight if reduction == MEAN else loss).to(x.dtype), total_weight.to(x.dtype)
 
 
-def _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
+@decomposition("nll_loss_backward", "nll_loss2d_backward")
+def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
     dim = _class_dim(x)
     kept = target != ignore_index
     grad = widen(grad)
     if reduction == MEAN:
         grad = grad / widen(total_weight)
     if weight is not None:
-        grad = grad * _class_weights(weight, torch.where(kept, target, 0), x)
+        grad = grad * _class_weights(weight, torch.where(kept, target, 0))
     row = torch.where(kept, -grad, constant(0, grad)).unsqueeze(dim)
     column = iota(x.shape[dim], x, dim, x.dim())
     return torch.where(column == target.unsqueeze(dim), row, constant(0, row)).to(x.dtype)
-
-
-@decomposition("nll_loss_forward", "nll_loss2d_forward")
-def nll_loss_forward(x, target, weight, reduction, ignore_index):
-    return _nll_forward(x, target, weight, reduction, ignore_index)
-
-
-@decomposition("nll_loss_backward", "nll_loss2d_backward")
-def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_weight):
-    return _nll_backward(grad, x, target, weight, reduction, ignore_index, total_weight)
 
 
 # %% [markdown]

@@ -14,7 +14,7 @@ import math
 import torch
 
 from .reductions import moments
-from .table import HALF, aten, constant, count, decomposition, in_float32, widen
+from .table import HALF, count, decomposition, widen
 
 # %% [markdown]
 # ## Softmax
@@ -23,9 +23,10 @@ from .table import HALF, aten, constant, count, decomposition, in_float32, widen
 # (-inf) - (-inf). `_safe_softmax` gives 0 instead, for attention rows that are masked out entirely.
 
 # %%
-def _shifted(x, dim):
-    """x minus its largest element along dim."""
-    return x - torch.amax(x, dim, True)
+def _exponentials(x, dim):
+    """exp(x - largest), and what has to be divided by."""
+    e = torch.exp(x - torch.amax(x, dim, True))
+    return e, torch.sum(e, dim, True)
 
 
 def _is_empty(x, dim) -> bool:
@@ -36,29 +37,27 @@ def _is_empty(x, dim) -> bool:
 def softmax(x, dim, half_to_float):
     if _is_empty(x, dim):
         return NotImplemented
-    out_dtype = torch.float32 if half_to_float else x.dtype
-    e = torch.exp(_shifted(widen(x), dim))
-    return (e / torch.sum(e, dim, True)).to(out_dtype)
+    e, total = _exponentials(widen(x), dim)
+    return (e / total).to(torch.float32 if half_to_float else x.dtype)
 
 
 @decomposition("_safe_softmax")
 def safe_softmax(x, dim, dtype=None):
-    out_dtype = dtype or x.dtype
-    if _is_empty(x, dim) or not out_dtype.is_floating_point:
+    dtype = dtype or x.dtype
+    if _is_empty(x, dim) or not dtype.is_floating_point:
         return NotImplemented
-    x = widen(x.to(out_dtype))
-    masked = torch.amax(x, dim, True) == -math.inf
-    e = torch.exp(_shifted(x, dim))
-    return torch.where(masked, 0.0, e / torch.sum(e, dim, True)).to(out_dtype)
+    x = widen(x.to(dtype))
+    e, total = _exponentials(x, dim)
+    return torch.where(torch.amax(x, dim, True) == -math.inf, 0.0, e / total).to(dtype)
 
 
 @decomposition("_log_softmax")
 def log_softmax(x, dim, half_to_float):
     if _is_empty(x, dim):
         return NotImplemented
-    out_dtype = torch.float32 if half_to_float else x.dtype
-    shifted = _shifted(widen(x), dim)
-    return (shifted - torch.log(torch.sum(torch.exp(shifted), dim, True))).to(out_dtype)
+    shifted = widen(x) - torch.amax(widen(x), dim, True)
+    out = shifted - torch.log(torch.sum(torch.exp(shifted), dim, True))
+    return out.to(torch.float32 if half_to_float else x.dtype)
 
 
 @decomposition("_softmax_backward_data")
@@ -93,47 +92,76 @@ def _stats_dtype(x, weight, bias=None):
     return x.dtype if parameter is None else parameter.dtype
 
 
+def _affine(n, weight, bias, place=widen):
+    """n * weight + bias, where each is optional; `place` gives them the shape to broadcast."""
+    if weight is not None:
+        n = n * place(weight)
+    return n if bias is None else n + place(bias)
+
+
 @decomposition("native_layer_norm")
 def native_layer_norm(x, normalized_shape, weight, bias, eps):
-    inner = len(normalized_shape)
-    dims = list(range(x.dim() - inner, x.dim()))
-    var, mean = moments(x, dims, 0, True)
+    inner = _inner(x, normalized_shape)
+    var, mean = moments(x, inner, 0, True)
     rstd = torch.rsqrt(var + eps)
-    out = (widen(x) - mean) * rstd
-    if weight is not None:
-        out = out * widen(weight)
-    if bias is not None:
-        out = out + widen(bias)
+    out = _affine((widen(x) - mean) * rstd, weight, bias)
     dtype = _stats_dtype(x, weight, bias)
     return out.to(x.dtype), mean.to(dtype), rstd.to(dtype)
+
+
+def _inner(x, normalized_shape) -> list[int]:
+    return list(range(x.dim() - len(normalized_shape), x.dim()))
 
 
 # %% [markdown]
 # With `n = (x - mean) * rstd` and `g = grad * weight`, the input's gradient is `rstd * (g - mean(g) - n *
 # mean(g * n))`: two row sums, then arithmetic. The parameters' gradients are column sums of `grad * n` and
-# `grad`.
+# `grad`. RMS norm does not subtract the mean, and the gradient has no such term either.
 
 # %%
+def _input_gradient(g, n, rstd, dims, centered=True):
+    size = count(n, dims)
+    dx = g - torch.sum(g, dims, True) / size if centered else g
+    return (dx - n * (torch.sum(g * n, dims, True) / size)) * rstd
+
+
 @decomposition("native_layer_norm_backward")
 def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
-    inner = list(range(x.dim() - len(normalized_shape), x.dim()))
-    outer = list(range(x.dim() - len(normalized_shape)))
-    grad32, n = widen(grad), (widen(x) - widen(mean)) * widen(rstd)
+    inner = _inner(x, normalized_shape)
+    outer = list(range(inner[0]))
+    grad, n, rstd = widen(grad), (widen(x) - widen(mean)) * widen(rstd), widen(rstd)
     dx = dw = db = None
     if output_mask[0]:
-        g = grad32 if weight is None else grad32 * widen(weight)
-        size = count(x, inner)
-        dx = g - torch.sum(g, inner, True) / size - n * (torch.sum(g * n, inner, True) / size)
-        dx = (dx * widen(rstd)).to(x.dtype)
+        dx = _input_gradient(_affine(grad, weight, None), n, rstd, inner).to(x.dtype)
     if output_mask[1] and weight is not None:
-        dw = _folded(grad32 * n, outer).to(weight.dtype)
+        dw = _folded(grad * n, outer).to(weight.dtype)
     if output_mask[2] and bias is not None:
-        db = _folded(grad32, outer).to(bias.dtype)
+        db = _folded(grad, outer).to(bias.dtype)
     return dx, dw, db
 
 
 def _folded(x, dims):
     return torch.sum(x, dims) if dims else x.clone()
+
+
+@decomposition("_fused_rms_norm")
+def fused_rms_norm(x, normalized_shape, weight, eps):
+    dims, x32 = _inner(x, normalized_shape), widen(x)
+    eps = torch.finfo(x32.dtype).eps if eps is None else eps
+    rstd = torch.rsqrt(torch.sum(x32 * x32, dims, True) / count(x, dims) + eps)
+    return _affine(x32 * rstd, weight, None).to(x.dtype), rstd
+
+
+@decomposition("_fused_rms_norm_backward")
+def fused_rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask):
+    inner = _inner(x, normalized_shape)
+    grad, n, rstd = widen(grad), widen(x) * widen(rstd), widen(rstd)
+    dx = dw = None
+    if output_mask[0]:
+        dx = _input_gradient(_affine(grad, weight, None), n, rstd, inner, centered=False).to(x.dtype)
+    if output_mask[1] and weight is not None:
+        dw = _folded(grad * n, list(range(inner[0]))).to(weight.dtype)
+    return dx, dw
 
 
 # %% [markdown]
@@ -147,9 +175,10 @@ def _folded(x, dims):
 # %%
 def _channels(x, per_channel):
     """A vector of C numbers as [1, C, 1, ...]."""
-    return per_channel.view([-1 if d == 1 else 1 for d in range(max(x.dim(), 2))])
+    return widen(per_channel).view([-1 if d == 1 else 1 for d in range(max(x.dim(), 2))])
 
 
+@decomposition("_native_batch_norm_legit_functional")
 def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps):
     """(out, saved mean, saved 1/std, new running mean, new running variance)."""
     x32 = widen(x)
@@ -165,11 +194,7 @@ def batch_norm(x, weight, bias, running_mean, running_var, training, momentum, e
     else:
         mean, var = widen(running_mean), widen(running_var)
     rstd = torch.rsqrt(var + eps)
-    out = (x32 - _channels(x, mean)) * _channels(x, rstd)
-    if weight is not None:
-        out = out * _channels(x, widen(weight))
-    if bias is not None:
-        out = out + _channels(x, widen(bias))
+    out = _affine((x32 - _channels(x, mean)) * _channels(x, rstd), weight, bias, lambda p: _channels(x, p))
     dtype = _stats_dtype(x, weight, bias)
     if not training and x.device.type == "cpu":
         mean = rstd = x.new_empty(0, dtype=dtype)
@@ -180,18 +205,18 @@ def _moved(running, batch, momentum):
     return (momentum * batch + (1 - momentum) * widen(running)).to(running.dtype)
 
 
-@decomposition("_native_batch_norm_legit_functional")
-def batch_norm_functional(x, weight, bias, running_mean, running_var, training, momentum, eps):
-    return batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps)
+def _reserve(x):
+    """The workspace that cuDNN would hand to backward."""
+    return x.new_empty(0, dtype=torch.uint8)
 
 
 @decomposition("_batch_norm_with_update_functional")
 def batch_norm_with_update_functional(x, weight, bias, running_mean, running_var, momentum, eps):
     results = batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return *results[:3], x.new_empty(0, dtype=torch.uint8), *results[3:]
+    return *results[:3], _reserve(x), *results[3:]
 
 
-@decomposition("native_batch_norm", "_native_batch_norm_legit", "miopen_batch_norm")
+@decomposition("native_batch_norm", "_native_batch_norm_legit")
 def batch_norm_without_update(x, weight, bias, running_mean, running_var, training, momentum, eps):
     if training and (running_mean is not None or running_var is not None):
         return NotImplemented
@@ -199,9 +224,9 @@ def batch_norm_without_update(x, weight, bias, running_mean, running_var, traini
 
 
 @decomposition("cudnn_batch_norm")
-def cudnn_batch_norm(*args):
-    out = batch_norm_without_update(*args)
-    return out if out is NotImplemented else (*out, args[0].new_empty(0, dtype=torch.uint8))
+def cudnn_batch_norm(x, *args):
+    out = batch_norm_without_update(x, *args)
+    return out if out is NotImplemented else (*out, _reserve(x))
 
 
 @decomposition("_native_batch_norm_legit.no_stats")
@@ -211,8 +236,8 @@ def batch_norm_no_stats(x, weight, bias, training, momentum, eps):
 
 @decomposition("_batch_norm_no_update")
 def batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, eps):
-    out = batch_norm(x, weight, bias, running_mean, running_var, running_mean is None, momentum, eps)[:3]
-    return *out, x.new_empty(0, dtype=torch.uint8)
+    out = batch_norm(x, weight, bias, running_mean, running_var, running_mean is None, momentum, eps)
+    return *out[:3], _reserve(x)
 
 
 # %% [markdown]
@@ -221,19 +246,21 @@ def batch_norm_no_update(x, weight, bias, running_mean, running_var, momentum, e
 # statistics are constants and the two mean terms vanish.
 
 # %%
-def batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, training, eps, output_mask):
+@decomposition("native_batch_norm_backward", "batch_norm_backward")
+def batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, training, eps, output_mask,
+                        reserve=None):
     """(dx, dweight, dbias), None where not asked for."""
     dims = [d for d in range(x.dim()) if d != 1]
     if not training:
         mean, rstd = widen(running_mean), torch.rsqrt(widen(running_var) + eps)
-    grad32, mean, rstd = widen(grad), widen(mean), widen(rstd)
+    grad, mean, rstd = widen(grad), widen(mean), widen(rstd)
     centered = widen(x) - _channels(x, mean)
     needs_sums = training and output_mask[0]
-    total = torch.sum(grad32, dims) if needs_sums or output_mask[2] else None
-    dot = torch.sum(grad32 * centered, dims) if needs_sums or output_mask[1] else None
+    total = torch.sum(grad, dims) if needs_sums or output_mask[2] else None
+    dot = torch.sum(grad * centered, dims) if needs_sums or output_mask[1] else None
     dx = dw = db = None
     if output_mask[0]:
-        dx = grad32
+        dx = grad
         if training:
             size = count(x, dims)
             dx = dx - _channels(x, total / size) - centered * _channels(x, dot / size * rstd * rstd)
@@ -246,26 +273,10 @@ def batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd,
     return dx, dw, db
 
 
-@decomposition("native_batch_norm_backward")
-def native_batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, train, eps, mask):
-    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, train, eps, mask)
-
-
-@decomposition("batch_norm_backward")
-def batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, update, eps, mask, reserve):
-    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, update, eps, mask)
-
-
 @decomposition("cudnn_batch_norm_backward")
 def cudnn_batch_norm_backward(x, grad, weight, running_mean, running_var, mean, rstd, eps, reserve):
     mask = [True, True, True]
-    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, True, eps, mask)
-
-
-@decomposition("miopen_batch_norm_backward")
-def miopen_batch_norm_backward(x, grad, weight, running_mean, running_var, mean, rstd, eps):
-    mask = [True, True, True]
-    return batch_norm_gradients(grad, x, weight, running_mean, running_var, mean, rstd, True, eps, mask)
+    return batch_norm_backward(grad, x, weight, running_mean, running_var, mean, rstd, True, eps, mask)
 
 
 # %% [markdown]
@@ -279,53 +290,24 @@ def native_group_norm(x, weight, bias, N, C, HxW, group, eps):
     grouped = widen(x).reshape([N, group, C // group * HxW])
     var, mean = moments(grouped, [2], 0, True)
     rstd = torch.rsqrt(var + eps)
-    out = ((grouped - mean) * rstd).view(x.shape)
-    if weight is not None:
-        out = out * _channels(x, widen(weight))
-    if bias is not None:
-        out = out + _channels(x, widen(bias))
+    out = _affine(((grouped - mean) * rstd).view(x.shape), weight, bias, lambda p: _channels(x, p))
     dtype = _stats_dtype(x, weight, bias)
     return out.to(x.dtype), mean.view([N, group]).to(dtype), rstd.view([N, group]).to(dtype)
 
 
 @decomposition("native_group_norm_backward")
 def native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, output_mask):
-    shape, size = [N, group, C // group, HxW], C // group * HxW
-    grad32 = widen(grad).reshape(shape)
+    shape = [N, group, C // group, HxW]
+    grad = widen(grad).reshape(shape)
     mean, rstd = (widen(s).view([N, group, 1, 1]) for s in (mean, rstd))
     n = (widen(x).reshape(shape) - mean) * rstd
     dx = dw = db = None
     dtype = x.dtype if weight is None else weight.dtype
     if output_mask[0]:
-        g = grad32 if weight is None else grad32 * widen(weight).view([1, group, C // group, 1])
-        dx = g - torch.sum(g, [2, 3], True) / size - n * (torch.sum(g * n, [2, 3], True) / size)
-        dx = (dx * rstd).view(x.shape).to(x.dtype)
+        g = _affine(grad, weight, None, lambda p: widen(p).view([1, group, C // group, 1]))
+        dx = _input_gradient(g, n, rstd, [2, 3]).view(x.shape).to(x.dtype)
     if output_mask[1]:
-        dw = torch.sum(grad32 * n, [0, 3]).view([C]).to(dtype)
+        dw = torch.sum(grad * n, [0, 3]).view([C]).to(dtype)
     if output_mask[2]:
-        db = torch.sum(grad32, [0, 3]).view([C]).to(dtype)
+        db = torch.sum(grad, [0, 3]).view([C]).to(dtype)
     return dx, dw, db
-
-
-@decomposition("_fused_rms_norm")
-def fused_rms_norm(x, normalized_shape, weight, eps):
-    dims = list(range(x.dim() - len(normalized_shape), x.dim()))
-    x32 = widen(x)
-    eps = torch.finfo(x32.dtype).eps if eps is None else eps
-    rstd = torch.rsqrt(torch.sum(x32 * x32, dims, True) / count(x, dims) + eps)
-    out = x32 * rstd
-    return (out if weight is None else out * widen(weight)).to(x.dtype), rstd
-
-
-@decomposition("_fused_rms_norm_backward")
-def fused_rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask):
-    inner = list(range(x.dim() - len(normalized_shape), x.dim()))
-    outer = list(range(x.dim() - len(normalized_shape)))
-    grad32, n = widen(grad), widen(x) * widen(rstd)
-    dx = dw = None
-    if output_mask[0]:
-        g = grad32 if weight is None else grad32 * widen(weight)
-        dx = ((g - n * (torch.sum(g * n, inner, True) / count(x, inner))) * widen(rstd)).to(x.dtype)
-    if output_mask[1] and weight is not None:
-        dw = _folded(grad32 * n, outer).to(weight.dtype)
-    return dx, dw

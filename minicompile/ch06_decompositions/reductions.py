@@ -88,16 +88,6 @@ _extreme("amax")
 _extreme("amin")
 
 
-@decomposition("max")
-def max_all(x):
-    return torch.amax(x, list(range(x.dim())))
-
-
-@decomposition("min")
-def min_all(x):
-    return torch.amin(x, list(range(x.dim())))
-
-
 def _arg(name: str) -> None:
     op = overload(name)
 
@@ -117,14 +107,13 @@ _arg("argmax")
 _arg("argmin")
 
 
-@decomposition("max.dim")
-def max_dim(x, dim, keepdim=False):
-    return torch.amax(x, dim, keepdim), torch.argmax(x, dim, keepdim)
+def _with_index(name: str, extreme, index) -> None:
+    decomposition(name)(lambda x: extreme(x, list(range(x.dim()))))
+    decomposition(name + ".dim")(lambda x, dim, keepdim=False: (extreme(x, dim, keepdim), index(x, dim, keepdim)))
 
 
-@decomposition("min.dim")
-def min_dim(x, dim, keepdim=False):
-    return torch.amin(x, dim, keepdim), torch.argmin(x, dim, keepdim)
+_with_index("max", torch.amax, torch.argmax)
+_with_index("min", torch.amin, torch.argmin)
 
 
 @decomposition("aminmax")
@@ -135,22 +124,26 @@ def aminmax(x, *, dim=None, keepdim=False):
     return torch.amin(x, dims, keepdim), torch.amax(x, dims, keepdim)
 
 
-@decomposition("any.dims", "any.dim", "any")
-def any_dims(x, dim=None, keepdim=False):
+def _some(x, dim, keepdim):
+    """Is any bool of dims set. An empty list of dims, unlike None, means no dims."""
     dims = [] if isinstance(dim, (list, tuple)) and not dim else dims_of(dim, x.dim())
-    if x.dtype is torch.bool and dims and _explicit(dim, dims):
-        return NotImplemented
-    out = truth(x)
-    out = aten.any.dims(out, dims, keepdim) if dims else out.clone()
+    return aten.any.dims(x, dims, keepdim) if dims else x.clone()
+
+
+def _as_eager(out, x):
     return out.to(torch.uint8) if x.dtype is torch.uint8 else out
+
+
+@decomposition("any.dims", "any.dim", "any")
+def any_(x, dim=None, keepdim=False):
+    if x.dtype is torch.bool and dim and _explicit(dim, dims_of(dim, x.dim())):
+        return NotImplemented
+    return _as_eager(_some(truth(x), dim, keepdim), x)
 
 
 @decomposition("all.dims", "all.dim", "all")
-def all_dims(x, dim=None, keepdim=False):
-    dims = [] if isinstance(dim, (list, tuple)) and not dim else dims_of(dim, x.dim())
-    out = truth(x)
-    out = torch.logical_not(aten.any.dims(torch.logical_not(out), dims, keepdim)) if dims else out.clone()
-    return out.to(torch.uint8) if x.dtype is torch.uint8 else out
+def all_(x, dim=None, keepdim=False):
+    return _as_eager(torch.logical_not(_some(torch.logical_not(x), dim, keepdim)), x)
 
 
 # %% [markdown]
@@ -219,6 +212,9 @@ def dist(a, b, p=2):
 @decomposition("logsumexp", float32=True)
 def logsumexp(x, dim, keepdim=False):
     x = real(x)
+    if 0 in x.shape:                                  # no largest element: log(0)
+        total = torch.log(torch.sum(torch.exp(x), dims_of(dim, x.dim()), True))
+        return total if keepdim or not x.dim() else torch.squeeze(total, dims_of(dim, x.dim()))
     top = torch.amax(x, dims_of(dim, x.dim()), True)
     top = torch.where(torch.abs(top) == math.inf, constant(0, top), top)
     total = torch.log(torch.sum(torch.exp(x - top), dims_of(dim, x.dim()), True)) + top

@@ -83,7 +83,7 @@ def promoted(*operands) -> torch.dtype:
         if isinstance(x, torch.Tensor):
             rank, dtype = (0 if x.dim() else 1), x.dtype
         else:
-            rank, dtype = 2, _number_dtype(x)
+            rank, dtype = 2, number_dtype(x)
         ranks[rank] = _promote(ranks[rank], dtype) if rank in ranks else dtype
     order = [ranks[r] for r in sorted(ranks)]
     dtype = order[0]
@@ -98,7 +98,8 @@ def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return torch.promote_types(a, b)
 
 
-def _number_dtype(x) -> torch.dtype:
+def number_dtype(x) -> torch.dtype:
+    """The dtype that a Python number stands for."""
     if isinstance(x, (bool, torch.SymBool)):
         return torch.bool
     return torch.int64 if isinstance(x, (int, torch.SymInt)) else torch.get_default_dtype()
@@ -162,6 +163,11 @@ def dims_of(dim, ndim: int) -> list[int]:
         return list(range(ndim))
     dim = [dim] if isinstance(dim, int) else dim
     return sorted({d % ndim if ndim else 0 for d in dim}) if ndim else []
+
+
+def hint(n) -> int:
+    """A size or stride to sort by: of a symbolic one, its value in the present call."""
+    return n if isinstance(n, int) else n.node.hint
 
 
 def count(x: torch.Tensor, dims: list[int]):

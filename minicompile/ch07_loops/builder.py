@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
@@ -295,8 +294,3 @@ class Builder:
     def get(self, ref: Ref, i: int) -> Ref:
         """Component `i` of a reduction that gives several values."""
         return self.emit("get", (ref, i), self.dtype(ref))
-
-
-def number_of(value: Any):
-    """A Python number from an int, float, bool or 0-d tensor constant."""
-    return value.item() if isinstance(value, torch.Tensor) else value

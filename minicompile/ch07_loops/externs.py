@@ -18,7 +18,7 @@ from ..errors import Unsupported
 from .ir import Extern, View
 from .lazy import (Lazy, Lowering, as_view, dense_strides, from_buffer, new_buffer, sizes_of, strides_of,
                    window)
-from .table import aten, lowering
+from .table import aten
 
 MATRIX_OPS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default,
               aten.dot.default, aten.addmv.default}

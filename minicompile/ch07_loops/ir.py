@@ -23,13 +23,13 @@
 # %%
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Union
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 
 from ..ch01_graphs.graph import Location
-from ..ch01_graphs.symbolic import Expr, Int, Symbol
+from ..ch01_graphs.symbolic import Int, Symbol
 
 # %% [markdown]
 # ## Memory

@@ -16,44 +16,24 @@ import math
 
 import torch
 
-from ..ch01_graphs.symbolic import Expr, FloorDiv, Int, Symbol, evaluate
+from ..ch01_graphs.symbolic import Expr, evaluate
 from .ir import Extern, Loop, Program, View, replay
 
 CHUNK = 1 << 22
 
 # %% [markdown]
-# ## Index expressions on whole grids
-
-# %%
-def on_grid(e: Int, env: dict[Symbol, torch.Tensor]):
-    """The value of an index expression at all points, as an int64 tensor (or an int where it is constant)."""
-    if isinstance(e, int):
-        return e
-    out = e.const
-    for term, c in e.terms.items():
-        value = c
-        for atom in term:
-            if isinstance(atom, Symbol):
-                value = env[atom] * value
-            else:
-                top, bottom = on_grid(atom.numerator, env), on_grid(atom.divisor, env)
-                part = top // bottom if isinstance(atom, FloorDiv) else top % bottom
-                value = part * value
-        out = out + value
-    return out
-
-# %% [markdown]
 # ## The handler
 #
-# One method per instruction. Most are the PyTorch function of the same name.
+# One method per instruction. Most are the PyTorch function of the same name. Index expressions are evaluated
+# with tensors for symbols: `4*i0 + r0` is then the index at every point.
 
 # %%
 class GridHandler:
-    """Evaluates a body over a grid of shape [outputs..., reduced...]; both groups may be empty."""
+    """Evaluates a body over `grid`, whose first `out_dims` dims index the output and whose others are reduced.
+    `env`: symbol name -> its value at all points. Stores are only collected."""
 
-    def __init__(self, storages, env, out_dims: int, reduce_dims: int):
-        self.storages, self.env = storages, env
-        self.out_dims, self.reduce_dims = out_dims, reduce_dims
+    def __init__(self, storages, env: dict, grid: tuple[int, ...], out_dims: int):
+        self.storages, self.env, self.grid, self.out_dims = storages, env, grid, out_dims
         self.stores: list[tuple] = []
 
     def __getattr__(self, name):
@@ -62,15 +42,19 @@ class GridHandler:
             raise AttributeError(name)
         return lambda *args, dtype: fn(*args).to(dtype)
 
+    def at(self, expr, dtype=torch.int64):
+        return torch.as_tensor(evaluate(expr, self.env), dtype=dtype)
+
     def position(self, buffer, index, mask):
-        where = torch.as_tensor(on_grid(index, self.env))
+        where = self.at(index)
         if mask is not None:
             where = torch.where(mask, where, 0)
-        size = self.storages[buffer].numel()
-        if where.numel() and (int(where.min()) < 0 or int(where.max()) >= size):
-            raise IndexError(f"index {index} of {buffer} runs from {int(where.min())} to {int(where.max())}, "
-                             f"the buffer has {size} elements")
+        self.check(where, self.storages[buffer].numel(), f"index {index} of {buffer}")
         return where
+
+    def check(self, where, size: int, what: str):
+        if where.numel() and (int(where.min()) < 0 or int(where.max()) >= size):
+            raise IndexError(f"{what} runs from {int(where.min())} to {int(where.max())}: out of range for {size} elements")
 
     def load(self, buffer, index, mask, *, dtype):
         if mask is not None and not bool(mask.any()):
@@ -85,13 +69,11 @@ class GridHandler:
         return torch.tensor(value, dtype=dtype)
 
     def index(self, expr, *, dtype):
-        return torch.as_tensor(on_grid(expr, self.env), dtype=dtype)
+        return self.at(expr, dtype)
 
     def indirect(self, value, symbol, size, *, dtype):
-        size = int(torch.as_tensor(on_grid(size, self.env)))
-        if value.numel() and (int(value.min()) < 0 or int(value.max()) >= size):
-            raise IndexError(f"index out of range: {int(value.min())}..{int(value.max())} in a dimension of size {size}")
-        self.env[symbol] = value
+        self.check(value, int(self.at(size)), "an index that is data")
+        self.env[symbol.name] = value
         return value
 
     def to_dtype(self, x, *, dtype):
@@ -104,7 +86,7 @@ class GridHandler:
         return x.to(half).to(dtype)
 
     def philox(self, seed, offset, index, kind, *, dtype):
-        return philox_uniform(seed, offset, torch.as_tensor(on_grid(index, self.env)))
+        return philox_uniform(seed, offset, self.at(index))
 
     def where(self, condition, a, b, *, dtype):
         return torch.where(condition, a, b).to(dtype)
@@ -113,16 +95,13 @@ class GridHandler:
         return value[i]
 
     def reduce(self, kind, value, position, *, dtype):
-        shape = self.grid_shape
-        value = value.broadcast_to(shape).reshape(shape[:self.out_dims] + (-1,))
-        out = REDUCE[kind](value.to(dtype) if kind not in ("argmax", "argmin") else value)
-        if kind in ("argmax", "argmin"):
-            place = torch.as_tensor(on_grid(position, self.env)).broadcast_to(shape).reshape(shape[:self.out_dims] + (-1,))
-            out = place.gather(-1, extreme(value, place, kind)[..., None])[..., 0]
-        pad = (1,) * self.reduce_dims
-        if isinstance(out, tuple):
-            return tuple(o.reshape(o.shape + pad) for o in out)
-        return out.reshape(out.shape + pad)
+        def rows(t):
+            return t.broadcast_to(self.grid).reshape(self.grid[:self.out_dims] + (-1,))
+
+        out = extreme(rows(value), rows(self.at(position)), kind) if kind in ("argmax", "argmin") else \
+            REDUCE[kind](rows(value).to(dtype))
+        pad = (1,) * (len(self.grid) - self.out_dims)
+        return tuple(o.reshape(o.shape + pad) for o in out) if isinstance(out, tuple) else out.reshape(out.shape + pad)
 
 # %% [markdown]
 # Philox is the counter-based generator of CUDA: ten rounds turn a key (the seed) and a counter into four
@@ -147,12 +126,12 @@ def philox_uniform(seed, offset, index):
 
 # %%
 def extreme(value, place, kind):
-    """Where along the last dim the extreme is: NaN first, and the smallest `place` among equals."""
+    """The smallest `place` along the last dim where the extreme is. A NaN is more extreme than any number."""
     if value.dtype is torch.bool:
         value = value.to(torch.uint8)
     best = (value.amax if kind == "argmax" else value.amin)(-1, keepdim=True)
     hit = (value == best) | (value != value)
-    return torch.where(hit, place, torch.iinfo(torch.int64).max).argmin(-1)
+    return torch.where(hit, place, torch.iinfo(torch.int64).max).amin(-1)
 
 
 def welford(v):
@@ -174,14 +153,14 @@ def xor_sum(v):
 
 
 REDUCE = {"sum": lambda v: v.sum(-1), "prod": lambda v: v.prod(-1), "max": lambda v: v.amax(-1),
-          "min": lambda v: v.amin(-1), "any": lambda v: v.any(-1), "all": lambda v: v.all(-1), "xor_sum": xor_sum,
-          "welford": welford, "softmax": softmax, "argmax": lambda v: None, "argmin": lambda v: None}
+          "min": lambda v: v.amin(-1), "any": lambda v: v.any(-1), "all": lambda v: v.all(-1),
+          "xor_sum": xor_sum, "welford": welford, "softmax": softmax}
 
 SCALAR = {name: getattr(torch, name) for name in
-          "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh "
-          "asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign isnan isinf signbit "
-          "logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum minimum copysign nextafter "
-          "eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor".split()}
+          "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh "
+          "tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign isnan isinf "
+          "signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum minimum copysign "
+          "nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor".split()}
 SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
               truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),
               lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift)
@@ -194,19 +173,18 @@ SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
 
 # %%
 def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
-    names = {s: evaluate(s.size, sizes) for s in loop.vars + loop.reduction_vars}
-    shape = tuple(names[s] for s in loop.vars + loop.reduction_vars)
+    variables = loop.vars + loop.reduction_vars
+    shape = tuple(evaluate(s.size, sizes) for s in variables)
     if 0 in shape:
         return
-    rows = max(1, CHUNK // max(1, math.prod(shape[1:]))) if loop.vars else 1
+    rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], rows) if loop.vars else [0]:
-        env = {Symbol(n): torch.tensor(v) for n, v in sizes.items()}
-        grid = ((min(rows, shape[0] - start),) + shape[1:]) if loop.vars else shape
-        for d, symbol in enumerate(loop.vars + loop.reduction_vars):
-            first = start if d == 0 and loop.vars else 0
-            env[symbol] = torch.arange(first, first + grid[d]).reshape([-1 if k == d else 1 for k in range(len(grid))])
-        handler = GridHandler(storages, env, len(loop.vars), len(loop.reduction_vars))
-        handler.grid_shape = grid
+        grid = (min(rows, shape[0] - start), *shape[1:]) if loop.vars else shape
+        env = {name: torch.tensor(size) for name, size in sizes.items()}
+        for d, symbol in enumerate(variables):
+            first = start if d == 0 else 0
+            env[symbol.name] = torch.arange(first, first + grid[d]).reshape([-1] + [1] * (len(grid) - 1 - d))
+        handler = GridHandler(storages, env, grid, len(loop.vars))
         replay(loop.body, handler)
         for buffer, where, value, mode, mask in handler.stores:
             write(storages[buffer], where, value, mode, mask, grid, len(loop.vars))
@@ -249,19 +227,32 @@ def run_program(program: Program, inputs) -> list:
         return evaluate(e, sizes)
 
     def strided(view: View):
-        layout = view.layout
-        return storages[view.buffer].as_strided([number(n) for n in layout.size], [number(s) for s in layout.stride],
-                                                number(layout.offset) + storages[view.buffer].storage_offset())
+        storage, layout = storages[view.buffer], view.layout
+        return storage.as_strided(*([number(n) for n in dims] for dims in (layout.size, layout.stride)),
+                                  number(layout.offset) + storage.storage_offset())
 
     def allocate(name):
         buffer = program.buffers[name]
         if buffer.alias_of is not None:
             storages[name] = storages[buffer.alias_of]
         elif name not in storages:
+            size, stride = ([number(n) for n in dims] for dims in (buffer.layout.size, buffer.layout.stride))
             device = buffer.device if torch.cuda.is_available() else "cpu"
-            like = torch.empty_strided([number(n) for n in buffer.layout.size], [number(s) for s in buffer.layout.stride],
-                                       dtype=buffer.dtype, device=device)
-            storages[name] = flat_storage(like)
+            storages[name] = flat_storage(torch.empty_strided(size, stride, dtype=buffer.dtype, device=device))
+
+    def value(a):
+        if isinstance(a, View):
+            return strided(a)
+        if isinstance(a, (list, tuple)):
+            return type(a)(map(value, a))
+        return number(a) if isinstance(a, Expr) else a
+
+    def run_extern(node: Extern):
+        out = node.op(*map(value, node.args), **{k: value(v) for k, v in node.kwargs.items()})
+        for name, result in zip(node.outputs, out if isinstance(out, (tuple, list)) else [out]):
+            if name is not None and not node.mutates:
+                allocate(name)
+                strided(View(name, program.buffers[name].layout)).copy_(result)
 
     for node in program.nodes:
         if isinstance(node, Loop):
@@ -270,26 +261,5 @@ def run_program(program: Program, inputs) -> list:
             with torch.device(storages[node.outputs[0]].device):
                 run_loop(node, storages, sizes)
         else:
-            run_extern(program, node, storages, strided, number, allocate)
-    return [strided(o) if isinstance(o, View) else number(o) if isinstance(o, (int, Expr)) else o
-            for o in program.outputs]
-
-
-def run_extern(program, node: Extern, storages, strided, number, allocate) -> None:
-    def value(a):
-        return strided(a) if isinstance(a, View) else number(a) if isinstance(a, Expr) else a
-
-    def convert(a):
-        if isinstance(a, View):
-            return strided(a)
-        if isinstance(a, (list, tuple)) and not isinstance(a, View):
-            return type(a)(convert(x) for x in a)
-        return value(a)
-
-    out = node.op(*[convert(a) for a in node.args], **{k: convert(v) for k, v in node.kwargs.items()})
-    for name, result in zip(node.outputs, out if isinstance(out, (tuple, list)) else [out]):
-        if name is None or node.mutates:
-            continue
-        layout = program.buffers[name].layout
-        allocate(name)
-        strided(View(name, layout)).copy_(result)
+            run_extern(node)
+    return [value(o) for o in program.outputs]

@@ -12,7 +12,7 @@ from typing import Callable
 
 import torch
 
-from ..ch06_decompositions.table import aten, overload
+from ..ch06_decompositions.table import aten, overload  # noqa: F401  (rooms take `aten` from here)
 
 LOWERINGS: dict[torch._ops.OpOverload, Callable] = {}
 VIEWS: set[torch._ops.OpOverload] = set()          # results that look at the memory of their first argument

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
 from .builder import BINARY, UNARY
-from .ir import Extern, Layout, Loop, Program, Ref, View
+from .ir import Layout, Loop, Program, Ref, View
 
 STRUCTURAL = {"load", "store", "reduce", "index", "indirect", "constant", "to_dtype", "bitcast", "round_to", "where",
               "get", "philox"}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod, product
+from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod
 from .ir import Layout
 from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize, sizes_of,
                    window)

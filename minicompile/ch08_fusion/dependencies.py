@@ -19,7 +19,7 @@
 # %%
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple
+from typing import Any, Iterable, Iterator, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -38,31 +38,19 @@ class Access(NamedTuple):
     mode: str | None = None
 
 
-class _Collector:
-    """A replay handler that keeps the memory instructions and ignores the rest."""
-
-    def __init__(self):
-        self.reads, self.writes, self.bound = [], [], []
-
-    def load(self, buffer, index, mask=None, dtype=None):
-        self.reads.append(Access(buffer, normal(as_expr(index)), mask is not None))
-
-    def store(self, buffer, index, value, mode=None, mask=None, dtype=None):
-        self.writes.append(Access(buffer, normal(as_expr(index)), mask is not None, mode))
-
-    def indirect(self, value, symbol, size, dtype=None):
-        self.bound.append(symbol)
-
-
 def accesses(body: Body) -> tuple[list[Access], list[Access], list[Symbol]]:
-    """Reads, writes, and the symbols that the body binds to loaded values.
-
-    This is `replay(body, collector)`, except that only memory instructions are dispatched: nine in ten are arithmetic."""
-    collector = _Collector()
-    for op, args, dtype in body:
-        if op in ("load", "store", "indirect"):
-            getattr(collector, op)(*args)
-    return collector.reads, collector.writes, collector.bound
+    """Reads, writes, and the symbols that the body binds to loaded values."""
+    reads, writes, bound = [], [], []
+    for op, args, _ in body:
+        if op == "load":
+            buffer, index, mask = (*args, None)[:3]
+            reads.append(Access(buffer, normal(as_expr(index)), mask is not None))
+        elif op == "store":
+            buffer, index, _, mode, mask = (*args, None, None)[:5]
+            writes.append(Access(buffer, normal(as_expr(index)), mask is not None, mode))
+        elif op == "indirect":
+            bound.append(args[1])
+    return reads, writes, bound
 
 # %% [markdown]
 # ## Normal form
@@ -93,13 +81,12 @@ def normal(e: Int) -> Int:
 # cancel.
 
 # %%
-def rewrite(body: Body, mapping: dict[Symbol, Int], buffers: dict[str, str] | None = None) -> Body:
-    """`body` with loop variables replaced by expressions, indirect symbols by symbols, and buffers renamed."""
-    buffers = buffers or {}
+def rewrite(body: Body, mapping: dict[Symbol, Int]) -> Body:
+    """`body` with loop variables replaced by expressions, and indirect symbols by symbols."""
     out = []
     for op, args, dtype in body:
         if op in ("load", "store"):
-            args = (buffers.get(args[0], args[0]), normal(substitute(args[1], mapping)), *args[2:])
+            args = (args[0], normal(substitute(args[1], mapping)), *args[2:])
         elif op == "indirect":
             new = mapping.get(args[1])
             symbol = args[1] if new is None else next(iter(symbols(new)))
@@ -140,13 +127,6 @@ def nbytes(buffer: Buffer) -> int:
     return hint(storage_size(buffer)) * buffer.dtype.itemsize
 
 
-def nbytes_touched(buffer: Buffer, index: Int, dims: tuple[Symbol, ...]) -> int:
-    """Bytes of distinct elements that an access reaches: only variables that occur in the index count."""
-    used = symbols(index)
-    count = hint(product(d.size for d in dims if d in used))
-    return min(count * buffer.dtype.itemsize, nbytes(buffer))
-
-
 def root_of(buffers: dict[str, Buffer], name: str) -> str:
     """The buffer whose memory `name` is."""
     while buffers[name].alias_of is not None:
@@ -185,27 +165,23 @@ def node_writes(node: Loop | Extern) -> list[str]:
 # eager's.
 
 # %%
-def dependency_edges(nodes: list[Loop | Extern], buffers: dict[str, Buffer],
-                     reads: list[list[str]] | None = None) -> list[set[int]]:
-    """For each node, the positions of the nodes that must run before it."""
-    reads = reads or [node_reads(n) for n in nodes]
+def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], writes: dict[int, Iterable[str]],
+                     buffers: dict[str, Buffer]) -> dict[int, set[int]]:
+    """For each step, the steps that must run before it. Steps are loops, library calls or kernels, by position."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
-    for i, node in enumerate(nodes):
-        for name in node_writes(node):
-            writer[name] = i
-        for name in reads[i]:
+    for i, names in writes.items():
+        writer.update((name, i) for name in names)
+    for i, names in reads.items():
+        for name in names:
             readers.setdefault(name, []).append(i)
-    before: list[set[int]] = [set() for _ in nodes]
-    random = None
-    for i, node in enumerate(nodes):
-        if isinstance(node, Extern) and has_effect(node):
-            before[i].update(() if random is None else (random,))
-            random = i
-        for name in reads[i]:
-            if name in writer:
-                before[i].add(writer[name])
-        for name in node_writes(node):
+    before: dict[int, set[int]] = {i: set() for i in steps}
+    effects = sorted(i for i, step in steps.items() if isinstance(step, Extern) and has_effect(step))
+    for earlier, later in zip(effects, effects[1:]):
+        before[later].add(earlier)
+    for i in steps:
+        before[i].update(writer[name] for name in reads[i] if name in writer)
+        for name in writes[i]:
             old = buffers[name].alias_of
             while old is not None:
                 before[i].update(readers.get(old, ()))

@@ -25,8 +25,7 @@ import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, product, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
-from .dependencies import (accesses, dependency_edges, hint, nbytes, node_reads, node_writes,
-                           remove_dead, root_of)
+from .dependencies import accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead, root_of
 from .build import build_kernel
 from .iteration import Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree, strided
 from .kernel import Kernel
@@ -129,8 +128,8 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
 # is read at the index at which it was written.
 
 # %%
-def find_alignment(a: Group, b: Group, shared: list[str]):
-    """(alignment, a_is_base) or a reason why there is none."""
+def find_alignment(a: Group, b: Group, shared: list[str]) -> Alignment | str:
+    """How a and b share a nest, or a reason why they do not."""
     flip = b.reduces and not a.reduces
     base, other = (b, a) if flip else (a, b)
     absent: tuple[Symbol, ...] = ()
@@ -158,10 +157,12 @@ def find_alignment(a: Group, b: Group, shared: list[str]):
         # Dimensions of the base that the other loop does not have stay whole.
         pieces = pieces + [Piece(d, _ABSENT, d.size) for d in absent]
         alignment = combine(base.space, pieces, other.space.all)
-        alignment.other.pop(_ABSENT, None)
-        bad = _first_mismatch(a, b, alignment, flip)
+        alignment.b.pop(_ABSENT, None)
+        if flip:
+            alignment = alignment._replace(a=alignment.b, b=alignment.a)
+        bad = _first_mismatch(a, b, alignment)
         if bad is None:
-            return alignment, not flip
+            return alignment
         reason = f"{bad} is read at another index than it was written"
     return reason
 
@@ -178,31 +179,28 @@ def _candidates(base: Group, other: Group, dims, shared):
     yield pieces_in_order(dims, other.space.all)
 
 
-def _first_mismatch(a: Group, b: Group, alignment, flip) -> str | None:
-    map_a, map_b = (alignment.other, alignment.base) if flip else (alignment.base, alignment.other)
+def _first_mismatch(a: Group, b: Group, alignment: Alignment) -> str | None:
     for name, index in a.writes.items():
         if name in b.reads:
-            at = apply(index, map_a)
-            if any(apply(e, map_b) != at for e in b.reads[name]):
+            at = apply(index, alignment.a)
+            if any(apply(e, alignment.b) != at for e in b.reads[name]):
                 return name
     return None
 
 
-def _same_reads(a: Group, b: Group, name: str, alignment, a_is_base: bool) -> bool:
-    map_a, map_b = (alignment.base, alignment.other) if a_is_base else (alignment.other, alignment.base)
-    return not {apply(e, map_a) for e in a.reads[name]}.isdisjoint(apply(e, map_b) for e in b.reads[name])
+def _same_reads(a: Group, b: Group, name: str, alignment: Alignment) -> bool:
+    return not {apply(e, alignment.a) for e in a.reads[name]}.isdisjoint(apply(e, alignment.b) for e in b.reads[name])
 
 
-def _scattered_stores(f, a: Group, b: Group, alignment, a_is_base: bool) -> str | None:
+def _scattered_stores(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
     """A large buffer of one group that is not contiguous along the variable along which the other group's
     memory is. Pointwise kernels can be tiled in two dimensions and absorb a transposition; it is no good inside
     a reduction, and not worth it without a flow."""
-    base, other = (a, b) if a_is_base else (b, a)
-    fast = {v for g, m in ((base, alignment.base), (other, alignment.other)) for n, e in g.writes.items()
-            if nbytes(f.buffers[n]) >= 4096 for v in [_fastest(apply(e, m), alignment.space)] if v is not None}
+    base, other = (b, a) if b.reduces and not a.reduces else (a, b)
+    moved = [(n, e, m) for g, m in ((a, alignment.a), (b, alignment.b)) for n, e in g.writes.items()]
     if base.reduces:
-        fast |= {v for n, es in base.reads.items() if nbytes(f.buffers[n]) >= 4096
-                 for e in es for v in [_fastest(apply(e, alignment.base), alignment.space)] if v is not None}
+        moved += [(n, e, alignment.a if base is a else alignment.b) for n, es in base.reads.items() for e in es]
+    fast = {_fastest(apply(e, m), alignment.space) for n, e, m in moved if nbytes(f.buffers[n]) >= 4096} - {None}
     return None if len(fast) < 2 else next(iter(other.writes))
 
 
@@ -244,8 +242,8 @@ class Fuser:
                 self.readers[name].add(i)
             for name in node_writes(nodes[i]):
                 self.writer[name] = i
-        before = dependency_edges(nodes, self.buffers, reads)
-        for i, earlier in enumerate(before):
+        before = dependency_edges(*(dict(enumerate(xs)) for xs in (nodes, reads, map(node_writes, nodes))), self.buffers)
+        for i, earlier in before.items():
             for j in earlier:
                 self.groups[j].successors.add(i)
                 self.groups[i].ancestors |= self.groups[j].ancestors | (1 << j)
@@ -280,14 +278,12 @@ def makes_cycle(f: Fuser, a: int, b: int) -> bool:
 # nobody else in the kernel may touch their memory.
 
 # %%
-def hazard(f: Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str | None:
+def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
     """Why fusing would break the order of accesses to shared memory, or None."""
     if f.aliased.isdisjoint(f.root[n] for n in (*a.writes, *b.writes)):
         return None
-    map_a, map_b = ({}, {}) if alignment is None else \
-        (alignment.base, alignment.other) if a_is_base else (alignment.other, alignment.base)
     reduces = a.reduces or b.reduces
-    for x, y, map_x, map_y in ((a, b, map_a, map_b), (b, a, map_b, map_a)):
+    for x, y, map_x, map_y in ((a, b, alignment.a, alignment.b), (b, a, alignment.b, alignment.a)):
         for name, index in x.writes.items():
             root = f.root[name]
             if root not in f.aliased:
@@ -303,10 +299,9 @@ def hazard(f: Fuser, a: Group, b: Group, alignment=None, a_is_base=True) -> str 
                     return f"{root} is updated at computed positions"
                 if reduces and other != name and (other in y.wide_reads or _is_wide(y, x)):
                     return f"{root} would be read again after its update"
-                if alignment is not None:
-                    at = apply(index, map_x)
-                    if any(apply(e, map_y) != at for e in indices):
-                        return f"{root} is read at another index than it is updated"
+                at = apply(index, map_x)
+                if any(apply(e, map_y) != at for e in indices):
+                    return f"{root} is read at another index than it is updated"
     return None
 
 
@@ -415,32 +410,24 @@ def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
     same = a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
         all(x.size == y.size for x, y in zip(a.space.all, b.space.all)) and \
         all(b.reads[n] == {a.writes[n]} for n in flows) and all(a.reads[n] == b.reads[n] for n in common)
-    alignment, a_is_base = None, True
-    if not same:
-        found = find_alignment(a, b, flows + common)
-        if isinstance(found, str):
-            return refuse(found)
-        alignment, a_is_base = found
-        if common and not flows and not any(_same_reads(a, b, n, alignment, a_is_base) for n in common):
-            return refuse("both read " + ", ".join(common) + ", but at different elements")
-        if alignment.permuted and (a.reduces or b.reduces or not flows) and \
-                (bad := _scattered_stores(f, a, b, alignment, a_is_base)):
-            return refuse(f"{bad} would be written across memory")
+    alignment = Alignment(a.space, {}, {}) if same else find_alignment(a, b, flows + common)
+    if isinstance(alignment, str):
+        return refuse(alignment)
+    if not same and common and not flows and not any(_same_reads(a, b, n, alignment) for n in common):
+        return refuse("both read " + ", ".join(common) + ", but at different elements")
+    if alignment.permuted and (a.reduces or b.reduces or not flows) and (bad := _scattered_stores(f, a, b, alignment)):
+        return refuse(f"{bad} would be written across memory")
     if a.device.type == "cuda" and (problem := _starved(a, b)):
         return refuse(problem)
-    if (problem := hazard(f, a, b, alignment or _identity(a), a_is_base)) is not None:
+    if (problem := hazard(f, a, b, alignment)) is not None:
         return refuse(problem)
     reason = "vertical: " + ", ".join(flows) if flows else \
         "horizontal: both read " + ", ".join(common) if common else \
         "horizontal: parts of one buffer, or fed by one kernel"
     f.decisions[key] = Decision(key[0], key[1], True, points, reason)
     a.notes = a.notes + b.notes + [f"{key[0]} and {key[1]}: {reason}"]
-    merge(f, ia, ib, alignment, a_is_base)
+    merge(f, ia, ib, alignment)
     return True
-
-
-def _identity(a: Group):
-    return Alignment(a.space, {}, {})
 
 # %% [markdown]
 # ## Merging two groups
@@ -455,18 +442,15 @@ def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:
     g.mapping = {i: {s: apply(e, mapping) for s, e in m.items()} for i, m in g.mapping.items()}
 
 
-def merge(f: Fuser, ia: int, ib: int, alignment, a_is_base: bool) -> None:
+def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
     """Fold group ib into ia, and keep the ancestor sets of everybody right."""
     a, b = f.groups[ia], f.groups[ib]
-    wide = set(a.wide_reads | b.wide_reads)
-    if alignment is not None:
-        base, other = (a, b) if a_is_base else (b, a)
-        if base.reduces and not other.reduces and any(
-                not symbols(e).isdisjoint(alignment.space.rvars) for e in alignment.other.values()):
-            wide |= set(other.reads)
-        _apply(base, alignment.base)
-        _apply(other, alignment.other)
-        a.space = alignment.space
+    wide = a.wide_reads | b.wide_reads
+    for g, mapping in ((a, alignment.a), (b, alignment.b)):
+        if not g.reduces and any(not symbols(e).isdisjoint(alignment.space.rvars) for e in mapping.values()):
+            wide |= set(g.reads)                    # it will run over the reduction dimensions
+        _apply(g, mapping)
+    a.space = alignment.space
     for n, es in b.reads.items():
         a.reads[n] = a.reads[n] | es if n in a.reads else es
     a.writes.update(b.writes)

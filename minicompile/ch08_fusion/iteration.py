@@ -46,11 +46,11 @@ class Piece(NamedTuple):
 
 class Alignment(NamedTuple):
     """The common nest, and what the variables of the two nests are in terms of it (empty where they stay the same).
-    `permuted`: the other nest walks its dimensions in a different order now."""
+    `permuted`: one nest walks its dimensions in a different order now."""
 
     space: Space
-    base: dict[Symbol, Int]
-    other: dict[Symbol, Int]
+    a: dict[Symbol, Int]
+    b: dict[Symbol, Int]
     permuted: bool = False
 
 

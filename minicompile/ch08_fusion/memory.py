@@ -20,7 +20,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from ..ch07_loops.ir import Buffer, Extern, Program, View
-from .dependencies import accesses, has_effect, nbytes, node_reads, node_writes, root_of, storage_size
+from .dependencies import accesses, dependency_edges, nbytes, node_reads, node_writes, root_of, storage_size
 from .kernel import Kernel
 
 
@@ -44,35 +44,11 @@ WINDOW = 16      # how many ready steps the greedy order compares
 
 def order_for_memory(program: Program, steps: dict[int, Kernel | Extern]) -> list[int]:
     """A topological order of `steps`, which are keyed by their position in the program."""
-    before = _direct_predecessors(program, steps)
+    reads, writes = ({i: names(step) for i, step in steps.items()} for names in (step_reads, step_writes))
+    before = dependency_edges(steps, reads, writes, program.buffers)
     orders = [_topological(program, steps, before, greedy) for greedy in (False, True)]
     peaks = [estimate_peak(program, [steps[i] for i in order]) for order in orders]
     return orders[1] if peaks[1] < 0.95 * peaks[0] else orders[0]
-
-
-def _direct_predecessors(program: Program, steps: dict[int, Kernel | Extern]) -> dict[int, set[int]]:
-    buffers = program.buffers
-    writer, readers = {}, {}
-    for i, step in steps.items():
-        for n in step_writes(step):
-            writer[n] = i
-        for n in step_reads(step):
-            readers.setdefault(n, []).append(i)
-    before: dict[int, set[int]] = {i: set() for i in steps}
-    random = [i for i, step in sorted(steps.items()) if isinstance(step, Extern) and has_effect(step)]
-    for i, j in zip(random, random[1:]):
-        before[j].add(i)
-    for i, step in steps.items():
-        before[i].update(writer[n] for n in step_reads(step) if n in writer)
-        for n in step_writes(step):
-            old = buffers[n].alias_of
-            while old is not None:
-                before[i].update(readers.get(old, ()))
-                if old in writer:
-                    before[i].add(writer[old])
-                old = buffers[old].alias_of
-        before[i].discard(i)
-    return before
 
 
 def _topological(program: Program, steps, before: dict[int, set[int]], greedy: bool) -> list[int]:
@@ -233,8 +209,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     _postpone_frees(plans)
     written = {root_of(b, n) for step in steps for n in step_writes(step)}
     wanted = {n for step in steps for n in step_reads(step)} | {v.buffer for v in program.outputs if isinstance(v, View)}
-    first = sorted(n for n in wanted if n not in written and n not in program.inputs and n not in program.constants)
-    return MemoryPlan(plans, [n for n in first if b[n].alias_of is None], max(live, default=0))
+    first = {root_of(b, n) for n in wanted} - written - set(program.inputs) - set(program.constants)
+    return MemoryPlan(plans, sorted(first), max(live, default=0))
 
 
 def takes_out(step: Extern) -> bool:

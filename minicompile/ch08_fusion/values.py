@@ -249,9 +249,9 @@ def link(kernel: Kernel, online_softmax: bool = False) -> Graph:
     for loop in kernel.loops:
         values: list = []
         unique: dict[Symbol, Int] = {}                  # the body's indirect symbols -> the kernel's
-        for op, args, dtype in loop.body:
+        for op, inst_args, dtype in loop.body:
             args = tuple(values[a.id] if type(a) is Ref else substitute(a, unique) if unique and isinstance(a, Expr)
-                         else a for a in args)
+                         else a for a in inst_args)
             if op == "load":
                 value = _load(g, loop, args, dtype)
             elif op == "store":
@@ -260,6 +260,9 @@ def link(kernel: Kernel, online_softmax: bool = False) -> Graph:
                 value = _reduce(g, loop, args, dtype)
             elif op == "get" and isinstance(args[0], tuple):
                 value = args[0][args[1]]
+            elif op == "bitcast":                       # of the very bits that a load would have given
+                bits = add(g, loop, "to_dtype", args, loop.body[inst_args[0].id].dtype)
+                value = add(g, loop, "bitcast", (bits,), dtype)
             elif op == "indirect":
                 value, symbol = _indirect(g, loop, args[0], args[2])
                 unique[args[1]] = symbol.expr

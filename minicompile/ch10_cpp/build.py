@@ -90,7 +90,7 @@ def _openmp() -> tuple[str, ...]:
 @functools.cache
 def _companions() -> tuple[str, str]:
     here = Path(__file__).parent
-    return (here / "prelude.h").read_text(), (here / "launch.h").read_text()
+    return (here / "prelude.h").read_text() + (here / "reductions.h").read_text(), (here / "launch.h").read_text()
 
 # %% [markdown]
 # ## One file

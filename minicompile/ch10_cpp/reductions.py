@@ -12,59 +12,58 @@
 #
 # $$m' = \max(m, m_c), \qquad s' = s\,e^{m - m'} + \sum_j e^{x_j - m'}$$
 #
-# which reads the row once where the textbook reads it twice.
+# which reads the row once where the textbook reads it twice. These merging steps are C++, in `reductions.h`.
 
 # %%
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Sequence
 
 import torch
 
-from ..ch01_graphs.symbolic import Expr, Symbol, product, substitute, to_text
-from ..ch08_fusion.values import Store, Value, elements
+from ..ch01_graphs.symbolic import Symbol, product, to_text
+from ..ch08_fusion.values import HALVES, Store, Value, elements
 from ..errors import Unsupported
 from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
-                   index_text,
-                   lane_block, lane_headers, parallel_pragma, store_lines)
+                   index_text, lane_block, lane_headers, parallel_pragma, store_lines)
 from .ops import EXPENSIVE, literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
 LONGEST_SCRATCH = 4096       # longest row of which expensive values are kept rather than computed again
+MOST_SCRATCH = 4             # how many such values
 FLUSH = 256                  # column sums: rows between two flushes into double
 
 # %% [markdown]
 # ## The kinds
 #
-# `IDENTITY` starts an accumulator; `COMBINE` is the step. `max` and `min` propagate NaN, like torch: a NaN
-# that has been accumulated stays.
+# `OPERATOR` is the step of a simple reduction. `max` and `min` propagate NaN, like torch: a NaN that has been
+# accumulated stays.
 
 # %%
-def lowest(dtype: torch.dtype) -> str:
+OPERATOR = {"sum": "+", "prod": "*", "xor_sum": "^", "any": "|", "all": "&"}
+
+
+def identity(kind: str, dtype: torch.dtype) -> str:
+    """The value that an accumulator starts with, in C++."""
+    if kind in OPERATOR:
+        return literal(1 if kind in ("prod", "all") else 0, dtype)
+    lowest = kind in ("max", "argmax")
     if dtype.is_floating_point:
-        return literal(float("-inf"), dtype)
-    return literal(False if dtype is torch.bool else torch.iinfo(dtype).min, dtype)
-
-
-def highest(dtype: torch.dtype) -> str:
-    if dtype.is_floating_point:
-        return literal(float("inf"), dtype)
-    return literal(True if dtype is torch.bool else torch.iinfo(dtype).max, dtype)
-
-
-IDENTITY = {"sum": lambda d: literal(0, d), "prod": lambda d: literal(1, d), "xor_sum": lambda d: literal(0,
-                                                                                                          d),
-            "max": lowest, "min": highest, "any": lambda d: "false", "all": lambda d: "true"}
-COMBINE = {"sum": "({t})({0} + {1})", "prod": "({t})({0} * {1})", "xor_sum": "({t})({0} ^ {1})",
-           "max": "mc_max<{t}>({0}, {1})",
-           "min": "mc_min<{t}>({0}, {1})", "any": "{0} | ({1} != 0)", "all": "{0} & ({1} != 0)"}
-SYMBOL = {"sum": "+", "prod": "*", "xor_sum": "^", "max": "max", "min": "min", "any": "|", "all": "&"}
+        return literal(float("-inf") if lowest else float("inf"), dtype)
+    if dtype is torch.bool:
+        return literal(not lowest, dtype)
+    return literal(torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max, dtype)
 
 
 def accumulator_type(value: Value) -> torch.dtype:
     kind, source, _ = value.args
-    return source.dtype if kind in ("argmax", "argmin") else torch.float32 if value.dtype in (torch.bfloat16,
-            torch.float16) else value.dtype
+    dtype = source.dtype if kind in ("argmax", "argmin") else value.dtype
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def unknown(r: Value) -> Unsupported:
+    return Unsupported(f"the C++ backend has no reduction {r.args[0]!r}", r.loop.location)
 
 # %% [markdown]
 # ## Passes
@@ -128,21 +127,22 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 
 @dataclass(eq=False)
 class RowStep:
-    """What one reduction adds to a row pass: lines before the row, before a chunk, per element and after a
-    chunk; clauses of the simd loop; results."""
+    """What one reduction adds to a row pass: declarations before the row and before a chunk, the statement per
+    element, statements after a chunk, clauses of the simd loop, and the text of the result or results."""
 
-    before: list[str]
-    chunk: list[str]
-    element: list[str]
+    row: str
+    chunk: str
+    element: str
     after: list[str]
-    clauses: list[str]
-    result: object
+    clauses: str
+    result: str | tuple[str, ...]
 
 
-def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept, atomic) -> None:
+def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: dict, atomic: bool) -> None:
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
-    inner = child(middle, (lane,))
+    chunk = child(middle, ())
+    inner = child(chunk, (lane,))
     compute(e, operands_of(reductions), inner)
     for value, array in kept.items():
         name = inner.names.get(value)
@@ -151,32 +151,26 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept, a
             nest.lines.append(f"{register_type(value.dtype)} {array}[{lane.size}];")
             inner.lines.append(f"{array}[{lane.name}] = {name};")
     steps = [_row_step(e, r, get(e, r.args[1], inner), lane) for r in reductions]
-    for step in steps:
-        inner.lines += step.element
+    inner.lines += [s.element for s in steps]
     if stores:
         store_lines(e, stores, inner)
     for value, array in kept.items():      # later passes read the array
-        if array is not None and value not in nest.names:
-            nest.names[value] = f"{array}[{lane.name}]"
+        if array is not None:
+            nest.names.setdefault(value, f"{array}[{lane.name}]")
     size = to_text(lane.size)
-    whole = isinstance(lane.size, int) and lane.size <= CHUNK
-    chunk_loop = [] if whole else [for_("chunk", size, step=str(CHUNK))]
-    start = ["const int64_t chunk = 0;"] if whole else []
-    count = size if whole else f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
-    chunk = child(middle, ())
-    inner.parent = chunk
-    chunk.lines += start + [f"const int64_t count = {count};"] + [line for s in steps for line in s.chunk]
-    clauses = "".join(" " + c for s in steps for c in s.clauses)
-    unsafe = atomic and any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
-    pragma = [] if unsafe else [SIMD + clauses]
+    if isinstance(lane.size, int) and lane.size <= CHUNK:
+        chunks, count = [""], size
+        chunk.lines.append("const int64_t chunk = 0;")
+    else:
+        chunks, count = [for_("chunk", size, step=str(CHUNK))], f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
+    chunk.lines += [f"const int64_t count = {count};", *(s.chunk for s in steps)]
+    collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
+    pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
     close(inner, pragma + [for_("lane", "count")], [f"const int64_t {lane.name} = chunk + lane;"])
     chunk.lines += [line for s in steps for line in s.after]
-    close(chunk, chunk_loop or [""])
-    nest.lines += [line for s in steps for line in s.before]
-    if others:
-        close(middle, [for_(v.name, to_text(v.size)) for v in others])
-    else:
-        nest.lines += middle.lines
+    close(chunk, chunks)
+    nest.lines += [s.row for s in steps]
+    close(middle, [for_(v.name, to_text(v.size)) for v in others])
     for r, step in zip(reductions, steps):
         nest.names[r] = _named_results(e, r, step.result, nest)
 
@@ -191,103 +185,62 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
     return name
 
 # %% [markdown]
-# Each kind of reduction over a row, as a `RowStep`.
+# Each kind of reduction over a row, as a `RowStep`. In the texts, `n` is a number that makes names unique.
 
 # %%
 def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     kind, source, index = r.args
     dtype = accumulator_type(r)
-    t, n = register_type(dtype), fresh(e, "_")
-    if kind in ("welford", "softmax", "argmax", "argmin"):
-        length = min(lane.size, CHUNK) if isinstance(lane.size, int) else CHUNK
-        array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
-        fill = f"t{n}[lane] = {x};"
-        return _ROW_STEPS[kind](e, r, n, t, array, fill, lane, index)
-    if kind not in IDENTITY:
-        raise Unsupported(f"the C++ backend has no reduction {kind!r}", r.loop.location)
-    start = IDENTITY[kind](dtype)
-    if kind in ("max", "min") and dtype.is_floating_point:
-        compare = ">" if kind == "max" else "<"
-        return RowStep([f"{t} acc{n} = {start};", f"int nan{n} = 0;"], [f"{t} part{n} = {start};",
-                                                                        f"int bad{n} = 0;"],
-                       [f"part{n} = {x} {compare} part{n} ? {x} : part{n};", f"bad{n} |= {x} != {x};"],
-                       [f"acc{n} = part{n} {compare} acc{n} ? part{n} : acc{n};", f"nan{n} |= bad{n};"],
-                       [f"reduction({SYMBOL[kind]}:part{n})", f"reduction(|:bad{n})"],
-                       f"(nan{n} ? ({t})MC_NAN : acc{n})")
-    if kind in ("any", "all"):
-        t, start, x = "int", "0" if kind == "any" else "1", f"({x} != 0)"
-    total = "double" if kind in ("sum",) and t == "float" else t
-    value = x if kind in ("any", "all") else f"({t}){x}"
+    t, n, start = register_type(dtype), fresh(e, "_"), identity(kind, dtype) if kind not in ("welford", "softmax") else ""
+    if not start or index is not None and kind.startswith("arg"):
+        return _chunked_step(e, r, x, lane, t, n, start)
     if kind in ("max", "min"):
-        compare = ">" if kind == "max" else "<"
-        element = f"part{n} = {value} {compare} part{n} ? {value} : part{n};"
-        after = f"acc{n} = part{n} {compare} acc{n} ? part{n} : acc{n};"
+        sign = ">" if kind == "max" else "<"
+        step = RowStep(f"{t} acc{n} = {start};", f"{t} part{n} = {start};", f"part{n} = {x} {sign} part{n} ? {x} : part{n};",
+                       [f"acc{n} = part{n} {sign} acc{n} ? part{n} : acc{n};"], f" reduction({kind}:part{n})", f"acc{n}")
+        if not dtype.is_floating_point:
+            return step
+        return RowStep(f"{step.row} int nan{n} = 0;", f"{step.chunk} int bad{n} = 0;", f"{step.element} bad{n} |= {x} != {x};",
+                       [*step.after, f"nan{n} |= bad{n};"], f"{step.clauses} reduction(|:bad{n})",
+                       f"(nan{n} ? ({t})MC_NAN : acc{n})")
+    if kind not in OPERATOR:
+        raise unknown(r)
+    if kind in ("any", "all"):
+        t, start, value, result = "int", "0" if kind == "any" else "1", f"({x} != 0)", f"(acc{n} != 0)"
     else:
-        operator = SYMBOL[kind]
-        element, after = f"part{n} {operator}= {value};", f"acc{n} {operator}= part{n};"
-    result = f"({register_type(r.dtype)})acc{n}" if kind not in ("any", "all") else f"(acc{n} != 0)"
-    return RowStep([f"{total} acc{n} = {start};"], [f"{t} part{n} = {start};"], [element], [after],
-                   [f"reduction({SYMBOL[kind]}:part{n})"], result)
+        value, result = f"({t}){x}", f"({register_type(r.dtype)})acc{n}"
+    total = "double" if kind == "sum" and t == "float" else t
+    op = OPERATOR[kind]
+    return RowStep(f"{total} acc{n} = {start};", f"{t} part{n} = {start};", f"part{n} {op}= {value};", [f"acc{n} {op}= part{n};"],
+                   f" reduction({op}:part{n})", result)
 
 
-def _row_welford(e, r, n, t, array, fill, lane, index) -> RowStep:
-    before = [f"double mean{n} = 0, m2{n} = 0, count{n} = 0;"]
-    after = [f"{t} sum{n} = 0, square{n} = 0;", f"{SIMD} reduction(+:sum{n})",
-             f"for (int64_t k = 0; k < count; k++) sum{n} += t{n}[k];",
-             f"const {t} centre{n} = sum{n} / count;", f"{SIMD} reduction(+:square{n})",
-             "for (int64_t k = 0; k < count; k++) {", f"  const {t} d = t{n}[k] - centre{n};",
-             f"  square{n} += d * d;", "}",
-             f"const double delta{n} = centre{n} - mean{n}, all{n} = count{n} + count;",
-             f"m2{n} += square{n} + delta{n} * delta{n} * count{n} * count / all{n};",
-             f"mean{n} += delta{n} * count / all{n};", f"count{n} = all{n};"]
-    return RowStep(before, [array], [fill], after, [], (f"(({t})mean{n})", f"(({t})m2{n})",
-                                                        f"(({t})count{n})"))
+def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, t: str, n: str, start: str) -> RowStep:
+    """The kinds that OpenMP does not know: a chunk goes to an array, which a function merges into the row's result."""
+    kind, source, index = r.args
+    if kind == "welford":
+        row = f"double mean{n} = 0, m2{n} = 0, count{n} = 0;"
+        after = [f"mc_row_welford(t{n}, count, mean{n}, m2{n}, count{n});"]
+        result = tuple(f"({t}){name}{n}" for name in ("mean", "m2", "count"))
+    elif kind == "softmax":
+        row = f"{t} max{n} = -MC_INF, sum{n} = 0;"
+        after = [f"mc_row_softmax(t{n}, count, max{n}, sum{n});"]
+        result = (f"max{n}", f"sum{n}")
+    else:
+        largest = "true" if kind == "argmax" else "false"
+        row = f"{t} best{n} = {start}; int64_t at{n} = -1;"
+        after = [f"const {t} top{n} = mc_{'largest' if kind == 'argmax' else 'smallest'}(t{n}, count);",
+                 f"if (mc_beats<{largest}>(top{n}, -1, best{n}, at{n})) {{",
+                 f"  const int64_t {lane.name} = chunk + mc_find(t{n}, top{n}), here = {_linear_index(index)};",
+                 f"  if (mc_beats<{largest}>(top{n}, here, best{n}, at{n})) {{ best{n} = top{n}; at{n} = here; }}",
+                 "}"]
+        result = f"at{n}"
+    length = min(lane.size, CHUNK) if isinstance(lane.size, int) else CHUNK
+    return RowStep(row, f"alignas(64) {register_type(source.dtype)} t{n}[{length}];", f"t{n}[lane] = {x};", after, "", result)
 
 
-def _row_softmax(e, r, n, t, array, fill, lane, index) -> RowStep:
-    before = [f"{t} max{n} = -MC_INF, sum{n} = 0;"]
-    after = [f"{t} top{n} = max{n}, part{n} = 0;", f"int bad{n} = 0;",
-             f"{SIMD} reduction(max:top{n}) reduction(|:bad{n})",
-             "for (int64_t k = 0; k < count; k++) {", f"  top{n} = t{n}[k] > top{n} ? t{n}[k] : top{n};",
-             f"  bad{n} |= t{n}[k] != t{n}[k];", "}",
-             f"if (bad{n}) top{n} = MC_NAN;",
-             f"if (!(top{n} == -MC_INF)) {{",
-             f"  {SIMD} reduction(+:part{n})",
-             f"  for (int64_t k = 0; k < count; k++) part{n} += mc_exp(t{n}[k] - top{n});",
-             f"  sum{n} = (max{n} == -MC_INF ? 0 : sum{n} * mc_exp(max{n} - top{n})) + part{n};",
-             f"  max{n} = max{n} != max{n} ? max{n} : top{n};", "}"]
-    return RowStep(before, [array], [fill], after, [], (f"max{n}", f"sum{n}"))
-
-
-def _row_arg(e, r, n, t, array, fill, lane, index) -> RowStep:
-    kind, source, _ = r.args
-    compare, floating = (">" if kind == "argmax" else "<"), source.dtype.is_floating_point
-    start = lowest(source.dtype) if kind == "argmax" else highest(source.dtype)
-    place = _linear_index(e, index, lane)
-    before = [f"{t} best{n} = {start};", f"int64_t at{n} = -1;"]
-    nan = [f"int bad{n} = 0;", f"{SIMD} reduction(|:bad{n})",
-           f"for (int64_t k = 0; k < count; k++) bad{n} |= t{n}[k] != t{n}[k];",
-           f"if (bad{n}) top{n} = MC_NAN;"] if floating else []
-    same = f"(t{n}[k] == top{n} || (t{n}[k] != t{n}[k] && top{n} != top{n}))"
-    after = [f"{t} top{n} = t{n}[0];", f"{SIMD} reduction({'max' if kind == 'argmax' else 'min'}:top{n})",
-             f"for (int64_t k = 0; k < count; k++) top{n} = t{n}[k] {compare} top{n} ? t{n}[k] : top{n};",
-             *nan,
-             f"if (at{n} < 0 || top{n} {compare} best{n} || top{n} == best{n} || (top{n} != top{n})) {{",
-             "  int64_t k = 0;", f"  while (!{same}) k++;",
-             f"  const int64_t {lane.name} = chunk + k, here = {place};",
-             f"  const bool equal = top{n} == best{n} || (top{n} != top{n} && best{n} != best{n});",
-             f"  if (at{n} < 0 || (equal ? here < at{n} : !(best{n} != best{n}))) {{",
-             f"    best{n} = top{n};", f"    at{n} = here;", "  }", "}"]
-    return RowStep(before, [array], [fill], after, [], f"at{n}")
-
-
-def _linear_index(e: Emitter, index, lane: Symbol) -> str:
-    if index is None:
-        raise Unsupported("argmax without an index")
+def _linear_index(index) -> str:
     return to_text(index, lambda s: s.name, "({}) / ({})", "({}) % ({})")
-
-
-_ROW_STEPS = {"welford": _row_welford, "softmax": _row_softmax, "argmax": _row_arg, "argmin": _row_arg}
 
 # %% [markdown]
 # ## Columns
@@ -306,142 +259,122 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     width = block if block is not None else lane.size
     nest = child(function, outer)
 
-    def lanes(lines: list[str]) -> None:
-        nest.lines.append(SIMD)
-        nest.lines.append(lane_header + " {")
-        nest.lines.extend("  " + line for line in lines)
-        nest.lines.append("}")
+    def lanes(scope: Scope, lines: list[str], simd: bool = True) -> None:
+        """A loop over the lanes with these lines."""
+        loop = child(scope, (lane,))
+        loop.lines += lines
+        close(loop, [SIMD, lane_header] if simd else [lane_header], [define])
 
     for reductions, stores in passes(e):
-        steps = reductions + stores
-        ready = {o for o in operands_of([*steps, *elements(e.graph, steps)]) if not e.graph.is_element(o)
+        both = reductions + stores
+        ready = {o for o in operands_of([*both, *elements(e.graph, both)]) if not e.graph.is_element(o)
                  and lane in o.dims and o.op not in ("load", "constant", "index", "reduce", "get")}
-        _materialise(e, nest, lane, sorted(ready, key=lambda v: v.number), width, lane_header, define)
+        _materialise(e, nest, lane, sorted(ready, key=lambda v: v.number), width, lanes)
         rows = child(nest, kernel.reduction_vars)
         inner = child(rows, (lane,))
-        compute(e, operands_of(steps), inner)
-        steps = [_column_step(e, r, get(e, r.args[1], inner), width, inner) for r in reductions]
+        compute(e, operands_of(both), inner)
+        steps = [_column_step(e, r, get(e, r.args[1], inner)) for r in reductions]
         for step in steps:
             inner.lines += step.element
+            nest.lines += [*(f"alignas(64) {t} {name}[{width}];" for t, name, _ in step.state), *step.counters]
         if stores:
             store_lines(e, stores, inner)
-        unsafe = any(s.mode == "atomic_add" for s in stores)
-        close(inner, ([] if unsafe else [SIMD]) + [lane_header], [define])
-        for step in steps:
-            nest.lines += step.arrays
-        starts = [line for s in steps for line in s.start]
+        starts = [f"{name}[lane] = {start};" for step in steps for _, name, start in step.state]
         if starts:
-            lanes(starts)
-        flush = [line for s in steps for line in s.flush]
-        flushed = [line for s in steps for line in s.flushed]
-        length = product(v.size for v in kernel.reduction_vars)
-        counted = [line for s in steps for line in s.counted]
-        rows.lines[:0] = counted
-        if flush and not (isinstance(length, int) and length <= FLUSH):
-            nest.lines.append("int64_t since = 0;")
-            rows.lines += [f"if (++since == {FLUSH}) {{", "  since = 0;", "  " + SIMD, f"  {lane_header} {{",
-                           *["    " + f for f in flush], "  }",
-                           *["  " + f for f in flushed], "}"]
-        close(rows, [for_(v.name, to_text(v.size)) for v in kernel.reduction_vars])
-        if flush:
-            lanes(flush)
-            nest.lines += flushed
+            lanes(nest, starts)
+        rows.lines += [line for s in steps for line in s.each_row]
+        lanes(rows, inner.lines, simd=not any(s.mode == "atomic_add" for s in stores))
+        _flushed_rows(e, nest, rows, steps, lanes)
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result
-    final = child(nest, (lane,))
     stores = [s for s in e.graph.stores if not s.element]
     if stores:
+        final = child(nest, (lane,))
         store_lines(e, stores, final)
-        close(final, ([] if atomic else [SIMD]) + [lane_header], [define])
-    loops = [for_(v.name, to_text(v.size)) for v in outer]
+        lanes(nest, final.lines, simd=not atomic)
+    loops = [for_(v.name, to_text(v.size)) for v in outer] + blocks
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
-    pragma = [] if atomic else parallel_pragma(e, work, len(loops) + len(blocks)) * bool(loops or blocks)
-    close(nest, pragma + loops + blocks or [""], prologue)
+    close(nest, (parallel_pragma(e, work, len(loops)) if loops and not atomic else []) + (loops or [""]), prologue)
 
 
-def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lane_header: str,
-                 define: str) -> None:
+def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lanes) -> None:
+    """Compute `values` once per lane, into arrays."""
     values = [v for v in values if v not in nest.names]
     loop = child(nest, (lane,))
-    for value in values:
-        compute(e, [value], loop)
+    compute(e, values, loop)
     for value in values:
         array = fresh(e, "column")
         nest.lines.append(f"alignas(64) {register_type(value.dtype)} {array}[{width}];")
         loop.lines.append(f"{array}[lane] = {get(e, value, loop)};")
         nest.names[value] = f"{array}[lane]"
     if values:
-        close(loop, [SIMD, lane_header], [define])
+        lanes(nest, loop.lines)
+
+
+def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"], lanes) -> None:
+    """The loop over the rows. Float accumulators are flushed into double ones, every `FLUSH` rows and at the end."""
+    flush, counts = [line for s in steps for line in s.flush], [line for s in steps for line in s.each_flush]
+    length = product(v.size for v in e.kernel.reduction_vars)
+    if flush and not (isinstance(length, int) and length <= FLUSH):
+        since = fresh(e, "since")
+        nest.lines.append(f"int64_t {since} = 0;")
+        now = child(rows, ())
+        now.lines.append(f"{since} = 0;")
+        lanes(now, flush)
+        now.lines += counts
+        close(now, [f"if (++{since} == {FLUSH})"])
+    close(rows, [for_(v.name, to_text(v.size)) for v in e.kernel.reduction_vars])
+    if flush:
+        lanes(nest, flush)
+        nest.lines += counts
 
 
 @dataclass(eq=False)
 class ColumnStep:
-    """What one reduction adds to a column pass; `start`, `element` and `flush` are lines of lane loops,
-    `counted` runs once per row and `flushed` once per flush."""
+    """What one reduction adds to a column pass. `state`: arrays with one element per lane, as (type, name, start).
+    `element` and `flush` are statements for one lane, `each_row` and `each_flush` for all lanes together."""
 
-    arrays: list[str]
-    start: list[str]
+    state: list[tuple[str, str, str]]
     element: list[str]
-    flush: list[str]
-    result: object
-    counted: list[str]
-    flushed: list[str] = field(default_factory=list)
+    result: str | tuple[str, ...]
+    flush: Sequence[str] = ()
+    counters: Sequence[str] = ()
+    each_row: Sequence[str] = ()
+    each_flush: Sequence[str] = ()
 
 
-def _column_step(e: Emitter, r: Value, x: str, width, inner: Scope) -> ColumnStep:
+def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
     kind, source, index = r.args
     dtype = accumulator_type(r)
     t, n = register_type(dtype), fresh(e, "_")
-
-    def array(name: str, type_: str = t) -> str:
-        return f"alignas(64) {type_} {name}{n}[{width}];"
-
+    acc, total = f"acc{n}[lane]", f"total{n}[lane]"
     if kind == "welford":       # running mean within 256 rows, then merged in double
-        return ColumnStep([array("mean"), array("m2"), array("centre", "double"), array("spread", "double"),
-                           f"{t} count{n} = 0;", f"double all{n} = 0;"],
-                          [f"{name}{n}[lane] = 0;" for name in ("mean", "m2", "centre", "spread")],
-                          [f"const {t} delta{n} = {x} - mean{n}[lane];",
-                           f"mean{n}[lane] += delta{n} * inverse{n};",
-                           f"m2{n}[lane] += delta{n} * ({x} - mean{n}[lane]);"],
-                          [f"const double gap{n} = mean{n}[lane] - centre{n}[lane];",
-                           f"const double share{n} = count{n} / (all{n} + count{n});",
-                           f"centre{n}[lane] += gap{n} * share{n};",
-                           f"spread{n}[lane] += m2{n}[lane] + gap{n} * gap{n} * all{n} * share{n};",
-                           f"mean{n}[lane] = 0;", f"m2{n}[lane] = 0;"],
-                          (f"(({t})centre{n}[lane])", f"(({t})spread{n}[lane])", f"(({t})all{n})"),
-                          [f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
-                          [f"all{n} += count{n};", f"count{n} = 0;"])
+        arrays = [(t, f"mean{n}", "0"), (t, f"m2{n}", "0"), ("double", f"centre{n}", "0"), ("double", f"spread{n}", "0")]
+        mean, m2, centre, spread = (f"{name}[lane]" for _, name, _ in arrays)
+        return ColumnStep(
+            arrays, [f"mc_column_welford<{t}>({x}, inverse{n}, {mean}, {m2});"], (f"({t}){centre}", f"({t}){spread}", f"({t})all{n}"),
+            [f"mc_column_flush<{t}>({mean}, {m2}, count{n}, {centre}, {spread}, all{n});"],
+            [f"{t} count{n} = 0;", f"double all{n} = 0;"], [f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
+            [f"all{n} += count{n};", f"count{n} = 0;"])
     if kind == "softmax":
-        shift = f"const {t} safe{n} = top{n} == -MC_INF ? 0 : top{n};"
-        return ColumnStep([array("max"), array("sum")], [f"max{n}[lane] = -MC_INF;", f"sum{n}[lane] = 0;"],
-                          [f"const {t} top{n} = mc_max<{t}>(max{n}[lane], {x});", shift,
-                           f"sum{n}[lane] = sum{n}[lane] * mc_exp(max{n}[lane] - safe{n}) "
-                           f"+ mc_exp({x} - safe{n});", f"max{n}[lane] = top{n};"],
-                          [], (f"max{n}[lane]", f"sum{n}[lane]"), [])
+        return ColumnStep([(t, f"max{n}", "-MC_INF"), (t, f"sum{n}", "0")],
+                          [f"mc_column_softmax<{t}>({x}, max{n}[lane], sum{n}[lane]);"], (f"max{n}[lane]", f"sum{n}[lane]"))
     if kind in ("argmax", "argmin"):
-        compare = ">" if kind == "argmax" else "<"
-        start = lowest(source.dtype) if kind == "argmax" else highest(source.dtype)
-        here = _linear_index(e, index, None)
-        nan = ""
-        if source.dtype.is_floating_point:
-            nan = f" | (({x} != {x}) & (best{n}[lane] == best{n}[lane]))"
-        keep = f"(best{n}[lane] == best{n}[lane]) & " if source.dtype.is_floating_point else ""
-        return ColumnStep([array("best"), array("at", "int64_t")], [f"best{n}[lane] = {start};",
-                                                                    f"at{n}[lane] = 0;"],
-                          [f"const bool better{n} = ({keep}({x} {compare} best{n}[lane])){nan};",
-                           f"best{n}[lane] = better{n} ? {x} : best{n}[lane];",
-                           f"at{n}[lane] = better{n} ? ({here}) : at{n}[lane];"],
-                          [], f"at{n}[lane]", [])
-    if kind not in IDENTITY:
-        raise Unsupported(f"the C++ backend has no reduction {kind!r}", r.loop.location)
-    start = IDENTITY[kind](dtype)
-    t = "uint8_t" if dtype is torch.bool else t
+        largest = "true" if kind == "argmax" else "false"
+        return ColumnStep([(t, f"best{n}", identity(kind, dtype)), ("int64_t", f"at{n}", "0")],
+                          [f"mc_column_extreme<{largest}, {t}>({x}, {_linear_index(index)}, best{n}[lane], at{n}[lane]);"],
+                          f"at{n}[lane]")
     if kind == "sum" and t == "float":
-        return ColumnStep([array("acc"), array("total", "double")],
-                          [f"acc{n}[lane] = 0;", f"total{n}[lane] = 0;"], [f"acc{n}[lane] += {x};"],
-                          [f"total{n}[lane] += acc{n}[lane];", f"acc{n}[lane] = 0;"],
-                          f"(float)total{n}[lane]", [])
-    step = COMBINE[kind].format(f"acc{n}[lane]", f"({t}){x}" if kind not in ("any", "all") else x, t=t)
-    result = f"(acc{n}[lane] != 0)" if dtype is torch.bool else f"({register_type(r.dtype)})acc{n}[lane]"
-    return ColumnStep([array("acc", t)], [f"acc{n}[lane] = {start};"], [f"acc{n}[lane] = {step};"], [],
-                      result, [])
+        return ColumnStep([(t, f"acc{n}", "0"), ("double", f"total{n}", "0")], [f"{acc} += {x};"], f"(float){total}",
+                          [f"{total} += {acc};", f"{acc} = 0;"])
+    t = "uint8_t" if dtype is torch.bool else t
+    if kind in ("max", "min"):
+        value = f"mc_{kind}<{t}>({acc}, ({t}){x})"
+    elif kind in ("any", "all"):
+        value = f"{acc} {OPERATOR[kind]} ({x} != 0)"
+    elif kind in OPERATOR:
+        value = f"({t})({acc} {OPERATOR[kind]} ({t}){x})"
+    else:
+        raise unknown(r)
+    result = f"({acc} != 0)" if dtype is torch.bool else f"({register_type(r.dtype)}){acc}"
+    return ColumnStep([(t, f"acc{n}", identity(kind, dtype))], [f"{acc} = {value};"], result)

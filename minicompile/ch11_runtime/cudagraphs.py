@@ -48,9 +48,9 @@ MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 # %% [markdown]
 # ## Recording
 #
-# The recorder is separate from the rules, so that the rules can be tested where there is no GPU: a fake
-# recorder runs the function again on each replay and writes into the first run's outputs, which is just
-# what a graph does.
+# The recorder is separate from the rules, so that the rules can be tested where there is no GPU: the tests have
+# a fake recorder that runs the function again on each replay and writes into the first run's outputs, which is
+# just what a graph does.
 
 # %%
 class CudaRecorder:
@@ -64,6 +64,15 @@ class CudaRecorder:
     def usable(self, tensors: Sequence[torch.Tensor]) -> bool:
         return all(t.is_cuda for t in tensors) and torch.cuda.is_available()
 
+    def objection(self, compiled: Callable) -> str | None:
+        """Why a compiled graph cannot be recorded, or None."""
+        schedule = getattr(compiled, "schedule", None)
+        for step in schedule.steps if schedule else ():             # an interpreted graph is judged by its inputs
+            for name in (*step_reads(step), *step_writes(step)):
+                if schedule.program.buffers[name].device.type != "cuda":
+                    return f"{step.name} uses {name}, which is on the CPU"
+        return None
+
     def record(self, fn: Callable[[], list], inputs: list) -> tuple[Callable[[], None], list]:
         """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing: `inputs` keep
         their values."""
@@ -73,28 +82,6 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
             outputs = fn()
         return graph.replay, outputs
-
-
-class FakeRecorder:
-    """A graph for machines without one: same addresses, same overwriting."""
-
-    def usable(self, tensors) -> bool:
-        return True
-
-    def record(self, fn, inputs):
-        values = [t.clone() for t in inputs if isinstance(t, torch.Tensor)]
-        owned = {t.untyped_storage()._cdata for t in inputs if isinstance(t, torch.Tensor)}
-        outputs = [o.clone() if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata not in owned else o
-                   for o in fn()]
-        for t, value in zip((t for t in inputs if isinstance(t, torch.Tensor)), values):
-            if not torch.equal(t, value):
-                t.copy_(value)
-
-        def replay():
-            for kept, new in zip(outputs, fn()):
-                if isinstance(kept, torch.Tensor) and kept is not new:
-                    kept.data.copy_(new)          # a graph does not raise version counters
-        return replay, outputs
 
 # %% [markdown]
 # ## One recording
@@ -293,7 +280,6 @@ def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
         return tensor
     return tensor.as_strided(shape, stride, tensor.storage_offset() + offset)
 
-
 # %% [markdown]
 # ## In the pipeline
 #
@@ -302,31 +288,17 @@ def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
 # A program with a step on the CPU is not recorded: a replay would not run it.
 
 # %%
-def recordable(compiled: Callable) -> str | None:
-    """Why a compiled graph cannot be a CUDA graph, or None."""
-    schedule = getattr(compiled, "schedule", None)
-    if schedule is None:
-        return None                             # interpreted: judged by its inputs
-    buffers = schedule.program.buffers
-    for step in schedule.steps:
-        names = [n for n in (*step_reads(step), *step_writes(step)) if buffers[n].device.type != "cuda"]
-        if names:
-            return f"{step.name} uses {names[0]}, which is on the CPU"
-    return None
-
-
 def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
     """`compile_aten(gm, fakes, is_backward=...)` whose results are recorded as CUDA graphs of one set."""
     def compile_graph(gm, fakes, *, is_backward: bool = False, **kw):
         compiled = compile_aten(gm, fakes, is_backward=is_backward, **kw)
-        reason = None if isinstance(graphs.recorder, FakeRecorder) else recordable(compiled)
+        reason = graphs.recorder.objection(compiled)
         if reason is not None:
             log.info("CUDA graphs are off for one graph: %s", reason)
             return compiled
         schedule = getattr(compiled, "schedule", None)
-        positions = {} if schedule is None else {n: i for i, n in enumerate(schedule.program.inputs)}
-        wrapped = graphs.wrap(compiled, is_backward=is_backward,
-                              mutated=[positions[n] for n in mutated_inputs(schedule)] if schedule else ())
+        mutated = [schedule.program.inputs.index(n) for n in mutated_inputs(schedule)] if schedule else ()
+        wrapped = graphs.wrap(compiled, is_backward=is_backward, mutated=mutated)
         wrapped.schedule = schedule
         graphs.members.append(wrapped)
         return wrapped
@@ -339,11 +311,3 @@ def outputs_that_leave(graphs: GraphSet, count: int) -> None:
         for m in graphs.members:
             if not m.is_backward:
                 m.results = count
-
-
-def cudagraphs(fn: Callable[[list], list], group: GraphSet | None = None, **kw) -> Callable[[list], list]:
-    """`fn` with CUDA graphs, or `fn` itself (and a note) on a machine without a GPU."""
-    if not torch.cuda.is_available():
-        log.info("mode='reduce-overhead': no GPU, so there are no CUDA graphs; kernels are launched one by one")
-        return fn
-    return (group or GraphSet()).wrap(fn, **kw)

@@ -35,17 +35,19 @@ import math
 import os
 import re
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 import torch
 
+from .. import logs
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch07_loops.ir import Extern, Inst, Layout, Program, View
 from ..ch08_fusion.dependencies import root_of
 from ..ch08_fusion.fuse import Schedule
 from ..ch08_fusion.kernel import Kernel, KernelSource
 from ..ch08_fusion.memory import takes_out
-from ..errors import Unsupported
+from ..config import config
+from ..errors import MinicompileError, Unsupported
 
 aten = torch.ops.aten
 _numbers = itertools.count()
@@ -396,10 +398,47 @@ class HostProgram:
     schedule: Schedule
     source: str
     sources: list[KernelSource]                     # unique kernels
-    call: Callable[[list], list] = None
+    kernels: list[Kernel]                           # what each source was emitted from
+    namespace: dict                                 # globals of the host program: kernels are bound here
+    run: Callable[[list], list]
+    resolved: bool = False
 
     def __call__(self, args: list) -> list:
-        return self.call(args)
+        if not self.resolved:
+            resolve_kernels(self)
+        return self.run(args)
+
+# %% [markdown]
+# Building goes on in the background until the first call, which waits and binds the bare functions. A kernel that cannot be
+# built is a defect of the code generator, but not a reason to stop the user's program: the reference interpreter takes its place.
+
+# %%
+def resolve_kernels(program: HostProgram) -> None:
+    """Replace kernels that are still being built by what was built."""
+    for name, function in list(program.namespace.items()):
+        if hasattr(function, "resolve"):
+            number = program.namespace["__numbers"][name]
+            try:
+                program.namespace[name] = function.resolve()
+            except MinicompileError:
+                raise
+            except Exception as error:
+                if config.raise_on_internal_error:
+                    raise
+                source, kernel = program.sources[number], program.kernels[number]
+                logs.warn_once(source.name, f"minicompile: kernel {source.name} could not be built and runs in the slow "
+                               f"reference interpreter: {str(error).splitlines()[0]}")
+                program.namespace[name] = reference_function(kernel, source.args)
+    program.resolved = True
+
+
+def reference_function(kernel: Kernel, args: Sequence[str]) -> Callable:
+    """A stand-in for a built kernel that takes its arguments in the order `args`."""
+    from ..ch08_fusion.reference import emit_reference, load_reference
+    source = emit_reference(kernel)
+    [run] = load_reference([source])
+    order = [list(args).index(a) for a in source.args]
+    return lambda *values: run(*[values[i] for i in order])
 
 
 def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], KernelSource]) -> HostProgram:
@@ -408,6 +447,7 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
     Raises Unsupported if a kernel cannot be emitted."""
     unique: dict[tuple, int] = {}
     sources: list[KernelSource] = []
+    kernels: list[Kernel] = []
     bindings: list[tuple[int, list[str]] | None] = []
     for step in schedule.steps:
         if not isinstance(step, Kernel):
@@ -419,6 +459,7 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
             emit = backend if callable(backend) else emitter_for(backend, step.device)
             unique[key] = len(sources)
             sources.append(emit(twin))
+            kernels.append(twin)
         number = unique[key]
         bindings.append((number, [names.get(a, a) for a in sources[number].args]))
     functions: list[Callable] = [None] * len(sources)
@@ -427,7 +468,8 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
         for i, fn in zip(which, loader_for(language)([sources[i] for i in which])):
             functions[i] = fn
     text, namespace = generate_host(schedule, [b and (functions[b[0]], b[1]) for b in bindings])
-    return HostProgram(schedule, text, sources, load_host(text, namespace))
+    namespace["__numbers"] = {name: i for i, fn in enumerate(functions) for name, value in namespace.items() if value is fn}
+    return HostProgram(schedule, text, sources, kernels, namespace, load_host(text, namespace))
 
 
 def load_host(text: str, namespace: dict) -> Callable[[list], list]:

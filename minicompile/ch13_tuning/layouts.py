@@ -29,15 +29,15 @@ CONVOLUTIONS = {F.conv2d, torch.conv2d}
 
 
 def _wants_channels_last(node: fx.Node) -> bool:
-    image, weight = (a.meta.get("val") if isinstance(a, fx.Node) else None for a in (node.args + (None, None))[:2])
+    image, weight = [a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args[:2]]
     groups = node.kwargs.get("groups", node.args[6] if len(node.args) > 6 else 1)
     return (isinstance(image, torch.Tensor) and isinstance(weight, torch.Tensor) and image.dim() == 4
             and image.device.type == "cuda" and groups == 1)
 
 
 def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
-    """Ask for channels-last operands at each 2-d convolution of a captured graph (changed in place), and restore
-    contiguous outputs. Does nothing unless every convolution is on a GPU and ungrouped."""
+    """Ask for channels-last operands at each 2-d convolution of a captured graph (changed in place), and
+    restore contiguous outputs. Does nothing unless every convolution is on a GPU and ungrouped."""
     convolutions = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in CONVOLUTIONS]
     if not convolutions or not all(map(_wants_channels_last, convolutions)):
         return gm

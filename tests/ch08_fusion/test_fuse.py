@@ -234,3 +234,13 @@ def test_the_second_halves_of_split_sums_share_a_kernel():
         return [d, d.sum(0), (d * x).sum(0)]
     s = check(f, [torch.randn(4096, 16) * 0.1, torch.randn(4096, 16), torch.randn(16)], inline=True, threads=64)
     assert len(kernels(s)) == 2
+
+
+def test_empty_result_of_an_accumulation_has_memory():
+    """All its loops are empty, so no step writes it, and its last version is an alias of the first."""
+    import minicompile
+
+    def scatter(x):
+        return torch.zeros_like(x).scatter_add(0, torch.zeros_like(x, dtype=torch.long), x)
+    x = torch.randn(0, 6)
+    assert minicompile.compile(scatter, backend="loops", fullgraph=True)(x).shape == (0, 6)

@@ -164,3 +164,11 @@ def test_adamw_step():
 def test_zero_dim_and_empty():
     agree(lambda x: x * 2 + 1, torch.tensor(3.0))
     agree(lambda x: (x + 1, x.sum(), x.sum(0)), torch.empty(0, 5))
+
+
+def test_two_long_column_sums_in_one_kernel():
+    """Each long column reduction has its own flush counter."""
+    x = torch.randn(700, 48)
+    run, sources = compile_cpp(lambda x: (x.sum(0), ((x - x.sum(0)) ** 2).sum(0)), x)
+    for got, want in zip(run(x), (x.double().sum(0), ((x - x.sum(0)).double() ** 2).sum(0))):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-3)

@@ -1,0 +1,79 @@
+// Included (as text) after prelude.h: the merging steps of reductions that OpenMP does not know. A `row` function
+// takes a chunk of a row, t[0..count), and merges it into what the chunks before gave; a `column` function takes one
+// element into the state of its column, and is called in a lane loop, so it must not branch.
+
+// ---- Welford: mean and sum of squared differences of two samples, merged
+template <class T> MC void mc_row_welford(const T* t, int64_t count, double& mean, double& m2, double& seen) {
+  T sum = 0, square = 0;
+#pragma omp simd reduction(+:sum)
+  for (int64_t k = 0; k < count; k++) sum += t[k];
+  const T centre = sum / count;
+#pragma omp simd reduction(+:square)
+  for (int64_t k = 0; k < count; k++) { const T d = t[k] - centre; square += d * d; }
+  const double delta = centre - mean, all = seen + count;
+  m2 += square + delta * delta * seen * count / all;
+  mean += delta * count / all;
+  seen = all;
+}
+template <class T> MC void mc_column_welford(T x, T inverse, T& mean, T& m2) {  // inverse = 1 / elements so far
+  const T delta = x - mean;
+  mean += delta * inverse;
+  m2 += delta * (x - mean);
+}
+template <class T> MC void mc_column_flush(T& mean, T& m2, T count, double& centre, double& spread, double all) {
+  const double gap = mean - centre, share = count / (all + count);
+  centre += gap * share;
+  spread += m2 + gap * gap * all * share;
+  mean = 0;
+  m2 = 0;
+}
+
+// ---- the online softmax: when a larger maximum arrives, the sum of exponentials is rescaled
+template <class T> MC void mc_row_softmax(const T* t, int64_t count, T& max, T& sum) {
+  T top = max, part = 0;
+  int bad = 0;
+#pragma omp simd reduction(max:top) reduction(|:bad)
+  for (int64_t k = 0; k < count; k++) { top = t[k] > top ? t[k] : top; bad |= t[k] != t[k]; }
+  if (bad) top = MC_NAN;
+  if (top == -MC_INF) return;  // exp(-inf - -inf) would be NaN
+#pragma omp simd reduction(+:part)
+  for (int64_t k = 0; k < count; k++) part += mc_exp(t[k] - top);
+  sum = (max == -MC_INF ? 0 : sum * mc_exp(max - top)) + part;
+  max = max != max ? max : top;
+}
+template <class T> MC void mc_column_softmax(T x, T& max, T& sum) {
+  const T top = mc_max<T>(max, x), safe = top == -MC_INF ? 0 : top;
+  sum = sum * mc_exp(max - safe) + mc_exp(x - safe);
+  max = top;
+}
+
+// ---- positions: the first of equal extremes wins, and NaN is more extreme than any number
+template <bool largest, class T> MC bool mc_beats(T a, int64_t i, T b, int64_t j) {  // j < 0: there is no b yet
+  if (j < 0) return true;
+  if (a == b || (a != a && b != b)) return i < j;
+  return b == b && (a != a || (largest ? a > b : a < b));
+}
+template <class T> MC T mc_largest(const T* t, int64_t count) {
+  T top = t[0];
+  int bad = 0;
+#pragma omp simd reduction(max:top) reduction(|:bad)
+  for (int64_t k = 0; k < count; k++) { top = t[k] > top ? t[k] : top; bad |= t[k] != t[k]; }
+  return bad ? (T)MC_NAN : top;
+}
+template <class T> MC T mc_smallest(const T* t, int64_t count) {
+  T top = t[0];
+  int bad = 0;
+#pragma omp simd reduction(min:top) reduction(|:bad)
+  for (int64_t k = 0; k < count; k++) { top = t[k] < top ? t[k] : top; bad |= t[k] != t[k]; }
+  return bad ? (T)MC_NAN : top;
+}
+template <class T> MC int64_t mc_find(const T* t, T x) {
+  int64_t k = 0;
+  while (!(t[k] == x || (t[k] != t[k] && x != x))) k++;
+  return k;
+}
+template <bool largest, class T> MC void mc_column_extreme(T x, int64_t here, T& best, int64_t& at) {
+  const bool better = (best == best) & ((largest ? x > best : x < best) | (x != x));
+  best = better ? x : best;
+  at = better ? here : at;
+}

@@ -1,0 +1,231 @@
+"""Methods and operators of containers while tracing: same results as eager, in one graph."""
+import collections
+import itertools
+import operator
+import warnings
+
+import pytest
+import torch
+
+import minicompile
+
+PROGRAMS = []
+
+
+def program(function):
+    PROGRAMS.append(function)
+    return function
+
+
+@program
+def list_methods(x):
+    a = [x, x + 1]
+    a.insert(1, x * 2)
+    a.extend((x, x - 1))
+    a += [x * 3]
+    a *= 2
+    last = a.pop()
+    first = a.pop(0)
+    a.reverse()
+    n = [3, 1, 2]
+    n.remove(1)
+    n.sort(reverse=True)
+    return a, last, first, n, n.index(2), n.count(3), [x] * 2, 2 * (1, x), [1, 2] == [1, 2], (1, 2) < (1, 3)
+
+
+@program
+def bounded_deque(x):
+    d = collections.deque([x, x + 1, x + 2], maxlen=3)
+    d.append(x * 2)
+    d.appendleft(x * 3)
+    d.rotate(1)
+    d.extendleft([x * 4])
+    left = d.popleft()
+    e = d.copy()
+    e.append(x)
+    e.append(x)
+    return d, left, e, len(d), d[0] is d[-2]
+
+
+@program
+def set_methods(x):
+    a, b = {1, 2, 3}, frozenset((3, 4))
+    c = a | b
+    d = set(a)
+    d ^= {1, 9}
+    d.difference_update({2})
+    d.update([7], (8,))
+    e = a.copy()
+    e.intersection_update([1, 2])
+    e &= {2, 5}
+    e.discard(100)
+    return (x * len(c), c, type(b | a) is frozenset, a - b, a & b, a ^ b, a.isdisjoint({7}), a.issubset(c), c.issuperset(a),
+            sorted(d), e, {1: 2}.keys() & {1, 5}, a.symmetric_difference([1, 5]), 3 in a)
+
+
+@program
+def dict_methods(x):
+    d = {"a": x, "b": x + 1}
+    e = d | {"b": x + 2, "c": x}
+    d |= {"z": 1}
+    f = collections.defaultdict(list)
+    f["k"].append(x)
+    missing = f.pop("none", 5)
+    try:
+        f.pop("none")
+    except KeyError:
+        missing += 1
+    g = collections.OrderedDict(d)
+    g.move_to_end("a")
+    item = g.popitem()
+    return (d, e, dict(f), missing, list(g), item, d.setdefault("q", 3), d.get("w"), dict.fromkeys(["u", "v"], 1),
+            {"a": 1, "b": [2]} == {"b": [2], "a": 1}, {"a": 1} != {"a": 2})
+
+
+@program
+def iterators(x):
+    out = [p for p in zip([1, 2, 3], itertools.count(5), strict=False)]
+    out += itertools.accumulate([1, 2, 3], operator.mul)
+    out += itertools.starmap(pow, [(2, 3), (3, 2)])
+    out += itertools.zip_longest([1], [2, 3], fillvalue=0)
+    out += itertools.combinations([1, 2, 3], 2)
+    out += map(lambda a, b: a + b, [1, 2], [3, 4])
+    out += filter(None, [0, 1, 2])
+    out += enumerate("ab", 1)
+    out += reversed([1, 2])
+    out += itertools.islice(itertools.cycle([7, 8]), 1, 4)
+    return x + 1, out, sum([1, 2], 5), max([3, 1], key=lambda v: -v), min((), default=4), next(iter(()), 0), divmod(7, 2)
+
+
+class Vector:
+    def __init__(self, *items):
+        self.items = list(items)
+
+    def __add__(self, other):
+        return Vector(*(a + b for a, b in zip(self.items, other.items)))
+
+    def __radd__(self, other):
+        return self if other == 0 else NotImplemented
+
+    def __iadd__(self, other):
+        self.items = [a + b for a, b in zip(self.items, other.items)]
+        return self
+
+    def __neg__(self):
+        return Vector(*(-a for a in self.items))
+
+    def __abs__(self):
+        return Vector(*(abs(a) for a in self.items))
+
+    def __eq__(self, other):
+        return isinstance(other, Vector) and self.items == other.items
+
+    def __lt__(self, other):
+        return self.items < other.items
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def __setitem__(self, index, value):
+        self.items[index] = value
+
+    def __delitem__(self, index):
+        del self.items[index]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __contains__(self, item):
+        return item in self.items
+
+    def __index__(self):
+        return self.items[0]
+
+    def __format__(self, spec):
+        return f"<{len(self)}{spec}>"
+
+    def __str__(self):
+        return "V"
+
+
+@program
+def operators(x):
+    v, w = Vector(1, 2), Vector(3, -4)
+    s = sum([v, w])
+    v += w
+    v[0] = 10
+    n = -w
+    del n[1]
+    t = Vector(x, x + 1) + Vector(x, x)
+    return (t.items, s.items, v.items, n.items, abs(w).items, v == w, v != w, v < w, v > w, len(v), 10 in v, [*v],
+            bool(n), [5, 6, 7, 8][Vector(2)], f"{v:!}{v}", str(w), list(reversed(v)), operator.iadd([1], [2]),
+            operator.and_(6, 3), operator.itemgetter(0, 1)(v), operator.attrgetter("items")(w))
+
+
+class Failure(Exception):
+    def __init__(self, code):
+        super().__init__(f"code {code}")
+        self.code = code
+
+
+@program
+def errors(x):
+    found = []
+    for action in (lambda: [].pop(), lambda: [1][3], lambda: {}["k"], lambda: {1}.remove(2), lambda: next(iter([])),
+                   lambda: (1, 2).index(5), lambda: [1] < ["a"], lambda: int("a"), lambda: sorted([1, "a"])):
+        try:
+            action()
+        except Exception as error:
+            found.append(type(error))
+    try:
+        [1].__setitem__(4, 2)
+    except IndexError as error:
+        found.append(str(error))
+    return x, found
+
+
+@pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
+def test_containers(function, monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    minicompile.reset()
+    x = torch.randn(3)
+    expected = function(x)
+    result = minicompile.compile(function, backend="eager", fullgraph=True)(x)
+    compare(result, expected)
+
+
+def compare(result, expected):
+    assert type(result) is type(expected)
+    if isinstance(expected, torch.Tensor):
+        torch.testing.assert_close(result, expected)
+    elif isinstance(expected, (list, tuple, collections.deque)):
+        assert len(result) == len(expected)
+        for a, b in zip(result, expected):
+            compare(a, b)
+        assert getattr(result, "maxlen", None) == getattr(expected, "maxlen", None)
+    elif isinstance(expected, dict):
+        compare(list(result), list(expected))
+        compare(list(result.values()), list(expected.values()))
+    else:
+        assert result == expected
+
+
+def test_attribute_of_a_users_exception():
+    """`__init__` of an exception is not traced, so its attributes are not known: a break, not an AttributeError."""
+    def function(x):
+        try:
+            raise Failure(3)
+        except Failure as error:
+            return x + error.code
+    minicompile.reset()
+    x = torch.ones(2)
+    torch.testing.assert_close(minicompile.compile(function, backend="eager")(x), x + 3)
+
+
+def test_warning_with_a_category():
+    def function(x):
+        warnings.warn("careful", category=DeprecationWarning)
+        return x + 1
+    minicompile.reset()
+    with pytest.warns(DeprecationWarning, match="careful"):
+        minicompile.compile(function, backend="eager", fullgraph=True)(torch.ones(2))

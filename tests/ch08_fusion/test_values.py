@@ -1,0 +1,107 @@
+"""Linking a kernel's loops into one graph of values, and what both code generators make of it."""
+import pytest
+import torch
+
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.kernel import Kernel
+from minicompile.ch08_fusion.values import elements, link
+from minicompile.ch09_triton.emit import emit_triton
+from minicompile.ch10_cpp.emit import emit_cpp
+from minicompile.ch11_runtime.host import compile_schedule
+from minicompile.errors import Unsupported
+
+from ch07_loops.helpers import program_of
+from ch09_triton.helpers import Body, buffer, kernel, sym
+
+N = 12
+I, R = sym("i0", N), sym("r0", 8)
+
+
+def pointwise(*bodies, local=(), outputs=("out0",), dtype=torch.float32):
+    names = {args[0] for b in bodies for op, args, _ in b.insts if op in ("load", "store")}
+    return kernel([b.loop((I,)) for b in bodies], [buffer(n, (N,), dtype) for n in sorted(names)], ["in0"], outputs, (I,), local=local)
+
+
+def ops(graph):
+    return [s.op for s in graph.steps]
+
+
+def test_values_pass_through_local_buffers_and_equal_loads_are_one():
+    a, b = Body(), Body()
+    a.store("tmp0", I.expr, a.exp(a.load("in0", I.expr)))
+    b.sin(b.load("in0", I.expr))                                  # nobody needs it
+    b.store("out0", I.expr, b.mul(b.load("tmp0", I.expr), b.load("in0", I.expr)))
+    g = link(pointwise(a, b, local=["tmp0"]))
+    assert ops(g) == ["load", "exp", "mul", "store"] and [s.number for s in g.steps] == [0, 1, 2, 3]
+    assert all(v.dims == {I} and v.phase == 0 for v in g.values)
+
+
+def test_constants_that_compare_equal_stay_apart():
+    a = Body()
+    zero, minus = a.constant(0.0, dtype=torch.float32), a.constant(-0.0, dtype=torch.float32)
+    a.store("out0", I.expr, a.atan2(a.add(a.load("in0", I.expr), zero), minus))
+    assert [repr(v.args[0]) for v in link(pointwise(a)).values if v.op == "constant"] == ["0.0", "-0.0"]
+
+
+def test_a_read_at_another_index_is_refused():
+    a, b = Body(), Body()
+    a.store("tmp0", I.expr, a.exp(a.load("in0", I.expr)))
+    b.store("out0", I.expr, b.load("tmp0", N - 1 - I.expr))
+    with pytest.raises(Unsupported, match="reads tmp0 at"):
+        link(pointwise(a, b, local=["tmp0"]))
+
+
+def test_half_precision_buffers_do_not_round_what_passes_through():
+    a, b = Body(), Body()
+    a.store("tmp0", I.expr, a.exp(a.load("in0", I.expr, dtype=torch.bfloat16)))
+    b.store("out0", I.expr, b.sin(b.load("tmp0", I.expr, dtype=torch.bfloat16)))
+    g = link(pointwise(a, b, local=["tmp0"], dtype=torch.bfloat16))
+    assert ops(g) == ["load", "to_dtype", "exp", "sin", "store"]
+
+
+def softmax_loops():
+    at = I.expr * 8 + R.expr
+    a, b, c = Body(), Body(), Body()
+    a.store("tmp0", I.expr, a.emit("reduce", "max", a.load("in0", at), None))
+    b.store("tmp1", I.expr, b.emit("reduce", "sum", b.exp(b.sub(b.load("in0", at), b.load("tmp0", I.expr))), None))
+    c.store("out0", at, c.truediv(c.exp(c.sub(c.load("in0", at), c.load("tmp0", I.expr))), c.load("tmp1", I.expr)))
+    buffers = [buffer("in0", (N, 8)), buffer("tmp0", (N,)), buffer("tmp1", (N,)), buffer("out0", (N, 8))]
+    return kernel([a.loop((I,), (R,)), b.loop((I,), (R,)), c.loop((I, R))], buffers, ["in0"], ["out0"], (I,), (R,),
+                  local=["tmp0", "tmp1"])
+
+
+def test_phases_count_the_reductions_before():
+    g = link(softmax_loops())
+    assert [(r.args[0], r.phase) for r in g.reductions] == [("max", 1), ("sum", 2)]
+    assert all(r.dims == {I} for r in g.reductions)
+    [store] = g.stores
+    assert store.element and store.phase == 2
+    assert sorted(v.op for v in elements(g, [store])) == ["exp", "load", "sub", "truediv"]
+    online = link(softmax_loops(), online_softmax=True)
+    assert [(r.args[0], r.phase) for r in online.reductions] == [("softmax", 1)] and online.stores[0].phase == 1
+
+
+def kernels_of(fn, *inputs, device="cpu"):
+    return [s for s in fuse(program_of(fn, inputs, device=device)).steps if isinstance(s, Kernel)]
+
+
+def test_a_reduction_over_one_element_is_pointwise():
+    def fn(x):
+        return [x.var(1, correction=0), x.argmax(1), x.logsumexp(1), x.prod(1)]
+    x = torch.tensor([[1.0], [float("inf")], [-3.0]])
+    [k] = kernels_of(fn, x, device="cuda:0")
+    text = emit_triton(k).code
+    assert not k.reduction_vars and "tl.sum" not in text and "tl.reduce" not in text
+    got = compile_schedule(fuse(program_of(fn, [x])), "cpp")([x])
+    torch.testing.assert_close(got, fn(x), equal_nan=True)
+
+
+def test_the_bits_of_a_value_that_passes_through_a_half_buffer():
+    def fn(x):
+        return (x.bfloat16() + 1).view(torch.int16) + 1
+    x = torch.randn(50)
+    [k] = kernels_of(fn, x, device="cuda:0")
+    assert ".to(tl.bfloat16)" in emit_triton(k).code
+    [k] = kernels_of(fn, x)
+    assert "mc_to_bf16" in emit_cpp(k).code
+    assert compile_schedule(fuse(program_of(fn, [x])), "cpp")([x])[0].tolist() == fn(x).tolist()
