@@ -26,11 +26,12 @@ __version__ = "0.1.0"
 
 # The order of the book. Everything that depends on it (site, tests, exercises) reads it here.
 CHAPTERS = [name for name in (
-    "ch01_graphs", "ch02_guards", "ch03_capture", "ch04_breaks", "ch05_autograd", "ch06_decompositions", "ch07_loops",
-    "ch08_fusion", "ch09_triton", "ch10_cpp", "ch11_runtime", "ch12_training", "ch13_tuning", "ch14_scale")
+    "ch01_graphs", "ch02_guards", "ch03_capture", "ch04_breaks", "ch05_autograd", "ch06_decompositions",
+    "ch07_loops", "ch08_fusion", "ch09_triton", "ch10_cpp", "ch11_runtime", "ch12_training", "ch13_tuning",
+    "ch14_scale")
     if importlib.util.find_spec(f"{__name__}.{name}")]
 
-# The ladder of backends, lowest rung first; each is an executable meaning of one stage. None picks triton or cpp.
+# The ladder of backends, lowest rung first: each is an executable meaning of one stage.
 BACKENDS = {
     "eager": "run the captured graph",
     "aot_eager": "run the graphs after differentiation",
@@ -42,6 +43,7 @@ BACKENDS = {
     "default": "triton for CUDA tensors, cpp for CPU tensors",
 }
 _registered: dict = {}
+NEEDS = "compile needs a function, a method or a torch.nn.Module"
 
 
 def list_backends() -> list[str]:
@@ -69,30 +71,36 @@ def _resolve_backend(backend):
         return backend
     if callable(backend):
         return backend
-    raise MinicompileError(f"backend must be a name or a callable (gm, example_inputs) -> callable, not {backend!r}.")
+    raise MinicompileError("backend must be a name or a callable (gm, example_inputs) -> callable, "
+                           f"not {backend!r}.")
 
 
-# ---- compile -------------------------------------------------------------------------------------------------------
+# ---- compile -----------------------------------------------------------------------------------------
 
-def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None, disable=False):
+def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=None, options=None,
+            disable=False):
     """Compile a function, a bound method, or a module; with no model, a decorator with these settings.
 
-    fullgraph: raise GraphBreakError instead of breaking the graph. dynamic: True treats all sizes as symbols, False none,
-    None (default) those that are seen to change. backend: a name from `list_backends()` or a callable
-    (gm, example_inputs) -> callable. mode: "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs".
-    options: single settings instead of a mode. disable: return the model as it is.
+    fullgraph: raise GraphBreakError instead of breaking the graph.
+    dynamic: True treats all sizes as symbols, False none, None (default) those that are seen to change.
+    backend: a name from `list_backends()` or a callable (gm, example_inputs) -> callable.
+    mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
+    options: single settings instead of a mode.
+    disable: return the model as it is.
     """
-    settings = dict(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
+    settings = dict(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options,
+                    disable=disable)
     if dynamic not in (True, False, None):
         raise MinicompileError(f"dynamic must be True, False or None, not {dynamic!r}.")
     resolved = resolve_options(mode, options)
     target = _resolve_backend(backend)
     if model is None:
         return functools.partial(_compile_decorated, settings)
-    if isinstance(model, type) or not callable(model):
-        what = f"the class {model.__name__}" if isinstance(model, type) else repr(model)
-        raise MinicompileError(f"compile needs a function, a method or a torch.nn.Module, not {what}."
-                               + (" Compile an instance or one of its methods." if isinstance(model, type) else ""))
+    if isinstance(model, type):
+        raise MinicompileError(f"{NEEDS}, not the class {model.__name__}. "
+                               "Compile an instance or one of its methods.")
+    if not callable(model):
+        raise MinicompileError(f"{NEEDS}, not {model!r}.")
     if disable:
         return model
     from . import frames
@@ -104,7 +112,7 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=Non
 
 def _compile_decorated(settings, model):
     if model is None:
-        raise MinicompileError("compile needs a function, a method or a torch.nn.Module, not None.")
+        raise MinicompileError(f"{NEEDS}, not None.")
     return compile(model, **settings)
 
 
@@ -114,12 +122,14 @@ def _compile_function(function, context):
     function = marks.original(function)
     if marks.is_disabled(function):
         return function
-    target = function if hasattr(function, "__code__") or inspect.ismethod(function) else type(function).__call__
+    target = function
     if isinstance(function, functools.partial):
         target = function.func
-    if not hasattr(target, "__code__") and not inspect.ismethod(target) and isinstance(function, type(len)):
-        raise MinicompileError(f"compile needs a function written in Python; {function!r} is built in. "
-                               "Call it from a Python function and compile that.")
+    elif not hasattr(function, "__code__") and not inspect.ismethod(function):
+        target = type(function).__call__
+    operator = isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
+    if operator or not hasattr(target, "__code__") and not inspect.ismethod(target):
+        function = target = _written_in_python(function)
     frames.allow(target)
 
     def compiled(*args, **kwargs):
@@ -135,12 +145,25 @@ def _compile_function(function, context):
     return compiled
 
 
-# ---- modules -------------------------------------------------------------------------------------------------------
+def _written_in_python(builtin):
+    """A Python function that calls `builtin` (`torch.fmod`, a method of a C type), which has no frame to capture.
+    Its code object is a copy, so that each function has its own entries."""
+    def call(*args, **kwargs):
+        return builtin(*args, **kwargs)
+
+    call.__code__ = call.__code__.replace()
+    try:
+        return functools.update_wrapper(call, builtin)
+    except AttributeError:
+        return call
+
+
+# ---- modules -----------------------------------------------------------------------------------------
 
 class OptimizedModule(torch.nn.Module):
-    """A compiled module. It has the original as its only child `_orig_mod`, so parameters, buffers, hooks of children,
-    `.to()`, `.train()` and optimizers work as before, and keys of its state dict begin with `_orig_mod.`, as torch's do.
-    Other attributes are read from and written to the original."""
+    """A compiled module. It has the original as its only child `_orig_mod`, so parameters, buffers, hooks of
+    children, `.to()`, `.train()` and optimizers work as before, and keys of its state dict begin with
+    `_orig_mod.`, as torch's do. Other attributes are read from and written to the original."""
 
     def __init__(self, module, context, settings):
         super().__init__()
@@ -157,14 +180,18 @@ class OptimizedModule(torch.nn.Module):
         context = None if self._stance.name == "force_eager" else self._context
         return self._run(context, self._modules["_orig_mod"], *args, **kwargs)
 
+    def _is_built(self) -> bool:
+        """False inside of `Module.__init__`, which sets attributes before there is an original."""
+        return "_orig_mod" in self.__dict__.get("_modules", ())
+
     @property
     def training(self):
-        return self._modules["_orig_mod"].training if "_orig_mod" in self.__dict__.get("_modules", ()) else True
+        return self._orig_mod.training if self._is_built() else True
 
     @training.setter
     def training(self, mode):
-        if "_orig_mod" in self.__dict__.get("_modules", ()):
-            self._modules["_orig_mod"].training = mode
+        if self._is_built():
+            self._orig_mod.training = mode
 
     def __getattr__(self, name):
         if name == "_orig_mod":
@@ -172,7 +199,7 @@ class OptimizedModule(torch.nn.Module):
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name, value):
-        if name == "training" or "_orig_mod" not in self.__dict__.get("_modules", ()):
+        if name == "training" or not self._is_built():
             super().__setattr__(name, value)
         else:
             setattr(self._orig_mod, name, value)
@@ -191,10 +218,10 @@ def _rebuild_module(module, settings):
     return compile(module, **settings)
 
 
-# ---- around it -----------------------------------------------------------------------------------------------------
+# ---- around it ---------------------------------------------------------------------------------------
 
 def disable(function=None, recursive=True, *, reason=None):
-    """Never compile this function, nor (by default) what it calls. Call or decorator; `reason` shows in graph breaks."""
+    """Never compile this function, nor (by default) what it calls. Call or decorator."""
     if function is None:
         return functools.partial(disable, recursive=recursive, reason=reason)
     if isinstance(function, torch.nn.Module):
@@ -220,15 +247,14 @@ def _call(function, *args, **kwargs):
 def reset() -> None:
     """Drop all compiled code and all decisions, as in a new process."""
     from . import frames
+    from .driver import counters
     frames.reset()
-    if importlib.util.find_spec(f"{__name__}.driver"):
-        from .driver import counters
-        counters.clear()
+    counters.clear()
 
 
 class set_stance:
-    """set_stance("force_eager"), as a call or in a `with` block. Stances: default, force_eager, eager_on_recompile,
-    fail_on_recompile."""
+    """set_stance("force_eager"), as a call or in a `with` block. Stances: default, force_eager,
+    eager_on_recompile, fail_on_recompile."""
 
     def __init__(self, stance: str = "default"):
         from . import frames
@@ -264,8 +290,8 @@ class Explanation:
         return sum(n.op in ("call_function", "call_method") for gm in self.graphs for n in gm.graph.nodes)
 
     def __str__(self):
-        lines = [f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, {self.op_count} operations, "
-                 f"{len(self.guards)} guards"]
+        lines = [f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, "
+                 f"{self.op_count} operations, {len(self.guards)} guards"]
         lines += [f"break {n}: {reason}" for n, reason in enumerate(self.breaks, 1)]
         return "\n".join(lines)
 
@@ -295,6 +321,6 @@ def explain(function, **settings):
     return run
 
 
-__all__ = ["BACKENDS", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError", "OptimizedModule", "RecompileError",
-           "Unsupported", "compile", "config", "disable", "explain", "is_compiling", "list_backends", "logs",
-           "mark_dynamic", "register_backend", "reset", "set_logs", "set_stance"]
+__all__ = ["BACKENDS", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError", "OptimizedModule",
+           "RecompileError", "Unsupported", "compile", "config", "disable", "explain", "is_compiling",
+           "list_backends", "logs", "mark_dynamic", "register_backend", "reset", "set_logs", "set_stance"]

@@ -52,9 +52,8 @@ def _use_temporary(path: Path, error: OSError) -> Path:
         _fallback = Path(tempfile.mkdtemp(prefix="minicompile-"))
         atexit.register(shutil.rmtree, _fallback, ignore_errors=True)
         warnings.warn(f"the kernel cache {path} cannot be used ({error}); compiled kernels go to {_fallback} "
-                      "and are lost when the "
-                      "program ends. Set MINICOMPILE_CACHE_DIR to a writable directory.", RuntimeWarning,
-                      stacklevel=3)
+                      "and are lost when the program ends. "
+                      "Set MINICOMPILE_CACHE_DIR to a writable directory.", RuntimeWarning, stacklevel=3)
     return _fallback
 
 # %% [markdown]

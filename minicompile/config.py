@@ -1,6 +1,7 @@
-"""All settings, with their defaults. `minicompile.config.NAME = value`, or `with minicompile.config.patch(NAME=value):`.
+"""All settings, with their defaults.
 
-A name in OPTIONS may also be given for one compilation: `minicompile.compile(f, options={"NAME": value})`.
+`minicompile.config.NAME = value` changes one, `with minicompile.config.patch(NAME=value):` for a while. A
+name in OPTIONS may also be given for one compilation: `minicompile.compile(f, options={"NAME": value})`.
 """
 import contextlib
 import contextvars
@@ -14,13 +15,14 @@ from .errors import MinicompileError
 class Config:
     # capture and guards
     recompile_limit: int = 8               # entries per function before new versions run eagerly
-    raise_on_internal_error: bool = False  # an error of the compiler itself is raised instead of running eagerly
+    raise_on_internal_error: bool = False  # raise errors of the compiler itself instead of running eagerly
     automatic_dynamic: bool = True         # a size that changed becomes a symbol in the next version
     # graphs
     check_passes: bool = False             # verify the stage's spec after every pass
     # loops and fusion
     split_reductions: bool = True
     emulate_precision_casts: bool = False  # round to half precision wherever eager would
+    fuse_dropout: bool = False             # draw dropout masks inside loops (CUDA): other random numbers than eager's
     debug_index_asserts: bool = False
     # run time
     cudagraphs: bool = False
@@ -28,10 +30,14 @@ class Config:
 
 
 OPTIONS = {"cudagraphs", "max_autotune", "split_reductions", "emulate_precision_casts", "debug_index_asserts",
-           "check_passes"}
-ALIASES = {"triton.cudagraphs": "cudagraphs", "emulate_precision_casts": "emulate_precision_casts"}
-MODES = {"default": {}, "reduce-overhead": {"cudagraphs": True}, "max-autotune": {"max_autotune": True, "cudagraphs": True},
-         "max-autotune-no-cudagraphs": {"max_autotune": True}}
+           "check_passes", "fuse_dropout"}
+ALIASES = {"triton.cudagraphs": "cudagraphs"}        # torch.compile's name for it
+MODES = {
+    "default": {},
+    "reduce-overhead": {"cudagraphs": True},
+    "max-autotune": {"max_autotune": True, "cudagraphs": True},
+    "max-autotune-no-cudagraphs": {"max_autotune": True},
+}
 
 _overrides = contextvars.ContextVar("minicompile options", default=None)
 
@@ -53,15 +59,14 @@ class Settings(Config):
     @contextlib.contextmanager
     def patch(self, **values):
         """Change settings for the duration of a `with` block."""
-        old = {name: getattr(self, name, None) for name in values}
+        old = {name: object.__getattribute__(self, name) for name in values if name in NAMES}
         try:
             for name, value in values.items():
                 setattr(self, name, value)
             yield self
         finally:
-            for name in old:
-                if name in NAMES:
-                    object.__setattr__(self, name, old[name])
+            for name, value in old.items():
+                setattr(self, name, value)
 
     @contextlib.contextmanager
     def options(self, values: dict):

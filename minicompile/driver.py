@@ -76,7 +76,8 @@ class timed:
         self.start = time.perf_counter()
 
     def __exit__(self, *exc):
-        counters.seconds[self.stage] = counters.seconds.get(self.stage, 0.0) + time.perf_counter() - self.start
+        took = time.perf_counter() - self.start
+        counters.seconds[self.stage] = counters.seconds.get(self.stage, 0.0) + took
 
 # %% [markdown]
 # ## The lower half: from ATen graph to callable
@@ -94,9 +95,10 @@ def interpreted(gm: fx.GraphModule) -> Callable[[list], list]:
     return call
 
 
-def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: bool = False) -> Callable[[list], list]:
-    """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it empties,
-    to a list of outputs."""
+def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
+                 is_backward: bool = False) -> Callable[[list], list]:
+    """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it
+    empties, to a list of outputs."""
     which = "backward" if is_backward else "forward"
     if logs.on("aot"):
         logs.log("aot", "%s\n%s", which, print_graph(gm))
@@ -115,15 +117,22 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: boo
     except Unsupported as reason:
         logs.log("perf_hints", "the %s graph runs operator by operator: %s", which, reason)
         return interpreted(gm)
-    if logs.on("loops"):
-        logs.log("loops", "%s\n%s", which, print_program(program))
-    for d in schedule.decisions if logs.on("fusion") else ():
-        logs.log("fusion", "%s %s with %s (%d bytes): %s", "fused" if d.accepted else "did not fuse", d.a, d.b, d.score, d.reason)
-    if logs.on("code"):
-        logs.log("code", "%s\n%s", which, "\n".join([compiled.source, *(s.code for s in compiled.sources)]))
+    log_stages(which, program, schedule, compiled)
     counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
     counters.externs += sum(isinstance(step, Extern) for step in schedule.steps)
     return compiled
+
+
+
+def log_stages(which: str, program, schedule, compiled) -> None:
+    """What `MINICOMPILE_LOGS` asks to see of one compiled graph."""
+    if logs.on("loops"):
+        logs.log("loops", "%s\n%s", which, print_program(program))
+    for d in schedule.decisions if logs.on("fusion") else ():
+        done = "fused" if d.accepted else "did not fuse"
+        logs.log("fusion", "%s %s with %s (%d bytes): %s", done, d.a, d.b, d.score, d.reason)
+    if logs.on("code"):
+        logs.log("code", "%s\n%s", which, "\n".join([compiled.source, *(s.code for s in compiled.sources)]))
 
 # %% [markdown]
 # ## The upper half: from captured graph to callable
@@ -137,19 +146,19 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: boo
 def note_missing_gpu(backend: str, options: dict) -> None:
     """Say once that what was asked for needs a GPU, and what runs instead."""
     if backend == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
-        logs.warn_once("triton", 'backend="triton" generates GPU kernels, and there is no GPU here: C++ kernels run instead '
-                       "(TRITON_INTERPRET=1 runs Triton's own on the CPU, slowly).")
+        logs.warn_once("triton", 'backend="triton" generates GPU kernels, and there is no GPU here: C++ '
+                       "kernels run instead (TRITON_INTERPRET=1 runs Triton's own on the CPU, slowly).")
     elif backend == "cudagraphs":
-        logs.warn_once("cudagraphs", 'backend="cudagraphs" needs a GPU, and there is none here: the graphs run operator by '
-                       'operator. Leave backend out for C++ kernels.')
+        logs.warn_once("cudagraphs", 'backend="cudagraphs" needs a GPU, and there is none here: the graphs '
+                       'run operator by operator. Leave backend out for C++ kernels.')
     elif options.get("cudagraphs"):
-        logs.warn_once("graphs", "CUDA graphs (mode reduce-overhead or max-autotune) need a GPU, and there is none here: "
-                       "kernels are called one by one, as in the default mode.")
+        logs.warn_once("graphs", "CUDA graphs (mode reduce-overhead or max-autotune) need a GPU, and there "
+                       "is none here: kernels are called one by one, as in the default mode.")
 
 
 def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) -> Callable:
-    """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; `options` are
-    those of the mode."""
+    """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default";
+    `options` are those of the mode."""
     counters.graphs += 1
     device = "cuda" if any(isinstance(f, torch.Tensor) and f.is_cuda for f in fakes) else "cpu"
     if device == "cuda":
@@ -161,7 +170,8 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) 
     rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose
     lower_half = partial(compile_aten, rung=rung)
-    graphs = GraphSet() if device == "cuda" and (backend == "cudagraphs" or options.get("cudagraphs")) else None
+    wants_graphs = backend == "cudagraphs" or options.get("cudagraphs")
+    graphs = GraphSet() if device == "cuda" and wants_graphs else None
     if graphs is not None:
         lower_half = graphed(graphs, lower_half)
     with timed("total"):

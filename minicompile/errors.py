@@ -25,7 +25,7 @@ class Unsupported(Exception):
 
 
 class SkipFrame(Unsupported):
-    """Nothing in this frame is worth compiling, or nothing can be: evaluate it as it is, and do not ask again."""
+    """Nothing in this frame is worth compiling, or nothing can be: evaluate it as it is from now on."""
 
 
 class RecompileError(RuntimeError):

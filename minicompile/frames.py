@@ -106,7 +106,7 @@ class FrameState:
     globals: dict
     context: Context
     cache: entries.EntryCache = None
-    dynamic: dict = field(default_factory=dict)     # source -> dimensions to treat as symbols (True for a number)
+    dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
     given_up: bool = False                          # nothing more is compiled
     full: bool = False                              # the recompile limit was reached at least once
 
@@ -140,7 +140,7 @@ def on_miss(state: FrameState, function, args):
 
 
 def new_entry(state: FrameState, function, args):
-    """Compile for these arguments. Returns an Entry whose guards hold for them, or None to evaluate the frame."""
+    """Compile for these arguments: an Entry whose guards hold for them, or None to evaluate the frame."""
     if state.cache.entries:
         why = explain_miss(state, function, args)
         if stance.name == "eager_on_recompile":
@@ -148,7 +148,8 @@ def new_entry(state: FrameState, function, args):
         if stance.name == "fail_on_recompile":
             raise RecompileError(f"{describe(state.code)} would be compiled again: {why}. "
                                  "Set the stance to 'default' to allow it.")
-        logs.log("recompiles", "%s: version %d because %s", describe(state.code), state.cache.created + 1, why)
+        version = state.cache.created + 1
+        logs.log("recompiles", "%s: version %d because %s", describe(state.code), version, why)
         if over_limit(state, args):
             give_up(state)
             return None
@@ -167,13 +168,15 @@ def new_entry(state: FrameState, function, args):
     except MinicompileError as error:
         if config.raise_on_internal_error:
             raise
-        logs.warn_once((state.context, str(error)), f"minicompile: {error} Until then, what was compiled runs eagerly.")
+        logs.warn_once((state.context, str(error)),
+                       f"minicompile: {error} Until then, what was compiled runs eagerly.")
         skip_frame(state)
     except Exception as error:
         if config.raise_on_internal_error:
             raise
-        logs.warn_once((id(state.code), "internal"), f"minicompile: {describe(state.code)} runs eagerly because of an "
-                       f"internal error: {type(error).__name__}: {error}. "
+        logs.warn_once((id(state.code), "internal"),
+                       f"minicompile: {describe(state.code)} runs eagerly because of an internal error: "
+                       f"{type(error).__name__}: {error}. "
                        "(minicompile.config.raise_on_internal_error = True shows where.)")
         skip_frame(state)
     return None
@@ -195,7 +198,7 @@ def over_limit(state: FrameState, args) -> bool:
 
 
 def skip_frame(state: FrameState) -> None:
-    """From now on evaluate this code as it is, unless an entry fits: calls inside it may still be compiled."""
+    """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled."""
     state.given_up = True
     if not state.cache.entries:
         hook.set_target(state.code, state.context, state.globals, None)
@@ -203,9 +206,11 @@ def skip_frame(state: FrameState) -> None:
 
 def give_up(state: FrameState) -> None:
     state.full = True
-    logs.warn_once((id(state.code), "limit"), f"minicompile: {describe(state.code)} was compiled {state.cache.created} times "
-                   f"(config.recompile_limit); other calls run eagerly from now on. The guard that failed most: "
-                   f"{entries.worst_guard(state.cache)}. Set MINICOMPILE_LOGS=recompiles to see all.")
+    logs.warn_once((id(state.code), "limit"),
+                   f"minicompile: {describe(state.code)} was compiled {state.cache.created} times "
+                   "(config.recompile_limit); other calls run eagerly from now on. "
+                   f"The guard that failed most: {entries.worst_guard(state.cache)}. "
+                   "Set MINICOMPILE_LOGS=recompiles to see all.")
 
 
 def describe(code) -> str:
@@ -214,8 +219,8 @@ def describe(code) -> str:
 
 def fullgraph_error(code, unsupported) -> GraphBreakError:
     where = f" at {unsupported.location}" if unsupported.location is not None else ""
-    return GraphBreakError(f"fullgraph=True, but {describe(code)} cannot be one graph: {unsupported.reason}{where}. "
-                           "Change that line, or drop fullgraph to allow a graph break.")
+    return GraphBreakError(f"fullgraph=True, but {describe(code)} cannot be one graph: {unsupported.reason}"
+                           f"{where}. Change that line, or drop fullgraph to allow a graph break.")
 
 
 # %% [markdown]
@@ -240,20 +245,22 @@ def explain_miss(state: FrameState, function, args) -> str:
 
 
 def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
-    value = codegen.read_source(guard.source, state.code, function, args, entry.constants)
     if isinstance(guard.source, ModuleAttrSource):
         return                         # parameters change size when the model changes: another program
-    if guard.kind == "TENSOR_MATCH" and isinstance(value, torch.Tensor) and value.dim() == len(guard.expected.shape):
-        dims = {d for d, (old, new) in enumerate(zip(guard.expected.shape, value.shape))
-                if old != new and new > 1 and (d in guard.expected.dynamic_dims or old > 1)}
+    expected = guard.expected
+    value = codegen.read_source(guard.source, state.code, function, args, entry.constants)
+    is_tensor = guard.kind == "TENSOR_MATCH" and isinstance(value, torch.Tensor)
+    if is_tensor and value.dim() == len(expected.shape):
+        dims = {d for d, (old, new) in enumerate(zip(expected.shape, value.shape))
+                if old != new and new > 1 and (d in expected.dynamic_dims or old > 1)}
         if dims:
             state.dynamic[guard.source] = frozenset(state.dynamic.get(guard.source) or ()) | dims
-    elif guard.kind == "CONSTANT_MATCH" and type(value) in (int, float) and type(guard.expected) is type(value):
+    elif guard.kind == "CONSTANT_MATCH" and type(value) in (int, float) and type(expected) is type(value):
         state.dynamic[guard.source] = True
 
 
 def first_dynamic(state: FrameState, args) -> dict:
-    """Dimensions that are symbols from the first call: marked by the user, or all of them with dynamic=True."""
+    """Dimensions that are symbols from the first call: marked by the user, or all with dynamic=True."""
     result = {}
     names = state.code.co_varnames[:len(args)]
     for name, value in zip(names, args):
@@ -295,7 +302,7 @@ def compile_frame(state: FrameState, function, args):
 
 
 def compile_version(state: FrameState, function, args, dynamic: dict):
-    """Capture, compile and write an entry for these arguments, with symbols for the sizes named in `dynamic`."""
+    """Capture, compile and write an entry for these arguments, with symbols for the sizes in `dynamic`."""
     from .driver import timed
     local_values = dict(zip(state.code.co_varnames, args))
     with config.options(dict(state.context.options)), timed("capture"):
@@ -314,7 +321,8 @@ def capture_best(function, local_values: dict, dynamic: dict, fullgraph: bool):
     symbolic = None
     if dynamic:
         try:
-            symbolic = capture_frame(function, local_values, CaptureOptions(dynamic=dynamic, fullgraph=fullgraph))
+            options = CaptureOptions(dynamic=dynamic, fullgraph=fullgraph)
+            symbolic = capture_frame(function, local_values, options)
         except (Unsupported, GraphBreakError):
             pass
         if symbolic is not None and not symbolic.breaks:
@@ -341,14 +349,15 @@ def build_entry(state: FrameState, function, args, captured):
     failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
     if failing is not None:
         raise RuntimeError(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
+    root = root_module(args)
     return entries.Entry(compiled, namespace["__next"], weak_identities(captured.guards), captured.constants,
                          extra={"breaks": captured.breaks, "gm": captured.gm,
-                                "root": None if root_module(args) is None else weakref.ref(root_module(args))})
+                                "root": None if root is None else weakref.ref(root)})
 
 
 def compile_graph(captured, context: Context) -> Callable:
-    """The captured graph as a callable of its flat inputs, returning a tuple. It runs outside of the region: whatever
-    Python a backend leaves to be run at call time is not the user's, and is not to be captured."""
+    """The captured graph as a callable of its flat inputs, returning a tuple. It runs outside of the region:
+    whatever Python a backend leaves to be run at call time is not the user's, and is not to be captured."""
     with config.options(dict(context.options)):
         if callable(context.backend):
             compiled = flat_result(context.backend(captured.gm, list(captured.example_inputs)))
@@ -363,10 +372,12 @@ def compile_graph(captured, context: Context) -> Callable:
 
 
 def watch_overlaps(captured, compiled) -> Callable:
-    """A graph that writes to an input was made functional as if no other input shared its memory. Different tensors may:
-    `f(buffer[:2], buffer[1:])`. Such calls run the captured graph as it is. Tensors of modules are left out."""
+    """A graph that writes to an input was made functional as if no other input shared its memory. Different
+    tensors may: `f(buffer[:2], buffer[1:])`. Such calls run the captured graph as it is. Tensors of modules
+    are left out."""
     written = getattr(getattr(compiled, "joint", None), "mutated", ())
-    loose = [(i, n.name in written) for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs))
+    inputs = enumerate(zip(placeholders_of(captured.gm), captured.inputs))
+    loose = [(i, n.name in written) for i, (n, source) in inputs
              if isinstance(n.meta["val"], torch.Tensor) and not isinstance(source, ModuleAttrSource)]
     if len(loose) < 2 or not any(is_written for _, is_written in loose):
         return compiled
@@ -395,8 +406,8 @@ def memory_range(t) -> tuple[int, int]:
 
 
 def add_size_inputs(captured) -> None:
-    """Give every size symbol a placeholder of its own. Later stages then find the value of a symbol among the inputs,
-    and never have to ask a tensor for it."""
+    """Give every size symbol a placeholder of its own. Later stages then find the value of a symbol among the
+    inputs, and never have to ask a tensor for it."""
     graph, placeholders = captured.gm.graph, placeholders_of(captured.gm)
     of_symbol = {str(n.meta["val"]): n for n in placeholders if isinstance(n.meta["val"], torch.SymInt)}
     last = placeholders[-1] if placeholders else None
@@ -427,7 +438,7 @@ def flat_result(compiled) -> Callable:
 
     def call(*inputs):
         result = compiled(*inputs)
-        return result if isinstance(result, tuple) else tuple(result) if isinstance(result, list) else (result,)
+        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
     return call
 
 

@@ -1,6 +1,7 @@
 """Logging by artifact: `MINICOMPILE_LOGS=graph_breaks,recompiles python script.py`, or `set_logs("code")`.
 
-Each artifact is an ordinary logger, `minicompile.NAME`. Producers ask `logs.on("code")` before they build a long text.
+Each artifact is an ordinary logger, `minicompile.NAME`. Producers ask `logs.on("code")` before they build a
+long text.
 """
 import logging
 import os
@@ -37,11 +38,12 @@ def log(name: str, message: str, *args) -> None:
 
 
 def set_logs(names: str) -> None:
-    """Switch on the artifacts named in a comma-separated text ("all" for every one). Raises on unknown names."""
+    """Switch on the artifacts named in a comma-separated text ("all": every one). Raises on unknown names."""
     wanted = [n.strip().lstrip("+") for n in names.split(",") if n.strip()]
     unknown = [n for n in wanted if n not in ARTIFACTS and n != "all"]
     if unknown:
-        raise MinicompileError(f"Unknown log {unknown[0]!r}. MINICOMPILE_LOGS takes: {', '.join(ARTIFACTS)}, all.")
+        raise MinicompileError(f"Unknown log {unknown[0]!r}. "
+                               f"MINICOMPILE_LOGS takes: {', '.join(ARTIFACTS)}, all.")
     root = logging.getLogger("minicompile")
     if wanted and not root.handlers:
         handler = logging.StreamHandler(sys.stderr)

@@ -1,7 +1,7 @@
-"""Marks that a user puts on functions and tensors, and that capture reads. No dependencies, so every chapter may use it."""
+"""Marks that a user puts on functions and tensors, and that capture reads. Every chapter may import this."""
 import functools
 
-DISABLED = "_minicompile_disabled"      # on a function: never capture it; calling it from a captured one breaks the graph
+DISABLED = "_minicompile_disabled"      # on a function: never capture it; calling it breaks the graph
 ORIGINAL = "_minicompile_original"      # on what `compile` returned: the function it was given
 DYNAMIC = "_minicompile_dynamic_dims"   # on a tensor: dimensions to treat as symbols from the first call
 
@@ -21,7 +21,7 @@ def original(function):
 
 
 def mark_dynamic(tensor, dim) -> None:
-    """Treat dimension `dim` (an int or several) of this tensor as a symbol, so that other sizes do not recompile."""
+    """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes do not recompile."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
         if not -tensor.dim() <= d < tensor.dim():

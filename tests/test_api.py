@@ -453,13 +453,26 @@ def test_optimizer_step():
         torch.testing.assert_close(p, q)
 
 
+# ---- callables without Python code ---------------------------------------------------------------------------------
+
+def test_builtin_callables():
+    x, y = torch.tensor([3.5, -2.0]), torch.tensor([2.0, 3.0])
+    add = torch.ops.aten.add
+    for function in (torch.fmod, torch.Tensor.mul, add, add.Tensor, functools.partial(torch.atan2, other=y)):
+        backend = Counting()
+        arguments = (x,) if isinstance(function, functools.partial) else (x, y)
+        assert torch.equal(minicompile.compile(function, backend=backend, fullgraph=True)(*arguments), function(*arguments))
+        assert backend.ran == 1
+    compiled = minicompile.compile(torch.fmod, backend="eager")
+    assert compiled.__name__ == "fmod" and minicompile.compile(len, backend="eager")([1, 2]) == 2
+
+
 # ---- wrong use -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("call, words", [
     (lambda: minicompile.compile(5), ("5", "function")),
     (lambda: minicompile.compile("f"), ("'f'", "function")),
     (lambda: minicompile.compile(Net), ("class Net", "instance")),
-    (lambda: minicompile.compile(len), ("built in",)),
     (lambda: minicompile.compile()(None), ("None",)),
     (lambda: minicompile.compile(scaled, mode="max-autotun"), ("max-autotun", "Did you mean 'max-autotune'")),
     (lambda: minicompile.compile(scaled, mode="zzz"), ("zzz", "Known", "reduce-overhead")),

@@ -121,6 +121,8 @@ def test_training_and_growing_sequences(run):
 
         model = Model()
         if compiled:
+            import minicompile
+            minicompile.config.raise_on_internal_error = True
             model = torch.compile(model)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         data = torch.randint(11, (4, 13))

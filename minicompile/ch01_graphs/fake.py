@@ -264,6 +264,8 @@ class FakeMode(DispatchMode):
             raise Unsupported(f"a tensor of layout {tensor.layout} has no fake")
         if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             raise Unsupported("the memory of a lazily conjugated, negated or zero tensor is not its value")
+        if tensor.requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise Unsupported("integers that require gradients, as a copy from floats leaves them, have no fake")
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
         self._fakes[id(tensor)] = (weakref.ref(tensor), fake)

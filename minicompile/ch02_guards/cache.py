@@ -21,12 +21,14 @@ from typing import Any, Callable
 
 from .guards import GuardSet
 
-MISSED = object()      # what an entry outside a search returns on a miss; the frame hook then evaluates the frame as it is
+# What an entry outside a search returns on a miss; the frame hook then evaluates the frame as it is
+MISSED = object()
 
 
 @dataclass(eq=False)
 class Entry:
-    """One compiled version. function(func, *frame_args) checks and runs; `next` is the cell it calls on a miss."""
+    """One compiled version. function(func, *frame_args) checks and runs; `next` is the cell it calls on a
+    miss."""
     function: Callable
     next: list
     guards: GuardSet
@@ -38,12 +40,14 @@ class Entry:
 
 @dataclass(eq=False)
 class EntryCache:
-    """The entries of one code object, most recently used first. `publish(head)` tells the frame hook whom to call."""
+    """The entries of one code object, most recently used first. `publish(head)` tells the frame hook whom
+    to call."""
     name: str
     tail: Callable
     publish: Callable[[Any], None]
     entries: list = field(default_factory=list)
-    failures: Counter = field(default_factory=Counter)   # explanation of a miss -> how often it caused a recompile
+    # Explanation of a miss -> how often it caused a recompile
+    failures: Counter = field(default_factory=Counter)
     created: int = 0
     candidate: Entry | None = None                       # served the last call although it is not in front
 

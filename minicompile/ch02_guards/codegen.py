@@ -33,7 +33,8 @@ FREE = (LocalSource, FunctionSource, ConstantSource)      # reading one is as ch
 
 
 def frame_parameters(code) -> list[str]:
-    """Parameter names of the functions generated for `code`: its arguments in localsplus order, as identifiers."""
+    """Parameter names of the functions generated for `code`: its arguments in localsplus order, as
+    identifiers."""
     count = (code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
              + bool(code.co_flags & inspect.CO_VARKEYWORDS))
     return [parameter_name(name) for name in code.co_varnames[:count]]
@@ -89,7 +90,8 @@ def emit_guards(emitter: Emitter, guards, inputs) -> str:
     """Append the statements that check all guards and return the text of the tuple of inputs."""
     for guard in guards:
         if isinstance(guard.source, (GlobalStateSource, type(None))):
-            x = "" if guard.source is None else guard.source.text()     # a condition may have a faster way to ask
+            # A condition may have a faster way to ask
+            x = "" if guard.source is None else guard.source.text()
         else:
             x = emitter.read(guard.source)
         conditions = g.GUARD_KINDS[guard.kind](guard, x, emitter)
@@ -125,9 +127,6 @@ class Miss(Exception):
     """A guard does not hold."""
 
 
-
-
-
 def indent(lines, by: int) -> str:
     return "".join(" " * by + line + "\n" for line in lines) or " " * by + "pass\n"
 
@@ -142,7 +141,8 @@ _numbers = itertools.count()
 
 
 def define(text: str, name: str, namespace: dict, what: str):
-    """Execute the text of a function and return it. Tracebacks show its lines, and `source_text` is all of it."""
+    """Execute the text of a function and return it. Tracebacks show its lines, and `source_text` is all of
+    it."""
     filename = f"<minicompile {what} {next(_numbers)}>"
     exec(compile(text, filename, "exec"), namespace)
     function = namespace[name]
@@ -154,7 +154,7 @@ def define(text: str, name: str, namespace: dict, what: str):
 
 def base_namespace(func_globals: dict) -> dict:
     namespace = helpers()
-    namespace.update(__G=func_globals, __B=vars(builtins), __Miss=Miss, __Exception=Exception)
+    namespace.update(__G=func_globals, __Miss=Miss, __Exception=Exception)
     return namespace
 
 
@@ -171,9 +171,9 @@ def build_check(guards, input_sources, code, func_globals=None, constants=()):
 def build_entry(guards, input_sources, code, func_globals, body: str, namespace: dict):
     """One compiled call: entry(function, *frame_args). `__inputs` in the body is the tuple of inputs.
 
-    body: statements ending in a return. namespace: what the body names (`__graph`, `__K`, resume functions), and
-    `__next`, a one-element list holding the function to call with the same arguments when a guard fails.
-    """
+    body: statements ending in a return. namespace: what the body names (`__graph`, `__K`, resume
+    functions), and `__next`, a one-element list holding the function to call with the same arguments when a
+    guard fails. """
     lines, inputs, consts = share_reads(guards, input_sources)
     parameters = frame_parameters(code)
     hit = [f"__inputs = {inputs}", *body.splitlines()]
@@ -241,18 +241,8 @@ def failing_guard(guards, code, function, args, constants=()):
 
 
 def in_users_words(text: str, code) -> str:
-    """Closure cells get the names that the variables have in the code, stack slots of resume functions a phrase."""
+    """Closure cells get the names that the variables have in the code, stack slots of resume functions a
+    phrase."""
     for index, name in enumerate(code.co_freevars):
         text = text.replace(f"__F.__closure__[{index}].cell_contents", name)
     return re.sub(r"\b__stack(\d+)\b", r"(value \1 pending at the graph break)", text)
-
-
-def explain_failure(guards, code, function, args, constants=()) -> str:
-    """One line for people: what changed since the entry was compiled, and the user's line that depended on it."""
-    found = failing_guard(guards, code, function, args, constants)
-    if found is None:
-        return "every guard holds now (a value changed while it was being checked)"
-    guard, why = found
-    return why if guard.location is None else f"{why}  # {guard.location}"
-
-

@@ -59,6 +59,10 @@ def short(value, limit: int = 80) -> str:
     return text if len(text) <= limit else text[:limit - 3] + "..."
 
 
+def changed(what, expected, got) -> str:
+    return f"{what} changed: expected {short(expected)}, got {short(got)}"
+
+
 # %% [markdown]
 # ## A set of guards
 #
@@ -80,7 +84,8 @@ def identity_key(value):
 
 
 def freeze(kind: str, expected):
-    """Replace a live object by what the guard compares, so that no tensor or module is kept and nothing changes later."""
+    """Replace a live object by what the guard compares, so that no tensor or module is kept and nothing
+    changes later."""
     if kind == "TENSOR_MATCH" and not isinstance(expected, TensorSpec):
         return TensorSpec.of(expected)
     if kind == "MODULE_STRUCTURE" and not isinstance(expected, ModuleSpec):
@@ -107,10 +112,6 @@ class GuardSet:
         key = (source, kind, identity_key(expected))
         if key not in self.guards:
             self.guards[key] = Guard(source, kind, expected, location)
-
-    def update(self, other: "GuardSet") -> None:
-        for g in other:
-            self.add(g.source, g.kind, g.expected, g.location)
 
     def __iter__(self):
         return iter(self.guards.values())
@@ -141,17 +142,7 @@ def guard(kind: str):
 @guard("TYPE_MATCH")
 def type_match(g, x, const):
     return [Condition(f"type({x}) is {const(g.expected)}",
-                      lambda v: f"type of {g.source} changed: expected {short(g.expected)}, got {short(type(v))}")]
-
-
-@guard("NONE")
-def none(g, x, const):
-    return [Condition(f"{x} is None", lambda v: f"{g.source} is not None any more but {short(v)}")]
-
-
-@guard("NOT_NONE")
-def not_none(g, x, const):
-    return [Condition(f"{x} is not None", lambda v: f"{g.source} is None")]
+                      lambda v: changed(f"type of {g.source}", g.expected, type(v)))]
 
 
 # %% [markdown]
@@ -164,33 +155,31 @@ def not_none(g, x, const):
 LONG_LIVED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device)
 
 
+def weakly(expected):
+    """A weak reference to what a cache entry must not keep alive; long-lived objects as they are."""
+    if isinstance(expected, (*LONG_LIVED, weakref.ref, type(None))):
+        return expected
+    try:
+        return weakref.ref(expected)
+    except TypeError:                          # no weak references to this type: hold it
+        return expected
+
+
 @guard("ID_MATCH")
 def id_match(g, x, const):
-    expected = g.expected
+    expected = weakly(g.expected)
     why = lambda v: f"{g.source} is another object: {short(v)}"
-    if expected is None:
-        return [Condition(f"{x} is None", why)]
-    if not isinstance(expected, (*LONG_LIVED, weakref.ref)):
-        try:
-            expected = weakref.ref(expected)
-        except TypeError:
-            pass                               # no weak references to this type: hold it
     if isinstance(expected, weakref.ref):
         return [Condition(f"{x} is not None and {x} is {const(expected)}()", why)]
     return [Condition(f"{x} is {const(expected)}", why)]
 
 
 def weak_identities(guards) -> GuardSet:
-    """The same guards, with the objects behind ID_MATCH held weakly. A cache entry keeps this set, not the original."""
+    """The same guards, with the objects behind ID_MATCH held weakly. A cache entry keeps this set, not the
+    original."""
     result = GuardSet()
     for g in guards:
-        expected = g.expected
-        if g.kind == "ID_MATCH" and not isinstance(expected, (*LONG_LIVED, weakref.ref, type(None))):
-            try:
-                expected = weakref.ref(expected)
-            except TypeError:
-                pass
-        result.add(g.source, g.kind, expected, g.location)
+        result.add(g.source, g.kind, weakly(g.expected) if g.kind == "ID_MATCH" else g.expected, g.location)
     return result
 
 
@@ -201,7 +190,8 @@ def weak_identities(guards) -> GuardSet:
 
 # %%
 def same_constant(a, b) -> bool:
-    """Whether no program can tell `a` from `b`; for compound constants of tuples, frozensets, slices, floats."""
+    """Whether no program can tell `a` from `b`; for compound constants of tuples, frozensets, slices,
+    floats."""
     if type(a) is not type(b):
         return False
     if isinstance(a, float):
@@ -218,7 +208,7 @@ def same_constant(a, b) -> bool:
 @guard("CONSTANT_MATCH")
 def constant_match(g, x, const):
     e = g.expected
-    why = lambda v: f"{g.source} changed: expected {short(e)}, got {short(v)}"
+    why = lambda v: changed(g.source, e, v)
     if e is None or isinstance(e, (bool, type, torch.dtype)) or e is Ellipsis:
         return [Condition(f"{x} is {e if e is None or isinstance(e, bool) else const(e)}", why)]
     if type(e) in (int, str, bytes):
@@ -236,12 +226,12 @@ def constant_match(g, x, const):
 @guard("LENGTH")
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
-                      lambda v: f"length of {g.source} changed: expected {g.expected}, got {len(v)}")]
+                      lambda v: changed(f"length of {g.source}", g.expected, len(v)))]
 
 
 @guard("DICT_KEYS")
 def dict_keys(g, x, const):
-    why = lambda v: f"keys of {g.source} changed: expected {short(list(g.expected))}, got {short(list(v))}"
+    why = lambda v: changed(f"keys of {g.source}", list(g.expected), list(v))
     if not g.expected:
         return [Condition(f"not {x}", why)]
     if all(type(k) is str for k in g.expected):
@@ -249,25 +239,22 @@ def dict_keys(g, x, const):
     return [Condition(f"__same_constant([*{x}], {const(list(g.expected))})", why)]
 
 
-@guard("HAS_ATTR")
-def has_attr(g, x, const):
-    return [Condition(f"hasattr({x}, {g.expected!r})", lambda v: f"{g.source} has no attribute {g.expected!r} now")]
-
-
 @guard("NO_ATTR")
 def no_attr(g, x, const):
-    return [Condition(f"not hasattr({x}, {g.expected!r})", lambda v: f"{g.source} has an attribute {g.expected!r} now")]
+    return [Condition(f"not hasattr({x}, {g.expected!r})",
+                      lambda v: f"{g.source} has an attribute {g.expected!r} now")]
 
 
 @guard("NO_KEY")
 def no_key(g, x, const):
-    return [Condition(f"{const(g.expected) if not isinstance(g.expected, str) else repr(g.expected)} not in {x}",
-                      lambda v: f"{g.source} has a key {g.expected!r} now")]
+    key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
+    return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
 @guard("FUNCTION_CODE")
 def function_code(g, x, const):
-    return [Condition(f"{x}.__code__ is {const(g.expected)}", lambda v: f"{g.source} is another function: {short(v)}")]
+    return [Condition(f"{x}.__code__ is {const(g.expected)}",
+                      lambda v: f"{g.source} is another function: {short(v)}")]
 
 
 # %% [markdown]
@@ -284,7 +271,8 @@ CHILD_DICTS = ("_parameters", "_buffers", "_modules")
 
 @dataclass(frozen=True)
 class ModuleSpec:
-    """type: the class; children: per dictionary its keys in order; hooks: the hook dictionaries that were empty."""
+    """type: the class; children: per dictionary its keys in order; hooks: the hook dictionaries that were
+    empty."""
     type: type
     children: tuple
     hooks: tuple = HOOK_DICTS
@@ -298,26 +286,20 @@ class ModuleSpec:
 
 @guard("MODULE_STRUCTURE")
 def module_structure(g, x, const):
-    """expected: a ModuleSpec (`add` takes a module too). The class, the names of children, and the absence of hooks."""
-    spec = g.expected
-    d = const.read(InstanceDictSource(g.source))
-    result = [Condition(f"type({x}) is {const(spec.type)}",
-                        lambda v: f"class of module {g.source} changed: expected {short(spec.type)}, got {short(type(v))}")]
+    """expected: a ModuleSpec (`add` takes a module too). The class, the names of children, and the absence
+    of hooks."""
+    spec, d, module = g.expected, const.read(InstanceDictSource(g.source)), f"module {g.source}"
+    result = [Condition(f"type({x}) is {const(spec.type)}", lambda v: changed(f"class of {module}",
+                                                                              spec.type, type(v)))]
     for kind, keys in spec.children:
+        what = f"{kind.strip('_')} of {module}"
         text = f"[*{d}[{kind!r}]] == {list(keys)!r}" if keys else f"not {d}[{kind!r}]"
-        result.append(Condition(text, lambda v, kind=kind, keys=keys: f"{kind.strip('_')} of module {g.source} changed: "
-                                f"expected {short(list(keys))}, got {short(list(v.__dict__[kind]))}"))
+        result.append(Condition(text, lambda v, what=what, kind=kind, keys=keys: changed(
+            what, list(keys), list(v.__dict__[kind]))))
     if spec.hooks:
         text = " or ".join(f"{d}[{h!r}]" for h in spec.hooks)
-        result.append(Condition(f"not ({text})", lambda v: f"a hook was registered on module {g.source}"))
+        result.append(Condition(f"not ({text})", lambda v: f"a hook was registered on {module}"))
     return result
-
-
-@guard("TRAINING")
-def training(g, x, const):
-    mode = lambda flag: "train()" if flag else "eval()"
-    return [Condition(f"{const.read(InstanceDictSource(g.source))}['training'] is {bool(g.expected)}",
-                      lambda v: f"module {g.source} is in {mode(v.training)} mode now, was in {mode(g.expected)}")]
 
 
 # %% [markdown]
@@ -342,8 +324,9 @@ def contiguous_strides(shape) -> tuple:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a graph assumes about one tensor. `stride` is a tuple (None = not checked), "contiguous", "channels_last",
-    "channels_last_3d", or None. `dynamic_dims` are the dimensions whose size may vary (but stays above 1)."""
+    """What a graph assumes about one tensor. `stride` is a tuple, "contiguous", "channels_last", or None
+    when the layout is not strided. `dynamic_dims` are the dimensions whose size may vary (but stays above
+    1)."""
     type: type
     dtype: torch.dtype
     device: torch.device
@@ -364,7 +347,8 @@ class TensorSpec:
             stride = "contiguous"
         elif dynamic_dims and t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last):
             stride = "channels_last"
-        return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(), t.is_neg(),
+        return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(),
+                          t.is_neg(),
                           t.is_inference(), dynamic_dims)
 
 
@@ -376,7 +360,8 @@ def tensor_match(g, x, const):
     name, result = f"tensor '{g.source}'", []
 
     def condition(text, what, expected, got):
-        result.append(Condition(text, lambda v: f"{name} {what} mismatch: expected {short(expected)}, got {short(got(v))}"))
+        result.append(Condition(
+            text, lambda v: f"{name} {what} mismatch: expected {short(expected)}, got {short(got(v))}"))
 
     condition(f"type({x}) is {const(s.type)}", "class", s.type, type)
     condition(f"{x}.dtype is {const(s.dtype)}", "dtype", s.dtype, lambda v: v.dtype)
@@ -387,14 +372,11 @@ def tensor_match(g, x, const):
             text = f"{x}.size({d}) > 1" if d in s.dynamic_dims else f"{x}.size({d}) == {int(size)}"
             result.append(Condition(text, lambda v: shape_mismatch(name, s, v)))
     else:
-        result.append(Condition(f"{x}.shape == {tuple(map(int, s.shape))}", lambda v: shape_mismatch(name, s, v)))
+        result.append(Condition(f"{x}.shape == {tuple(map(int, s.shape))}",
+                                lambda v: shape_mismatch(name, s, v)))
     if isinstance(s.stride, str):
         layout = "" if s.stride == "contiguous" else f"memory_format=__torch.{s.stride}"
         condition(f"{x}.is_contiguous({layout})", "stride", s.stride, lambda v: v.stride())
-    elif s.stride is not None and None in s.stride:
-        for d, step in enumerate(s.stride):
-            if step is not None:
-                condition(f"{x}.stride({d}) == {int(step)}", "stride", s.stride, lambda v: v.stride())
     elif s.stride is not None:
         condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
     else:
@@ -404,7 +386,8 @@ def tensor_match(g, x, const):
               lambda v: v.requires_grad)
     if s.dtype.is_complex:
         condition(f"{x}.is_conj() is {s.is_conj}", "conjugate bit", s.is_conj, lambda v: v.is_conj())
-    if s.dtype.is_complex or s.dtype.is_floating_point and s.type is torch.Tensor:      # `z.conj().imag` is float32
+    # `z.conj().imag` is float32
+    if s.dtype.is_complex or s.dtype.is_floating_point and s.type is torch.Tensor:
         condition(f"{x}.is_neg() is {s.is_neg}", "negative bit", s.is_neg, lambda v: v.is_neg())
     if s.is_inference:
         condition(f"{x}.is_inference()", "inference flag", True, lambda v: False)
@@ -431,17 +414,19 @@ def shape_mismatch(name, spec, value) -> str:
 # %%
 @guard("ALIASED")
 def aliased(g, x, const):
-    return [Condition(f"{x} is {const.read(g.expected)}", lambda v: f"{g.source} and {g.expected} are not the same object now")]
+    return [Condition(f"{x} is {const.read(g.expected)}",
+                      lambda v: f"{g.source} and {g.expected} are not the same object now")]
 
 
 @guard("NOT_ALIASED")
 def not_aliased(g, x, const):
     others = g.expected if isinstance(g.expected, tuple) else (g.expected,)
     if len(others) == 1:
-        return [Condition(f"{x} is not {const.read(others[0])}", lambda v: f"{g.source} and {others[0]} are the same object now")]
+        return [Condition(f"{x} is not {const.read(others[0])}",
+                          lambda v: f"{g.source} and {others[0]} are the same object now")]
     ids = ", ".join(f"id({text})" for text in (x, *map(const.read, others)))
     return [Condition(f"len({{{ids}}}) == {len(others) + 1}",
-                      lambda v: f"two of {short([str(g.source), *map(str, others)])} are the same object now")]
+                      lambda v: f"two of {short(list(map(str, (g.source, *others))))} are the same object now")]
 
 
 # %% [markdown]
@@ -451,12 +436,14 @@ def not_aliased(g, x, const):
 # %%
 @guard("SIZE")
 def size(g, x, const):
-    """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", CallSource(x, "size", (0,))),))."""
+    """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", CallSource(x,
+    "size", (0,))),))."""
     predicate, symbols = g.expected
     where = ", ".join(f"{name} = {source}" for name, source in symbols)
     reads = {name: const.read(source) for name, source in symbols}
     text = re.sub(r"[A-Za-z_]\w*", lambda m: reads.get(m.group(), m.group()), predicate)
-    return [Condition(f"({text})", lambda v: f"size guard failed: {predicate}" + (f" with {where}" if where else ""))]
+    return [Condition(f"({text})", lambda v: f"size guard failed: {predicate}" + (f" with {where}"
+                                                                                  if where else ""))]
 
 
 # %% [markdown]
@@ -486,7 +473,8 @@ FAST_STATES = {"autocast": {(): "not __torch._C._is_any_autocast_enabled()"},
 def read_state(kind: str):
     """The current value behind a GlobalStateSource."""
     return {"grad_mode": torch.is_grad_enabled, "inference_mode": torch.is_inference_mode_enabled,
-            "default_dtype": torch.get_default_dtype, "deterministic": torch.are_deterministic_algorithms_enabled,
+            "default_dtype": torch.get_default_dtype,
+            "deterministic": torch.are_deterministic_algorithms_enabled,
             "autocast": autocast_state, "torch_function": torch_function_state}[kind]()
 
 
@@ -497,7 +485,7 @@ def register_state(kind: str, state: str):
     def state_match(g, x, const):
         """expected: a value that `read_state` gave (`add` without one takes the state of the moment)."""
         e = g.expected
-        why = lambda v: f"{state.replace('_', ' ')} changed: expected {short(e)}, got {short(v)}"
+        why = lambda v: changed(state.replace("_", " "), e, v)
         if e in FAST_STATES.get(state, {}):
             return [Condition(FAST_STATES[state][e], why)]
         if isinstance(e, (bool, torch.dtype)):
@@ -505,7 +493,8 @@ def register_state(kind: str, state: str):
         return [Condition(f"{x} == {const(e)}", why)]
 
 
-for _kind, _state in {"GRAD_MODE": "grad_mode", "INFERENCE_MODE": "inference_mode", "DEFAULT_DTYPE": "default_dtype",
+for _kind, _state in {"GRAD_MODE": "grad_mode", "INFERENCE_MODE": "inference_mode",
+                      "DEFAULT_DTYPE": "default_dtype",
                       "DETERMINISTIC": "deterministic", "AUTOCAST": "autocast",
                       "TORCH_FUNCTION": "torch_function"}.items():
     register_state(_kind, _state)

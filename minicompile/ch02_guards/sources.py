@@ -5,13 +5,14 @@
 # lists of equal length. To check tomorrow what was true today, the compiler must remember *how it reached*
 # each value. That access path is a **source**. `self.blocks[2].ln.weight` is
 #
-#     ModuleAttr(ModuleAttr(Item(ModuleAttr(Local("self"), "_modules", "blocks"), 2), ...), "_parameters", "weight")
+#     ModuleAttr(ModuleAttr(Item(ModuleAttr(Local("self"), "_modules", "blocks"), 2), ...), "_parameters",
+# "weight")
 #
 # A source does one thing: it writes itself as Python text. The text is valid inside a generated function
 # whose parameters are the frame's own arguments. So a source serves twice: a guard reads the value again to
 # compare it, and the compiled function reads it again to feed it to the graph.
 #
-# The real torch.compile has the same idea with about forty source classes. Fifteen are enough here, because
+# The real torch.compile has the same idea with about forty source classes. A dozen are enough here, because
 # every class only has to say what its base is and what is appended to the base's text.
 
 # %%
@@ -36,14 +37,16 @@ class Source:
 
     def name(self) -> str:
         """The expression as the user would write it; only for messages."""
-        return self.text()
+        base, template = self.parts()
+        return template if base is None else template.replace("{}", base.name(), 1)
 
     def __str__(self) -> str:
         return self.name()
 
 
 def parameter_name(local_name: str) -> str:
-    """Python's hidden locals (`.0`, the iterator of a comprehension) are not identifiers: `.0` becomes `_0`."""
+    """Python's hidden locals (`.0`, the iterator of a comprehension) are not identifiers: `.0` becomes
+    `_0`."""
     return local_name if local_name.isidentifier() else "_" + local_name.lstrip(".")
 
 
@@ -51,9 +54,8 @@ def parameter_name(local_name: str) -> str:
 # ## Roots
 #
 # A path has to begin somewhere the generated function can see. There are only a few such places: the
-# arguments, the globals `__G`, the builtins `__B`, the function being called `__F` (it carries closure
-# cells and defaults), constants owned by the compiled entry `__K`, and the state of the torch library
-# itself.
+# arguments, the globals `__G`, the function being called `__F` (it carries the closure cells), constants
+# owned by the compiled entry `__K`, and the state of the torch library itself.
 #
 # `__F` is a parameter of the generated function, not a global of it. Two closures made by the same `def`
 # share their code and therefore their compiled entries, but not their cells.
@@ -79,35 +81,11 @@ class GlobalSource(Source):
 
 
 @dataclass(frozen=True)
-class BuiltinSource(Source):
-    builtin_name: str
-
-    def parts(self):
-        return None, f"__B[{self.builtin_name!r}]"
-
-    def name(self):
-        return self.builtin_name
-
-
-@dataclass(frozen=True)
 class FunctionSource(Source):
     """The function object whose frame was captured."""
 
     def parts(self):
         return None, "__F"
-
-
-@dataclass(frozen=True)
-class ClosureSource(Source):
-    """The value inside the function's closure cell `index`; `variable` is its name in the user's code."""
-    index: int
-    variable: str = ""
-
-    def parts(self):
-        return None, f"__F.__closure__[{self.index}].cell_contents"
-
-    def name(self):
-        return self.variable or self.text()
 
 
 @dataclass(frozen=True)
@@ -119,26 +97,11 @@ class ClosureCellSource(Source):
         return None, f"__F.__closure__[{self.index}]"
 
 
-@dataclass(frozen=True)
-class DefaultSource(Source):
-    index: int
-
-    def parts(self):
-        return None, f"__F.__defaults__[{self.index}]"
-
-
-@dataclass(frozen=True)
-class KwDefaultSource(Source):
-    parameter: str
-
-    def parts(self):
-        return None, f"__F.__kwdefaults__[{self.parameter!r}]"
-
-
 # %%
 @dataclass(frozen=True)
 class ConstantSource(Source):
-    """An object owned by the entry: it cannot change, so it needs no guard. Compared by its index in `__K`."""
+    """An object owned by the entry: it cannot change, so it needs no guard. Compared by its index in
+    `__K`."""
     index: int
     value: Any = None
 
@@ -197,9 +160,6 @@ class AttrSource(Source):
     def parts(self):
         return self.base, "{}." + self.attribute
 
-    def name(self):
-        return f"{self.base.name()}.{self.attribute}"
-
 
 @dataclass(frozen=True)
 class ItemSource(Source):
@@ -213,7 +173,7 @@ class ItemSource(Source):
     def name(self):
         if isinstance(self.base, InstanceDictSource):
             return f"{self.base.base.name()}.{self.key}"
-        return f"{self.base.name()}[{key_text(self.key)}]"
+        return super().name()
 
 
 @dataclass(frozen=True)
@@ -254,17 +214,6 @@ class ModuleAttrSource(Source):
 
 # %%
 @dataclass(frozen=True)
-class TypeSource(Source):
-    base: Source
-
-    def parts(self):
-        return self.base, "type({})"
-
-    def name(self):
-        return f"type({self.base.name()})"
-
-
-@dataclass(frozen=True)
 class CallSource(Source):
     """base.method(*args) with constant args; only for calls without side effects, such as `size(0)`."""
     base: Source
@@ -273,29 +222,3 @@ class CallSource(Source):
 
     def parts(self):
         return self.base, "{}." + self.method + "(" + ", ".join(map(key_text, self.args)) + ")"
-
-    def name(self):
-        return f"{self.base.name()}.{self.method}({', '.join(map(key_text, self.args))})"
-
-
-@dataclass(frozen=True)
-class BuiltinCallSource(Source):
-    """function(base) for one of the helpers a generated function can name: `list`, `tuple`, `len`, `iter_keys`."""
-    base: Source
-    function: str
-
-    def parts(self):
-        return self.base, self.function + "({})"
-
-    def name(self):
-        return f"{self.function}({self.base.name()})"
-
-
-def is_rooted_in(source: Source, root: type) -> bool:
-    """Whether the path begins at a root of the given class, e.g. `is_rooted_in(s, LocalSource)`."""
-    while True:
-        if isinstance(source, root):
-            return True
-        source = source.parts()[0]
-        if source is None:
-            return False

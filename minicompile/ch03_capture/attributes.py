@@ -21,9 +21,9 @@ from ..ch02_guards.sources import AttrSource, ConstantSource, InstanceDictSource
 from .interpreter import Tracer, call, guard, is_library, touch, unsupported
 from .tensors import tensor_attribute
 from .values import (
-    CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NEW,
-    NONE, ObjVal, PartialVal, PropertyVal, SetVal, SliceVal, SuperVal, Table, TensorVal, TupleVal, UserError, Value,
-    class_of, describe, lookup, user_error)
+    CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName,
+    MethodVal, NEW, NONE, ObjVal, PartialVal, BuiltinVal, SetVal, SliceVal, SuperVal, Table, TensorVal,
+    TupleVal, UserError, Value, class_of, describe, lookup, user_error)
 from .wrap import guard_keys, part, realize, wrap
 
 GETATTR = Table()
@@ -110,7 +110,8 @@ def instance_attribute(tx, obj, name, found):
         return bind_descriptor(tx, obj, name, found, at)
     fields = getattr(real, "__dict__", None) if real is not NEW else None
     if fields is not None and name in fields:
-        if isinstance(real, torch.nn.Module) and at is not None:      # cheaper to read than through __getattr__
+        # Cheaper to read than through __getattr__
+        if isinstance(real, torch.nn.Module) and at is not None:
             at = ItemSource(InstanceDictSource(obj.source), name)
         return wrap(tx, fields[name], at)
     if kind is functools.cached_property:
@@ -136,9 +137,10 @@ def instance_attribute(tx, obj, name, found):
 def bind_descriptor(tx, obj, name, found, at):
     """A non-data attribute of the class, seen through an instance."""
     kind = type(found)
-    if at is not None and (name == "forward" or not is_library_class(obj.cls)) and hasattr(obj.real, "__dict__") \
-            and type(obj.real) is not type:
-        guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)       # nobody has shadowed it on the instance
+    shadowable = hasattr(obj.real, "__dict__") and type(obj.real) is not type
+    if at is not None and shadowable and (name == "forward" or not is_library_class(obj.cls)):
+        # Nobody has shadowed it on the instance
+        guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
     if kind is types.FunctionType:
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
     if kind is staticmethod:
@@ -190,7 +192,8 @@ def module_child(tx, obj, name):
                     no_attribute(obj.cls, name)
                 return realize(tx, overlay.items[name][1])
             return wrap(tx, children[name], part(ModuleAttrSource, obj.source, kind, name))
-    no_attribute(obj.cls, name)                  # MODULE_STRUCTURE guards the names; the class is guarded with them
+    # MODULE_STRUCTURE guards the names; the class is guarded with them
+    no_attribute(obj.cls, name)
 
 
 def module_dict(tx, obj, kind):
@@ -301,8 +304,8 @@ FIELDS = {
     (ExcVal, "args"): lambda v: TupleVal(items=list(v.args)),
     (ExcVal, "__cause__"): lambda v: v.cause or NONE,
     (ExcVal, "__context__"): lambda v: v.cause or NONE,
-    (ExcVal, "with_traceback"): lambda v: PropertyVal(call=lambda tx, args, kwargs: v),
-    (ExcVal, "add_note"): lambda v: PropertyVal(call=lambda tx, args, kwargs: NONE),
+    (ExcVal, "with_traceback"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: v),
+    (ExcVal, "add_note"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: NONE),
 }
 
 
@@ -315,7 +318,8 @@ def docstring(code):
     return first if isinstance(first, str) else None
 
 
-@attributes_of(Const, ListVal, SetVal, DictVal, IterVal, GenVal, SliceVal, MethodName, PartialVal, FuncVal, ExcVal)
+@attributes_of(Const, ListVal, SetVal, DictVal, IterVal, GenVal, SliceVal, MethodName, PartialVal, FuncVal,
+               ExcVal)
 def plain_attribute(tx, value, name):
     cls = class_of(value)
     if (type(value), name) in FIELDS:
@@ -427,33 +431,27 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     if type(obj) is FuncVal and value is not None:
         obj.attrs[name] = value
         return
-    if type(obj) is TensorVal and value is not None and obj.real is None and name not in TENSOR_SLOTS:
-        unsupported(tx, f"setting the attribute {name} of a tensor made in the graph")
     if type(obj) is ExcVal and value is not None and name.startswith("__"):
         return
     if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
-    hook = lookup(obj.cls, "__setattr__" if value is not None else "__delattr__")
-    if isinstance(obj.real, torch.nn.Module) and hook in (torch.nn.Module.__setattr__, torch.nn.Module.__delattr__):
-        return set_module_attribute(tx, obj, name, value)
-    if getattr(hook, "__objclass__", None) not in (object, types.SimpleNamespace):
-        if not isinstance(hook, types.FunctionType):
-            unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
-        call(tx, wrap(tx, hook), [obj, Const(value=name)] + ([value] if value is not None else []))
-        return
-    store_attribute(tx, obj, name, value)
-
-
-TENSOR_SLOTS = frozenset(dir(torch.Tensor))
+    method, arguments = ("__delattr__", []) if value is None else ("__setattr__", [value])
+    hook = lookup(obj.cls, method)
+    if hook is getattr(torch.nn.Module, method) and isinstance(obj.real, torch.nn.Module):
+        set_module_attribute(tx, obj, name, value)
+    elif getattr(hook, "__objclass__", None) in (object, types.SimpleNamespace):
+        store_attribute(tx, obj, name, value)
+    elif special(tx, obj, method, Const(value=name), *arguments) is None:
+        unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
 
 
 def store_attribute(tx, obj, name, value):
-    found = lookup(obj.cls, name)
+    found, arguments = lookup(obj.cls, name), [] if value is None else [value]
     if type(found) is property:
-        setter = found.fset if value is not None else found.fdel
+        setter = found.fdel if value is None else found.fset
         if setter is None:
             user_error(AttributeError, f"property '{name}' of '{obj.cls.__name__}' object has no setter")
-        call(tx, wrap(tx, setter), [obj] + ([value] if value is not None else []))
+        call(tx, wrap(tx, setter), [obj, *arguments])
         return
     setter = getattr(type(found), "__set__", None)
     if isinstance(setter, types.FunctionType) and value is not None:
@@ -465,22 +463,23 @@ def store_attribute(tx, obj, name, value):
         unsupported(tx, f"assigning {name}")
     if value is None and not has_attribute(tx, obj, name):
         no_attribute(obj.cls, name)
-    if obj.real is NEW and value is None:
+    if value is None and obj.real is NEW:
         obj.attrs.pop(name)
-        return
-    obj.attrs[name] = DELETED if value is None else value
+    else:
+        obj.attrs[name] = DELETED if value is None else value
     touch(tx, obj)
 
 
 def set_module_attribute(tx, obj, name, value):
-    """nn.Module.__setattr__ sorts values into three dictionaries. Buffers and plain attributes are simple; replacing a
-    parameter or a child changes the structure that guards describe."""
+    """nn.Module.__setattr__ sorts values into three dictionaries. Buffers and plain attributes are simple;
+    replacing a parameter or a child changes the structure that guards describe."""
     fields = obj.real.__dict__
     structural = name in fields["_parameters"] or name in fields["_modules"]
     adds = isinstance(value, TensorVal) and isinstance(value.real, torch.nn.Parameter) \
         or isinstance(value, ObjVal) and isinstance(value.real, torch.nn.Module)
     if value is None or structural or adds:
         unsupported(tx, f"changing the parameters or submodules of a module ({name})")
-    if name in fields["_buffers"] and not (type(value) is TensorVal or type(value) is Const and value.value is None):
+    tensor_or_none = type(value) is TensorVal or type(value) is Const and value.value is None
+    if name in fields["_buffers"] and not tensor_or_none:
         unsupported(tx, f"a buffer set to something that is no tensor ({name})")
     store_attribute(tx, obj, name, value)

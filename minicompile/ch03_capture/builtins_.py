@@ -23,15 +23,16 @@ from .attributes import (
 from .calls import HANDLED, handles
 from .interpreter import call, unsupported
 from .iterate import iterate, length, next_value, unless_raised, unpack, values_of
-from .methods import call_method, dict_update, sort_values, stop_iteration
+from .methods import dict_update, sort_values, stop_iteration
 from .opcodes import read_cell, read_local
 from .operations import (
-    BINARY, COMPARE, as_python, binary, compare, contains, delete_item, fold, get_item, identical, python_operator,
-    set_item, specialize, truth, unary)
+    BINARY, COMPARE, as_python, binary, compare, contains, delete_item, fold, get_item, identical,
+    python_operator, set_item, specialize, truth, unary)
 from .tensors import emit
 from .values import (
-    CellVal, Const, DictVal, ExcVal, FALSE, FuncVal, IterVal, ListVal, NEW, NONE, ObjVal, PartialVal, PropertyVal,
-    SetVal, SliceVal, SuperVal, SymVal, TensorVal, MethodVal, TupleVal, boolean, class_of, describe, lookup, user_error)
+    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NEW, NONE, ObjVal, PartialVal,
+    BuiltinVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, lookup,
+    user_error)
 from .wrap import key_of, wrap
 
 ZERO, EMPTY = Const(value=0), TupleVal()
@@ -48,7 +49,8 @@ HANDLED.update({
     set: lambda tx, items=EMPTY: set_of(tx, items, set),
     frozenset: lambda tx, items=EMPTY: set_of(tx, items, frozenset),
     dict: lambda tx, *args, **kwargs: fill(tx, DictVal(), args, kwargs),
-    collections.OrderedDict: lambda tx, *args, **kwargs: fill(tx, DictVal(cls=collections.OrderedDict), args, kwargs),
+    collections.OrderedDict: lambda tx, *args, **kwargs: fill(
+        tx, DictVal(cls=collections.OrderedDict), args, kwargs),
 })
 
 
@@ -79,7 +81,8 @@ def make_defaultdict(tx, factory=NONE, *args, **kwargs):
 
 @handles(dict.fromkeys)
 def dict_fromkeys(tx, keys, value=NONE):
-    return fill(tx, DictVal(), [ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)])], {})
+    pairs = [TupleVal(items=[key, value]) for key in unpack(tx, keys)]
+    return fill(tx, DictVal(), [ListVal(items=pairs)], {})
 
 
 @handles(collections.deque)
@@ -158,7 +161,9 @@ for _function in (ord, chr, hex, bin, oct, hash, int.from_bytes, str.maketrans, 
 
 @handles(abs)
 def absolute(tx, value):
-    return emit(tx, "call_function", torch.abs, [value], {}) if type(value) is TensorVal else unary(tx, "abs", value)
+    if type(value) is TensorVal:
+        return emit(tx, "call_function", torch.abs, [value], {})
+    return unary(tx, "abs", value)
 
 
 @handles(round)
@@ -269,8 +274,10 @@ HANDLED.update({
     iter: iterate,
     len: length,
     zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*each(tx, sequences), strict=strict.value)),
-    map: lambda tx, function, *sequences: IterVal(it=map(function_of(tx, function, None), *each(tx, sequences))),
-    sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(items=sort_values(tx, unpack(tx, items), key, reverse)),
+    map: lambda tx, function, *sequences: IterVal(
+        it=map(function_of(tx, function, None), *each(tx, sequences))),
+    sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(
+        items=sort_values(tx, unpack(tx, items), key, reverse)),
     itertools.chain: lambda tx, *sequences: IterVal(it=itertools.chain(*each(tx, sequences))),
     itertools.chain.from_iterable: lambda tx, sequences: IterVal(
         it=itertools.chain.from_iterable(values_of(tx, s) for s in values_of(tx, sequences))),
@@ -327,7 +334,8 @@ def get(tx, value, name, default=None):
 
 @handles(super)
 def make_super(tx, cls=None, obj=None):
-    if cls is None:                              # the class is in a cell of the method, the object is its first argument
+    # The class is in a cell of the method, the object is its first argument
+    if cls is None:
         frame = tx.frames[-1]
         cls = read_cell(tx, frame.locals["__class__"], "__class__")
         obj = read_local(tx, frame, frame.code.co_varnames[0])
@@ -344,10 +352,12 @@ HANDLED.update({
     vars: lambda tx, value: get_attribute(tx, value, "__dict__"),
     object: lambda tx: ObjVal(real=NEW, cls=object),
     object.__new__: lambda tx, cls, *args, **kwargs: ObjVal(real=NEW, cls=cls.real),
-    torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(tx, module, name.value, new),
+    torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(
+        tx, module, name.value, new),
     torch.nn.Module.__getattr__: lambda tx, module, name: module_child(tx, module, name.value),
     types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
-    types.SimpleNamespace: lambda tx, **attributes: ObjVal(real=NEW, cls=types.SimpleNamespace, attrs=attributes),
+    types.SimpleNamespace: lambda tx, **attributes: ObjVal(
+        real=NEW, cls=types.SimpleNamespace, attrs=attributes),
     typing.cast: lambda tx, cls, value: value,
 })
 
@@ -364,16 +374,18 @@ def make_partial(tx, function, *args, **kwargs):
 @handles(functools.reduce)
 def reduced(tx, function, items, initial=None):
     items = values_of(tx, items)
-    value = initial or next(items, None) or user_error(TypeError, "reduce() of empty iterable with no initial value")
+    value = initial or next(items, None)
+    if value is None:
+        user_error(TypeError, "reduce() of empty iterable with no initial value")
     return functools.reduce(lambda a, b: call(tx, function, [a, b]), items, value)
 
 
-def getter(keys, read) -> PropertyVal:
+def getter(keys, read) -> BuiltinVal:
     """A callable of one value that reads one thing of it, or a tuple of several."""
     def apply(tx, args, kwargs):
         found = [read(tx, args[0], key) for key in keys]
         return found[0] if len(found) == 1 else TupleVal(items=found)
-    return PropertyVal(call=apply, name="getter")
+    return BuiltinVal(call=apply, name="getter")
 
 
 @handles(operator.itemgetter)
@@ -384,7 +396,7 @@ def make_itemgetter(tx, *keys):
 @handles(operator.attrgetter)
 def make_attrgetter(tx, *names):
     def read(tx, value, name):
-        return functools.reduce(lambda v, attribute: get_attribute(tx, v, attribute), name.value.split("."), value)
+        return functools.reduce(functools.partial(get_attribute, tx), name.value.split("."), value)
     return getter(names, read)
 
 

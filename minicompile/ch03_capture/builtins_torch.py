@@ -23,8 +23,8 @@ from .methods import call_method
 from .operations import identical, truth
 from .tensors import emit, make_tensor
 from .values import (
-    Const, DictVal, ExcVal, FuncVal, ListVal, NEW, NONE, ObjVal, SetVal, TensorVal, TupleVal, UserError, boolean,
-    describe)
+    Const, DictVal, ExcVal, FuncVal, ListVal, NEW, NONE, ObjVal, SetVal, TensorVal, TupleVal, UserError,
+    boolean, describe)
 
 
 def constant_answer(answer):
@@ -41,8 +41,9 @@ for _function in (
 HANDLED[torch._C._get_tracing_state] = constant_answer(None)
 HANDLED[marks.is_compiling] = constant_answer(True)
 for _function in (
-        torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype,
-        torch.get_default_dtype, torch.are_deterministic_algorithms_enabled, torch.promote_types, torch.can_cast,
+        torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
+        torch.get_autocast_dtype, torch.get_default_dtype, torch.promote_types, torch.can_cast,
+        torch.are_deterministic_algorithms_enabled,
         torch.is_deterministic_algorithms_warn_only_enabled, torch.get_float32_matmul_precision,
         torch.cuda.is_available, torch.cuda.device_count, torch.broadcast_shapes):
     HANDLED[_function] = folded(_function)
@@ -56,7 +57,8 @@ HANDLED.update({
     torch.is_tensor: lambda tx, value: boolean(type(value) is TensorVal),
     torch.numel: lambda tx, value: call_method(tx, value, "numel", []),
     torch.result_type: lambda tx, a, b: emit(tx, "call_function", torch.result_type, [a, b], {}),
-    torch.set_grad_enabled: lambda tx, *args, **kwargs: make_context(tx, torch.set_grad_enabled, args, kwargs),
+    torch.set_grad_enabled: lambda tx, *args, **kwargs: make_context(
+        tx, torch.set_grad_enabled, args, kwargs),
 })
 
 

@@ -25,8 +25,8 @@ from .methods import call_method
 from .operations import fold
 from .tensors import call_graph_function, is_graph_function
 from .values import (
-    Const, ContextVal, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    PartialVal, PropertyVal, Table, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
+    DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, NotConstant, ObjVal,
+    PartialVal, BuiltinVal, Table, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
 from .wrap import dict_contents, is_made_per_call, part, wrap
 
 
@@ -46,8 +46,8 @@ def call_partial(tx, partial, args, kwargs):
     return call(tx, partial.func, [*partial.args, *args], {**partial.kwargs, **kwargs})
 
 
-@CALLS.of(PropertyVal, ContextExit)
-def call_property(tx, builtin, args, kwargs):
+@CALLS.of(BuiltinVal, ContextExit)
+def call_builtin_value(tx, builtin, args, kwargs):
     return builtin.call(tx, args, kwargs)
 
 
@@ -55,7 +55,8 @@ def call_property(tx, builtin, args, kwargs):
 def call_new_function(tx, function, args, kwargs):
     defaults = [lambda v=v: v for v in function.defaults]
     kwdefaults = {k: lambda v=v: v for k, v in function.kwdefaults.items()}
-    return inline(tx, function.code, function.name, function.globals, function.globals_source, function.closure,
+    return inline(tx, function.code, function.name, function.globals, function.globals_source,
+                  function.closure,
                   defaults, kwdefaults, args, kwargs)
 
 
@@ -65,10 +66,12 @@ def call_new_function(tx, function, args, kwargs):
 # First the table of functions with a handler, then what the type of the callee says.
 
 # %%
-HANDLED = Table()                    # a real function or class -> handler(tx, *args, **kwargs), values in, a value out
+# A real function or class -> handler(tx, *args, **kwargs), values in, a value out
+HANDLED = Table()
 handles = HANDLED.of
 HANDLED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper)
-NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)       # a functional given one of these is inlined instead
+# A functional given one of these is inlined instead
+NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
 
 @CALLS.of(ObjVal)
@@ -134,9 +137,10 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     library = is_library(code.co_filename)
     reread = source if is_made_per_call(real) else None        # where defaults are read from again
-    defaults = [functools.partial(wrap, tx, value, part(ItemSource, part(AttrSource, reread, "__defaults__"), i))
+    positional, named = part(AttrSource, reread, "__defaults__"), part(AttrSource, reread, "__kwdefaults__")
+    defaults = [functools.partial(wrap, tx, value, part(ItemSource, positional, i))
                 for i, value in enumerate(real.__defaults__ or ())]
-    kwdefaults = {k: functools.partial(wrap, tx, value, part(ItemSource, part(AttrSource, reread, "__kwdefaults__"), k))
+    kwdefaults = {k: functools.partial(wrap, tx, value, part(ItemSource, named, k))
                   for k, value in (real.__kwdefaults__ or {}).items()}
     closure = []
     for i, cell in enumerate(real.__closure__ or ()):
@@ -144,19 +148,25 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         if source is None and not library and code.co_freevars[i] != "__class__":
             at = constant_source(tx, cell)
         closure.append(wrap(tx, cell, at))
-    return inline(tx, code, real.__name__, real.__globals__, None if library else constant_source(tx, real.__globals__),
-                  closure, defaults, kwdefaults, args, kwargs)
+    globals_source = None if library else constant_source(tx, real.__globals__)
+    return inline(tx, code, real.__name__, real.__globals__, globals_source, closure, defaults, kwdefaults,
+                  args, kwargs)
 
 
-REFUSED_ROOTS = frozenset(("numpy", "random", "logging", "threading", "multiprocessing", "subprocess", "socket",
-                           "importlib", "pickle", "json", "tempfile", "shutil", "pathlib", "time"))
-REFUSED_PREFIXES = ("torch._dynamo", "torch._inductor", "torch.distributed", "torch.autograd", "torch.cuda",
-                    "torch.utils.data", "torch.utils.checkpoint", "torch.optim", "torch.jit", "torch.profiler",
-                    "torch._utils", "torch.serialization", "torch.random")
+REFUSED_ROOTS = frozenset((
+    "numpy", "random", "logging", "threading", "multiprocessing", "subprocess", "socket", "importlib",
+    "pickle", "json", "tempfile", "shutil", "pathlib", "time"))
+REFUSED_PREFIXES = (
+    "torch._dynamo", "torch._inductor", "torch.distributed", "torch.autograd", "torch.cuda",
+    "torch.utils.data",
+    "torch.utils.checkpoint", "torch.optim", "torch.jit", "torch.profiler", "torch._utils",
+    "torch.serialization",
+    "torch.random")
 
 
 def is_refused_module(name: str) -> bool:
-    """Modules whose functions do what a graph cannot: input and output, threads, random state, other compilers."""
+    """Modules whose functions do what a graph cannot: input and output, threads, random state, other
+    compilers."""
     return name.split(".")[0] in REFUSED_ROOTS or name.startswith(REFUSED_PREFIXES)
 
 
@@ -263,7 +273,7 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return make_named_tuple(tx, cls, args, kwargs)
     if type(cls) is not type and isinstance(lookup(type(cls), "__call__"), types.FunctionType):
         unsupported(tx, f"the metaclass of {cls.__qualname__}")
-    if issubclass(cls, dict) and new in (dict.__dict__["__new__"], collections.OrderedDict.__dict__.get("__new__")):
+    if issubclass(cls, dict) and new is dict.__new__:
         base = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
         obj = ObjVal(real=NEW, cls=cls, contents=DictVal(cls=base))
         call(tx, get_attribute(tx, obj, "__init__"), args, kwargs)

@@ -27,7 +27,7 @@ from ..ch01_graphs.fake import FakeMode
 from ..ch02_guards.guards import GuardSet, STATE_KINDS, read_state
 from ..ch02_guards.sources import ClosureCellSource, ConstantSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported
-from . import builtins_, builtins_torch, contexts, opcodes, opcodes_calls  # noqa: F401  (they fill the tables)
+from . import builtins_, builtins_torch, contexts, opcodes, opcodes_calls  # noqa: F401 (they fill tables)
 from .contexts import close_all, restore, set_grad
 from .epilogue import Epilogue, expression, write_effects
 from .interpreter import Frame, StopTrace, Tracer, location, run
@@ -57,7 +57,8 @@ class BreakReason:
 
 @dataclass
 class Captured:
-    """What one frame became. `body` is the text after the guards; it names `__graph`, `__inputs` and `__K`."""
+    """What one frame became. `body` is the text after the guards; it names `__graph`, `__inputs` and
+    `__K`."""
     gm: torch.fx.GraphModule | None
     inputs: list
     example_inputs: list
@@ -69,7 +70,8 @@ class Captured:
 
 @dataclass(eq=False)
 class Trace:
-    """A trace that has ended: by a return (`result`) or at the instruction where the graph breaks (`result` None)."""
+    """A trace that has ended: by a return (`result`) or at the instruction where the graph breaks (`result`
+    None)."""
     tx: Tracer
     frame: Any
     result: Any = None
@@ -87,7 +89,8 @@ REFUSED_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_G
 
 
 def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tuple:
-    """A tracer and the outermost frame of `func` with its arguments wrapped. args: name -> object, localsplus order."""
+    """A tracer and the outermost frame of `func` with its arguments wrapped. args: name -> object,
+    localsplus order."""
     code = func.__code__
     tx = Tracer(graph=torch.fx.Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
     tx.dynamic, tx.limit, tx.root_globals = options.dynamic, options.max_ops, func.__globals__
@@ -102,8 +105,8 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
 
 
 def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None) -> Trace:
-    """Interpret the frame. Raises Unsupported with attributes `step` (which instruction, counted in execution order)
-    and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
+    """Interpret the frame. Raises Unsupported with attributes `step` (which instruction, counted in
+    execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
     if func.__code__.co_flags & REFUSED_FLAGS:
         raise quiet_skip("generators and coroutines are not captured")
     if ".0" in args:
@@ -177,8 +180,8 @@ def finish(ep: Epilogue) -> list:
 
 
 def guard_aliasing(tx):
-    """A graph that writes to an input is only right as long as that input is not also another one. Tensors of modules are
-    left out: they are many, and who rebinds them to each other?"""
+    """A graph that writes to an input is only right as long as that input is not also another one. Tensors
+    of modules are left out: they are many, and who rebinds them to each other?"""
     loose = [v for v in tx.tracked.values() if type(v) is TensorVal and v.real is not None
              and not isinstance(v.source, (ModuleAttrSource, ConstantSource))]
     if len(loose) > 1 and any(v.fake._version > v.version for v in loose):
@@ -200,18 +203,20 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     inputs = tx.inputs if gm is not None else []
-    return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards, "\n".join(lines),
+    return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
+                    "\n".join(lines),
                     tuple(tx.constants), list(breaks))
 
 
 def has_effects(graph) -> bool:
-    """Whether some node is worth running although nobody reads it: it writes to a tensor or returns nothing."""
+    """Whether some node is worth running although nobody reads it: it writes to a tensor or returns
+    nothing."""
     return any(n.op in ("call_function", "call_method") and not is_pure(n) for n in graph.nodes)
 
 
 def is_pure(node) -> bool:
-    """A node may be dropped when nobody reads it: arithmetic on sizes. Dead tensor operations are left for later stages,
-    which know the random streams and the writes."""
+    """A node may be dropped when nobody reads it: arithmetic on sizes. Dead tensor operations are left for
+    later stages, which know the random streams and the writes."""
     return isinstance(node.meta.get("val"), torch.SymInt)
 
 

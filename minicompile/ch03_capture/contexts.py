@@ -18,7 +18,7 @@ import torch
 from .attributes import attributes_of
 from .interpreter import CALLS, Tracer, call, unsupported
 from .tensors import finish_node
-from .values import Const, ContextVal, FALSE, NONE, PropertyVal, Value
+from .values import Const, ContextVal, FALSE, NONE, BuiltinVal, Value
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -90,11 +90,11 @@ def fresh(context: ContextVal) -> ContextVal:
 @attributes_of(ContextVal)
 def context_attribute(tx, value, name):
     if name == "__enter__":
-        return PropertyVal(name=name, call=lambda tx, args, kwargs: enter(tx, value))
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: enter(tx, value))
     if name == "__exit__":
         return ContextExit(name=name, call=lambda tx, args, kwargs: leave(tx, value) or FALSE, context=value)
     if name == "clone":
-        return PropertyVal(name=name, call=lambda tx, args, kwargs: fresh(value))
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: fresh(value))
     if name == "__class__":
         return wrap(tx, value.factory)
     if name == "prev" and value.kind == "grad":
@@ -103,7 +103,7 @@ def context_attribute(tx, value, name):
 
 
 @dataclass(eq=False)
-class ContextExit(PropertyVal):
+class ContextExit(BuiltinVal):
     """The bound `__exit__` that `with` keeps on the stack; a resume function makes it anew."""
     context: ContextVal = None
 
@@ -117,7 +117,7 @@ def decorate(tx, context, args, kwargs):
             return call(tx, args[0], call_args, call_kwargs)
         finally:
             leave(tx, inner)
-    return PropertyVal(call=apply, name="decorated")
+    return BuiltinVal(call=apply, name="decorated")
 
 
 # %% [markdown]

@@ -30,32 +30,25 @@ from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from .interpreter import Tracer, constant_source, location
 from .values import (
-    CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, IterVal, Lazy, ListVal, MethodName,
-    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, TensorVal, TupleVal, Value, describe)
+    ByIdentity, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, IterVal, Lazy, ListVal,
+    MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal,
+    Value, describe)
 
 
 @dataclass(eq=False)
 class Epilogue:
-    """The text under construction. `reads` come before `writes`; `outputs` are the nodes that the graph returns."""
+    """The text under construction. `reads` come before `writes`; `outputs` are the nodes that the graph
+    returns."""
     tx: Tracer
     reads: list = field(default_factory=list)
     writes: list = field(default_factory=list)
     outputs: list = field(default_factory=list)
     names: dict = field(default_factory=dict)
     building: set = field(default_factory=set)
-    done: set = field(default_factory=set)
 
 
-RECONSTRUCT: dict = {}
-
-
-def reconstructs(*kinds):
-    """Register how a kind of value is written: function(ep, value) -> Python expression."""
-    def register(function):
-        for kind in kinds:
-            RECONSTRUCT[kind] = function
-        return function
-    return register
+RECONSTRUCT = Table()                # kind of value -> function(ep, value) -> Python expression
+reconstructs = RECONSTRUCT.of
 
 
 def expression(ep: Epilogue, value) -> str:
@@ -77,23 +70,23 @@ def expression(ep: Epilogue, value) -> str:
     if id(value) in ep.building:
         raise Unsupported(f"{describe(value)} that contains itself", location(ep.tx))
     ep.building.add(id(value))
-    maker = RECONSTRUCT.get(type(value))
-    if maker is None:
-        raise Unsupported(f"{describe(value)} leaves the compiled function", location(ep.tx))
-    text = maker(ep, value)
+    if type(value) not in RECONSTRUCT:
+        refuse_to_leave(ep, describe(value))
+    text = RECONSTRUCT[type(value)](ep, value)
     ep.building.discard(id(value))
-    if id(value) in ep.names:
-        return ep.names[id(value)]
     return variable(ep, value, text)
+
+
+def refuse_to_leave(ep, what):
+    raise Unsupported(f"{what} leaves the compiled function", location(ep.tx))
 
 
 def variable(ep, value, text) -> str:
     """Read `text` once, now, and name it."""
-    name = ep.names.get(id(value))
-    if name is None:
+    if id(value) not in ep.names:
         name = ep.names[id(value)] = f"__t{len(ep.names)}"
         ep.reads.append(f"{name} = {text}")
-    return name
+    return ep.names[id(value)]
 
 
 def constant_text(ep, value) -> str:
@@ -102,7 +95,7 @@ def constant_text(ep, value) -> str:
         return repr(value)
     if value is Ellipsis:
         return "..."
-    return constant_source(ep.tx, value).text()
+    return pool(ep, value)
 
 
 def pool(ep, real) -> str:
@@ -125,10 +118,8 @@ def keywords(ep, named) -> str:
 def tensor_text(ep, value):
     if value.node not in ep.outputs:
         ep.outputs.append(value.node)
-    if type(value) is TensorVal and value.attrs:
-        raise Unsupported("a tensor with attributes of its own leaves the compiled function", location(ep.tx))
-    name = ep.names[id(value)] = f"__out[{ep.outputs.index(value.node)}]"
-    return name
+    ep.names[id(value)] = f"__out[{ep.outputs.index(value.node)}]"
+    return ep.names[id(value)]
 
 
 @reconstructs(TupleVal)
@@ -137,7 +128,7 @@ def tuple_text(ep, value):
     if value.cls is tuple:
         return f"({items})"
     if value.cls in (type({}.values()), type({}.items())):
-        raise Unsupported("a view of a dictionary leaves the compiled function", location(ep.tx))
+        refuse_to_leave(ep, "a view of a dictionary")
     if hasattr(value.cls, "_fields"):
         return f"{pool(ep, value.cls)}({items})"
     return f"{pool(ep, value.cls)}(({items}))"
@@ -164,7 +155,7 @@ def dict_text(ep, value):
 @reconstructs(SetVal)
 def set_text(ep, value):
     if value.cls not in (set, frozenset):
-        raise Unsupported("a view of a dictionary leaves the compiled function", location(ep.tx))
+        refuse_to_leave(ep, "a view of a dictionary")
     return f"{pool(ep, value.cls)}([{expressions(ep, value.items.values())}])"
 
 
@@ -177,7 +168,7 @@ def slice_text(ep, value):
 def iterator_text(ep, value):
     rest = list(itertools.islice(value.it, 10_001))
     if len(rest) > 10_000:
-        raise Unsupported("an endless iterator leaves the compiled function", location(ep.tx))
+        refuse_to_leave(ep, "an endless iterator")
     return f"iter([{expressions(ep, rest)}])"
 
 
@@ -185,8 +176,9 @@ def iterator_text(ep, value):
 @reconstructs(ObjVal)
 def object_text(ep, value):
     if value.real is not NEW:
-        if type(value.real).__module__.startswith("torch.autograd") or "Backward" in type(value.real).__name__:
-            raise Unsupported("a node of the autograd graph leaves the compiled function", location(ep.tx))
+        kind = type(value.real)
+        if kind.__module__.startswith("torch.autograd") or "Backward" in kind.__name__:
+            refuse_to_leave(ep, "a node of the autograd graph")
         return pool(ep, value.real)
     base = value.contents.cls if value.contents is not None else \
         value.cls if value.cls is types.SimpleNamespace else object
@@ -207,15 +199,12 @@ def exception_text(ep, value):
 
 @reconstructs(FuncVal)
 def function_text(ep, value):
-    if value.globals is ep.tx.root_globals:
-        globals_text = "__G"
-    else:
-        globals_text = pool(ep, value.globals)
+    globals_text = "__G" if value.globals is ep.tx.root_globals else pool(ep, value.globals)
     name = ep.names[id(value)] = f"__t{len(ep.names)}"
     cells = expressions(ep, value.closure)
     defaults = f"({expressions(ep, value.defaults)})" if value.defaults else "None"
-    ep.reads.append(f"{name} = {pool(ep, types.FunctionType)}({pool(ep, value.code)}, {globals_text}, {value.name!r}, "
-                    f"{defaults}, ({cells}))")
+    ep.reads.append(f"{name} = {pool(ep, types.FunctionType)}({pool(ep, value.code)}, {globals_text}, "
+                    f"{value.name!r}, {defaults}, ({cells}))")
     if value.kwdefaults:
         pairs = ", ".join(f"{k!r}: {expression(ep, v)}" for k, v in value.kwdefaults.items())
         ep.reads.append(f"{name}.__kwdefaults__ = {{{pairs}}}")
@@ -245,7 +234,8 @@ def method_name_text(ep, value):
 
 @reconstructs(PartialVal)
 def partial_text(ep, value):
-    return f"{pool(ep, functools.partial)}({expressions(ep, (value.func, *value.args))}{keywords(ep, value.kwargs)})"
+    args = expressions(ep, (value.func, *value.args))
+    return f"{pool(ep, functools.partial)}({args}{keywords(ep, value.kwargs)})"
 
 
 @reconstructs(ContextVal)
@@ -291,16 +281,18 @@ def write_dict(ep, value, target):
         ep.writes.append(f"dict.pop({target}, {key_text(ep, key)}, None)")
     for key in value.written:
         k, v = value.items[key]
-        if value.real is not None and type(value.real) is not value.cls:     # the class may override __setitem__
-            ep.writes.append(f"{pool(ep, value.cls.__setitem__)}({target}, {expression(ep, k)}, {expression(ep, v)})")
+        # The class may override __setitem__
+        if value.real is not None and type(value.real) is not value.cls:
+            setter = pool(ep, value.cls.__setitem__)
+            ep.writes.append(f"{setter}({target}, {expression(ep, k)}, {expression(ep, v)})")
         else:
             ep.writes.append(f"{target}[{expression(ep, k)}] = {expression(ep, v)}")
 
 
 def key_text(ep, key):
-    if hasattr(key, "ident"):
-        return pool(ep, key.value) if not isinstance(key.value, Value) else expression(ep, key.value)
-    return constant_text(ep, key) if not isinstance(key, tuple) else pool(ep, key)
+    if isinstance(key, ByIdentity):
+        return expression(ep, key.value) if isinstance(key.value, Value) else pool(ep, key.value)
+    return constant_text(ep, key)
 
 
 def write_set(ep, value, target):
@@ -313,7 +305,8 @@ def write_object(ep, value, target):
     plain = value.cls.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
     for name, item in value.attrs.items():
         if item is DELETED:
-            ep.writes.append(f"delattr({target}, {name!r})" if plain else f"{pool(ep, object.__delattr__)}({target}, {name!r})")
+            delete = "delattr" if plain else pool(ep, object.__delattr__)
+            ep.writes.append(f"{delete}({target}, {name!r})")
         elif plain and name.isidentifier() and not name.startswith("__"):
             ep.writes.append(f"{target}.{name} = {expression(ep, item)}")
         else:
@@ -324,4 +317,5 @@ def write_cell(ep, value, target):
     ep.writes.append(f"{target}.cell_contents = {expression(ep, value.content)}")
 
 
-WRITERS = {ListVal: write_list, DictVal: write_dict, SetVal: write_set, ObjVal: write_object, CellVal: write_cell}
+WRITERS = {ListVal: write_list, DictVal: write_dict, SetVal: write_set, ObjVal: write_object,
+           CellVal: write_cell}

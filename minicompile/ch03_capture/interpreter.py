@@ -32,15 +32,16 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import ConstantSource, Source
 from ..errors import SkipFrame, Unsupported
 from .values import (
-    Const, DictVal, ExcVal, GenVal, NEW, NONE, NotConstant, ObjVal, Table, TupleVal, UserError, Value, class_of,
-    describe, user_error)
+    Const, DictVal, ExcVal, GenVal, NEW, NONE, NotConstant, ObjVal, Table, TupleVal, UserError, Value,
+    class_of, describe, user_error)
 
 PYTHON = sys.version_info[:2]
 
 
 @dataclass(eq=False)
 class Tracer:
-    """One capture. `steps` counts the instructions executed in the outermost frame; `stop_at` ends the trace there."""
+    """One capture. `steps` counts the instructions executed in the outermost frame; `stop_at` ends the
+    trace there."""
     graph: torch.fx.Graph
     fake_mode: Any
     guards: GuardSet
@@ -254,8 +255,8 @@ def is_library(filename: str) -> bool:
     """Whether a file belongs to torch or the standard library."""
     known = _LIBRARY.get(filename)
     if known is None:
-        known = filename.startswith(LIBRARY_ROOTS) and "site-packages" not in filename.replace(LIBRARY_ROOTS[0], "")
-        _LIBRARY[filename] = known
+        rest = filename.replace(LIBRARY_ROOTS[0], "")
+        known = _LIBRARY[filename] = filename.startswith(LIBRARY_ROOTS) and "site-packages" not in rest
     return known
 
 
@@ -305,7 +306,8 @@ def constant_source(tx: Tracer, real) -> ConstantSource:
 
 
 def touch(tx: Tracer, value: Value):
-    """`value` is about to change. If it existed before the call, its final contents are written back at the end."""
+    """`value` is about to change. If it existed before the call, its final contents are written back at the
+    end."""
     if value.real is None or value.real is NEW:
         return
     if value.source is None and type(value) is not ObjVal:
@@ -337,7 +339,8 @@ def call(tx: Tracer, callee: Value, args, kwargs=None) -> Value:
 
 # %%
 def bind(tx, code, name, defaults, kwdefaults, args, kwargs) -> dict:
-    """Locals of a call, by name. defaults: values of the last positional parameters; kwdefaults: dict of values."""
+    """Locals of a call, by name. defaults: values of the last positional parameters; kwdefaults: dict of
+    values."""
     names, count, keyword_only = code.co_varnames, code.co_argcount, code.co_kwonlyargcount
     positional = names[:count]
     bound = dict(zip(positional, args))
@@ -389,7 +392,8 @@ def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaul
 
 
 def advance(tx, generator: GenVal, sent: Value = NONE):
-    """next(generator): the yielded value, or None when it has returned (its result is in `generator.result`)."""
+    """next(generator): the yielded value, or None when it has returned (its result is in
+    `generator.result`)."""
     frame = generator.frame
     if frame in tx.frames:
         user_error(ValueError, "generator already executing")

@@ -15,8 +15,8 @@ from .attributes import special
 from .interpreter import Tracer, advance, unsupported
 from .tensors import emit, tensor_shape
 from .values import (
-    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, UserError, Value, class_of,
-    describe, lookup, user_error)
+    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, UserError,
+    Value, class_of, describe, lookup, user_error)
 from .wrap import dict_contents, guard_keys, realize, wrap
 
 DICT_SLOTS = (dict.__iter__, dict.__len__, collections.OrderedDict.__iter__)
@@ -49,7 +49,7 @@ def iterate(tx: Tracer, value: Value) -> Value:
     iterator = special(tx, value, "__iter__")
     if iterator is not None:
         return iterator
-    if kind is ObjVal and lookup(value.cls, "__iter__") is MISSING and lookup(value.cls, "__getitem__") is not MISSING:
+    if kind is ObjVal and not hasattr(value.cls, "__iter__") and hasattr(value.cls, "__getitem__"):
         return IterVal(it=by_index(tx, value))
     unsupported(tx, f"iterating over {describe(value)}")
 

@@ -25,13 +25,14 @@ from .operations import (
     specialize, truth, user_errors)
 from .tensors import call_tensor_method
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE, TensorVal,
-    TupleVal, UserError, Value, boolean, describe, user_error)
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
+    TensorVal, TupleVal, UserError, Value, boolean, describe, user_error)
 from .wrap import guard_keys, guard_missing, key_of, realize
 
 
 def method(kind, *names):
-    """Register methods of a kind of value: function(tx, self, *args, **kwargs), values in, value (or None) out."""
+    """Register methods of a kind of value: function(tx, self, *args, **kwargs), values in, value (or None)
+    out."""
     return METHODS.of(*((kind, name) for name in names))
 
 
@@ -81,7 +82,8 @@ def itself(tx, value):
 
 
 def changes_items(name, *converters):
-    """A method that moves items about: Python's own, on the list of values, after converting the arguments."""
+    """A method that moves items about: Python's own, on the list of values, after converting the
+    arguments."""
     @method(ListVal, name)
     def apply(tx, self, *args):
         converted = [convert(tx, arg) for convert, arg in zip(converters, args)]
@@ -125,7 +127,8 @@ def list_sort(tx, self, *, key=NONE, reverse=FALSE):
 
 
 def sort_values(tx, items, key, reverse) -> list:
-    """sorted(items, key=key, reverse=reverse): constants are compared by Python, other keys by the traced `<`."""
+    """sorted(items, key=key, reverse=reverse): constants are compared by Python, other keys by the traced
+    `<`."""
     keys = items if type(key) is Const else [call(tx, key, [item]) for item in items]
     try:
         measure = [as_python(tx, k) for k in keys].__getitem__
@@ -212,7 +215,8 @@ def entries(tx, self: DictVal) -> dict:
 
 @method(DictVal, "keys")
 def dict_keys(tx, self):
-    return SetVal(items={k: realize(tx, key) for k, (key, _) in entries(tx, self).items()}, cls=type({}.keys()))
+    return SetVal(items={k: realize(tx, key) for k, (key, _) in entries(tx, self).items()},
+                  cls=type({}.keys()))
 
 
 @method(DictVal, "values")
@@ -275,13 +279,15 @@ def dict_update(tx, self, other=None, **kwargs):
 
 
 def pairs_of(tx, value) -> list:
-    """The (key, value) pairs of what one may pass to dict(): a mapping with keys(), or an iterable of pairs."""
+    """The (key, value) pairs of what one may pass to dict(): a mapping with keys(), or an iterable of
+    pairs."""
     if value is None:
         return []
     if type(value) is DictVal:
         return [(realize(tx, k), realize(tx, v)) for k, v in entries(tx, value).values()]
     if type(value) is ObjVal and has_attribute(tx, value, "keys"):
-        return [(k, get_item(tx, value, k)) for k in unpack(tx, call(tx, get_attribute(tx, value, "keys"), []))]
+        keys = call(tx, get_attribute(tx, value, "keys"), [])
+        return [(k, get_item(tx, value, k)) for k in unpack(tx, keys)]
     return [unpack(tx, pair) for pair in unpack(tx, value)]
 
 
@@ -301,7 +307,8 @@ def dict_ior(tx, self, other):
 
 @method(DictVal, "copy", "__copy__")
 def dict_copy(tx, self):
-    return DictVal(items={k: list(v) for k, v in entries(tx, self).items()}, cls=self.cls, factory=self.factory)
+    return DictVal(items={k: list(v) for k, v in entries(tx, self).items()}, cls=self.cls,
+                   factory=self.factory)
 
 
 @method(DictVal, "clear")

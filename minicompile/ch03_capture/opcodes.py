@@ -21,12 +21,11 @@ from .interpreter import (
 from .iterate import iterate, next_value, unpack
 from .methods import dict_update
 from .operations import (
-    as_python, binary, compare, contains, delete_item, fold, get_item, identical, set_item, truth, unary,
-    wrap_constant)
+    as_python, binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary)
 from .values import (
     CellVal, Const, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, SuperVal, TupleVal, Value, boolean,
     user_error)
-from .wrap import key_of, realize, wrap
+from .wrap import key_of, realize, wrap, wrap_constant
 
 
 # %% [markdown]
@@ -66,7 +65,8 @@ def swap(tx, frame, i):
 def read_local(tx, frame, name):
     value = frame.locals.get(name)
     if value is None:
-        user_error(UnboundLocalError, f"cannot access local variable '{name}' where it is not associated with a value")
+        user_error(UnboundLocalError, f"cannot access local variable '{name}' where it is not associated "
+                                      "with a value")
     if type(value) is Lazy:
         value = frame.locals[name] = realize(tx, value)
     return value
@@ -359,7 +359,8 @@ def for_iter(tx, frame, i, iterator):
     if value is not None:
         return [iterator, value]
     jump(frame, i.argval)
-    if PYTHON >= (3, 12):                        # 3.12: skip END_FOR; 3.13: skip END_FOR and the POP_TOP behind it
+    # 3.12: skip END_FOR; 3.13: skip END_FOR and the POP_TOP behind it
+    if PYTHON >= (3, 12):
         frame.ip += 1 if PYTHON < (3, 13) else 2
 
 
@@ -494,5 +495,6 @@ def unpack_ex(tx, frame, i, sequence):
     items = unpack(tx, sequence)
     end = len(items) - after
     if end < before:
-        user_error(ValueError, f"not enough values to unpack (expected at least {before + after}, got {len(items)})")
+        user_error(ValueError, f"not enough values to unpack (expected at least {before + after}, "
+                               f"got {len(items)})")
     return [*items[end:][::-1], ListVal(items=items[before:end]), *items[:before][::-1]]

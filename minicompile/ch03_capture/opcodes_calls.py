@@ -17,8 +17,8 @@ from .methods import dict_update
 from .opcodes import constant_value
 from .operations import as_python, contains, get_item, identical, truth, unary
 from .values import (
-    DictVal, ExcVal, FuncVal, GenVal, ListVal, MISSING, NONE, NULL, ObjVal, TupleVal, UserError, boolean, lookup,
-    user_error)
+    DictVal, ExcVal, FuncVal, GenVal, ListVal, MISSING, NONE, NULL, ObjVal, TupleVal, UserError, boolean,
+    lookup, user_error)
 from .wrap import guard_keys, realize, wrap
 
 
@@ -118,7 +118,8 @@ def return_const(tx, frame, i):
 # %%
 @opcode("RETURN_GENERATOR")
 def return_generator(tx, frame, i):
-    return NONE                                  # the frame is already suspended; this is what the first `send` sends
+    # The frame is already suspended; this is what the first `send` sends
+    return NONE
 
 
 @opcode("YIELD_VALUE")

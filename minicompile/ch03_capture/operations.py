@@ -22,16 +22,18 @@ from .interpreter import Tracer, call, touch, unsupported
 from .iterate import unpack, values_of
 from .tensors import emit
 from .values import (
-    Const, DictVal, ExcVal, ListVal, MISSING, NEW, NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, UserError, Value, boolean, class_of, describe, lookup, user_error)
-from .wrap import dict_contents, guard_keys, guard_missing, key_of, realize, wrap
+    Const, DictVal, ExcVal, ListVal, MISSING, NEW, NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table,
+    TensorVal, TupleVal, UserError, Value, boolean, class_of, describe, lookup, user_error)
+from .wrap import dict_contents, guard_keys, guard_missing, key_of, realize, wrap, wrap_constant
 
-BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
+BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
+          "@": "matmul",
           "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift"}
 COMPARE = {"<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
 MIRROR = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
 PLAIN = {Const, TensorVal, SymVal}            # kinds that can stand in the graph
-METHODS = Table()                             # (kind of value, name) -> function(tx, self, *args); see methods.py
+# (kind of value, name) -> function(tx, self, *args); see methods.py
+METHODS = Table()
 
 
 def python_operator(name: str):
@@ -65,7 +67,8 @@ def as_python(tx: Tracer, value: Value):
     raise NotConstant
 
 
-FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias, enum.Enum)
+FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
+         enum.Enum)
 
 
 @contextlib.contextmanager
@@ -86,22 +89,6 @@ def fold(tx: Tracer, function, args, kwargs=None) -> Value:
     with user_errors():
         result = function(*python_args, **python_kwargs)
     return wrap_constant(tx, result)
-
-
-def wrap_constant(tx, result) -> Value:
-    """A value for a fresh object made of constants: containers become new, untracked containers."""
-    kind = type(result)
-    if kind in (tuple, torch.Size) or kind.__base__ is tuple and hasattr(kind, "_fields"):
-        return TupleVal(items=[wrap_constant(tx, r) for r in result], cls=kind)
-    if kind is list:
-        return ListVal(items=[wrap_constant(tx, r) for r in result])
-    if kind is dict:
-        return DictVal(items={k: [wrap_constant(tx, k), wrap_constant(tx, v)] for k, v in result.items()})
-    if kind in (set, frozenset):
-        return SetVal(items={r: wrap_constant(tx, r) for r in result}, cls=kind)
-    if kind is slice:
-        return SliceVal(*(Const(value=v) for v in (result.start, result.stop, result.step)))
-    return wrap(tx, result)
 
 
 # %% [markdown]
@@ -239,7 +226,8 @@ def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
 
 
 def compare_plain(tx, symbol, function, a, b):
-    """Numbers, tensors and sizes. A size is compared with whole numbers only: with a float it is made a number."""
+    """Numbers, tensors and sizes. A size is compared with whole numbers only: with a float it is made a
+    number."""
     values = [v.value if type(v) is Const else None for v in (a, b)]
     if any(type(v) is float for v in values):
         a, b = specialize(a), specialize(b)
@@ -342,7 +330,8 @@ def get_from_sequence(tx, container, index):
             return ListVal(items=items)
         return TupleVal(items=items, cls=torch.Size if container.cls is torch.Size else tuple)
     if type(index) not in (int, bool):
-        user_error(TypeError, f"{container.cls.__name__} indices must be integers or slices, not {type(index).__name__}")
+        user_error(TypeError, f"{container.cls.__name__} indices must be integers or slices, "
+                              f"not {type(index).__name__}")
     if not -len(container.items) <= index < len(container.items):
         user_error(IndexError, f"{container.cls.__name__} index out of range")
     container.items[index] = item = realize(tx, container.items[index])

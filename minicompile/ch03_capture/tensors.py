@@ -24,9 +24,9 @@ from ..ch02_guards.sources import AttrSource
 from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
-    CONSTANT_TYPES, Const, DictVal, ListVal, MethodName, NONE, ObjVal, SliceVal, SymVal, TensorVal,
-    TupleVal, Value, describe, user_error)
-from .wrap import realize, wrap
+    Const, DictVal, ListVal, MethodName, NONE, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
+    class_of, describe, user_error)
+from .wrap import realize, wrap, wrap_constant
 
 
 def to_arg(tx: Tracer, value: Value):
@@ -51,7 +51,8 @@ def to_arg(tx: Tracer, value: Value):
 
 
 def fake_of(arg, tensors: list):
-    """The fx argument with every node replaced by its fake result; the fake tensors are appended to `tensors`."""
+    """The fx argument with every node replaced by its fake result; the fake tensors are appended to
+    `tensors`."""
     def replace(a):
         if type(a) is not torch.fx.Node:
             return a
@@ -81,9 +82,10 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     result = run_fake(tx, op, target, fake_args, fake_kwargs)
     changed = before != [f._version for f in fakes]
     if not changed and not holds_tensor(result) and result is not None:
-        return wrap_plain(tx, result)
+        return wrap_constant(tx, result)
     if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:
-        return tx.tensor_of_fake[id(result)]                 # `contiguous()` of a contiguous tensor: nothing to do
+        # `contiguous()` of a contiguous tensor: nothing to do
+        return tx.tensor_of_fake[id(result)]
     node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
     return wrap_result(tx, node, result)
 
@@ -91,7 +93,9 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
 def run_fake(tx, op, target, args, kwargs):
     try:
         with tx.fake_mode:
-            return target(*args, **kwargs) if op == "call_function" else getattr(args[0], target)(*args[1:], **kwargs)
+            if op == "call_method":
+                return getattr(args[0], target)(*args[1:], **kwargs)
+            return target(*args, **kwargs)
     except Unsupported as error:
         unsupported(tx, error.reason)
     except Exception as error:
@@ -107,9 +111,7 @@ def holds_tensor(result) -> bool:
 
 
 def finish_node(tx, node, result):
-    node.meta["val"] = result
-    node.meta["location"] = location(tx)
-    node.meta["origins"] = ()
+    node.meta.update(val=result, location=location(tx), origins=())
 
 
 def wrap_result(tx, node, result) -> Value:
@@ -117,39 +119,18 @@ def wrap_result(tx, node, result) -> Value:
     if isinstance(result, torch.Tensor):
         if not isinstance(result, FakeTensor):
             unsupported(tx, f"{node.target} made a real tensor while tracing")
-        known = tx.tensor_of_fake.get(id(result))
-        if known is not None:
-            return known
-        value = TensorVal(node=node, fake=result)
-        tx.tensor_of_fake[id(result)] = value
-        return value
+        return tx.tensor_of_fake.setdefault(id(result), TensorVal(node=node, fake=result))
     if isinstance(result, torch.SymInt):
-        return SymVal(node=node, sym=result) if not isinstance(result.node.expr, int) else Const(value=result.node.expr)
+        size = result.node.expr
+        return Const(value=size) if isinstance(size, int) else SymVal(node=node, sym=result)
     if result is None:
         return NONE
     if isinstance(result, (tuple, list)):
-        items = []
-        for i, part in enumerate(result):
-            if holds_tensor(part):
-                items.append(wrap_result(tx, tx.graph.call_function(operator.getitem, (node, i)), part))
-            else:
-                items.append(wrap_plain(tx, part))
+        items = [wrap_result(tx, tx.graph.call_function(operator.getitem, (node, i)), part)
+                 if holds_tensor(part)
+                 else wrap_constant(tx, part) for i, part in enumerate(result)]
         return ListVal(items=items) if type(result) is list else TupleVal(items=items, cls=type(result))
     unsupported(tx, f"{node.target} returns a {type(result).__name__}")
-
-
-def wrap_plain(tx, result) -> Value:
-    """The value of a result without tensors."""
-    if type(result) in CONSTANT_TYPES:
-        return Const(value=result)
-    if isinstance(result, (tuple, list)):
-        items = [wrap_plain(tx, r) for r in result]
-        return ListVal(items=items) if type(result) is list else TupleVal(items=items, cls=type(result))
-    if type(result) is dict:
-        return DictVal(items={k: [Const(value=k), wrap_plain(tx, v)] for k, v in result.items()})
-    if isinstance(result, torch.SymInt):
-        unsupported(tx, "a symbolic size in an unexpected place")
-    return wrap(tx, result)
 
 
 # %% [markdown]
@@ -159,78 +140,65 @@ def wrap_plain(tx, result) -> Value:
 
 # %%
 METADATA = frozenset((
-    "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_sparse", "is_quantized", "is_mps",
-    "is_meta", "is_xpu", "is_mkldnn", "is_nested", "itemsize", "nbytes", "names", "is_mtia", "is_ipu", "is_maia"))
+    "dtype", "device", "layout", "ndim", "requires_grad", "is_cuda", "is_cpu", "is_sparse", "is_quantized",
+    "is_mps", "is_meta", "is_xpu", "is_mkldnn", "is_nested", "itemsize", "nbytes", "names", "is_mtia",
+    "is_ipu", "is_maia"))
 VIEW_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
 REFUSED_METHODS = frozenset((
-    "item", "tolist", "numpy", "data_ptr", "backward", "storage", "untyped_storage", "register_hook", "retain_grad",
-    "requires_grad_", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory", "detach_", "is_pinned", "__array__",
-    "__dlpack__", "register_post_accumulate_grad_hook", "is_set_to", "apply_", "map_", "map2_", "__reduce_ex__",
-    "__deepcopy__", "storage_type", "rename_", "sparse_resize_", "__bool__", "__int__", "__float__", "__index__",
-    "__repr__", "__str__", "__format__", "__contains__", "_make_subclass", "as_subclass", "__complex__"))
+    "item", "tolist", "numpy", "data_ptr", "backward", "storage", "untyped_storage", "register_hook",
+    "retain_grad", "requires_grad_", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory",
+    "detach_", "is_pinned", "__array__", "__dlpack__", "register_post_accumulate_grad_hook", "is_set_to",
+    "apply_", "map_", "map2_", "__reduce_ex__", "__deepcopy__", "storage_type", "rename_", "sparse_resize_",
+    "__bool__", "__int__", "__float__", "__index__", "__repr__", "__str__", "__format__", "__contains__",
+    "_make_subclass", "as_subclass", "__complex__", "__hash__"))
+
+
+READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype"))
 
 
 def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
-    fake, real = tensor.fake, tensor.real
+    fake, real, cls = tensor.fake, tensor.real, class_of(tensor)
     if name == "shape":
         return tensor_shape(tx, tensor)
     if name in METADATA:
-        return wrap_plain(tx, getattr(fake, name))
+        return wrap_constant(tx, getattr(fake, name))
     if name in VIEW_ATTRIBUTES:
         return emit(tx, "call_function", getattr, [tensor, Const(value=name)], {})
     if name == "data":
         return emit(tx, "call_method", "detach", [tensor], {})
     if name == "__class__":
-        return wrap(tx, tensor_class(tensor))
-    if real is not None and name in ("grad", "is_leaf", "grad_fn", "_base", "_version", "name", "grad_dtype"):
-        if name in ("_version", "_base"):
-            unsupported(tx, f"reading {name} of a tensor")
-        value = getattr(real, name)
-        if name == "grad_fn" and value is not None:
-            return ObjVal(real=value, cls=type(value))
-        return wrap(tx, value, AttrSource(tensor.source, name))
-    if name == "is_leaf":
-        return Const(value=fake.is_leaf)
-    if name == "grad_fn":
-        return NONE if fake.grad_fn is None else ObjVal(real=fake.grad_fn, cls=type(fake.grad_fn))
-    if name in tensor.attrs:
-        return tensor.attrs[name]
-    found = inspect.getattr_static(tensor_class(tensor), name, None)
+        return wrap(tx, cls)
+    if name == "grad_fn" and (real if real is not None else fake).grad_fn is not None:
+        node = (real if real is not None else fake).grad_fn
+        return ObjVal(real=node, cls=type(node))
+    if real is not None and name in READ_FROM_INPUT:
+        return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))
+    if name in ("is_leaf", "grad_fn"):
+        return Const(value=getattr(fake, name))
+    found = inspect.getattr_static(cls, name, None)
+    if found is None and real is not None and name in real.__dict__:
+        return wrap(tx, real.__dict__[name], AttrSource(tensor.source, name))
     if found is None:
-        instance = getattr(real, "__dict__", {}) if real is not None else {}
-        if name in instance:
-            return wrap(tx, instance[name], AttrSource(tensor.source, name))
-        if real is not None:
-            guard(tx, tensor.source, "NO_ATTR", name)
+        guard(tx, tensor.source, "NO_ATTR", name)
         user_error(AttributeError, f"'Tensor' object has no attribute '{name}'")
     if isinstance(found, (property, types.GetSetDescriptorType)):
         unsupported(tx, f"the tensor attribute {name}")
     return MethodName(self=tensor, name=name)
 
 
-def tensor_class(tensor: TensorVal) -> type:
-    return torch.Tensor if tensor.real is None else type(tensor.real)
-
-
 def tensor_shape(tx, tensor) -> Value:
-    sizes = tensor.fake.shape
-    items = [Const(value=int(s)) if type(s) is int else size_node(tx, tensor, d) for d, s in enumerate(sizes)]
-    return TupleVal(items=items, cls=torch.Size)
+    return TupleVal(items=[Const(value=int(s)) if type(s) is int else size_node(tx, tensor, d, s)
+                           for d, s in enumerate(tensor.fake.shape)], cls=torch.Size)
 
 
-def size_node(tx, tensor, dim) -> Value:
+def size_node(tx, tensor, dim, size) -> Value:
     """A symbolic size as a node of the graph, one per tensor and dimension."""
-    if (tensor.node, dim) not in tx.size_nodes:
-        tx.size_nodes[tensor.node, dim] = make_size_node(tx, tensor, dim)
-    return tx.size_nodes[tensor.node, dim]
-
-
-def make_size_node(tx, tensor, dim) -> Value:
-    size = tensor.fake.shape[dim]
     if isinstance(size.node.expr, int):
         return Const(value=size.node.expr)
-    node = tx.graph.call_function(torch.ops.aten.sym_size.int, (tensor.node, dim))
-    return wrap_result(tx, node, size)
+    if (tensor.node, dim) not in tx.size_nodes:
+        node = tx.graph.call_function(torch.ops.aten.sym_size.int, (tensor.node, dim))
+        tx.size_nodes[tensor.node, dim] = wrap_result(tx, node, size)
+    return tx.size_nodes[tensor.node, dim]
 
 
 def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> Value:
@@ -250,8 +218,6 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
     if name == "__iter__":
         from .iterate import iterate
         return iterate(tx, tensor)
-    if name in ("__hash__",):
-        unsupported(tx, "the hash of a tensor")
     if name == "get_device" and tensor.fake.device.type == "cpu":
         return Const(value=-1)
     return emit(tx, "call_method", name, [tensor, *args], kwargs)
@@ -267,17 +233,15 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
 
 # %%
 GRAPH_MODULES = frozenset((
-    "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._fft", "torch._C._special",
-    "torch._VF", "torch._tensor", "torch.linalg", "torch.special", "torch.fft", "torch._C"))
+    "torch.functional", "torch.nn.functional", "torch._C._nn", "torch._C._linalg", "torch._C._fft",
+    "torch._C._special", "torch._VF", "torch._tensor", "torch.linalg", "torch.special", "torch.fft",
+    "torch._C"))
 REFUSED_FUNCTIONS = frozenset((
     "save", "load", "manual_seed", "seed", "initial_seed", "from_numpy", "set_default_dtype", "compile",
-    "set_default_device", "use_deterministic_algorithms", "set_printoptions", "from_file", "frombuffer", "is_nonzero",
-    "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function", "from_dlpack",
-    "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled", "unique", "nonzero",
-    "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
-PURE_QUERIES = frozenset((
-    "promote_types", "result_type", "can_cast", "is_tensor", "is_floating_point", "is_complex", "numel", "is_storage",
-    "broadcast_shapes", "get_default_dtype", "is_signed", "is_inference"))
+    "set_default_device", "use_deterministic_algorithms", "set_printoptions", "from_file", "frombuffer",
+    "is_nonzero", "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function",
+    "from_dlpack", "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled",
+    "unique", "nonzero", "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
 _TORCH_BUILTINS: set = set()
 
 
@@ -301,15 +265,16 @@ def is_graph_function(function) -> bool:
 
 
 INLINED_FUNCTIONS = frozenset(("multi_head_attention_forward", "has_torch_function", "_canonical_mask",
-                               "_none_or_dtype", "_mha_shape_check", "_in_projection", "_in_projection_packed",
+                               "_none_or_dtype", "_mha_shape_check", "_in_projection",
+                               "_in_projection_packed",
                                "fn", "_get_softmax_dim", "_list_with_default", "_verify_batch_size"))
 
 
 def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
-    out = kwargs.get("out")
-    if out is not None and out is not NONE and not (type(out) is Const and out.value is None):
+    out = kwargs.get("out", NONE)
+    if not (type(out) is Const and out.value is None):
         unsupported(tx, f"{function.__name__}(..., out=)")
-    if function is torch.tensor or function is getattr(torch, "scalar_tensor", None):
+    if function in (torch.tensor, torch.scalar_tensor):
         return make_tensor(tx, function, args, kwargs)
     return emit(tx, "call_function", function, args, kwargs)
 
@@ -318,18 +283,15 @@ def make_tensor(tx, function, args, kwargs) -> Value:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here."""
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
-    found = []
-    map_aggregate((fx_args, fx_kwargs), lambda a: found.append(a) if isinstance(a, torch.fx.Node) else None)
-    if found:
+    node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
+    if node.all_input_nodes:
         unsupported(tx, "torch.tensor() of tensors")
     try:
         with torch.utils._python_dispatch._disable_current_modes():
             real = function(*fx_args, **{**fx_kwargs, "device": "cpu"})
     except Exception as error:
         unsupported(tx, f"torch.tensor raised {type(error).__name__}: {error}")
-    requires_grad = real.requires_grad
     device = torch.device(fx_kwargs.get("device") or "cpu")
     result = run_fake(tx, "call_function", torch.empty, (tuple(real.shape),),
-                      {"dtype": real.dtype, "device": device, "requires_grad": requires_grad})
-    node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
+                      {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
     return wrap_result(tx, node, result)

@@ -9,9 +9,22 @@
 # far; the real object is never touched.
 #
 # The real torch.compile calls these `VariableTracker` and has some two hundred classes, each with methods
-# for every operation. Here a value is only data. What can be done with it lives in tables: `attributes.py`
-# (getattr, setattr), `calls.py` (calls), `methods.py` (methods of containers), `builtins_.py` (builtin
-# functions).
+# for every operation. Here a value is only data. What can be done with it lives in tables, one for each
+# question, filled by small functions next to the prose that explains them:
+#
+# | table | key | module |
+# |---|---|---|
+# | `BUILDERS`: what stands for a real object, and its guards | class | `wrap.py` |
+# | `GETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py` |
+# | `METHODS`: methods and operators that are written in C | kind of value, name | `methods.py` |
+# | `CALLS`: what calling it does | kind of value | `calls.py` |
+# | `HANDLED`: calls of builtins and of functions of torch | real function | `builtins_.py`, `builtins_torch.py` |
+# | `RECONSTRUCT`: how it is built again when the call returns | kind of value | `epilogue.py` |
+# | `HANDLERS`: the bytecode instructions | name | `opcodes.py`, `opcodes_calls.py` |
+#
+# So a builtin that the compiler does not know yet is one registered function, and a new kind of value is a
+# dataclass and an entry in each table that it has an answer for. Where there is no entry, the graph breaks
+# with a reason; nothing is guessed.
 
 # %%
 from __future__ import annotations
@@ -27,7 +40,8 @@ from ..ch02_guards.sources import Source
 
 
 class Table(dict):
-    """Handlers by key; `@table.of(key, ...)` registers one. Most keys are kinds of values or real functions."""
+    """Handlers by key; `@table.of(key, ...)` registers one. Most keys are kinds of values or real
+    functions."""
 
     def of(self, *keys):
         def register(function):
@@ -44,17 +58,18 @@ class Value:
 
 @dataclass(eq=False)
 class Const(Value):
-    """An immutable object compared by value: numbers, strings, None, dtypes, devices, ranges, slices of constants."""
+    """An immutable object compared by value: numbers, strings, None, dtypes, devices, ranges, slices of
+    constants."""
     value: Any = None
 
 
 @dataclass(eq=False)
 class TensorVal(Value):
-    """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph inputs."""
+    """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
+    inputs."""
     node: torch.fx.Node = None
     fake: Any = None
     real: Any = None
-    attrs: dict = field(default_factory=dict)
     version: int = 0
 
 
@@ -96,7 +111,8 @@ class ListVal(Value):
 
 @dataclass(eq=False)
 class DictVal(Value):
-    """dict, OrderedDict or defaultdict. items: key -> [key value, value]; keys are plain Python objects (see key_of)."""
+    """dict, OrderedDict or defaultdict. items: key -> [key value, value]; keys are plain Python objects
+    (see key_of)."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
@@ -140,8 +156,9 @@ class ByIdentity:
 # %%
 @dataclass(eq=False)
 class ObjVal(Value):
-    """Any other object. `real` is the object when it existed before the call; `attrs` are the writes since then
-    (DELETED marks a deletion). For an object made by the trace `real` is NEW and `attrs` is everything it has."""
+    """Any other object. `real` is the object when it existed before the call; `attrs` are the writes since
+    then (DELETED marks a deletion). For an object made by the trace `real` is NEW and `attrs` is everything
+    it has."""
     real: Any = None
     cls: type = object
     attrs: dict = field(default_factory=dict)
@@ -193,7 +210,7 @@ class SuperVal(Value):
 
 
 @dataclass(eq=False)
-class PropertyVal(Value):
+class BuiltinVal(Value):
     """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> Value`."""
     call: Any = None
     name: str = ""
@@ -201,15 +218,17 @@ class PropertyVal(Value):
 
 @dataclass(eq=False)
 class CellVal(Value):
-    """A closure cell. `content` is a Value, a Lazy, or None when empty; `real` when the cell existed before."""
+    """A closure cell. `content` is a Value, a Lazy, or None when empty; `real` when the cell existed
+    before."""
     content: Any = None
     real: Any = None
 
 
 @dataclass(eq=False)
 class ContextVal(Value):
-    """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'null' ().
-    immediate: the grad mode before a `set_grad_enabled`, which acts when it is made; result: of `__enter__`."""
+    """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'null'
+    (). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made; result: of
+    `__enter__`."""
     kind: str = ""
     state: tuple = ()
     saved: list = field(default_factory=list)
@@ -283,8 +302,9 @@ def user_error(cls, *args):
 
 # %%
 MISSING = object()
-CLASS_OF = {SymVal: int, FuncVal: types.FunctionType, MethodVal: types.MethodType, MethodName: types.BuiltinFunctionType,
-            PartialVal: functools.partial, PropertyVal: types.BuiltinFunctionType, SliceVal: slice,
+CLASS_OF = {SymVal: int, FuncVal: types.FunctionType, MethodVal: types.MethodType,
+            MethodName: types.BuiltinFunctionType,
+            PartialVal: functools.partial, BuiltinVal: types.BuiltinFunctionType, SliceVal: slice,
             GenVal: types.GeneratorType, IterVal: type(iter([])), CellVal: types.CellType}
 
 
@@ -292,10 +312,10 @@ def class_of(value: Value) -> type:
     """type(value)"""
     if isinstance(value, Const):
         return type(value.value)
-    if isinstance(value, (ObjVal, ListVal, TupleVal, DictVal, SetVal, ExcVal)):
-        return value.cls
     if isinstance(value, TensorVal):
         return torch.Tensor if value.real is None else type(value.real)
+    if isinstance(value, (ObjVal, ListVal, TupleVal, DictVal, SetVal, ExcVal)):
+        return value.cls
     if isinstance(value, ContextVal):
         return value.factory
     return CLASS_OF.get(type(value), object)

@@ -36,7 +36,8 @@ from .values import (
     MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, describe)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType, types.MethodDescriptorType,
+BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
+               types.MethodDescriptorType,
                types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
                types.ClassMethodDescriptorType, types.MethodWrapperType, staticmethod, classmethod, property)
 
@@ -65,9 +66,10 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
 
 
 def is_made_per_call(function) -> bool:
-    """Whether a function is likely made anew for each call, as closures and lambdas are. Then only its code can be
-    guarded; its cells and defaults are read through it."""
-    return bool(function.__closure__) or "<lambda>" in function.__name__ or "<locals>" in function.__qualname__
+    """Whether a function is likely made anew for each call, as closures and lambdas are. Then only its code
+    can be guarded; its cells and defaults are read through it."""
+    inside = "<lambda>" in function.__name__ or "<locals>" in function.__qualname__
+    return inside or bool(function.__closure__)
 
 
 def part(step, source: Source | None, *args) -> Source | None:
@@ -87,6 +89,25 @@ def realize(tx, item) -> Value:
     return wrap(tx, item.real, item.source) if type(item) is Lazy else item
 
 
+def wrap_constant(tx, result) -> Value:
+    """The value of a fresh object made of constants, such as the result of a call: containers are new and
+    unguarded."""
+    kind = type(result)
+    if isinstance(result, tuple):
+        return TupleVal(items=[wrap_constant(tx, r) for r in result], cls=kind)
+    if kind is list:
+        return ListVal(items=[wrap_constant(tx, r) for r in result])
+    if kind is dict:
+        return DictVal(items={k: [wrap_constant(tx, k), wrap_constant(tx, v)] for k, v in result.items()})
+    if kind in (set, frozenset):
+        return SetVal(items={r: wrap_constant(tx, r) for r in result}, cls=kind)
+    if kind is slice:
+        return SliceVal(*(Const(value=v) for v in (result.start, result.stop, result.step)))
+    if kind is torch.SymInt:
+        unsupported(tx, "a symbolic size in an unexpected place")
+    return wrap(tx, result)
+
+
 # %% [markdown]
 # ## The kinds
 #
@@ -103,9 +124,11 @@ def build(tx, real, kind, source) -> Value:
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
     if kind is types.BuiltinFunctionType and type(real.__self__) in BOUND_TO:
-        guard(tx, source, "TYPE_MATCH", kind)    # a bound method such as `log.append`: a new object each time it is read
+        # A bound method such as `log.append`: a new object each time it is read
+        guard(tx, source, "TYPE_MATCH", kind)
         guard(tx, part(AttrSource, source, "__name__"), "CONSTANT_MATCH", real.__name__)
-        return MethodName(self=wrap(tx, real.__self__, part(AttrSource, source, "__self__")), name=real.__name__)
+        return MethodName(self=wrap(tx, real.__self__, part(AttrSource, source, "__self__")),
+                          name=real.__name__)
     if isinstance(real, (*BY_IDENTITY, enum.Enum)):
         guard_identity(tx, real, source)
     elif isinstance(real, torch.nn.Module):
@@ -152,13 +175,17 @@ def key_source(tx, key):
     return key if plain else constant_source(tx, key)
 
 
+DICT_CLASSES = (dict, collections.OrderedDict, collections.defaultdict)
+
+
 @BUILDERS.of(dict)
 def wrap_dict(tx, real, kind, source):
-    if kind not in (dict, collections.OrderedDict, collections.defaultdict):
+    if kind not in DICT_CLASSES:
         return None
     value = DictVal(cls=kind, real=real, source=source)
     owner = None
-    if isinstance(source, ItemSource) and isinstance(source.base, InstanceDictSource) and source.key in CHILD_DICTS:
+    in_module = isinstance(source, ItemSource) and isinstance(source.base, InstanceDictSource)
+    if in_module and source.key in CHILD_DICTS:
         owner, value.keys_guarded = source.base.base, True       # MODULE_STRUCTURE has guarded the keys
     else:
         guard(tx, source, "TYPE_MATCH", type(real))
@@ -176,7 +203,7 @@ def wrap_dict(tx, real, kind, source):
 def dict_contents(tx, obj: ObjVal) -> DictVal | None:
     """The dictionary part of an object whose class derives from dict; None for other objects."""
     if obj.contents is None and issubclass(obj.cls, dict):
-        base = next(c for c in obj.cls.__mro__ if c in (dict, collections.OrderedDict, collections.defaultdict))
+        base = next(c for c in obj.cls.__mro__ if c in DICT_CLASSES)
         if obj.real is NEW or base is collections.defaultdict:
             return None
         obj.contents = wrap_dict(tx, obj.real, base, obj.source)
@@ -202,7 +229,8 @@ def wrap_method(tx, real, kind, source):
 @BUILDERS.of(functools.partial)
 def wrap_partial(tx, real, kind, source):
     guard(tx, source, "TYPE_MATCH", kind)
-    func, args, keywords = (wrap(tx, getattr(real, n), part(AttrSource, source, n)) for n in ("func", "args", "keywords"))
+    func, args, keywords = (wrap(tx, getattr(real, n), part(AttrSource, source, n))
+                            for n in ("func", "args", "keywords"))
     guard_keys(tx, keywords)
     return PartialVal(func=func, args=[realize(tx, a) for a in args.items],
                       kwargs={k: realize(tx, v) for k, (_, v) in keywords.items.items()}, source=source)
@@ -270,7 +298,8 @@ def wrap_tensor(tx, real, source):
     sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
                   for d, n in enumerate(real.shape)) if dynamic else None
     fake = tx.fake_mode.from_real(real, sizes)
-    value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source, version=fake._version)
+    value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,
+                      version=fake._version)
     tx.tensor_of_fake[id(fake)] = value
     return value
 
@@ -285,8 +314,8 @@ def add_input(tx, real, fake, source) -> torch.fx.Node:
 
 
 def symbol_for(tx, size: int, source):
-    """A SymInt of value `size` (an int for 0 and 1), read from `source` at each call. Equal sizes share a symbol, guarded
-    by their equality: a batch size is one number, however many tensors have it."""
+    """A SymInt of value `size` (an int for 0 and 1), read from `source` at each call. Equal sizes share a
+    symbol, guarded by their equality: a batch size is one number, however many tensors have it."""
     known = tx.symbols.get(size)
     if known is not None:
         name = str(known[0].node.expr)
@@ -317,7 +346,8 @@ def guard_sizes(tx):
     """The questions that shape code asked about symbols, with their answers, become guards."""
     for g in tx.shape_env.guards:
         text = g.text()
-        names = tuple((name, source) for name, source in tx.symbol_sources.items() if re.search(rf"\b{name}\b", text))
+        names = tuple((name, source) for name, source in tx.symbol_sources.items()
+                      if re.search(rf"\b{name}\b", text))
         tx.guards.add(names[0][1] if names else None, "SIZE", (text, names))
 
 
@@ -329,7 +359,8 @@ def guard_sizes(tx):
 
 # %%
 def key_of_real(tx, key):
-    if type(key) in CONSTANT_TYPES or isinstance(key, (type, enum.Enum, types.FunctionType, types.BuiltinFunctionType)):
+    if type(key) in CONSTANT_TYPES or isinstance(key, (type, enum.Enum, types.FunctionType,
+                                                       types.BuiltinFunctionType)):
         return key
     if type(key) is tuple:
         return tuple(key_of_real(tx, k) for k in key)

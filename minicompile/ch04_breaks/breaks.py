@@ -35,9 +35,11 @@ from . import bytecode, resume
 
 
 def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -> cap.Captured:
-    """Capture `func(**args)`: whole, or up to its first graph break. args: name -> object in localsplus order.
+    """Capture `func(**args)`: whole, or up to its first graph break. args: name -> object in localsplus
+    order.
 
-    Raises SkipFrame when the frame must be evaluated as it is, and GraphBreakError for a break under fullgraph."""
+    Raises SkipFrame when the frame must be evaluated as it is, and GraphBreakError for a break under
+    fullgraph."""
     options = options or cap.CaptureOptions()
     try:
         return cap.capture(func, args, options)
@@ -73,8 +75,9 @@ def fullgraph_message(func, error) -> str:
 # %%
 @dataclass(eq=False)
 class Break:
-    """The state at the break. lines: the breaking instruction as text, which runs inside the active contexts. ends: for a
-    branch, (condition, offset, stack) of each way on; otherwise it goes on at the offset `following`."""
+    """The state at the break. lines: the breaking instruction as text, which runs inside the active
+    contexts. ends: for a branch, (condition, offset, stack) of each way on; otherwise it goes on at the
+    offset `following`."""
     ep: Epilogue
     frame: Any
     instruction: Any
@@ -90,11 +93,13 @@ class Text(Value):
 
 
 def capture_until(func, args, options, error) -> cap.Captured:
-    """The first part of a broken frame: graph, side effects, the instruction, a call of the resume function."""
+    """The first part of a broken frame: graph, side effects, the instruction, a call of the resume
+    function."""
     done = cap.trace(func, args, options, stop_at=error.step - 1)
     tx, frame = done.tx, done.frame
     if done.result is not None:
-        raise SkipFrame(f"the second trace did not stop where the first broke: {error.reason}", error.location)
+        raise SkipFrame(f"the second trace did not stop where the first broke: {error.reason}",
+                        error.location)
     upcoming = frame.decoded.instructions[frame.ip:frame.ip + 2]
     instruction = upcoming[0]
     if instruction.opname not in BREAKS:
@@ -124,8 +129,8 @@ def check_place(tx, frame, instruction, error):
 
 
 def handlers_of(decoded, offset) -> list:
-    """Offsets of the handlers that protect an instruction, innermost first. A table entry names only the innermost; the
-    next one protects the handler itself."""
+    """Offsets of the handlers that protect an instruction, innermost first. A table entry names only the
+    innermost; the next one protects the handler itself."""
     seen, found = set(), []
     while True:
         entry = next((e for e in decoded.table if e.start <= offset < e.end), None)
@@ -139,7 +144,8 @@ def handlers_of(decoded, offset) -> list:
 
 def is_with_handler(decoded, target) -> bool:
     position = decoded.index[target]
-    return [i.opname for i in decoded.instructions[position:position + 2]] == ["PUSH_EXC_INFO", "WITH_EXCEPT_START"]
+    return [i.opname for i in decoded.instructions[position:position + 2]] == ["PUSH_EXC_INFO",
+                                                                               "WITH_EXCEPT_START"]
 
 
 # %% [markdown]
@@ -167,14 +173,15 @@ def write_break(br: Break) -> list:
 
 
 def consume_result(br: Break):
-    """`print(x)` throws its result away and `n = x.item()` only stores it. Doing that here, and not in the resume
-    function, keeps the result off its stack, where it would have to be looked at and guarded."""
+    """`print(x)` throws its result away and `n = x.item()` only stores it. Doing that here, and not in the
+    resume function, keeps the result off its stack, where it would have to be looked at and guarded."""
     stack, decoded = br.frame.stack, br.frame.decoded
     while br.following >= 0 and not br.ends and stack and type(stack[-1]) is Text:
         position = decoded.index[br.following]
         instruction = decoded.instructions[position]
-        if instruction.opname == "STORE_FAST" and type(br.frame.locals.get(instruction.argval)) is not CellVal:
-            br.frame.locals[instruction.argval] = stack.pop()
+        name, variables = instruction.argval, br.frame.locals
+        if instruction.opname == "STORE_FAST" and type(variables.get(name)) is not CellVal:
+            variables[name] = stack.pop()
         elif instruction.opname == "POP_TOP":
             stack.pop()
         else:
@@ -225,7 +232,8 @@ BREAKS = Table()
 EXPRESSIONS = {                                  # opcode -> (operands, template)
     "UNARY_NEGATIVE": (1, "-{0}"), "UNARY_POSITIVE": (1, "+{0}"), "UNARY_INVERT": (1, "~{0}"),
     "UNARY_NOT": (1, "not {0}"), "TO_BOOL": (1, "bool({0})"), "GET_ITER": (1, "iter({0})"),
-    "BINARY_SUBSCR": (2, "{0}[{1}]"), "BINARY_SLICE": (3, "{0}[{1}:{2}]"), "LOAD_GLOBAL": (0, "__G[{i.argval!r}]"),
+    "BINARY_SUBSCR": (2, "{0}[{1}]"), "BINARY_SLICE": (3, "{0}[{1}:{2}]"),
+    "LOAD_GLOBAL": (0, "__G[{i.argval!r}]"),
     "LOAD_ATTR": (1, "{0}.{i.argval}"), "LOAD_METHOD": (1, "{0}.{i.argval}"),
     "FORMAT_SIMPLE": (1, "format({0}, '')"), "FORMAT_WITH_SPEC": (2, "format({0}, {1})"),
     "IMPORT_NAME": (2, "__import__({i.argval!r}, __G, None, {1}, {0})"),
@@ -343,8 +351,10 @@ def register_jump(name: str, test: str):
         before = list(br.frame.stack)
         br.lines.append(f"__cond = {test.format(pop(br)[0])}")
         after = br.frame.stack
-        br.ends = [("__cond", i.argval, before if "OR_POP" in i.opname else after), (None, br.following, after)]
-    names = [f"POP_JUMP_IF_{name}", f"POP_JUMP_FORWARD_IF_{name}", f"POP_JUMP_BACKWARD_IF_{name}", f"JUMP_IF_{name}_OR_POP"]
+        br.ends = [("__cond", i.argval, before if "OR_POP" in i.opname else after),
+                   (None, br.following, after)]
+    names = [f"POP_JUMP_IF_{name}", f"POP_JUMP_FORWARD_IF_{name}", f"POP_JUMP_BACKWARD_IF_{name}",
+             f"JUMP_IF_{name}_OR_POP"]
     BREAKS.of(*names)(break_jump)
 
 

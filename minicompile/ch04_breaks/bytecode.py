@@ -29,7 +29,8 @@ EXTENDED_ARG = OPS["EXTENDED_ARG"]
 JUMPS = frozenset(dis.hasjrel)
 LOCAL_OPS = frozenset(dis.haslocal) | frozenset(dis.hasfree)      # their argument is an index into localsplus
 NO_INDEX = {OPS["COPY_FREE_VARS"]}
-PAIRS = {"LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"), "STORE_FAST_LOAD_FAST": ("STORE_FAST", "LOAD_FAST"),
+PAIRS = {"LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"), "STORE_FAST_LOAD_FAST": ("STORE_FAST",
+                                                                                     "LOAD_FAST"),
          "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST")}   # 3.13: two indices in one argument
 
 
@@ -118,7 +119,8 @@ def parse_exception_table(table: bytes):
 # shrink, so this ends.
 
 # %%
-def encode(instructions: list[Instruction], handlers: list[Handler], first_line: int) -> tuple[bytes, bytes, bytes]:
+def encode(instructions: list[Instruction], handlers: list[Handler], first_line: int) -> tuple[bytes, bytes,
+                                                                                               bytes]:
     """(co_code, co_exceptiontable, co_linetable)."""
     prefixes = {i: 0 for i in instructions}
     while True:
@@ -199,7 +201,8 @@ def encode_position(out: bytearray, position, units: int, previous: int) -> int:
 
 # %%
 def localsplus_names(code) -> list[str]:
-    """Variable names in the order of the frame's array: locals, cells that are not arguments, free variables."""
+    """Variable names in the order of the frame's array: locals, cells that are not arguments, free
+    variables."""
     cells = [name for name in code.co_cellvars if name not in code.co_varnames]
     return [*code.co_varnames, *cells, *code.co_freevars]
 
@@ -242,7 +245,8 @@ def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict
     position = {id(i): n for n, i in enumerate(instructions)}
     result = {}
     for n, i in enumerate(instructions):
-        ends = i.name in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD",
+        ends = i.name in ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD",
+                          "JUMP_BACKWARD",
                           "JUMP_BACKWARD_NO_INTERRUPT")
         result[n] = [] if ends or n + 1 == len(instructions) else [n + 1]
         if i.target is not None:

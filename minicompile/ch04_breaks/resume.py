@@ -48,8 +48,9 @@ REFUSED_FLAGS = 0x20 | 0x80 | 0x200                  # generators, coroutines, a
 # %%
 @dataclass(eq=False)
 class ResumePoint:
-    """A resume function. `code` takes `locals` then one argument per VALUE or CONTEXT in `stack`, then has `cells` as
-    free variables. `target` is what generated text names: the function, or function_of(closure) if there are cells."""
+    """A resume function. `code` takes `locals` then one argument per VALUE or CONTEXT in `stack`, then has
+    `cells` as free variables. `target` is what generated text names: the function, or function_of(closure)
+    if there are cells."""
     name: str
     code: types.CodeType
     locals: tuple[str, ...]
@@ -60,17 +61,17 @@ class ResumePoint:
 
     def __post_init__(self):
         if self.cells:
-            self.target = lambda *closure: types.FunctionType(self.code, self.globals, self.name, None, closure)
+            self.target = lambda *closure: types.FunctionType(self.code, self.globals, self.name, None,
+                                                              closure)
         else:
             self.target = types.FunctionType(self.code, self.globals, self.name)
 
     def call_text(self, variable: str, locals: dict, stack: list, cells: dict, current_code=None) -> str:
         """Python text that continues there. variable: the name that `target` has in the generated function.
 
-        locals: text of each live local. stack: text of each VALUE and CONTEXT slot, bottom first. cells: text of a *cell
-        object* for each own cell that exists (3.12 creates those of comprehensions late); free variables of
-        `current_code` (the frame being left) are found in its closure.
-        """
+        locals: text of each live local. stack: text of each VALUE and CONTEXT slot, bottom first. cells:
+        text of a *cell object* for each own cell that exists (3.12 creates those of comprehensions late);
+        free variables of `current_code` (the frame being left) are found in its closure. """
         free = {} if current_code is None else {name: f"__F.__closure__[{i}]"
                                                 for i, name in enumerate(current_code.co_freevars)}
         closure = ", ".join({**free, **cells}.get(name, "__new_cell()") for name in self.cells)
@@ -90,7 +91,8 @@ class ResumePoint:
 class Origin:
     """Where a resume function's code comes from."""
     code: types.CodeType
-    offsets: dict[int, int]                          # offset in the resume function's code -> offset in the original
+    # Offset in the resume function's code -> offset in the original
+    offsets: dict[int, int]
 
 
 ORIGINS: dict[int, tuple] = {}                       # id(resume code) -> (resume code, Origin)
@@ -107,12 +109,13 @@ def original_position(code, offset: int):
     return origin.code, origin.offsets[offset]
 
 
-def make_resume(code, offset: int, live: set | frozenset | None, stack: tuple, func_globals: dict) -> ResumePoint:
+def make_resume(code, offset: int, live: set | frozenset | None, stack: tuple,
+                func_globals: dict) -> ResumePoint:
     """The function that continues `code` before the instruction at byte `offset`.
 
-    live: names of the locals that are set and passed on (default: all that the rest may read; then all must be set).
-    stack: kinds of the stack slots, bottom first. Raises Unsupported for generators and for unknown slots.
-    """
+    live: names of the locals that are set and passed on (default: all that the rest may read; then all must
+    be set). stack: kinds of the stack slots, bottom first. Raises Unsupported for generators and for
+    unknown slots. """
     code, offset = original_position(code, offset)
     if code.co_flags & REFUSED_FLAGS:
         raise Unsupported("graph break inside a generator or coroutine")
@@ -121,7 +124,8 @@ def make_resume(code, offset: int, live: set | frozenset | None, stack: tuple, f
     if "__class__" in code.co_freevars and code.co_argcount:
         if code.co_varnames[0] in own_cells:
             raise Unsupported("graph break in a method with super() whose self is captured by a closure")
-        live.add(code.co_varnames[0])                # super() looks for self in the first argument of the frame
+        # Super() looks for self in the first argument of the frame
+        live.add(code.co_varnames[0])
     parameters = tuple(name for name in code.co_varnames if name in live and name not in own_cells)
     key = (id(code), offset, parameters, tuple(stack), id(func_globals))
     if key not in CACHE:
@@ -154,15 +158,17 @@ def build_resume(code, offset, parameters, stack, func_globals) -> ResumePoint:
     resumed = code.replace(
         co_code=co_code, co_exceptiontable=exception_table, co_linetable=line_table, co_name=name,
         co_qualname=f"{code.co_qualname}__resume_at_{offset}", co_argcount=len(parameters) + len(stack_names),
-        co_posonlyargcount=0, co_kwonlyargcount=0, co_nlocals=len(varnames), co_varnames=varnames, co_cellvars=(),
-        co_freevars=cells, co_flags=code.co_flags & ~0x0C, co_stacksize=max(code.co_stacksize, len(stack) + 2))
+        co_posonlyargcount=0, co_kwonlyargcount=0, co_nlocals=len(varnames), co_varnames=varnames,
+        co_cellvars=(),
+        co_freevars=cells, co_flags=code.co_flags & ~0x0C, co_stacksize=max(code.co_stacksize,
+                                                                            len(stack) + 2))
     ORIGINS[id(resumed)] = resumed, Origin(code, new_offsets(resumed, instructions))
     return ResumePoint(name, resumed, parameters, stack, cells, func_globals)
 
 
 def restore_stack(stack, slot, position) -> list:
-    """RESUME, then push every slot; an argument is deleted after it was pushed, so that it lives no longer than it would
-    have lived on the stack."""
+    """RESUME, then push every slot; an argument is deleted after it was pushed, so that it lives no longer
+    than it would have lived on the stack."""
     result = [bc.new("RESUME", 0, position=position)]
     for n, kind in enumerate(stack):
         if kind == NULL:

@@ -33,7 +33,8 @@ def is_random(node: fx.Node) -> bool:
         return False
     position = DROPOUT_ARGUMENT.get(op._schema.name)
     if position is not None:
-        return (node.args[position] if len(node.args) > position else node.kwargs.get("dropout_p", 0.0)) != 0.0
+        given = node.args[position:position + 1] or (node.kwargs.get("dropout_p", 0.0),)
+        return given[0] != 0.0
     if op is aten.native_dropout.default:
         return node.args[2] is not False
     return True

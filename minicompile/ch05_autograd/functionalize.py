@@ -281,8 +281,8 @@ def restride(f: Functionalizer, node: fx.Node, target: torch.Tensor) -> fx.Node:
 # ## Undoing a view
 #
 # `undo` puts the new contents of a view back into its parent. Views that keep every element have an inverse
-# view; views that drop elements have a scatter. Each rule below takes the step that made the view, the present
-# contents of the parent and the new contents of the view, and gives the new contents of the parent.
+# view; views that drop elements have a scatter. Each rule below takes the step that made the view, the
+# present contents of the parent and the new contents of the view, and gives the new contents of the parent.
 
 # %%
 UNDO = {}
@@ -301,8 +301,9 @@ def undo_nothing(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -
     return new
 
 
-@undoes(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default, aten.reshape.default,
-        aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default)
+@undoes(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
+        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
+        aten.expand.default)
 def undo_reshape(f, step, parent, new):
     if new.meta["val"].numel() != parent.meta["val"].numel():
         raise Unsupported("writing through an expanded tensor")
@@ -500,16 +501,22 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
         elif target is not None:
             write(f, f.env[target], result)
     by_alias = {frozenset(a.alias_info.before_set): t for a, t in zip(written, targets)}
-    fresh_results = iter([fresh(r.meta["val"], r) if isinstance(r.meta["val"], FakeTensor) else r for r in pure])
-    returned = [next(fresh_results) if r.alias_info is None else f.env[by_alias[frozenset(r.alias_info.before_set)]]
-                for r in op._schema.returns]
+    pure = iter(pure)
+    returned = []
+    for r in op._schema.returns:
+        if r.alias_info is not None:
+            returned.append(f.env[by_alias[frozenset(r.alias_info.before_set)]])
+        else:
+            new = next(pure)
+            is_tensor = isinstance(new.meta["val"], FakeTensor)
+            returned.append(fresh(new.meta["val"], new) if is_tensor else new)
     f.env[node] = returned[0] if len(returned) == 1 else returned
 
 
 def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
     """Call the functional counterpart of `op` on the arguments `bound` by name; its results."""
     functional = functional_counterpart(op)
-    defaults = {a.name: a.default_value for schema in (functional._schema, op._schema) for a in schema.arguments
+    defaults = {a.name: a.default_value for o in (functional, op) for a in o._schema.arguments
                 if a.has_default_value()}
     keyword_only = {a.name for a in functional._schema.arguments if a.kwarg_only}
     args, kwargs = [], {}

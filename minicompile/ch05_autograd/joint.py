@@ -88,7 +88,7 @@ class Joint:
     recipes: list                   # how to make each output
     mutated: set[str] = field(default_factory=set)      # names of all placeholders that are written
     copied: list[int] = field(default_factory=list)     # the written inputs that the graph itself copies into
-    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)     # where to read each size symbol
+    symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)     # where to read each size
 
 # %% [markdown]
 # ## Following views back

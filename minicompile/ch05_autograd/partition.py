@@ -25,29 +25,30 @@
 # What may not be computed twice, and why:
 #
 # - *random numbers*: the second draw would be a different one;
-# - *matmuls, convolutions, attention, sorts, ...*: expensive; and *reductions*: their results are small, so saving is cheap;
-# - *values that a library call reads both in forward and in backward*: such a call needs its operand in memory. Forward has written it there already, so
-#   saving costs nothing but the space, while recomputing would have to write it again;
-# - *values that live long in forward*, like the residual stream of a transformer: recomputing one would recompute all that came before it.
-#   "Long" means across a library call: the value is in memory then, too.
-#
-# - *windows that overlap*: the maximum of a 3x3 pool reads every pixel two to nine times; the place of the maximum is one byte a window.
+# - *matmuls, convolutions, attention, sorts*: expensive;
+# - *reductions*: their results are small, so saving is cheap;
+# - *values that a library call reads both in forward and in backward*: such a call needs its operand in
+#   memory. Forward has written it there already, so saving costs nothing but the space, while recomputing
+#   would have to write it again;
+# - *values that live long in forward*, like the residual stream of a transformer: recomputing one would
+#   recompute all that came before it. "Long" means across a library call: the value is in memory then, too;
+# - *windows that overlap*: the maximum of a 3x3 pool reads every pixel two to nine times; the place of the
+#   maximum is one byte a window.
 #
 # Views and casts from a saved half-precision copy are free or nearly so; inputs cost nothing to save.
 
 # %%
 from __future__ import annotations
 
+import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor
 from ..ch01_graphs.graph import copy_provenance, graph_module
-from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, symbols
 from ..errors import Unsupported
 from .cleanup import has_effect, is_random
 from .functionalize import viewed_argument
@@ -63,21 +64,24 @@ aten = torch.ops.aten
 # out.
 
 # %%
-CHEAP = {aten._to_copy, aten.clone, aten.full, aten.full_like, aten.zeros, aten.zeros_like, aten.ones, aten.ones_like,
-         aten.scalar_tensor, aten.arange, aten.iota if hasattr(aten, "iota") else aten.arange, aten.cat, aten.stack,
-         aten.constant_pad_nd, aten.where, aten.threshold_backward, aten.gelu, aten.silu, aten.tril, aten.triu,
-         aten.new_zeros, aten.new_ones, aten.new_full, aten.fill, aten.zero, aten.copy, aten.masked_fill, aten.repeat,
-         aten.slice_scatter, aten.select_scatter, aten.flip, aten.roll, aten.eye, aten._native_batch_norm_legit_no_training}
+CHEAP = {
+    aten._to_copy, aten.clone, aten.copy, aten.fill, aten.zero, aten.full, aten.full_like, aten.zeros,
+    aten.zeros_like, aten.ones, aten.ones_like, aten.new_zeros, aten.new_ones, aten.new_full,
+    aten.scalar_tensor, aten.arange, aten.eye, aten.cat, aten.stack, aten.repeat, aten.flip, aten.roll,
+    aten.tril, aten.triu, aten.constant_pad_nd, aten.slice_scatter, aten.select_scatter, aten.where,
+    aten.masked_fill, aten.gelu, aten.silu, aten.threshold_backward,
+    aten._native_batch_norm_legit_no_training,
+}
 
 
 def is_view(node: fx.Node) -> bool:
     val = node.meta.get("val")
-    return node.op == "call_function" and isinstance(val, FakeTensor) and isinstance(node.target, torch._ops.OpOverload) \
-        and viewed_argument(node, val) is not None
+    return (isinstance(node.target, torch._ops.OpOverload) and isinstance(val, FakeTensor)
+            and viewed_argument(node, val) is not None)
 
 
 def is_widening(node: fx.Node) -> bool:
-    """A cast that loses nothing, such as bfloat16 to float32, on one device: the narrow value serves as well."""
+    """A cast that loses nothing, such as bfloat16 to float32, on one device: the narrow value will do."""
     if node.target is not aten._to_copy.default:
         return False
     new, old = node.meta["val"], node.args[0].meta["val"]
@@ -107,33 +111,31 @@ def _has_data(node: fx.Node) -> bool:
 
 
 def is_fusible(node: fx.Node) -> bool:
-    """Cheap operators and reductions become loops; the rest are library calls, which read and write memory."""
+    """Cheap operators and reductions become loops; the rest are library calls, which go through memory."""
     if is_cheap(node) or node.target is operator.getitem:
         return True
     return isinstance(node.target, torch._ops.OpOverload) and node.target.overloadpacket in LOOPS
 
 
-LOOPS = {aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.var, aten.var_mean, aten.std, aten.any,
-         aten.all, aten.argmax, aten.argmin, aten._softmax, aten._log_softmax, aten._softmax_backward_data,
-         aten._log_softmax_backward_data, aten.logsumexp, aten.native_layer_norm, aten.native_layer_norm_backward,
-         aten.native_group_norm, aten.native_group_norm_backward, aten.native_batch_norm_backward, aten.native_dropout,
-         aten._native_batch_norm_legit_functional, aten.native_batch_norm, aten.nll_loss_forward, aten.nll_loss_backward,
-         aten.embedding, aten.embedding_dense_backward, aten.index, aten.gather, aten.scatter, aten.scatter_add,
-         aten.index_select, aten.index_put, aten.select_backward, aten.slice_backward, aten.max_pool2d_with_indices,
-         aten.avg_pool2d, aten.linalg_vector_norm, aten.bernoulli, aten.empty_like}
+LOOPS = {
+    aten.sum, aten.mean, aten.amax, aten.amin, aten.max, aten.min, aten.prod, aten.var, aten.var_mean,
+    aten.std, aten.any, aten.all, aten.argmax, aten.argmin, aten._softmax, aten._log_softmax,
+    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.logsumexp, aten.native_layer_norm,
+    aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
+    aten.native_batch_norm_backward, aten.native_dropout, aten._native_batch_norm_legit_functional,
+    aten.native_batch_norm, aten.nll_loss_forward, aten.nll_loss_backward, aten.embedding,
+    aten.embedding_dense_backward, aten.index, aten.gather, aten.scatter, aten.scatter_add,
+    aten.index_select, aten.index_put, aten.select_backward, aten.slice_backward,
+    aten.max_pool2d_with_indices, aten.avg_pool2d, aten.linalg_vector_norm, aten.bernoulli,
+    aten.empty_like,
+}
 
 
 def size_in_bytes(node: fx.Node) -> int:
     """Bytes of the tensor at a node; symbolic sizes count with their present values."""
     val = node.meta["val"]
-    return max(int(val.numel()) if not any(isinstance(s, torch.SymInt) for s in val.shape) else _hinted(val), 1) * val.element_size()
-
-
-def _hinted(val) -> int:
-    total = 1
-    for s in val.shape:
-        total *= s.node.hint if isinstance(s, torch.SymInt) else s
-    return total
+    sizes = [s.node.hint if isinstance(s, torch.SymInt) else s for s in val.shape]
+    return max(math.prod(sizes), 1) * val.element_size()
 
 # %% [markdown]
 # ## Three kinds of node
@@ -145,7 +147,7 @@ def _hinted(val) -> int:
 # %%
 @dataclass
 class Halves:
-    """Sets of nodes of a joint graph: `backward` depends on tangents, `forward` is needed for the forward's outputs."""
+    """Sets of nodes of a joint graph: `backward` depends on tangents, `forward` is needed for the outputs."""
 
     backward: set[fx.Node]
     forward: set[fx.Node]
@@ -189,14 +191,16 @@ def split_nodes(joint: Joint) -> Halves:
 
 # %%
 def stages(nodes, halves: Halves) -> dict[fx.Node, int]:
-    """The stage of each node: library calls of stage k come after the loops of stage k and before those of stage k + 1."""
+    """The stage of each node: library calls of stage k come after the loops of stage k and before those of
+    stage k + 1."""
     earliest: dict[fx.Node, int] = {}
     for node in nodes:
-        earliest[node] = max((earliest[a] + (not is_fusible(a)) for a in node.all_input_nodes if a in earliest), default=0)
+        operands = [a for a in node.all_input_nodes if a in earliest]
+        earliest[node] = max([earliest[a] + (not is_fusible(a)) for a in operands], default=0)
     stage: dict[fx.Node, int] = {}
     for node in reversed(nodes):
-        stage[node] = earliest[node] if not is_fusible(node) else \
-            min((stage[u] for u in node.users if u in halves.forward and u in stage), default=earliest[node])
+        users = [u for u in node.users if u in halves.forward and u in stage] if is_fusible(node) else []
+        stage[node] = min([stage[u] for u in users], default=earliest[node])
     return stage
 
 
@@ -213,7 +217,7 @@ def readers(node: fx.Node, among: set[fx.Node]) -> list[fx.Node]:
 
 
 def rereads(node: fx.Node) -> bool:
-    """Does the node combine windows of one tensor that overlap, so that computing it reads each element several times?"""
+    """Does the node combine overlapping windows of one tensor, reading each element several times?"""
     windows: dict[fx.Node, dict[fx.Node, int]] = {}
     seen, pending = {node}, [node] if torch.Tag.pointwise in node.target.tags else []
     while pending:
@@ -228,12 +232,12 @@ def rereads(node: fx.Node) -> bool:
                 windows.setdefault(base, {})[operand] = size_in_bytes(operand)
             elif torch.Tag.pointwise in getattr(operand.target, "tags", ()):
                 pending.append(operand)
-    return any(sum(w.values()) >= 2 * size_in_bytes(base) for base, w in windows.items())
+    return any(2 * sum(w.values()) >= 3 * size_in_bytes(base) for base, w in windows.items())
 
 
 @dataclass
 class Use:
-    """How forward uses a value: `library` reads it; a loop of a later stage does (`far`); or it is an output."""
+    """How forward uses a value: a `library` call reads it, a later stage does (`far`), it is an `output`."""
 
     library: bool
     far: bool
@@ -242,10 +246,11 @@ class Use:
 
 def forward_use(node: fx.Node, halves: Halves, stage) -> Use:
     found = readers(node, halves.forward)
-    return Use(any(not is_fusible(u) for u in found), any(stage[u] > stage[node] for u in found), node in halves.outputs)
+    return Use(library=any(not is_fusible(u) for u in found), far=any(stage[u] > stage[node] for u in found),
+               output=node in halves.outputs)
 
 
-def must_not_recompute(node, halves: Halves, use: Use, prefer: str) -> bool:
+def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> bool:
     if is_view(node) or is_widening(node) or node.op == "get_attr":
         return False
     if not is_cheap(node) or rereads(node):
@@ -253,21 +258,28 @@ def must_not_recompute(node, halves: Halves, use: Use, prefer: str) -> bool:
     if node not in halves.forward or not node.all_input_nodes:
         return False
     again = use.library and any(not is_fusible(u) for u in readers(node, halves.backward))
-    return use.far or (prefer == "speed" and again)
+    return use.far or (again and prefer == "speed")
+
+
+def with_ancestors(nodes) -> set[fx.Node]:
+    """The nodes, and all that they are computed from."""
+    found, pending = set(), list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(node.all_input_nodes)
+    return found
 
 
 def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx.Node]:
-    """The forward values that backward gets. prefer: "speed" keeps what is in memory anyway, "memory" recomputes it."""
+    """The forward values that backward gets. prefer: "speed" keeps what is in memory anyway, "memory"
+    recomputes it."""
     nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
     stage = stages(nodes, halves)
     consumed = {n for n in nodes if any(u in halves.backward for u in n.users)} | \
         {g for g in halves.gradients if isinstance(g, fx.Node) and g not in halves.backward}
-    wanted, pending = set(), list(consumed)
-    while pending:
-        node = pending.pop()
-        if node not in wanted:
-            wanted.add(node)
-            pending.extend(node.all_input_nodes)
+    wanted = with_ancestors(consumed)
     net = Network()
     source, sink = add_vertex(net), add_vertex(net)
     inner: dict[fx.Node, tuple[int, int]] = {}
@@ -308,39 +320,29 @@ def price(node: fx.Node, joint: Joint, written: bool) -> int:
 # %%
 @dataclass
 class Partition:
-    """forward: inputs -> results, written values, saved. backward: saved, tangents -> gradients. `saved_inputs`: for
-    each saved value the position of the input that it is, or None for a value that forward computes."""
+    """The two graphs, and what goes from one to the other."""
 
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    saved: list[str]
-    saved_inputs: list[int | None]
+    forward: fx.GraphModule         # inputs -> results, written values, saved
+    backward: fx.GraphModule        # saved, tangents -> gradients
+    saved: list[str]                # names of the saved values
+    saved_inputs: list[int | None]  # for each the position of the input that it is; None if computed
 
 
 def partition(joint: Joint, prefer: str = "speed") -> Partition:
     halves = split_nodes(joint)
     saved = choose_saved(joint, halves, prefer)
     inputs = [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n not in halves.backward]
-    sizes = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved]
-    saved = sizes + saved if _is_symbolic(joint) else saved
+    if joint.symbols:       # every size goes to backward
+        saved = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved] + saved
     positions = [inputs.index(n) if n in inputs and n.name not in joint.mutated else None for n in saved]
     computed = [n for n, p in zip(saved, positions) if p is None]
     return Partition(_forward_graph(joint, halves, inputs, computed), _backward_graph(joint, halves, saved),
                      [n.name for n in saved], positions)
 
 
-def _is_symbolic(joint: Joint) -> bool:
-    return bool(joint.symbols)
-
-
 def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
     graph, env = fx.Graph(), {}
-    wanted, pending = set(inputs), list(computed) + [n for n in halves.forward]
-    while pending:
-        node = pending.pop()
-        if node not in wanted:
-            wanted.add(node)
-            pending.extend(node.all_input_nodes)
+    wanted = with_ancestors([*inputs, *computed, *halves.forward])
     copies = []
     for node in joint.gm.graph.nodes:
         if node in wanted:
@@ -358,7 +360,7 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
             extra.append(env[node])
     for node in copies:
         graph.node_copy(node, env.__getitem__)
-    graph.output(tuple([fx.map_arg(o, env.__getitem__) for o in halves.outputs] + extra))
+    graph.output((*(fx.map_arg(o, env.__getitem__) for o in halves.outputs), *extra))
     return graph_module(joint.gm, graph)
 
 
@@ -385,5 +387,5 @@ def _backward_graph(joint, halves, saved) -> fx.GraphModule:
     for node in halves.gradients:
         if isinstance(node, fx.Node):
             bring(node)
-    graph.output(tuple(fx.map_arg(g, env.__getitem__) if isinstance(g, fx.Node) else None for g in halves.gradients))
+    graph.output(tuple(env[g] if isinstance(g, fx.Node) else None for g in halves.gradients))
     return graph_module(joint.gm, graph)

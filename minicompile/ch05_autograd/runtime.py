@@ -20,9 +20,8 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.graph import interpret
-from ..ch01_graphs.symbolic import Expr
 from ..errors import MinicompileError
-from .joint import Constant, Input, Joint, Result, View, resolve, simplify, trace_joint
+from .joint import Constant, Input, Joint, Result, resolve, simplify, trace_joint
 from .partition import Partition, partition
 from .undefined import without_tangents
 
@@ -63,32 +62,40 @@ class _NotTwice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise MinicompileError("A compiled region was differentiated twice (create_graph=True), and only its first "
-                               "derivative is compiled. "
-                               "Run the function that needs the second derivative with minicompile.disable.")
+        raise MinicompileError("A compiled region was differentiated twice (create_graph=True), and only its "
+                               "first derivative is compiled. Run the function that needs the second "
+                               "derivative with minicompile.disable.")
 
 # %% [markdown]
 # ## Tangents
 #
 # The backward graph was compiled for tangents with the strides of the outputs. The engine may deliver
-# others (an expanded scalar, after `sum`), or none, where the caller did not use an output. Each set of missing tangents
-# has a backward graph of its own, compiled when it first occurs. The set that is compiled in advance, together with
-# forward, is a guess: if one of the outputs is a scalar, it is a loss, and only losses are differentiated.
+# others (an expanded scalar, after `sum`), or none, where the caller did not use an output. Each set of
+# missing tangents has a backward graph of its own, compiled when it first occurs. The set that is compiled in
+# advance, together with forward, is a guess: if one of the outputs is a scalar, it is a loss, and only losses
+# are differentiated.
 
 # %%
 def match_tangent(tangent, shape, stride, dtype, device):
     """`tangent` as the compiled backward expects it."""
-    if tangent.stride() != stride and any(s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape)) \
-            or tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor():     # their memory does not hold the numbers
+    moved = tangent.stride() != stride and any(
+        s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape))
+    lazy = tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor()     # memory holds other numbers
+    if moved or lazy:
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(tangent)
     return tangent
 
 
 def expected_absent(joint: Joint) -> frozenset[int]:
     """The guess: positions (among the differentiable outputs) of tangents that will be None."""
-    tangents = [n.meta["val"] for n in joint.gm.graph.nodes if n.op == "placeholder" and n.name.startswith("tangent")]
+    tangents = _tangents(joint)
     scalars = {k for k, t in enumerate(tangents) if t.dim() == 0}
     return frozenset(range(len(tangents))) - scalars if scalars else frozenset()
+
+
+def _tangents(joint: Joint) -> list[torch.Tensor]:
+    return [n.meta["val"] for n in joint.gm.graph.nodes
+            if n.op == "placeholder" and n.name.startswith("tangent")]
 
 
 def backward_versions(halves: Partition, compile_aten: Compile) -> Callable[[frozenset], Callable]:
@@ -101,7 +108,9 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Callable[[fro
         if found is None:
             with lock:
                 if absent not in known:
-                    gm = without_tangents(halves.backward, {tangents[k] for k in absent}) if absent else halves.backward
+                    gm = halves.backward
+                    if absent:
+                        gm = without_tangents(gm, {tangents[k] for k in absent})
                     known[absent] = context.copy().run(compile_aten, gm, _fakes(gm), is_backward=True)
                 found = known[absent]
         return found
@@ -109,14 +118,17 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Callable[[fro
     return version
 
 
-def _tangent_layouts(joint: Joint) -> list[tuple]:
+def _tangent_layouts(joint: Joint) -> list[tuple | None]:
+    """(shape, strides, dtype, device) of each tangent; None where it has symbolic sizes."""
     layouts = []
-    for node in joint.gm.graph.nodes:
-        if node.op == "placeholder" and node.name.startswith("tangent"):
-            val = node.meta["val"]
-            static = not any(isinstance(s, torch.SymInt) for s in (*val.shape, *val.stride()))
-            layouts.append((tuple(val.shape), tuple(val.stride()), val.dtype, val.device) if static else None)
+    for val in _tangents(joint):
+        static = not any(isinstance(s, torch.SymInt) for s in (*val.shape, *val.stride()))
+        layouts.append(layout_of(val) if static else None)
     return layouts
+
+
+def layout_of(t: torch.Tensor) -> tuple:
+    return tuple(t.shape), t.stride(), t.dtype, t.device
 
 # %% [markdown]
 # ## The function
@@ -131,7 +143,8 @@ def _tangent_layouts(joint: Joint) -> list[tuple]:
 # all activations would stay alive until the last gradient is computed.
 
 # %%
-def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Callable[[frozenset], Callable]) -> type[torch.autograd.Function]:
+def build_function(joint: Joint, halves: Partition, forward: Callable,
+                   backward: Callable[[frozenset], Callable]) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
     count = joint.results + len(joint.written)
     plain = [i for i in range(count) if i not in joint.differentiable]
@@ -151,7 +164,7 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
         ctx.save_for_backward(*[s for s, tensor in zip(saved, is_tensor) if tensor])
         ctx.set_materialize_grads(False)
         results = tuple(outputs[:count])
-        ctx.layouts = [(tuple(results[i].shape), results[i].stride(), results[i].dtype, results[i].device) for i in sizes_of]
+        ctx.layouts = [layout_of(results[i]) for i in sizes_of]
         if plain:
             ctx.mark_non_differentiable(*[results[i] for i in plain])
         return results
@@ -172,7 +185,8 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
             gradients = call_compiled(backward(absent), arguments)
         out: list[Any] = [None] * arity
         for position, gradient in zip(joint.gradients, gradients):
-            out[position] = _NotTwice.apply(gradient, *causes) if causes and gradient is not None else gradient
+            again = causes and gradient is not None
+            out[position] = _NotTwice.apply(gradient, *causes) if again else gradient
         return tuple(out)
 
     return type("CompiledRegion", (torch.autograd.Function,),
@@ -187,7 +201,7 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
 # %%
 def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
     """`finish(results, inputs) -> outputs`, the last step of every call."""
-    if [r.index if isinstance(r, Result) else None for r in joint.recipes] == list(range(joint.results)) and not joint.written:
+    if joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written:
         return lambda results, inputs: tuple(results)
 
     def make(recipe, results, inputs):
@@ -223,9 +237,12 @@ def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
 # %%
 def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
                      prepare: Callable | None = None) -> Callable:
-    """Compile a captured graph with its gradient. fakes: one per placeholder, with `requires_grad` as the real inputs have it.
-    compile_aten(gm, fakes, is_backward=...) compiles one functional ATen graph to `list of inputs -> list of outputs`.
-    prepare: a pass on the joint graph before it is partitioned. Returns `f(*inputs) -> tuple of outputs`. Raises Unsupported."""
+    """Compile a captured graph with its gradient: `f(*inputs) -> tuple of outputs`. Raises Unsupported.
+
+    fakes: one per placeholder, with `requires_grad` as the real inputs have it.
+    compile_aten(gm, fakes, is_backward=...): compiles a functional ATen graph to a callable from a list of
+    inputs to a list of outputs.
+    prepare: a pass on the joint graph before it is partitioned."""
     joint = trace_joint(gm, fakes)
     if prepare is not None:
         simplify(joint, prepare)

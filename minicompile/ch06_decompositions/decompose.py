@@ -81,6 +81,9 @@ class Decomposed(TorchDispatchMode):
 # a decomposition that disagrees is not used), and the order of dims in memory, because a later `view` or a
 # library call may depend on it. An outcome with other strides gets a `clone` in the right order, which is
 # pointwise and fuses away.
+#
+# Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16 tensor.
+# The cleanup of chapter 5 makes equal nodes one, and drops what nothing reads.
 
 # %%
 class Decomposer(Recorder):

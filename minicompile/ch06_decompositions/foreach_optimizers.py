@@ -36,8 +36,8 @@ def foreach(name: str, fn) -> None:
     decomposition(*(f"_foreach_{name}.{kind}" for kind in kinds))(fn)
 
 
-for _name in ("abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 max "
-              "neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc").split():
+for _name in ("abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 "
+              "max neg reciprocal round rsqrt sigmoid sign sin sinh sqrt tan tanh trunc").split():
     foreach(_name, each(getattr(torch, _name)))
 for _name, _fn in (("add", torch.add), ("sub", torch.sub), ("mul", torch.mul), ("div", torch.div),
                    ("maximum", arithmetic.clamp_min), ("minimum", arithmetic.clamp_max),

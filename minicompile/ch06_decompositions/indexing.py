@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
-from .table import (HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload, promoted, same_as,
-                    widen)
+from .table import (HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload,
+                    promoted, same_as, widen)
 
 # %% [markdown]
 # ## Names for the same views
@@ -225,7 +225,7 @@ def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     along = iota(src.shape[-1], x)
     place: list = [None] * x.dim()
     place[dim1], place[dim2] = along + max(-offset, 0), along + max(offset, 0)
-    front = min(dim1, dim2) if abs(dim1 - dim2) == 1 else 0         # where indexing puts the dim that it makes
+    front = min(dim1, dim2) if abs(dim1 - dim2) == 1 else 0     # where indexing puts the dim that it makes
     return aten.index_put.default(x, place, torch.movedim(src, -1, front))
 
 
@@ -375,7 +375,9 @@ def _sized(value, size, *, dtype=None, device=None, layout=None, pin_memory=None
         return NotImplemented
     place = dict(dtype=dtype or (torch.get_default_dtype() if like is None else like.dtype),
                  device=device or (CPU if like is None else like.device))
-    return aten.empty.memory_format(size, **place) if value is None else aten.full.default(size, value, **place)
+    if value is None:
+        return aten.empty.memory_format(size, **place)
+    return aten.full.default(size, value, **place)
 
 
 def _new(value, like, size, **options):

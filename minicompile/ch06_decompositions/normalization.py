@@ -30,7 +30,8 @@ def _exponentials(x, dim):
 
 
 def _is_empty(x, dim) -> bool:
-    return x.dim() > 0 and x.shape[dim] == 0
+    """Nothing to normalise, or nothing that can be: the kernels accept integers as long as there are none."""
+    return x.dim() > 0 and x.shape[dim] == 0 or not (x.is_floating_point() or x.is_complex())
 
 
 @decomposition("_softmax")
@@ -44,7 +45,7 @@ def softmax(x, dim, half_to_float):
 @decomposition("_safe_softmax")
 def safe_softmax(x, dim, dtype=None):
     dtype = dtype or x.dtype
-    if _is_empty(x, dim) or not dtype.is_floating_point:
+    if not dtype.is_floating_point or _is_empty(x.to(dtype), dim):
         return NotImplemented
     x = widen(x.to(dtype))
     e, total = _exponentials(x, dim)
@@ -167,10 +168,10 @@ def fused_rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask
 # %% [markdown]
 # ## Batch norm
 #
-# One formula under many operator names: in training the statistics are those of the batch, otherwise the
-# running ones. The in-place update of the running statistics is an explicit result of the `functional`
-# variants. A plain `native_batch_norm` that would update buffers in place cannot occur in a functional
-# graph; it is declined here.
+# One formula under many operator names (one per library that has ever implemented it): in training the
+# statistics are those of the batch, otherwise the running ones. The in-place update of the running statistics
+# is an explicit result of the `functional` variants. A plain `native_batch_norm` that would update buffers in
+# place cannot occur in a functional graph; it is declined here.
 
 # %%
 def _channels(x, per_channel):

@@ -19,7 +19,7 @@ import struct
 
 import torch
 
-from .table import aten, constant, decomposition, in_float32, iota
+from .table import aten, constant, decomposition, iota
 
 UNROLL = 25          # the largest number of loads that a pool is unrolled into
 
@@ -68,10 +68,10 @@ def _concrete(*sizes) -> bool:
 # answers with its first real pixel.
 #
 # The loop carries the place *within the window*, a number below 25, and computes the pixel's index from it
-# at the end. That matters for training: backward asks each window whether this pixel was its largest, and that is a
-# comparison of int8 places, if it can get them. So the index carries its `place` along as an attribute. Where both passes
-# are in one graph, backward finds it there; the partitioner then saves the places, an eighth of the memory, and nothing
-# computes the index.
+# at the end. That matters for training: backward asks each window whether this pixel was its largest, and that
+# is a comparison of int8 places, if it can get them. So the index carries its `place` along as an attribute.
+# Where both passes are in one graph, backward finds it there; the partitioner then saves the places, an eighth
+# of the memory, and nothing computes the index.
 
 # %%
 @decomposition("max_pool2d_with_indices")
@@ -137,8 +137,7 @@ def _few(kernel, stride, dilation=(1, 1)) -> bool:
     return math.prod(d * (k - 1) // s + 1 for k, s, d in zip(kernel, stride, dilation)) <= UNROLL
 
 
-@decomposition("max_pool2d_with_indices_backward")
-@in_float32
+@decomposition("max_pool2d_with_indices_backward", float32=True)
 def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
     kernel = _list(kernel_size, 2)
     stride, padding, dilation = _list(stride, 2, kernel), _list(padding, 2), _list(dilation, 2)
@@ -154,7 +153,8 @@ def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dila
             chosen = aten.index.Tensor(indices, at) == pixel
         else:
             within = [iota(n, x) + p - w.flatten() * s for n, p, w, s in zip(size, padding, at[-2:], stride)]
-            chosen = aten.index.Tensor(place, at) == (within[0].unsqueeze(1) * kernel[1] + within[1]).to(torch.int8)
+            own = (within[0].unsqueeze(1) * kernel[1] + within[1]).to(torch.int8)
+            chosen = aten.index.Tensor(place, at) == own
         return torch.where(chosen, aten.index.Tensor(grad, at), constant(0, grad))
 
     return _gathered(grad, covering, share)
@@ -187,8 +187,7 @@ def _divisor(x, size, out, kernel, stride, padding, include_pad, override):
     return (lengths[0].unsqueeze(1) * lengths[1]).to(x.dtype)
 
 
-@decomposition("avg_pool2d")
-@in_float32
+@decomposition("avg_pool2d", float32=True)
 def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
                divisor_override=None):
     kernel = _list(kernel_size, 2)
@@ -207,8 +206,7 @@ def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_in
     return total / _divisor(x, size, out, kernel, stride, padding, count_include_pad, divisor_override)
 
 
-@decomposition("avg_pool2d_backward")
-@in_float32
+@decomposition("avg_pool2d_backward", float32=True)
 def avg_pool2d_backward(grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad,
                         divisor_override):
     kernel = _list(kernel_size, 2)

@@ -21,14 +21,23 @@ def _explicit(dim, dims) -> bool:
     return isinstance(dim, (list, tuple)) and list(dim) == dims
 
 
+def _is_wide(x) -> bool:
+    """Does x have a dtype in which partial results may live: int64, or a float that is not half."""
+    return x.dtype not in HALF and (x.is_floating_point() or x.dtype is torch.int64)
+
+
+def _widened(x, dtype):
+    """(x in the dtype to fold it in, the dtype of the result)."""
+    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
+    return widen(x).to(torch.float32 if dtype in HALF else dtype), dtype
+
+
 @decomposition("sum", "sum.dim_IntList")
 def sum_(x, dim=None, keepdim=False, dtype=None):
     dims = dims_of(dim, x.dim())
-    exact = x.dtype not in HALF and (x.is_floating_point() or x.dtype is torch.int64)
-    if dtype is None and exact and dims and _explicit(dim, dims):
+    if dtype is None and _is_wide(x) and dims and _explicit(dim, dims):
         return NotImplemented
-    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
-    x = widen(x).to(torch.float32 if dtype in HALF else dtype)
+    x, dtype = _widened(x, dtype)
     total = aten.sum.dim_IntList(x, dims, keepdim) if dims else x.clone()
     return total.to(dtype)
 
@@ -55,13 +64,11 @@ def count_nonzero(x, dim=None):
 
 @decomposition("prod", "prod.dim_int")
 def prod(x, dim=None, keepdim=False, dtype=None):
-    exact = x.dtype not in HALF and (x.is_floating_point() or x.dtype is torch.int64)
-    if dtype is None and exact and dim is not None and 0 <= dim < x.dim():
+    if dtype is None and _is_wide(x) and dim is not None and 0 <= dim < x.dim():
         return NotImplemented
-    dtype = dtype or (x.dtype if x.is_floating_point() else torch.int64)
+    x, dtype = _widened(x, dtype)
     if x.dim() == 0:
         return x.to(dtype).clone()
-    x = widen(x).to(torch.float32 if dtype in HALF else dtype)
     out = aten.prod.dim_int(x.reshape(-1), 0) if dim is None else aten.prod.dim_int(x, dim % x.dim(), keepdim)
     return out.to(dtype)
 
@@ -109,7 +116,8 @@ _arg("argmin")
 
 def _with_index(name: str, extreme, index) -> None:
     decomposition(name)(lambda x: extreme(x, list(range(x.dim()))))
-    decomposition(name + ".dim")(lambda x, dim, keepdim=False: (extreme(x, dim, keepdim), index(x, dim, keepdim)))
+    decomposition(name + ".dim")(lambda x, dim, keepdim=False:
+                                 (extreme(x, dim, keepdim), index(x, dim, keepdim)))
 
 
 _with_index("max", torch.amax, torch.argmax)

@@ -30,7 +30,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def overload(name: str):
-    """The ATen overload called `name` ("add.Tensor", "relu"), or None where this version of torch lacks it."""
+    """The ATen overload called `name` ("add.Tensor", "relu"), or None where torch has no such overload."""
     packet, _, kind = name.partition(".")
     op = getattr(getattr(aten, packet, None), kind or "default", None)
     if op is None:
@@ -69,7 +69,8 @@ def same_as(pairs: str, **options) -> None:
 # Eager's kernel for GELU in bfloat16 reads bfloat16, computes in float32, and rounds once at its end.
 # Written as six bfloat16 operators the same formula would round six times. `in_float32` states the eager
 # behaviour: half operands are widened, the body runs in float32, results are rounded back. In a fused
-# kernel the casts are free.
+# kernel the casts are free. (`torch.compile` states it the same way, and rounds nowhere in between unless
+# `emulate_precision_casts` asks for it.)
 
 # %%
 def promoted(*operands) -> torch.dtype:

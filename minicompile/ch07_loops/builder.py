@@ -36,14 +36,8 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
-PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "signbit"}
-UNARY = {"neg", "abs", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin",
-         "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
-         "erfinv", "lgamma", "digamma", "sigmoid", "floor", "ceil", "round", "trunc", "sign", "isnan", "isinf",
-         "signbit", "logical_not", "bitwise_not"}
-BINARY = COMPARISONS | {"add", "sub", "mul", "truediv", "floordiv", "truncdiv", "remainder", "fmod", "pow", "atan2",
-                        "hypot", "maximum", "minimum", "copysign", "nextafter", "logical_and", "logical_or",
-                        "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "lshift", "rshift"}
+PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf",
+                            "signbit"}
 
 # %% [markdown]
 # ## Folding
@@ -60,36 +54,35 @@ _FOLD = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg,
          "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
 
 
-def _quotient(a: Int, b: Int, divide) -> Int | None:
-    return divide(a, b) if isinstance(b, int) and b > 0 and provably_nonnegative(a) else None
+def _difference(a: Int, b: Int) -> Int:
+    return add(a, mul(b, -1))
 
 
-def _larger(a: Int, b: Int) -> Int | None:
-    return a if provably_nonnegative(add(a, mul(b, -1))) else b if provably_nonnegative(add(b, mul(a, -1))) else None
-
-
-def _smaller(a: Int, b: Int) -> Int | None:
-    larger = _larger(a, b)
-    return None if larger is None else b if larger is a else a
-
-
-ON_INDEX = {"add": add, "sub": lambda a, b: add(a, mul(b, -1)), "neg": lambda a: mul(a, -1),
-            "mul": lambda a, b: mul(a, b) if isinstance(a, int) or isinstance(b, int) else None,
-            "floordiv": lambda a, b: _quotient(a, b, floordiv), "truncdiv": lambda a, b: _quotient(a, b, floordiv),
-            "remainder": lambda a, b: _quotient(a, b, mod), "fmod": lambda a, b: _quotient(a, b, mod),
-            "maximum": _larger, "minimum": _smaller}
-
-
-def _less(a: Int, b: Int) -> bool | None:
-    return True if provably_less(a, b) else False if provably_nonnegative(add(a, mul(b, -1))) else None
+def _at_least(a: Int, b: Int) -> bool | None:
+    """Is a >= b for all values of the variables? None: for some."""
+    return True if provably_nonnegative(_difference(a, b)) else False if provably_less(a, b) else None
 
 
 def _not(decided: bool | None) -> bool | None:
     return None if decided is None else not decided
 
 
-DECIDED = {"lt": _less, "ge": lambda a, b: _not(_less(a, b)), "gt": lambda a, b: _less(b, a),
-           "le": lambda a, b: _not(_less(b, a))}
+def _quotient(a: Int, b: Int, divide) -> Int | None:
+    return divide(a, b) if isinstance(b, int) and b > 0 and provably_nonnegative(a) else None
+
+
+def _larger(a: Int, b: Int) -> Int | None:
+    return a if _at_least(a, b) else b if _at_least(b, a) else None
+
+
+ON_INDEX = {
+    "add": add, "sub": _difference, "neg": lambda a: mul(a, -1), "maximum": _larger,
+    "minimum": lambda a, b: b if _at_least(a, b) else a if _at_least(b, a) else None,
+    "mul": lambda a, b: mul(a, b) if isinstance(a, int) or isinstance(b, int) else None,
+    "floordiv": lambda a, b: _quotient(a, b, floordiv), "truncdiv": lambda a, b: _quotient(a, b, floordiv),
+    "remainder": lambda a, b: _quotient(a, b, mod), "fmod": lambda a, b: _quotient(a, b, mod),
+    "ge": _at_least, "lt": lambda a, b: _not(_at_least(a, b)),
+    "le": lambda a, b: _at_least(b, a), "gt": lambda a, b: _not(_at_least(b, a))}
 
 
 def typed(value, dtype: torch.dtype):
@@ -126,9 +119,9 @@ class Builder:
         self.mask: Ref | None = None
         self.indirect_count = 0
 
-    def emit(self, op: str, args: tuple, dtype) -> Ref:
-        """Append an instruction, or find the equal one that is already there."""
-        key = (op, args, dtype)
+    def emit(self, op: str, args: tuple, dtype, key=None) -> Ref:
+        """Append an instruction, or find the equal one (with the same `key`) that is already there."""
+        key = key or (op, args, dtype)
         ref = self.known.get(key)
         if ref is None:
             ref = self.known[key] = Ref(len(self.insts))
@@ -150,12 +143,8 @@ class Builder:
 
     def constant(self, value, dtype: torch.dtype) -> Ref:
         value = typed(value, dtype)
-        key = ("constant", repr(value), dtype)          # 0.0 == -0.0 == False, and nan != nan: compare the text
-        ref = self.known.get(key)
-        if ref is None:
-            ref = self.known[key] = Ref(len(self.insts))
-            self.insts.append(Inst("constant", (value,), dtype))
-        return ref
+        key = ("constant", repr(value), dtype)      # 0.0 == -0.0 == False, and nan != nan: compare the text
+        return self.emit("constant", (value,), dtype, key)
 
     def index(self, expr: Int | Symbol, dtype: torch.dtype = torch.int64) -> Ref:
         """An index expression as an integer value."""
@@ -185,7 +174,7 @@ class Builder:
         if self.dtype(x) == dtype:
             return x
         value = self.constant_value(x)
-        if value is not None and abs(value) < 2**31:      # false for nan; casts of extreme values are left to run time
+        if value is not None and abs(value) < 2**31:    # not nan; extreme values are cast at run time
             return self.constant(torch.tensor(value, dtype=self.dtype(x)).to(dtype).item(), dtype)
         return self.emit("to_dtype", (x,), dtype)
 
@@ -202,15 +191,11 @@ class Builder:
                 return args[0] if values[1] is True else args[1]
             if name == "mul" and any(v == 1 for v in values if v is not None):
                 return args[0] if values[1] == 1 else args[1]
-        if dtype is torch.int64 and name in ON_INDEX:
+        if name in ON_INDEX and self.dtype(args[0]) is torch.int64:
             exprs = [self.as_index(a) for a in args]
-            folded = ON_INDEX[name](*exprs) if None not in exprs else None
-            if folded is not None:
-                return self.index(folded)
-        if name in DECIDED and self.dtype(args[0]) is torch.int64:
-            exprs = [self.as_index(a) for a in args]
-            if None not in exprs and DECIDED[name](*exprs) is not None:
-                return self.constant(DECIDED[name](*exprs), torch.bool)
+            known = ON_INDEX[name](*exprs) if None not in exprs else None
+            if known is not None:
+                return self.constant(known, dtype) if dtype is torch.bool else self.index(known)
         return self.emit(name, args, dtype)
 
     def where(self, condition: Ref, a: Ref, b: Ref) -> Ref:
@@ -225,7 +210,8 @@ class Builder:
         return x if self.representable(x, dtype) else self.emit("round_to", (x, dtype), torch.float32)
 
     def representable(self, x: Ref, dtype: torch.dtype) -> bool:
-        """Is this float32 value known to be one that `dtype` holds exactly? Choosing among such values keeps them so."""
+        """Is this float32 value known to be one that `dtype` holds exactly? Choosing among such values keeps
+        them so."""
         op, args, _ = self.insts[x.id]
         if op in ("maximum", "minimum", "where"):
             key = ("representable", x, dtype)
@@ -234,7 +220,8 @@ class Builder:
             return self.known[key]
         if op == "constant":
             return args[0] in (0, 1, -1, math.inf, -math.inf)
-        return op == "round_to" and args[1] == dtype or op == "to_dtype" and self.insts[args[0].id].dtype == dtype
+        return op == "round_to" and args[1] == dtype or \
+            op == "to_dtype" and self.insts[args[0].id].dtype == dtype
 
     def between(self, low: Int, expr: Int, high: Int) -> Ref:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""
@@ -288,7 +275,8 @@ class Builder:
             self.known[key] = symbol
         return self.known[key].expr
 
-    def reduce(self, kind: str, value: Ref, linear_index: Int | None = None, dtype: torch.dtype | None = None) -> Ref:
+    def reduce(self, kind: str, value: Ref, linear_index: Int | None = None,
+               dtype: torch.dtype | None = None) -> Ref:
         return self.emit("reduce", (kind, value, linear_index), dtype or self.dtype(value))
 
     def get(self, ref: Ref, i: int) -> Ref:

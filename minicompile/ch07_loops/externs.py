@@ -10,7 +10,10 @@
 # %%
 from __future__ import annotations
 
+import operator
+
 import torch
+from torch import fx
 
 from ..ch01_graphs.graph import map_args
 from ..ch01_graphs.shapes import expr_of
@@ -29,10 +32,13 @@ def blas_readable(size, stride) -> bool:
     has stride 1."""
     if len(size) < 2 or 0 in size:
         return True
-    rows, cols = stride[-2], stride[-1]
-    fits = (cols == 1 or size[-1] == 1) and (size[-2] == 1 or not isinstance(rows, int) or rows >= size[-1]) or \
-        (rows == 1 or size[-2] == 1) and (size[-1] == 1 or not isinstance(cols, int) or cols >= size[-2])
-    return fits
+
+    def unit(d, other):
+        """Steps by one along `d`, and by at least a whole line along the other."""
+        apart = size[other] == 1 or not isinstance(stride[other], int) or stride[other] >= size[d]
+        return (stride[d] == 1 or size[d] == 1) and apart
+
+    return unit(-1, -2) or unit(-2, -1)
 
 
 def operand(g: Lowering, op, x: Lazy, fake) -> View:
@@ -53,42 +59,36 @@ def operand(g: Lowering, op, x: Lazy, fake) -> View:
 # gets called.
 
 # %%
-def call_extern(g: Lowering, op, args, kwargs):
-    """Call the ATen kernel `op`; returns its results as `Lazy` tensors in memory."""
-    schema = op._schema
-    if schema.is_mutable:
+def call_extern(g: Lowering, op):
+    """Call the ATen kernel `op` on the arguments of the current node; returns its results as `Lazy` tensors
+    in memory."""
+    if op._schema.is_mutable:
         raise Unsupported(f"{op} mutates in a functional graph", g.node.meta.get("location"))
-    if any(r.alias_info is not None for r in schema.returns):
+    if any(r.alias_info is not None for r in op._schema.returns):
         op = copying_twin(op)
-    flat_args = map_args(lambda a: a, (g.node.args, g.node.kwargs))
 
-    def convert(a, original):
-        if isinstance(a, (list, tuple)):
-            converted = [convert(x, o) for x, o in zip(a, original)]      # fx has list types of its own
-            return converted if isinstance(a, list) else tuple(converted)
-        if isinstance(a, dict):
-            return {k: convert(v, original[k]) for k, v in a.items()}
-        return operand(g, op, a, original.meta.get("val")) if isinstance(a, Lazy) else a
+    def convert(a):
+        value = g.values[a] if isinstance(a, fx.Node) else expr_of(a)
+        return operand(g, op, value, a.meta.get("val")) if isinstance(value, Lazy) else value
 
-    args, kwargs = convert(tuple(args), flat_args[0]), convert(dict(kwargs), flat_args[1])
-    val = g.val
-    several = isinstance(val, (tuple, list))
+    args, kwargs = map_args(convert, (g.node.args, g.node.kwargs))
+    several = isinstance(g.val, (tuple, list))
+    parts = {u.args[1] if u.target is operator.getitem else None for u in g.node.users}
     results, names = [], []
-    read = {u.args[1] for u in g.node.users if len(u.args) > 1} if several else {0}
-    whole = several and any(u.op == "output" or u.target.__name__ != "getitem" for u in g.node.users)
-    for i, fake in enumerate(val if several else [val]):
-        if not isinstance(fake, torch.Tensor):
-            results.append(expr_of(fake) if fake is not None else None)
-            names.append(None)
-            continue
+    for i, fake in enumerate(g.val if several else [g.val]):
         name = None
-        if i in read or whole:
+        if isinstance(fake, torch.Tensor) and (not several or i in parts or None in parts):
             name = new_buffer(g, fake.dtype, fake.device, sizes_of(fake), strides_of(fake))
         names.append(name)
-        results.append(from_buffer(g, name) if name else None)
-    g.program.nodes.append(Extern(f"extern{len(g.program.nodes)}", op, args, kwargs, tuple(names), (),
-                                  g.node.meta.get("location"), (g.node.name,)))
+        unread = isinstance(fake, torch.Tensor) and name is None
+        results.append(from_buffer(g, name) if name else None if unread else expr_of(fake))
+    emit_extern(g, op, args, kwargs, names)
     return results if several else results[0]
+
+
+def emit_extern(g: Lowering, op, args, kwargs, names) -> None:
+    name, location = f"extern{len(g.program.nodes)}", g.node.meta.get("location")
+    g.program.nodes.append(Extern(name, op, tuple(args), dict(kwargs), tuple(names), (), location, (g.node.name,)))
 
 
 def copying_twin(op):
@@ -104,7 +104,6 @@ def move(g: Lowering, x: Lazy, device: torch.device) -> Lazy:
     key = (id(x), device)
     if key not in g.moved:
         name = new_buffer(g, x.dtype, device, x.size, dense_strides(x.size, x.stride))
-        g.program.nodes.append(Extern(f"extern{len(g.program.nodes)}", aten._to_copy.default, (window(g, x),),
-                                      {"device": device}, (name,), (), g.node.meta.get("location"), (g.node.name,)))
+        emit_extern(g, aten._to_copy.default, (window(g, x),), {"device": device}, (name,))
         g.moved[key] = (x, from_buffer(g, name))
     return g.moved[key][1]

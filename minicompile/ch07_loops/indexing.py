@@ -13,8 +13,8 @@ import torch
 
 from ..ch01_graphs.symbolic import as_expr, floordiv
 from .builder import Builder, compute_dtype
-from .lazy import (Lazy, Lowering, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product, sizes_of,
-                   store_into, strides_of)
+from .lazy import (Lazy, Lowering, dense_strides, footprint, from_buffer, make_lazy, new_buffer, product,
+                   sizes_of, store_into, strides_of)
 from .externs import move
 from .pointwise import broadcast_index, cast, element, on_device
 from .ir import Layout
@@ -172,7 +172,7 @@ def select_scatter(g, x, source, dim, where):
 def cat(g, tensors, dim=0):
     dtype, size = g.val.dtype, sizes_of(g.val)
     dim = dim % max(len(size), 1)
-    tensors = [x for x in tensors if len(x.size) == len(size) and x.size[dim] != 0]   # eager skips empty 1-d tensors
+    tensors = [x for x in tensors if x.size[dim] != 0]
     if not tensors:
         return NotImplemented
     starts, running = [], 0
@@ -190,12 +190,14 @@ def cat(g, tensors, dim=0):
                 return element(b, x, place, dtype)
             with b.masked(b.between(start, index[dim], end)):
                 piece = element(b, x, place, dtype)
-            value = piece if value is None else b.where(b.op("lt", b.index(index[dim]), b.index(end)), piece, value)
+            below = b.op("lt", b.index(index[dim]), b.index(end))
+            value = piece if value is None else b.where(below, piece, value)
         return value
 
     reads = sum(len(footprint(x)[1]) for x in tensors)
     elements = product(size)
-    if len(tensors) == 1 or reads <= 6 and (g.val.device.type != "cpu" or isinstance(elements, int) and elements < 4096):
+    small = g.val.device.type != "cpu" or isinstance(elements, int) and elements < 4096
+    if len(tensors) == 1 or reads <= 6 and small:
         return make_lazy(g, inner, tensors)
     stride = dense_strides(size, strides_of(g.val))
     name = None

@@ -1,24 +1,39 @@
 # %% [markdown]
 # # The loop IR
 #
-# An ATen graph says *what* each operator computes. To fuse two operators one must know *how*: which element of which
-# buffer is read to produce which element of the output. The loop IR says exactly that and no more. A `Loop` is a
-# perfect loop nest, with a body that computes one element: it loads from buffers at index expressions, applies
-# scalar operations, perhaps reduces over the inner dimensions, and stores.
+# An ATen graph says *what* each operator computes. To fuse two operators one must know *how*: which element
+# of which buffer is read to produce which element of the output. The loop IR says exactly that and no more. A
+# `Loop` is a perfect loop nest, with a body that computes one element: it loads from buffers at index
+# expressions, applies scalar operations, perhaps reduces over the inner dimensions, and stores.
+#
+# `relu(x @ w).sum(0)` for `x: [3, 4]` and `w: [4, 5]` is a library call and one loop
+# (`print_program` of `verify` shows it so; `[3, 4]:4,1` are sizes and strides):
+#
+#     inputs: arg0, arg1
+#     extern0: buf0 = aten.mm.default(arg0[3, 4]:4,1, arg1[4, 5]:5,1)
+#     loop1: for i0 < 5 reduce r0 < 3    # full_default, maximum_default, sum_dim_int_list
+#         v0: f32 = load buf0[i0 + 5*r0]
+#         v1: f32 = constant(0.0)
+#         v2: f32 = maximum(v0, v1)
+#         v3: f32 = reduce(sum, v2)
+#         buf1[i0] = v3
+#     return buf1[5]:1
 #
 # The body is a flat list of instructions in single-assignment form. There are six kinds:
 #
 # | instruction | meaning |
 # |---|---|
-# | `load(buffer, index, mask)` | the element at `index`; where `mask` is false the load is not done and gives 0 |
+# | `load(buffer, index, mask)` | the element at `index`; 0, without a load, where `mask` is false |
 # | `store(buffer, index, value, mode)` | write it; mode `"atomic_add"` accumulates |
 # | `reduce(kind, value, index)` | combine `value` over all reduction variables |
 # | `index(expr)` | an index expression as an int64 value |
-# | `indirect(value, symbol, size)` | binds an integer value to a symbol, so that later indices can use it (gather, embedding) |
+# | `indirect(value, symbol, size)` | binds an integer value to a symbol for later indices: a gather |
 # | any scalar operation | `add`, `exp`, `where`, `to_dtype`, ... |
 #
-# Every analysis and every backend is the same call, `replay(body, handler)`: the handler decides what an instruction means. Running with numbers,
-# collecting memory dependencies, printing, emitting Triton and emitting C++ are five handlers.
+# Every analysis and every backend is the same call, `replay(body, handler)`: the handler decides what an
+# instruction means. Running with numbers, collecting memory dependencies, printing, emitting Triton and
+# emitting C++ are five handlers. Inductor's loop IR keeps the Python closure that made the body and calls it
+# again for every analysis; a list of instructions is made once, can be printed, and can be compared.
 
 # %%
 from __future__ import annotations
@@ -34,10 +49,11 @@ from ..ch01_graphs.symbolic import Int, Symbol
 # %% [markdown]
 # ## Memory
 #
-# A `Buffer` is named memory with a strided layout. A buffer made by updating another one in place (an input that the program mutates, a
-# scatter into zeros) is a *new* name with `alias_of` set: readers of the old name must run before the update, readers of the new name after.
-# A `View` names part of a buffer with its own layout; views cost nothing, and only graph outputs and library calls need them: inside
-# loops a view is just a different index expression.
+# A `Buffer` is named memory with a strided layout. A buffer made by updating another one in place (an input
+# that the program mutates, a scatter into zeros) is a *new* name with `alias_of` set: readers of the old name
+# must run before the update, readers of the new name after. A `View` names part of a buffer with its own
+# layout; views cost nothing, and only graph outputs and library calls need them: inside loops a view is just
+# a different index expression.
 
 # %%
 @dataclass(frozen=True)
@@ -93,14 +109,16 @@ def replay(body: Body, handler: Any, values: list | None = None) -> list:
     by what the handler returned for it. Returns the list of results."""
     values = [] if values is None else values
     for op, args, dtype in body:
-        values.append(getattr(handler, op)(*[values[a.id] if type(a) is Ref else a for a in args], dtype=dtype))
+        operands = [values[a.id] if type(a) is Ref else a for a in args]
+        values.append(getattr(handler, op)(*operands, dtype=dtype))
     return values
 
 # %% [markdown]
 # ## Nodes of a program
 #
-# `vars` index the output, `reduction_vars` are folded by `reduce`. Instructions after a `reduce` that use its result run once per output element.
-# Whatever has no loop form is an `Extern`: an ATen kernel called on whole tensors.
+# `vars` index the output, `reduction_vars` are folded by `reduce`. Instructions after a `reduce` that use its
+# result run once per output element. Whatever has no loop form is an `Extern`: an ATen kernel called on whole
+# tensors.
 
 # %%
 @dataclass

@@ -141,10 +141,10 @@ class Options:
     emulate_precision_casts: bool = field(default_factory=lambda: config.emulate_precision_casts)
     processors: int = field(default_factory=gpu_processors)
     threads: int = field(default_factory=torch.get_num_threads)
-    fuse_dropout: bool = False             # draw dropout masks inside loops; the random stream is not that of eager
+    fuse_dropout: bool = field(default_factory=lambda: config.fuse_dropout)
     max_ops: int = 100                     # graph nodes inlined into one body
     max_reads: int = 10                    # distinct buffers read by one body
-    reuse_ops: int = 12                    # a value read several times is recomputed only if cheaper than this
+    reuse_ops: int = 12                    # a value read several times is recomputed if cheaper than this
 
 
 @dataclass
@@ -221,10 +221,7 @@ def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[
 def finish_body(b: Builder):
     """Instructions that a store or a bounds-checked index needs, renumbered."""
     live: set[int] = set()
-    needed = {}
-    for i, inst in enumerate(b.insts):
-        if inst.op == "indirect":
-            needed[inst.args[1]] = i
+    needed = {inst.args[1]: i for i, inst in enumerate(b.insts) if inst.op == "indirect"}
     for i in range(len(b.insts) - 1, -1, -1):
         op, args, _ = b.insts[i]
         if op == "store":
@@ -242,11 +239,11 @@ def finish_body(b: Builder):
                  for i, inst in enumerate(b.insts) if i in live)
 
 
-def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, outputs, ops: frozenset[str] = NONE) -> None:
-    node = g.node
-    names = sorted(ops | {node.name} if node is not None else ops, key=lambda n: g.position.get(n, 0))
+def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, outputs, ops: frozenset[str]) -> None:
+    location, own = (g.node.meta.get("location"), {g.node.name}) if g.node is not None else (None, set())
+    origins = sorted(ops | own, key=lambda name: g.position.get(name, 0))
     g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, finish_body(b),
-                                tuple(outputs), node.meta.get("location") if node is not None else None, tuple(names)))
+                                tuple(outputs), location, tuple(origins)))
 
 
 def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
@@ -288,9 +285,7 @@ def as_view(g: Lowering, x: Lazy) -> View | None:
     if x.view is None and x.base is not None:
         base = as_view(g, x.base)
         layout = x.relayout(base.layout) if base is not None and x.relayout is not None else None
-        if layout is not None:
-            return View(base.buffer, layout)
-        return None
+        return None if layout is None else View(base.buffer, layout)
     return realize(g, x).view
 
 
@@ -311,8 +306,8 @@ def window(g: Lowering, x: Lazy, stride=None) -> View:
 # register. With `n` reading loops and `r` buffers read, recomputing moves `n*r` tensors and keeping `r + 1 +
 # n`. So a value is kept when `(n-1)*(r-1) > 2`, or when its arithmetic is long; on a CPU, where `exp` costs
 # as much as ten loads, also when it is expensive at all. A value that is read through four or more windows is
-# kept unless it is nearly free. Casts, broadcasts and constants always stay lazy. Where a cast of a narrower value would be
-# kept, the narrower value is: half the bytes, and the rounding of eager.
+# kept unless it is nearly free. Casts, broadcasts and constants always stay lazy. Where a cast of a narrower
+# value would be kept, the narrower value is: half the bytes, and the rounding of eager.
 
 # %%
 def worth_keeping(g: Lowering, x: Lazy, readers: int, windows: int) -> bool:

@@ -17,14 +17,14 @@ import operator
 import torch
 from torch import fx
 
-from ..ch01_graphs.graph import map_args
+from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, Symbol
+from ..ch01_graphs.symbolic import Expr, symbols
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
 from .ir import Buffer, Layout, Program, View
-from .lazy import (Lazy, Lowering, Options, as_view, copy_to_buffer, dense_strides, footprint, from_buffer, linear,
-                   make_vars, new_buffer, realize, settle, sizes_of, store_into, strides_of, window)
+from .lazy import (Lazy, Lowering, Options, as_view, copy_to_buffer, dense_strides, footprint, from_buffer,
+                   linear, make_vars, new_buffer, realize, settle, sizes_of, store_into, strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
 
@@ -44,7 +44,7 @@ aten = torch.ops.aten
 # (`later`), also through a view.
 
 # %%
-WHOLE = {aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims}    # show each element once
+WHOLE = {aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims}  # show all once
 
 
 def is_view(node: fx.Node) -> bool:
@@ -62,9 +62,9 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
             g.wanted.update(node.all_input_nodes[:1])
         found, same, moved = set(), 1, 0
         for user in node.users:
-            ends = user.op == "output" or user.target not in LOWERINGS and not is_view(user) or user.target in LOOPS \
-                or user in g.wanted and not is_view(user) \
-                or g.windows[user] >= 4 and user.target not in REINDEXING
+            ends = user.op == "output" or user.target in LOOPS or \
+                not is_view(user) and (user.target not in LOWERINGS or user in g.wanted) or \
+                g.windows[user] >= 4 and user.target not in REINDEXING
             found |= {user} if ends else sinks[user]
             windows = 1 if ends else g.windows[user]
             if user.target in REINDEXING:
@@ -73,7 +73,8 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
                 same = max(same, windows)
         sinks[node] = frozenset(found)
         if any(sinks[user] == sinks[node] and user not in found and
-               (user in later if user.target in WHOLE else user.target not in REINDEXING) for user in node.users):
+               (user in later if user.target in WHOLE else user.target not in REINDEXING)
+               for user in node.users):
             later.add(node)
         g.reuse[node] = 1 if node in later else len(found)
         g.windows[node] = max(same, moved)
@@ -104,14 +105,17 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
         elif node.op == "output":
             store_copies(g, copies, node)
             g.node = None
-            flat = node.args[0] if isinstance(node.args[0], (tuple, list)) else (node.args[0],)
-            program.outputs = [lower_output(g, gm, value) for value in flat]
+            program.outputs = [lower_output(g, value) for value in returned(node)]
         elif node.target is aten.copy_.default:
             copies.append(node)
             g.values[node] = g.values[node.args[0]]
         elif node.users or effectful(node.target):
             g.values[node] = lower_node(g, node)
     return program
+
+
+def returned(output: fx.Node) -> tuple:
+    return output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
 
 
 def effectful(target) -> bool:
@@ -123,10 +127,9 @@ def lower_input(g: Lowering, node: fx.Node):
     g.program.inputs.append(node.name)
     if not isinstance(val, torch.Tensor):
         expr = expr_of(val)
-        if isinstance(expr, Expr) and len(expr.terms) == 1 and expr.const == 0:
-            (term, _), = expr.terms.items()
-            if len(term) == 1 and isinstance(term[0], Symbol):
-                g.program.symbols[node.name] = term[0]
+        for symbol in symbols(expr) if isinstance(expr, Expr) else ():
+            if symbol.expr == expr:
+                g.program.symbols[node.name] = symbol
         return expr
     layout = Layout(sizes_of(val), strides_of(val))
     g.program.buffers[node.name] = Buffer(node.name, val.dtype, val.device, layout)
@@ -134,14 +137,13 @@ def lower_input(g: Lowering, node: fx.Node):
 
 
 def lower_constant(g: Lowering, gm: fx.GraphModule, node: fx.Node):
-    value = gm
-    for part in node.target.split("."):
-        value = getattr(value, part)
+    value = call_node(gm, node, (), {})
     if not isinstance(value, torch.Tensor):
         return value
     name = node.name
     g.program.constants[name] = value
-    g.program.buffers[name] = Buffer(name, value.dtype, value.device, Layout(tuple(value.shape), value.stride()))
+    layout = Layout(tuple(value.shape), value.stride())
+    g.program.buffers[name] = Buffer(name, value.dtype, value.device, layout)
     return from_buffer(g, name)
 
 
@@ -156,12 +158,13 @@ def lower_node(g: Lowering, node: fx.Node):
         if val is None or isinstance(val, (bool, float, torch.SymBool, torch.SymFloat)):
             return val
         raise Unsupported(f"{node.target} has no loop form", node.meta.get("location"))
-    args, kwargs = map_args(lambda a: g.values[a] if isinstance(a, fx.Node) else expr_of(a), (node.args, node.kwargs))
+    args, kwargs = map_args(lambda a: g.values[a] if isinstance(a, fx.Node) else expr_of(a),
+                            (node.args, node.kwargs))
     rule, out = LOWERINGS.get(node.target), NotImplemented
     if rule is not None and (node.target in VIEWS or all_supported(node)):
         out = rule(g, *args, **kwargs)
     if out is NotImplemented:
-        out = externs.call_extern(g, node.target, args, kwargs)
+        out = externs.call_extern(g, node.target)
     return check_result(g, node, out)
 
 
@@ -198,9 +201,9 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
     if not copies:
         return
     targets = {g.values[c.args[0]].view.buffer for c in copies}
-    returned = output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
-    for node in returned:
-        if isinstance(node, fx.Node) and node.target is not aten.copy_.default and isinstance(g.values[node], Lazy):
+    for node in returned(output):
+        if isinstance(node, fx.Node) and node.target is not aten.copy_.default and \
+                isinstance(g.values[node], Lazy):
             protect(g, g.values[node], targets)
     values = []
     for copy in copies:
@@ -214,11 +217,11 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
     for copy, own, value in values:
         g.node = copy
         buffer = g.program.buffers[own]
-        view = value.view
-        if view is not None and view.buffer == own and view.layout == buffer.layout:
+        layout = buffer.layout
+        if value.view == View(own, layout):
             continue                                        # copied onto itself
-        name = new_buffer(g, buffer.dtype, buffer.device, buffer.layout.size, buffer.layout.stride, alias_of=own)
-        store_into(g, value, name, buffer.layout)
+        name = new_buffer(g, buffer.dtype, buffer.device, layout.size, layout.stride, alias_of=own)
+        store_into(g, value, name, layout)
         g.values[copy] = from_buffer(g, name)
 
 
@@ -256,7 +259,7 @@ def reads_elsewhere(g: Lowering, value: Lazy, buffer: str) -> bool:
     return any(inst.op == "load" and inst.args[0] == buffer and inst.args[1] != own for inst in b.insts)
 
 
-def lower_output(g: Lowering, gm: fx.GraphModule, value):
+def lower_output(g: Lowering, value):
     """What the program returns: a window on a buffer with the strides of the fake, an integer, or None."""
     if not isinstance(value, fx.Node):
         return expr_of(value)

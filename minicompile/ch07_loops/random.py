@@ -10,7 +10,7 @@
 # implies, and advances the generator by an amount that depends on it too. Here each dropout draws one seed
 # from PyTorch's generator, as a library call so that a CUDA graph replays it correctly, and derives the rest
 # from that. Runs are reproducible under `torch.manual_seed`, but differ from eager's. So it is a switch
-# (`Options.fuse_dropout`), off unless asked for. torch.compile makes the same trade by default
+# (`config.fuse_dropout`), off unless asked for. torch.compile makes the same trade by default
 # (`fallback_random=False`).
 
 # %%
@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import torch
 
-from .ir import Extern
-from .lazy import (Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize, sizes_of,
-                   strides_of)
+from .externs import emit_extern
+from .lazy import (Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize,
+                   sizes_of, strides_of)
 from .table import aten, lowering
+
+
+STREAM = (4, 2**40)         # four numbers per thread, and a thread for every four elements of any tensor
 
 
 def fresh_seed(g: Lowering, device: torch.device) -> Lazy:
     """One int64 drawn from the generator of `device` when the program gets to this point."""
     name = new_buffer(g, torch.int64, device, (1,), (1,))
-    g.program.nodes.append(Extern(f"extern{len(g.program.nodes)}", aten.randint.low, (0, 2**62, [1]),
-                                  {"dtype": torch.int64, "device": device}, (name,), (), g.node.meta.get("location"),
-                                  (g.node.name,)))
+    emit_extern(g, aten.randint.low, (0, 2**62, [1]), {"dtype": torch.int64, "device": device}, (name,))
     return from_buffer(g, name)
 
 
@@ -44,7 +45,7 @@ def native_dropout(g, x, p, train):
     def mask(b, index):
         key = b.read(seed, (0,))
         zero = b.constant(0, torch.int64)
-        number = b.emit("philox", (key, zero, linear(index, stride), "index"), torch.float32)
+        number = b.emit("philox", (key, zero, linear(index, stride), STREAM), torch.float32)
         return b.op("lt", number, b.constant(1 - p, torch.float32))
 
     drawn = make_lazy(g, mask, [seed], val=kept)
@@ -52,7 +53,8 @@ def native_dropout(g, x, p, train):
 
     def scaled(b, index):
         value = b.read(x, index)
-        factor = b.op("mul", b.to_dtype(b.read(drawn, index), b.dtype(value)), b.constant(1 / (1 - p), b.dtype(value)))
+        dtype = b.dtype(value)
+        factor = b.op("mul", b.to_dtype(b.read(drawn, index), dtype), b.constant(1 / (1 - p), dtype))
         return b.op("mul", value, factor)
 
     return [make_lazy(g, scaled, [x, drawn], val=out), drawn]

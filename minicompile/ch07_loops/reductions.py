@@ -17,8 +17,8 @@ import torch
 
 from ..ch01_graphs.symbolic import add, mul, product
 from .builder import Builder, compute_dtype
-from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer, linear,
-                   make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
+from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer,
+                   linear, make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
 from .table import lowering
 
 IDENTITY = {"sum": 0, "prod": 1, "any": False}
@@ -181,8 +181,8 @@ def block_results(g: Lowering, x: Lazy, dims, plan, dtypes, finish, filler) -> t
 # %% [markdown]
 # ## Ordinary reductions
 #
-# Decompositions have made them regular: the dims are listed, and what is summed already has the dtype in which
-# it is to be summed. So a rule is the name of a kind.
+# Decompositions have made them regular: the dims are listed, and what is summed already has the dtype in
+# which it is to be summed. So a rule is the name of a kind.
 
 # %%
 def reduction(g: Lowering, kind: str, x: Lazy, dims, keepdim: bool) -> Lazy:
@@ -191,12 +191,14 @@ def reduction(g: Lowering, kind: str, x: Lazy, dims, keepdim: bool) -> Lazy:
     dims, fake, dtype = [dims] if isinstance(dims, int) else list(dims), g.val, compute_dtype(x.dtype)
     is_index = kind in ("argmax", "argmin")
     if any(x.size[d] == 0 for d in dims):
-        nothing = IDENTITY.get(kind)            # what reducing no elements gives; max and min have no answer
-        return NotImplemented if nothing is None else make_lazy(g, lambda b, index: b.constant(nothing, dtype), [])
+        if kind not in IDENTITY:                # max and min of no elements have no answer
+            return NotImplemented
+        return make_lazy(g, lambda b, index: b.constant(IDENTITY[kind], dtype), [])
     names, strides = result_buffers(g, [fake], dims, keepdim)
 
     def fold(b: Builder, elements, position):
-        return [b.reduce(kind, elements[0], position, torch.int64) if is_index else b.reduce(kind, elements[0])]
+        place = (position, torch.int64) if is_index else ()
+        return [b.reduce(kind, elements[0], *place)]
 
     plan = None if is_index else split_plan(g, x, dims)
     xs = [x]
@@ -212,8 +214,8 @@ def simple(kind: str, overload: str) -> None:
         return reduction(g, kind, x, dims, keepdim)
 
 
-for _kind, _overload in (("sum", "sum.dim_IntList"), ("prod", "prod.dim_int"), ("max", "amax"), ("min", "amin"),
-                         ("argmax", "argmax"), ("argmin", "argmin"), ("any", "any.dims")):
+for _kind, _overload in (("sum", "sum.dim_IntList"), ("prod", "prod.dim_int"), ("any", "any.dims"),
+                         ("max", "amax"), ("min", "amin"), ("argmax", "argmax"), ("argmin", "argmin")):
     simple(_kind, _overload)
 
 # %% [markdown]

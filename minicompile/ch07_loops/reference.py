@@ -29,8 +29,8 @@ CHUNK = 1 << 22
 
 # %%
 class GridHandler:
-    """Evaluates a body over `grid`, whose first `out_dims` dims index the output and whose others are reduced.
-    `env`: symbol name -> its value at all points. Stores are only collected."""
+    """Evaluates a body over `grid`, whose first `out_dims` dims index the output and whose others are
+    reduced. `env`: symbol name -> its value at all points. Stores are only collected."""
 
     def __init__(self, storages, env: dict, grid: tuple[int, ...], out_dims: int):
         self.storages, self.env, self.grid, self.out_dims = storages, env, grid, out_dims
@@ -53,8 +53,9 @@ class GridHandler:
         return where
 
     def check(self, where, size: int, what: str):
-        if where.numel() and (int(where.min()) < 0 or int(where.max()) >= size):
-            raise IndexError(f"{what} runs from {int(where.min())} to {int(where.max())}: out of range for {size} elements")
+        low, high = (int(where.min()), int(where.max())) if where.numel() else (0, -1)
+        if low < 0 or high >= size:
+            raise IndexError(f"{what} runs from {low} to {high}: out of range for {size} elements")
 
     def load(self, buffer, index, mask, *, dtype):
         if mask is not None and not bool(mask.any()):
@@ -85,7 +86,7 @@ class GridHandler:
     def round_to(self, x, half, *, dtype):
         return x.to(half).to(dtype)
 
-    def philox(self, seed, offset, index, kind, *, dtype):
+    def philox(self, seed, offset, index, layout, *, dtype):
         return philox_uniform(seed, offset, self.at(index))
 
     def where(self, condition, a, b, *, dtype):
@@ -101,11 +102,14 @@ class GridHandler:
         out = extreme(rows(value), rows(self.at(position)), kind) if kind in ("argmax", "argmin") else \
             REDUCE[kind](rows(value).to(dtype))
         pad = (1,) * (len(self.grid) - self.out_dims)
-        return tuple(o.reshape(o.shape + pad) for o in out) if isinstance(out, tuple) else out.reshape(out.shape + pad)
+        if isinstance(out, tuple):
+            return tuple(o.reshape(o.shape + pad) for o in out)
+        return out.reshape(out.shape + pad)
 
 # %% [markdown]
 # Philox is the counter-based generator of CUDA: ten rounds turn a key (the seed) and a counter into four
-# 32-bit numbers. Element `index` uses component `index % 4` of counter `(offset // 4, thread = index // 4)`.
+# 32-bit numbers. Element `index` uses component `index % 4` of counter `(offset // 4, thread = index // 4)`:
+# only streams in which a thread draws once are run here.
 
 # %%
 def philox_uniform(seed, offset, index):
@@ -118,7 +122,8 @@ def philox_uniform(seed, offset, index):
         a, b = c[0] * 0xD2511F53, c[2] * 0xCD9E8D57
         c = [((b >> 32) & low) ^ c[1] ^ key[0], b & low, ((a >> 32) & low) ^ c[3] ^ key[1], a & low]
         key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
-    bits = torch.stack(torch.broadcast_tensors(*c)).gather(0, (index % 4)[None].broadcast_to(1, *c[0].shape))[0]
+    component = (index % 4)[None].broadcast_to(1, *c[0].shape)
+    bits = torch.stack(torch.broadcast_tensors(*c)).gather(0, component)[0]
     return bits.to(torch.float32) * 2.0**-32 + 2.0**-33
 
 # %% [markdown]
@@ -157,10 +162,11 @@ REDUCE = {"sum": lambda v: v.sum(-1), "prod": lambda v: v.prod(-1), "max": lambd
           "xor_sum": xor_sum, "welford": welford, "softmax": softmax}
 
 SCALAR = {name: getattr(torch, name) for name in
-          "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh "
-          "tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign isnan isinf "
-          "signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum minimum copysign "
-          "nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor".split()}
+          "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh "
+          "cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign "
+          "isnan isinf signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum minimum "
+          "copysign nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
+          "bitwise_xor".split()}
 SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
               truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),
               lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift)
@@ -197,7 +203,7 @@ def write(storage, where, value, mode, mask, grid, out_dims) -> None:
     if mask is not None:
         mask = mask.broadcast_to(points)
         where, value = where[mask], value[mask]
-    value = value.reshape(-1).clone()           # a load of a single element is a view of the storage, maybe of this one
+    value = value.reshape(-1).clone()       # a load of a single element is a view, maybe of this storage
     storage.index_put_((where.reshape(-1),), value, accumulate=mode == "atomic_add")
 
 # %% [markdown]
@@ -238,7 +244,8 @@ def run_program(program: Program, inputs) -> list:
         elif name not in storages:
             size, stride = ([number(n) for n in dims] for dims in (buffer.layout.size, buffer.layout.stride))
             device = buffer.device if torch.cuda.is_available() else "cpu"
-            storages[name] = flat_storage(torch.empty_strided(size, stride, dtype=buffer.dtype, device=device))
+            memory = torch.empty_strided(size, stride, dtype=buffer.dtype, device=device)
+            storages[name] = flat_storage(memory)
 
     def value(a):
         if isinstance(a, View):

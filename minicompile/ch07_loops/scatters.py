@@ -16,8 +16,8 @@ import torch
 
 from .builder import HALF, Builder
 from .indexing import index_plan, indexed_position, integer_indices
-from .lazy import (Lazy, Lowering, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear, make_vars,
-                   new_buffer, sizes_of, strides_of)
+from .lazy import (Lazy, Lowering, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
+                   make_vars, new_buffer, sizes_of, strides_of)
 from .pointwise import broadcast_index, cast
 from .table import lowering
 
@@ -42,7 +42,9 @@ def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: st
 @lowering("index_put", loops=True)
 def index_put(g, x, indices, values, accumulate=False):
     indices = integer_indices(g, indices)
-    if indices is None or all(i is None for i in indices) or g.val.dtype is torch.bool and accumulate or 0 in x.size:
+    if indices is None or all(i is None for i in indices) or 0 in x.size:
+        return NotImplemented
+    if g.val.dtype is torch.bool and accumulate:
         return NotImplemented
     indices = list(indices) + [None] * (len(x.size) - len(indices))
     dims, rank, place = index_plan(len(x.size), indices)
@@ -53,9 +55,15 @@ def index_put(g, x, indices, values, accumulate=False):
             if s != 1:
                 broadcast[rank - 1 - k] = s
     space = tuple(rest[:place] + broadcast + rest[place:])
-    return scatter_into(g, x, space, lambda b, index: indexed_position(b, x, indices, index, (dims, rank, place)),
-                        lambda b, index: b.read(values, broadcast_index(values, index)),
-                        [values] + [i for i in indices if i is not None], "atomic_add" if accumulate else None)
+
+    def position(b: Builder, index):
+        return indexed_position(b, x, indices, index, (dims, rank, place))
+
+    def value(b: Builder, index):
+        return b.read(values, broadcast_index(values, index))
+
+    return scatter_into(g, x, space, position, value, [values, *(indices[d] for d in dims)],
+                        "atomic_add" if accumulate else None)
 
 
 def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source: Lazy, mode: str | None):
@@ -66,7 +74,10 @@ def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source: Lazy, mod
     def position(b: Builder, index):
         return index[:dim] + (b.indirect(b.read(indices, index), x.size[dim], wrap=False),) + index[dim + 1:]
 
-    return scatter_into(g, x, indices.size, position, lambda b, index: b.read(source, index), [indices, source], mode)
+    def value(b: Builder, index):
+        return b.read(source, index)
+
+    return scatter_into(g, x, indices.size, position, value, [indices, source], mode)
 
 
 @lowering("scatter.src", loops=True)

@@ -2,8 +2,8 @@
 # # The table of lowerings
 #
 # One rule per primitive of chapter 6, and for primitives only: what decompositions translate never gets here.
-# A primitive without a rule, an operator that nothing decomposes, and a rule that returns `NotImplemented` all
-# end the same way, in a call of the ATen kernel.
+# A primitive without a rule, an operator that nothing decomposes, and a rule that returns `NotImplemented`
+# all end the same way, in a call of the ATen kernel.
 
 # %%
 from __future__ import annotations
@@ -21,8 +21,8 @@ LOOPS: set[torch._ops.OpOverload] = set()          # rules that emit loops at on
 
 
 def lowering(*names: str, view: bool = False, reindex: bool = False, loops: bool = False):
-    """Register `rule(g, *args, **kwargs)` for overloads of ATen. Tensor arguments are `Lazy`. A rule that cannot
-    do a case returns NotImplemented before it emitted anything.
+    """Register `rule(g, *args, **kwargs)` for overloads of ATen. Tensor arguments are `Lazy`. A rule that
+    cannot do a case returns NotImplemented before it emitted anything.
 
     `view`: the result aliases the first operand, so no element is touched and any dtype will do. `reindex`:
     operands are read at positions other than that of the result. `loops`: the result is stored at once.

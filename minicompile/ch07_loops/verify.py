@@ -9,13 +9,13 @@
 from __future__ import annotations
 
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
-from .builder import BINARY, UNARY
 from .ir import Layout, Loop, Program, Ref, View
+from .reference import REDUCE, SCALAR
 
-STRUCTURAL = {"load", "store", "reduce", "index", "indirect", "constant", "to_dtype", "bitcast", "round_to", "where",
-              "get", "philox"}
-OPS = UNARY | BINARY | STRUCTURAL
-REDUCE_KINDS = {"sum", "prod", "max", "min", "argmax", "argmin", "any", "all", "xor_sum", "welford", "softmax"}
+STRUCTURAL = {"load", "store", "reduce", "index", "indirect", "constant", "to_dtype", "bitcast", "round_to",
+              "where", "get", "philox"}
+OPS = SCALAR.keys() | STRUCTURAL
+REDUCE_KINDS = REDUCE.keys() | {"argmax", "argmin"}
 
 
 def verify(program: Program) -> None:
@@ -111,8 +111,10 @@ def print_loop(loop: Loop) -> str:
 def print_program(program: Program) -> str:
     """The whole program as text."""
     def place(v):
-        return f"{v.buffer}{list(v.layout.size)}" + (f"@{show(v.layout.offset)}" if v.layout.offset != 0 else "") + \
-            f":{','.join(show(s) for s in v.layout.stride)}" if isinstance(v, View) else str(v)
+        if not isinstance(v, View):
+            return str(v)
+        offset = f"@{show(v.layout.offset)}" if v.layout.offset != 0 else ""
+        return f"{v.buffer}{list(v.layout.size)}{offset}:{','.join(map(show, v.layout.stride))}"
 
     def argument(a):
         if isinstance(a, (list, tuple)) and not isinstance(a, View):
@@ -125,6 +127,6 @@ def print_program(program: Program) -> str:
             lines.append(print_loop(node))
         else:
             args = [argument(a) for a in node.args] + [f"{k}={argument(v)}" for k, v in node.kwargs.items()]
-            lines.append(f"{node.name}: {', '.join(str(o) for o in node.outputs)} = {node.op}({', '.join(args)})")
+            lines.append(f"{node.name}: {', '.join(map(str, node.outputs))} = {node.op}({', '.join(args)})")
     lines.append(f"return {', '.join(place(o) for o in program.outputs)}")
     return "\n".join(lines)

@@ -12,8 +12,8 @@ import torch
 
 from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod
 from .ir import Layout
-from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize, sizes_of,
-                   window)
+from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize,
+                   sizes_of, window)
 from .table import lowering
 
 
@@ -34,7 +34,8 @@ def broadcast_to(g: Lowering, x: Lazy, size) -> Lazy:
         return tuple(0 if repeated[d] else index[d] for d in range(skip, len(size)))
 
     def relayout(base: Layout):
-        return Layout(size, tuple(0 if repeated[d] else base.stride[d - skip] for d in range(len(size))), base.offset)
+        stride = tuple(0 if repeated[d] else base.stride[d - skip] for d in range(len(size)))
+        return Layout(size, stride, base.offset)
 
     return make_view(g, x, size, pick, relayout)
 
@@ -151,8 +152,8 @@ def unfold(g, x, dim, length, step):
         return index[:dim] + (as_expr(index[dim]) * step + index[-1],) + index[dim + 1:-1]
 
     def relayout(base: Layout):
-        return Layout(size, base.stride[:dim] + (base.stride[dim] * step,) + base.stride[dim + 1:] + (base.stride[dim],),
-                      base.offset)
+        stride = base.stride[:dim] + (base.stride[dim] * step,) + base.stride[dim + 1:] + (base.stride[dim],)
+        return Layout(size, stride, base.offset)
 
     return make_view(g, x, size, pick, relayout)
 
@@ -184,17 +185,14 @@ def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
         if j < len(new):
             right, b, j = [j], new[j], j + 1
         while a != b:
-            grow_left = i < len(old) and (j >= len(new) or not isinstance(a, int) or not isinstance(b, int) or a < b)
-            if not isinstance(a, int) or not isinstance(b, int):
+            if not isinstance(a, int) or not isinstance(b, int) or i == len(old) and j == len(new):
                 return [(list(range(len(old))), list(range(len(new))))]
-            if grow_left:
+            if i < len(old) and (a < b or j == len(new)):
                 left.append(i)
                 a, i = a * old[i], i + 1
-            elif j < len(new):
+            else:
                 right.append(j)
                 b, j = b * new[j], j + 1
-            else:
-                return [(list(range(len(old))), list(range(len(new))))]
         groups.append((left, right))
     return groups
 
@@ -255,18 +253,15 @@ def root_of(g: Lowering, x: Lazy) -> Lazy:
 
 @lowering("as_strided", view=True)
 def as_strided(g, x, size, stride, storage_offset=None):
-    root = root_of(g, x)
-    node = g.node.args[0]
-    fake = node.meta["val"]
-    buffer = g.program.buffers[root.view.buffer]
-    start = 0
-    if buffer.name in g.program.inputs or buffer.name in g.program.constants:
-        source = g.program.constants.get(buffer.name)
-        if source is None:
-            source = next(n.meta["val"] for n in node.graph.nodes if n.op == "placeholder" and n.name == buffer.name)
-        start = getattr(source, "meta", source).storage_offset()
-    offset = getattr(fake, "meta", fake).storage_offset() if storage_offset is None else storage_offset
-    return from_buffer(g, buffer.name, Layout(tuple(size), tuple(stride), offset - start))
+    node, root = g.node.args[0], root_of(g, x).view.buffer
+    sources = {n.name: n.meta["val"] for n in node.graph.nodes if n.op in ("placeholder", "get_attr")}
+    start = offset_of(sources[root]) if root in sources else 0          # our own buffers start at 0
+    offset = offset_of(node.meta["val"]) if storage_offset is None else storage_offset
+    return from_buffer(g, root, Layout(tuple(size), tuple(stride), offset - start))
+
+
+def offset_of(fake) -> Int:
+    return getattr(fake, "meta", fake).storage_offset()
 
 
 @lowering("view.dtype", view=True)

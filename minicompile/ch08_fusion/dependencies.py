@@ -56,8 +56,9 @@ def accesses(body: Body) -> tuple[list[Access], list[Access], list[Symbol]]:
 # ## Normal form
 #
 # The algebra of chapter 1 cancels divisions by their bounds. One identity it leaves alone, because it is
-# only an improvement for memory accesses: `c*(x % n) + c*n*(x // n)` is `c*x`. It appears when a dimension was
-# split by a view and the parts happen to be contiguous, and without it equal accesses would not compare equal.
+# only an improvement for memory accesses: `c*(x % n) + c*n*(x // n)` is `c*x`. It appears when a dimension
+# was split by a view and the parts happen to be contiguous, and without it equal accesses would not compare
+# equal.
 
 # %%
 def normal(e: Int) -> Int:
@@ -167,7 +168,8 @@ def node_writes(node: Loop | Extern) -> list[str]:
 # %%
 def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], writes: dict[int, Iterable[str]],
                      buffers: dict[str, Buffer]) -> dict[int, set[int]]:
-    """For each step, the steps that must run before it. Steps are loops, library calls or kernels, by position."""
+    """For each step, the steps that must run before it. Steps are loops, library calls or kernels, by
+    position."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     for i, names in writes.items():
@@ -223,5 +225,5 @@ def has_effect(node: Extern) -> bool:
     """Does the call change something besides its results: the state of the random number generator?"""
     schema = getattr(node.op, "_schema", None)
     if torch.Tag.nondeterministic_seeded in getattr(node.op, "tags", ()):
-        return True                                     # it advances the generator: later random numbers depend on it
+        return True                                     # it advances the generator
     return bool(schema is not None and not schema.returns)

@@ -25,9 +25,11 @@ import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, product, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
-from .dependencies import accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead, root_of
+from .dependencies import (accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead,
+                           root_of)
 from .build import build_kernel
-from .iteration import Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree, strided
+from .iteration import (Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree,
+                        strided)
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
 
@@ -189,23 +191,27 @@ def _first_mismatch(a: Group, b: Group, alignment: Alignment) -> str | None:
 
 
 def _same_reads(a: Group, b: Group, name: str, alignment: Alignment) -> bool:
-    return not {apply(e, alignment.a) for e in a.reads[name]}.isdisjoint(apply(e, alignment.b) for e in b.reads[name])
+    mine = {apply(e, alignment.a) for e in a.reads[name]}
+    return not mine.isdisjoint(apply(e, alignment.b) for e in b.reads[name])
 
 
 def _scattered_stores(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
     """A large buffer of one group that is not contiguous along the variable along which the other group's
-    memory is. Pointwise kernels can be tiled in two dimensions and absorb a transposition; it is no good inside
-    a reduction, and not worth it without a flow."""
+    memory is. Pointwise kernels can be tiled in two dimensions and absorb a transposition; it is no good
+    inside a reduction, and not worth it without a flow."""
     base, other = (b, a) if b.reduces and not a.reduces else (a, b)
     moved = [(n, e, m) for g, m in ((a, alignment.a), (b, alignment.b)) for n, e in g.writes.items()]
     if base.reduces:
-        moved += [(n, e, alignment.a if base is a else alignment.b) for n, es in base.reads.items() for e in es]
-    fast = {_fastest(apply(e, m), alignment.space) for n, e, m in moved if nbytes(f.buffers[n]) >= 4096} - {None}
+        mapping = alignment.a if base is a else alignment.b
+        moved += [(n, e, mapping) for n, es in base.reads.items() for e in es]
+    fast = {_fastest(apply(e, m), alignment.space) for n, e, m in moved if nbytes(f.buffers[n]) >= 4096}
+    fast.discard(None)
     return None if len(fast) < 2 else next(iter(other.writes))
 
 
 def _fastest(index: Int, space: Space) -> Symbol | None:
-    """The variable along which an access is contiguous; None for one that does not move over the whole nest."""
+    """The variable along which an access is contiguous; None for one that does not move over the whole
+    nest."""
     if space.rvars and symbols(index).isdisjoint(space.rvars):
         return None
     return next((v for v in space.all if v.size != 1 and coefficient(index, v) == 1), None)
@@ -242,7 +248,8 @@ class Fuser:
                 self.readers[name].add(i)
             for name in node_writes(nodes[i]):
                 self.writer[name] = i
-        before = dependency_edges(*(dict(enumerate(xs)) for xs in (nodes, reads, map(node_writes, nodes))), self.buffers)
+        steps, read, written = (dict(enumerate(xs)) for xs in (nodes, reads, map(node_writes, nodes)))
+        before = dependency_edges(steps, read, written, self.buffers)
         for i, earlier in before.items():
             for j in earlier:
                 self.groups[j].successors.add(i)
@@ -415,7 +422,8 @@ def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
         return refuse(alignment)
     if not same and common and not flows and not any(_same_reads(a, b, n, alignment) for n in common):
         return refuse("both read " + ", ".join(common) + ", but at different elements")
-    if alignment.permuted and (a.reduces or b.reduces or not flows) and (bad := _scattered_stores(f, a, b, alignment)):
+    if alignment.permuted and (a.reduces or b.reduces or not flows) and \
+            (bad := _scattered_stores(f, a, b, alignment)):
         return refuse(f"{bad} would be written across memory")
     if a.device.type == "cuda" and (problem := _starved(a, b)):
         return refuse(problem)
@@ -539,8 +547,8 @@ def fuse_groups(f: Fuser, rounds: int = 8) -> None:
 
 
 def fuse_siblings(f: Fuser, g: Group) -> None:
-    """Equal nests that read different results of one kernel: the second halves of split reductions. They share
-    no memory, but two short kernels cost two launches."""
+    """Equal nests that read different results of one kernel: the second halves of split reductions. They
+    share no memory, but two short kernels cost two launches."""
     alike: dict[tuple, int] = {}
     for name in g.writes:
         for r in sorted(f.readers.get(name, ())):

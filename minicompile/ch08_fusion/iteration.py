@@ -26,7 +26,8 @@ from .dependencies import hint, normal
 
 
 class Space(NamedTuple):
-    """The nest of a group of loops: output variables and reduction variables (empty when nothing is reduced)."""
+    """The nest of a group of loops: output variables and reduction variables (empty when nothing is
+    reduced)."""
 
     vars: tuple[Symbol, ...]
     rvars: tuple[Symbol, ...]
@@ -45,8 +46,8 @@ class Piece(NamedTuple):
 
 
 class Alignment(NamedTuple):
-    """The common nest, and what the variables of the two nests are in terms of it (empty where they stay the same).
-    `permuted`: one nest walks its dimensions in a different order now."""
+    """The common nest, and what the variables of the two nests are in terms of it (empty where they stay
+    the same). `permuted`: one nest walks its dimensions in a different order now."""
 
     space: Space
     a: dict[Symbol, Int]
@@ -116,8 +117,8 @@ def strided(index: Int, dims: tuple[Symbol, ...]) -> tuple[list[tuple], tuple[Sy
 
 
 def pieces_by_access(a_index: Int, a_dims, b_index: Int, b_dims) -> list[Piece] | None:
-    """Pair the dimensions of two nests that reach the same elements of one buffer; dimensions that the index does not
-    mention are paired in order."""
+    """Pair the dimensions of two nests that reach the same elements of one buffer; dimensions that the
+    index does not mention are paired in order."""
     a, b = strided(a_index, a_dims), strided(b_index, b_dims)
     if a is None or b is None:
         return None
@@ -179,8 +180,8 @@ def _monotone(a_dims, b_dims, pieces: list[Piece]) -> bool:
 
 
 def roles_agree(base: Space, other: Space, pieces: list[Piece]) -> bool:
-    """Two reductions share a nest only if output dimensions meet output dimensions, and if both fold in the same order:
-    the first of equal maxima wins."""
+    """Two reductions share a nest only if output dimensions meet output dimensions, and if both fold in the
+    same order: the first of equal maxima wins."""
     reduced, folded = set(base.rvars), set(other.rvars)
     if any((p.a in reduced) != (p.b in folded) for p in pieces):
         return False
@@ -210,7 +211,8 @@ def mergeable(index: Int, slow: Symbol, fast: Symbol) -> bool:
 
 def merge_dims(dims: tuple[Symbol, ...], indices: list[Int], letter: str):
     """The shortest list of dims that all `indices` allow, and what the old ones are in terms of it (a dict of
-    symbols to expressions). Old dim `a` of a merged pair becomes 0 and `b` becomes the merged variable, which is only right for the given `indices`."""
+    symbols to expressions). Old dim `a` of a merged pair becomes 0 and `b` becomes the merged variable, which
+    is only right for the given `indices`."""
     groups: list[list[Symbol]] = []
     for d in dims:
         if d.size == 1:

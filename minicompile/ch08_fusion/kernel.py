@@ -19,9 +19,8 @@ from ..ch07_loops.ir import Buffer, Loop
 # that a reduction consumes or that are computed from its result), or a *reduction*.
 #
 # `local` names buffers that live only inside the kernel: nothing outside reads them, so they are never
-# stored. Where a loop reads a local buffer, the code generator uses the value in its register; if the
-# register belongs to an earlier reduction loop over the same elements, it replays the producer's body
-# instead, which recomputes the value from its own loads. A buffer that a kernel writes is read inside the
+# stored. Where a loop reads a local buffer, the code generator uses the value in its register; if that was in
+# an earlier walk along the row, it computes the value again from its loads (`values.py`). A buffer that a kernel writes is read inside the
 # same kernel only at the very index it was written, and never under a mask.
 
 # %%
@@ -33,7 +32,7 @@ class Kernel:
     device: torch.device
     vars: tuple[Symbol, ...]
     reduction_vars: tuple[Symbol, ...]
-    loops: list[Loop]                       # in order; loop.vars is `vars` or `vars + reduction_vars`, loop.reduction_vars is () or all
+    loops: list[Loop]                       # in order, over `vars`, `vars + reduction_vars` or `vars | reduction_vars`
     local: frozenset[str]                   # buffers that are never stored
     buffers: dict[str, Buffer]              # every buffer that a body mentions
     inputs: tuple[str, ...]                 # buffers read from outside, in argument order
@@ -50,7 +49,7 @@ class Kernel:
 # %%
 @dataclass
 class KernelSource:
-    """Source text of one kernel. `args`: buffer names, then names of size symbols, in call order: tensors, then ints."""
+    """Source text of one kernel. `args`: names of buffers, then of size symbols, in call order."""
 
     name: str
     language: str                           # "triton", "cpp" or "reference"

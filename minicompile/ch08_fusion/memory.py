@@ -214,7 +214,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
 
 
 def takes_out(step: Extern) -> bool:
-    """Can the host give this call the tensor to write into? Only the matrix products, whose `out=` forms cost nothing."""
+    """Can the host give this call the tensor to write into? Only the matrix products, whose `out=` forms cost
+    nothing."""
     return str(step.op) in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
 
 

@@ -67,7 +67,8 @@ def load_reference(sources: list[KernelSource]) -> list:
         count = len(kernel.inputs) + len(kernel.outputs)
 
         def run(*values):
-            run_kernel(kernel, dict(zip(source.args[:count], values[:count])), dict(zip(source.args[count:], values[count:])))
+            named = list(zip(source.args, values))
+            run_kernel(kernel, dict(named[:count]), dict(named[count:]))
         return run
     return [bind(s) for s in sources]
 
@@ -100,7 +101,8 @@ def verify_kernel(kernel: Kernel) -> None:
 
 
 def verify_schedule(schedule: Schedule) -> None:
-    """Every kernel is well formed, and everything is written before it is read, and read before it is dropped."""
+    """Every kernel is well formed, and everything is written before it is read, and read before it is
+    dropped."""
     program, dropped = schedule.program, set()
     written = set(program.constants) | set(program.inputs) | set(schedule.plan.first)
     for step, plan in zip(schedule.steps, schedule.plan.steps, strict=True):

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # From fused loops to one graph of values
 #
-# A kernel is a list of loop bodies that talk to each other through buffers. Both code generators begin by *linking*
-# them into one graph, and this is the moment when fusion pays:
+# A kernel is a list of loop bodies that talk to each other through buffers. Both code generators begin by
+# *linking* them into one graph, and this is the moment when fusion pays:
 #
 # - a load of what an earlier body stored becomes that value: no memory, a register;
 # - equal loads and equal operations become one;
@@ -16,14 +16,14 @@
 #
 # Each value learns two things that decide where its statement can stand:
 #
-# - `dims`, the loop variables that it varies along. What does not vary along the innermost one is computed outside of
-#   it, and on a GPU has a smaller tile;
+# - `dims`, the loop variables that it varies along. What does not vary along the innermost one is computed
+#   outside of it, and on a GPU has a smaller tile;
 # - `phase`, the number of complete reductions that must have run before it is known. In `x - mean(x)` the
-#   subtraction has phase 1: it cannot share a walk along the row with the sum, however much we fuse, because the sum
-#   needs the whole row first.
+#   subtraction has phase 1: it cannot share a walk along the row with the sum, however much we fuse,
+#   because the sum needs the whole row first.
 #
-# torch.compile does the same inside each of its code generators, while it prints: a cache of expressions there, a
-# cache of stored names here. As a graph it is done once, and what follows can look ahead.
+# torch.compile does the same inside each of its code generators, while it prints: a cache of expressions
+# there, a cache of stored names here. As a graph it is done once, and what follows can look ahead.
 
 # %%
 from __future__ import annotations
@@ -42,8 +42,8 @@ from .kernel import Kernel
 
 @dataclass(eq=False)
 class Value:
-    """One computed value. `args`: Values, index expressions, names and numbers, as in the loop IR; a `reduce` is always
-    (kind, value, index or None), a `load` (buffer, index, mask or None)."""
+    """One computed value. `args`: Values, index expressions, names and numbers, as in the loop IR; a `reduce`
+    is always (kind, value, index or None), a `load` (buffer, index, mask or None)."""
 
     op: str
     args: tuple
@@ -74,7 +74,8 @@ class Store:
 
 @dataclass
 class Graph:
-    """A linked kernel. `steps` are in a valid order; `indirect`: the symbols that stand for values in indices."""
+    """A linked kernel. `steps` are in a valid order; `indirect`: the symbols that stand for values in
+    indices."""
 
     kernel: Kernel
     online_softmax: bool = False
@@ -110,8 +111,8 @@ class Graph:
 # %% [markdown]
 # ## Adding a value
 #
-# A value is found again by its operation and arguments. Constants are compared as text: 0.0 equals -0.0, and NaN
-# differs from itself.
+# A value is found again by its operation and arguments. Constants are compared as text: 0.0 equals -0.0,
+# and NaN differs from itself.
 
 # %%
 def inputs_of(g: Graph, args: Iterable) -> tuple[tuple[Value, ...], frozenset[Symbol], int]:
@@ -126,7 +127,8 @@ def inputs_of(g: Graph, args: Iterable) -> tuple[tuple[Value, ...], frozenset[Sy
                     operands.append(g.indirect[s])
                 elif s in g.variables:
                     dims.add(s)
-    return tuple(operands), frozenset(dims.union(*(o.dims for o in operands))), max((o.phase for o in operands), default=0)
+    dims = dims.union(*(o.dims for o in operands))
+    return tuple(operands), frozenset(dims), max((o.phase for o in operands), default=0)
 
 
 def add(g: Graph, loop: Loop, op: str, args: tuple, dtype: torch.dtype) -> Value:
@@ -145,12 +147,13 @@ def add(g: Graph, loop: Loop, op: str, args: tuple, dtype: torch.dtype) -> Value
 # %% [markdown]
 # ## Through memory
 #
-# A buffer that the kernel writes is remembered with the index of the write. A later load at that index is the value; a
-# load at another index would need an element that perhaps another thread has not written yet. Fusion never produces
-# that, so it is refused.
+# A buffer that the kernel writes is remembered with the index of the write. A later load at that index is
+# the value; a load at another index would need an element that perhaps another thread has not written yet.
+# Fusion never produces that, so it is refused.
 #
-# A float32 value stays float32 when it passes through a half-precision buffer: the rounding would be lost work, and the
-# result is closer to the true one. (`config.emulate_precision_casts` asks for it, with explicit `round_to`.)
+# A float32 value stays float32 when it passes through a half-precision buffer: the rounding would be lost
+# work, and the result is closer to the true one. (`config.emulate_precision_casts` asks for it, with
+# explicit `round_to`.)
 
 # %%
 HALVES = (torch.float16, torch.bfloat16)
@@ -178,13 +181,14 @@ def _store(g: Graph, loop: Loop, args: tuple) -> None:
     if buffer not in g.kernel.local:
         operands, dims, phase = inputs_of(g, (index, value, mask))
         over = dims if loop.reduction_vars else dims.union(loop.vars)
-        g.steps.append(Store(buffer, index, value, mode, mask, loop, not g.row.isdisjoint(over), operands, phase))
+        element = not g.row.isdisjoint(over)
+        g.steps.append(Store(buffer, index, value, mode, mask, loop, element, operands, phase))
 
 # %% [markdown]
 # ## Indices that are loaded
 #
-# `indirect` gives a value a symbol. Bodies number their symbols from `t0`, so each is replaced by one that is unique in
-# the kernel, and the same for equal values.
+# `indirect` gives a value a symbol. Bodies number their symbols from `t0`, so each is replaced by one that
+# is unique in the kernel, and the same for equal values.
 
 # %%
 def _indirect(g: Graph, loop: Loop, value: Value, size: Int) -> tuple[Value, Symbol]:
@@ -198,11 +202,11 @@ def _indirect(g: Graph, loop: Loop, value: Value, size: Int) -> tuple[Value, Sym
 # %% [markdown]
 # ## Reductions
 #
-# Two of them are not what they seem. Dimensions of size 1 are gone by now, and a reduction over nothing else is a
-# pointwise operation. And a kernel that has both `max(x)` and `sum(exp(x - max(x)))` can compute the two in one walk
-# along the row, with the online softmax; for code generators that ask for it, the maximum becomes a `softmax`
-# reduction of two results and the sum becomes the second of them. (As an operand, a reduction with several results
-# stands for the first.)
+# Two of them are not what they seem. Dimensions of size 1 are gone by now, and a reduction over nothing
+# else is a pointwise operation. And a kernel that has both `max(x)` and `sum(exp(x - max(x)))` can compute
+# the two in one walk along the row, with the online softmax; for code generators that ask for it, the
+# maximum becomes a `softmax` reduction of two results and the sum becomes the second of them. (As an
+# operand, a reduction with several results stands for the first.)
 
 # %%
 def _reduce(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value | tuple[Value, ...]:
@@ -215,6 +219,20 @@ def _reduce(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value | tu
     return add(g, loop, "reduce", (kind, value, index), dtype)
 
 
+def identity(kind: str, dtype: torch.dtype):
+    """The number that changes nothing when it is reduced."""
+    if kind in ("sum", "xor_sum", "any"):
+        return 0
+    if kind in ("prod", "all"):
+        return 1
+    lowest = kind in ("max", "argmax")
+    if dtype.is_floating_point:
+        return float("-inf") if lowest else float("inf")
+    if dtype is torch.bool:
+        return not lowest
+    return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
+
+
 def _shifted_by(value: Value) -> Value | None:
     """The maximum m of a floating-point `exp(x - m)`, if that is what `value` is."""
     if value.op == "exp" and value.args[0].op == "sub":
@@ -224,12 +242,12 @@ def _shifted_by(value: Value) -> Value | None:
     return None
 
 
-def _reduce_one(g: Graph, loop: Loop, kind: str, x: Value, index, dtype: torch.dtype) -> Value | tuple[Value, ...]:
-    """A reduction of a single element."""
+def _reduce_one(g: Graph, loop: Loop, kind: str, x: Value, index, dtype: torch.dtype):
+    """A reduction of a single element: its result, or a tuple of results."""
     def make(op, *args, dtype=x.dtype):
         return add(g, loop, op, args, dtype)
 
-    rest = make("sub", x, x) if kind in ("welford", "softmax") else None        # 0, or NaN where x is not finite
+    rest = make("sub", x, x) if kind in ("welford", "softmax") else None    # 0, or NaN where x is not finite
     if kind == "welford":
         return x, make("mul", rest, rest), make("constant", 1)
     if kind == "softmax":
@@ -250,8 +268,8 @@ def link(kernel: Kernel, online_softmax: bool = False) -> Graph:
         values: list = []
         unique: dict[Symbol, Int] = {}                  # the body's indirect symbols -> the kernel's
         for op, inst_args, dtype in loop.body:
-            args = tuple(values[a.id] if type(a) is Ref else substitute(a, unique) if unique and isinstance(a, Expr)
-                         else a for a in inst_args)
+            args = tuple(values[a.id] if type(a) is Ref else
+                         substitute(a, unique) if unique and isinstance(a, Expr) else a for a in inst_args)
             if op == "load":
                 value = _load(g, loop, args, dtype)
             elif op == "store":
@@ -290,13 +308,14 @@ def _behind(steps: Iterable[Value | Store], keep=lambda value: True) -> set[Valu
 # %% [markdown]
 # ## Walking the row more than once
 #
-# A kernel with reductions walks along the row in *passes*: reductions of equal phase share one. A value that two passes
-# need is in no register when the second comes by, so its statement is repeated there, down to its loads. `elements`
-# lists the statements of a pass.
+# A kernel with reductions walks along the row in *passes*: reductions of equal phase share one. A value
+# that two passes need is in no register when the second comes by, so its statement is repeated there, down
+# to its loads. `elements` lists the statements of a pass.
 
 # %%
 def elements(g: Graph, steps: Iterable[Value | Store]) -> set[Value]:
-    """What a pass over the row computes for these reductions and stores: the values behind them that vary along it."""
+    """What a pass over the row computes for these reductions and stores: the values behind them that vary
+    along it."""
     return _behind(steps, g.is_element)
 
 

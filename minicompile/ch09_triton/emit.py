@@ -7,18 +7,18 @@
 # 1. *Link* the bodies of all loops into one graph of values (chapter 8, `values.py`).
 # 2. *Plan*: choose the axes and block sizes, and for reductions whether a row is held in registers or
 #    walked along several times.
-# 3. *Print*: one line per value, with the user's source line behind it.
+# 3. *Print*: one line per value, with the user's source line behind it as a comment.
 #
-# For `torch.relu(x) + 1` over 1,000 elements that is
+# For `torch.relu(x) + 1` over 1,000 elements that is (without the comments)
 #
 # ```python
 # xpid = tl.program_id(0)
 # xindex = xpid * 128 + tl.arange(0, 128)
 # xmask = xindex < 1000
-# tmp0 = tl.load(in0 + (xindex), xmask)                             # model.py:3 torch.relu(x) + 1
-# tmp2 = tl.maximum(tmp0, 0.0, propagate_nan=tl.PropagateNan.ALL)   # model.py:3 torch.relu(x) + 1
-# tmp4 = tmp2 + 1.0                                                 # model.py:3 torch.relu(x) + 1
-# tl.store(out0 + (xindex), tmp4, xmask)                            # model.py:3 torch.relu(x) + 1
+# tmp0 = tl.load(in0 + (xindex), xmask)
+# tmp2 = tl.maximum(tmp0, 0.0, propagate_nan=tl.PropagateNan.ALL)
+# tmp4 = tmp2 + 1.0
+# tl.store(out0 + (xindex), tmp4, xmask)
 # ```
 #
 # Inductor does the same with strings through a handler object (`V.ops`) and keeps the tile shape of a value
@@ -38,7 +38,7 @@ from ..ch08_fusion.kernel import Kernel, KernelSource
 from ..ch08_fusion.values import Graph, Store, Value, link
 from ..errors import Unsupported
 from . import heuristics, reductions
-from .ops import OPS, POINTER_TYPES, constant, convert, triton_type
+from .ops import OPS, constant, convert, pointer_type, triton_type
 from .passes import CHOOSE, COMPARE, narrow_positions, schedule_passes
 from .prelude import prelude_for
 from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, extent, fits_int32, hint, visits
@@ -46,8 +46,8 @@ from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, extent,
 # %% [markdown]
 # ## Planning
 #
-# What the heuristics want to know: how large the axes are, how many full-size operands there are, whether rows
-# or columns are contiguous, and how often a loop would walk along the row.
+# What the heuristics want to know: how large the axes are, how many full-size operands there are, whether
+# rows or columns are contiguous, and how often a loop would walk along the row.
 
 # %%
 def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
@@ -67,7 +67,8 @@ def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
     if not all(isinstance(v.size, int) for v in kernel.reduction_vars):
         return axes, heuristics.unknown_row(inner)
     walks = sum(bool(inside) for _, inside in schedule_passes(g))
-    return axes, heuristics.reduction(sizes["x"], sizes["r"], inner, walks, len(heavy))
+    sums = sum(s.op == "reduce" for s in g.steps)
+    return axes, heuristics.reduction(sizes["x"], sizes["r"], inner, walks, len(heavy), sums)
 
 # %% [markdown]
 # ## Printing
@@ -75,8 +76,8 @@ def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
 # `Printer` is the state of the text being written: where lines go, what each value is called, and which
 # masks exist. The functions below it print one step each.
 #
-# The axes of a value follow from its dimensions. What depends on a reduction has the shape of a column of results,
-# one per row of the tile.
+# The axes of a value follow from its dimensions. What depends on a reduction has the shape of a column of
+# results, one per row of the tile.
 
 # %%
 @dataclass
@@ -230,15 +231,16 @@ def philox_text(p: Printer, seed: Value, offset: Value, index: Value | Int, kind
     if not isinstance(kind, tuple):
         raise Unsupported(f"random numbers in the layout {kind!r}")
     where = value_text(p, index) if isinstance(index, Value) else p.indexer.text(index)
-    return f"philox_uniform({value_text(p, seed)}, {value_text(p, offset)}, ({where}).to(tl.int64), {kind[0]}, {kind[1]})"
+    start = f"{value_text(p, seed)}, {value_text(p, offset)}"
+    return f"philox_uniform({start}, ({where}).to(tl.int64), {kind[0]}, {kind[1]})"
 
 
 def describe_reduction(p: Printer, value: Value) -> reductions.Reduction:
     kind, source, index = value.args
     return reductions.Reduction(
-        kind, f"red{value.number}", value_text(p, source), source.dtype, value.dtype or source.dtype, p.shape({"x", "r"}),
-        p.masks.get("r"), p.indexer.text(index) if index is not None else None, p.indexer.index_type,
-        to_text(p.axes[-1].numel), full=p.axes_of(source) == {"x", "r"})
+        kind, f"red{value.number}", value_text(p, source), source.dtype, value.dtype or source.dtype,
+        p.shape({"x", "r"}), p.masks.get("r"), p.indexer.text(index) if index is not None else None,
+        p.indexer.index_type, to_text(p.axes[-1].numel), full=p.axes_of(source) == {"x", "r"})
 
 
 def print_step(p: Printer, step: Value | Store):
@@ -257,8 +259,9 @@ def print_step(p: Printer, step: Value | Store):
 # %% [markdown]
 # ## Looped reductions
 #
-# The passes are printed one after the other. The start of an accumulator goes before the loop, its fold after it. Loads
-# that a later pass repeats ask the cache to keep the line (`evict_last`), the last ones to let it go.
+# The passes are printed one after the other. The start of an accumulator goes before the loop, its fold
+# after it. Loads that a later pass repeats ask the cache to keep the line (`evict_last`), the last ones to
+# let it go.
 
 # %%
 def print_passes(p: Printer) -> None:
@@ -268,7 +271,8 @@ def print_passes(p: Printer) -> None:
             if step.op != "reduce":
                 print_step(p, step)
         if inside:
-            earlier, later = ({s for _, steps in part for s in steps} for part in (passes[:k], passes[k + 1:]))
+            earlier, later = ({s for _, steps in part for s in steps}
+                              for part in (passes[:k], passes[k + 1:]))
             p.policy = {s: "evict_last" if s in later else "evict_first" for s in inside
                         if s.op == "load" and (s in later or s in earlier)}
             print_pass(p, inside)
@@ -284,7 +288,8 @@ def print_pass(p: Printer, inside: list[Value | Store]) -> None:
         if step.op != "reduce":
             print_step(p, step)
             continue
-        start, update, end, p.names[step] = reductions.looped(describe_reduction(p, step), "roffset // RBLOCK")
+        r = describe_reduction(p, step)
+        start, update, end, p.names[step] = reductions.looped(r, "roffset // RBLOCK")
         outer += [(s, "") for s in start]
         for s in update:
             p.say(s, step.loop)
@@ -295,7 +300,8 @@ def print_pass(p: Printer, inside: list[Value | Store]) -> None:
         head.append(f"rmask = rindex < {rnumel}")
     head += [f"{n} = {text}" for n, text in p.indexer.defs.pop("r", {}).items()]
     body = [(s, "") for s in head] + p.lines
-    p.lines = outer + [(f"for roffset in range(0, {rnumel}, RBLOCK):", "")] + [("    " + s, c) for s, c in body] + ends
+    loop = (f"for roffset in range(0, {rnumel}, RBLOCK):", "")
+    p.lines = [*outer, loop, *(("    " + s, c) for s, c in body), *ends]
 
 # %% [markdown]
 # ## The whole kernel
@@ -323,8 +329,9 @@ def _header(p: Printer, looped: bool) -> list[str]:
 
 
 def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> KernelSource:
-    """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block sizes),
-    `grid` (three Python expressions over the size symbols), `num_warps`, `num_stages`. Raises Unsupported."""
+    """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block
+    sizes), `grid` (three Python expressions over the size symbols), `num_warps`, `num_stages`. Raises
+    Unsupported."""
     graph = link(kernel, online_softmax=True)
     axes, default = plan(graph)
     config = config or default
@@ -356,9 +363,3 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     return KernelSource(kernel.name, "triton", code, names, dict(
         signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,
         num_stages=config.num_stages, device=kernel.device.index))
-
-
-def pointer_type(dtype: torch.dtype) -> str:
-    if dtype not in POINTER_TYPES:
-        raise Unsupported(f"Triton has no type for {dtype}")
-    return POINTER_TYPES[dtype]

@@ -30,8 +30,8 @@ def _apply(function, tiles):
     first = next(t for t in tiles if isinstance(t, tl.tensor))
     dtype = first.dtype.scalar
     kind = torch.from_numpy(np.ascontiguousarray(first.handle.data)).dtype
-    arrays = [torch.from_numpy(np.array(t.handle.data)) if isinstance(t, tl.tensor) else torch.tensor(getattr(t, "value", t), dtype=kind)
-              for t in tiles]
+    arrays = [torch.from_numpy(np.array(t.handle.data)) if isinstance(t, tl.tensor)
+              else torch.tensor(getattr(t, "value", t), dtype=kind) for t in tiles]
     out = function(*torch.broadcast_tensors(*arrays)).numpy()
     if not any(isinstance(t, tl.tensor) and t.type.is_block() for t in tiles):
         return tl.tensor(TensorHandle(out.reshape(1), dtype), dtype)

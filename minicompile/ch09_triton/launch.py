@@ -123,7 +123,8 @@ class Pool:
                 event.set()
 
     def submit(self, task: dict) -> Callable[[], str]:
-        """Start a task. The function returned waits for it and gives an error text, '' if the result is there."""
+        """Start a task. The function returned waits for it and gives an error text, '' if the result is
+        there."""
         with self.lock:
             if self.process.poll() is not None:
                 return lambda: "the compile server ended"
@@ -150,7 +151,8 @@ def pool() -> Pool:
 
 
 def warm_up() -> None:
-    """Start the compile processes and build the launcher, in the background, when the first compilation starts."""
+    """Start the compile processes and build the launcher, in the background, when the first compilation
+    starts."""
     if interpreting() or _pool is not None or not torch.cuda.is_available():
         return
     pool()
@@ -293,8 +295,8 @@ class Pending:
 
 
 def load_triton(sources: list[KernelSource]) -> list[Callable]:
-    """A callable per kernel, `k(*tensors, *sizes)` in the order of `source.args`. Compilation runs in parallel and
-    goes on after the return."""
+    """A callable per kernel, `k(*tensors, *sizes)` in the order of `source.args`. Compilation runs in
+    parallel and goes on after the return."""
     if interpreting():
         return [load_plain(s) for s in sources]
     started: dict = {}

@@ -21,33 +21,27 @@ import torch
 
 from ..errors import Unsupported
 
-TRITON_TYPES = {
-    torch.float32: "float32", torch.float64: "float64", torch.float16: "float16", torch.bfloat16: "bfloat16",
-    torch.int8: "int8", torch.int16: "int16", torch.int32: "int32", torch.int64: "int64", torch.uint8: "uint8",
-    torch.uint16: "uint16", torch.uint32: "uint32", torch.uint64: "uint64", torch.bool: "int1",
+# dtype: (its name in Triton code, its name in a kernel's signature)
+TYPES = {
+    torch.float64: ("float64", "fp64"), torch.float32: ("float32", "fp32"), torch.float16: ("float16", "fp16"),
+    torch.bfloat16: ("bfloat16", "bf16"), torch.bool: ("int1", "i1"), torch.int8: ("int8", "i8"),
+    torch.int16: ("int16", "i16"), torch.int32: ("int32", "i32"), torch.int64: ("int64", "i64"),
+    torch.uint8: ("uint8", "u8"), torch.uint16: ("uint16", "u16"), torch.uint32: ("uint32", "u32"),
+    torch.uint64: ("uint64", "u64"),
 }
-POINTER_TYPES = {
-    torch.float32: "*fp32", torch.float64: "*fp64", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int8: "*i8",
-    torch.int16: "*i16", torch.int32: "*i32", torch.int64: "*i64", torch.uint8: "*u8", torch.uint16: "*u16",
-    torch.uint32: "*u32", torch.uint64: "*u64", torch.bool: "*i1",
-}
-OPS: dict[str, Callable] = {}
-
-
-def triton_op(*names: str):
-    """Register `f(dtype, *texts) -> text` for operations `names`; `dtype` is that of the arguments (of the last one)."""
-    def register(f):
-        for name in names:
-            OPS[name] = f
-        return f
-    return register
 
 
 def triton_type(dtype: torch.dtype) -> str:
     """`tl.float32` for torch.float32; Unsupported for types that Triton has not (complex, quantized)."""
-    if dtype not in TRITON_TYPES:
+    if dtype not in TYPES:
         raise Unsupported(f"Triton has no type for {dtype}")
-    return "tl." + TRITON_TYPES[dtype]
+    return "tl." + TYPES[dtype][0]
+
+
+def pointer_type(dtype: torch.dtype) -> str:
+    """`*fp32` for torch.float32."""
+    triton_type(dtype)
+    return "*" + TYPES[dtype][1]
 
 # %% [markdown]
 # ## Constants
@@ -69,170 +63,84 @@ def constant(value, dtype: torch.dtype, rank: int) -> str:
     return f"tl.full([{', '.join(['1'] * rank)}], {text}, {triton_type(dtype)})"
 
 # %% [markdown]
-# ## Functions with one name
+# ## The table
 #
-# Most unary functions differ only in where they live.
+# `OPS[name](dtype, *texts)` is the text of an operation; `dtype` is that of its arguments (of the last one).
+# Most entries are a form with places for the arguments. Where it depends on the type, the most specific form
+# counts: `float32` before `float` before `any`.
 
 # %%
-_LIBDEVICE = ("expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma trunc "
-              "atan2 hypot copysign nextafter fmod")
-_NATIVE = {"exp": "tl.exp", "exp2": "tl.exp2", "log": "tl.log", "log2": "tl.log2", "abs": "tl.abs",
-           "rsqrt": "tl.rsqrt", "erf": "tl.erf", "sigmoid": "tl.sigmoid"}
+OPS: dict[str, Callable] = {}
+
+
+def form(name: str, **forms: str) -> None:
+    """Register an operation by its text for each kind of type."""
+    def emit(dtype, *args):
+        kinds = (TYPES[dtype][0], "float", "any") if dtype.is_floating_point else \
+            ("bool", "int", "any") if dtype == torch.bool else ("int", "any")
+        text = next((forms[k] for k in kinds if k in forms), None)
+        if text is None:
+            raise Unsupported(f"{name} of {dtype} in Triton")
+        return text.format(*args)
+    OPS[name] = emit
+
+
+_LIBDEVICE = "expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma"
 _INFIX = {"sub": "-", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
           "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "lshift": "<<", "rshift": ">>"}
-
-
-def _call(function: str):
-    return lambda dtype, *args: f"{function}({', '.join(args)})"
-
-
 for _name in _LIBDEVICE.split():
-    OPS[_name] = _call(f"libdevice.{_name}")
-for _name, _function in _NATIVE.items():
-    OPS[_name] = _call(_function)
+    form(_name, any=f"libdevice.{_name}({{0}})")
+for _name in "atan2 hypot copysign nextafter".split():
+    form(_name, any=f"libdevice.{_name}({{0}}, {{1}})")
+for _name in "exp exp2 log log2 abs rsqrt erf sigmoid".split():
+    form(_name, any=f"tl.{_name}({{0}})")
 for _name, _sign in _INFIX.items():
-    OPS[_name] = lambda dtype, a, b, sign=_sign: f"{a} {sign} {b}"
-OPS["where"] = _call("tl.where")
+    form(_name, any=f"{{0}} {_sign} {{1}}")
+form("where", any="tl.where({0}, {1}, {2})")
 
 # %% [markdown]
 # ## Those that need thought
 #
 # Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 keeps the sign. Booleans
 # add with `|` and multiply with `&`. Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps
-# it. Integer `//` and `%` truncate as C does, so Python's floor needs a correction.
+# it. Rounding is half to even. Integer `//` and `%` truncate as C does, so Python's floor needs a correction,
+# by one of the helpers of `prelude.py`.
 
 # %%
-@triton_op("neg")
-def _neg(dtype, x):
-    return f"{x} * -1"
+form("neg", any="{0} * -1")
+form("add", any="{0} + {1}", bool="{0} | {1}")
+form("mul", any="{0} * {1}", bool="{0} & {1}")
+form("truediv", any="{0} / {1}", float32="tl.div_rn({0}, {1})")
+form("reciprocal", any="1.0 / {0}", float32="tl.div_rn(tl.full({0}.shape, 1.0, tl.float32), {0})")
+form("sqrt", any="tl.sqrt({0})", float32="tl.sqrt_rn({0})")
+form("pow", int="int_pow({0}, {1})", float="libdevice.pow({0}, {1})")
+form("floordiv", int="int_floordiv({0}, {1})", float="float_floordiv({0}, {1})")
+form("remainder", int="int_remainder({0}, {1})", float="float_remainder({0}, {1})")
+form("fmod", int="{0} % {1}", float="libdevice.fmod({0}, {1})")
+form("truncdiv", int="{0} // {1}", float="libdevice.trunc({0} / {1})",
+     float32="libdevice.trunc(tl.div_rn({0}, {1}))")
+form("digamma", any="digamma({0})")
+for _name, _sign in {"maximum": "|", "minimum": "&"}.items():
+    form(_name, int=f"tl.{_name}({{0}}, {{1}})", bool=f"{{0}} {_sign} {{1}}",
+         float=f"tl.{_name}({{0}}, {{1}}, propagate_nan=tl.PropagateNan.ALL)")
+for _name, _sign in {"logical_and": "&", "logical_or": "|", "logical_xor": "^"}.items():
+    form(_name, any=f"({{0}} != 0) {_sign} ({{1}} != 0)", bool=f"{{0}} {_sign} {{1}}")
+for _name, _function in {"floor": "tl.floor", "ceil": "tl.ceil", "trunc": "libdevice.trunc",
+                         "round": "libdevice.nearbyint"}.items():
+    form(_name, int="{0}", float=f"{_function}({{0}})")
+form("logical_not", any="{0} == 0")
+form("bitwise_not", int="~{0}", bool="{0} == 0")
+form("isnan", any="{0} != {0}")
+form("isinf", int="{0} != {0}", float='tl.abs({0}) == float("inf")')
+form("signbit", any="{0} < 0", float32="{0}.to(tl.int32, bitcast=True) < 0",
+     float64="{0}.to(tl.int64, bitcast=True) < 0")
 
 
-@triton_op("add")
-def _add(dtype, a, b):
-    return f"{a} | {b}" if dtype == torch.bool else f"{a} + {b}"
+def _sign_of(dtype, x):
+    return f"tl.where({x} > 0, {constant(1, dtype, 1)}, tl.where({x} < 0, -1, 0).to({triton_type(dtype)}))"
 
 
-@triton_op("mul")
-def _mul(dtype, a, b):
-    return f"{a} & {b}" if dtype == torch.bool else f"{a} * {b}"
-
-
-@triton_op("truediv")
-def _truediv(dtype, a, b):
-    return f"tl.div_rn({a}, {b})" if dtype == torch.float32 else f"{a} / {b}"
-
-
-@triton_op("reciprocal")
-def _reciprocal(dtype, x):
-    return f"tl.div_rn(tl.full({x}.shape, 1.0, tl.float32), {x})" if dtype == torch.float32 else f"1.0 / {x}"
-
-
-@triton_op("sqrt")
-def _sqrt(dtype, x):
-    return f"tl.sqrt_rn({x})" if dtype == torch.float32 else f"tl.sqrt({x})"
-
-
-
-
-def _extremum(name: str, sign: str):
-    def emit(dtype, a, b):
-        if dtype == torch.bool:
-            return f"{a} {sign} {b}"
-        nan = ", propagate_nan=tl.PropagateNan.ALL" if dtype.is_floating_point else ""
-        return f"tl.{name}({a}, {b}{nan})"
-    OPS[name] = emit
-
-
-_extremum("maximum", "|")
-_extremum("minimum", "&")
-
-
-
-
-def _rounding(name: str, function: str):
-    OPS[name] = lambda dtype, x: f"{function}({x})" if dtype.is_floating_point else x
-
-
-_rounding("floor", "tl.floor")
-_rounding("ceil", "tl.ceil")
-_rounding("trunc", "libdevice.trunc")
-_rounding("round", "libdevice.nearbyint")       # half to even
-
-
-@triton_op("sign")
-def _sign(dtype, x):
-    one = constant(1, dtype, 1)
-    return f"tl.where({x} > 0, {one}, tl.where({x} < 0, -1, 0).to({triton_type(dtype)}))"
-
-
-@triton_op("isnan")
-def _isnan(dtype, x):
-    return f"{x} != {x}"
-
-
-@triton_op("isinf")
-def _isinf(dtype, x):
-    return f'tl.abs({x}) == float("inf")' if dtype.is_floating_point else f"{x} != {x}"
-
-
-@triton_op("signbit")
-def _signbit(dtype, x):
-    bits = {torch.float32: "tl.int32", torch.float64: "tl.int64"}.get(dtype)
-    return f"{x}.to({bits}, bitcast=True) < 0" if bits else f"{x} < 0"
-
-
-@triton_op("logical_not")
-def _logical_not(dtype, x):
-    return f"{x} == 0"
-
-
-@triton_op("bitwise_not")
-def _bitwise_not(dtype, x):
-    return f"{x} == 0" if dtype == torch.bool else f"~{x}"
-
-
-def _logical(name: str, sign: str):
-    def emit(dtype, a, b):
-        return f"{a} {sign} {b}" if dtype == torch.bool else f"({a} != 0) {sign} ({b} != 0)"
-    OPS["logical_" + name] = emit
-
-
-_logical("and", "&")
-_logical("or", "|")
-_logical("xor", "^")
-
-
-@triton_op("digamma")
-def _digamma(dtype, x):
-    return f"digamma({x})"
-
-
-@triton_op("pow")
-def _pow(dtype, a, b):
-    return f"libdevice.pow({a}, {b})" if dtype.is_floating_point else f"int_pow({a}, {b})"
-
-
-@triton_op("floordiv")
-def _floordiv(dtype, a, b):
-    return f"float_floordiv({a}, {b})" if dtype.is_floating_point else f"int_floordiv({a}, {b})"
-
-
-@triton_op("truncdiv")
-def _truncdiv(dtype, a, b):
-    return f"libdevice.trunc({_truediv(dtype, a, b)})" if dtype.is_floating_point else f"{a} // {b}"
-
-
-@triton_op("remainder")
-def _remainder(dtype, a, b):
-    return f"float_remainder({a}, {b})" if dtype.is_floating_point else f"int_remainder({a}, {b})"
-
-
-_float_fmod = OPS["fmod"]
-
-
-@triton_op("fmod")
-def _fmod(dtype, a, b):
-    return _float_fmod(dtype, a, b) if dtype.is_floating_point else f"{a} % {b}"
+OPS["sign"] = _sign_of
 
 # %% [markdown]
 # ## Conversions

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Before printing
 #
-# Two questions about a kernel's graph of values are answered before any text is written: which steps happen on which
-# walk along a row, and which integers may be narrow.
+# Two questions about a kernel's graph of values are answered before any text is written: which steps happen
+# on which walk along a row, and which integers may be narrow.
 
 # %%
 from __future__ import annotations
@@ -14,13 +14,14 @@ from ..ch08_fusion.values import Graph, Store, Value, elements, memory_of
 # %% [markdown]
 # ## Passes
 #
-# A looped reduction walks along its row once per phase: LayerNorm twice, for the statistics and for the normalised
-# row. A pass contains what its reductions and stores need, recomputed from loads if an earlier pass had it. What does
-# not vary along the row is printed once, before the first pass that may use it.
+# A looped reduction walks along its row once per phase: LayerNorm twice, for the statistics and for the
+# normalised row. A pass contains what its reductions and stores need, recomputed from loads if an earlier
+# pass had it. What does not vary along the row is printed once, before the first pass that may use it.
 #
-# A store happens as early as its value is known, because its pass has that value in a register. One point of care: a
-# buffer updated in place must not be stored before the last pass that loads it. Moving a store to a later pass moves
-# its loads too, which may hold up another store, so the rule is applied until nothing moves.
+# A store happens as early as its value is known, because its pass has that value in a register. One point
+# of care: a buffer updated in place must not be stored before the last pass that loads it. Moving a store
+# to a later pass moves its loads too, which may hold up another store, so the rule is applied until nothing
+# moves.
 
 # %%
 def schedule_passes(g: Graph) -> list[tuple[list, list]]:
@@ -30,15 +31,18 @@ def schedule_passes(g: Graph) -> list[tuple[list, list]]:
     while True:
         inside = []
         for k in range(count):
-            wanted = [r for r in g.reductions if r.phase == k + 1] + [s for s in when if s.element and when[s] == k]
+            wanted = [r for r in g.reductions if r.phase == k + 1]
+            wanted += [s for s in when if s.element and when[s] == k]
             inside.append(sorted(elements(g, wanted).union(wanted), key=lambda s: s.number))
-        last_load = {memory_of(g.kernel, s.args[0]): k for k, steps in enumerate(inside) for s in steps if s.op == "load"}
+        last_load = {memory_of(g.kernel, s.args[0]): k for k, steps in enumerate(inside)
+                     for s in steps if s.op == "load"}
         after = {s: last_load.get(memory_of(g.kernel, s.buffer), -1) + (not s.element) for s in when}
         late = {s: k for s, k in after.items() if k > when[s]}
         if not late:
             break
         when |= late
-    before = [[s for s in g.steps if when.get(s, s.phase) == k and not _is_element(g, s)] for k in range(count + 1)]
+    before = [[s for s in g.steps if when.get(s, s.phase) == k and not _is_element(g, s)]
+              for k in range(count + 1)]
     return list(zip(before, inside + [[]]))
 
 
@@ -48,9 +52,10 @@ def _is_element(g: Graph, step: Value | Store) -> bool:
 # %% [markdown]
 # ## Narrow integers
 #
-# Positions are int64 in the IR, as index tensors are in PyTorch. A comparison of positions (is this element inside the
-# window?) does not need the upper half. Values that are only compared, clamped or used as an index become int32, where
-# the kernel's indices are; anything that could overflow or be seen from outside stays as it is.
+# Positions are int64 in the IR, as index tensors are in PyTorch. A comparison of positions (is this element
+# inside the window?) does not need the upper half. Values that are only compared, clamped or used as an
+# index become int32, where the kernel's indices are; anything that could overflow or be seen from outside
+# stays as it is.
 
 # %%
 COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}

@@ -27,14 +27,6 @@ def nan_min(a, b):
 def multiply(a, b):
     return a * b
 
-
-def bit_or(a, b):
-    return a | b
-
-
-def bit_and(a, b):
-    return a & b
-
 # %% [markdown]
 # ## Division and powers with Python's signs
 #

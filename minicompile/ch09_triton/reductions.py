@@ -18,14 +18,16 @@ from dataclasses import dataclass
 
 import torch
 
+from ..ch08_fusion.values import identity
 from ..errors import Unsupported
 from .ops import constant, convert, triton_type
 
 
 @dataclass
 class Reduction:
-    """One `reduce` instruction being emitted. `name` prefixes its variables; the texts are: `shape` of the full tile's
-    shape, `index` of the linear index (argmax), `mask` of the r mask or None, `count` of the r axis' size."""
+    """One `reduce` instruction being emitted. `name` prefixes its variables; the texts are: `shape` of the
+    full tile's shape, `index` of the linear index (argmax), `mask` of the r mask or None, `count` of the r
+    axis' size."""
 
     kind: str
     name: str
@@ -39,34 +41,25 @@ class Reduction:
     count: str = ""
     full: bool = False                      # the value varies along both axes: it has the full shape already
 
-
-def _lowest(dtype: torch.dtype):
-    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min
-
-
-def _highest(dtype: torch.dtype):
-    return float("inf") if dtype.is_floating_point else torch.iinfo(dtype).max
-
 # %% [markdown]
 # ## One accumulator
 #
-# `identity(dtype)`, `merge(acc, value)` text and `fold(tile)` text. Bools are reduced as int32, because
+# `merge(accumulator, value, dtype)` and `fold(tile, dtype)` as texts. Bools are reduced as int32, because
 # Triton has no one-bit tiles to shuffle.
 
 # %%
 def _extremum(name: str):
     nan = ", propagate_nan=tl.PropagateNan.ALL"
-    return (_lowest if name == "max" else _highest,
-            lambda a, x, d: f"tl.{name}imum({a}, {x}{nan if d.is_floating_point else ''})",
+    return (lambda a, x, d: f"tl.{name}imum({a}, {x}{nan if d.is_floating_point else ''})",
             lambda t, d: f"tl.reduce({t}, 1, nan_{name})" if d.is_floating_point else f"tl.{name}({t}, 1)")
 
 
 SIMPLE = {
-    "sum": (lambda d: 0, lambda a, x, d: f"{a} + {x}", lambda t, d: f"tl.sum({t}, 1)"),
-    "prod": (lambda d: 1, lambda a, x, d: f"{a} * {x}", lambda t, d: f"tl.reduce({t}, 1, multiply)"),
-    "xor_sum": (lambda d: 0, lambda a, x, d: f"{a} ^ {x}", lambda t, d: f"tl.xor_sum({t}, 1)"),
-    "any": (lambda d: 0, lambda a, x, d: f"{a} | {x}", lambda t, d: f"tl.max({t}, 1)"),
-    "all": (lambda d: 1, lambda a, x, d: f"{a} & {x}", lambda t, d: f"tl.min({t}, 1)"),
+    "sum": (lambda a, x, d: f"{a} + {x}", lambda t, d: f"tl.sum({t}, 1)"),
+    "prod": (lambda a, x, d: f"{a} * {x}", lambda t, d: f"tl.reduce({t}, 1, multiply)"),
+    "xor_sum": (lambda a, x, d: f"{a} ^ {x}", lambda t, d: f"tl.xor_sum({t}, 1)"),
+    "any": (lambda a, x, d: f"{a} | {x}", lambda t, d: f"tl.max({t}, 1)"),
+    "all": (lambda a, x, d: f"{a} & {x}", lambda t, d: f"tl.min({t}, 1)"),
     "max": _extremum("max"),
     "min": _extremum("min"),
 }
@@ -90,8 +83,9 @@ def _tile(r: Reduction, dtype: torch.dtype) -> str:
     return value if r.full else f"tl.broadcast_to({value}, {r.shape})"
 
 
-def _masked(r: Reduction, tile: str, identity, dtype: torch.dtype) -> str:
-    return tile if r.mask is None else f"tl.where({r.mask}, {tile}, {constant(identity, dtype, 2)})"
+def _masked(r: Reduction, tile: str, hidden, dtype: torch.dtype) -> str:
+    """`tile` with the number `hidden` where the mask is false."""
+    return tile if r.mask is None else f"tl.where({r.mask}, {tile}, {constant(hidden, dtype, 2)})"
 
 
 def _result(r: Reduction, folded: str, dtype: torch.dtype) -> str:
@@ -113,20 +107,22 @@ def _result(r: Reduction, folded: str, dtype: torch.dtype) -> str:
 def persistent(r: Reduction) -> tuple[list[str], list[str]]:
     n = r.name
     if r.kind in SIMPLE:
-        identity, _, fold = SIMPLE[r.kind]
+        _, fold = SIMPLE[r.kind]
         dtype = compute_dtype(r)
-        return [f"{n} = {_result(r, fold(_masked(r, _tile(r, dtype), identity(dtype), dtype), dtype), dtype)}"], [n]
+        tile = _masked(r, _tile(r, dtype), identity(r.kind, dtype), dtype)
+        return [f"{n} = {_result(r, fold(tile, dtype), dtype)}"], [n]
     if r.kind in ("argmax", "argmin"):
         dtype = compute_dtype(r)
-        identity, _, fold = SIMPLE[r.kind[3:]]
+        _, fold = SIMPLE[r.kind[3:]]
         return [f"{n}_v = {_tile(r, dtype)}",
                 f"{n}_i = {_masked_index(r)}",
-                f"{n}_m = {fold(_masked(r, f'{n}_v', identity(dtype), dtype), dtype)}[:, None]",
+                f"{n}_m = {fold(_masked(r, f'{n}_v', identity(r.kind, dtype), dtype), dtype)}[:, None]",
                 *_arg_fold(r, f"{n}_v", f"{n}_i", f"{n}_m", dtype)], [n]
     if r.kind == "softmax":
         return [f"{n}_x = {_masked(r, _tile(r, r.dtype), float('-inf'), r.dtype)}",
                 f"{n}_max = tl.reduce({n}_x, 1, nan_max)[:, None]",
-                f"{n}_sum = tl.sum({_masked(r, f'tl.exp({n}_x - {n}_max)', 0.0, r.dtype)}, 1)[:, None]"], [f"{n}_max", f"{n}_sum"]
+                f"{n}_sum = tl.sum({_masked(r, f'tl.exp({n}_x - {n}_max)', 0.0, r.dtype)}, 1)[:, None]",
+                ], [f"{n}_max", f"{n}_sum"]
     if r.kind == "welford":
         return [f"{n}_x = {_tile(r, r.dtype)}",
                 f"{n}_mean = tl.sum({_masked(r, f'{n}_x', 0.0, r.dtype)}, 1)[:, None] * {_inverse(r)}",
@@ -136,8 +132,8 @@ def persistent(r: Reduction) -> tuple[list[str], list[str]]:
     raise Unsupported(f"the Triton backend has no reduction {r.kind!r}")
 
 
-def _index_limit(r: Reduction) -> str:
-    return f"tl.full([1, 1], {2**31 - 1 if r.index_type == 'tl.int32' else 2**63 - 1}, {r.index_type})"
+def _index_limit(r: Reduction, shape: str = "[1, 1]") -> str:
+    return f"tl.full({shape}, {2**31 - 1 if r.index_type == 'tl.int32' else 2**63 - 1}, {r.index_type})"
 
 
 def _masked_index(r: Reduction) -> str:
@@ -165,33 +161,34 @@ def _arg_fold(r: Reduction, value: str, index: str, extreme: str, dtype: torch.d
 
 # %%
 def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Statements before, in and after the loop, and the names of the results. `counter`: text of the iteration's
-    number, from 0."""
+    """Statements before, in and after the loop, and the names of the results. `counter`: text of the
+    iteration's number, from 0."""
     n = r.name
     keep = lambda new, old: new if r.mask is None else f"tl.where({r.mask}, {new}, {old})"
     full = lambda value, dtype: f"tl.full({r.shape}, {_literal(value)}, {triton_type(dtype)})"
     if r.kind in SIMPLE:
-        identity, merge, fold = SIMPLE[r.kind]
+        merge, fold = SIMPLE[r.kind]
         dtype = compute_dtype(r)
         acc = f"{n}_acc"
-        return ([f"{acc} = {full(identity(dtype), dtype)}"],
+        return ([f"{acc} = {full(identity(r.kind, dtype), dtype)}"],
                 [f"{acc} = {keep(merge(acc, _tile(r, dtype), dtype), acc)}"],
                 [f"{n} = {_result(r, fold(acc, dtype), dtype)}"], [n])
     if r.kind in ("argmax", "argmin"):
         dtype = compute_dtype(r)
-        identity, _, fold = SIMPLE[r.kind[3:]]
+        _, fold = SIMPLE[r.kind[3:]]
         sign = ">" if r.kind == "argmax" else "<"
         better = f"({n}_v {sign} {n}_acc) | ({n}_at == {_index_limit(r)})"
         if dtype.is_floating_point:
             better += f" | (({n}_v != {n}_v) & ({n}_acc == {n}_acc))"
         if r.mask is not None:
             better = f"{r.mask} & ({better})"
-        return ([f"{n}_acc = {full(identity(dtype), dtype)}",
-                 f"{n}_at = tl.full({r.shape}, {2**31 - 1 if r.index_type == 'tl.int32' else 2**63 - 1}, {r.index_type})"],
+        return ([f"{n}_acc = {full(identity(r.kind, dtype), dtype)}",
+                 f"{n}_at = {_index_limit(r, r.shape)}"],
                 [f"{n}_v = {_tile(r, dtype)}", f"{n}_better = {better}",
                  f"{n}_acc = tl.where({n}_better, {n}_v, {n}_acc)",
                  f"{n}_at = tl.where({n}_better, tl.broadcast_to({r.index}, {r.shape}), {n}_at)"],
-                [f"{n}_m = {fold(f'{n}_acc', dtype)}[:, None]", *_arg_fold(r, f"{n}_acc", f"{n}_at", f"{n}_m", dtype)], [n])
+                [f"{n}_m = {fold(f'{n}_acc', dtype)}[:, None]",
+                 *_arg_fold(r, f"{n}_acc", f"{n}_at", f"{n}_m", dtype)], [n])
     if r.kind == "softmax":
         x, m, s, e = f"{n}_x", f"{n}_m", f"{n}_s", f"{n}_e"
         return ([f"{m} = {full(float('-inf'), r.dtype)}", f"{s} = {full(0.0, r.dtype)}"],
@@ -203,22 +200,26 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
                  f"{n}_sum = tl.sum({s} * tl.exp({m} - {n}_max), 1)[:, None]"], [f"{n}_max", f"{n}_sum"])
     if r.kind == "welford":
         x, d, mean, m2 = f"{n}_x", f"{n}_d", f"{n}_mu", f"{n}_sq"
+        share = f"(1.0 / tl.full([1, 1], {counter} + 1, {triton_type(r.dtype)}))"
         return ([f"{mean} = {full(0.0, r.dtype)}", f"{m2} = {full(0.0, r.dtype)}"],
                 [f"{x} = {_tile(r, r.dtype)}", f"{d} = {x} - {mean}",
-                 f"{mean} = {keep(f'{mean} + {d} * (1.0 / tl.full([1, 1], {counter} + 1, {triton_type(r.dtype)}))', mean)}",
+                 f"{mean} = {keep(f'{mean} + {d} * {share}', mean)}",
                  f"{m2} = {keep(f'{m2} + {d} * ({x} - {mean})', m2)}"],
                 [f"{n}_cnt = (({r.count} + RBLOCK - 1 - rbase) // RBLOCK).to({triton_type(r.dtype)})",
                  f"{n}_mean = tl.sum({mean} * {n}_cnt, 1)[:, None] * {_inverse(r)}",
                  f"{n}_off = {mean} - {n}_mean",
                  f"{n}_m2 = tl.sum({m2} + {n}_cnt * {n}_off * {n}_off, 1)[:, None]",
-                 f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})"], [f"{n}_mean", f"{n}_m2", f"{n}_n"])
+                 f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})"],
+                [f"{n}_mean", f"{n}_m2", f"{n}_n"])
     raise Unsupported(f"the Triton backend has no reduction {r.kind!r}")
 
 
 def _inverse(r: Reduction) -> str:
     """Text of one over the number of elements."""
-    return repr(1.0 / int(r.count)) if r.count.isdigit() else f"(1.0 / tl.full([1, 1], {r.count}, {triton_type(r.dtype)}))"
+    if r.count.isdigit():
+        return repr(1.0 / int(r.count))
+    return f"(1.0 / tl.full([1, 1], {r.count}, {triton_type(r.dtype)}))"
 
 
 def _literal(value) -> str:
-    return f'float("{value}")' if isinstance(value, float) and value in (float("inf"), float("-inf")) else repr(value)
+    return f'float("{value}")' if value in (float("inf"), float("-inf")) else repr(value)

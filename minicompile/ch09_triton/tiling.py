@@ -42,7 +42,9 @@ class Axis:
     @property
     def slot(self) -> str:
         """The indexing that puts a 1-D range on this axis: `[:, None]`."""
-        return "" if self.rank == 1 else "[" + ", ".join(":" if i == self.dim else "None" for i in range(self.rank)) + "]"
+        if self.rank == 1:
+            return ""
+        return "[" + ", ".join(":" if i == self.dim else "None" for i in range(self.rank)) + "]"
 
 
 def hint(value: Int) -> int:
@@ -60,7 +62,8 @@ def hint(value: Int) -> int:
 
 # %%
 def stride_of(index: Int, var: Symbol) -> int:
-    """Elements between neighbours along `var`, about: 0 if the index ignores it, a large number if it is not linear in it."""
+    """Elements between neighbours along `var`, about: 0 if the index ignores it, a large number if it is not
+    linear in it."""
     c = coefficient(index, var)
     return 1 << 30 if c is None else abs(hint(c))
 
@@ -78,7 +81,8 @@ def visits(index: Int, vars: tuple[Symbol, ...]) -> int:
 
 def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
                 accesses: list[Int]) -> list[Axis]:
-    """The axes of a kernel, in the order of the tile's dimensions, given the indices of its loads and stores."""
+    """The axes of a kernel, in the order of the tile's dimensions, given the indices of its loads and
+    stores."""
     if reduction_vars:
         return [Axis("x", vars, 0, 2), Axis("r", reduction_vars, 1, 2)]
     total = math.prod(hint(v.size) for v in vars)
@@ -104,7 +108,8 @@ def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
 # %%
 @dataclass
 class Indexer:
-    """Renders index expressions. `defs` collects, per axis name, the definitions that the text uses: name -> text."""
+    """Renders index expressions. `defs` collects, per axis name, the definitions that the text uses: name
+    -> text."""
 
     axes: list[Axis]
     index_type: str                                    # "tl.int32" or "tl.int64"

@@ -23,8 +23,8 @@ import traceback
 
 
 def compile_kernel(task: dict) -> dict:
-    """Compile one kernel. `task`: name, code, signature, constants, aligned (names of 16-byte aligned pointers), num_warps,
-    num_stages, arch (90 for H100). Returns name, cubin, shared (bytes), num_warps."""
+    """Compile one kernel. `task`: name, code, signature, constants, aligned (names of 16-byte aligned
+    pointers), num_warps, num_stages, arch (90 for H100). Returns name, cubin, shared (bytes), num_warps."""
     import linecache
 
     import triton
@@ -38,7 +38,8 @@ def compile_kernel(task: dict) -> dict:
     function = namespace[task["name"]]
     signature = dict(task["signature"]) | {name: "constexpr" for name in task["constants"]}
     attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in task["aligned"]}
-    source = ASTSource(function, signature, {(function.arg_names.index(n),): v for n, v in task["constants"].items()}, attributes)
+    constants = {(function.arg_names.index(n),): v for n, v in task["constants"].items()}
+    source = ASTSource(function, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
                               options={"num_warps": task["num_warps"], "num_stages": task["num_stages"]})
     data = compiled.metadata
@@ -89,10 +90,12 @@ def kernel(a, b, XBLOCK: tl.constexpr):
 
 
 def warm_up() -> None:
-    """Compile something, so that children inherit the imported modules and the parsed parts of Triton's library."""
+    """Compile something, so that children inherit the imported modules and the parsed parts of Triton's
+    library."""
     with tempfile.TemporaryDirectory() as scratch:
-        run_task(dict(name="kernel", key="warm-up", code=WARM_UP, signature={"a": "*bf16", "b": "*fp32"}, constants={"XBLOCK": 128},
-                      aligned=["a", "b"], num_warps=4, num_stages=1, arch=90, path=os.path.join(scratch, "result")))
+        run_task(dict(name="kernel", key="warm-up", code=WARM_UP, signature={"a": "*bf16", "b": "*fp32"},
+                      constants={"XBLOCK": 128}, aligned=["a", "b"], num_warps=4, num_stages=1, arch=90,
+                      path=os.path.join(scratch, "result")))
 
 
 def serve(slots: int) -> None:
@@ -101,7 +104,7 @@ def serve(slots: int) -> None:
     os.dup2(2, 1)                                        # whatever Triton prints must not look like a result
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ["TRITON_DISABLE_LINE_INFO"] = "1"
-    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")     # contract a*b + c, as the CUDA compiler does for eager kernels
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")     # contract a*b + c, as nvcc does for eager
     warm_up()
     waiting, running, buffer, open_ = [], {}, b"", True
     while open_ or waiting or running:

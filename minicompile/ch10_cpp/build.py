@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Compiling and loading kernels
 #
-# The source of a kernel needs two companions: `prelude.h`, the mathematics, before it, and `launch.h`, the
-# way in from Python, after it. No torch header and no standard header is among them, which is why a file
+# The source of a kernel needs companions: `prelude.h` and `reductions.h`, the mathematics, before it, and
+# `launch.h`, the way in from Python, after it. No torch header and no standard header is among them, which is why a file
 # compiles in tenths of a second: a file that includes `torch/extension.h` takes half a minute.
 #
 # Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a
@@ -55,10 +55,9 @@ def compiler() -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    raise MinicompileError(f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. "
-                           "Install g++ "
-                           "(for example `apt install g++`), set CXX to another compiler, or use "
-                           "backend=\"aot_eager\", which needs none.")
+    raise MinicompileError(
+        f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. Install g++ (for example "
+        "`apt install g++`), set CXX to another compiler, or use backend=\"aot_eager\", which needs none.")
 
 
 @functools.cache
@@ -70,8 +69,8 @@ def _machine() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    processor = sorted({line for line in lines if line.startswith(("model name", "flags", "Features",
-                                                                   "CPU part"))})
+    processor = sorted({line for line in lines
+                        if line.startswith(("model name", "flags", "Features", "CPU part"))})
     return cache_key(version, processor, FLAGS, _openmp())
 
 
@@ -90,7 +89,8 @@ def _openmp() -> tuple[str, ...]:
 @functools.cache
 def _companions() -> tuple[str, str]:
     here = Path(__file__).parent
-    return (here / "prelude.h").read_text() + (here / "reductions.h").read_text(), (here / "launch.h").read_text()
+    prelude, reductions, launch = ((here / name).read_text() for name in ("prelude.h", "reductions.h", "launch.h"))
+    return prelude + reductions, launch
 
 # %% [markdown]
 # ## One file
@@ -125,7 +125,7 @@ def _compile(text: str, target: Path) -> None:
 def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable]:
     """Compile (or find on disk) and load one file; its functions by name."""
     text = _file_text(group)
-    key = cache_key(text if len(group) == 0 else [name for name, _, _ in group], _companions(), _machine())
+    key = cache_key([name for name, _, _ in group], _companions(), _machine())
     for attempt in range(2):
         path = disk_cache(key, ".so", lambda target: _compile(text, target), rebuild=attempt > 0)
         try:

@@ -14,8 +14,7 @@
 # - *Reduction of rows* (softmax over the last dimension): the row's own variable. Each thread takes rows.
 # - *Reduction of columns* (the gradient of a bias): the row's variable would jump from line to line of the
 #   matrix. The lane is an output variable instead, with a small array of accumulators, one per output, and
-#   the reduction runs
-# outside of it.
+#   the reduction runs outside of it.
 
 # %%
 from __future__ import annotations
@@ -76,14 +75,15 @@ def child(scope: Scope, dims) -> Scope:
 
 def close(scope: Scope, headers: list[str], prologue: list[str] = (), epilogue: list[str] = ()) -> None:
     """Append `scope`'s lines to its parent, wrapped in the loops `headers` (outermost first)."""
-    depth = 0
+    lines, depth = scope.parent.lines, 0
     for header in headers:
-        scope.parent.lines.append("  " * depth + (header if header.startswith("#")
-                                                  else f"{header} {{".lstrip()))
-        depth += not header.startswith("#")
-    scope.parent.lines += ["  " * depth + line for line in (*prologue, *scope.lines, *epilogue)]
-    for depth in reversed(range(depth)):
-        scope.parent.lines.append("  " * depth + "}")
+        if header.startswith("#"):                       # a pragma opens no braces
+            lines.append("  " * depth + header)
+        else:
+            lines.append("  " * depth + f"{header} {{".lstrip())
+            depth += 1
+    lines += ["  " * depth + line for line in (*prologue, *scope.lines, *epilogue)]
+    lines += ["  " * k + "}" for k in reversed(range(depth))]
 
 
 def for_(name: str, size: str, start: str = "0", step: str = "") -> str:
@@ -291,8 +291,8 @@ def lane_headers(e: Emitter, lane: Symbol, block: int | None) -> tuple[list[str]
     if block is None:
         return [], [], for_("lane", size), f"const int64_t {lane.name} = lane;"
     prologue = [f"const int64_t count = {size} - lane0 < {block} ? {size} - lane0 : {block};"]
-    return [for_("lane0", size, step=str(block))], prologue, for_("lane",
-            "count"), f"const int64_t {lane.name} = lane0 + lane;"
+    define = f"const int64_t {lane.name} = lane0 + lane;"
+    return [for_("lane0", size, step=str(block))], prologue, for_("lane", "count"), define
 
 
 TILE = 32
@@ -314,8 +314,8 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     store_lines(e, e.graph.stores, inner)
     close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
     size, width = to_text(other.size), to_text(lane.size)
-    loops = [for_(v.name, to_text(v.size)) for v in rest] + [for_("tile0", size, step=str(TILE)),
-                                                             for_("lane0", width, step=str(2 * TILE))]
+    loops = [for_(v.name, to_text(v.size)) for v in rest]
+    loops += [for_("tile0", size, step=str(TILE)), for_("lane0", width, step=str(2 * TILE))]
     rows = child(function, ())
     nest.parent = rows
     rows.lines += [f"const int64_t count = {width} - lane0 < {2 * TILE} ? {width} - lane0 : {2 * TILE};",
@@ -350,8 +350,8 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     store_lines(e, stores, inner)
     close(inner, [lane_header] if atomic and direct is not lane else [SIMD, lane_header], [define])
     if not atomic:
-        close(nest, parallel_pragma(e, work, len(loops) + len(blocks)) * bool(loops
-                or blocks) + loops + blocks, prologue)
+        loops += blocks
+        close(nest, (parallel_pragma(e, work, len(loops)) if loops else []) + loops, prologue)
     elif direct is lane:
         close(nest, parallel_pragma(e, work, 1) + blocks + loops, prologue)
     else:
@@ -366,10 +366,9 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     problem)`. Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code
     for."""
     from .reductions import emit_reductions
-    tensors = tuple(kernel.inputs) + tuple(kernel.outputs)
-    pointers = {}
-    for i, name in enumerate(tensors):
-        pointers.setdefault(name, f"in{i}" if i < len(kernel.inputs) else f"out{i - len(kernel.inputs)}")
+    tensors = kernel.inputs + kernel.outputs
+    pointers = {name: f"out{i}" for i, name in enumerate(kernel.outputs)}
+    pointers |= {name: f"in{i}" for i, name in enumerate(kernel.inputs)}
     e = Emitter(link(kernel), torch.get_num_threads(), pointers)
     function = Scope(frozenset())
     if e.graph.reductions:
@@ -377,15 +376,11 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     else:
         emit_pointwise(e, function, kernel.vars + kernel.reduction_vars)
     lines = []
-    for i, name in enumerate(tensors):
-        if name in tensors[:i]:
-            continue
-        t = memory_type(kernel.buffers[name].dtype)
-        const = "const " if name in kernel.inputs and name not in kernel.outputs else ""
-        lines.append(f"{const}{t}* {pointers[name]} = ({const}{t}*)pointers[{i}];")
+    for name in dict.fromkeys(tensors):
+        t = ("" if name in kernel.outputs else "const ") + memory_type(kernel.buffers[name].dtype)
+        lines.append(f"{t}* {pointers[name]} = ({t}*)pointers[{tensors.index(name)}];")
     lines += [f"const int64_t {s.name} = sizes[{i}];" for i, s in enumerate(kernel.symbols)]
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
-    text = "\n".join([head]
-                     + ["  " + line for line in lines + function.lines] + ["}", ""])
+    text = "\n".join([head, *("  " + line for line in lines + function.lines), "}", ""])
     options = {"tensors": len(tensors), "sizes": len(kernel.symbols)}
     return KernelSource(kernel.name, "cpp", text, tensors + tuple(s.name for s in kernel.symbols), options)

@@ -112,7 +112,7 @@ for _name, _text in {
     "bitwise_and": "({t})({0} & {1})", "bitwise_or": "({t})({0} | {1})", "bitwise_xor": "({t})({0} ^ {1})",
     "lshift": "mc_shl<{t}>({0}, {1})", "rshift": "mc_shr<{t}>({0}, {1})",
     "maximum": "mc_max<{t}>({0}, {1})", "minimum": "mc_min<{t}>({0}, {1})", "where": "{0} ? {1} : {2}",
-    "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}", "identity": "{0}",
+    "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}",
 }.items():
     form(_name, _text)
 
@@ -265,11 +265,6 @@ def _to_dtype(dtype, args, arg_dtypes):
     if source in ("float", "double") and target in ("uint32_t", "uint64_t"):
         return f"({target})(int64_t){args[0]}"
     return f"({target}){args[0]}"
-
-
-@cpp_op("round_to")
-def _round_to(dtype, args, arg_dtypes):
-    raise AssertionError("round_to takes its target type from the instruction; see round_text")
 
 
 def round_text(x: str, dtype: torch.dtype) -> str:

@@ -23,7 +23,7 @@ from typing import Sequence
 import torch
 
 from ..ch01_graphs.symbolic import Symbol, product, to_text
-from ..ch08_fusion.values import HALVES, Store, Value, elements
+from ..ch08_fusion.values import HALVES, Store, Value, elements, identity
 from ..errors import Unsupported
 from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                    index_text, lane_block, lane_headers, parallel_pragma, store_lines)
@@ -44,16 +44,9 @@ FLUSH = 256                  # column sums: rows between two flushes into double
 OPERATOR = {"sum": "+", "prod": "*", "xor_sum": "^", "any": "|", "all": "&"}
 
 
-def identity(kind: str, dtype: torch.dtype) -> str:
+def start_text(kind: str, dtype: torch.dtype) -> str:
     """The value that an accumulator starts with, in C++."""
-    if kind in OPERATOR:
-        return literal(1 if kind in ("prod", "all") else 0, dtype)
-    lowest = kind in ("max", "argmax")
-    if dtype.is_floating_point:
-        return literal(float("-inf") if lowest else float("inf"), dtype)
-    if dtype is torch.bool:
-        return literal(not lowest, dtype)
-    return literal(torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max, dtype)
+    return literal(identity(kind, dtype), dtype)
 
 
 def accumulator_type(value: Value) -> torch.dtype:
@@ -89,7 +82,8 @@ def passes(e: Emitter) -> list[tuple[list[Value], list[Store]]]:
     """(reductions, element stores) of each pass."""
     reductions, stores = e.graph.reductions, [s for s in e.graph.stores if s.element]
     last = max([r.phase - 1 for r in reductions] + [s.phase for s in stores])
-    plan = [([r for r in reductions if r.phase - 1 == p], stores if p == last else []) for p in range(last + 1)]
+    plan = [([r for r in reductions if r.phase - 1 == p], stores if p == last else [])
+            for p in range(last + 1)]
     return [step for step in plan if any(step)]
 
 
@@ -113,8 +107,9 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     plan, kept = passes(e), {}
     uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
     if isinstance(lane.size, int) and lane.size <= LONGEST_SCRATCH and len(kernel.reduction_vars) == 1:
-        twice = {v for i, u in enumerate(uses) for v in u if v.op in EXPENSIVE and any(v in later for later in uses[i + 1:])}
-        kept = dict.fromkeys(sorted(twice, key=lambda v: v.number)[:4])
+        twice = {v for i, used in enumerate(uses) for v in used
+                 if v.op in EXPENSIVE and any(v in later for later in uses[i + 1:])}
+        kept = dict.fromkeys(sorted(twice, key=lambda v: v.number)[:MOST_SCRATCH])
     for reductions, stores in plan:
         _row_pass(e, nest, lane, reductions, stores, kept, atomic)
     store_lines(e, [s for s in e.graph.stores if not s.element], nest)
@@ -127,8 +122,8 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
 
 @dataclass(eq=False)
 class RowStep:
-    """What one reduction adds to a row pass: declarations before the row and before a chunk, the statement per
-    element, statements after a chunk, clauses of the simd loop, and the text of the result or results."""
+    """What one reduction adds to a row pass: declarations before the row and before a chunk, the statement
+    per element, statements after a chunk, clauses of the simd loop, and the text of the result or results."""
 
     row: str
     chunk: str
@@ -162,7 +157,8 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         chunks, count = [""], size
         chunk.lines.append("const int64_t chunk = 0;")
     else:
-        chunks, count = [for_("chunk", size, step=str(CHUNK))], f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
+        chunks = [for_("chunk", size, step=str(CHUNK))]
+        count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
     chunk.lines += [f"const int64_t count = {count};", *(s.chunk for s in steps)]
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
     pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
@@ -189,35 +185,39 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
 
 # %%
 def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
-    kind, source, index = r.args
+    kind = r.args[0]
+    if kind in ("welford", "softmax", "argmax", "argmin"):
+        return _chunked_step(e, r, x, lane)
     dtype = accumulator_type(r)
-    t, n, start = register_type(dtype), fresh(e, "_"), identity(kind, dtype) if kind not in ("welford", "softmax") else ""
-    if not start or index is not None and kind.startswith("arg"):
-        return _chunked_step(e, r, x, lane, t, n, start)
+    t, n, start = register_type(dtype), fresh(e, "_"), start_text(kind, dtype)
+    acc, part = f"acc{n}", f"part{n}"
     if kind in ("max", "min"):
         sign = ">" if kind == "max" else "<"
-        step = RowStep(f"{t} acc{n} = {start};", f"{t} part{n} = {start};", f"part{n} = {x} {sign} part{n} ? {x} : part{n};",
-                       [f"acc{n} = part{n} {sign} acc{n} ? part{n} : acc{n};"], f" reduction({kind}:part{n})", f"acc{n}")
-        if not dtype.is_floating_point:
-            return step
-        return RowStep(f"{step.row} int nan{n} = 0;", f"{step.chunk} int bad{n} = 0;", f"{step.element} bad{n} |= {x} != {x};",
-                       [*step.after, f"nan{n} |= bad{n};"], f"{step.clauses} reduction(|:bad{n})",
-                       f"(nan{n} ? ({t})MC_NAN : acc{n})")
+        step = RowStep(f"{t} {acc} = {start};", f"{t} {part} = {start};", f"{part} = {x} {sign} {part} ? {x} : {part};",
+                       [f"{acc} = {part} {sign} {acc} ? {part} : {acc};"], f" reduction({kind}:{part})", acc)
+        if dtype.is_floating_point:
+            step.row += f" int nan{n} = 0;"
+            step.chunk += f" int bad{n} = 0;"
+            step.element += f" bad{n} |= {x} != {x};"
+            step.after.append(f"nan{n} |= bad{n};")
+            step.clauses += f" reduction(|:bad{n})"
+            step.result = f"(nan{n} ? ({t})MC_NAN : {acc})"
+        return step
     if kind not in OPERATOR:
         raise unknown(r)
+    value, result, op = f"({t}){x}", f"({register_type(r.dtype)}){acc}", OPERATOR[kind]
     if kind in ("any", "all"):
-        t, start, value, result = "int", "0" if kind == "any" else "1", f"({x} != 0)", f"(acc{n} != 0)"
-    else:
-        value, result = f"({t}){x}", f"({register_type(r.dtype)})acc{n}"
+        t, start, value, result = "int", "0" if kind == "any" else "1", f"({x} != 0)", f"({acc} != 0)"
     total = "double" if kind == "sum" and t == "float" else t
-    op = OPERATOR[kind]
-    return RowStep(f"{total} acc{n} = {start};", f"{t} part{n} = {start};", f"part{n} {op}= {value};", [f"acc{n} {op}= part{n};"],
-                   f" reduction({op}:part{n})", result)
+    return RowStep(f"{total} {acc} = {start};", f"{t} {part} = {start};", f"{part} {op}= {value};",
+                   [f"{acc} {op}= {part};"], f" reduction({op}:{part})", result)
 
 
-def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, t: str, n: str, start: str) -> RowStep:
-    """The kinds that OpenMP does not know: a chunk goes to an array, which a function merges into the row's result."""
+def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
+    """The kinds that OpenMP does not know: a chunk goes to an array, which a function merges into the row's
+    result."""
     kind, source, index = r.args
+    t, n = register_type(accumulator_type(r)), fresh(e, "_")
     if kind == "welford":
         row = f"double mean{n} = 0, m2{n} = 0, count{n} = 0;"
         after = [f"mc_row_welford(t{n}, count, mean{n}, m2{n}, count{n});"]
@@ -228,15 +228,17 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol, t: str, n: str, st
         result = (f"max{n}", f"sum{n}")
     else:
         largest = "true" if kind == "argmax" else "false"
-        row = f"{t} best{n} = {start}; int64_t at{n} = -1;"
+        row = f"{t} best{n} = {start_text(kind, source.dtype)}; int64_t at{n} = -1;"
         after = [f"const {t} top{n} = mc_{'largest' if kind == 'argmax' else 'smallest'}(t{n}, count);",
                  f"if (mc_beats<{largest}>(top{n}, -1, best{n}, at{n})) {{",
-                 f"  const int64_t {lane.name} = chunk + mc_find(t{n}, top{n}), here = {_linear_index(index)};",
-                 f"  if (mc_beats<{largest}>(top{n}, here, best{n}, at{n})) {{ best{n} = top{n}; at{n} = here; }}",
-                 "}"]
+                 f"  const int64_t {lane.name} = chunk + mc_find(t{n}, top{n});",
+                 f"  const int64_t here = {_linear_index(index)};",
+                 f"  if (mc_beats<{largest}>(top{n}, here, best{n}, at{n})) {{",
+                 f"    best{n} = top{n};", f"    at{n} = here;", "  }", "}"]
         result = f"at{n}"
     length = min(lane.size, CHUNK) if isinstance(lane.size, int) else CHUNK
-    return RowStep(row, f"alignas(64) {register_type(source.dtype)} t{n}[{length}];", f"t{n}[lane] = {x};", after, "", result)
+    array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
+    return RowStep(row, array, f"t{n}[lane] = {x};", after, "", result)
 
 
 def _linear_index(index) -> str:
@@ -276,7 +278,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         steps = [_column_step(e, r, get(e, r.args[1], inner)) for r in reductions]
         for step in steps:
             inner.lines += step.element
-            nest.lines += [*(f"alignas(64) {t} {name}[{width}];" for t, name, _ in step.state), *step.counters]
+            nest.lines += [f"alignas(64) {t} {name}[{width}];" for t, name, _ in step.state]
+            nest.lines += step.counters
         if stores:
             store_lines(e, stores, inner)
         starts = [f"{name}[lane] = {start};" for step in steps for _, name, start in step.state]
@@ -294,7 +297,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         lanes(nest, final.lines, simd=not atomic)
     loops = [for_(v.name, to_text(v.size)) for v in outer] + blocks
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
-    close(nest, (parallel_pragma(e, work, len(loops)) if loops and not atomic else []) + (loops or [""]), prologue)
+    pragma = parallel_pragma(e, work, len(loops)) if loops and not atomic else []
+    close(nest, pragma + (loops or [""]), prologue)
 
 
 def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lanes) -> None:
@@ -312,8 +316,10 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
 
 
 def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"], lanes) -> None:
-    """The loop over the rows. Float accumulators are flushed into double ones, every `FLUSH` rows and at the end."""
-    flush, counts = [line for s in steps for line in s.flush], [line for s in steps for line in s.each_flush]
+    """The loop over the rows. Float accumulators are flushed into double ones, every `FLUSH` rows and at the
+    end."""
+    flush = [line for s in steps for line in s.flush]
+    counts = [line for s in steps for line in s.each_flush]
     length = product(v.size for v in e.kernel.reduction_vars)
     if flush and not (isinstance(length, int) and length <= FLUSH):
         since = fresh(e, "since")
@@ -331,8 +337,8 @@ def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"
 
 @dataclass(eq=False)
 class ColumnStep:
-    """What one reduction adds to a column pass. `state`: arrays with one element per lane, as (type, name, start).
-    `element` and `flush` are statements for one lane, `each_row` and `each_flush` for all lanes together."""
+    """What one reduction adds to a column pass. `state`: arrays with one element per lane, as (type, name,
+    start). `element` and `flush` are statements for one lane, `each_row` and `each_flush` for all lanes."""
 
     state: list[tuple[str, str, str]]
     element: list[str]
@@ -349,24 +355,28 @@ def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
     t, n = register_type(dtype), fresh(e, "_")
     acc, total = f"acc{n}[lane]", f"total{n}[lane]"
     if kind == "welford":       # running mean within 256 rows, then merged in double
-        arrays = [(t, f"mean{n}", "0"), (t, f"m2{n}", "0"), ("double", f"centre{n}", "0"), ("double", f"spread{n}", "0")]
-        mean, m2, centre, spread = (f"{name}[lane]" for _, name, _ in arrays)
+        names = [f"{name}{n}" for name in ("mean", "m2", "centre", "spread")]
+        mean, m2, centre, spread = (f"{name}[lane]" for name in names)
         return ColumnStep(
-            arrays, [f"mc_column_welford<{t}>({x}, inverse{n}, {mean}, {m2});"], (f"({t}){centre}", f"({t}){spread}", f"({t})all{n}"),
-            [f"mc_column_flush<{t}>({mean}, {m2}, count{n}, {centre}, {spread}, all{n});"],
-            [f"{t} count{n} = 0;", f"double all{n} = 0;"], [f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
-            [f"all{n} += count{n};", f"count{n} = 0;"])
+            [(kind, name, "0") for kind, name in zip((t, t, "double", "double"), names)],
+            element=[f"mc_column_welford<{t}>({x}, inverse{n}, {mean}, {m2});"],
+            result=(f"({t}){centre}", f"({t}){spread}", f"({t})all{n}"),
+            flush=[f"mc_column_flush<{t}>({mean}, {m2}, count{n}, {centre}, {spread}, all{n});"],
+            counters=[f"{t} count{n} = 0;", f"double all{n} = 0;"],
+            each_row=[f"count{n} += 1;", f"const {t} inverse{n} = 1 / count{n};"],
+            each_flush=[f"all{n} += count{n};", f"count{n} = 0;"])
     if kind == "softmax":
+        top, total = f"max{n}[lane]", f"sum{n}[lane]"
         return ColumnStep([(t, f"max{n}", "-MC_INF"), (t, f"sum{n}", "0")],
-                          [f"mc_column_softmax<{t}>({x}, max{n}[lane], sum{n}[lane]);"], (f"max{n}[lane]", f"sum{n}[lane]"))
+                          [f"mc_column_softmax<{t}>({x}, {top}, {total});"], (top, total))
     if kind in ("argmax", "argmin"):
-        largest = "true" if kind == "argmax" else "false"
-        return ColumnStep([(t, f"best{n}", identity(kind, dtype)), ("int64_t", f"at{n}", "0")],
-                          [f"mc_column_extreme<{largest}, {t}>({x}, {_linear_index(index)}, best{n}[lane], at{n}[lane]);"],
+        extreme = f"mc_column_extreme<{'true' if kind == 'argmax' else 'false'}, {t}>"
+        return ColumnStep([(t, f"best{n}", start_text(kind, dtype)), ("int64_t", f"at{n}", "0")],
+                          [f"{extreme}({x}, {_linear_index(index)}, best{n}[lane], at{n}[lane]);"],
                           f"at{n}[lane]")
     if kind == "sum" and t == "float":
-        return ColumnStep([(t, f"acc{n}", "0"), ("double", f"total{n}", "0")], [f"{acc} += {x};"], f"(float){total}",
-                          [f"{total} += {acc};", f"{acc} = 0;"])
+        return ColumnStep([(t, f"acc{n}", "0"), ("double", f"total{n}", "0")], [f"{acc} += {x};"],
+                          f"(float){total}", [f"{total} += {acc};", f"{acc} = 0;"])
     t = "uint8_t" if dtype is torch.bool else t
     if kind in ("max", "min"):
         value = f"mc_{kind}<{t}>({acc}, ({t}){x})"
@@ -377,4 +387,4 @@ def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
     else:
         raise unknown(r)
     result = f"({acc} != 0)" if dtype is torch.bool else f"({register_type(r.dtype)}){acc}"
-    return ColumnStep([(t, f"acc{n}", identity(kind, dtype))], [f"{acc} = {value};"], result)
+    return ColumnStep([(t, f"acc{n}", start_text(kind, dtype))], [f"{acc} = {value};"], result)

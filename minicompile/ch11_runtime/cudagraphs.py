@@ -48,15 +48,15 @@ MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 # %% [markdown]
 # ## Recording
 #
-# The recorder is separate from the rules, so that the rules can be tested where there is no GPU: the tests have
-# a fake recorder that runs the function again on each replay and writes into the first run's outputs, which is
-# just what a graph does.
+# The recorder is separate from the rules, so that the rules can be tested where there is no GPU: the tests
+# have a fake recorder that runs the function again on each replay and writes into the first run's outputs,
+# which is just what a graph does.
 
 # %%
 class CudaRecorder:
-    """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as long
-    as they replay in the order of recording (forward, then backward), and tensors that must survive in between
-    are kept referenced."""
+    """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as
+    long as they replay in the order of recording (forward, then backward), and tensors that must survive in
+    between are kept referenced."""
 
     def __init__(self):
         self.pool = None
@@ -74,8 +74,8 @@ class CudaRecorder:
         return None
 
     def record(self, fn: Callable[[], list], inputs: list) -> tuple[Callable[[], None], list]:
-        """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing: `inputs` keep
-        their values."""
+        """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing:
+        `inputs` keep their values."""
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -89,15 +89,15 @@ class CudaRecorder:
 # %%
 @dataclass
 class Recording:
-    """`static`: positions and addresses of inputs read in place; `copied`: positions of inputs copied into `placeholders`.
-    `recipes`: for each output, how to hand it out."""
+    """`static`: positions and addresses of inputs read in place; `copied`: positions of inputs copied into
+    `placeholders`. `recipes`: for each output, how to hand it out."""
 
     replay: Callable[[], None]
     static: list[int]
     addresses: list[int]
     copied: list[int]
     placeholders: list[torch.Tensor]
-    written: list[tuple[int, torch.Tensor]]      # placeholders that the graph writes: copied back to the caller's tensor
+    written: list[tuple[int, torch.Tensor]]      # placeholders that the graph writes, to be copied back
     outputs: list[Any]
     recipes: list[tuple]
     leaving: list[torch.Tensor]                  # outputs to be copied out
@@ -123,8 +123,8 @@ class GraphSet:
 
     def wrap(self, fn: Callable[[list], list], *, is_backward: bool = False, results: int | None = None,
              mutated: Sequence[int] = ()) -> "GraphedCallable":
-        """`fn` as a recorded callable. results: how many leading outputs leave the compiled region (None: all);
-        the rest are saved for backward. mutated: positions of the inputs that `fn` writes."""
+        """`fn` as a recorded callable. results: how many leading outputs leave the compiled region (None:
+        all); the rest are saved for backward. mutated: positions of the inputs that `fn` writes."""
         return GraphedCallable(self, fn, is_backward, results, frozenset(mutated))
 
 # %% [markdown]
@@ -136,7 +136,8 @@ class GraphSet:
 
 # %%
 class GraphedCallable:
-    """A callable from a list of inputs to a list of outputs that replays a CUDA graph whenever that is safe."""
+    """A callable from a list of inputs to a list of outputs that replays a CUDA graph whenever that is
+    safe."""
 
     def __init__(self, group: GraphSet, fn: Callable, is_backward: bool, results: int | None, mutated: frozenset):
         self.group, self.fn, self.is_backward, self.results, self.mutated = group, fn, is_backward, results, mutated
@@ -192,7 +193,8 @@ class GraphedCallable:
         return run_recording(self, self.recordings[key], args)
 
     def is_static(self, tensor: torch.Tensor, before: weakref.ref) -> bool:
-        """Will the next call pass the same memory? For a backward graph: memory that the forward graph owns or found static."""
+        """Will the next call pass the same memory? For a backward graph: memory that the forward graph owns
+        or found static."""
         if self.is_backward:
             return tensor.data_ptr() in self.group.addresses
         return before is not None and before() is tensor
@@ -213,8 +215,8 @@ class GraphedCallable:
 
 # %%
 def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recording:
-    """Record `g.fn` on `args`, with placeholders for every tensor that is not static. Nothing has been computed
-    when it returns."""
+    """Record `g.fn` on `args`, with placeholders for every tensor that is not static. Nothing has been
+    computed when it returns."""
     fixed = set(static)
     copied = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in fixed]
     inputs = list(args)
@@ -230,7 +232,8 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
         if not isinstance(out, torch.Tensor):
             recipes.append(("constant", out))
         elif out.untyped_storage()._cdata in storages:
-            recipes.append(("input", storages[out.untyped_storage()._cdata], out.shape, out.stride(), out.storage_offset()))
+            source = storages[out.untyped_storage()._cdata]
+            recipes.append(("input", source, out.shape, out.stride(), out.storage_offset()))
         elif k < results:
             recipes.append(("leaves", len(leaving)))
             leaving.append(out)
@@ -306,7 +309,8 @@ def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
 
 
 def outputs_that_leave(graphs: GraphSet, count: int) -> None:
-    """The first `count` outputs of the forward graph leave the compiled region; the others are saved for its backward."""
+    """The first `count` outputs of the forward graph leave the compiled region; the others are saved for its
+    backward."""
     if any(m.is_backward for m in graphs.members):
         for m in graphs.members:
             if not m.is_backward:

@@ -117,10 +117,10 @@ def tuple_text(values) -> str:
 # %%
 def view_text(w: Writer, v: View) -> str:
     buffer, name = w.program.buffers[v.buffer], w.local(v.buffer)
-    if v.layout.size == buffer.layout.size and v.layout.stride == buffer.layout.stride and v.layout.offset == 0:
-        if _same_layout(w, v.buffer):
-            return name
+    plain = Layout(buffer.layout.size, buffer.layout.stride)
     transposed = Layout(buffer.layout.size[::-1], buffer.layout.stride[::-1])
+    if v.layout == plain and _same_layout(w, v.buffer):
+        return name
     if len(buffer.layout.size) == 2 and v.layout == transposed and _same_layout(w, v.buffer):
         return f"{name}.t()"                       # half the cost of as_strided, and the most frequent view
     where = f"{tuple_text(v.layout.size)}, {tuple_text(v.layout.stride)}, {int_text(v.layout.offset)}"
@@ -140,8 +140,8 @@ def view(tensor: torch.Tensor, size, stride, offset) -> torch.Tensor:
 
 
 def relayout(tensor: torch.Tensor, size, stride) -> torch.Tensor:
-    """What a library call returned, in the layout that the kernels were compiled for. Copies only if some stride that
-    matters differs."""
+    """What a library call returned, in the layout that the kernels were compiled for. Copies only if some
+    stride that matters differs."""
     if tuple(tensor.shape) != size:
         raise RuntimeError(f"a library call returned a tensor of shape {tuple(tensor.shape)} where {size} was expected")
     if all(a == b or n == 1 for a, b, n in zip(tensor.stride(), stride, size)) or 0 in size:
@@ -179,7 +179,8 @@ DIRECT = {aten.mm.default: torch.mm, aten.bmm.default: torch.bmm, aten.addmm.def
 
 
 def write_extern(w: Writer, step: Extern) -> None:
-    args = [argument_text(w, a) for a in step.args] + [f"{k}={argument_text(w, a)}" for k, a in step.kwargs.items()]
+    args = [argument_text(w, a) for a in step.args]
+    args += [f"{k}={argument_text(w, a)}" for k, a in step.kwargs.items()]
     buffers = w.program.buffers
     if takes_out(step) and step.outputs[0] is not None:
         fn = w.constant(DIRECT[step.op], "x")
@@ -193,10 +194,7 @@ def write_extern(w: Writer, step: Extern) -> None:
         return
     single = len(step.op._schema.returns) == 1 and str(step.op._schema.returns[0].type) == "Tensor" \
         if hasattr(step.op, "_schema") else len(step.outputs) == 1
-    if single:
-        w.emit(f"{w.local(step.outputs[0])} = {call}")
-    else:
-        w.emit(f"result = {call}")
+    w.emit(f"{w.local(step.outputs[0]) if single else 'result'} = {call}")
     for i, name in enumerate(step.outputs):
         if name is None:
             continue
@@ -223,15 +221,11 @@ def write_allocation(w: Writer, name: str) -> None:
 
 def write_reuse(w: Writer, new: str, old: str) -> None:
     """`new` takes over the memory of `old`, which is dead (or dies in this very kernel)."""
-    a, b = w.program.buffers[new], w.program.buffers[old]
-    if a.layout == b.layout:
-        w.emit(f"{w.local(new)} = {w.local(old)}  # takes over its memory")
-        if old in w.fresh:
-            w.fresh.add(new)
-    else:
-        w.emit(f"{w.local(new)} = {view_text(w, View(old, Layout(a.layout.size, a.layout.stride)))}")
-        if old in w.fresh:
-            w.fresh.add(new)
+    layout = w.program.buffers[new].layout
+    window = view_text(w, View(old, Layout(layout.size, layout.stride)))
+    w.emit(f"{w.local(new)} = {window}  # takes over its memory")
+    if old in w.fresh:
+        w.fresh.add(new)
 
 
 def write_free(w: Writer, names: list[str]) -> None:
@@ -346,8 +340,8 @@ def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
 
 
 def canonical_key(k: Kernel) -> tuple:
-    """Equal for kernels that compile to the same code. Constants are compared as text: 0.0 equals -0.0, and nan
-    differs from itself."""
+    """Equal for kernels that compile to the same code. Constants are compared as text: 0.0 equals -0.0, and
+    nan differs from itself."""
     def symbol(v):
         return v.name, v.size
 
@@ -393,7 +387,8 @@ def loader_for(language: str) -> Callable[[list[KernelSource]], list[Callable]]:
 
 @dataclass
 class HostProgram:
-    """A compiled schedule. Calling it takes a *list* of inputs, which it empties, and returns a list of outputs."""
+    """A compiled schedule. Calling it takes a *list* of inputs, which it empties, and returns a list of
+    outputs."""
 
     schedule: Schedule
     source: str
@@ -409,8 +404,9 @@ class HostProgram:
         return self.run(args)
 
 # %% [markdown]
-# Building goes on in the background until the first call, which waits and binds the bare functions. A kernel that cannot be
-# built is a defect of the code generator, but not a reason to stop the user's program: the reference interpreter takes its place.
+# Building goes on in the background until the first call, which waits and binds the bare functions. A
+# kernel that cannot be built is a defect of the code generator, but not a reason to stop the user's
+# program: the reference interpreter takes its place.
 
 # %%
 def resolve_kernels(program: HostProgram) -> None:
@@ -473,7 +469,8 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
 
 
 def load_host(text: str, namespace: dict) -> Callable[[list], list]:
-    """Compile the generated text. It is registered with `linecache`, so tracebacks and debuggers show its lines."""
+    """Compile the generated text. It is registered with `linecache`, so tracebacks and debuggers show its
+    lines."""
     filename = f"<minicompile host {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     exec(compile(text, filename, "exec"), namespace)

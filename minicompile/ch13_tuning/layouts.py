@@ -29,10 +29,10 @@ CONVOLUTIONS = {F.conv2d, torch.conv2d}
 
 
 def _wants_channels_last(node: fx.Node) -> bool:
-    image, weight = [a.meta.get("val") if isinstance(a, fx.Node) else None for a in node.args[:2]]
+    operands = [a.meta.get("val") for a in node.args[:2] if isinstance(a, fx.Node)]
     groups = node.kwargs.get("groups", node.args[6] if len(node.args) > 6 else 1)
-    return (isinstance(image, torch.Tensor) and isinstance(weight, torch.Tensor) and image.dim() == 4
-            and image.device.type == "cuda" and groups == 1)
+    return (len(operands) == 2 and all(isinstance(o, torch.Tensor) and o.is_cuda for o in operands)
+            and operands[0].dim() == 4 and groups == 1)
 
 
 def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:

@@ -10,8 +10,8 @@ from minicompile.ch02_guards import cache as entries
 from minicompile.ch02_guards import codegen
 from minicompile.ch02_guards.guards import GUARD_KINDS, GuardSet, ModuleSpec, TensorSpec, same_constant, weak_identities
 from minicompile.ch02_guards.sources import (
-    AttrSource, BuiltinSource, CallSource, ClosureSource, ConstantSource, DefaultSource, DictGetSource, GlobalSource,
-    ItemSource, KwDefaultSource, LocalSource, ModuleAttrSource, TypeSource, is_rooted_in, parameter_name)
+    AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalSource, ItemSource, LocalSource,
+    ModuleAttrSource, parameter_name)
 
 SOME_GLOBAL = 3
 X = LocalSource("x")
@@ -38,7 +38,8 @@ def one(kind, expected, source=X):
 
 
 def why(guards, *args):
-    return codegen.explain_failure(guards, f.__code__, f, (*args, 7, (), {}))
+    guard, explanation = codegen.failing_guard(guards, f.__code__, f, (*args, 7, (), {}))
+    return f"{explanation}  # {guard.location}"
 
 
 def test_sources_read_what_they_say():
@@ -54,13 +55,12 @@ def test_sources_read_what_they_say():
     box = Box()
     cases = [(AttrSource(X, "items"), box.items), (ItemSource(AttrSource(X, "items"), 3), "three"),
              (ItemSource(ItemSource(AttrSource(X, "items"), "a"), 1), 2), (GlobalSource("SOME_GLOBAL"), SOME_GLOBAL),
-             (BuiltinSource("len"), len), (ClosureSource(0, "z"), 42), (DefaultSource(0), 5), (KwDefaultSource("k"), 6),
-             (TypeSource(X), Box), (CallSource(AttrSource(X, "items"), "get", ("a",)), [1, 2]),
+             (AttrSource(ClosureCellSource(0), "cell_contents"), 42), (CallSource(AttrSource(X, "items"), "get", ("a",)), [1, 2]),
              (DictGetSource(AttrSource(X, "items"), 3), "three"), (ConstantSource(0), "owned")]
     check = codegen.build_check(GuardSet(), [s for s, _ in cases], g.__code__, g.__globals__, ("owned",))
     assert check(g, box, 1, 2) == tuple(v for _, v in cases)
     assert hash(AttrSource(X, "a")) == hash(AttrSource(LocalSource("x"), "a")) and AttrSource(X, "a") != AttrSource(X, "b")
-    assert parameter_name(".0") == "_0" and is_rooted_in(AttrSource(X, "a"), LocalSource)
+    assert parameter_name(".0") == "_0"
     assert str(ModuleAttrSource(ModuleAttrSource(X, "_modules", "0"), "_parameters", "weight")) == "x[0].weight"
 
 
@@ -85,8 +85,6 @@ def test_containers_attributes_and_types():
     assert holds(one("DICT_KEYS", (1, 2)), {1: 0, 2: 0}) and not holds(one("DICT_KEYS", (1, 2)), {True: 0, 2: 0})
     assert holds(one("DICT_KEYS", ()), {}) and not holds(one("DICT_KEYS", ()), {1: 1})
     assert holds(one("TYPE_MATCH", int), 1) and not holds(one("TYPE_MATCH", int), True)
-    assert holds(one("NONE", None), None) and not holds(one("NONE", None), 0) and holds(one("NOT_NONE", None), 0)
-    assert holds(one("HAS_ATTR", "real"), 1) and not holds(one("HAS_ATTR", "foo"), 1)
     assert holds(one("NO_ATTR", "foo"), 1) and not holds(one("NO_ATTR", "real"), 1)
     assert holds(one("NO_KEY", "q"), {}) and not holds(one("NO_KEY", "q"), {"q": 1})
     assert holds(one("FUNCTION_CODE", f), f) and not holds(one("FUNCTION_CODE", f), test_constants)
@@ -195,8 +193,6 @@ def test_modules():
     assert check(f, m, None, 7, (), {})[0] is m[0].weight
     del m[0].weight
     assert check(f, m, None, 7, (), {}) is None
-    training = one("TRAINING", True)
-    assert holds(training, m) and not holds(training, m.eval()) and "eval() mode now" in why(training, m, None)
 
 
 def test_a_guard_that_raises_is_a_miss():

@@ -139,3 +139,32 @@ def test_recomputed_nodes_stand_next_to_their_readers():
     for n in order:
         if n.target in (aten.sin.default, aten.exp.default):
             assert min(position[u] for u in n.users) - position[n] <= 3
+
+
+def test_a_widened_value_is_saved_in_its_narrow_form():
+    """The shortcut of a residual block waits, across library calls, for the main branch; its float32 copy must not."""
+    def f(x, w, v):
+        short = F.conv2d(x, w).float()
+        main = F.conv2d(torch.relu(F.conv2d(x, w)), v).float()
+        return (torch.tanh(short) * torch.tanh(main)).sum()
+    c = compile_function(f, [rand(2, 4, 6, 6, dtype=torch.bfloat16), rand(4, 4, 1, 1, dtype=torch.bfloat16),
+                             rand(4, 4, 1, 1, dtype=torch.bfloat16)])
+    saved = {n.name: n for n in c.joint.gm.graph.nodes}
+    assert all(saved[name].meta["val"].dtype is torch.bfloat16 for name in c.partition.saved)
+
+
+def test_max_pool_saves_one_byte_per_window():
+    from minicompile.ch05_autograd.runtime import compile_training, interpret_aten
+    from minicompile.ch06_decompositions.decompose import decompose
+    stage = lambda gm, fakes, compile_aten: compile_training(gm, fakes, interpret_aten, decompose)
+    x = rand(2, 4, 16, 16)
+    for kernel, stride, padding, dilation in ((3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 1), (3, 2, 1, 2)):
+        f = lambda x: (F.max_pool2d(x * 2, kernel, stride, padding, dilation) ** 2).sum()
+        c = compile_function(f, [x], stage=stage)
+        want, = torch.autograd.grad(f(x), x)
+        got, = torch.autograd.grad(c(x)[0], x)
+        torch.testing.assert_close(got, want)
+        nodes = {n.name: n for n in c.joint.gm.graph.nodes}
+        if (kernel, dilation) == (3, 1):
+            assert [nodes[s].meta["val"].dtype for s in c.partition.saved if nodes[s].op != "placeholder"].count(torch.int8) == 1
+            assert not any(nodes[s].meta["val"].dtype in (torch.bool, torch.int64) for s in c.partition.saved)

@@ -490,3 +490,51 @@ def test_lazily_zero_and_negated_gradients():
     compiled = compile_function(lambda x: x * 2, [x])
     for lazy in torch._efficientzerotensor((3,)), torch.randn(3, dtype=torch.complex64).conj().imag:
         torch.testing.assert_close(torch.autograd.grad(compiled(x), x, lazy), torch.autograd.grad(x * 2, x, lazy))
+
+
+# ---- tangents that do not arrive
+
+def _compiled_backwards(fn, inputs):
+    """The compiled function, and the list in which each backward graph is noted when it is compiled."""
+    backwards = []
+
+    def compile_aten(gm, fakes, *, is_backward=False):
+        if is_backward:
+            backwards.append(gm)
+        return interpret_aten(gm, fakes, is_backward=is_backward)
+    return compile_function(fn, inputs, compile_aten), backwards
+
+
+def test_each_set_of_missing_tangents_has_its_own_backward():
+    def f(x, w, v):
+        h = x @ w
+        return h + v, (h * 2).sum(), x.sin()
+    inputs = [rand(4, 3), rand(3, 5), rand(5)]
+    compiled, backwards = _compiled_backwards(f, inputs)
+    assert len(backwards) == 1
+    assert not any(n.op == "placeholder" and n.name in ("tangent0", "tangent2") for n in backwards[0].graph.nodes)
+    for used in ((1,), (0,), (0, 1), (2,), (0, 1, 2), (1, 2), (0,)):
+        wants, got = [torch.autograd.grad([outputs[i].sum() for i in used], inputs, allow_unused=True)
+                      for outputs in (f(*inputs), compiled(*inputs))]
+        for a, b in zip(got, wants):
+            assert (a is None) == (b is None), used
+            if a is not None:
+                torch.testing.assert_close(a, b)
+    assert len(backwards) == 6
+
+
+def test_a_zero_that_is_still_needed_is_made():
+    """Nonlinear or unknown operators between a missing tangent and a gradient see zeros."""
+    class Odd(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 1
+
+        @staticmethod
+        def backward(ctx, g):
+            return torch.cos(g)
+    f = lambda x: (Odd.apply(x).sin(), x.sum())
+    x = rand(3)
+    compiled, _ = _compiled_backwards(f, [x])
+    got, = torch.autograd.grad(compiled(x)[1], x)
+    torch.testing.assert_close(got, torch.full((3,), 2.0))

@@ -8,11 +8,17 @@ from hypothesis import given, settings, strategies as st
 
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import Recorder, trace
+from minicompile.ch06_decompositions import PRIMITIVES
 from minicompile.ch07_loops.ir import Extern, Loop
 from minicompile.ch07_loops.lazy import Options
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch07_loops.reference import run_program
+from minicompile.ch07_loops.table import LOWERINGS
 from minicompile.ch07_loops.verify import print_program, verify
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.kernel import Kernel
+from minicompile.ch09_triton.emit import emit_triton
+from minicompile.config import config
 
 from .helpers import check, externs, loops, program_of
 
@@ -266,12 +272,46 @@ def test_unknown_operators_call_their_kernel():
     assert len(externs(program)) >= 3
 
 
+def test_a_setting_asks_for_fused_dropout():
+    with config.patch(fuse_dropout=True):
+        assert Options().fuse_dropout
+    assert not Options().fuse_dropout
+
+
+def test_lowerings_and_decompositions_share_no_work():
+    """Every lowering is of a primitive, and every primitive that can be a loop has one."""
+    assert [str(op) for op in LOWERINGS if op not in PRIMITIVES] == []
+    library = ("extern", "random")
+    assert [str(op) for op, p in PRIMITIVES.items() if op not in LOWERINGS and p.category not in library] == []
+
+
+def test_powers_are_products_also_of_integers():
+    program = check(lambda x, y: (x ** 3, x ** 2, y ** 3, y ** -2, y ** 0.5, x ** 2.5), [torch.arange(5), R(5).abs() + 1])
+    ops = [i.op for loop in loops(program) for i in loop.body]
+    assert ops.count("pow") == 1
+
+
+def test_sums_that_name_their_dtype():
+    x = torch.randint(0, 9, (4, 6), dtype=torch.int32)
+    check(lambda x, y: (x.sum(1, dtype=torch.int64), x.sum(1, dtype=torch.int32), y.sum(0, dtype=torch.float32),
+                        y.prod(0, dtype=torch.float32), x.prod(1, dtype=torch.float64)), [x, R(4, 6)])
+
+
+def test_diagonals_are_written_at_any_offset():
+    def fn(x, y):
+        return [torch.diagonal_scatter(x, torch.diagonal(y, k, a, b), k, a, b)
+                for k in (-2, 0, 1) for a, b in ((0, 1), (2, 0), (1, 2))]
+    check(fn, [R(4, 3, 5), R(4, 3, 5)])
+
+
 def test_fused_dropout_draws_its_mask_in_the_loop():
     def drop(x):
         return torch.native_dropout(x * 2, 0.25, True)
     x = torch.ones(64, 100)
     program = program_of(drop, [x], Options(fuse_dropout=True), decomposed=False, device="cuda:0")
     assert [str(n.op) for n in externs(program)] == ["aten.randint.low"]
+    kernels = [step for step in fuse(program).steps if isinstance(step, Kernel)]
+    assert any("philox_uniform(" in emit_triton(kernel).code for kernel in kernels)
     externs(program)[0].kwargs["device"] = "cpu"
     runs = []
     for seed in (1, 1, 2):
@@ -380,3 +420,22 @@ def test_spec_catches_a_bad_program():
     program.nodes[0].outputs = ("buf9",)
     with pytest.raises(AssertionError):
         verify(program)
+
+
+def test_choosing_among_half_values_needs_no_rounding():
+    """A comparison of half values sees rounded ones; a maximum of loaded values is exact already."""
+    f = lambda x, y: torch.where(torch.maximum(x, y) > 0, x, y) > y
+    program = program_of(f, [R(8).bfloat16(), R(8).bfloat16()])
+    assert not any(inst.op == "round_to" for loop in loops(program) for inst in loop.body)
+    check(f, [R(8).bfloat16(), R(8).bfloat16()])
+    check(lambda x, y: (x + y) > y, [R(64).bfloat16(), R(64).bfloat16()])
+
+
+def test_a_widened_value_is_kept_narrow():
+    """Several readers want the float32 copy of a computed bfloat16 value: memory gets the bfloat16 one."""
+    def f(x, y, z):
+        h = (torch.sigmoid(x) * torch.tanh(y) * z).float()
+        return h.sum(0), (h * h).sum(1), h.exp().amax()
+    program = program_of(f, [R(64, 64).bfloat16() for _ in "xyz"])
+    large = [b for name, b in program.buffers.items() if name not in program.inputs and math.prod(b.layout.size) == 4096]
+    assert [b.dtype for b in large] == [torch.bfloat16]

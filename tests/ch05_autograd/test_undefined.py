@@ -1,0 +1,76 @@
+"""A backward graph without some of its tangents gives what the whole one gives for zeros in their place."""
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from helpers import compile_function
+from minicompile.ch01_graphs.graph import interpret
+from minicompile.ch05_autograd.undefined import without_tangents
+from minicompile.ch06_decompositions.decompose import decompose
+
+aten = torch.ops.aten
+
+
+def rand(*shape):
+    return torch.randn(*shape, requires_grad=True)
+
+
+def language_model(x, w):
+    logits = F.layer_norm(F.gelu(x @ w), (6,))
+    return logits, F.cross_entropy(logits, torch.arange(4) % 6)
+
+
+def chain(x, w):
+    h = torch.relu(x @ w)
+    return h, h.sum(), (h * x.sum(1, keepdim=True)).transpose(0, 1) + 1
+
+
+def pieces(x, w):
+    joined = torch.cat([x, w.t() * 2], 1)
+    return joined[:, :3], torch.where(x > 0, x, -x), joined.softmax(1).view(-1), F.dropout(w, 0.5)
+
+
+CASES = {"language_model": (language_model, rand(4, 5), rand(5, 6)), "chain": (chain, rand(4, 5), rand(5, 5)),
+         "pieces": (pieces, rand(4, 5), rand(5, 4))}
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_like_zeros(name, decomposed):
+    fn, *inputs = CASES[name]
+    backward = compile_function(fn, inputs).partition.backward
+    backward = decompose(backward) if decomposed else backward
+    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    torch.manual_seed(0)
+    values = {n.name: torch.empty(n.meta["val"].shape, device="cpu").uniform_(0, 4).to(n.meta["val"].dtype)
+              for n in placeholders}
+    tangents = [n.name for n in placeholders if n.name.startswith("tangent")]
+    for count in range(1, len(tangents) + 1):
+        for absent in itertools.combinations(tangents, count):
+            zeros = {name: torch.zeros_like(values[name]) for name in absent}
+            want = interpret(backward, list({**values, **zeros}.values()))
+            smaller = without_tangents(backward, set(absent))
+            got = interpret(smaller, [v for name, v in values.items() if name not in absent])
+            for a, b in zip(want, got, strict=True):
+                torch.testing.assert_close(b if b is not None else torch.zeros_like(a), a)
+
+
+def test_nothing_is_computed_for_logits_that_nobody_differentiates():
+    x, w = rand(4, 5), rand(5, 6)
+    compiled = compile_function(lambda x, w: ((x @ w).sin(), (x @ w).sin().sum()), [x, w])
+    only_loss = without_tangents(compiled.partition.backward, {"tangent0"})
+    assert not any(n.target in (aten.add.Tensor, aten.zeros.default, aten.full.default) for n in only_loss.graph.nodes)
+    assert sum(n.target is aten.mm.default for n in only_loss.graph.nodes) == 2
+    nothing = without_tangents(compiled.partition.backward, {"tangent0", "tangent1"})
+    assert [n.op for n in nothing.graph.nodes if n.op == "call_function"] == []
+
+
+def test_gradients_by_any_set_of_outputs():
+    fn, *inputs = CASES["chain"]
+    compiled = compile_function(fn, inputs)
+    for used in ([0], [1], [2], [0, 2], [0, 1, 2]):
+        want, got = [torch.autograd.grad(sum(f(*inputs)[i].sum() for i in used), inputs) for f in (fn, compiled)]
+        for a, b in zip(want, got):
+            torch.testing.assert_close(b, a)
