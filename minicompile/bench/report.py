@@ -87,17 +87,16 @@ def loss_figure(groups: dict[str, list[dict]]):
     for column, (name, runs) in enumerate(groups.items()):
         curves, differences = above[column], below[column]
         reference = next((r["losses"] for r in runs if r["task"]["compiler"] == "eager"), None)
-        for r in runs:
+        for below, r in enumerate(runs):
             compiler, _, mode = r["task"]["compiler"].partition(":")
             steps = range(1, len(r["losses"]) + 1)
-            look = dict(color=COLORS[compiler], linestyle=STYLES.get(mode, "-"))
-            if compiler == "eager":             # a broad band, on which the others are drawn
-                curves.plot(steps, r["losses"], label="eager", linewidth=5, alpha=0.5, **look)
-                continue
-            curves.plot(steps, r["losses"], label=r["task"]["compiler"], linewidth=1.5, **look)
-            if reference:
+            # Each line is thinner than those under it, so that all show where they coincide.
+            look = dict(color=COLORS[compiler], linestyle=STYLES.get(mode, "-"),
+                        linewidth=6.2 - 5 * below / max(len(runs) - 1, 1))
+            curves.plot(steps, r["losses"], label=r["task"]["compiler"], **look)
+            if reference and compiler != "eager":
                 distance = [abs(a - b) or None for a, b in zip(r["losses"], reference)]
-                differences.plot(steps, distance, linewidth=1.5, marker=".", markersize=3, **look)
+                differences.plot(steps, distance, marker=".", markersize=3, **look)
         curves.set(title=name, ylabel="loss")
         curves.legend(frameon=False, fontsize=8)
         differences.set(yscale="log", xlabel="step", ylabel="difference to eager")

@@ -425,8 +425,9 @@ def not_aliased(g, x, const):
         return [Condition(f"{x} is not {const.read(others[0])}",
                           lambda v: f"{g.source} and {others[0]} are the same object now")]
     ids = ", ".join(f"id({text})" for text in (x, *map(const.read, others)))
+    names = [str(source) for source in (g.source, *others)]
     return [Condition(f"len({{{ids}}}) == {len(others) + 1}",
-                      lambda v: f"two of {short(list(map(str, (g.source, *others))))} are the same object now")]
+                      lambda v: f"two of {short(names)} are the same object now")]
 
 
 # %% [markdown]

@@ -21,8 +21,8 @@ from ..ch02_guards.sources import AttrSource, ConstantSource, InstanceDictSource
 from .interpreter import Tracer, call, guard, is_library, touch, unsupported
 from .tensors import tensor_attribute
 from .values import (
-    CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName,
-    MethodVal, NEW, NONE, ObjVal, PartialVal, BuiltinVal, SetVal, SliceVal, SuperVal, Table, TensorVal,
+    BuiltinVal, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING,
+    MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SuperVal, Table, TensorVal,
     TupleVal, UserError, Value, class_of, describe, lookup, user_error)
 from .wrap import guard_keys, part, realize, wrap
 

@@ -30,8 +30,8 @@ from .operations import (
     python_operator, set_item, specialize, truth, unary)
 from .tensors import emit
 from .values import (
-    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NEW, NONE, ObjVal, PartialVal,
-    BuiltinVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, lookup,
+    BuiltinVal, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NEW, NONE, ObjVal,
+    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, lookup,
     user_error)
 from .wrap import key_of, wrap
 

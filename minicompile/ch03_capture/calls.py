@@ -25,8 +25,8 @@ from .methods import call_method
 from .operations import fold
 from .tensors import call_graph_function, is_graph_function
 from .values import (
-    DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    PartialVal, BuiltinVal, Table, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
+    BuiltinVal, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, NotConstant, ObjVal,
+    PartialVal, Table, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
 from .wrap import dict_contents, is_made_per_call, part, wrap
 
 

@@ -18,7 +18,7 @@ import torch
 from .attributes import attributes_of
 from .interpreter import CALLS, Tracer, call, unsupported
 from .tensors import finish_node
-from .values import Const, ContextVal, FALSE, NONE, BuiltinVal, Value
+from .values import BuiltinVal, Const, ContextVal, FALSE, NONE, Value
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast

@@ -369,6 +369,7 @@ def _backward_graph(joint, halves, saved) -> fx.GraphModule:
     for node in saved + [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n in halves.backward]:
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
+        env[node].meta["owned"] = node.op != "placeholder" and isinstance(node.meta["val"], torch.Tensor)
 
     def bring(node):
         stack = [node]

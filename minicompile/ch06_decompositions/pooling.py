@@ -68,10 +68,10 @@ def _concrete(*sizes) -> bool:
 # answers with its first real pixel.
 #
 # The loop carries the place *within the window*, a number below 25, and computes the pixel's index from it
-# at the end. That matters for training: backward asks each window whether this pixel was its largest, and that
-# is a comparison of int8 places, if it can get them. So the index carries its `place` along as an attribute.
-# Where both passes are in one graph, backward finds it there; the partitioner then saves the places, an eighth
-# of the memory, and nothing computes the index.
+# at the end. That matters for training: backward asks each window whether this pixel was its largest, and
+# that is a comparison of int8 places, if it can get them. So the index carries its `place` along as an
+# attribute. Where both passes are in one graph, backward finds it there; the partitioner then saves the
+# places, an eighth of the memory, and nothing computes the index.
 
 # %%
 @decomposition("max_pool2d_with_indices")

@@ -100,6 +100,8 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
         g.position[node.name] = position
         if node.op == "placeholder":
             g.values[node] = lower_input(g, node)
+            if node.meta.get("owned"):
+                program.owned.add(node.name)
         elif node.op == "get_attr":
             g.values[node] = lower_constant(g, gm, node)
         elif node.op == "output":

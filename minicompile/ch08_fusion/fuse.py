@@ -28,8 +28,8 @@ from ..ch07_loops.ir import Extern, Loop, Program, View
 from .dependencies import (accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead,
                            root_of)
 from .build import build_kernel
-from .iteration import (Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree,
-                        strided)
+from .iteration import (Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order,
+                        roles_agree, strided)
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
 
@@ -82,7 +82,7 @@ class Group:
     mapping: dict[int, dict[Symbol, Int]] = field(default_factory=dict)
     reads: dict[str, set[Int]] = field(default_factory=dict)
     writes: dict[str, Int] = field(default_factory=dict)
-    guarded: set[str] = field(default_factory=set)   # read under a mask or at a loaded index: only memory will do
+    guarded: set[str] = field(default_factory=set)   # read under a mask or at a loaded index: needs memory
     scattered: set[str] = field(default_factory=set)  # written at a loaded index, atomically, or under a mask
     wide_reads: set[str] = field(default_factory=set)  # read by loops that cover the reduction dimensions
     instructions: int = 0
@@ -324,7 +324,7 @@ def disjoint(a: Int, b: Int) -> bool:
         return False
     *inner, outer = terms[0] or [(None, abs(distance) + 1, 1)]
     reach = sum(stride * (v.size - 1) for v, stride, _ in inner)
-    for stride in (outer[1], reach + outer[1] * outer[2] + abs(distance) + 1):     # interleaved, or one after the other
+    for stride in (outer[1], reach + outer[1] * outer[2] + abs(distance) + 1):     # interleaved, or in sequence
         covered = reach if stride == outer[1] else reach + outer[1] * (outer[2] - 1)
         if covered < abs(distance) % stride and abs(distance) % stride + covered < stride:
             return True
@@ -370,9 +370,10 @@ def _starved(a: Group, b: Group) -> str | None:
         return None
     base, other = (a, b) if a.reduces else (b, a)
     rows, row = (hint(product(d.size for d in ds)) for ds in (base.space.vars, base.space.rvars))
-    columns = any(coefficient(e, v) == 1 for es in base.reads.values() for e in es for v in base.space.vars[-1:]
+    columns = any(coefficient(e, v) == 1 for v in base.space.vars[-1:] for es in base.reads.values() for e in es
                   if not symbols(e).isdisjoint(base.space.rvars))
-    if row > 2048 and rows < (2048 if columns else 128) and hint(product(d.size for d in other.space.vars)) > rows:
+    wide = hint(product(d.size for d in other.space.vars)) > rows
+    if row > 2048 and rows < (2048 if columns else 128) and wide:
         return f"a reduction to {rows} values would slow down a loop over {rows * row} elements"
     return None
 
@@ -399,12 +400,13 @@ def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
     if len(a.members) + len(b.members) > f.options.max_loops or \
             a.instructions + b.instructions > f.options.max_instructions:
         return refuse("the kernel would be too long")
-    if len(a.reads.keys() | b.reads.keys() | a.writes.keys() | b.writes.keys()) > f.options.max_buffers and len(
-            a.reads.keys() | b.reads.keys()) > f.options.max_buffers // 2:
+    reads = a.reads.keys() | b.reads.keys()
+    if len(reads | a.writes.keys() | b.writes.keys()) > f.options.max_buffers and \
+            len(reads) > f.options.max_buffers // 2:
         return refuse("the kernel would have too many arguments")
     for n in flows:
         if n in a.scattered:
-            return refuse(f"{n} is written at computed positions, so it is complete only when the kernel ends")
+            return refuse(f"{n} is written at computed positions: it is complete only when the kernel ends")
         if n in b.guarded:
             return refuse(f"{n} is read under a mask or at a computed position")
     if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
@@ -583,4 +585,5 @@ def fuse(program: Program, options: FusionOptions | None = None) -> Schedule:
             kernels[i] = step
     order = order_for_memory(program, kernels)
     steps = [kernels[i] for i in order]
-    return Schedule(program, steps, plan_memory(program, steps, options.reuse_memory), list(f.decisions.values()))
+    plan = plan_memory(program, steps, options.reuse_memory)
+    return Schedule(program, steps, plan, list(f.decisions.values()))

@@ -19,9 +19,10 @@ from ..ch07_loops.ir import Buffer, Loop
 # that a reduction consumes or that are computed from its result), or a *reduction*.
 #
 # `local` names buffers that live only inside the kernel: nothing outside reads them, so they are never
-# stored. Where a loop reads a local buffer, the code generator uses the value in its register; if that was in
-# an earlier walk along the row, it computes the value again from its loads (`values.py`). A buffer that a kernel writes is read inside the
-# same kernel only at the very index it was written, and never under a mask.
+# stored. Where a loop reads a local buffer, the code generator uses the value in its register; if that was
+# in an earlier walk along the row, it computes the value again from its loads (`values.py`). A buffer that
+# a kernel writes is read inside the same kernel only at the very index it was written, and never under a
+# mask.
 
 # %%
 @dataclass
@@ -32,7 +33,7 @@ class Kernel:
     device: torch.device
     vars: tuple[Symbol, ...]
     reduction_vars: tuple[Symbol, ...]
-    loops: list[Loop]                       # in order, over `vars`, `vars + reduction_vars` or `vars | reduction_vars`
+    loops: list[Loop]                       # in order
     local: frozenset[str]                   # buffers that are never stored
     buffers: dict[str, Buffer]              # every buffer that a body mentions
     inputs: tuple[str, ...]                 # buffers read from outside, in argument order

@@ -90,7 +90,7 @@ def _use_counts(program: Program, steps) -> tuple[dict[str, int], set[str]]:
             root = root_of(program.buffers, name)
             uses[root] = uses.get(root, 0) + 1
     pinned = {root_of(program.buffers, v.buffer) for v in program.outputs if isinstance(v, View)}
-    pinned |= set(program.constants) | set(program.inputs)
+    pinned |= set(program.constants) | set(program.inputs) - program.owned
     return uses, pinned
 
 
@@ -107,7 +107,8 @@ def _balance(program: Program, step, uses, pinned) -> int:
 # ## Lifetimes
 #
 # `Lifetimes` says for each root at which step it is born and after which it is dead. Roots that live to the
-# end have no death.
+# end have no death. Inputs that the caller gives away (the activations saved for a backward pass) are alive
+# from the start and die after their last use: most of the memory that a backward pass frees is theirs.
 
 # %%
 @dataclass
@@ -131,14 +132,18 @@ def lifetimes(program: Program, steps: list[Kernel | Extern]) -> Lifetimes:
     for root in list(birth):
         if root in program.inputs or root in program.constants:
             del birth[root]
-    death = {root: k for root, k in death.items() if root not in pinned or
-             root in program.inputs and root not in {root_of(b, v.buffer) for v in program.outputs if isinstance(v, View)}}
+    returned = {root_of(b, v.buffer) for v in program.outputs if isinstance(v, View)}
+    death = {root: k for root, k in death.items()
+             if root not in pinned or root in program.inputs and root not in returned}
     delta = [0] * (len(steps) + 1)
     for root, k in birth.items():
         size = nbytes(b[root])
         delta[k] += size
         if root in death:
             delta[death[root] + 1] -= size
+    for root in program.owned & death.keys():
+        delta[0] += nbytes(b[root])
+        delta[death[root] + 1] -= nbytes(b[root])
     live, now = [], 0
     for d in delta[:-1]:
         now += d
@@ -191,8 +196,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
                 continue
             donor = None
             if reuse:
-                donor = _in_place(program, step, n, [d for d in dying.get(k, ()) if d in times.birth and d not in taken
-                                                     and times.birth[d] < k])
+                own = [d for d in dying.get(k, ()) if d not in taken and times.birth.get(d, k) < k]
+                donor = _in_place(program, step, n, own)
                 if donor is not None:
                     live[k] -= nbytes(b[n])          # one memory, not two, during this step
                 else:
@@ -208,7 +213,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
                 pool.setdefault(_memory_class(b[root]), []).append((k, root))
     _postpone_frees(plans)
     written = {root_of(b, n) for step in steps for n in step_writes(step)}
-    wanted = {n for step in steps for n in step_reads(step)} | {v.buffer for v in program.outputs if isinstance(v, View)}
+    wanted = {n for step in steps for n in step_reads(step)}
+    wanted |= {v.buffer for v in program.outputs if isinstance(v, View)}
     first = {root_of(b, n) for n in wanted} - written - set(program.inputs) - set(program.constants)
     return MemoryPlan(plans, sorted(first), max(live, default=0))
 

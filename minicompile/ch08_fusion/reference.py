@@ -27,7 +27,8 @@ def as_program(schedule: Schedule) -> Program:
     for step in schedule.steps:
         nodes.extend(step.loops if isinstance(step, Kernel) else [step])
     p = schedule.program
-    empty = {n: torch.empty(0, dtype=p.buffers[n].dtype, device=p.buffers[n].device) for n in schedule.plan.first}
+    first = [p.buffers[n] for n in schedule.plan.first]
+    empty = {b.name: torch.empty(0, dtype=b.dtype, device=b.device) for b in first}
     return replace(p, nodes=nodes, constants={**p.constants, **empty})
 
 

@@ -164,7 +164,8 @@ def _load(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value:
     if buffer not in g.written:
         return add(g, loop, "load", (buffer, index, mask), dtype)
     if index not in g.written[buffer]:
-        raise Unsupported(f"a fused kernel reads {buffer} at {index}, where it did not write it", loop.location)
+        raise Unsupported(f"a fused kernel reads {buffer} at {index}, where it did not write it",
+                          loop.location)
     value = g.written[buffer][index]
     if not (value.dtype == torch.float32 and dtype in HALVES):
         value = add(g, loop, "to_dtype", (value,), dtype)

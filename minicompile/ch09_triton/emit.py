@@ -63,7 +63,7 @@ def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
         return axes, heuristics.tiled(sizes["y"], sizes["x"], len(heavy))
     if "r" not in sizes:
         return axes, heuristics.pointwise(sizes["x"], len(heavy))
-    inner = not any(contiguous_var(i, vars) in kernel.vars for i in heavy)      # one strided access is too many
+    inner = not any(contiguous_var(i, vars) in kernel.vars for i in heavy)  # one strided access is too many
     if not all(isinstance(v.size, int) for v in kernel.reduction_vars):
         return axes, heuristics.unknown_row(inner)
     walks = sum(bool(inside) for _, inside in schedule_passes(g))

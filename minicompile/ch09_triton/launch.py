@@ -104,8 +104,8 @@ class Pool:
     def __init__(self):
         slots = max(1, min(len(os.sched_getaffinity(0)), 32))
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        self.process = subprocess.Popen([sys.executable, "-P", "-u", worker.__file__, str(slots)], env=environment,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        command = [sys.executable, "-P", "-u", worker.__file__, str(slots)]
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.numbers, self.lock = itertools.count(), threading.Lock()
         self.events: dict[int, threading.Event] = {}
         self.errors: dict[int, str] = {}
@@ -117,7 +117,7 @@ class Pool:
             number, _, message = line.decode(errors="replace").strip().partition(" ")
             self.errors[int(number)] = message
             self.events[int(number)].set()
-        with self.lock:                                   # the server is gone: nobody will answer what is open
+        with self.lock:                           # the server is gone: nobody will answer what is open
             for number, event in self.events.items():
                 self.errors.setdefault(number, "the compile server ended")
                 event.set()

@@ -128,7 +128,8 @@ def persistent(r: Reduction) -> tuple[list[str], list[str]]:
                 f"{n}_mean = tl.sum({_masked(r, f'{n}_x', 0.0, r.dtype)}, 1)[:, None] * {_inverse(r)}",
                 f"{n}_d = {_masked(r, f'{n}_x - {n}_mean', 0.0, r.dtype)}",
                 f"{n}_m2 = tl.sum({n}_d * {n}_d, 1)[:, None]",
-                f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})"], [f"{n}_mean", f"{n}_m2", f"{n}_n"]
+                f"{n}_n = tl.full([1, 1], {r.count}, {triton_type(r.dtype)})",
+                ], [f"{n}_mean", f"{n}_m2", f"{n}_n"]
     raise Unsupported(f"the Triton backend has no reduction {r.kind!r}")
 
 
@@ -145,7 +146,8 @@ def _arg_fold(r: Reduction, value: str, index: str, extreme: str, dtype: torch.d
     hit = f"({value} == {extreme})"
     if dtype.is_floating_point:
         hit = f"{hit} | (({value} != {value}) & ({extreme} != {extreme}))"
-    return [f"{r.name} = tl.min(tl.where({hit}, {index}, {_index_limit(r)}), 1)[:, None].to({triton_type(r.dtype)})"]
+    first = f"tl.min(tl.where({hit}, {index}, {_index_limit(r)}), 1)[:, None]"
+    return [f"{r.name} = {first}.to({triton_type(r.dtype)})"]
 
 # %% [markdown]
 # ## Looped

@@ -141,8 +141,9 @@ class Indexer:
             i = 0
             while i < len(axis.vars):
                 last = i
-                while last + 1 < len(axis.vars) and strides[i] not in (None, 0) and strides[last + 1] not in (None, 0) \
-                        and strides[last] == mul(strides[last + 1], axis.vars[last + 1].size):
+                while last + 1 < len(axis.vars) and strides[i] not in (None, 0) and \
+                        strides[last + 1] not in (None, 0) and \
+                        strides[last] == mul(strides[last + 1], axis.vars[last + 1].size):
                     last += 1
                 if strides[i] != 0:
                     for v in axis.vars[i:last]:

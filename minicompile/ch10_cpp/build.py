@@ -2,8 +2,9 @@
 # # Compiling and loading kernels
 #
 # The source of a kernel needs companions: `prelude.h` and `reductions.h`, the mathematics, before it, and
-# `launch.h`, the way in from Python, after it. No torch header and no standard header is among them, which is why a file
-# compiles in tenths of a second: a file that includes `torch/extension.h` takes half a minute.
+# `launch.h`, the way in from Python, after it. No torch header and no standard header is among them, which
+# is why a file compiles in tenths of a second: a file that includes `torch/extension.h` takes half a
+# minute.
 #
 # Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a
 # transformer) are one function. The kernels of a program are dealt into a few files that compile in parallel,
@@ -56,8 +57,8 @@ def compiler() -> str:
         if path is not None:
             return path
     raise MinicompileError(
-        f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. Install g++ (for example "
-        "`apt install g++`), set CXX to another compiler, or use backend=\"aot_eager\", which needs none.")
+        f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. Install g++ (for "
+        "example `apt install g++`), set CXX to another compiler, or use backend=\"aot_eager\", which needs none.")
 
 
 @functools.cache
@@ -89,7 +90,7 @@ def _openmp() -> tuple[str, ...]:
 @functools.cache
 def _companions() -> tuple[str, str]:
     here = Path(__file__).parent
-    prelude, reductions, launch = ((here / name).read_text() for name in ("prelude.h", "reductions.h", "launch.h"))
+    prelude, reductions, launch = ((here / f"{name}.h").read_text() for name in ("prelude", "reductions", "launch"))
     return prelude + reductions, launch
 
 # %% [markdown]

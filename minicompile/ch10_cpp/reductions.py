@@ -193,7 +193,8 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     acc, part = f"acc{n}", f"part{n}"
     if kind in ("max", "min"):
         sign = ">" if kind == "max" else "<"
-        step = RowStep(f"{t} {acc} = {start};", f"{t} {part} = {start};", f"{part} = {x} {sign} {part} ? {x} : {part};",
+        step = RowStep(f"{t} {acc} = {start};", f"{t} {part} = {start};",
+                       f"{part} = {x} {sign} {part} ? {x} : {part};",
                        [f"{acc} = {part} {sign} {acc} ? {part} : {acc};"], f" reduction({kind}:{part})", acc)
         if dtype.is_floating_point:
             step.row += f" int nan{n} = 0;"
