@@ -146,7 +146,7 @@ def _compile_function(function, context):
 
 
 def _written_in_python(builtin):
-    """A Python function that calls `builtin` (`torch.fmod`, a method of a C type), which has no frame to capture.
+    """A Python function that calls `builtin` (`torch.fmod`, a method of a C type), which has no frame.
     Its code object is a copy, so that each function has its own entries."""
     def call(*args, **kwargs):
         return builtin(*args, **kwargs)

@@ -22,7 +22,7 @@ class Config:
     # loops and fusion
     split_reductions: bool = True
     emulate_precision_casts: bool = False  # round to half precision wherever eager would
-    fuse_dropout: bool = False             # draw dropout masks inside loops (CUDA): other random numbers than eager's
+    fuse_dropout: bool = False             # draw dropout masks in loops (CUDA): not eager's random numbers
     debug_index_asserts: bool = False
     # run time
     cudagraphs: bool = False

@@ -72,8 +72,8 @@ def invoke(monkeypatch, *arguments):
 
 
 def test_json_is_the_only_output(tmp_path, monkeypatch, capsys):
-    arguments = ["nanogpt", "--compilers", "eager", "--steps", "4", "--device", "cpu", "--json", "--out", str(tmp_path)]
-    assert invoke(monkeypatch, *arguments) == 0
+    assert invoke(monkeypatch, "nanogpt", "--compilers", "eager", "--steps", "4", "--device", "cpu", "--json",
+                  "--out", str(tmp_path)) == 0
     record = json.loads(capsys.readouterr().out)
     assert [r["task"]["compiler"] for r in record["results"]] == ["eager"]
     assert not (tmp_path / "nanogpt" / "report.html").exists()
@@ -107,15 +107,16 @@ def record_of(*compilers, failed=()):
             if compiler in failed:
                 results.append({"task": described, "error": "ValueError: <b>[red]", "log": ""})
             else:
-                results.append({"task": described, "ms": 10.0 / (n + 1), "ms_low": 1.0, "ms_high": 20.0, "mfu": 0.4,
+                results.append({"task": described, "ms": 10.0 / (n + 1), "ms_low": 1.0, "ms_high": 20.0,
                                 "losses": [2.0, 1.0 + n], "cold_seconds": 3.0, "peak_memory_mb": 100.0,
-                                "graphs": n, "kernels": n})
-    return {"benchmark": "resnet50", "command": "<command>", "commit": "0", "date": "2026-01-01", "versions": {},
-            "hardware": {"cpu": "cpu", "cores": 1, "gpu": "gpu"}, "results": results}
+                                "mfu": 0.4, "graphs": n, "kernels": n})
+    return {"benchmark": "resnet50", "command": "<command>", "commit": "0", "date": "2026-01-01",
+            "versions": {}, "hardware": {"cpu": "cpu", "cores": 1, "gpu": "gpu"}, "results": results}
 
 
 def test_rows_compare_within_equal_numbers_and_modes():
-    table = rows(record_of("eager", "torch:max-autotune", "minicompile", "minicompile:max-autotune")["results"])
+    record = record_of("eager", "torch:max-autotune", "minicompile", "minicompile:max-autotune")
+    table = rows(record["results"])
     assert [row[0] for row in table] == ["tf32"] * 4 + ["bf16 channels_last"] * 4
     assert {len(row) for row in table} == {len(HEADER)}
     against_torch = HEADER.index("vs torch")

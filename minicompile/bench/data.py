@@ -48,7 +48,7 @@ def load_text(source: str | None = None) -> tuple[str, str]:
 
 class TextBatches:
     """Random windows of a character sequence. `batch()` gives (tokens, targets), int64 [batch, block], the
-    same sequence of batches for equal seeds. `vocab_size` is for a model with more tokens than the text has."""
+    same sequence of batches for equal seeds. `vocab_size`: of a model with more tokens than the text has."""
 
     def __init__(self, text: str, batch: int, block: int, device: str, seed: int, vocab_size: int | None):
         characters = sorted(set(text))

@@ -87,12 +87,12 @@ def loss_figure(groups: dict[str, list[dict]]):
     for column, (name, runs) in enumerate(groups.items()):
         curves, differences = above[column], below[column]
         reference = next((r["losses"] for r in runs if r["task"]["compiler"] == "eager"), None)
-        for below, r in enumerate(runs):
+        for rank, r in enumerate(runs):
             compiler, _, mode = r["task"]["compiler"].partition(":")
             steps = range(1, len(r["losses"]) + 1)
             # Each line is thinner than those under it, so that all show where they coincide.
             look = dict(color=COLORS[compiler], linestyle=STYLES.get(mode, "-"),
-                        linewidth=6.2 - 5 * below / max(len(runs) - 1, 1))
+                        linewidth=6.2 - 5 * rank / max(len(runs) - 1, 1))
             curves.plot(steps, r["losses"], label=r["task"]["compiler"], **look)
             if reference and compiler != "eager":
                 distance = [abs(a - b) or None for a, b in zip(r["losses"], reference)]

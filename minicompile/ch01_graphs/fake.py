@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 
 import torch
@@ -137,11 +138,15 @@ def fake_call(func, args, kwargs):
             out = func(*meta_args, **meta_kwargs)
         if func is aten.convolution.default:
             out = _convolution_layout(out, meta_args[0], meta_args[1], device)
+        elif func in POINTWISE:
+            out = _pointwise_layout(out, meta_args)
+        elif func is aten.index.Tensor:
+            out = _pointwise_layout(out, _index_operands(meta_args[0], meta_args[1], out))
         elif func in CPU_LAYOUTS and device.type == "cpu":
             out = CPU_LAYOUTS[func](out, *meta_args)
     except NotImplementedError as error:
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
-    except ZeroDivisionError as error:                # the meta kernel of a mean's gradient, for an empty tensor
+    except ZeroDivisionError as error:          # the meta kernel of a mean's gradient, for an empty tensor
         raise Unsupported(f"the meta kernel of {func} divides by a size of zero") from error
     written = {}                        # from the meta tensor to the fake that the operator was given
     for schema, value in zip(func._schema.arguments, args):
@@ -200,6 +205,42 @@ def _ask_the_kernel(op):
             real = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_(), *args)
             return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
     return layout
+
+
+# Most pointwise kernels share one rule for the order of dims in the result: the operands are asked in turn, and one in
+# which a dim is broadcast has no opinion about it. Meta kernels written in Python only approximate it. `add` has an
+# exact one, so these borrow its answer.
+POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default,
+             aten.xlogy.Tensor, aten.special_xlog1py.default, aten.div.Tensor_mode, aten.floor_divide.default,
+             aten.logaddexp.default, aten.logaddexp2.default, aten.heaviside.default,
+             aten.native_dropout_backward.default}
+
+
+def _pointwise_layout(out, operands):
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    if not tensors or any(isinstance(s, torch.SymInt) for t in (out, *tensors) for s in (*t.shape, *t.stride())):
+        return out
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else torch.neg(tensors[0].float())
+        if like.shape != out.shape:
+            return out
+        return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device="meta")
+
+
+def _index_operands(x, indices, out):
+    """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices, and they
+    along the other dims. Indexed dims that are not neighbours move to the front."""
+    places = [d for d, index in enumerate(indices) if index is not None]
+    if not places or any(isinstance(s, torch.SymInt) for s in (*out.shape, *x.shape, *x.stride())):
+        return ()
+    kept = [d for d in range(x.dim()) if d not in places]
+    first = places[0] if places[-1] - places[0] < len(places) else 0
+    count = out.dim() - len(kept)
+    strides = [x.stride(d) for d in kept]
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides[:first] + [0] * count + strides[first:])
+        after = (1,) * (len(kept) - first)
+        return [broadcast, *(i.reshape(*i.shape, *after) for i in indices if i is not None)]
 
 
 # CPU kernels whose results have other strides than their meta kernels say.
@@ -265,7 +306,7 @@ class FakeMode(DispatchMode):
         if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
             raise Unsupported("the memory of a lazily conjugated, negated or zero tensor is not its value")
         if tensor.requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
-            raise Unsupported("integers that require gradients, as a copy from floats leaves them, have no fake")
+            raise Unsupported("integers that require gradients (a copy from floats makes them) have no fake")
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
         self._fakes[id(tensor)] = (weakref.ref(tensor), fake)

@@ -110,7 +110,7 @@ class Recorder(DispatchMode):
             node.meta["val"] = FakeTensor(as_it_is, fake.device)
 
     def _alias(self, fake):
-        meta = fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta")     # a constant is real
+        meta = fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta")    # a constant is real
         twin = FakeTensor(meta, fake.device)
         self.nodes[id(twin)] = (twin, self.node_of(fake))
         return twin

@@ -1,0 +1,52 @@
+"""Strides of fakes against those of the CPU kernels."""
+import itertools
+
+import pytest
+import torch
+
+from minicompile.ch01_graphs.fake import POINTWISE, FakeMode
+from minicompile.errors import Unsupported
+
+aten = torch.ops.aten
+
+
+def strided(shape, order, dtype=torch.float32):
+    """A tensor whose dims lie in memory in `order`, outermost first."""
+    t = torch.ones([shape[d] for d in order], dtype=dtype)
+    return t.permute([order.index(d) for d in range(len(shape))])
+
+
+def check(op, *args):
+    want, mode = op(*args), FakeMode()
+
+    def fake(x):
+        return mode.from_real(x) if isinstance(x, torch.Tensor) else [i if i is None else mode.from_real(i) for i in x]
+    got = op(*(fake(a) if isinstance(a, (torch.Tensor, list)) else a for a in args))
+    assert (got.shape, got.stride(), got.dtype) == (want.shape, want.stride(), want.dtype), (op, args)
+
+
+@pytest.mark.parametrize("op", sorted(POINTWISE - {aten.div.Tensor_mode, aten.native_dropout_backward.default}, key=str))
+def test_pointwise(op):
+    for order in itertools.permutations(range(3)):
+        a, same, flat = strided((3, 4, 6), order), torch.ones(3, 4, 6), strided((4, 6), (1, 0))
+        for x, y in ((a, same), (same, a), (a, flat), (flat, a), (torch.ones(3, 1, 6), flat), (a, torch.tensor(2.0))):
+            check(op, x, y)
+        if op not in (aten.heaviside.default,):
+            check(op, a, same.long())
+
+
+def test_index():
+    for order in itertools.permutations(range(3)):
+        x, i = strided((3, 4, 6), order), torch.zeros(5, 2, dtype=torch.long)
+        for index in (i, i.t().contiguous().t(), i[:, 0]):
+            for places in ([index], [None, index], [index, index], [None, index, index], [index, None, index]):
+                check(aten.index.Tensor, x, places)
+    check(aten.index.Tensor, torch.ones(33, 17).diagonal(), [torch.zeros(17, 33, dtype=torch.long).t()])
+
+
+def test_integers_that_require_gradients():
+    z = torch.ones(3, 2, dtype=torch.long)
+    z[0] = torch.ones(2, requires_grad=True).sum()
+    assert z.requires_grad
+    with pytest.raises(Unsupported, match="integers"):
+        FakeMode().from_real(z)
