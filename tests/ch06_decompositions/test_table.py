@@ -101,6 +101,12 @@ def test_softmax_of_masked_rows_and_extremes():
         check(fn, x, 1)
 
 
+def test_softmax_of_no_integers():
+    """Softmax has no kernel for integers and bools, and nobody notices where there are none."""
+    for dtype in (torch.bool, torch.int64):
+        check(lambda x: aten._softmax(x, 0, False), torch.ones(4, 0, dtype=dtype))
+
+
 def test_empty_and_zero_dim_tensors():
     empty, scalar = torch.empty(0, 3), torch.tensor(2.0)
     for fn in (torch.sum, torch.mean, F.gelu, F.relu, torch.count_nonzero, lambda x: torch.softmax(x, -1),
