@@ -240,7 +240,7 @@ def _index_operands(x, indices, out):
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides[:first] + [0] * count + strides[first:])
         after = (1,) * (len(kept) - first)
-        return [broadcast, *(i.reshape(*i.shape, *after) for i in indices if i is not None)]
+        return [broadcast, *(i.reshape((*i.shape, *after)) for i in indices if i is not None)]
 
 
 # CPU kernels whose results have other strides than their meta kernels say.

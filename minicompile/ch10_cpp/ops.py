@@ -249,6 +249,9 @@ def _pow(dtype, args, arg_dtypes):
 #
 # `to_dtype` to a half type costs nothing: the value stays a float until it is stored, which rounds it.
 # `round_to` is the operation that really loses the bits, for those who want eager's intermediate roundings.
+#
+# A NaN has no integer, so C++ lets the compiler invent one where it knows that a value may be NaN, and
+# `mc_integer` states what the processor (and so eager) gives.
 
 # %%
 @cpp_op("to_dtype")
@@ -260,10 +263,9 @@ def _to_dtype(dtype, args, arg_dtypes):
         return f"{args[0]} != 0"
     if source == "bool" and target in ("float", "double"):
         return f"{args[0]} ? {literal(1, dtype)} : {literal(0, dtype)}"
-    if source in ("float", "double") and target in ("uint8_t", "int8_t", "int16_t", "uint16_t"):
-        return f"({target})(int32_t){args[0]}"
-    if source in ("float", "double") and target in ("uint32_t", "uint64_t"):
-        return f"({target})(int64_t){args[0]}"
+    if source in ("float", "double") and not dtype.is_floating_point:
+        wide = "int64_t" if target in ("int64_t", "uint32_t", "uint64_t") else "int32_t"
+        return f"({target})mc_integer<{wide}>({args[0]})"
     return f"({target}){args[0]}"
 
 

@@ -209,6 +209,19 @@ MC float mc_sincos(float x, int quadrant) {
 MC float mc_sin(float x) { return x == 0.0f ? x : mc_sincos(x, 0); }
 MC float mc_cos(float x) { return mc_sincos(x, 1); }
 
+// ---- floating point to integer: NaN and what does not fit have no answer in C++, and the compiler folds
+// `(int)(c ? x : NAN)` to `c ? (int)x : 0`. Eager has what the processor gives: on x86, the lowest number.
+#if defined(__x86_64__)
+template <class T, class F> MC T mc_integer(F x) {
+  const T lowest = (T)((T)1 << (8 * sizeof(T) - 1));
+  const bool fits = (x >= (F)lowest) & (x < -(F)lowest);
+  const T y = (T)(fits ? x : (F)0);
+  return fits ? y : lowest;
+}
+#else
+template <class T, class F> MC T mc_integer(F x) { return (T)x; }
+#endif
+
 // ---- double goes to libm
 #define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
 MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10)

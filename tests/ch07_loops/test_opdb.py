@@ -23,6 +23,7 @@ DTYPES = {torch.float32: 1e-4, torch.int64: 1e-4, torch.bfloat16: 2e-2}
 PER_DTYPE = {torch.float32: 2, torch.int64: 1, torch.bfloat16: 1}
 ARITHMETIC = (BinaryUfuncInfo, ReductionOpInfo, UnaryUfuncInfo)      # where the dtype decides what is computed
 COVERED: set = set()
+VISITED: set = set()
 
 
 def samples(op, dtype):
@@ -61,6 +62,7 @@ def graph_of(op, sample):
 @pytest.mark.parametrize("op", [op for op in op_db if op.name not in NO_ANSWER], ids=lambda op: op.formatted_name)
 @pytest.mark.filterwarnings("ignore")
 def test_operator(op):
+    VISITED.add(op.name)
     for dtype, tolerance in DTYPES.items():
         if dtype not in op.dtypes or dtype is not torch.float32 and not isinstance(op, ARITHMETIC):
             continue
@@ -78,5 +80,5 @@ def test_operator(op):
 
 def test_coverage():
     """The loop above did not skip its way to success."""
-    if len(COVERED) > 50:
-        assert len(COVERED) > 400
+    if len(VISITED) > 50:               # a worker of a parallel run sees a part of the operators
+        assert len(COVERED) > 0.6 * len(VISITED)
