@@ -15,6 +15,7 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
@@ -133,10 +134,17 @@ def on_miss(state: FrameState, function, args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
     if stance.name == "force_eager" or state.given_up or (state.full and over_limit(state, args)):
         return EVALUATE
-    with hook.outside_region():
+    with hook.outside_region(), without_saved_tensor_hooks():
         with _lock:
             entry = new_entry(state, function, args)
     return EVALUATE if entry is None else entry.function(function, *args)
+
+
+def without_saved_tensor_hooks():
+    """The user's hooks are for the tensors that the program saves, not for the fakes of a compilation."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def new_entry(state: FrameState, function, args):

@@ -42,12 +42,13 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..errors import Unsupported
 from .cleanup import has_effect, is_random
@@ -364,12 +365,23 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
     return graph_module(joint.gm, graph)
 
 
+def private(joint, halves, saved) -> set[fx.Node]:
+    """The saved values whose memory only the backward graph needs, and under no second name."""
+    def memory_of(nodes):
+        return [storage_key(n.meta["val"]) for n in nodes
+                if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), torch.Tensor)]
+    times = Counter(memory_of(saved))
+    public = {*memory_of(joint.gm.graph.find_nodes(op="placeholder")), *memory_of(halves.outputs)}
+    return {n for n in saved for key in memory_of([n]) if times[key] == 1 and key not in public}
+
+
 def _backward_graph(joint, halves, saved) -> fx.GraphModule:
     graph, env = fx.Graph(), {}
+    owned = private(joint, halves, saved)
     for node in saved + [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n in halves.backward]:
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
-        env[node].meta["owned"] = node.op != "placeholder" and isinstance(node.meta["val"], torch.Tensor)
+        env[node].meta["owned"] = node in owned
 
     def bring(node):
         stack = [node]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+from collections import Counter
 from typing import Any, Callable, Sequence
 
 import torch
@@ -82,8 +83,12 @@ def match_tangent(tangent, shape, stride, dtype, device):
         s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape))
     lazy = tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor()     # memory holds other numbers
     if moved or lazy:
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(tangent)
+        return copy_of(tangent, shape, stride, dtype, device)
     return tangent
+
+
+def copy_of(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(t)
 
 
 def expected_absent(joint: Joint) -> frozenset[int]:
@@ -141,8 +146,19 @@ def layout_of(t: torch.Tensor) -> tuple:
 # whole region, so backward clears the saved tensors itself as it begins (unless the graph is retained), and
 # the list of arguments that the compiled code receives, and empties, holds the last references. Otherwise
 # all activations would stay alive until the last gradient is computed.
+#
+# The compiled backward goes one step further, and writes gradients over activations that it has no more use
+# for (`overwritten`). That must not be seen: not by a second backward pass over a retained graph, nor by
+# saved-tensor hooks, which may have kept the tensor. Those calls get copies.
 
 # %%
+def sharing_memory(saved: list, others: list) -> set[int]:
+    """Positions of the saved tensors that share memory with one another or with one of `others`."""
+    keys = [t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None for t in [*saved, *others]]
+    times = Counter(keys)
+    return {i for i, key in enumerate(keys[:len(saved)]) if times[key] > 1}
+
+
 def build_function(joint: Joint, halves: Partition, forward: Callable,
                    backward: Callable[[frozenset], Callable]) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
@@ -154,12 +170,16 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
     is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in halves.backward.graph.nodes
                  if n.op == "placeholder"][:len(from_inputs)]
     sizes_of = [joint.differentiable[k] for k, layout in enumerate(layouts) if layout is None]
+    shared: list[set[int]] = []      # filled by the first call: saved values with memory in common
 
     def run_forward(ctx, *inputs):
         outputs = call_compiled(forward, list(inputs))
         advance_versions(inputs, joint.copied)
         extra = iter(outputs[count:])
         saved = [next(extra) if i is None else inputs[i] for i in from_inputs]
+        if not shared:
+            shared.append(sharing_memory(saved, [*inputs, *outputs[:count]]))
+        ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         ctx.numbers = [s for s, tensor in zip(saved, is_tensor) if not tensor]
         ctx.save_for_backward(*[s for s, tensor in zip(saved, is_tensor) if tensor])
         ctx.set_materialize_grads(False)
@@ -182,7 +202,13 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
                 layout = layout or next(dynamic)
                 if k not in absent:
                     arguments.append(match_tangent(tangents[i], *layout))
-            gradients = call_compiled(backward(absent), arguments)
+            compiled = backward(absent)
+            copied = getattr(compiled, "overwritten", ())
+            if not (ctx.hooked or torch._C._autograd._get_current_graph_task_keep_graph()):
+                copied = shared[0].intersection(copied)
+            for i in copied:
+                arguments[i] = copy_of(arguments[i], *layout_of(arguments[i]))
+            gradients = call_compiled(compiled, arguments)
         out: list[Any] = [None] * arity
         for position, gradient in zip(joint.gradients, gradients):
             again = causes and gradient is not None

@@ -161,4 +161,4 @@ class Program:
     outputs: list[View | Int | None]
     symbols: dict[str, Symbol] = field(default_factory=dict)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    owned: set[str] = field(default_factory=set)    # inputs that nobody else needs: free after their last use
+    owned: set[str] = field(default_factory=set)    # inputs that nobody else needs: free, or overwritten, after their last use

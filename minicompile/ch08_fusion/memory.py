@@ -8,8 +8,9 @@
 # Three ways to save:
 #
 # - *free at last use*: a name dies after the last step that reads it;
-# - *in place*: an output may take over the memory of an input that dies in the same kernel, if each element
-#   is read only at the index at which the output writes it;
+# - *in place*: an output may take over the memory of a value that dies in the same kernel, if each element
+#   is read only at the index at which the output writes it. That includes inputs that the caller gives away:
+#   the gradient of an activation overwrites the activation;
 # - *reuse*: an allocation may take over dead memory of exactly the same size and dtype, which saves the call
 #   to the allocator. But keeping dead memory around for a later reuse must not raise the peak.
 
@@ -172,11 +173,13 @@ class StepPlan:
 
 @dataclass
 class MemoryPlan:
-    """`first`: outputs that no step writes (empty tensors). `peak`: bytes, estimated for symbolic sizes."""
+    """`first`: outputs that no step writes (empty tensors). `peak`: bytes, estimated for symbolic sizes.
+    `overwritten`: inputs whose memory other values take over."""
 
     steps: list[StepPlan]
     first: list[str]
     peak: int
+    overwritten: frozenset[str] = frozenset()
 
 
 def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = True) -> MemoryPlan:
@@ -196,7 +199,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
                 continue
             donor = None
             if reuse:
-                own = [d for d in dying.get(k, ()) if d not in taken and times.birth.get(d, k) < k]
+                own = [d for d in dying.get(k, ())
+                       if d not in taken and (d in program.owned or times.birth.get(d, k) < k)]
                 donor = _in_place(program, step, n, own)
                 if donor is not None:
                     live[k] -= nbytes(b[n])          # one memory, not two, during this step
@@ -216,7 +220,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     wanted = {n for step in steps for n in step_reads(step)}
     wanted |= {v.buffer for v in program.outputs if isinstance(v, View)}
     first = {root_of(b, n) for n in wanted} - written - set(program.inputs) - set(program.constants)
-    return MemoryPlan(plans, sorted(first), max(live, default=0))
+    overwritten = frozenset(old for plan in plans for _, old in plan.reuse) & program.owned
+    return MemoryPlan(plans, sorted(first), max(live, default=0), overwritten)
 
 
 def takes_out(step: Extern) -> bool:

@@ -22,7 +22,10 @@
 #   launches;
 # - what stays inside (activations for backward) is handed out as throw-away aliases. While one of them is
 #   alive a backward pass is *pending*, and a second forward pass runs without the graph. So does its
-#   backward, because its saved tensors are at other addresses.
+#   backward, because its saved tensors are at other addresses;
+# - the memory of an activation is free for reuse after its last use in the recorded backward. Otherwise a
+#   training step would hold all activations and all that backward computes at the same time. So a backward
+#   pass that must leave the activations as they are (`retain_graph`) runs without the graph.
 #
 # torch.compile instead tracks the liveness of each output and re-records trees of graphs; outputs are valid
 # only until the next run. Copying out costs device bandwidth (0.3 ms for the gradients of a 124M model on
@@ -73,15 +76,27 @@ class CudaRecorder:
                     return f"{step.name} uses {name}, which is on the CPU"
         return None
 
-    def record(self, fn: Callable[[], list], inputs: list) -> tuple[Callable[[], None], list]:
+    def record(self, fn: Callable[[list], list], inputs: list) -> tuple[Callable[[], None], list]:
         """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing:
-        `inputs` keep their values."""
+        the inputs keep their values. `fn` empties the list `inputs`: memory that nothing else refers to is
+        free for the rest of the recording."""
         if self.pool is None:
             self.pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
+        torch._C._cuda_clearCublasWorkspaces()         # 32 MiB for each thread and stream that multiplied
         with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            outputs = fn()
+            outputs = fn(inputs)
+            torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
         return graph.replay, outputs
+
+    def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same memory, without keeping it from being freed. The pool outlives the borrower, because every
+        recording holds the pool."""
+        size = tensor.untyped_storage().nbytes()
+        start = tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
+        storage = torch._C._construct_storage_from_data_pointer(start, tensor.device, size)
+        return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+            storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 # %% [markdown]
 # ## One recording
@@ -98,7 +113,6 @@ class Recording:
     copied: list[int]
     placeholders: list[torch.Tensor]
     written: list[tuple[int, torch.Tensor]]      # placeholders that the graph writes, to be copied back
-    outputs: list[Any]
     recipes: list[tuple]
     leaving: list[torch.Tensor]                  # outputs to be copied out
 
@@ -110,7 +124,8 @@ class GraphSet:
     recorder: Any = None
     inside: list[weakref.ref] = field(default_factory=list)
     members: list[Any] = field(default_factory=list)
-    addresses: set[int] = field(default_factory=set)      # where forward left saved tensors, and static inputs
+    addresses: set[int] = field(default_factory=set)      # static inputs of forward
+    stays: dict[int, Any] = field(default_factory=dict)   # address -> activation, until a backward is recorded
 
     def __post_init__(self):
         self.recorder = self.recorder or CudaRecorder()
@@ -120,6 +135,10 @@ class GraphSet:
         """Does anybody still hold activations that live in the pool?"""
         self.inside = [r for r in self.inside if r() is not None]
         return bool(self.inside)
+
+    def is_fixed(self, address: int) -> bool:
+        """Is this where forward finds a static input or leaves an activation?"""
+        return address in self.addresses or address in self.stays
 
     def wrap(self, fn: Callable[[list], list], *, is_backward: bool = False, results: int | None = None,
              mutated: Sequence[int] = ()) -> "GraphedCallable":
@@ -155,11 +174,22 @@ class GraphedCallable:
         recording = self.recordings.get(key)
         if recording is None:
             return self.start(key, args)
-        if not self.is_backward and self.group.pending:
+        if self.must_run_plainly(args):
             return self.plain(args)
         if [args[i].data_ptr() for i in recording.static] != recording.addresses:
             return self.relocated(key, args, recording)
         return run_recording(self, recording, args)
+
+    def must_run_plainly(self, args: list) -> bool:
+        """Would a replay disturb activations that somebody needs? A forward pass: those that wait for their
+        backward, and those that saved-tensor hooks may keep. A backward pass: its own, if they are retained,
+        and those of another forward pass."""
+        if not self.is_backward:
+            return self.group.pending or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            return True
+        own = any(isinstance(a, torch.Tensor) and a.data_ptr() in self.group.stays for a in args)
+        return not own and self.group.pending
 
     def plain(self, args: list) -> list:
         self.counts["plain"] += 1
@@ -172,10 +202,9 @@ class GraphedCallable:
 
     def start(self, key: tuple, args: list) -> list:
         """First call of these sizes: run. Second: record."""
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
-        if not self.group.recorder.usable(tensors):
+        if not self.group.recorder.usable([a for a in args if isinstance(a, torch.Tensor)]):
             return self.disable("not all inputs are on a GPU", args)
-        if not self.is_backward and self.group.pending:
+        if self.must_run_plainly(args):
             return self.plain(args)
         if key not in self.seen:
             self.seen[key] = [weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args]
@@ -184,6 +213,8 @@ class GraphedCallable:
             return self.disable(f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses", args)
         static = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self.moved and
                   self.is_static(a, self.seen[key][i])]
+        if self.is_backward and any(self.group.stays.get(args[i].data_ptr(), 0) is None for i in static):
+            return self.plain(args)           # another backward graph was recorded over these activations
         try:
             self.recordings[key] = make_recording(self, args, static)
         except RuntimeError as error:
@@ -196,14 +227,14 @@ class GraphedCallable:
         """Will the next call pass the same memory? For a backward graph: memory that the forward graph owns
         or found static."""
         if self.is_backward:
-            return tensor.data_ptr() in self.group.addresses
+            return self.group.is_fixed(tensor.data_ptr())
         return before is not None and before() is tensor
 
     def relocated(self, key: tuple, args: list, recording: Recording) -> list:
         """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the
         same way. A parameter that was replaced: record again, and copy that input from now on."""
         moved = [i for i, old in zip(recording.static, recording.addresses) if args[i].data_ptr() != old]
-        if self.is_backward and any(args[i].data_ptr() not in self.group.addresses for i in moved):
+        if self.is_backward and not all(self.group.is_fixed(args[i].data_ptr()) for i in moved):
             return self.plain(args)
         if not self.is_backward:
             self.moved.update(moved)
@@ -224,8 +255,16 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
         inputs[i] = torch.empty_strided(args[i].shape, args[i].stride(), dtype=args[i].dtype, device=args[i].device)
         inputs[i].copy_(args[i].detach())
     inputs = [a.detach() if isinstance(a, torch.Tensor) else a for a in inputs]
-    replay, outputs = g.group.recorder.record(lambda: g.fn(list(inputs)), inputs)
-    storages = {a.untyped_storage()._cdata: i for i, a in enumerate(inputs) if isinstance(a, torch.Tensor)}
+    placeholders = [inputs[i] for i in copied]
+    written = [(i, inputs[i]) for i in copied if i in g.mutated]
+    given_away = set(getattr(g.fn, "overwritten", ()))
+    storages = {a.untyped_storage()._cdata: i for i, a in enumerate(inputs)
+                if isinstance(a, torch.Tensor) and i not in given_away}
+    for i in static if g.is_backward else ():
+        address = inputs[i].data_ptr()
+        if g.group.stays.get(address) is not None:
+            inputs[i], g.group.stays[address] = g.group.stays[address], None
+    replay, outputs = g.group.recorder.record(g.fn, inputs)
     results = len(outputs) if g.results is None else g.results
     recipes, leaving = [], []
     for k, out in enumerate(outputs):
@@ -238,13 +277,12 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
             recipes.append(("leaves", len(leaving)))
             leaving.append(out)
         else:
-            recipes.append(("stays", out))
-            g.group.addresses.add(out.data_ptr())
+            recipes.append(("stays", g.group.recorder.borrow(out)))
+            g.group.stays[out.data_ptr()] = out
     addresses = [args[i].data_ptr() for i in static]
     if not g.is_backward:
         g.group.addresses.update(addresses)
-    return Recording(replay, static, addresses, copied, [inputs[i] for i in copied],
-                     [(i, inputs[i]) for i in copied if i in g.mutated], outputs, recipes, leaving)
+    return Recording(replay, static, addresses, copied, placeholders, written, recipes, leaving)
 
 
 def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:

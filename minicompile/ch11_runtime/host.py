@@ -395,6 +395,7 @@ class HostProgram:
     sources: list[KernelSource]                     # unique kernels
     kernels: list[Kernel]                           # what each source was emitted from
     namespace: dict                                 # globals of the host program: kernels are bound here
+    numbers: dict[str, int]                         # name in the namespace -> position of the kernel in `sources`
     run: Callable[[list], list]
     resolved: bool = False
 
@@ -402,6 +403,12 @@ class HostProgram:
         if not self.resolved:
             resolve_kernels(self)
         return self.run(args)
+
+    @property
+    def overwritten(self) -> list[int]:
+        """Positions of the inputs whose memory the program uses for other values."""
+        return [i for i, name in enumerate(self.schedule.program.inputs)
+                if name in self.schedule.plan.overwritten]
 
 # %% [markdown]
 # Building goes on in the background until the first call, which waits and binds the bare functions. A
@@ -413,7 +420,7 @@ def resolve_kernels(program: HostProgram) -> None:
     """Replace kernels that are still being built by what was built."""
     for name, function in list(program.namespace.items()):
         if hasattr(function, "resolve"):
-            number = program.namespace["__numbers"][name]
+            number = program.numbers[name]
             try:
                 program.namespace[name] = function.resolve()
             except MinicompileError:
@@ -464,8 +471,8 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
         for i, fn in zip(which, loader_for(language)([sources[i] for i in which])):
             functions[i] = fn
     text, namespace = generate_host(schedule, [b and (functions[b[0]], b[1]) for b in bindings])
-    namespace["__numbers"] = {name: i for i, fn in enumerate(functions) for name, value in namespace.items() if value is fn}
-    return HostProgram(schedule, text, sources, kernels, namespace, load_host(text, namespace))
+    numbers = {name: i for i, fn in enumerate(functions) for name, value in namespace.items() if value is fn}
+    return HostProgram(schedule, text, sources, kernels, namespace, numbers, load_host(text, namespace))
 
 
 def load_host(text: str, namespace: dict) -> Callable[[list], list]:
