@@ -38,6 +38,7 @@
 # %%
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -84,6 +85,9 @@ class View(NamedTuple):
 
 # %% [markdown]
 # ## Instructions
+#
+# `identity` belongs to the meaning of `reduce`: it is what a reduction of no elements gives, what an
+# accumulator starts with, and what a masked lane contributes.
 
 # %%
 class Ref(NamedTuple):
@@ -102,6 +106,19 @@ class Inst(NamedTuple):
 
 
 Body = tuple[Inst, ...]
+IDENTITY = {"sum": 0, "prod": 1, "any": False}       # the kinds of reduction that are defined on no elements
+
+
+def identity(kind: str, dtype: torch.dtype):
+    """The number that changes nothing when it is reduced."""
+    if kind in IDENTITY:
+        return IDENTITY[kind]
+    lowest = kind in ("max", "argmax")
+    if dtype.is_floating_point:
+        return -math.inf if lowest else math.inf
+    if dtype is torch.bool:
+        return not lowest
+    return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
 
 
 def replay(body: Body, handler: Any, values: list | None = None) -> list:

@@ -17,23 +17,10 @@ import torch
 
 from ..ch01_graphs.symbolic import add, mul, product
 from .builder import Builder, compute_dtype
+from .ir import IDENTITY, identity
 from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer,
                    linear, make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
 from .table import lowering
-
-IDENTITY = {"sum": 0, "prod": 1, "any": False}
-
-
-def identity(kind: str, dtype: torch.dtype):
-    """The value that changes nothing when reduced."""
-    if kind in IDENTITY:
-        return IDENTITY[kind]
-    lowest = kind == "max"
-    if dtype.is_floating_point:
-        return -math.inf if lowest else math.inf
-    if dtype is torch.bool:
-        return not lowest
-    return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
 
 # %% [markdown]
 # ## One reduction loop

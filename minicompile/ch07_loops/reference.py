@@ -150,16 +150,8 @@ def softmax(v):
     return top, (v - shift[..., None]).exp().sum(-1)
 
 
-def xor_sum(v):
-    out = torch.zeros_like(v[..., 0])
-    for part in v.unbind(-1):
-        out = out ^ part
-    return out
-
-
 REDUCE = {"sum": lambda v: v.sum(-1), "prod": lambda v: v.prod(-1), "max": lambda v: v.amax(-1),
-          "min": lambda v: v.amin(-1), "any": lambda v: v.any(-1), "all": lambda v: v.all(-1),
-          "xor_sum": xor_sum, "welford": welford, "softmax": softmax}
+          "min": lambda v: v.amin(-1), "any": lambda v: v.any(-1), "welford": welford, "softmax": softmax}
 
 SCALAR = {name: getattr(torch, name) for name in
           "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh "

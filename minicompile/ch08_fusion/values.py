@@ -220,20 +220,6 @@ def _reduce(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value | tu
     return add(g, loop, "reduce", (kind, value, index), dtype)
 
 
-def identity(kind: str, dtype: torch.dtype):
-    """The number that changes nothing when it is reduced."""
-    if kind in ("sum", "xor_sum", "any"):
-        return 0
-    if kind in ("prod", "all"):
-        return 1
-    lowest = kind in ("max", "argmax")
-    if dtype.is_floating_point:
-        return float("-inf") if lowest else float("inf")
-    if dtype is torch.bool:
-        return not lowest
-    return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
-
-
 def _shifted_by(value: Value) -> Value | None:
     """The maximum m of a floating-point `exp(x - m)`, if that is what `value` is."""
     if value.op == "exp" and value.args[0].op == "sub":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..ch08_fusion.values import identity
+from ..ch07_loops.ir import identity
 from ..errors import Unsupported
 from .ops import constant, convert, triton_type
 
@@ -57,9 +57,7 @@ def _extremum(name: str):
 SIMPLE = {
     "sum": (lambda a, x, d: f"{a} + {x}", lambda t, d: f"tl.sum({t}, 1)"),
     "prod": (lambda a, x, d: f"{a} * {x}", lambda t, d: f"tl.reduce({t}, 1, multiply)"),
-    "xor_sum": (lambda a, x, d: f"{a} ^ {x}", lambda t, d: f"tl.xor_sum({t}, 1)"),
     "any": (lambda a, x, d: f"{a} | {x}", lambda t, d: f"tl.max({t}, 1)"),
-    "all": (lambda a, x, d: f"{a} & {x}", lambda t, d: f"tl.min({t}, 1)"),
     "max": _extremum("max"),
     "min": _extremum("min"),
 }
@@ -67,7 +65,7 @@ SIMPLE = {
 
 def compute_dtype(r: Reduction) -> torch.dtype:
     """The dtype in which a simple reduction accumulates."""
-    if r.kind in ("any", "all"):
+    if r.kind == "any":
         return torch.int32
     if r.kind in ("max", "min", "argmax", "argmin"):
         dtype = r.value_dtype
@@ -77,8 +75,8 @@ def compute_dtype(r: Reduction) -> torch.dtype:
 
 
 def _tile(r: Reduction, dtype: torch.dtype) -> str:
-    value = convert(r.value, r.value_dtype, torch.bool) if r.kind in ("any", "all") else r.value
-    source = torch.bool if r.kind in ("any", "all") else r.value_dtype
+    value = convert(r.value, r.value_dtype, torch.bool) if r.kind == "any" else r.value
+    source = torch.bool if r.kind == "any" else r.value_dtype
     value = convert(value if value.isidentifier() else f"({value})", source, dtype)
     return value if r.full else f"tl.broadcast_to({value}, {r.shape})"
 

@@ -80,7 +80,8 @@ def _openmp() -> tuple[str, ...]:
     """Linker arguments for the OpenMP runtime that torch has loaded. A second runtime would bring a second
     pool of threads that fight over the cores and ignore `torch.set_num_threads`."""
     try:
-        paths = {line.split(maxsplit=5)[5].strip() for line in open("/proc/self/maps") if "libgomp" in line}
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        paths = {line.split(maxsplit=5)[5] for line in maps if "libgomp" in line}
     except OSError:
         paths = set()
     inside = [p for p in sorted(paths) if "torch" in p] or sorted(paths)

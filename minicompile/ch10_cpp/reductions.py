@@ -23,7 +23,8 @@ from typing import Sequence
 import torch
 
 from ..ch01_graphs.symbolic import Symbol, product, to_text
-from ..ch08_fusion.values import HALVES, Store, Value, elements, identity
+from ..ch07_loops.ir import identity
+from ..ch08_fusion.values import HALVES, Store, Value, elements
 from ..errors import Unsupported
 from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
                    index_text, lane_block, lane_headers, parallel_pragma, store_lines)
@@ -41,7 +42,7 @@ FLUSH = 256                  # column sums: rows between two flushes into double
 # accumulated stays.
 
 # %%
-OPERATOR = {"sum": "+", "prod": "*", "xor_sum": "^", "any": "|", "all": "&"}
+OPERATOR = {"sum": "+", "prod": "*", "any": "|"}
 
 
 def start_text(kind: str, dtype: torch.dtype) -> str:
@@ -207,8 +208,8 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     if kind not in OPERATOR:
         raise unknown(r)
     value, result, op = f"({t}){x}", f"({register_type(r.dtype)}){acc}", OPERATOR[kind]
-    if kind in ("any", "all"):
-        t, start, value, result = "int", "0" if kind == "any" else "1", f"({x} != 0)", f"({acc} != 0)"
+    if kind == "any":
+        t, start, value, result = "int", "0", f"({x} != 0)", f"({acc} != 0)"
     total = "double" if kind == "sum" and t == "float" else t
     return RowStep(f"{total} {acc} = {start};", f"{t} {part} = {start};", f"{part} {op}= {value};",
                    [f"{acc} {op}= {part};"], f" reduction({op}:{part})", result)
@@ -381,7 +382,7 @@ def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
     t = "uint8_t" if dtype is torch.bool else t
     if kind in ("max", "min"):
         value = f"mc_{kind}<{t}>({acc}, ({t}){x})"
-    elif kind in ("any", "all"):
+    elif kind == "any":
         value = f"{acc} {OPERATOR[kind]} ({x} != 0)"
     elif kind in OPERATOR:
         value = f"({t})({acc} {OPERATOR[kind]} ({t}){x})"
