@@ -324,6 +324,8 @@ def worth_keeping(g: Lowering, x: Lazy, readers: int, windows: int) -> bool:
 
 def settle(g: Lowering, x: Lazy, node: fx.Node) -> None:
     """Decide, right after `node` was lowered to `x`, whether it goes to memory now."""
+    if node in g.wanted and x.base is not None and x.relayout is None:
+        x.base = None                  # an index map that is no view: in eager it is memory of its own
     if x.view is not None or x.base is not None:
         return
     if node in g.wanted:

@@ -205,6 +205,13 @@ def test_cat_small_and_large(pieces):
         check(lambda *xs: torch.cat([x.t() for x in xs], 0).contiguous(), xs)
 
 
+def test_views_of_a_flip_are_windows_on_memory_of_its_own():
+    for window in (lambda x: x.flip(-1).unfold(-1, 2, 1), lambda x: x.flip(0)[:, ::2]):
+        x = R(4, 6)
+        program = check(lambda x: (window(x),), [x])
+        assert program.outputs[0].layout.stride == window(x).stride()
+
+
 def test_padding_and_pooling():
     x = R(2, 3, 9, 11)
     check(lambda x: (F.pad(x, (1, 2, 0, 3), value=2.5), F.pad(x, (-1, 2)), x.roll((2, -1), (2, 3)), x.flip(1, 3)), [x])
