@@ -9,7 +9,6 @@ import functools
 import importlib.util
 import inspect
 import sys
-from dataclasses import dataclass, field
 
 if not (3, 11) <= sys.version_info[:2] <= (3, 13):
     raise ImportError(f"minicompile needs CPython 3.11, 3.12 or 3.13; this is {sys.version.split()[0]}.")
@@ -18,9 +17,10 @@ import torch
 
 from . import logs, marks
 from .config import config, did_you_mean, resolve_options
-from .errors import GraphBreakError, MinicompileError, RecompileError, Unsupported
+from .errors import BackendError, GraphBreakError, MinicompileError, RecompileError, Unsupported
+from .explain import Explanation, explain
 from .logs import set_logs
-from .marks import is_compiling, mark_dynamic
+from .marks import allow_in_graph, is_compiling, mark_dynamic
 
 __version__ = "0.1.0"
 
@@ -124,7 +124,8 @@ def _compile_function(function, context):
         return function
     target = function
     if isinstance(function, functools.partial):
-        target = function.func
+        target = marks.original(function.func)
+        function = functools.partial(target, *function.args, **function.keywords)
     elif not hasattr(function, "__code__") and not inspect.ismethod(function):
         target = type(function).__call__
     operator = isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
@@ -141,7 +142,7 @@ def _compile_function(function, context):
         functools.update_wrapper(compiled, function)
     except AttributeError:
         pass
-    setattr(compiled, marks.ORIGINAL, function)
+    marks.put_mark(compiled, marks.ORIGINAL, function)
     return compiled
 
 
@@ -233,7 +234,7 @@ def disable(function=None, recursive=True, *, reason=None):
     inner = marks.original(function)
     if not recursive:
         frames.hook.skip_code(inmost(inner).__code__)
-    return marks.mark_disabled(inner, functools.partial(frames.hook.run, None) if recursive else _call)
+    return marks.mark_disabled(inner, functools.partial(frames.hook.run, None) if recursive else _call, reason)
 
 
 def inmost(function):
@@ -253,74 +254,33 @@ def reset() -> None:
 
 
 class set_stance:
-    """set_stance("force_eager"), as a call or in a `with` block. Stances: default, force_eager,
+    """set_stance("force_eager"), as a call, in a `with` block, or as a decorator. Stances: default, force_eager,
     eager_on_recompile, fail_on_recompile."""
 
     def __init__(self, stance: str = "default"):
         from . import frames
         if stance not in frames.STANCES:
             raise MinicompileError(f"Unknown stance {stance!r}.{did_you_mean(stance, frames.STANCES)}")
-        self._stance, self._old = frames.stance, frames.stance.name
+        self._stance, self._old, self._new = frames.stance, frames.stance.name, stance
         self._stance.name = stance
 
     def __enter__(self):
+        self._stance.name = self._new
         return self
 
     def __exit__(self, *error):
         self._stance.name = self._old
 
+    def __call__(self, function):
+        self._stance.name = self._old          # only the function's calls are meant
 
-@dataclass
-class Explanation:
-    """What `explain` found. `graphs` are fx GraphModules, `breaks` the reasons with their lines."""
-    graphs: list = field(default_factory=list)
-    breaks: list = field(default_factory=list)
-    guards: list = field(default_factory=list)
-
-    @property
-    def graph_count(self) -> int:
-        return len(self.graphs)
-
-    @property
-    def graph_break_count(self) -> int:
-        return len(self.breaks)
-
-    @property
-    def op_count(self) -> int:
-        return sum(n.op in ("call_function", "call_method") for gm in self.graphs for n in gm.graph.nodes)
-
-    def __str__(self):
-        lines = [f"{self.graph_count} graphs, {self.graph_break_count} graph breaks, "
-                 f"{self.op_count} operations, {len(self.guards)} guards"]
-        lines += [f"break {n}: {reason}" for n, reason in enumerate(self.breaks, 1)]
-        return "\n".join(lines)
+        @functools.wraps(function)
+        def under_stance(*args, **kwargs):
+            with set_stance(self._new):
+                return function(*args, **kwargs)
+        return under_stance
 
 
-def explain(function, **settings):
-    """explain(f)(*args): run f once with the eager backend and report its graphs, breaks and guards."""
-    def run(*args, **kwargs):
-        from . import frames
-        found = Explanation()
-
-        def observe(state, captured):
-            if state.context.backend is backend:
-                if captured.gm is not None:
-                    found.graphs.append(captured.gm)
-                found.breaks.extend(captured.breaks)
-                found.guards.extend(captured.guards)
-
-        def backend(gm, example_inputs):
-            return frames.eager_callable(gm)
-
-        frames.observers.append(observe)
-        try:
-            compile(marks.original(function), backend=backend, **settings)(*args, **kwargs)
-        finally:
-            frames.observers.remove(observe)
-        return found
-    return run
-
-
-__all__ = ["BACKENDS", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError", "OptimizedModule",
-           "RecompileError", "Unsupported", "compile", "config", "disable", "explain", "is_compiling",
+__all__ = ["BACKENDS", "BackendError", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError", "OptimizedModule",
+           "RecompileError", "Unsupported", "allow_in_graph", "compile", "config", "disable", "explain", "is_compiling",
            "list_backends", "logs", "mark_dynamic", "register_backend", "reset", "set_logs", "set_stance"]

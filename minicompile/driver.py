@@ -115,13 +115,20 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
         with timed("emit"):
             compiled = compile_schedule(schedule, rung)
     except Unsupported as reason:
-        logs.log("perf_hints", "the %s graph runs operator by operator: %s", which, reason)
+        logs.log("perf_hints", "the %s graph runs operator by operator, because %s\n  -> take that operation out of the "
+                 "compiled function, and the rest becomes kernels", which, reason)
+        logs.tell("fallback", which=which, reason=reason)
         return interpreted(gm)
+    logs.tell("schedule", which=which, program=program, schedule=schedule, compiled=compiled)
     log_stages(which, program, schedule, compiled)
     counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
     counters.externs += sum(isinstance(step, Extern) for step in schedule.steps)
     return compiled
 
+
+
+# Matrix products and their like, which libraries do better than generated loops
+BEST_AS_LIBRARY_CALLS = ("mm", "bmm", "convolution", "attention", "dot", "mv", "copy_", "randint", "philox")
 
 
 def log_stages(which: str, program, schedule, compiled) -> None:
@@ -131,6 +138,10 @@ def log_stages(which: str, program, schedule, compiled) -> None:
     for d in schedule.decisions if logs.on("fusion") else ():
         done = "fused" if d.accepted else "did not fuse"
         logs.log("fusion", "%s %s with %s (%d bytes): %s", done, d.a, d.b, d.score, d.reason)
+    for op in sorted({str(step.op) for step in schedule.steps if isinstance(step, Extern)} if logs.on("perf_hints") else ()):
+        if not any(name in op for name in BEST_AS_LIBRARY_CALLS):
+            logs.log("perf_hints", "the %s graph calls %s, for which no kernel is generated\n  -> it runs as in eager, and "
+                     "nothing fuses with it; simpler operations in its place may", which, op)
     if logs.on("code"):
         logs.log("code", "%s\n%s", which, "\n".join([compiled.source, *(s.code for s in compiled.sources)]))
 

@@ -32,5 +32,9 @@ class RecompileError(RuntimeError):
     """A compiled function would have to be compiled again under the `fail_on_recompile` stance."""
 
 
+class BackendError(MinicompileError):
+    """A backend given to `compile` does not do what a backend must do."""
+
+
 class GraphBreakError(MinicompileError):
     """`fullgraph=True` was asked for, and the function does not fit in one graph."""

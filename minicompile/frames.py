@@ -16,24 +16,33 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
+import inspect
+import os
+import sys
 import threading
+import traceback
 import types
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import torch
+import torch.utils.checkpoint
+from torch.utils._device import DeviceContext
 
-from . import logs, marks
+from . import advice, logs, marks
+from .ch01_graphs.fake import plain_tensors
+from .ch01_graphs.graph import print_graph
 from .ch02_guards import cache as entries
 from .ch02_guards import codegen
 from .ch02_guards.guards import weak_identities
-from .ch02_guards.sources import CallSource, LocalSource, ModuleAttrSource
+from .ch02_guards.sources import CallSource, ModuleAttrSource
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
 from .config import config
-from .errors import GraphBreakError, MinicompileError, RecompileError, SkipFrame, Unsupported
+from .errors import BackendError, GraphBreakError, MinicompileError, RecompileError, SkipFrame, Unsupported
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,8 +62,24 @@ _contexts: dict = {}
 _lock = threading.RLock()
 
 
+_apart = threading.local()             # .made: contexts made for one `explain`, or absent
+
+
+@contextlib.contextmanager
+def fresh_contexts():
+    """Inside, in this thread, every `compile` gets a context of its own. Yields the list of them."""
+    _apart.made = []
+    try:
+        yield _apart.made
+    finally:
+        del _apart.made
+
+
 def context_for(backend, options: dict, dynamic, fullgraph) -> Context:
     key = (backend, tuple(sorted(options.items())), dynamic, bool(fullgraph))
+    if hasattr(_apart, "made"):
+        _apart.made.append(Context(*key))
+        return _apart.made[-1]
     try:
         return _contexts.setdefault(key, Context(*key))
     except TypeError:                  # a callable that cannot be hashed
@@ -112,11 +137,39 @@ class FrameState:
     full: bool = False                              # the recompile limit was reached at least once
 
 
+# Guards read attributes, so these run while guards are checked: compiling them would not end. And what is
+# called for every operator would be compiled for every operator.
+EVALUATED = ("<module>", "__getattribute__", "__getattr__", "__torch_function__", "__torch_dispatch__")
+
+
 def on_new_code(function, code, context):
-    """Called by the hook. Answers the target for this code: False = never, else a callable."""
-    if id(code) not in ALLOWED and hook.is_library_file(code.co_filename):
+    """Called by the hook. Answers the target for this code: False = never, None = as it is, else a callable."""
+    try:
+        return target_for(function, code, context)
+    except Exception as error:
+        internal_error(code, error)
+        return None
+
+
+CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
+
+
+def checkpoint_uncompiled(function, inner, *rest):
+    """`checkpoint(inner, ...)` that capture could not have as part of a graph. It runs `inner` now and again in
+    backward, and compares what autograd saves: compiled now and not compiled then, it would be an error."""
+    count = CHECKPOINT.co_kwonlyargcount
+    named = dict(zip(CHECKPOINT.co_varnames[1:], rest[:count]))
+    args, kwargs = rest[count:]
+    return hook.run(None, function, functools.partial(hook.run, None, inner), *args, **named, **kwargs)
+
+
+def target_for(function, code, context):
+    if code is CHECKPOINT:
+        return checkpoint_uncompiled
+    from .ch04_breaks.resume import original_code
+    if id(original_code(code)) not in ALLOWED and hook.is_library_file(code.co_filename):
         return False
-    if marks.is_disabled(function) or code.co_name == "<module>":
+    if marks.is_disabled(function) or code.co_name in EVALUATED:
         return None
     hook.remember(code)
     state = FrameState(code, function.__globals__, context)
@@ -134,9 +187,10 @@ def on_miss(state: FrameState, function, args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
     if stance.name == "force_eager" or state.given_up or (state.full and over_limit(state, args)):
         return EVALUATE
-    with hook.outside_region(), without_saved_tensor_hooks():
-        with _lock:
-            entry = new_entry(state, function, args)
+    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or watched():
+        return EVALUATE                # a mode of the program, or vmap, wants to see every operation
+    with hook.outside_region(), without_saved_tensor_hooks(), _lock:
+        entry = new_entry(state, function, args)
     return EVALUATE if entry is None else entry.function(function, *args)
 
 
@@ -147,31 +201,37 @@ def without_saved_tensor_hooks():
     return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
+def watched() -> bool:
+    """Is there a TorchFunctionMode other than the default device?"""
+    return bool(torch._C._len_torch_function_stack()) and any(
+        type(m) is not DeviceContext for m in torch.overrides._get_current_function_mode_stack())
+
+
 def new_entry(state: FrameState, function, args):
     """Compile for these arguments: an Entry whose guards hold for them, or None to evaluate the frame."""
-    if state.cache.entries:
-        why = explain_miss(state, function, args)
-        if stance.name == "eager_on_recompile":
-            return None
-        if stance.name == "fail_on_recompile":
-            raise RecompileError(f"{describe(state.code)} would be compiled again: {why}. "
-                                 "Set the stance to 'default' to allow it.")
-        version = state.cache.created + 1
-        logs.log("recompiles", "%s: version %d because %s", describe(state.code), version, why)
-        if over_limit(state, args):
-            give_up(state)
-            return None
     try:
+        if state.cache.entries:
+            why = explain_miss(state, function, args)
+            if stance.name == "eager_on_recompile":
+                return None
+            if stance.name == "fail_on_recompile":
+                raise RecompileError(f"{describe(state.code)} would be compiled again: {why}. "
+                                     "Set the stance to 'default' to allow it.")
+            version = state.cache.created + 1
+            logs.log("recompiles", "%s: version %d because %s\n  -> %s", describe(state.code), version, why,
+                     advice.for_recompile(why))
+            logs.tell("recompile", state=state, version=version, why=why)
+            if over_limit(state, args):
+                give_up(state)
+                return None
         return compile_frame(state, function, args)
     except SkipFrame as skip:
-        logs.log("graph_breaks", "%s runs as it is: %s", describe(state.code), skip)
-        skip_frame(state)
+        skip_frame(state, skip)
     except Unsupported as unsupported:
         if state.context.fullgraph:
             raise fullgraph_error(state.code, unsupported) from None
-        logs.log("graph_breaks", "%s runs as it is: %s", describe(state.code), unsupported)
-        skip_frame(state)
-    except (RecompileError, GraphBreakError):
+        skip_frame(state, unsupported)
+    except (RecompileError, GraphBreakError, BackendError):
         raise
     except MinicompileError as error:
         if config.raise_on_internal_error:
@@ -180,14 +240,32 @@ def new_entry(state: FrameState, function, args):
                        f"minicompile: {error} Until then, what was compiled runs eagerly.")
         skip_frame(state)
     except Exception as error:
-        if config.raise_on_internal_error:
-            raise
-        logs.warn_once((id(state.code), "internal"),
-                       f"minicompile: {describe(state.code)} runs eagerly because of an internal error: "
-                       f"{type(error).__name__}: {error}. "
-                       "(minicompile.config.raise_on_internal_error = True shows where.)")
-        skip_frame(state)
+        if not isinstance(error, RecursionError) or not is_deep():
+            internal_error(state.code, error, lambda: skip_frame(state))
     return None
+
+
+def is_deep() -> bool:
+    """Whether the program itself has used up most of its recursion limit, before the compiler came."""
+    try:
+        return sys._getframe(sys.getrecursionlimit() // 2) is not None
+    except ValueError:
+        return False
+
+
+def internal_error(code, error: Exception, give_up=lambda: None) -> None:
+    """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one warning."""
+    if config.raise_on_internal_error:
+        raise
+    give_up()
+    trace = traceback.extract_tb(error.__traceback__)
+    where = f" at {os.path.basename(trace[-1].filename)}:{trace[-1].lineno}" if trace else ""
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    logs.warn_once((id(code), "internal"),
+                   f"minicompile: {describe(code)} runs eagerly because of an internal error{where}: "
+                   f"{type(error).__name__}: {error}{notes}. Its results are right, only not faster. To report it, set "
+                   "minicompile.config.raise_on_internal_error = True, run it again, and send that traceback with the "
+                   "function's source.")
 
 
 def root_module(args):
@@ -205,8 +283,11 @@ def over_limit(state: FrameState, args) -> bool:
     return len(same) >= config.recompile_limit or len(made) >= 8 * config.recompile_limit
 
 
-def skip_frame(state: FrameState) -> None:
+def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
     """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled."""
+    if why is not None and not getattr(why, "quiet", False):
+        logs.log("graph_breaks", "%s runs as it is: %s\n  -> %s", describe(state.code), why, advice.for_break(why.reason))
+        logs.tell("skipped", state=state, reason=why)
     state.given_up = True
     if not state.cache.entries:
         hook.set_target(state.code, state.context, state.globals, None)
@@ -222,7 +303,8 @@ def give_up(state: FrameState) -> None:
 
 
 def describe(code) -> str:
-    return f"{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+    name, _, resumed = code.co_name.partition("__resume_at_")
+    return f"{'the rest of ' if resumed else ''}{name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def fullgraph_error(code, unsupported) -> GraphBreakError:
@@ -240,12 +322,13 @@ def fullgraph_error(code, unsupported) -> GraphBreakError:
 def explain_miss(state: FrameState, function, args) -> str:
     explanation = None
     for entry in state.cache.entries:
-        found = codegen.failing_guard(entry.guards, state.code, function, args, entry.constants)
-        if found is None:
+        found = list(codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))
+        if not found:
             continue
-        guard, why = found
+        guard, why = found[0]
         if config.automatic_dynamic and state.context.dynamic is None and root_of(entry) is root_module(args):
-            learn_dynamic(state, guard, function, args, entry)
+            for failing, _ in found:
+                learn_dynamic(state, failing, function, args, entry)
         explanation = explanation or (why if guard.location is None else f"{why}  # {guard.location}")
     explanation = explanation or "a value changed while it was being checked"
     state.cache.failures[explanation.split(": expected")[0]] += 1
@@ -267,22 +350,6 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
         state.dynamic[guard.source] = True
 
 
-def first_dynamic(state: FrameState, args) -> dict:
-    """Dimensions that are symbols from the first call: marked by the user, or all with dynamic=True."""
-    result = {}
-    names = state.code.co_varnames[:len(args)]
-    for name, value in zip(names, args):
-        if isinstance(value, torch.Tensor) and state.context.dynamic is not False:
-            dims = set(getattr(value, marks.DYNAMIC, ()))
-            if state.context.dynamic:
-                dims |= {d for d in range(value.dim()) if value.shape[d] > 1}
-            if dims:
-                result[LocalSource(name)] = frozenset(dims)
-        elif type(value) is int and state.context.dynamic and value > 1:
-            result[LocalSource(name)] = True
-    return result
-
-
 # %% [markdown]
 # ## Compiling a frame
 #
@@ -290,53 +357,56 @@ def first_dynamic(state: FrameState, args) -> dict:
 # hand.
 
 # %%
-observers: list[Callable] = []         # called with (state, captured) after each capture; `explain` uses it
+observers: list[Callable] = []         # called with (state, captured) after each capture
 
 
 def compile_frame(state: FrameState, function, args):
-    dynamic = {**first_dynamic(state, args), **state.dynamic}
+    symbolic = state.context.dynamic is not False
     try:
-        entry = compile_version(state, function, args, dynamic)
+        entry = compile_version(state, function, args, symbolic)
     except (SkipFrame, GraphBreakError):
         raise
     except Exception as error:
-        if not dynamic or config.raise_on_internal_error:
+        if not symbolic or config.raise_on_internal_error:
             raise
         logs.log("recompiles", "%s: compiled for fixed sizes because of %s: %s", describe(state.code),
                  type(error).__name__, error)
-        entry = compile_version(state, function, args, {})
+        entry = compile_version(state, function, args, symbolic=False)
     entries.add_entry(state.cache, entry)
     return entry
 
 
-def compile_version(state: FrameState, function, args, dynamic: dict):
-    """Capture, compile and write an entry for these arguments, with symbols for the sizes in `dynamic`."""
+def compile_version(state: FrameState, function, args, symbolic: bool):
+    """Capture, compile and write an entry for these arguments, with symbols for what varies or all is fixed."""
+    from .ch04_breaks.breaks import place_of_break
     from .driver import timed
     local_values = dict(zip(state.code.co_varnames, args))
     with config.options(dict(state.context.options)), timed("capture"):
-        captured = capture_best(function, local_values, dynamic, state.context.fullgraph)
+        captured = capture_best(state, function, local_values, symbolic)
     for reason in captured.breaks:
-        logs.log("graph_breaks", "%s: %s", describe(state.code), reason)
+        logs.log("graph_breaks", "%s: %s\n%s\n  -> %s", describe(state.code), reason.reason,
+                 "\n".join(place_of_break(reason)), reason.hint)
+    logs.tell("captured", state=state, captured=captured)
     for observe in observers:
         observe(state, captured)
     return build_entry(state, function, args, captured)
 
 
-def capture_best(function, local_values: dict, dynamic: dict, fullgraph: bool):
-    """Capture with symbols for the dynamic sizes; if that breaks the graph, capture for the sizes at hand."""
+def capture_best(state: FrameState, function, local_values: dict, symbolic: bool):
+    """Capture with symbols for what varies; if that breaks the graph earlier, capture for the values at hand."""
     from .ch03_capture.capture import CaptureOptions
     from .ch04_breaks.breaks import capture_frame
-    symbolic = None
-    if dynamic:
-        try:
-            options = CaptureOptions(dynamic=dynamic, fullgraph=fullgraph)
-            symbolic = capture_frame(function, local_values, options)
-        except (Unsupported, GraphBreakError):
-            pass
-        if symbolic is not None and not symbolic.breaks:
-            return symbolic
-    static = capture_frame(function, local_values, CaptureOptions(fullgraph=fullgraph))
-    return symbolic if symbolic is not None and len(symbolic.breaks) <= len(static.breaks) else static
+    fullgraph, found = state.context.fullgraph, None
+    options = CaptureOptions(fullgraph, state.dynamic, symbolic, everything=state.context.dynamic is True)
+    try:
+        found = capture_frame(function, local_values, options)
+    except (Unsupported, GraphBreakError):
+        if not options.used:
+            raise
+    if found is not None and not (found.breaks and options.used):
+        return found
+    static = capture_frame(function, local_values, CaptureOptions(fullgraph, symbolic=False))
+    return found if found is not None and len(found.breaks) <= len(static.breaks) else static
 
 
 def build_entry(state: FrameState, function, args, captured):
@@ -347,13 +417,19 @@ def build_entry(state: FrameState, function, args, captured):
         namespace["__EVALUATE"] = EVALUATE
     elif captured.gm is not None:
         add_size_inputs(captured)
-        logs.log("graph", "%s\n%s", describe(state.code), captured.gm.graph)
+        if logs.on("graph"):
+            logs.log("graph", "%s\n%s", describe(state.code), print_graph(captured.gm))
+        logs.tell("graph", state=state, captured=captured)
         namespace["__graph"] = compile_graph(captured, state.context)
+    for problem in captured.close():
+        if state.context.fullgraph:
+            raise MinicompileError(problem)
+        logs.warn_once((id(state.code), problem), f"minicompile: {problem}")
     inputs = captured.inputs if captured.gm is not None else []
     namespace["__next"] = [entries.missed]
     compiled = codegen.build_entry(captured.guards, inputs, state.code, state.globals, body, namespace)
     hook.skip_code(compiled.__code__)
-    logs.log("guards", "%s\n%s", describe(state.code), compiled.source_text)
+    log_entry(state, captured, compiled)
     failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
     if failing is not None:
         raise RuntimeError(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
@@ -363,12 +439,24 @@ def build_entry(state: FrameState, function, args, captured):
                                 "root": None if root is None else weakref.ref(root)})
 
 
+def log_entry(state: FrameState, captured, compiled) -> None:
+    """The guards in words and what was generated, for those who asked."""
+    if logs.on("guards"):
+        from .explain import in_words
+        words = [f"  {in_words(g)}{f'  # {g.location}' if g.location else ''}" for g in captured.guards]
+        logs.log("guards", "%s: a call for which one of these does not hold is compiled again\n%s\nchecked by\n%s",
+                 describe(state.code), "\n".join(words), compiled.source_text)
+    if logs.on("bytecode"):
+        logs.log("bytecode", "%s\n%s\nis replaced by\n%s", describe(state.code),
+                 dis.Bytecode(state.code).dis(), compiled.source_text)
+
+
 def compile_graph(captured, context: Context) -> Callable:
     """The captured graph as a callable of its flat inputs, returning a tuple. It runs outside of the region:
     whatever Python a backend leaves to be run at call time is not the user's, and is not to be captured."""
-    with config.options(dict(context.options)):
+    with config.options(dict(context.options)), plain_tensors(), torch._C.DisableTorchFunction():
         if callable(context.backend):
-            compiled = flat_result(context.backend(captured.gm, list(captured.example_inputs)))
+            compiled = custom_backend(captured, context)
         elif context.backend == "eager":
             compiled = eager_callable(captured.gm)
         else:
@@ -381,13 +469,18 @@ def compile_graph(captured, context: Context) -> Callable:
 
 def watch_overlaps(captured, compiled) -> Callable:
     """A graph that writes to an input was made functional as if no other input shared its memory. Different
-    tensors may: `f(buffer[:2], buffer[1:])`. Such calls run the captured graph as it is. Tensors of modules
-    are left out."""
+    tensors may: `f(buffer[:2], buffer[1:])`. Such calls run the captured graph as it is. Two tensors of modules
+    are compared when the graph is compiled (capture gives them fakes that share memory), and not again."""
     written = getattr(getattr(compiled, "joint", None), "mutated", ())
-    inputs = enumerate(zip(placeholders_of(captured.gm), captured.inputs))
-    loose = [(i, n.name in written) for i, (n, source) in inputs
-             if isinstance(n.meta["val"], torch.Tensor) and not isinstance(source, ModuleAttrSource)]
-    if len(loose) < 2 or not any(is_written for _, is_written in loose):
+    found = [(i, n.name in written, isinstance(source, ModuleAttrSource))
+             for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs))
+             if isinstance(n.meta["val"], torch.Tensor)]
+    loose = [(i, is_written) for i, is_written, of_module in found if not of_module]
+    any_loose = any(is_written for _, is_written in loose)
+    owned = [(i, memory_range(captured.example_inputs[i])) for i, is_written, of_module in found
+             if of_module and (is_written or any_loose)]
+    owned = [(i, end - start, i in {j for j, w, _ in found if w}) for i, (start, end) in owned]
+    if not loose or len(loose) + len(owned) < 2 or not (any_loose or owned):
         return compiled
     eager = eager_callable(captured.gm)
 
@@ -396,6 +489,11 @@ def watch_overlaps(captured, compiled) -> Callable:
         for n, (start, end, is_written) in enumerate(ranges):
             for other_start, other_end, other_written in ranges[:n]:
                 if start < other_end and other_start < end and (is_written or other_written):
+                    return eager(*inputs)
+        for i, size, is_written in owned:
+            at = inputs[i].data_ptr()
+            for start, end, other_written in ranges:
+                if start < at + size and at < end and (is_written or other_written):
                     return eager(*inputs)
         return compiled(*inputs)
     return call
@@ -440,20 +538,62 @@ def eager_callable(gm) -> Callable:
     return gm.forward
 
 
-def flat_result(compiled) -> Callable:
+def custom_backend(captured, context: Context) -> Callable:
+    """What the user's backend made of the graph, with checks of what it returns."""
+    name = context.backend_name
+    try:
+        compiled = context.backend(captured.gm, list(captured.example_inputs))
+    except Exception as error:
+        error.add_note(f"raised by the backend {name!r}")
+        raise
     if not callable(compiled):
-        raise TypeError(f"the backend returned {type(compiled).__name__}, not a callable")
+        raise BackendError(f"The backend {name!r} returned {compiled!r}. It must return a callable that takes the graph's "
+                           "inputs and returns a tuple of its outputs; gm.forward is one.")
+
+    promised = captured.gm.graph.output_node().args[0]
+    promised = [isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor) for n in promised]
+    checked = []
 
     def call(*inputs):
         result = compiled(*inputs)
-        return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        result = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+        if not checked:
+            if len(result) != len(promised) or any(t and not isinstance(r, torch.Tensor) for t, r in zip(promised, result)):
+                got = ", ".join(type(r).__name__ for r in result) or "nothing"
+                raise BackendError(f"What the backend {name!r} compiled returned {got}; the graph has {len(promised)} "
+                                   f"output{'s' * (len(promised) != 1)}. Return all of them, in order, as a tuple.")
+            checked.append(True)
+        return result
     return call
+
+
+# %% [markdown]
+# ## After a fork
+#
+# The child of `os.fork` has one thread, and every lock in the state it had at that moment. If another thread
+# was compiling, its lock would never be released, and its compile jobs never done.
+
+# %%
+def after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=after_fork)
 
 
 # %% [markdown]
 # ## Forgetting
 
 # %%
+def forget(state: FrameState) -> None:
+    """Drop the entries of one code object in one context, for good."""
+    state.given_up = True
+    state.cache.entries.clear()
+    hook.set_target(state.code, state.context, state.globals, None)
+
+
 def reset() -> None:
     """Drop every compiled entry and every decision."""
     from .ch04_breaks import resume

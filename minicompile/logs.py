@@ -11,16 +11,16 @@ import warnings
 from .errors import MinicompileError
 
 ARTIFACTS = {
-    "graph_breaks": "why and where a function could not be captured in one graph",
-    "recompiles": "which guard failed when a function was compiled again",
-    "guards": "the generated check function of every entry",
+    "graph_breaks": "why and where a function could not be captured in one graph, and what to do about it",
+    "recompiles": "which guard failed when a function was compiled again, and what to do about it",
+    "guards": "the guards of every entry, in words and as the generated function that checks them",
     "graph": "captured graphs as Python",
     "aot": "forward and backward graphs after differentiation",
     "loops": "the loop IR",
     "fusion": "fusion decisions and their reasons",
     "code": "generated kernels and host programs",
     "perf_hints": "missed optimisations",
-    "bytecode": "the function generated around a graph",
+    "bytecode": "the bytecode of captured frames and resume functions, and the entry generated for each",
 }
 _warned: set = set()
 
@@ -37,9 +37,10 @@ def log(name: str, message: str, *args) -> None:
     get(name).debug(message, *args)
 
 
-def set_logs(names: str) -> None:
-    """Switch on the artifacts named in a comma-separated text ("all": every one). Raises on unknown names."""
-    wanted = [n.strip().lstrip("+") for n in names.split(",") if n.strip()]
+def set_logs(*names: str) -> None:
+    """Switch on exactly these topics: names, or texts of names with commas ("all": every one). Without names, switch
+    all off. Raises MinicompileError on unknown names."""
+    wanted = [n.strip() for text in names for n in str(text).split(",") if n.strip()]
     unknown = [n for n in wanted if n not in ARTIFACTS and n != "all"]
     if unknown:
         raise MinicompileError(f"Unknown log {unknown[0]!r}. "
@@ -50,8 +51,17 @@ def set_logs(names: str) -> None:
         handler.setFormatter(logging.Formatter("[%(name)s] %(message)s"))
         root.addHandler(handler)
         root.propagate = False
-    for name in ARTIFACTS if "all" in wanted else wanted:
-        get(name).setLevel(logging.DEBUG)
+    for name in ARTIFACTS:
+        get(name).setLevel(logging.DEBUG if name in wanted or "all" in wanted else logging.NOTSET)
+
+
+watchers: list = []          # called as watch(kind, **data) with what the stages do; `explain` listens
+
+
+def tell(kind: str, **data) -> None:
+    """Report an event: captured, graph, schedule, fallback, recompile or skipped."""
+    for watch in list(watchers):
+        watch(kind, **data)
 
 
 def warn_once(key, message: str) -> None:

@@ -1,9 +1,13 @@
 """Marks that a user puts on functions and tensors, and that capture reads. Every chapter may import this."""
 import functools
+import types
+
+from .errors import MinicompileError
 
 DISABLED = "_minicompile_disabled"      # on a function: never capture it; calling it breaks the graph
 ORIGINAL = "_minicompile_original"      # on what `compile` returned: the function it was given
 DYNAMIC = "_minicompile_dynamic_dims"   # on a tensor: dimensions to treat as symbols from the first call
+CONSTANT = "_dynamo_marked_constant"    # on a function, by torch.compiler.assume_constant_result: call it while tracing
 
 
 def is_compiling() -> bool:
@@ -12,12 +16,42 @@ def is_compiling() -> bool:
 
 
 def is_disabled(function) -> bool:
-    return getattr(function, DISABLED, False) is True
+    return own_mark(function, DISABLED) is not None
 
 
 def original(function):
     """The function inside a compiled one, or the function itself."""
-    return getattr(function, ORIGINAL, function)
+    if isinstance(function, types.MethodType):
+        inner = original(function.__func__)
+        return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
+    found = own_mark(function, ORIGINAL)
+    return function if found is None else found
+
+
+def own_mark(function, name):
+    """A mark that was put on this very function; None if there is none. `functools.wraps` copies attributes, so a
+    decorator around a compiled function carries its marks: they say which code they belong to."""
+    code, value = getattr(function, name, (None, None))
+    return value if code is not None and code is getattr(function, "__code__", None) else None
+
+
+def put_mark(function, name, value) -> None:
+    setattr(function, name, (function.__code__, value))
+
+
+IN_GRAPH: dict = {}                     # id -> function whose calls are single operations of a graph
+
+
+def allow_in_graph(function):
+    """Calls of this function become one operation of the graph; capture does not look inside. It must take and return
+    tensors, numbers, and lists or tuples of them, depend on nothing else, and have no side effects. Also a decorator;
+    takes lists of functions, too."""
+    if isinstance(function, (list, tuple)):
+        return [allow_in_graph(f) for f in function]
+    if not callable(function) or isinstance(function, type):
+        raise MinicompileError(f"allow_in_graph needs a function, not {function!r}.")
+    IN_GRAPH[id(function)] = function
+    return function
 
 
 def mark_dynamic(tensor, dim) -> None:
@@ -30,10 +64,13 @@ def mark_dynamic(tensor, dim) -> None:
     setattr(tensor, DYNAMIC, known | {d % tensor.dim() for d in dims})
 
 
-def mark_disabled(function, run_disabled):
-    """A wrapper that calls `function` through `run_disabled` and carries the mark."""
-    @functools.wraps(function)
+def mark_disabled(function, run_disabled, reason=None):
+    """A wrapper that calls `function` through `run_disabled` and carries the mark, with the reason for messages."""
     def disabled(*args, **kwargs):
         return run_disabled(function, *args, **kwargs)
-    setattr(disabled, DISABLED, True)
+    try:
+        functools.update_wrapper(disabled, function)
+    except AttributeError:
+        pass
+    put_mark(disabled, DISABLED, reason or "")
     return disabled

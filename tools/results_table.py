@@ -13,9 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results: written by tools/results_table.py -->", "<!-- end of results -->"
-TITLES = {"nanogpt": "nanoGPT, characters (10.7M parameters, batch 64, block 256)",
-          "gpt2": "GPT-2 124M (batch 12, block 1024)",
-          "resnet50": "ResNet-50 (batch 128, 224x224)"}
+TITLES = {"nanogpt": "nanoGPT, characters", "gpt2": "GPT-2 124M", "resnet50": "ResNet-50"}
 HEADER = ["work", "mode", "eager", "torch.compile", "minicompile", "over eager", "over torch.compile",
           "cold compile s, ours / torch", "peak GB, ours / eager"]
 
@@ -28,6 +26,13 @@ def find(results: list, compiler: str, dtype: str) -> dict | None:
 
 def line(cells: list[str]) -> str:
     return "| " + " | ".join(cells) + " |"
+
+
+def title(task: dict) -> str:
+    model = task["model"]
+    size = f"{model['size']}x{model['size']}" if "size" in model else \
+        f"{model['layers']} layers, width {model['width']}, block {model['block_size']}"
+    return f"{TITLES[task['work']]} (batch {task['batch']}, {size})"
 
 
 def rows(record: dict):
@@ -44,11 +49,43 @@ def rows(record: dict):
         numbers = r["task"]["dtype"] + (" channels_last" if r["task"]["channels_last"] else "")
         cold = [figure(run, lambda run: run["cold_seconds"], "{:.1f}") for run in (r, torch)]
         peak = [figure(run, lambda run: run["peak_memory_mb"] / 1000, "{:.2f}") for run in (r, eager)]
-        yield line([f"{TITLES[record['benchmark']]}, {numbers}", mode or "default",
+        yield line([f"{title(r['task'])}, {numbers}", mode or "default",
                     *(figure(run, lambda run: run["ms"], "{:.2f}") for run in (eager, torch)),
                     f"**{r['ms']:.2f}**",
                     *(figure(run, lambda run: run["ms"] / r["ms"], "{:.2f}x") for run in (eager, torch)),
                     " / ".join(cold), " / ".join(peak)])
+
+
+def training_table(records: list[dict]) -> list[str]:
+    return ["Milliseconds per training step, median of one run:", "", line(HEADER), "|" + "---|" * len(HEADER),
+            *(row for record in records for row in rows(record))]
+
+
+def compared(name: str, eager, torch, ours, form: str) -> str:
+    """One row of a plain table: three figures and the ratios. Without eager: None."""
+    cells = [form.format(eager)] if eager is not None else []
+    ratios = [f"{eager / ours:.2f}x"] if eager is not None else []
+    return line([name, *cells, form.format(torch), f"**{form.format(ours)}**", *ratios, f"{torch / ours:.2f}x"])
+
+
+def chains_table(records: list[dict]) -> list[str]:
+    head = ["fused chain, forward and backward", "eager", "torch.compile", "minicompile", "over eager",
+            "over torch.compile"]
+    return ["Milliseconds of chains on tensors larger than the cache:", "", line(head), "|" + "---|" * len(head),
+            *(compared(name, ms["eager"], ms["torch"], ms["minicompile"], "{:.1f}")
+              for record in records for name, ms in record["ms"].items())]
+
+
+def overhead_table(records: list[dict]) -> list[str]:
+    head = ["cost apart from kernels", "torch.compile", "minicompile", "over torch.compile"]
+    kinds = {"call_us": "one call, microseconds", "capture_ms": "capture, milliseconds"}
+    return ["What a compiled call and its compilation cost apart from kernels (medians):", "", line(head),
+            "|" + "---|" * len(head),
+            *(compared(f"{name}: {kind}", None, cost["torch"]["median"], cost["minicompile"]["median"], "{:.1f}")
+              for record in records for key, kind in kinds.items() for name, cost in record[key].items())]
+
+
+TABLES = {"chains": chains_table, "overhead": overhead_table}
 
 
 def machine_of(record: dict) -> str:
@@ -60,16 +97,20 @@ def render() -> str:
     groups: dict[str, list] = {}
     for path in sorted((ROOT / "results").glob("*.json")):
         record = json.loads(path.read_text())
-        groups.setdefault(machine_of(record), []).append((path.name, record))
+        if record.get("benchmark") in (*TITLES, *TABLES):
+            groups.setdefault(machine_of(record), []).append((path.name, record))
     parts = []
     for machine, records in sorted(groups.items(), key=lambda item: not item[1][0][1]["hardware"]["gpu"]):
         versions = records[0][1]["versions"]
         runs = [f"`{r['command']}` at {r['commit']} (`results/{name}`)" for name, r in records]
         parts += [f"**{machine}** (torch {versions['torch']}, triton {versions.get('triton', 'none')}, "
-                  f"Python {versions['python']}); milliseconds per training step, median of one run:",
-                  "", line(HEADER), "|" + "---|" * len(HEADER)]
-        parts += [row for _, record in records for row in rows(record)]
-        parts += ["", f"Commands and commits: {'; '.join(runs)}.", ""]
+                  f"Python {versions['python']}).", ""]
+        tables: dict = {}
+        for _, record in records:
+            tables.setdefault(TABLES.get(record["benchmark"], training_table), []).append(record)
+        for table, members in tables.items():
+            parts += [*table(members), ""]
+        parts += [f"Commands and commits: {'; '.join(runs)}.", ""]
     return "\n".join(parts)
 
 

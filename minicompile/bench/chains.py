@@ -6,12 +6,13 @@
 # minicompile and `torch.compile`, taking turns within one process, so that a busy machine disturbs all three
 # alike.
 #
-#     python -m minicompile.bench.chains [--elements 16777216] [--rounds 15] [--only NAME ...]
+#     python -m minicompile.bench.chains [--elements 16777216] [--rounds 15] [--only NAME ...] [--out FILE]
 
 # %%
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import time
@@ -20,6 +21,8 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+
+from .run import environment
 
 
 def bias_gelu_dropout_residual(x, bias, residual):
@@ -116,11 +119,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", nargs="*", default=[],
                         help="run only the chains whose name contains one of these words")
+    parser.add_argument("--out", help="also write the medians to this JSON file")
     parser.add_argument("--no-torch", action="store_true", help="leave torch.compile out")
     options = parser.parse_args(argv)
     torch.manual_seed(0)
     print(f"{'':28}{'eager ms':>10}{'minicompile':>12}{'torch':>10}{'vs eager':>10}{'of torch':>10}")
-    gains, shares = [], []
+    gains, shares, record = [], [], {}
     for name, (fn, inputs, backward) in cases(options.elements, options.device,
                                               getattr(torch, options.dtype)).items():
         if options.only and not any(word in name for word in options.only):
@@ -129,6 +133,7 @@ def main(argv: list[str] | None = None) -> None:
         if not options.no_torch:
             functions["torch"] = torch.compile(fn)
         ms = race({k: runner(f, inputs, backward) for k, f in functions.items()}, options.rounds)
+        record[name] = ms
         gain, share = ms["eager"] / ms["minicompile"], ms["minicompile"] / ms.get("torch", math.nan)
         gains.append(gain)
         shares.append(share)
@@ -137,6 +142,9 @@ def main(argv: list[str] | None = None) -> None:
     if gains:
         print(f"{'geometric mean':28}{'':32}{statistics.geometric_mean(gains):9.2f}x"
               f"{statistics.geometric_mean(shares):10.2f}")
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump({"benchmark": "chains", **environment("minicompile.bench.chains"), "ms": record}, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -106,11 +106,12 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def environment() -> dict:
-    """Command, commit, hardware and versions: what a reader needs to repeat a figure."""
+def environment(program: str = "minicompile") -> dict:
+    """Command, commit, hardware and versions: what a reader needs to repeat a figure. program: what was run
+    with `python -m`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {"command": shlex.join(["python", "-m", "minicompile", *sys.argv[1:]]), "commit": _commit(),
+    return {"command": shlex.join(["python", "-m", program, *sys.argv[1:]]), "commit": _commit(),
             "date": time.strftime("%Y-%m-%d"), "hardware": {"cpu": _processor(), "cores": cores, "gpu": gpu},
             "versions": _versions()}
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import weakref
 
 import torch
@@ -68,6 +69,9 @@ def storage_key(fake: FakeTensor) -> int:
 # `x.to("cuda")`). A CPU scalar tensor may be combined with tensors of another device, as in eager. In-place
 # operators return the very object they were given, as they must: Python code compares identities.
 #
+# A symbolic float (`floats.py`) is replaced by its present value on the way to the meta kernel, which is right
+# where no shape depends on it. Those operators are listed; elsewhere the float is fixed by a guard.
+#
 # Some operators have results whose *shape* depends on data (`nonzero`, `x[mask]`) or that are Python numbers
 # (`item`). There is nothing to fake there; they raise `DataDependent`, which capture turns into a graph
 # break.
@@ -113,20 +117,60 @@ def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
     return _common_device(tensors) if tensors else torch.device("cpu")
 
 
+# Operators for which a float is data: no shape or dtype depends on its value, no kernel refuses some values, and the
+# graph of primitives is the same for all.
+FLOATS_ARE_DATA = {op for name in (
+    "add.Tensor add.Scalar add_.Tensor add_.Scalar sub.Tensor sub.Scalar sub_.Tensor sub_.Scalar rsub.Scalar rsub.Tensor "
+    "mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar div.Tensor div.Scalar div_.Tensor div_.Scalar div.Tensor_mode "
+    "div.Scalar_mode floor_divide floor_divide.Scalar remainder.Scalar remainder.Tensor fmod.Scalar fmod.Tensor "
+    "pow.Tensor_Scalar pow.Scalar pow_.Scalar eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar "
+    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ "
+    "lerp.Scalar lerp_.Scalar addcmul addcmul_ addcdiv addcdiv_ full full_like new_full scalar_tensor fill.Scalar "
+    "fill_.Scalar masked_fill.Scalar masked_fill_.Scalar where.ScalarSelf where.ScalarOther where.Scalar leaky_relu "
+    "leaky_relu_backward hardtanh threshold threshold_backward elu addmm baddbmm addmv addbmm addr addmm_ "
+    "index_fill.int_Scalar index_fill_.int_Scalar xlogy.Scalar_Other xlogy.Scalar_Self maximum minimum "
+    "_foreach_add.Scalar _foreach_add_.Scalar _foreach_mul.Scalar _foreach_mul_.Scalar _foreach_sub.Scalar "
+    "_foreach_sub_.Scalar _foreach_div.Scalar _foreach_div_.Scalar _foreach_add.List _foreach_add_.List "
+    "_foreach_sub.List _foreach_sub_.List _foreach_lerp.Scalar _foreach_lerp_.Scalar _foreach_addcmul.Scalar "
+    "_foreach_addcmul_.Scalar _foreach_addcdiv.Scalar _foreach_addcdiv_.Scalar _foreach_pow.Scalar _foreach_pow_.Scalar "
+    "_foreach_clamp_min.Scalar _foreach_clamp_max.Scalar "
+    "").split() for packet, _, kind in [name.partition(".")]
+    for op in [getattr(getattr(aten, packet, None), kind or "default", None)] if op is not None}
+
+
+def settle_floats(func, args, kwargs):
+    """The arguments, with symbolic floats fixed to their present values (by guards) unless they are data."""
+    if func in FLOATS_ARE_DATA:
+        return args, kwargs
+    leaves = pytree.tree_leaves((args, kwargs))
+    if not any(isinstance(x, torch.SymFloat) for x in leaves):
+        return args, kwargs
+    return pytree.tree_map(lambda x: x.node.guard_float() if isinstance(x, torch.SymFloat) else x, (args, kwargs))
+
+
+# Their kernels refuse operands of different dtypes, their meta kernels do not.
+ONE_DTYPE = {getattr(aten, name).default for name in
+             ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")}
+
+
 def fake_call(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
     _check_data_dependent(func, args)
     tensors: list[torch.Tensor] = []
 
+    args, kwargs = settle_floats(func, args, kwargs)
+
     def unwrap(x):
         if isinstance(x, torch.Tensor):
             tensors.append(x)
             return x.meta if isinstance(x, FakeTensor) else x.detach().to("meta")
-        return x
+        return x.node.hint if isinstance(x, torch.SymFloat) else x
 
     flat, spec = pytree.tree_flatten((args, kwargs))
     meta_args, meta_kwargs = pytree.tree_unflatten([unwrap(x) for x in flat], spec)
+    if func in ONE_DTYPE and len({t.dtype for t in tensors}) > 1:
+        raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
     device = _result_device(func, args, kwargs, tensors)
     takes_device = any(a.name == "device" for a in func._schema.arguments)
     if takes_device and (not tensors or kwargs.get("device") is not None):
@@ -145,6 +189,9 @@ def fake_call(func, args, kwargs):
         elif func in CPU_LAYOUTS and device.type == "cpu":
             out = CPU_LAYOUTS[func](out, *meta_args)
     except NotImplementedError as error:
+        if func.namespace not in ("aten", "prims", "minicompile"):
+            raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its result is not "
+                              f"known (torch.library.register_fake({func.name().split('.')[0]!r}) gives it one)") from error
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
     except ZeroDivisionError as error:          # the meta kernel of a mean's gradient, for an empty tensor
         raise Unsupported(f"the meta kernel of {func} divides by a size of zero") from error
@@ -284,6 +331,17 @@ class DispatchMode(TorchDispatchMode):
         return False
 
 
+@contextlib.contextmanager
+def plain_tensors():
+    """Inference mode is off inside: tensors made under it have no version counter, which is how capture notices
+    that an operation writes to a tensor. Gradients stay off."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 class FakeMode(DispatchMode):
     """Under this mode every operator runs on fakes. `from_real` converts."""
 
@@ -327,13 +385,30 @@ class FakeMode(DispatchMode):
         return meta.set_(blank, tensor.storage_offset(), tensor.shape, tensor.stride())
 
 
-def _symbolic_strides(tensor, sizes):
-    """Strides of a dense tensor with some sizes replaced by symbols, in the same order of dimensions."""
-    order = sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d]))
-    strides, running = [0] * tensor.dim(), 1
-    for d in order:
-        if tensor.stride(d) == 0:
+# %% [markdown]
+# Strides of a tensor with symbolic sizes follow from what they are now. In a dense tensor each stride is the product of
+# the sizes inside of it, and varies with them; a stride that is larger, as that of `buffer[:, :n]`, is that of some other
+# memory, and a number. The pattern found here is guarded (chapter 2): a stride that is such a product by chance is one
+# only as long as it stays one.
+
+# %%
+def stride_pattern(tensor, dynamic) -> tuple:
+    """For each dim its stride: an int, or (base, dims) for `base` times the sizes of `dims`, where one of these is in
+    `dynamic`."""
+    pattern: list = [0] * tensor.dim()
+    base, inside, running = 1, (), 1
+    for d in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d])):
+        stride = tensor.stride(d)
+        if stride == 0:
             continue
-        strides[d] = running
-        running = running * sizes[d]
-    return strides
+        if stride != running:
+            base, inside, running = stride, (), stride
+        pattern[d] = (base, inside) if not dynamic.isdisjoint(inside) else stride
+        inside, running = (*inside, d), running * tensor.shape[d]
+    return tuple(pattern)
+
+
+def _symbolic_strides(tensor, sizes):
+    dynamic = frozenset(d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+    return [p if isinstance(p, int) else math.prod([sizes[d] for d in p[1]], start=p[0])
+            for p in stride_pattern(tensor, dynamic)]

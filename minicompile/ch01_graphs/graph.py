@@ -23,7 +23,9 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from .symbolic import Expr, evaluate
+from .floats import Float
+from .shapes import at_run_time, is_symbolic
+from .symbolic import Expr
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
     """Mark `node` (of a new graph) as made from `source` (of the graph before)."""
     node.meta["location"] = source.meta.get("location")
     node.meta["origins"] = (source.name,)
+    if "recompute" in source.meta:
+        node.meta["recompute"] = source.meta["recompute"]
     return node
 
 # %% [markdown]
@@ -61,9 +65,9 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
 # checked against this. The `on_node` hook lets a caller replace the meaning of single nodes; tracing into the
 # next, lower-level graph is this same loop run under a recording mode.
 #
-# Sizes that are symbolic stand in a node's arguments as expressions (`Expr`). Each size symbol has a
-# placeholder of its own, so running the graph starts by learning the symbols' values, be they ints or, when
-# tracing again, SymInts.
+# Numbers that are symbolic stand in a node's arguments as expressions (`Expr` for sizes, `Float`). Each symbol
+# has a placeholder of its own, so running the graph starts by learning the symbols' values, be they numbers
+# or, when tracing again, SymInts and SymFloats.
 
 # %%
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -117,12 +121,12 @@ def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
     def resolve(a):
         if isinstance(a, fx.Node):
             return env[a]
-        return evaluate(a, sizes) if isinstance(a, Expr) else a
+        return at_run_time(a, sizes) if isinstance(a, (Expr, Float)) else a
 
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             env[node] = value = next(remaining)
-            if isinstance(node.meta.get("val"), torch.SymInt):
+            if is_symbolic(node.meta.get("val")):
                 sizes[str(node.meta["val"])] = value
             continue
         args, kwargs = map_args(resolve, (node.args, node.kwargs))

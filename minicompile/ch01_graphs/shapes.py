@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Symbolic sizes
+# # Symbolic sizes and floats
 #
 # When a size is symbolic, PyTorch's own shape code must compute with it: broadcasting, output sizes of
 # convolutions, strides. PyTorch has a door for that. `torch.SymInt(node)` is an integer whose arithmetic is
@@ -17,12 +17,16 @@ from __future__ import annotations
 import functools
 import operator
 from dataclasses import dataclass, field
+from typing import Callable
 
 import torch
 
-from .symbolic import Int, Symbol, add, bounds, evaluate, floordiv, mod, mul, product, to_text
+from ..errors import Unsupported
+from .floats import (Float, OPERATIONS, evaluate_float, float_operation, float_symbol, float_text, is_partial)
+from .symbolic import Int, Symbol, add, bounds, floordiv, mod, mul, product
 
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+OPPOSITE = {"eq": "ne", "ne": "eq"}      # the others have none where nan may occur
 
 
 @dataclass(frozen=True)
@@ -30,23 +34,35 @@ class SizeGuard:
     """`(left <op> right) is answer` must hold for the trace to be reused."""
 
     op: str
-    left: Int
-    right: Int
-    answer: bool
+    left: Int | Float
+    right: Int | Float | float | None
+    answer: bool = True
 
-    def text(self, name=lambda s: s.name) -> str:
+    def text(self) -> str:
         """A Python condition over the symbols' names."""
-        condition = f"{to_text(self.left, name)} {COMPARISONS[self.op]} {to_text(self.right, name)}"
-        return condition if self.answer else f"not ({condition})"
+        left = float_text(self.left)
+        if self.op == "value":         # that very float: -0.0 is not 0.0, nan is nan
+            plain = self.right and self.right - self.right == 0
+            return f"{left} == {self.right!r}" if plain else f"repr({left}) == {repr(self.right)!r}"
+        if self.op == "computable":
+            return f"type({left}) is float"
+        op = COMPARISONS[self.op if self.answer or self.op not in OPPOSITE else OPPOSITE[self.op]]
+        condition = f"{left} {op} {float_text(self.right)}"
+        return condition if self.answer or self.op in OPPOSITE else f"not ({condition})"
 
 
 @dataclass
 class ShapeEnv:
-    """Owns size symbols: their values in the present call (`hints`), and the guards recorded so far."""
+    """Owns the symbols of sizes and floats: their values in the present call (`hints`), and the guards
+    recorded so far. Once the guards have been written (`frozen`) no new question can be asked."""
 
-    hints: dict[str, int] = field(default_factory=dict)
+    hints: dict[str, int | float] = field(default_factory=dict)
     symbols: dict[str, Symbol] = field(default_factory=dict)
     guards: list[SizeGuard] = field(default_factory=list)
+    floats: int = 0
+    frozen: bool = False
+    places: dict[SizeGuard, object] = field(default_factory=dict)     # the user's line that asked
+    place: Callable = lambda: None
 
     def create(self, hint: int, name: str | None = None) -> torch.SymInt | int:
         """A fresh symbolic size with the value `hint`. 0 and 1 stay ints: they broadcast differently."""
@@ -56,22 +72,35 @@ class ShapeEnv:
         self.symbols[symbol.name], self.hints[symbol.name] = symbol, hint
         return torch.SymInt(SizeNode(symbol.expr, self))
 
-    def decide(self, op: str, left: Int, right: Int) -> bool:
+    def create_float(self, hint: float) -> torch.SymFloat:
+        """A fresh float symbol with the value `hint`."""
+        name = f"f{self.floats}"
+        self.floats, self.hints[name] = self.floats + 1, hint
+        return torch.SymFloat(FloatNode(float_symbol(name), self))
+
+    def decide(self, op: str, left, right) -> bool:
         """The truth of a comparison: proved from bounds, or taken from the hints and recorded as a guard."""
         known = _prove(op, left, right)
         if known is not None:
             return known
         answer = getattr(operator, op)(self.hint(left), self.hint(right))
-        guard = SizeGuard(op, left, right, answer)
-        if guard not in self.guards:
-            self.guards.append(guard)
+        self.record(SizeGuard(op, left, right, answer))
         return answer
 
-    def hint(self, e: Int) -> int:
-        return evaluate(e, self.hints)
+    def record(self, guard: SizeGuard) -> None:
+        if guard not in self.guards:
+            if self.frozen:
+                raise Unsupported(f"it is too late to guard {guard.text()}")
+            self.guards.append(guard)
+            self.places[guard] = self.place()
+
+    def hint(self, e) -> int | float:
+        return evaluate_float(e, self.hints)
 
 
-def _prove(op: str, left: Int, right: Int) -> bool | None:
+def _prove(op: str, left, right) -> bool | None:
+    if isinstance(left, Float) or isinstance(right, Float):
+        return None
     low, high = bounds(add(left, mul(right, -1)))
     if low is not None and low == high:
         return getattr(operator, op)(low, 0)
@@ -110,7 +139,7 @@ class Node:
     def __repr__(self): return self.str()
     def _graph_repr(self): return self.str()
     def wrap_int(self, value): return SizeNode(value, self.env)
-    def wrap_float(self, value): return FloatNode(value, (), self.env)
+    def wrap_float(self, value): return FloatNode(float_operation("float", float(value)), self.env)
     def wrap_bool(self, value): return ConditionNode("eq", 0 if value else 1, 0, self.env)
 
 # %% [markdown]
@@ -144,8 +173,8 @@ class SizeNode(Node):
     def expect_size(self, file=None, line=None): return self.env.decide("ge", self.expr, 0)
 
     def sym_int(self): return self
-    def sym_float(self): return FloatNode(float(self.hint), (self.expr,), self.env)
-    def truediv(self, other): return self.sym_float().truediv(other)
+    def sym_float(self): return float_node(self.env, "float", self.expr)
+    def truediv(self, other): return float_node(self.env, "truediv", self.expr, other.expr)
     int_truediv = float_truediv = truediv
 
     def sym_min(self, other): return self if self.env.decide("le", self.expr, other.expr) else other
@@ -158,6 +187,8 @@ class SizeNode(Node):
         return SizeNode(functools.reduce(add, [n.expr for n in nodes], 0), self.env)
 
     def pow(self, other):
+        if other.is_float() or other.guard_int() < 0:
+            return float_node(self.env, "pow", self.expr, other.expr)
         return SizeNode(product([self.expr] * other.guard_int()), self.env)
 
     pow_by_natural = pow
@@ -187,6 +218,7 @@ class ConditionNode(Node):
     def __init__(self, op: str, left: Int, right: Int, env: ShapeEnv):
         self.op, self.left, self.right, self.env = op, left, right, env
 
+    expr = None                        # of PyTorch's own kind, which would let it prove more
     def is_bool(self): return True
     def is_symbolic(self): return True
     def maybe_as_int(self): return None
@@ -208,50 +240,85 @@ class ConditionNode(Node):
     and_, or_, not_ = sym_and, sym_or, sym_not
 
 # %% [markdown]
-# A quotient of sizes (the `1/n` of a mean) is a float. Meta kernels compute such numbers and never look at
-# them, so a float node carries the value for the present sizes and the sizes that it came from. Only when
-# someone does look are those sizes fixed by guards.
+# Floats are inputs of the program, quotients of sizes (the `1/n` of a mean), and what is computed from those.
+# Meta kernels compute such numbers and rarely look at them. Who does look (`guard_float`) fixes the value.
 
 # %%
 class FloatNode(Node):
-    """A number, and the size expressions that determine it."""
+    """A float to be computed at run time."""
 
-    def __init__(self, value: float, sizes: tuple, env: ShapeEnv):
-        self.hint, self.sizes, self.env = value, sizes, env
+    def __init__(self, expr: Float, env: ShapeEnv):
+        self.expr, self.env = expr, env
 
     def is_float(self): return True
-    def is_symbolic(self): return bool(self.sizes)
-    def maybe_as_float(self): return None if self.sizes else self.hint
-    def str(self): return f"float({', '.join(map(to_text, self.sizes))})"
+    def is_symbolic(self): return self.expr.op != "constant"
+    def maybe_as_float(self): return None if self.is_symbolic() else self.hint
+    def str(self): return float_text(self.expr)
     def sym_float(self): return self
-    def neg(self): return FloatNode(-self.hint, self.sizes, self.env)
+
+    @property
+    def hint(self): return self.env.hint(self.expr)
+    _hint = hint
 
     def guard_float(self, file=None, line=None):
-        for size in self.sizes:
-            self.env.decide("eq", size, self.env.hint(size))
+        if self.is_symbolic():
+            self.env.record(SizeGuard("value", self.expr, self.hint))
         return self.hint
 
-    def guard_bool(self, file=None, line=None): return self.guard_float() != 0
+    def guard_bool(self, file=None, line=None): return self.env.decide("ne", self.expr, 0)
+    def sym_min(self, other): return self if self.env.decide("le", self.expr, other.expr) else other
+    def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
 
 
-def _float_operation(fn):
-    def method(self, other):
-        other = other.sym_float()
-        return FloatNode(fn(self.hint, other.hint), self.sizes + other.sizes, self.env)
-    return method
+def float_node(env: ShapeEnv, op: str, *operands) -> FloatNode:
+    """The node of a float operation. Raises what Python raises for the present values."""
+    e = float_operation(op, *operands)
+    if is_partial(e):
+        if type(env.hint(e)) is not float:
+            raise TypeError(f"{e} is not a float")
+        env.record(SizeGuard("computable", e, None))
+    return FloatNode(e, env)
 
 
-def _float_comparison(fn):
-    return lambda self, other: self.wrap_bool(fn(self.guard_float(), other.sym_float().guard_float()))
+def _float_operation(name):
+    return lambda self, *others: float_node(self.env, name, self.expr, *(o.expr for o in others))
 
 
-for _name, _fn in {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv,
-                   "float_truediv": operator.truediv, "pow": operator.pow, "float_pow": operator.pow}.items():
-    setattr(FloatNode, _name, _float_operation(_fn))
+for _name in (*OPERATIONS, "float_truediv", "float_pow"):
+    if _name not in ("float", "floordiv", "mod"):
+        setattr(FloatNode, _name, _float_operation(_name.removeprefix("float_")))
 for _name in COMPARISONS:
-    setattr(FloatNode, _name, _float_comparison(getattr(operator, _name)))
+    setattr(FloatNode, _name, _comparison(_name))
 
 
-def expr_of(size: "int | torch.SymInt") -> Int:
-    """The expression behind a size: an int for an int, the node's `Expr` for a SymInt."""
-    return size.node.expr if isinstance(size, torch.SymInt) else size
+def expr_of(size: "int | torch.SymInt | torch.SymFloat") -> "Int | Float":
+    """The expression behind a number: the node's `Expr` for a SymInt, its `Float` for a SymFloat, an int for
+    an int."""
+    return size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat)) else size
+
+
+def at_run_time(e: "Int | Float", values: dict):
+    """The value of an expression, given each symbol's by name: a number, or SymInts and SymFloats for such."""
+    if isinstance(e, Float):
+        env = next((v.node.env for v in values.values() if is_symbolic(v)), None)
+        if env is not None:
+            return torch.SymFloat(FloatNode(e, env))
+    return evaluate_float(e, values)
+
+
+@functools.cache
+def float_function(op: str) -> Callable:
+    """What a graph calls for a float operation: Python's own function, which also takes symbolic numbers."""
+    def function(*operands):
+        env = next((a.node.env for a in operands if is_symbolic(a)), None)
+        if env is None:
+            return OPERATIONS[op](*operands)
+        return torch.SymFloat(float_node(env, op, *map(expr_of, operands)))
+
+    function.__name__ = function.__qualname__ = op
+    return function
+
+
+def is_symbolic(value) -> bool:
+    """A number that is not known at compile time?"""
+    return isinstance(value, (torch.SymInt, torch.SymFloat))

@@ -29,11 +29,13 @@ from typing import Callable, Iterable, Union
 # %%
 @dataclass(frozen=True, eq=False)
 class Symbol:
-    """An integer unknown with `lower <= value < size`; `size` None means unbounded. Identity is the name."""
+    """An integer unknown with `lower <= value < size`; `size` None means unbounded. Identity is the name.
+    `real`: a float that a kernel takes as an argument; it occurs in no arithmetic."""
 
     name: str
     size: "int | Expr | None" = None
     lower: int = 0
+    real: bool = False
 
     def __post_init__(self):
         object.__setattr__(self, "_hash", hash(self.name))
@@ -92,6 +94,7 @@ class Expr:
     """A constant plus integer multiples of products of atoms, immutable and hashable."""
 
     __slots__ = ("terms", "const", "_hash")
+    free_symbols = frozenset()             # of PyTorch's own kind; meta kernels look for sizes that are data
 
     def __init__(self, terms: dict[tuple[Atom, ...], int], const: int):
         self.terms, self.const = terms, const
@@ -399,31 +402,37 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
     return out
 
 
-def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: str = "({}) // ({})",
-            mod: str = "({}) % ({})") -> str:
-    """Render for Python by default; backends pass their own spelling of division, whose arguments are never
-    negative there."""
+def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: str = "//",
+            truncates: bool = False) -> str:
+    """Render for Python by default; backends pass their own spelling of division. `truncates`: it rounds toward
+    zero. That is no difference for indices, which are not negative where they are used, but for sizes it is."""
     e = as_expr(e)
     if isinstance(e, int):
         return str(e)
 
-    def atom_text(a: Atom) -> str:
+    def operand(x: Int) -> str:
+        text = to_text(x, name, floordiv, truncates)
+        return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+    def atom_text(a: Atom, alone: bool) -> str:
         if isinstance(a, Symbol):
             return name(a)
-        form = floordiv if isinstance(a, FloorDiv) else mod
-        parts = [to_text(e, name, floordiv, mod) for e in (a.numerator, a.divisor)]
-        return "(" + form.format(*parts) + ")"
+        over, under = operand(a.numerator), operand(a.divisor)
+        text = f"{over} {floordiv if isinstance(a, FloorDiv) else '%'} {under}"
+        if truncates and not provably_nonnegative(a.numerator) and all(s.size is None for s in symbols(a.numerator)):
+            text = f"({over} % {under} + {under}) % {under}"
+            if isinstance(a, FloorDiv):
+                text = f"({over} - {text}) {floordiv} {under}"
+        return text if alone else f"({text})"
 
     parts = []
     for term, c in sorted(e.terms.items(), key=lambda item: [_atom_key(a) for a in item[0]]):
-        factors = [atom_text(a) for a in term]
-        if c == -1:
-            parts.append("-" + "*".join(factors))
-        else:
-            parts.append("*".join(([str(c)] if c != 1 else []) + factors))
+        factors = [atom_text(a, len(term) == 1 and c == 1) for a in term]
+        sign = "-" if c < 0 else ""
+        parts.append(sign + "*".join(([str(abs(c))] if abs(c) != 1 else []) + factors))
     if e.const or not parts:
         parts.append(str(e.const))
-    return " + ".join(parts)
+    return " + ".join(parts).replace("+ -", "- ")
 
 
 def product(sizes: Iterable[Int]) -> Int:

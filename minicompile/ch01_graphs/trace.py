@@ -19,9 +19,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
-from .fake import DispatchMode, FakeTensor, fake_call
+from .fake import DispatchMode, FakeTensor, fake_call, settle_floats
 from .graph import call_node, graph_module, interpret
-from .shapes import expr_of
+from .shapes import expr_of, is_symbolic
 
 aten = torch.ops.aten
 
@@ -59,6 +59,7 @@ class Recorder(DispatchMode):
         self.root = torch.nn.Module()
         self.nodes: dict[int, tuple[Any, fx.Node]] = {}
         self.provenance: tuple = (None, ())
+        self.recompute = 0
         self.grad_provenance: dict = {}
 
     def placeholder(self, name: str, value) -> fx.Node:
@@ -69,9 +70,9 @@ class Recorder(DispatchMode):
         return node
 
     def node_of(self, value):
-        """The graph's name for a value: a node for a tensor, an `Expr` for a symbolic size, the value
-        itself for anything else."""
-        if isinstance(value, torch.SymInt):
+        """The graph's name for a value: a node for a tensor, an expression for a symbolic number, the
+        value itself for anything else."""
+        if is_symbolic(value):
             return expr_of(value)
         if not isinstance(value, torch.Tensor):
             return value
@@ -89,6 +90,7 @@ class Recorder(DispatchMode):
         kwargs = kwargs or {}
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])
+        args, kwargs = settle_floats(func, args, kwargs)
         node_args, node_kwargs = pytree.tree_map(self.node_of, (args, kwargs))
         target = func
         if func in IN_PLACE_VIEWS:
@@ -98,6 +100,8 @@ class Recorder(DispatchMode):
         node = self.graph.call_function(target, node_args, node_kwargs)
         location, origins = self._provenance_now()
         node.meta.update(val=out, location=location, origins=origins)
+        if self.recompute and torch._C._current_autograd_node() is None:
+            node.meta["recompute"] = self.recompute
         self._bind(out, node)
         return out
 
@@ -122,7 +126,7 @@ class Recorder(DispatchMode):
             for i, item in enumerate(out):
                 if isinstance(item, torch.Tensor):
                     part = self.graph.call_function(operator.getitem, (node, i))
-                    part.meta.update(val=item, location=node.meta["location"], origins=node.meta["origins"])
+                    part.meta.update(node.meta, val=item)
                     self.nodes[id(item)] = (item, part)
 
     def _provenance_now(self):
@@ -158,6 +162,7 @@ def run_recorded(recorder: Recorder, gm: fx.GraphModule, inputs: Sequence, call:
     structure. `call(node, args, kwargs)` computes each node instead of PyTorch."""
     def on_node(node, args, kwargs):
         recorder.provenance = (node.meta.get("location"), (node.name,))
+        recorder.recompute = node.meta.get("recompute", 0)
         out = call(node, args, kwargs) if call else call_node(gm, node, args, kwargs)
         recorder.remember_grad_fns(out)
         return out

@@ -105,11 +105,18 @@ def drop_entry(cache: EntryCache, entry: Entry) -> None:
 def watch(cache: EntryCache, entry: Entry) -> None:
     """Drop the entry as soon as an object that it identifies is gone: no call can ever match it again."""
     seen = set()
+    weak_cache, weak_entry = weakref.ref(cache), weakref.ref(entry)
+
+    def died(_):
+        if weak_cache() is not None and weak_entry() is not None:
+            drop_entry(weak_cache(), weak_entry())
+
     for guard in entry.guards:
-        target = guard.expected() if isinstance(guard.expected, weakref.ref) else None
-        if guard.kind == "ID_MATCH" and target is not None and id(target) not in seen:
+        target = getattr(guard.expected, "type", guard.expected)
+        target = target() if isinstance(target, weakref.ref) else None
+        if target is not None and id(target) not in seen:
             seen.add(id(target))
-            entry.watches.append(weakref.ref(target, lambda _: drop_entry(cache, entry)))
+            entry.watches.append(weakref.ref(target, died))
 
 
 def worst_guard(cache: EntryCache) -> str:

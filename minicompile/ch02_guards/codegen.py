@@ -18,6 +18,7 @@ import builtins
 import inspect
 import itertools
 import linecache
+import math
 import re
 import types
 import weakref
@@ -28,6 +29,7 @@ import torch
 
 from . import guards as g
 from .sources import ConstantSource, FunctionSource, GlobalStateSource, LocalSource, Source, parameter_name
+from .stable import Memo, is_stable, path_to, refresh, root_of, things, watched
 
 FREE = (LocalSource, FunctionSource, ConstantSource)      # reading one is as cheap as reading a variable
 
@@ -43,8 +45,10 @@ def frame_parameters(code) -> list[str]:
 def helpers() -> dict:
     """Globals that the text of sources and guards may name."""
     return {"__torch": torch, "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
-            "__autocast_state": g.autocast_state, "__torch_function_state": g.torch_function_state,
-            "__new_cell": types.CellType, "__builtins__": builtins}
+            "__class_has": g.class_has, "__function_has": g.function_has, "__autocast_state": g.autocast_state,
+            "__torch_function_state": g.torch_function_state, "__global_hooks": g.global_hooks,
+            "__hooks": g.GLOBAL_HOOKS,
+            "__new_cell": types.CellType, "__builtins__": builtins, "__math": math}
 
 
 # %% [markdown]
@@ -62,21 +66,25 @@ class Emitter:
     variables: dict = field(default_factory=dict)          # source -> variable
     constants: dict = field(default_factory=dict)          # name -> object
     constant_names: dict = field(default_factory=dict)     # id (value, for devices) -> name
+    prefix: str = "__g"
+    outputs: dict | None = None                            # stable source -> position in the memo's answer
 
     def __call__(self, value) -> str:
         """A name for an object in the generated function's globals."""
         key = value if isinstance(value, torch.device) else id(value)
         if key not in self.constant_names:
-            self.constant_names[key] = name = f"__g{len(self.constants)}"
+            self.constant_names[key] = name = f"{self.prefix}{len(self.constants)}"
             self.constants[name] = value
         return self.constant_names[key]
 
     def read(self, source: Source) -> str:
         """Text for the value of a source, sharing what has been read."""
-        if isinstance(source, FREE):
-            return source.text()
         if source in self.variables:
             return self.variables[source]
+        if isinstance(source, FREE):
+            return source.text()
+        if self.outputs is not None and is_stable(source):
+            return f"__w[{self.outputs.setdefault(source, len(self.outputs))}]"
         base, template = source.parts()
         text = template if base is None else template.replace("{}", self.read(base), 1)
         if self.shared is None or source in self.shared:
@@ -85,30 +93,129 @@ class Emitter:
             return variable
         return text
 
-
-def emit_guards(emitter: Emitter, guards, inputs) -> str:
-    """Append the statements that check all guards and return the text of the tuple of inputs."""
-    for guard in guards:
+    def check(self, guard) -> None:
+        """Append the statement that raises when `guard` does not hold."""
         if isinstance(guard.source, (GlobalStateSource, type(None))):
             # A condition may have a faster way to ask
             x = "" if guard.source is None else guard.source.text()
         else:
-            x = emitter.read(guard.source)
-        conditions = g.GUARD_KINDS[guard.kind](guard, x, emitter)
+            x = self.read(guard.source)
+        conditions = g.GUARD_KINDS[guard.kind](guard, x, self)
         if conditions:
-            emitter.lines.append(f"if not ({' and '.join(c.text for c in conditions)}): raise __Miss")
-    reads = [emitter.read(source) for source in inputs]
-    return "(" + "".join(read + ", " for read in reads) + ")"
+            self.lines.append(f"if not ({' and '.join(c.text for c in conditions)}): raise __Miss")
 
 
-def share_reads(guards, inputs) -> tuple[list[str], str, dict]:
-    """(statements, tuple of inputs as text, constants): the guards with every common prefix read once."""
-    first = Emitter()
-    tuple_text = emit_guards(first, guards, inputs)
-    uses = Counter(re.findall(r"__v\d+", " ".join([*first.lines, tuple_text])))
-    second = Emitter({source for source, variable in first.variables.items() if uses[variable] > 2})
-    tuple_text = emit_guards(second, guards, inputs)
-    return second.lines, tuple_text, second.constants
+def twice(write, parameters=(), **settings) -> tuple[str, Emitter]:
+    """`write(emitter) -> text`, with every common prefix read once: the text and the emitter of the second
+    time. parameters: sources that are the parameters `__a0`, `__a1`, ... of the function written."""
+    given = {source: f"__a{i}" for i, source in enumerate(parameters)}
+    first = Emitter(variables=dict(given), **settings)
+    text = write(first)
+    uses = Counter(re.findall(r"__v\d+", " ".join([*first.lines, text])))
+    shared = {source for source, variable in first.variables.items() if uses[variable] > 2}
+    second = Emitter(shared, variables=dict(given), **settings)
+    return write(second), second
+
+
+def tuple_text(reads) -> str:
+    """A tuple display. Neighbours in the memo's answer are taken as a slice: `(x, *__w[0:74], )`."""
+    parts, run = [], []
+    for read in [*reads, ""]:
+        at = re.fullmatch(r"__w\[(\d+)\]", read)
+        if run and (at is None or int(at[1]) != run[-1] + 1):
+            parts.append(f"*__w[{run[0]}:{run[-1] + 1}]" if len(run) > 1 else f"__w[{run[0]}]")
+            run = []
+        if at is not None:
+            run.append(int(at[1]))
+        elif read:
+            parts.append(read)
+    return "(" + "".join(part + ", " for part in parts) + ")"
+
+
+# %% [markdown]
+# ## The parts of a check
+#
+# First the state of the library, which a few tests settle. Then the stable guards: one call of their memo,
+# which takes the roots and answers what else is needed, parameters above all. Then the others one by one, in
+# the order of the trace, and last the metadata of tensors that no dictionary leads to, such as arguments, by
+# a second memo. What a memo cannot vouch for is checked in full, by a function of its own:
+#
+#     __w = __stable(self)
+#     if __w is None: __w = __refresh(__stable, __stable_full, (self, ))
+
+# %%
+@dataclass
+class CheckText:
+    """lines: statements that raise when a guard does not hold; inputs: a tuple display; functions: definitions
+    that the lines need; names: objects that all of it names."""
+    lines: list = field(default_factory=list)
+    inputs: str = "()"
+    functions: list = field(default_factory=list)
+    names: dict = field(default_factory=lambda: {"__refresh": refresh})
+
+    def add_memo(self, name: str, write, parameters, roots: int) -> None:
+        """A memo with the arguments `parameters`, of which `roots` are compared by identity. write(emitter):
+        emits the full check and returns the text of (things, tensors, outputs)."""
+        facts, emitter = twice(write, parameters, prefix=f"{name}_g")
+        signature = ", ".join(f"__a{i}" for i in range(len(parameters)))
+        body = [*emitter.lines, f"return {facts}"]
+        self.functions.append(f"def {name}_full({signature}):\n{indent(body, 4)}")
+        self.names.update(emitter.constants)
+        self.names[name] = Memo(roots)
+
+
+def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
+    return [f"{result} = {name}({', '.join(arguments)})",
+            f"if {result} is None: {result} = __refresh({name}, {name}_full, {tuple_text(arguments)})"]
+
+
+def check_text(guards, inputs) -> CheckText:
+    guards, result = list(guards), CheckText()
+    stable = [guard for guard in guards if things(guard) is not None]
+    world = [guard for guard in guards if isinstance(guard.source, GlobalStateSource)]
+    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and things(guard) is None]
+    done = {id(guard) for guard in (*stable, *world, *loose)}
+    outputs: dict = {}
+
+    def write_rest(emitter):
+        for guard in guards:
+            if id(guard) not in done:
+                emitter.check(guard)
+        if loose:
+            reads = list(dict.fromkeys(emitter.read(guard.source) for guard in loose))
+            emitter.lines += memo_call("__tensors", reads, "__t")
+        return tuple_text([emitter.read(source) for source in inputs])
+
+    def write_stable(emitter):
+        for guard in stable:
+            emitter.check(guard)
+        return "({}, {}, {})".format(
+            tuple_text([*map(emitter, watched(stable)), *map(emitter.read, on_the_way)]),
+            tuple_text(map(emitter.read, tensors)), tuple_text(map(emitter.read, outputs)))
+
+    def write_loose(emitter):
+        for guard in loose:
+            emitter.check(guard)
+        return "((), (), ())"
+
+    states = Emitter(prefix="__s")
+    for guard in world:
+        states.check(guard)
+    result.inputs, rest = twice(write_rest, outputs=outputs)
+    result.names.update(states.constants)
+    result.names.update(rest.constants)
+    if loose:
+        result.add_memo("__tensors", write_loose, list(dict.fromkeys(guard.source for guard in loose)), 0)
+    if stable or outputs:
+        # An ordered set: each thing comes after those that it is reached through
+        on_the_way = dict.fromkeys(thing for guard in stable for thing in things(guard))
+        on_the_way.update(dict.fromkeys(thing for source in outputs for thing in path_to(source)))
+        tensors = [guard.source for guard in stable if guard.kind == "TENSOR_MATCH"]
+        roots = list(dict.fromkeys(root_of(source) for source in (*on_the_way, *tensors, *outputs)))
+        result.add_memo("__stable", write_stable, roots, len(roots))
+        states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
+    result.lines = [*states.lines, *rest.lines]
+    return result
 
 
 # %% [markdown]
@@ -131,9 +238,10 @@ def indent(lines, by: int) -> str:
     return "".join(" " * by + line + "\n" for line in lines) or " " * by + "pass\n"
 
 
-def generate_function(name: str, parameters: list[str], lines: list[str], hit: list[str], miss: str) -> str:
-    signature = ", ".join(["__F", *parameters])
-    return (f"def {name}({signature}):\n    try:\n{indent(lines, 8)}    except __Exception:\n        pass\n"
+def generate_function(name: str, parameters: list[str], check: CheckText, hit: list[str], miss: str) -> str:
+    signature, lines = ", ".join(["__F", *parameters]), check.lines
+    return ("".join(check.functions) +
+            f"def {name}({signature}):\n    try:\n{indent(lines, 8)}    except __Exception:\n        pass\n"
             f"    else:\n{indent(hit, 8)}    return {miss}\n")
 
 
@@ -161,10 +269,10 @@ def base_namespace(func_globals: dict) -> dict:
 # %%
 def build_check(guards, input_sources, code, func_globals=None, constants=()):
     """check(function, *frame_args) -> tuple of the values of `input_sources`, or None when a guard fails."""
-    lines, inputs, consts = share_reads(guards, input_sources)
-    text = generate_function("__check", frame_parameters(code), lines, [f"return {inputs}"], "None")
+    check = check_text(guards, input_sources)
+    text = generate_function("__check", frame_parameters(code), check, [f"return {check.inputs}"], "None")
     namespace = base_namespace(func_globals if func_globals is not None else {})
-    namespace.update(consts, __K=constants)
+    namespace.update(check.names, __K=constants)
     return define(text, "__check", namespace, "guards")
 
 
@@ -174,14 +282,13 @@ def build_entry(guards, input_sources, code, func_globals, body: str, namespace:
     body: statements ending in a return. namespace: what the body names (`__graph`, `__K`, resume
     functions), and `__next`, a one-element list holding the function to call with the same arguments when a
     guard fails. """
-    lines, inputs, consts = share_reads(guards, input_sources)
-    parameters = frame_parameters(code)
-    hit = [f"__inputs = {inputs}", *body.splitlines()]
+    check, parameters = check_text(guards, input_sources), frame_parameters(code)
+    hit = [f"__inputs = {check.inputs}", *body.splitlines()]
     miss = f"__next[0]({', '.join(['__F', *parameters])})"
     name = f"__compiled_{code.co_name}" if code.co_name.isidentifier() else "__compiled_frame"
-    text = generate_function(name, parameters, lines, hit, miss)
+    text = generate_function(name, parameters, check, hit, miss)
     scope = base_namespace(func_globals)
-    scope.update(consts)
+    scope.update(check.names)
     scope.update(namespace)
     return define(text, name, scope, f"entry {code.co_name}")
 
@@ -225,6 +332,11 @@ def read_source(source, code, function, args, constants=()):
 
 def failing_guard(guards, code, function, args, constants=()):
     """(guard, explanation) of the first guard that does not hold for this call, or None."""
+    return next(failing_guards(guards, code, function, args, constants), None)
+
+
+def failing_guards(guards, code, function, args, constants=()):
+    """(guard, explanation) of each guard that does not hold for this call."""
     namespace = call_namespace(code, function, args, constants)
     for guard in guards:
         value = None
@@ -233,11 +345,11 @@ def failing_guard(guards, code, function, args, constants=()):
                 value = namespace["__x"] = eval(guard.source.text(), namespace)
             for condition in g.GUARD_KINDS[guard.kind](guard, "__x", Plain(namespace)):
                 if not eval(condition.text, namespace):
-                    return guard, in_users_words(condition.why(value), code)
+                    yield guard, in_users_words(condition.why(value), code)
+                    break
         except Exception as error:
             why = f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {error}"
-            return guard, in_users_words(why, code)
-    return None
+            yield guard, in_users_words(why, code)
 
 
 def in_users_words(text: str, code) -> str:

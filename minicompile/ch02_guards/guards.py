@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import types
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 import torch
 
+from ..ch01_graphs.fake import stride_pattern
 from .sources import GlobalStateSource, InstanceDictSource, Source
 
 
@@ -141,28 +143,48 @@ def guard(kind: str):
 
 @guard("TYPE_MATCH")
 def type_match(g, x, const):
-    return [Condition(f"type({x}) is {const(g.expected)}",
-                      lambda v: changed(f"type of {g.source}", g.expected, type(v)))]
+    return [Condition(f"type({x}) is {name_of(weakly(g.expected), const)}",
+                      lambda v: changed(f"type of {g.source}", strongly(g.expected), type(v)))]
 
 
 # %% [markdown]
 # **Identity.** Most objects must not be kept alive by a cache entry: a compiled function that pins the
 # user's model leaks gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a
 # remembered number would cost the same and be wrong: once the object is gone, a new one can get its
-# address. Types, Python modules, code and builtin functions live long anyway and are held directly.
+# address. Classes of libraries, Python modules, code and builtin functions live long anyway and are held
+# directly. A class of the program is not: its methods lead to their code, to which the entries are attached,
+# and that would be a cycle that the garbage collector does not see.
 
 # %%
-LONG_LIVED = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device)
+LONG_LIVED = (types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device)
+LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy"))
+HEAP_TYPE = 1 << 9
+
+
+def is_library_type(cls: type) -> bool:
+    return not cls.__flags__ & HEAP_TYPE or str(cls.__module__).partition(".")[0] in LIBRARIES - {"__main__"}
 
 
 def weakly(expected):
     """A weak reference to what a cache entry must not keep alive; long-lived objects as they are."""
     if isinstance(expected, (*LONG_LIVED, weakref.ref, type(None))):
         return expected
+    if isinstance(expected, type) and is_library_type(expected):
+        return expected
     try:
         return weakref.ref(expected)
     except TypeError:                          # no weak references to this type: hold it
         return expected
+
+
+def strongly(expected):
+    """The object behind what `weakly` returned; None when it is gone."""
+    return expected() if isinstance(expected, weakref.ref) else expected
+
+
+def name_of(expected, const) -> str:
+    """Text for an object that `weakly` returned."""
+    return const(expected) + "()" * isinstance(expected, weakref.ref)
 
 
 @guard("ID_MATCH")
@@ -175,11 +197,20 @@ def id_match(g, x, const):
 
 
 def weak_identities(guards) -> GuardSet:
-    """The same guards, with the objects behind ID_MATCH held weakly. A cache entry keeps this set, not the
-    original."""
+    """The same guards, with the objects and classes that they identify held weakly. A cache entry keeps this
+    set, not the original."""
     result = GuardSet()
     for g in guards:
-        result.add(g.source, g.kind, weakly(g.expected) if g.kind == "ID_MATCH" else g.expected, g.location)
+        expected = g.expected
+        if g.kind in ("ID_MATCH", "TYPE_MATCH"):
+            expected = weakly(expected)
+        elif g.kind == "MODULE_STRUCTURE":
+            expected = replace(expected, type=weakly(expected.type))
+        elif g.kind == "CLASS_ATTR":
+            expected = (weakly(expected[0]), expected[1], weakly(expected[2]))
+        elif g.kind == "FUNCTION":
+            expected = (weakly(expected[0]), *expected[1:])
+        result.add(g.source, g.kind, expected, g.location)
     return result
 
 
@@ -223,6 +254,7 @@ def constant_match(g, x, const):
 # was unrolled in the order of its keys.
 
 # %%
+@guard("TUPLE_LENGTH")
 @guard("LENGTH")
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
@@ -251,10 +283,59 @@ def no_key(g, x, const):
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
+def function_has(function, code, defaults, kwdefaults) -> bool:
+    function = strongly(function)
+    if function is None or function.__code__ is not code or function.__defaults__ is not defaults:
+        return False
+    now = tuple((function.__kwdefaults__ or {}).items())
+    return len(now) == len(kwdefaults) and all(k == name and v is value for (k, v), (name, value)
+                                               in zip(now, kwdefaults))
+
+
+@guard("FUNCTION")
+def function_facts(g, x, const):
+    """No source; expected: a function that was inlined, its code, defaults, and keyword-only
+    defaults (name, value)."""
+    function, *parts = g.expected
+    return [Condition(f"__function_has({', '.join(map(const, (weakly(function), *parts)))})",
+                      lambda v: f"the code or a default of {short(strongly(function))} was replaced")]
+
+
 @guard("FUNCTION_CODE")
 def function_code(g, x, const):
     return [Condition(f"{x}.__code__ is {const(g.expected)}",
                       lambda v: f"{g.source} is another function: {short(v)}")]
+
+
+# %% [markdown]
+# **Classes.** Calling `obj.method()` finds `method` in a dictionary of the class or of a base. Programs do
+# replace methods (`Model.forward = patched`), and a class may gain a property that shadows an instance's
+# attribute. So every search along the bases is guarded, also one that found nothing.
+
+# %%
+MISSING = object()
+
+
+def class_lookup(cls: type, name: str):
+    """The attribute as it lies in the dictionary of the first class that has it, or MISSING."""
+    for base in cls.__mro__:
+        if name in base.__dict__:
+            return base.__dict__[name]
+    return MISSING
+
+
+def class_has(cls, name: str, found) -> bool:
+    """Whether the class still has this attribute; both as `weakly` gives them."""
+    cls, expected = strongly(cls), strongly(found)
+    return cls is not None and (expected is not None or found is None) and class_lookup(cls, name) is expected
+
+
+@guard("CLASS_ATTR")
+def class_attr(g, x, const):
+    """No source; expected: (class, name, what `class_lookup` finds)."""
+    cls, name, found = g.expected
+    return [Condition(f"__class_has({const(weakly(cls))}, {name!r}, {const(weakly(found))})",
+                      lambda v: f"the attribute {name!r} of {short(strongly(cls))} was set, replaced or removed")]
 
 
 # %% [markdown]
@@ -289,8 +370,8 @@ def module_structure(g, x, const):
     """expected: a ModuleSpec (`add` takes a module too). The class, the names of children, and the absence
     of hooks."""
     spec, d, module = g.expected, const.read(InstanceDictSource(g.source)), f"module {g.source}"
-    result = [Condition(f"type({x}) is {const(spec.type)}", lambda v: changed(f"class of {module}",
-                                                                              spec.type, type(v)))]
+    result = [Condition(f"type({x}) is {name_of(weakly(spec.type), const)}",
+                        lambda v: changed(f"class of {module}", strongly(spec.type), type(v)))]
     for kind, keys in spec.children:
         what = f"{kind.strip('_')} of {module}"
         text = f"[*{d}[{kind!r}]] == {list(keys)!r}" if keys else f"not {d}[{kind!r}]"
@@ -324,8 +405,8 @@ def contiguous_strides(shape) -> tuple:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a graph assumes about one tensor. `stride` is a tuple, "contiguous", "channels_last", or None
-    when the layout is not strided. `dynamic_dims` are the dimensions whose size may vary (but stays above
+    """What a graph assumes about one tensor. `stride` is a tuple (a `stride_pattern` if sizes may vary),
+    "contiguous", "channels_last", or None when the layout is not strided. `dynamic_dims` are the dimensions whose size may vary (but stays above
     1)."""
     type: type
     dtype: torch.dtype
@@ -347,6 +428,8 @@ class TensorSpec:
             stride = "contiguous"
         elif dynamic_dims and t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last):
             stride = "channels_last"
+        elif dynamic_dims and strided:
+            stride = stride_pattern(t, dynamic_dims)
         return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(),
                           t.is_neg(),
                           t.is_inference(), dynamic_dims)
@@ -377,6 +460,12 @@ def tensor_match(g, x, const):
     if isinstance(s.stride, str):
         layout = "" if s.stride == "contiguous" else f"memory_format=__torch.{s.stride}"
         condition(f"{x}.is_contiguous({layout})", "stride", s.stride, lambda v: v.stride())
+    elif s.stride is not None and s.dynamic_dims:
+        for d, pattern in enumerate(s.stride):
+            base, dims = (pattern, ()) if isinstance(pattern, int) else pattern
+            text = " * ".join([str(base), *(f"{x}.size({i})" for i in dims)])
+            if s.shape[d] != 1 or d in s.dynamic_dims:
+                condition(f"{x}.stride({d}) == {text}", "stride", text.replace("__x", ""), lambda v: v.stride())
     elif s.stride is not None:
         condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
     else:
@@ -461,14 +550,35 @@ def autocast_state() -> tuple:
 
 
 def torch_function_state() -> tuple:
-    """(torch functions enabled, number of TorchFunctionModes on the stack)."""
-    return torch._C._is_torch_function_enabled(), torch._C._len_torch_function_stack()
+    """(torch functions enabled, TorchFunctionModes: the device, or the class, number of TorchDispatchModes on the stacks, inside of
+    torch.func.vmap and its like)."""
+    modes = torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    return (torch._C._is_torch_function_enabled(), tuple(str(getattr(m, "device", type(m))) for m in modes),
+            torch._C._len_torch_dispatch_stack(), torch._C._are_functorch_transforms_active())
 
+
+@guard("ANSWER")
+def answer(g, x, const):
+    """No source; expected: (function, its arguments, what it answered), for other settings of the library."""
+    function, args, result = g.expected
+    return [Condition(f"__same_constant({const(function)}(*{const(args)}), {const(result)})",
+                      lambda v: changed(f"{function.__name__}{args}", result, function(*args)))]
+
+
+def global_hooks() -> tuple:
+    """The hooks that run around every module's call."""
+    return tuple(hook for hooks in GLOBAL_HOOKS for hook in hooks.values())
+
+
+GLOBAL_HOOKS = tuple(vars(torch.nn.modules.module)["_global" + name] for name in HOOK_DICTS)
 
 # The usual states, tested without building a tuple: these run on every compiled call.
-FAST_STATES = {"autocast": {(): "not __torch._C._is_any_autocast_enabled()"},
-               "torch_function": {(True, 0): "__torch._C._is_torch_function_enabled() and "
-                                             "not __torch._C._len_torch_function_stack()"}}
+FAST_STATES = {"global_hooks": {(): "not (__hooks[0] or __hooks[1] or __hooks[2] or __hooks[3])"},
+               "autocast": {(): "not __torch._C._is_any_autocast_enabled()"},
+               "torch_function": {(True, (), 0, False): "__torch._C._is_torch_function_enabled() and not (__torch._C."
+                                                       "_len_torch_function_stack() or __torch._C."
+                                                       "_len_torch_dispatch_stack() or __torch._C."
+                                                       "_are_functorch_transforms_active())"}}
 
 
 def read_state(kind: str):
@@ -476,7 +586,8 @@ def read_state(kind: str):
     return {"grad_mode": torch.is_grad_enabled, "inference_mode": torch.is_inference_mode_enabled,
             "default_dtype": torch.get_default_dtype,
             "deterministic": torch.are_deterministic_algorithms_enabled,
-            "autocast": autocast_state, "torch_function": torch_function_state}[kind]()
+            "autocast": autocast_state, "torch_function": torch_function_state,
+            "global_hooks": global_hooks}[kind]()
 
 
 def register_state(kind: str, state: str):
@@ -497,6 +608,6 @@ def register_state(kind: str, state: str):
 for _kind, _state in {"GRAD_MODE": "grad_mode", "INFERENCE_MODE": "inference_mode",
                       "DEFAULT_DTYPE": "default_dtype",
                       "DETERMINISTIC": "deterministic", "AUTOCAST": "autocast",
-                      "TORCH_FUNCTION": "torch_function"}.items():
+                      "TORCH_FUNCTION": "torch_function", "GLOBAL_HOOKS": "global_hooks"}.items():
     register_state(_kind, _state)
 

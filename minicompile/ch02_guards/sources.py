@@ -134,6 +134,7 @@ GLOBAL_STATE_TEXT = {
     "deterministic": "__torch.are_deterministic_algorithms_enabled()",
     "autocast": "__autocast_state()",
     "torch_function": "__torch_function_state()",
+    "global_hooks": "__global_hooks()",
 }
 
 
@@ -174,6 +175,11 @@ class ItemSource(Source):
         if isinstance(self.base, InstanceDictSource):
             return f"{self.base.base.name()}.{self.key}"
         return super().name()
+
+
+@dataclass(frozen=True)
+class TupleItemSource(ItemSource):
+    """An item of a tuple: as long as the tuple is the same object, so is the item."""
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ import types
 import torch
 
 from ..ch02_guards.sources import AttrSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
-from .interpreter import Tracer, call, guard, is_library, touch, unsupported
+from .interpreter import (
+    PYTHON, Tracer, call, constant_source, guard, is_library, touch, unsupported)
 from .tensors import tensor_attribute
 from .values import (
     BuiltinVal, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING,
     MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SuperVal, Table, TensorVal,
-    TupleVal, UserError, Value, class_of, describe, lookup, user_error)
+    TupleVal, UserError, Value, ViewVal, boolean, class_of, describe, lookup, user_error)
 from .wrap import guard_keys, part, realize, wrap
 
 GETATTR = Table()
@@ -55,12 +56,16 @@ def special(tx: Tracer, value: Value, name: str, *args) -> Value | None:
     """Call the method `name` that Python would call for an operator, when the program's own class defines it.
 
     None when there is no such method, or one written in C, which the interpreter must know by itself."""
-    method = lookup(value.cls, name) if type(value) is ObjVal else MISSING
+    method = lookup(value.cls, name) if type(value) in (ObjVal, ExcVal, TupleVal) else MISSING
     return call(tx, wrap(tx, method), [value, *args]) if isinstance(method, types.FunctionType) else None
 
 
-def no_attribute(value_cls, name):
-    user_error(AttributeError, f"'{value_cls.__name__}' object has no attribute '{name}'")
+SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else None
+
+
+def no_attribute(value_cls, name, more=""):
+    user_error(AttributeError, f"'{value_cls.__name__}' object has no attribute '{name}'{more or ''}",
+               name=NONE if more is None else Const(value=name))
 
 
 # %% [markdown]
@@ -72,6 +77,19 @@ def no_attribute(value_cls, name):
 # %%
 @attributes_of(ObjVal)
 def object_attribute(tx, obj, name):
+    own = lookup(obj.cls, "__getattribute__")
+    if not isinstance(own, types.FunctionType):
+        return found_attribute(tx, obj, name)
+    try:
+        return call(tx, wrap(tx, own), [obj, Const(value=name)])
+    except UserError as error:
+        if issubclass(error.exc.cls, AttributeError) and lookup(obj.cls, "__getattr__") is not MISSING:
+            unsupported(tx, f"{obj.cls.__name__}.__getattribute__ that leaves {name} to __getattr__")
+        raise
+
+
+def found_attribute(tx, obj, name):
+    """object.__getattribute__(obj, name)"""
     if name in obj.attrs:
         found = obj.attrs[name]
         if found is DELETED:
@@ -97,8 +115,6 @@ def instance_attribute(tx, obj, name, found):
         if found.fget is None:
             no_attribute(obj.cls, name)
         return call(tx, wrap(tx, found.fget), [obj])
-    if isinstance(lookup(obj.cls, "__getattribute__"), types.FunctionType):
-        unsupported(tx, f"{obj.cls.__name__}.__getattribute__")
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
         if real is NEW or not hasattr(real, name):
             guard(tx, obj.source, "NO_ATTR", name)
@@ -111,7 +127,8 @@ def instance_attribute(tx, obj, name, found):
     fields = getattr(real, "__dict__", None) if real is not NEW else None
     if fields is not None and name in fields:
         # Cheaper to read than through __getattr__
-        if isinstance(real, torch.nn.Module) and at is not None:
+        slow = isinstance(real, torch.nn.Module) or type(real).__getattribute__ is not object.__getattribute__
+        if slow and at is not None:
             at = ItemSource(InstanceDictSource(obj.source), name)
         return wrap(tx, fields[name], at)
     if kind is functools.cached_property:
@@ -120,14 +137,12 @@ def instance_attribute(tx, obj, name, found):
         return result
     if found is not MISSING:
         return bind_descriptor(tx, obj, name, found, at)
-    if isinstance(real, torch.nn.Module) and lookup(obj.cls, "__getattr__") is torch.nn.Module.__getattr__:
+    if issubclass(obj.cls, torch.nn.Module) and lookup(obj.cls, "__getattr__") is torch.nn.Module.__getattr__:
         return module_child(tx, obj, name)
     fallback = lookup(obj.cls, "__getattr__")
     if fallback is not MISSING:
         if real is not NEW and obj.source is not None and hasattr(real, "__dict__"):
             guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
-        if isinstance(real, torch.nn.Module) and any(name in fields[k] for k in CHILDREN):
-            return module_child(tx, obj, name)
         return call(tx, wrap(tx, fallback), [obj, Const(value=name)])
     if real is not NEW:
         guard(tx, obj.source, "NO_ATTR", name)
@@ -143,6 +158,8 @@ def bind_descriptor(tx, obj, name, found, at):
         guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
     if kind is types.FunctionType:
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
+    if kind is functools._lru_cache_wrapper:
+        return MethodVal(func=wrap(tx, found), self=obj)
     if kind is staticmethod:
         return wrap(tx, found.__func__)
     if kind is classmethod:
@@ -156,19 +173,34 @@ def bind_descriptor(tx, obj, name, found, at):
 
 
 def instance_dict(tx, obj):
-    """vars(obj): a dictionary of its attributes. Writing to it is not tracked, so it is a frozen copy."""
+    """vars(obj): a dictionary of its attributes, made when somebody asks for it and kept up to date."""
     items = {}
     if obj.real is not NEW:
         whole = wrap(tx, obj.real.__dict__, part(InstanceDictSource, obj.source))
         guard_keys(tx, whole)
-        for key, (k, v) in whole.items.items():
-            items[key] = [realize(tx, k), realize(tx, v)]
+        items = {key: list(entry) for key, entry in whole.items.items()}
     for key, v in obj.attrs.items():
         if v is DELETED:
             items.pop(key, None)
         else:
             items[key] = [Const(value=key), v]
-    return DictVal(items=items)
+    obj.fields = obj.fields or DictVal(owner=obj)
+    obj.fields.items = items
+    return obj.fields
+
+
+def store_in_dict(tx, obj, key, value):
+    """`vars(obj)[key] = value`, or del without a value: an attribute past all that the class has to say."""
+    name = key.value
+    if type(obj) is not ObjVal or hasattr(type(lookup(obj.cls, name)), "__set__") or \
+            issubclass(class_of(value) if value is not None else object, (torch.nn.Module, torch.nn.Parameter)):
+        unsupported(tx, f"writing {name} into the __dict__ of {describe(obj)}")
+    if value is None and (obj.real is NEW or name not in obj.real.__dict__):
+        del obj.attrs[name]
+    else:
+        obj.attrs[name] = DELETED if value is None else value
+    touch(tx, obj)
+    instance_dict(tx, obj)
 
 
 # %% [markdown]
@@ -182,6 +214,11 @@ CHILDREN = ("_parameters", "_buffers", "_modules")
 
 
 def module_child(tx, obj, name):
+    if obj.real is NEW:
+        for kind in CHILDREN:
+            if kind in obj.attrs and name in obj.attrs[kind].items:
+                return realize(tx, obj.attrs[kind].items[name][1])
+        no_attribute(obj.cls, name)
     fields = obj.real.__dict__
     for kind in CHILDREN:
         children = fields.get(kind)
@@ -213,8 +250,13 @@ def python_module_attribute(tx, obj, name):
     real = obj.real
     if not hasattr(real, name):
         user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
+    if (real.__name__, name) in PROCESS_STATE:
+        return wrap(tx, getattr(real, name), AttrSource(constant_source(tx, real), name))
     library = is_library(getattr(real, "__file__", None) or "<frozen")
     return wrap(tx, getattr(real, name), None if library else part(AttrSource, obj.source, name))
+
+
+PROCESS_STATE = {("sys", "stdout"), ("sys", "stderr"), ("sys", "stdin"), ("sys", "argv"), ("os", "environ")}
 
 
 LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")
@@ -293,24 +335,36 @@ FIELDS = {
     (MethodName, "__name__"): lambda v: Const(value=v.name),
     (PartialVal, "func"): lambda v: v.func,
     (PartialVal, "args"): lambda v: TupleVal(items=list(v.args)),
-    (PartialVal, "keywords"): lambda v: dict_of(v.kwargs),
+    (PartialVal, "keywords"): lambda v: DictVal(items=dict_of(v.kwargs).items),
     (FuncVal, "__name__"): lambda v: Const(value=v.name),
     (FuncVal, "__qualname__"): lambda v: Const(value=v.name),
     (FuncVal, "__module__"): lambda v: Const(value=v.globals.get("__name__")),
     (FuncVal, "__doc__"): lambda v: Const(value=docstring(v.code)),
-    (FuncVal, "__dict__"): lambda v: dict_of(v.attrs),
+    (FuncVal, "__dict__"): lambda v: dict_of({k: a for k, a in v.attrs.items() if k not in ("__annotations__", "__doc__")}),
+    (FuncVal, "__type_params__"): lambda v: TupleVal(),
     (FuncVal, "__code__"): lambda v: Const(value=v.code),
+    (FuncVal, "__kwdefaults__"): lambda v: DictVal(items=dict_of(v.kwdefaults).items) if v.kwdefaults else NONE,
+    (FuncVal, "__annotations__"): lambda v: v.attrs.setdefault("__annotations__", DictVal()),
     (FuncVal, "__defaults__"): lambda v: TupleVal(items=list(v.defaults)) if v.defaults else NONE,
+    (ViewVal, "mapping"): lambda v: v.of,
     (ExcVal, "args"): lambda v: TupleVal(items=list(v.args)),
     (ExcVal, "__cause__"): lambda v: v.cause or NONE,
-    (ExcVal, "__context__"): lambda v: v.cause or NONE,
+    (ExcVal, "__context__"): lambda v: v.context or NONE,
+    (ExcVal, "__suppress_context__"): lambda v: boolean(v.cause is not None),
     (ExcVal, "with_traceback"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: v),
-    (ExcVal, "add_note"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: NONE),
+    (ExcVal, "add_note"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: add_note(v, *args)),
+    (ExcVal, "__dict__"): lambda v: dict_of(v.attrs),
 }
 
 
 def dict_of(named: dict) -> DictVal:
-    return DictVal(items={k: [Const(value=k), v] for k, v in named.items()})
+    """The `__dict__` of a function or an exception, which is only read."""
+    return DictVal(items={k: [Const(value=k), v] for k, v in named.items()}, owner=NONE)
+
+
+def add_note(exc, note):
+    exc.attrs.setdefault("__notes__", ListVal()).items.append(note)
+    return NONE
 
 
 def docstring(code):
@@ -318,7 +372,7 @@ def docstring(code):
     return first if isinstance(first, str) else None
 
 
-@attributes_of(Const, ListVal, SetVal, DictVal, IterVal, GenVal, SliceVal, MethodName, PartialVal, FuncVal,
+@attributes_of(Const, ListVal, SetVal, DictVal, ViewVal, IterVal, GenVal, SliceVal, MethodName, PartialVal, FuncVal,
                ExcVal)
 def plain_attribute(tx, value, name):
     cls = class_of(value)
@@ -342,16 +396,37 @@ def dict_attribute(tx, value, name):
     return plain_attribute(tx, value, name)
 
 
-@attributes_of(FuncVal)
+@attributes_of(FuncVal, PartialVal)
 def function_attribute(tx, value, name):
     return value.attrs[name] if name in value.attrs else plain_attribute(tx, value, name)
 
 
 @attributes_of(ExcVal)
 def exception_attribute(tx, value, name):
+    if name in value.attrs:
+        return value.attrs[name]
+    if value.real is not None:
+        if name not in ("args", "__class__"):
+            unsupported(tx, f"the attribute {name} of an exception from outside")
+        return plain_attribute(tx, value, name)
     if name == "value" and issubclass(value.cls, StopIteration):
         return value.args[0] if value.args else NONE
-    return plain_attribute(tx, value, name)
+    found = lookup(value.cls, name)
+    if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and not fallback_of(value.cls):
+        return plain_attribute(tx, value, name)
+    if isinstance(found, types.MemberDescriptorType) and issubclass(value.cls, (AttributeError, ImportError, NameError)):
+        return NONE                              # `name`, `obj`, `path`: only Python itself sets them
+    if isinstance(found, (*C_DESCRIPTORS, types.ClassMethodDescriptorType)) or found is MISSING:
+        unsupported(tx, f"the attribute {name} of an exception")
+    if type(found) is property:
+        return call(tx, wrap(tx, found.fget), [value])
+    return bind_descriptor(tx, ObjVal(real=NEW, cls=value.cls), name, found, None) \
+        if type(found) is not types.FunctionType else MethodVal(func=wrap(tx, found), self=value)
+
+
+def fallback_of(cls) -> bool:
+    return lookup(cls, "__getattr__") is not MISSING or isinstance(lookup(cls, "__getattribute__"),
+                                                                   types.FunctionType)
 
 
 @attributes_of(MethodVal)
@@ -400,6 +475,8 @@ def tuple_attribute(tx, value, name):
 @attributes_of(SuperVal)
 def super_attribute(tx, value, name):
     obj = value.self
+    if isinstance(getattr(obj, "real", None), type) and issubclass(value.cls, type):
+        return metaclass_super(tx, value, name)
     is_class = isinstance(getattr(obj, "real", None), type) and issubclass(obj.real, value.cls)
     cls = obj.real if is_class else class_of(obj)
     order = cls.__mro__
@@ -409,6 +486,9 @@ def super_attribute(tx, value, name):
     found = behind[0].__dict__[name]
     if name == "__new__":
         return wrap(tx, found.__func__ if isinstance(found, staticmethod) else found)
+    if is_class and isinstance(found, types.ClassMethodDescriptorType):
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: NONE if name == "__init_subclass__" and not (
+            args or kwargs) else unsupported(tx, f"{found.__objclass__.__name__}.{name}"))
     if is_class:
         func = found.__func__ if isinstance(found, (classmethod, staticmethod)) else found
         return MethodVal(func=wrap(tx, func), self=obj) if isinstance(found, classmethod) else wrap(tx, func)
@@ -419,6 +499,18 @@ def super_attribute(tx, value, name):
     return bind_descriptor(tx, obj, name, found, None)
 
 
+def metaclass_super(tx, value, name):
+    """super() in a method of a metaclass: behind its classes comes `type`."""
+    order = type(value.self.real).__mro__
+    found = next(base.__dict__[name] for base in order[order.index(value.cls) + 1:] if name in base.__dict__)
+    if isinstance(found, types.FunctionType):
+        return MethodVal(func=wrap(tx, found), self=value.self)
+    if found is not type.__call__:
+        unsupported(tx, f"type.{name}")
+    from .calls import make_instance
+    return BuiltinVal(name="type.__call__", call=lambda tx, args, kwargs: make_instance(tx, value.self, args, kwargs))
+
+
 # %% [markdown]
 # ## Writing attributes
 #
@@ -426,23 +518,46 @@ def super_attribute(tx, value, name):
 # class before.
 
 # %%
+# What a function is made of, as opposed to what is hung on it
+FIXED_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__closure__", "__globals__")
+
+
 def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     """obj.name = value, or `del obj.name` when value is None."""
-    if type(obj) is FuncVal and value is not None:
+    settable = type(obj) is FuncVal or type(obj) is PartialVal and obj.source is None
+    if settable and value is not None and (name not in FIXED_FUNCTION or type(obj) is PartialVal):
         obj.attrs[name] = value
         return
-    if type(obj) is ExcVal and value is not None and name.startswith("__"):
+    if type(obj) is ExcVal and value is not None and obj.real is None:
+        set_exception_attribute(tx, obj, name, value)
+        return
+    if type(obj) is ObjVal and isinstance(obj.real, type) and obj.real in tx.made_classes:
+        from .classes import set_class_attribute
+        set_class_attribute(tx, obj, name, value)
         return
     if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
     method, arguments = ("__delattr__", []) if value is None else ("__setattr__", [value])
     hook = lookup(obj.cls, method)
-    if hook is getattr(torch.nn.Module, method) and isinstance(obj.real, torch.nn.Module):
+    if hook is getattr(torch.nn.Module, method):
         set_module_attribute(tx, obj, name, value)
     elif getattr(hook, "__objclass__", None) in (object, types.SimpleNamespace):
         store_attribute(tx, obj, name, value)
     elif special(tx, obj, method, Const(value=name), *arguments) is None:
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
+
+
+def set_exception_attribute(tx, exc, name, value):
+    found = lookup(exc.cls, name)
+    if name in ("__cause__", "__context__"):
+        setattr(exc, name.strip("_"), None if value is NONE else value)
+    elif name == "__traceback__":
+        pass                                     # the trace has none
+    elif name.startswith("__") or name == "args" or found is not MISSING and hasattr(type(found), "__set__") or \
+            isinstance(lookup(exc.cls, "__setattr__"), types.FunctionType):
+        unsupported(tx, f"setting {name} of an exception")
+    else:
+        exc.attrs[name] = value
 
 
 def store_attribute(tx, obj, name, value):
@@ -457,22 +572,33 @@ def store_attribute(tx, obj, name, value):
     if isinstance(setter, types.FunctionType) and value is not None:
         call(tx, wrap(tx, setter), [wrap(tx, found), obj, value])
         return
+    deleter = lookup(type(found), "__delete__") if value is None else MISSING
+    if isinstance(deleter, types.FunctionType):
+        call(tx, wrap(tx, deleter), [wrap(tx, found), obj])
+        return
     if setter is not None and type(found) is not types.MemberDescriptorType:
         unsupported(tx, f"the descriptor {name} of {obj.cls.__name__}")
     if name in ("__class__", "__dict__"):
         unsupported(tx, f"assigning {name}")
     if value is None and not has_attribute(tx, obj, name):
         no_attribute(obj.cls, name)
-    if value is None and obj.real is NEW:
+    if found is MISSING and not obj.cls.__dictoffset__ and value is not None and obj.cls is not object:
+        no_attribute(obj.cls, name, SLOTS_ONLY)
+    if value is None and (obj.real is NEW or not hasattr(obj.real, name)):
         obj.attrs.pop(name)
     else:
         obj.attrs[name] = DELETED if value is None else value
     touch(tx, obj)
+    if obj.fields is not None:
+        instance_dict(tx, obj)
 
 
 def set_module_attribute(tx, obj, name, value):
     """nn.Module.__setattr__ sorts values into three dictionaries. Buffers and plain attributes are simple;
     replacing a parameter or a child changes the structure that guards describe."""
+    if obj.real is NEW:
+        set_new_module_attribute(tx, obj, name, value)
+        return
     fields = obj.real.__dict__
     structural = name in fields["_parameters"] or name in fields["_modules"]
     adds = isinstance(value, TensorVal) and isinstance(value.real, torch.nn.Parameter) \
@@ -483,3 +609,19 @@ def set_module_attribute(tx, obj, name, value):
     if name in fields["_buffers"] and not tensor_or_none:
         unsupported(tx, f"a buffer set to something that is no tensor ({name})")
     store_attribute(tx, obj, name, value)
+
+
+def set_new_module_attribute(tx, obj, name, value):
+    """The same for a module that the trace itself has made, such as a loss: nothing guards its structure."""
+    cls = class_of(value) if value is not None else type(None)
+    known = [kind for kind in CHILDREN if kind in obj.attrs and name in obj.attrs[kind].items]
+    kind = next((k for k, c in (("_modules", torch.nn.Module), ("_parameters", torch.nn.Parameter))
+                 if issubclass(cls, c)), known[0] if known else None)
+    if kind is not None and kind not in obj.attrs:
+        user_error(AttributeError, "cannot assign module before Module.__init__() call")
+    if value is None or set(known) - {kind}:
+        unsupported(tx, f"moving the attribute {name} of a new module")
+    if kind is None:
+        store_attribute(tx, obj, name, value)
+    else:
+        obj.attrs[kind].items[name] = [Const(value=name), value]

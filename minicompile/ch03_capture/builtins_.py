@@ -12,28 +12,32 @@ import collections
 import functools
 import inspect
 import itertools
+import math
 import operator
+import pdb
+import sys
 import types
 import typing
 
 import torch
 
+from ..errors import SkipFrame
 from .attributes import (
     get_attribute, has_attribute, module_child, set_attribute, set_module_attribute, special)
 from .calls import HANDLED, handles
-from .interpreter import call, unsupported
+from .interpreter import call, location, unsupported
 from .iterate import iterate, length, next_value, unless_raised, unpack, values_of
-from .methods import dict_update, sort_values, stop_iteration
+from .methods import dict_update, result_of, sort_values, stop_iteration
 from .opcodes import read_cell, read_local
 from .operations import (
-    BINARY, COMPARE, as_python, binary, compare, contains, delete_item, fold, get_item, identical,
-    python_operator, set_item, specialize, truth, unary)
-from .tensors import emit
+    BINARY, COMPARE, METHODS, as_python, binary, compare, contains, delete_item, fold, get_item, identical,
+    python_operator, set_item, specialize, truth, unary, user_errors)
+from .tensors import emit, emit_float
 from .values import (
-    BuiltinVal, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MethodVal, NEW, NONE, ObjVal,
-    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, lookup,
+    BuiltinVal, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal,
+    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, describe, lookup,
     user_error)
-from .wrap import key_of, wrap
+from .wrap import guard_keys, key_of, wrap
 
 ZERO, EMPTY = Const(value=0), TupleVal()
 
@@ -110,14 +114,38 @@ def make_range(tx, *args):
 def to_int(tx, value=ZERO, *base):
     if type(value) is TensorVal:
         unsupported(tx, "int() of a tensor")
-    return value if type(value) is SymVal else fold(tx, int, [value, *base])
+    if type(value) is SymVal and class_of(value) is int:
+        return value
+    return own_conversion(tx, value, "__int__", "__index__", "__trunc__") or fold(tx, int, [value, *base])
+
+
+def own_conversion(tx, value, *names):
+    """The number that a class of the program makes of its object, or None."""
+    for name in names:
+        if (result := special(tx, value, name)) is not None:
+            return result
+
+
+@handles(complex)
+def to_complex(tx, *args):
+    return args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args)
+
+
+def converted(function, name):
+    HANDLED[function] = lambda tx, value: own_conversion(tx, value, name) or fold(tx, function, [value])
+
+
+for _function, _method in {math.trunc: "__trunc__", math.floor: "__floor__", math.ceil: "__ceil__"}.items():
+    converted(_function, _method)
 
 
 @handles(float)
 def to_float(tx, value=ZERO):
     if type(value) is TensorVal:
         unsupported(tx, "float() of a tensor")
-    return fold(tx, float, [value])
+    if type(value) is SymVal:
+        return value if class_of(value) is float else emit_float(tx, "float", [value])
+    return own_conversion(tx, value, "__float__", "__index__") or fold(tx, float, [value])
 
 
 def text_handler(function, methods):
@@ -126,15 +154,85 @@ def text_handler(function, methods):
         value = args[0] if args else None
         if type(value) is TensorVal:
             unsupported(tx, "the text of a tensor")
-        if type(value) is ExcVal and function is str and len(value.args) == 1:
-            return handler(tx, value.args[0])
-        if type(value) is ObjVal and not isinstance(value.real, type):
+        if type(value) is ExcVal and len(args) == 1 and function in (str, repr):
+            return text_of_exception(tx, function, value)
+        if type(value) in (ObjVal, TupleVal) and not isinstance(getattr(value, "real", None), type):
             for method in methods:
                 text = special(tx, value, method)
                 if text is not None:
                     return text
+        if len(args) == 1 and type(value) in (ListVal, TupleVal, DictVal):
+            return fold_text(tx, function, args, kwargs)
         return fold(tx, function, args, kwargs)
     return handler
+
+
+class Shown:
+    """An object of the trace as a part of what Python prints: its text is made by the interpreter."""
+
+    def __init__(self, tx, value):
+        self.tx, self.value = tx, value
+
+    def __repr__(self):
+        return as_python(self.tx, HANDLED[repr](self.tx, self.value))
+
+    def __str__(self):
+        return as_python(self.tx, HANDLED[str](self.tx, self.value))
+
+    def __format__(self, spec):
+        return as_python(self.tx, HANDLED[format](self.tx, self.value, Const(value=spec)))
+
+
+def printable(tx, value):
+    """as_python(value) for printing: objects with a text of their own are let pass."""
+    kind = type(value)
+    if kind in (ListVal, TupleVal) and value.cls in (list, tuple):
+        return value.cls(printable(tx, v) for v in unpack(tx, value))
+    if kind is DictVal and value.cls in (dict, collections.OrderedDict):
+        pairs = [tuple(printable(tx, v) for v in row.items) for row in unpack(tx, METHODS[DictVal, "items"](tx, value))]
+        return value.cls(pairs)
+    if kind in (ObjVal, TupleVal, ExcVal) and any(isinstance(lookup(value.cls, m), types.FunctionType) for m in (
+            "__repr__", "__str__", "__format__")):
+        return Shown(tx, value)
+    return as_python(tx, value)
+
+
+def fold_text(tx, function, args, kwargs=None):
+    """fold() for functions that only print their arguments."""
+    with user_errors():
+        return Const(value=function(*[printable(tx, a) for a in args], **{
+            k: printable(tx, v) for k, v in (kwargs or {}).items()}))
+
+
+@METHODS.of((Const, "format"))
+def format_method(tx, text, /, *args, **kwargs):
+    return fold_text(tx, text.value.format, args, kwargs)
+
+
+@METHODS.of((Const, "__mod__"))
+def printf(tx, text, value):
+    if type(text.value) is not str:
+        return fold(tx, operator.mod, [text, value])
+    if type(value) is not TupleVal:
+        return fold_text(tx, text.value.__mod__, [value])
+    with user_errors():
+        return Const(value=text.value % tuple(printable(tx, v) for v in unpack(tx, value)))
+
+
+def text_of_exception(tx, function, value):
+    """str() or repr() of an exception: by a method of the program, or as BaseException and KeyError do it."""
+    own = lookup(value.cls, f"__{function.__name__}__")
+    if isinstance(own, types.FunctionType):
+        return call(tx, wrap(tx, own), [value])
+    count = len(value.args)
+    if own in (BaseException.__str__, KeyError.__str__):
+        if count == 1:
+            return HANDLED[str if own is BaseException.__str__ else repr](tx, value.args[0])
+        return HANDLED[str](tx, TupleVal(items=value.args)) if count else Const(value="")
+    if own is not BaseException.__repr__:
+        return fold(tx, function, [value])
+    inside = HANDLED[repr](tx, value.args[0] if count == 1 else TupleVal(items=value.args)).value
+    return Const(value=value.cls.__name__ + (f"({inside})" if count == 1 else inside))
 
 
 for _function, _methods in {str: ("__str__", "__repr__"), repr: ("__repr__",), ascii: ()}.items():
@@ -155,8 +253,31 @@ def folded(function):
     return lambda tx, *args, **kwargs: fold(tx, function, args, kwargs)
 
 
-for _function in (ord, chr, hex, bin, oct, hash, int.from_bytes, str.maketrans, inspect.isclass, issubclass):
+for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans, inspect.isclass, issubclass):
     HANDLED[_function] = folded(_function)
+
+
+class Hashed:
+    """An object with a given hash, for the hash of the tuple it is in."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __hash__(self):
+        return self.number
+
+
+def hash_of(tx, value) -> int:
+    """hash(value), where it does not depend on an address."""
+    if type(value) is TupleVal and not isinstance(lookup(value.cls, "__hash__"), types.FunctionType):
+        return hash(tuple(Hashed(hash_of(tx, item)) for item in unpack(tx, value)))
+    result = special(tx, value, "__hash__")
+    if result is None and class_of(value).__hash__ is None:
+        user_error(TypeError, f"unhashable type: '{class_of(value).__name__}'")
+    return hash(as_python(tx, result or value))
+
+
+HANDLED[hash] = lambda tx, value: Const(value=hash_of(tx, value))
 
 
 @handles(abs)
@@ -170,7 +291,8 @@ def absolute(tx, value):
 def rounded(tx, value, digits=None):
     if type(value) is TensorVal:
         return emit(tx, "call_function", torch.round, [value], {} if digits is None else {"decimals": digits})
-    return fold(tx, round, [value] if digits is None else [value, digits])
+    more = [] if digits is None else [digits]
+    return special(tx, value, "__round__", *more) or fold(tx, round, [value, *more])
 
 
 @handles(sum)
@@ -178,12 +300,23 @@ def total(tx, items, start=ZERO):
     return functools.reduce(lambda a, b: binary(tx, "+", a, b), values_of(tx, items), start)
 
 
+def power(tx, base, exp, mod=NONE):
+    if identical(mod, NONE):
+        return binary(tx, "**", base, exp)
+    return special(tx, base, "__pow__", exp, mod) or fold(tx, pow, [base, exp, mod])
+
+
+def divided(tx, a, b):
+    return special(tx, a, "__divmod__", b) or special(tx, b, "__rdivmod__", a) or \
+        TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
+
+
 def extreme(symbol):
     def handler(tx, *items, key=NONE, default=None):
         items = unpack(tx, items[0]) if len(items) == 1 else items
         if not items:
-            return default or user_error(ValueError, "min() or max() of an empty sequence")
-        if {type(v) for v in items} == {SymVal, Const}:
+            return default or fold(tx, min if symbol == "<" else max, [TupleVal()])      # raises
+        if {type(v) for v in items} == {SymVal, Const} and {class_of(v) for v in items} == {int}:
             items = sorted(items, key=lambda v: type(v) is Const)
         measure = (lambda v: v) if identical(key, NONE) else (lambda v: call(tx, key, [v]))
         best, size = items[0], measure(items[0])
@@ -197,8 +330,8 @@ def extreme(symbol):
 
 HANDLED.update({
     bool: lambda tx, value=FALSE: boolean(truth(tx, value)),
-    divmod: lambda tx, a, b: TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)]),
-    pow: lambda tx, a, b: binary(tx, "**", a, b),
+    divmod: divided,
+    pow: power,
     any: lambda tx, items: boolean(any(truth(tx, v) for v in values_of(tx, items))),
     all: lambda tx, items: boolean(all(truth(tx, v) for v in values_of(tx, items))),
     min: extreme("<"),
@@ -234,7 +367,7 @@ def function_of(tx, function, default):
 
 @handles(next)
 def take_next(tx, iterator, default=None):
-    return next_value(tx, iterator) or default or stop_iteration()
+    return next_value(tx, iterator) or default or stop_iteration(*result_of(iterator))
 
 
 @handles(enumerate)
@@ -251,7 +384,10 @@ def filtered(tx, function, items):
 @handles(reversed)
 def reverse(tx, items):
     if type(items) is not ObjVal:
-        return IterVal(it=iter(unpack(tx, items)[::-1]))
+        if class_of(items) in (set, frozenset) or not hasattr(class_of(items), "__reversed__") and not hasattr(
+                class_of(items), "__getitem__"):
+            user_error(TypeError, f"'{class_of(items).__name__}' object is not reversible")
+        return IterVal(it=(v for v in unpack(tx, items)[::-1]))
     result = special(tx, items, "__reversed__")
     if result is not None:
         return result
@@ -344,8 +480,17 @@ def make_super(tx, cls=None, obj=None):
     return SuperVal(cls=cls.real, self=obj)
 
 
+@handles(types.MappingProxyType)
+def make_mapping_proxy(tx, mapping):
+    if type(mapping) is not DictVal:
+        unsupported(tx, "a MappingProxyType of this mapping")
+    METHODS[DictVal, "keys"](tx, mapping)
+    guard_keys(tx, mapping)
+    return DictVal(items=mapping.items, cls=types.MappingProxyType)
+
+
 HANDLED.update({
-    callable: lambda tx, value: boolean(hasattr(class_of(value), "__call__")),
+    callable: lambda tx, value: boolean(lookup(class_of(value), "__call__") is not MISSING),
     hasattr: lambda tx, value, name: boolean(has_attribute(tx, value, name.value)),
     setattr: lambda tx, value, name, new: set_attribute(tx, value, name.value, new),
     delattr: lambda tx, value, name: set_attribute(tx, value, name.value, None),
@@ -378,6 +523,16 @@ def reduced(tx, function, items, initial=None):
     if value is None:
         user_error(TypeError, "reduce() of empty iterable with no initial value")
     return functools.reduce(lambda a, b: call(tx, function, [a, b]), items, value)
+
+
+@handles(inspect.signature)
+def signature(tx, function):
+    """The signature of a function or a method, which only its code and its defaults decide."""
+    method = type(function) is MethodVal
+    real = getattr(function.func if method else function, "real", None)
+    if type(real) is not types.FunctionType:
+        unsupported(tx, f"inspect.signature() of {describe(function)}")
+    return wrap(tx, inspect.signature(types.MethodType(real, tx) if method else real))
 
 
 def getter(keys, read) -> BuiltinVal:
@@ -420,7 +575,7 @@ HANDLED.update({
     operator.is_: lambda tx, a, b: boolean(identical(a, b)),
     operator.is_not: lambda tx, a, b: boolean(not identical(a, b)),
     operator.contains: lambda tx, a, b: boolean(contains(tx, a, b)),
-    operator.index: lambda tx, a: a if type(a) is SymVal else fold(tx, operator.index, [a]),
+    operator.index: lambda tx, a: a if type(a) is SymVal and class_of(a) is int else fold(tx, operator.index, [a]),
 })
 
 
@@ -432,6 +587,21 @@ def refused(reason):
     return lambda tx, *args, **kwargs: unsupported(tx, reason)
 
 
-HANDLED[print], HANDLED[id] = refused("print()"), refused("id()")
-for _function in (globals, locals, eval, exec, compile, open, input, breakpoint, __import__):
+HANDLED[print] = refused("print()")
+for _function in (globals, eval, exec, compile, open, input):
     HANDLED[_function] = refused("a builtin that looks at or runs the program itself")
+
+
+def needs_frame(function):
+    """A debugger shows the frame it is called from, so that frame must be the user's own. In a callee this is a
+    break like any other; the callee then comes here as a frame of its own."""
+    def skip(tx, *args, **kwargs):
+        reason = f"{function.__name__}() needs the frame of its caller"
+        if len(tx.frames) == 1:
+            raise SkipFrame(reason, location(tx))
+        unsupported(tx, reason)
+    HANDLED[function] = skip
+
+
+for _function in (breakpoint, pdb.set_trace, sys._getframe, inspect.currentframe, inspect.stack):
+    needs_frame(_function)

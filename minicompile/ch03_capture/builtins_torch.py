@@ -8,7 +8,6 @@
 # %%
 from __future__ import annotations
 
-import copy
 import types
 import warnings
 
@@ -17,11 +16,11 @@ import torch
 from .. import marks
 from .builtins_ import folded
 from .calls import HANDLED, handles
-from .contexts import make_context
-from .interpreter import unsupported
+from .contexts import fresh, make_context
+from .interpreter import is_library, location, unsupported
 from .methods import call_method
-from .operations import identical, truth
-from .tensors import emit, make_tensor
+from .operations import fold, identical, truth
+from .tensors import emit, make_tensor, name_device
 from .values import (
     Const, DictVal, ExcVal, FuncVal, ListVal, NEW, NONE, ObjVal, SetVal, TensorVal, TupleVal, UserError,
     boolean, describe)
@@ -35,18 +34,38 @@ for _function in (
         torch.jit.is_scripting, torch._jit_internal.is_scripting, torch.jit.is_tracing, torch._C._is_tracing,
         torch.overrides.has_torch_function, torch.overrides.has_torch_function_unary,
         torch.overrides.has_torch_function_variadic, torch.overrides.is_tensor_method_or_property,
-        torch._C._is_torch_function_mode_enabled, torch.compiler.is_compiling, torch.compiler.is_exporting,
-        torch.compiler.is_dynamo_compiling):
+        torch._C._is_torch_function_mode_enabled, torch.compiler.is_exporting):
     HANDLED[_function] = constant_answer(False)
 HANDLED[torch._C._get_tracing_state] = constant_answer(None)
 HANDLED[marks.is_compiling] = constant_answer(True)
+
+
+@handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+def torch_is_compiling(tx):
+    """True for programs, which avoid what no compiler can trace; torch's own code means its own compiler."""
+    return boolean(not is_library(tx.frames[-1].code.co_filename))
+
+
+def setting(function):
+    """The handler of a function that reads a setting of the library which no other guard covers: a guard asks
+    again. (Inside of a context manager of the program, the answer is the program's own.)"""
+    def handler(tx, *args, **kwargs):
+        result = fold(tx, function, args, kwargs)
+        if not kwargs and not tx.contexts and type(result) is Const:
+            tx.guards.add(None, "ANSWER", (function, tuple(a.value for a in args), result.value), location(tx))
+        return result
+    return handler
+
+
 for _function in (
-        torch.is_grad_enabled, torch.is_inference_mode_enabled, torch.is_autocast_enabled,
-        torch.get_autocast_dtype, torch.get_default_dtype, torch.promote_types, torch.can_cast,
-        torch.are_deterministic_algorithms_enabled,
-        torch.is_deterministic_algorithms_warn_only_enabled, torch.get_float32_matmul_precision,
-        torch.cuda.is_available, torch.cuda.device_count, torch.broadcast_shapes):
+        torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_default_dtype, torch.promote_types,
+        torch.can_cast, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available,
+        torch.cuda.device_count, torch.broadcast_shapes):
     HANDLED[_function] = folded(_function)
+for _name in ("get_autocast_dtype", "is_autocast_cache_enabled", "is_deterministic_algorithms_warn_only_enabled",
+              "get_float32_matmul_precision", "get_num_threads", "get_num_interop_threads", "is_anomaly_enabled",
+              "is_anomaly_check_nan_enabled", "get_deterministic_debug_mode", "is_warn_always_enabled"):
+    HANDLED[getattr(torch, _name)] = setting(getattr(torch, _name))
 
 
 # %% [markdown]
@@ -54,6 +73,9 @@ for _function in (
 
 # %%
 HANDLED.update({
+    torch._C._log_api_usage_once: constant_answer(None),
+    torch.is_inference_mode_enabled: lambda tx: boolean(tx.inference),
+    torch.set_grad_enabled.clone: lambda tx, context: fresh(context),
     torch.is_tensor: lambda tx, value: boolean(type(value) is TensorVal),
     torch.numel: lambda tx, value: call_method(tx, value, "numel", []),
     torch.result_type: lambda tx, a, b: emit(tx, "call_function", torch.result_type, [a, b], {}),
@@ -66,6 +88,7 @@ HANDLED.update({
 def as_tensor(tx, data, dtype=NONE, device=NONE):
     """No copy when there is nothing to convert; constants become a new tensor."""
     named = {k: v for k, v in (("dtype", dtype), ("device", device)) if not identical(v, NONE)}
+    named = name_device(torch.as_tensor, named)
     if type(data) is not TensorVal:
         return make_tensor(tx, torch.as_tensor, [data], named)
     return call_method(tx, data, "to", [], named) if named else data
@@ -75,17 +98,6 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 def torch_assert(tx, condition, message):
     if not truth(tx, condition):
         raise UserError(ExcVal(cls=AssertionError, args=[message]))
-
-
-@handles(copy.copy)
-def shallow_copy(tx, value):
-    if type(value) in (ListVal, DictVal, SetVal):
-        return call_method(tx, value, "copy", [])
-    if type(value) in (Const, TupleVal, FuncVal):
-        return value
-    if type(value) is ObjVal and value.real is NEW and not hasattr(value.cls, "__copy__"):
-        return ObjVal(real=NEW, cls=value.cls, attrs=dict(value.attrs))
-    unsupported(tx, f"copy.copy() of {describe(value)}")
 
 
 # %% [markdown]

@@ -10,23 +10,29 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import enum
 import functools
+import math
+import reprlib
 import types
+import typing
 import weakref
 
 import torch
 
+from .. import marks
+from ..ch01_graphs.floats import MATH
 from ..ch02_guards.sources import AttrSource, CallSource, ItemSource
-from .attributes import get_attribute, store_attribute
+from .attributes import found_attribute, get_attribute, store_attribute
 from .contexts import ContextExit, make_context
-from .interpreter import CALLS, Tracer, call, constant_source, inline, is_library, unsupported
+from .interpreter import CALLS, Tracer, call, constant_source, guard, inline, is_library, location, unsupported
 from .methods import call_method
-from .operations import fold
-from .tensors import call_graph_function, is_graph_function
+from .operations import fold, user_errors
+from .tensors import call_graph_function, emit_float, is_graph_function
 from .values import (
-    BuiltinVal, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    PartialVal, Table, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
+    BIRTHS, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, MISSING, MethodName, MethodVal, NEW, NONE, NotConstant, ObjVal,
+    PartialVal, SymVal, Table, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
 from .wrap import dict_contents, is_made_per_call, part, wrap
 
 
@@ -87,22 +93,51 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call_graph_function(tx, real, args, kwargs)
     if kind is types.FunctionType:
         return inline_function(tx, function, args, kwargs)
-    if isinstance(real, torch.nn.Module):
+    if issubclass(function.cls, torch.nn.Module):
         return call_module(tx, function, args, kwargs)
     if kind in (types.MethodDescriptorType, types.WrapperDescriptorType) and args:
         return call_descriptor(tx, real, args, kwargs)
     if kind is types.BuiltinFunctionType:
         return call_builtin(tx, real, args, kwargs)
     if kind is functools._lru_cache_wrapper:
-        return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
+        return call_cached(tx, real, args, kwargs)
     if kind is weakref.ReferenceType:
         return wrap(tx, real(), part(CallSource, function.source, "__call__"))
     method = lookup(function.cls, "__call__")
     if isinstance(method, types.FunctionType):
         return call(tx, wrap(tx, method), [function, *args], kwargs)
+    if (getattr(real, "__module__", None) or kind.__module__).split(".")[0] == "numpy" and real is not NEW:
+        from .library import call_numpy
+        result = call_numpy(tx, real, args, kwargs)
+        if result is not None:
+            return result
     if method is MISSING:
         user_error(TypeError, f"'{function.cls.__name__}' object is not callable")
     unsupported(tx, f"a call of {describe(function)}")
+
+
+def call_cached(tx, real, args, kwargs):
+    """A function with an lru_cache. What it does, it does once for the same arguments, so with objects that are known
+    now it is called now; the program would only find the answer. Other calls are inlined, as are those after a write."""
+    known = [v for v in (*args, *kwargs.values()) if type(v) is Const
+             or type(v) is ObjVal and v.real is not NEW and not v.attrs and not isinstance(v.real, torch.nn.Module)]
+    if len(known) == len(args) + len(kwargs) and not tx.dirty and not tx.global_writes:
+        with user_errors():
+            result = real(*(known_object(v) for v in args), **{k: known_object(v) for k, v in kwargs.items()})
+        if type(result) in CONSTANT_TYPES:
+            for value in known:
+                if type(value) is ObjVal:
+                    guard(tx, value.source, "ID_MATCH", value.real)
+            return Const(value=result)
+    since, tx.pure_since = tx.pure_since, next(BIRTHS)
+    try:
+        return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
+    finally:
+        tx.pure_since = since
+
+
+def known_object(value):
+    return value.value if type(value) is Const else value.real
 
 
 def call_handler(tx, name, handler, args, kwargs):
@@ -129,14 +164,25 @@ def call_handler(tx, name, handler, args, kwargs):
 def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     real = function.real
     code, source = real.__code__, function.source
-    if "_minicompile_original" in real.__dict__:
-        return call(tx, wrap(tx, real._minicompile_original), args, kwargs)
-    if getattr(real, "_minicompile_disabled", False) is True:
-        unsupported(tx, f"{real.__qualname__} is disabled for compilation")
+    if (compiled := marks.original(real)) is not real:
+        return call(tx, wrap(tx, compiled), args, kwargs)
+    if marks.is_disabled(real):
+        because = marks.own_mark(real, marks.DISABLED)
+        unsupported(tx, f"{real.__qualname__} is disabled for compilation" + (f": {because}" if because else ""))
+    if getattr(real, marks.CONSTANT, False) is True:
+        return call_handler(tx, describe(function), lambda tx, *args, **kwargs: fold(tx, real, args, kwargs),
+                            args, kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
+    if code in RECURSION_CHECKS:
+        return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
     library = is_library(code.co_filename)
+    if not library:
+        facts = (real, code, real.__defaults__, tuple((real.__kwdefaults__ or {}).items()))
+        tx.guards.add(None, "FUNCTION", facts, location(tx))
     reread = source if is_made_per_call(real) else None        # where defaults are read from again
+    if reread is None and not library and not plain_defaults(real):
+        reread = constant_source(tx, real)
     positional, named = part(AttrSource, reread, "__defaults__"), part(AttrSource, reread, "__kwdefaults__")
     defaults = [functools.partial(wrap, tx, value, part(ItemSource, positional, i))
                 for i, value in enumerate(real.__defaults__ or ())]
@@ -151,6 +197,17 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     globals_source = None if library else constant_source(tx, real.__globals__)
     return inline(tx, code, real.__name__, real.__globals__, globals_source, closure, defaults, kwdefaults,
                   args, kwargs)
+
+
+# `__repr__` of dataclasses notes which objects it is in the middle of; capture has its own limit of depth
+RECURSION_CHECKS = {reprlib.recursive_repr()(len).__code__,
+                    getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())(len).__code__}
+
+
+def plain_defaults(real) -> bool:
+    """Whether all defaults are immutable, so that only rebinding `__defaults__` could change them."""
+    return all(type(v) in CONSTANT_TYPES or isinstance(v, (type, types.FunctionType))
+               for v in (*(real.__defaults__ or ()), *(real.__kwdefaults__ or {}).values()))
 
 
 REFUSED_ROOTS = frozenset((
@@ -181,12 +238,14 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
-    fields, shared = function.real.__dict__, vars(torch.nn.modules.module)
-    if isinstance(function.real, torch.jit.ScriptModule):
+    new, shared = function.real is NEW, vars(torch.nn.modules.module)
+    fields = {k: v.items for k, v in function.attrs.items() if k in HOOKS} if new else function.real.__dict__
+    if issubclass(function.cls, torch.jit.ScriptModule):
         unsupported(tx, "a call of a TorchScript module")
     call_of_class = lookup(function.cls, "__call__")
     if call_of_class is not torch.nn.Module.__call__:
         return call(tx, wrap(tx, call_of_class), [function, *args], kwargs)
+    tx.guards.add(None, "GLOBAL_HOOKS")
     if any(fields.get(h) or shared["_global" + h] for h in HOOKS):
         return call(tx, wrap(tx, torch.nn.Module._call_impl), [function, *args], kwargs)
     return call(tx, get_attribute(tx, function, "forward"), args, kwargs)
@@ -210,6 +269,9 @@ def call_builtin(tx: Tracer, real, args, kwargs) -> Value:
         return call_method(tx, tx.tracked[id(owner)], real.__name__, args, kwargs)
     else:
         pure = (real.__module__ or "") in PURE_MODULES
+    if pure and owner is math and real.__name__ in MATH and args and not kwargs and \
+            any(type(a) is SymVal for a in args) and {class_of(a) for a in args} <= {int, float}:
+        return emit_float(tx, real.__name__, args)
     if pure:
         try:
             return fold(tx, real, args, kwargs)
@@ -227,7 +289,10 @@ def call_descriptor(tx: Tracer, real, args, kwargs) -> Value:
         return OBJECT_METHODS[name](tx, *args) or NONE
     if type(self) is ObjVal and issubclass(owner, dict) and (contents := dict_contents(tx, self)) is not None:
         return call_method(tx, contents, name, args[1:], kwargs)
-    if type(self) is ObjVal and issubclass(owner, BaseException):
+    if issubclass(owner, BaseException) and name == "__init__":
+        if type(self) is not ExcVal:
+            unsupported(tx, "__init__ of an exception that existed before")
+        self.args = list(args[1:])
         return NONE
     if not issubclass(class_of(self), owner):
         unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}")
@@ -237,7 +302,8 @@ def call_descriptor(tx: Tracer, real, args, kwargs) -> Value:
 OBJECT_METHODS = {
     "__setattr__": lambda tx, self, name, value: store_attribute(tx, self, name.value, value),
     "__delattr__": lambda tx, self, name: store_attribute(tx, self, name.value, None),
-    "__getattribute__": lambda tx, self, name: get_attribute(tx, self, name.value),
+    "__getattribute__": lambda tx, self, name: found_attribute(tx, self, name.value) if type(self) is ObjVal
+    else get_attribute(tx, self, name.value),
     "__init__": lambda tx, self, *args: NONE,
     "__eq__": lambda tx, self, other: boolean(self is other),
     "__ne__": lambda tx, self, other: boolean(self is not other)}
@@ -252,41 +318,74 @@ OBJECT_METHODS = {
 
 # %%
 FOLDED_CLASSES = (torch.device, torch.finfo, torch.iinfo, complex, bytes, type)
-REFUSED_CLASSES = (torch.Tensor, torch.nn.Module, torch.autograd.Function)
+REFUSED_CLASSES = (torch.Tensor, torch.autograd.Function)
 IS_HEAP_TYPE = 1 << 9                # CPython's flag of classes made by a `class` statement
 
 
 def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+    metaclass_call = lookup(type(function.real), "__call__")
+    if isinstance(metaclass_call, types.FunctionType) and not isinstance(function.real, enum.EnumMeta):
+        return call(tx, wrap(tx, metaclass_call), [function, *args], kwargs)
+    return make_instance(tx, function, args, kwargs)
+
+
+def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+    """type.__call__(cls, *args): `__new__`, then `__init__`."""
     cls = function.real
     context = make_context(tx, cls, args, kwargs)
     if context is not None:
         return context
     if issubclass(cls, BaseException):
-        return ExcVal(cls=cls, args=list(args))
-    if cls in FOLDED_CLASSES or isinstance(cls, enum.EnumMeta):
+        return make_exception(tx, cls, args, kwargs)
+    if cls in FOLDED_CLASSES or cls in IMMUTABLE or isinstance(cls, enum.EnumMeta):
         try:
             return fold(tx, cls, args, kwargs)
         except NotConstant:
             unsupported(tx, f"{cls.__name__}() of something that is no constant")
     new, init = lookup(cls, "__new__"), lookup(cls, "__init__")
+    if typing.is_typeddict(cls):
+        return HANDLED[dict](tx, *args, **kwargs)
     if issubclass(cls, tuple) and hasattr(cls, "_fields") and not isinstance(init, types.FunctionType):
         return make_named_tuple(tx, cls, args, kwargs)
-    if type(cls) is not type and isinstance(lookup(type(cls), "__call__"), types.FunctionType):
-        unsupported(tx, f"the metaclass of {cls.__qualname__}")
     if issubclass(cls, dict) and new is dict.__new__:
         base = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
         obj = ObjVal(real=NEW, cls=cls, contents=DictVal(cls=base))
         call(tx, get_attribute(tx, obj, "__init__"), args, kwargs)
         return obj
+    if type(new) is staticmethod and isinstance(new.__func__, types.FunctionType) and not issubclass(
+            cls, REFUSED_CLASSES) and typing.Generic not in cls.__mro__[:-1] or cls in tx.made_classes and \
+            type(new) is staticmethod:
+        made = call(tx, wrap(tx, new.__func__), [function, *args], kwargs)
+        if type(made) is ObjVal and issubclass(made.cls, cls) and isinstance(init, types.FunctionType):
+            call(tx, wrap(tx, init), [made, *args], kwargs)
+        return made
     if issubclass(cls, REFUSED_CLASSES) or new is not object.__new__ or not cls.__flags__ & IS_HEAP_TYPE \
             or not hasattr(cls, "__dict__"):
         unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
+    if cls.__abstractmethods__ if "__abstractmethods__" in cls.__dict__ else False:
+        with user_errors():
+            object.__new__(cls)                  # raises TypeError, in Python's words
     obj = ObjVal(real=NEW, cls=cls)
     if isinstance(init, types.FunctionType):
         call(tx, wrap(tx, init), [obj, *args], kwargs)
     elif args or kwargs:
         user_error(TypeError, f"{cls.__name__}() takes no arguments")
     return obj
+
+
+def make_exception(tx, cls, args, kwargs):
+    """`BaseException.__new__` keeps the arguments, whatever a class's own `__init__` does with them."""
+    new, init = lookup(cls, "__new__"), lookup(cls, "__init__")
+    if isinstance(new, staticmethod) or isinstance(new, types.FunctionType) or issubclass(cls, BaseExceptionGroup):
+        unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
+    exc = ExcVal(cls=cls, args=list(args))
+    if isinstance(init, types.FunctionType):
+        call(tx, wrap(tx, init), [exc, *args], kwargs)
+    elif kwargs and issubclass(cls, (AttributeError, ImportError, NameError)):
+        exc.attrs.update(kwargs)
+    elif kwargs:
+        user_error(TypeError, f"{cls.__name__}() takes no keyword arguments")
+    return exc
 
 
 def make_named_tuple(tx, cls, args, kwargs):

@@ -17,39 +17,51 @@
 # %%
 from __future__ import annotations
 
+import bisect
+import functools
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
-from ..ch01_graphs.fake import FakeMode
+from ..ch01_graphs.fake import FakeMode, plain_tensors
+from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, STATE_KINDS, read_state
 from ..ch02_guards.sources import ClosureCellSource, ConstantSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported
-from . import builtins_, builtins_torch, contexts, opcodes, opcodes_calls  # noqa: F401 (they fill tables)
+from . import (  # noqa: F401 (they fill tables)
+    builtins_, builtins_torch, classes, contexts, library, opcodes, opcodes_calls, regions)
 from .contexts import close_all, restore, set_grad
 from .epilogue import Epilogue, expression, write_effects
 from .interpreter import Frame, StopTrace, Tracer, location, run
-from .values import Lazy, TensorVal, UserError, describe
-from .wrap import guard_sizes, wrap
+from .values import Lazy, TensorVal, UserError, class_reads, describe
+from .wrap import fixed_marks, guard_sizes, realize, wrap
 
 
 @dataclass
 class CaptureOptions:
-    """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True (ints).
-    max_ops: instructions to interpret before giving up on the frame."""
+    """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True (numbers).
+    symbolic: whether anything may be a symbol; everything: whether all arguments are. used: becomes true when a
+    symbol was made. max_ops: instructions to interpret before giving up on the frame."""
     fullgraph: bool = False
     dynamic: dict = field(default_factory=dict)
+    symbolic: bool = True
+    everything: bool = False
+    used: bool = False
     max_ops: int = 2_000_000
 
 
 @dataclass
 class BreakReason:
-    """Why and where a graph ended."""
+    """Why and where a graph ended. location: the user's innermost line; chain: the calls that lead there,
+    outermost first, as text; position: columns of the expression (`dis.Positions`) or None; hint: what to do
+    about it, or ''."""
     reason: str
     location: Any = None
     chain: list = field(default_factory=list)
+    position: Any = None
+    hint: str = ""
 
     def __str__(self):
         return f"graph break: {self.reason} ({self.location})"
@@ -66,6 +78,7 @@ class Captured:
     body: str
     constants: tuple
     breaks: list = field(default_factory=list)
+    close: Callable = lambda: []         # adds the guards that later stages asked for, the last ones
 
 
 @dataclass(eq=False)
@@ -88,15 +101,35 @@ WORLD = ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC", "AUTOC
 REFUSED_FLAGS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
+class WaitingStack(list):
+    """The stack of a resumed frame. What waits there (`Lazy`) is looked at, and guarded, when an instruction
+    takes it; the rest of an expression or a loop's iterator may wait until the graph breaks again."""
+
+    def __init__(self, tx):
+        self.tx = tx
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        if type(index) is slice:
+            return [realize(self.tx, v) for v in found]
+        return realize(self.tx, found)
+
+    def pop(self, index=-1):
+        return realize(self.tx, super().pop(index))
+
+
 def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tuple:
     """A tracer and the outermost frame of `func` with its arguments wrapped. args: name -> object,
     localsplus order."""
     code = func.__code__
     tx = Tracer(graph=torch.fx.Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
-    tx.dynamic, tx.limit, tx.root_globals = options.dynamic, options.max_ops, func.__globals__
+    tx.shape_env.place = functools.partial(location, tx)
+    tx.options, tx.limit, tx.root_globals = options, options.max_ops, func.__globals__
     for kind in WORLD:
         tx.guards.add(None, kind, read_state(STATE_KINDS[kind]))
     frame = Frame(code, func.__globals__, None)
+    if any(name.startswith("__stack") for name in args):
+        frame.stack = WaitingStack(tx)
     for name, value in args.items():
         frame.locals[name] = Lazy(value, LocalSource(name))
     for i, cell in enumerate(func.__closure__ or ()):
@@ -111,8 +144,21 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
         raise quiet_skip("generators and coroutines are not captured")
     if ".0" in args:
         raise quiet_skip("a comprehension is captured with the function around it, not alone")
-    mode, recording = torch.is_grad_enabled(), None
     tx, frame = start(func, args, options, stop_at)
+    tx.inference = torch.is_inference_mode_enabled()
+    class_reads.append({})
+    try:
+        with plain_tensors():
+            return interpret(tx, frame, torch.is_grad_enabled())
+    finally:
+        for (cls, name), found in class_reads.pop().items():
+            if cls in tx.made_classes:
+                continue
+            tx.guards.add(None, "CLASS_ATTR", (cls, name, found))
+
+
+def interpret(tx: Tracer, frame: Frame, mode: bool) -> Trace:
+    """mode: whether gradients are enabled."""
     try:
         result = run(tx, frame).value
         if tx.contexts:
@@ -166,9 +212,18 @@ def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured
     options = options or CaptureOptions()
     done = trace(func, args, options)
     ep = Epilogue(done.tx)
-    result = expression(ep, done.result)
-    lines = finish(ep)
+    try:
+        result = expression(ep, done.result)
+        lines = finish(ep)
+    except Unsupported as error:
+        error.step = step_of(done.tx, getattr(error, "born", 0)) + 1      # it may break before that was made
+        raise
     return assemble(ep, [*lines, f"return {result}"])
+
+
+def step_of(tx: Tracer, born: int) -> int:
+    """The step of the outermost frame in which something was made; -1 when that is not known."""
+    return bisect.bisect_left([birth for _, birth in tx.path], born) - 1 if born else -1
 
 
 def finish(ep: Epilogue) -> list:
@@ -205,7 +260,16 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     inputs = tx.inputs if gm is not None else []
     return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
                     "\n".join(lines),
-                    tuple(tx.constants), list(breaks))
+                    tuple(tx.constants), list(breaks), functools.partial(close_guards, tx))
+
+
+def close_guards(tx) -> list[str]:
+    """Decompositions and meta kernels of later stages ask about sizes, too. Now the guards get written: from
+    here on a question that they do not answer is an error. Returns a sentence for each dimension that was
+    marked as dynamic and is not."""
+    guard_sizes(tx)
+    tx.shape_env.frozen = True
+    return fixed_marks(tx)
 
 
 def has_effects(graph) -> bool:
@@ -217,7 +281,7 @@ def has_effects(graph) -> bool:
 def is_pure(node) -> bool:
     """A node may be dropped when nobody reads it: arithmetic on sizes. Dead tensor operations are left for
     later stages, which know the random streams and the writes."""
-    return isinstance(node.meta.get("val"), torch.SymInt)
+    return is_symbolic(node.meta.get("val"))
 
 
 def order_placeholders(graph):

@@ -5,7 +5,8 @@
 # there as plain calls, `torch._C._set_grad_enabled(False)` and later `(True)`. While tracing, the same call
 # is made for real: the state of the library *is* the interpreter's record of the state, and fakes then get
 # the right `requires_grad` and the right autocast dtype without any rule of ours. `restore` undoes it when
-# the trace ends, however it ends.
+# the trace ends, however it ends. `with torch.device("cuda"):` needs no node: each call inside that makes a
+# tensor is given the device as an argument.
 
 # %%
 from __future__ import annotations
@@ -14,11 +15,12 @@ import contextlib
 from dataclasses import dataclass, replace
 
 import torch
+from torch.utils._device import DeviceContext
 
 from .attributes import attributes_of
 from .interpreter import CALLS, Tracer, call, unsupported
 from .tensors import finish_node
-from .values import BuiltinVal, Const, ContextVal, FALSE, NONE, Value
+from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -41,7 +43,11 @@ def enter(tx: Tracer, context: ContextVal) -> Value:
         node = tx.graph.call_function(enter_autocast, tuple(context.state))
         finish_node(tx, node, None)
         context.saved.append((node, enter_autocast(*context.state)))
+    elif context.kind == "device":
+        context.saved.append(DeviceContext(*context.state))
+        context.saved[-1].__enter__()
     tx.contexts.append(context)
+    context.entered = next(BIRTHS)
     return context if context.kind == "autocast" else context.result or NONE
 
 
@@ -56,6 +62,8 @@ def leave(tx: Tracer, context: ContextVal):
         node, real = context.saved.pop()
         finish_node(tx, tx.graph.call_function(exit_autocast, (node,)), None)
         exit_autocast(real)
+    elif context.kind == "device":
+        context.saved.pop().__exit__(None, None, None)
 
 
 def close_all(tx: Tracer) -> list:
@@ -74,6 +82,8 @@ def restore(tx: Tracer):
             torch._C._set_grad_enabled(context.saved.pop())
         elif context.kind == "autocast":
             exit_autocast(context.saved.pop()[1])
+        elif context.kind == "device":
+            context.saved.pop().__exit__(None, None, None)
 
 
 # %% [markdown]

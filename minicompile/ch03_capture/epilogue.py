@@ -18,6 +18,7 @@
 # %%
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -30,9 +31,9 @@ from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from .interpreter import Tracer, constant_source, location
 from .values import (
-    ByIdentity, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, IterVal, Lazy, ListVal,
+    ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal,
-    Value, describe)
+    Value, ViewVal, describe)
 
 
 @dataclass(eq=False)
@@ -57,7 +58,7 @@ def expression(ep: Epilogue, value) -> str:
         return constant_text(ep, value.value)
     if type(value) is Lazy:
         return constant_text(ep, value.real) if value.source is None else \
-            variable(ep, value.real, value.source.text())
+            ep.names.get(id(value)) or variable(ep, value, value.source.text())
     name = ep.names.get(id(value))
     if name is not None:
         return name
@@ -71,14 +72,17 @@ def expression(ep: Epilogue, value) -> str:
         raise Unsupported(f"{describe(value)} that contains itself", location(ep.tx))
     ep.building.add(id(value))
     if type(value) not in RECONSTRUCT:
-        refuse_to_leave(ep, describe(value))
+        refuse_to_leave(ep, describe(value), value)
     text = RECONSTRUCT[type(value)](ep, value)
     ep.building.discard(id(value))
     return variable(ep, value, text)
 
 
-def refuse_to_leave(ep, what):
-    raise Unsupported(f"{what} leaves the compiled function", location(ep.tx))
+def refuse_to_leave(ep, what, value=None):
+    """What cannot be rebuilt. If it is known when it was made, the graph can break there, before it is."""
+    error = Unsupported(f"{what} leaves the compiled function", location(ep.tx))
+    error.born = getattr(value, "born", 0)
+    raise error
 
 
 def variable(ep, value, text) -> str:
@@ -95,6 +99,8 @@ def constant_text(ep, value) -> str:
         return repr(value)
     if value is Ellipsis:
         return "..."
+    if kind is Identity:
+        refuse_to_leave(ep, "the id() of an object")
     return pool(ep, value)
 
 
@@ -127,8 +133,6 @@ def tuple_text(ep, value):
     items = expressions(ep, value.items)
     if value.cls is tuple:
         return f"({items})"
-    if value.cls in (type({}.values()), type({}.items())):
-        refuse_to_leave(ep, "a view of a dictionary")
     if hasattr(value.cls, "_fields"):
         return f"{pool(ep, value.cls)}({items})"
     return f"{pool(ep, value.cls)}(({items}))"
@@ -143,6 +147,10 @@ def list_text(ep, value):
 
 @reconstructs(DictVal)
 def dict_text(ep, value):
+    if type(value.owner) is Const:
+        refuse_to_leave(ep, "the __dict__ of a function or an exception", value)
+    if value.owner is not None:
+        return f"{expression(ep, value.owner)}.__dict__"
     pairs = ", ".join(f"{expression(ep, k)}: {expression(ep, v)}" for k, v in value.items.values())
     if value.cls is dict:
         return "{" + pairs + "}"
@@ -154,9 +162,12 @@ def dict_text(ep, value):
 
 @reconstructs(SetVal)
 def set_text(ep, value):
-    if value.cls not in (set, frozenset):
-        refuse_to_leave(ep, "a view of a dictionary")
     return f"{pool(ep, value.cls)}([{expressions(ep, value.items.values())}])"
+
+
+@reconstructs(ViewVal)
+def view_text(ep, value):
+    return f"{expression(ep, value.of)}.{value.kind}()"
 
 
 @reconstructs(SliceVal)
@@ -166,15 +177,33 @@ def slice_text(ep, value):
 
 @reconstructs(IterVal)
 def iterator_text(ep, value):
-    rest = list(itertools.islice(value.it, 10_001))
-    if len(rest) > 10_000:
-        refuse_to_leave(ep, "an endless iterator")
-    return f"iter([{expressions(ep, rest)}])"
+    """Where the loop has come to: a real iterator over the real container, or over the values that are left.
+    Other iterators (`map`, `zip`, ...) would have to be run to know what is left."""
+    if value.over is not None:
+        return f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
+    if value.over is None and type(value.it) not in PLAIN_ITERATORS:
+        refuse_to_leave(ep, "an iterator", value)
+    return f"iter(({expressions(ep, value.it)}))"
+
+
+PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(reversed([])))
+
+
+def iterator_at(container, taken: int):
+    """iter(container) after `taken` items were taken from it."""
+    iterator = iter(container)
+    if hasattr(iterator, "__setstate__"):
+        iterator.__setstate__(taken)
+    else:
+        collections.deque(itertools.islice(iterator, taken), 0)
+    return iterator
 
 
 # %%
 @reconstructs(ObjVal)
 def object_text(ep, value):
+    if value.cls in ep.tx.made_classes or isinstance(value.real, type) and value.real in ep.tx.made_classes:
+        refuse_to_leave(ep, f"{describe(value)}, of a class made by the trace,", value)
     if value.real is not NEW:
         kind = type(value.real)
         if kind.__module__.startswith("torch.autograd") or "Backward" in kind.__name__:
@@ -194,7 +223,18 @@ def object_text(ep, value):
 
 @reconstructs(ExcVal)
 def exception_text(ep, value):
-    return f"{pool(ep, value.cls)}({expressions(ep, value.args)})"
+    if type(value.cls.__new__) is not types.BuiltinFunctionType:
+        refuse_to_leave(ep, describe(value), value)
+    args = expressions(ep, value.args)
+    name = variable(ep, value, f"{pool(ep, value.cls.__new__)}({pool(ep, value.cls)}, {args})")
+    ep.reads.append(f"{name}.args = ({args})")
+    for attribute, item in value.attrs.items():
+        ep.reads.append(f"{name}.{attribute} = {expression(ep, item)}")
+    if value.cause is not None:
+        ep.reads.append(f"{name}.__cause__ = {expression(ep, value.cause)}")
+    if value.context is not None:
+        ep.reads.append(f"{name}.__context__ = {expression(ep, value.context)}")
+    return name
 
 
 @reconstructs(FuncVal)
@@ -235,7 +275,10 @@ def method_name_text(ep, value):
 @reconstructs(PartialVal)
 def partial_text(ep, value):
     args = expressions(ep, (value.func, *value.args))
-    return f"{pool(ep, functools.partial)}({args}{keywords(ep, value.kwargs)})"
+    name = variable(ep, value, f"{pool(ep, functools.partial)}({args}{keywords(ep, value.kwargs)})")
+    for attribute, item in value.attrs.items():
+        ep.reads.append(f"{name}.{attribute} = {expression(ep, item)}")
+    return name
 
 
 @reconstructs(ContextVal)
@@ -244,6 +287,8 @@ def context_text(ep, value):
         device, dtype, enabled, cache = value.state
         return (f"{pool(ep, value.factory)}({device!r}, dtype={pool(ep, dtype)}, enabled={enabled}, "
                 f"cache_enabled={cache})")
+    if value.kind == "device":
+        return pool(ep, value.state[0])
     if value.kind == "null":
         return f"{pool(ep, value.factory)}({expression(ep, value.result)})"
     return f"{pool(ep, value.factory)}({value.state[0] if value.factory is torch.set_grad_enabled else ''})"
@@ -262,12 +307,18 @@ def write_effects(ep: Epilogue):
         WRITERS[type(value)](ep, value, expression(ep, value))
     for (_, name), (_, value, owner) in ep.tx.global_writes.items():
         namespace = "__G" if owner is ep.tx.root_globals else pool(ep, owner)
-        ep.writes.append(f"{namespace}[{name!r}] = {expression(ep, value)}")
+        if value is DELETED:
+            ep.writes.append(f"{namespace}.pop({name!r}, None)")
+        else:
+            ep.writes.append(f"{namespace}[{name!r}] = {expression(ep, value)}")
     for function, args, kwargs in ep.tx.replays:
         ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
 
 
 def write_list(ep, value, target):
+    if value.on_look is not None:
+        ep.writes.append(f"{target}.extend([{expressions(ep, value.added)}])")
+        return
     items = expressions(ep, value.items)
     if value.cls is list:
         ep.writes.append(f"{target}[:] = [{items}]")
@@ -278,7 +329,8 @@ def write_list(ep, value, target):
 
 def write_dict(ep, value, target):
     for key in value.removed:
-        ep.writes.append(f"dict.pop({target}, {key_text(ep, key)}, None)")
+        pop = "dict.pop" if value.cls is not collections.OrderedDict else pool(ep, collections.OrderedDict.pop)
+        ep.writes.append(f"{pop}({target}, {key_text(ep, key)}, None)")
     for key in value.written:
         k, v = value.items[key]
         # The class may override __setitem__
@@ -290,6 +342,8 @@ def write_dict(ep, value, target):
 
 
 def key_text(ep, key):
+    if isinstance(key, ByValue):
+        return expression(ep, key.value)
     if isinstance(key, ByIdentity):
         return expression(ep, key.value) if isinstance(key.value, Value) else pool(ep, key.value)
     return constant_text(ep, key)

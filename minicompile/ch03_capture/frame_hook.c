@@ -16,11 +16,17 @@
  * Supported: CPython 3.11, 3.12, 3.13. All that differs between them is in the block of macros below.
  */
 #define PY_SSIZE_T_CLEAN
+#if defined(__linux__) && !defined(_GNU_SOURCE)
+#define _GNU_SOURCE /* pthread_getattr_np */
+#endif
 #include <Python.h>
 #include <stddef.h>
 #define Py_BUILD_CORE
 #include <internal/pycore_frame.h>
 #undef Py_BUILD_CORE
+#ifdef __linux__
+#include <pthread.h>
+#endif
 
 #if PY_VERSION_HEX < 0x030B0000 || PY_VERSION_HEX >= 0x030E0000
 #error "minicompile's frame hook knows CPython 3.11, 3.12 and 3.13"
@@ -42,11 +48,15 @@
 #define SET_EXTRA PyUnstable_Code_SetExtra
 #define NEW_EXTRA_INDEX PyUnstable_Eval_RequestCodeExtraIndex
 #define EVALUATOR_OWNS_FRAME 1 /* from 3.12 on, who evaluates a frame also clears it */
+#define PYTHON_DEPTH_LEFT(t) (t)->py_recursion_remaining
+#define C_DEPTH_LEFT(t) (t)->c_recursion_remaining
 #else
 #define GET_EXTRA _PyCode_GetExtra
 #define SET_EXTRA _PyCode_SetExtra
 #define NEW_EXTRA_INDEX _PyEval_RequestCodeExtraIndex
 #define EVALUATOR_OWNS_FRAME 0 /* in 3.11 the caller does */
+#define PYTHON_DEPTH_LEFT(t) (t)->recursion_remaining
+#define C_DEPTH_LEFT(t) unused_depth
 #endif
 
 /* ---- what is known about a code object ---------------------------------------------------------------------- */
@@ -140,6 +150,52 @@ static int put_rule(PyObject *code, PyObject *context, PyObject *globals, PyObje
     return 0;
 }
 
+/* ---- how deep? --------------------------------------------------------------------------------------------- */
+
+/* With a hook installed, every Python call is a C call, too. CPython 3.12 and 3.13 count those and stop after a fixed
+ * number, far below the recursion limit that the user set. We look at the real stack instead, and take our calls out of
+ * the count. The frames of a compiled call that the program knows nothing of are taken out of the other one: the entry,
+ * and two around a graph break. */
+#define C_DEPTH_OF_EVALUATOR 2 /* PY_EVAL_C_STACK_UNITS in ceval.c */
+#define OUR_FRAMES (stack_end == NULL ? 0 : 2)
+#if !EVALUATOR_OWNS_FRAME
+static _Thread_local int unused_depth; /* 3.11 counts both in one */
+#endif
+static _Thread_local char *stack_end = NULL; /* below this there is too little stack left; NULL: not known */
+
+static void find_stack(void)
+{
+#ifdef __linux__
+    pthread_attr_t attributes;
+    void *start;
+    size_t size;
+    if (pthread_getattr_np(pthread_self(), &attributes) != 0)
+        return;
+    if (pthread_attr_getstack(&attributes, &start, &size) == 0)
+        stack_end = (char *)start + (size / 8 > 262144 ? size / 8 : 262144);
+    pthread_attr_destroy(&attributes);
+#endif
+}
+
+static PyObject *evaluate_plain(PyThreadState *tstate, struct _PyInterpreterFrame *frame, int throwflag)
+{
+    if (stack_end == NULL)
+        return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+    char here;
+    if (&here < stack_end && !throwflag) {
+        PyErr_SetString(PyExc_RecursionError, "maximum recursion depth exceeded (of the C stack)");
+#if EVALUATOR_OWNS_FRAME
+        throwflag = 1; /* unwinds the frame at once */
+#else
+        return NULL;
+#endif
+    }
+    C_DEPTH_LEFT(tstate) += C_DEPTH_OF_EVALUATOR;
+    PyObject *result = _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+    C_DEPTH_LEFT(tstate) -= C_DEPTH_OF_EVALUATOR;
+    return result;
+}
+
 /* ---- evaluating a frame ------------------------------------------------------------------------------------- */
 
 /* A frame was replaced by a call. In 3.11 our caller clears it. Later the evaluator must: entered with an exception
@@ -149,9 +205,9 @@ static PyObject *leave_frame(PyThreadState *tstate, struct _PyInterpreterFrame *
 {
 #if EVALUATOR_OWNS_FRAME
     if (result == NULL)
-        return _PyEval_EvalFrameDefault(tstate, frame, 1);
+        return evaluate_plain(tstate, frame, 1);
     PyErr_SetNone(PyExc_StopIteration);
-    PyObject *nothing = _PyEval_EvalFrameDefault(tstate, frame, 1);
+    PyObject *nothing = evaluate_plain(tstate, frame, 1);
     Py_XDECREF(nothing);
     PyErr_Clear();
 #endif
@@ -207,14 +263,14 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
 {
     PyObject *context = region;
     if (context == NULL || throwflag || tstate->tracing) /* tracing: this is a debugger's own callback */
-        return _PyEval_EvalFrameDefault(tstate, frame, throwflag);
+        return evaluate_plain(tstate, frame, throwflag);
     PyCodeObject *code = FRAME_CODE(frame);
     CodeState *state = state_of((PyObject *)code, 0);
     if (state != NULL && state->skip)
-        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+        return evaluate_plain(tstate, frame, 0);
     int flags = code->co_flags;
     if ((flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) || !(flags & CO_NEWLOCALS))
-        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+        return evaluate_plain(tstate, frame, 0);
     PyFunctionObject *function = FRAME_FUNCTION(frame);
     Rule *rule = state == NULL ? NULL : find_rule(state, context, function->func_globals);
     PyObject *target;
@@ -228,11 +284,14 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
             return leave_frame(tstate, frame, NULL);
     }
     if (target == NULL)
-        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+        return evaluate_plain(tstate, frame, 0);
+    int ours = OUR_FRAMES;
+    PYTHON_DEPTH_LEFT(tstate) += ours;
     PyObject *result = call_target(target, function, code, frame->localsplus);
+    PYTHON_DEPTH_LEFT(tstate) -= ours;
     if (result == evaluate || (result == missed && result != NULL)) {
         Py_DECREF(result);
-        return _PyEval_EvalFrameDefault(tstate, frame, 0);
+        return evaluate_plain(tstate, frame, 0);
     }
     return leave_frame(tstate, frame, result);
 }
@@ -248,6 +307,8 @@ static PyObject *run(PyObject *self, PyObject *const *args, Py_ssize_t count, Py
     }
     PyObject *saved = region;
     int enter = args[0] != Py_None;
+    if (enter && stack_end == NULL)
+        find_stack();
     PyInterpreterState *interpreter = PyInterpreterState_Get();
     if (enter && regions++ == 0)
         _PyInterpreterState_SetEvalFrameFunc(interpreter, evaluate_frame);
@@ -313,6 +374,24 @@ static PyObject *change_code(PyObject *code, int skip)
 static PyObject *skip_code(PyObject *self, PyObject *code) { return change_code(code, 1); }
 static PyObject *forget_code(PyObject *self, PyObject *code) { return change_code(code, 0); }
 
+/* targets_of(code): the targets of a code object in all contexts, a list; None if nothing is known about it. */
+static PyObject *targets_of(PyObject *self, PyObject *code)
+{
+    CodeState *state = PyCode_Check(code) ? state_of(code, 0) : NULL;
+    if (state == NULL || (state->rules == NULL && !state->skip))
+        Py_RETURN_NONE;
+    PyObject *list = PyList_New(0);
+    for (Rule *rule = state->rules; list != NULL && rule != NULL; rule = rule->next)
+        if (PyList_Append(list, rule->target == NULL ? Py_None : rule->target) < 0)
+            Py_CLEAR(list);
+    return list;
+}
+
+static PyObject *is_installed(PyObject *self, PyObject *unused)
+{
+    return PyBool_FromLong(_PyInterpreterState_GetEvalFrameFunc(PyInterpreterState_Get()) == evaluate_frame);
+}
+
 static PyMethodDef methods[] = {
     {"run", (PyCFunction)(void (*)(void))run, METH_FASTCALL | METH_KEYWORDS, "run(context, f, *args, **kwargs)"},
     {"set_region", set_region, METH_O, "Change this thread's context (None = outside); returns the old one."},
@@ -322,6 +401,8 @@ static PyMethodDef methods[] = {
     {"set_target", set_target, METH_VARARGS, "set_target(code, context, globals, target or None)"},
     {"skip_code", skip_code, METH_O, "Evaluate frames of this code as they are, always."},
     {"forget_code", forget_code, METH_O, "Forget all that is known about a code object."},
+    {"targets_of", targets_of, METH_O, "Its targets in all contexts, a list; None if nothing is known about the code."},
+    {"is_installed", is_installed, METH_NOARGS, "Whether CPython asks us before it runs a frame."},
     {NULL, NULL, 0, NULL},
 };
 

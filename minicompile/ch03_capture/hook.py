@@ -6,7 +6,7 @@
 # then on every Python call made on the way, also deep inside library code, passes through ours before its
 # first instruction runs.
 #
-# The replacement is `frame_hook.c`, 340 lines, the only C in the capture half of this book. It decides by
+# The replacement is `frame_hook.c`, 420 lines, the only C in the capture half of this book. It decides by
 # code object:
 #
 # | known about the code | what happens |
@@ -26,6 +26,13 @@
 # and it unwinds the frame before the first instruction. The exception is then dropped and our result
 # returned. (torch.compile's hook builds a second frame by hand, from copies of CPython's internal
 # functions, one set for each version.)
+#
+# ## Depth
+#
+# CPython limits the depth of Python calls (`sys.setrecursionlimit`) and, from 3.12 on, of C calls. With a hook
+# installed every Python call is also a C call, and a graph break puts two frames of ours between the
+# program's. A recursion that eager Python can do must not fail for that, so the hook takes both out of the
+# counts, and looks at the real end of the thread's stack instead: there is a `RecursionError`, not a crash.
 #
 # ## Regions and contexts
 #
@@ -60,7 +67,7 @@ except ImportError:                                   # built without CPython's 
         RuntimeWarning, stacklevel=2)
 
 EVALUATE = _c.EVALUATE
-run = _c.run
+run, targets_of, is_installed = _c.run, _c.targets_of, _c.is_installed
 _known: dict = {}                                     # id(code) -> weak reference, for `reset`
 
 

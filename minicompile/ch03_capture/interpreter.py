@@ -32,7 +32,7 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import ConstantSource, Source
 from ..errors import SkipFrame, Unsupported
 from .values import (
-    Const, DictVal, ExcVal, GenVal, NEW, NONE, NotConstant, ObjVal, Table, TupleVal, UserError, Value,
+    BIRTHS, Const, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NEW, NONE, NotConstant, ObjVal, Table, TupleVal, UserError, Value,
     class_of, describe, user_error)
 
 PYTHON = sys.version_info[:2]
@@ -60,13 +60,22 @@ class Tracer:
     root_globals: dict = None
     grad_after: bool = True
     active: list = field(default_factory=list)
-    dynamic: dict = field(default_factory=dict)
+    options: Any = None                              # CaptureOptions
+    marked: list = field(default_factory=list)       # (source, dim, size) of dimensions that the user marked
     shape_env: ShapeEnv = field(default_factory=ShapeEnv)
     symbols: dict = field(default_factory=dict)
     symbol_sources: dict = field(default_factory=dict)
-    dynamic_ints: dict = field(default_factory=dict)
+    dynamic_numbers: dict = field(default_factory=dict)
     size_nodes: dict = field(default_factory=dict)
+    outer: torch.fx.Graph | None = None
+    lifted: dict = field(default_factory=dict)
+    pure_since: int = 0
+    inference: bool = False
+    region: int = 0
+    made_classes: dict = field(default_factory=dict)
+    identities: dict = field(default_factory=dict)
     replays: list = field(default_factory=list)
+    path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
     steps: int = 0
     ops: int = 0
     limit: int = 2_000_000
@@ -83,6 +92,7 @@ class Frame:
     ip: int = 0
     kw_names: tuple = ()
     handling: Value = NONE
+    namespace: DictVal | None = None             # of a class body
 
     def __post_init__(self):
         self.decoded = decode(self.code)
@@ -185,11 +195,13 @@ class StopTrace(Exception):
     """The outermost frame has reached the instruction at which the graph breaks."""
 
 
-def run(tx: Tracer, frame: Frame) -> Leave:
-    """Execute `frame` until it returns or yields."""
+def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
+    """Execute `frame` until it returns or yields. thrown: an exception that is raised where it stands."""
     if len(tx.frames) >= 180:
         raise Unsupported("calls nested more than 180 deep", location(tx))
     outermost, steps, stack = not tx.frames, frame.decoded.steps, frame.stack
+    if thrown is not None and not unwind(frame, steps[max(frame.ip - 1, 0)][2].offset, thrown):
+        raise UserError(thrown)
     tx.frames.append(frame)
     try:
         while True:
@@ -197,6 +209,7 @@ def run(tx: Tracer, frame: Frame) -> Leave:
                 if tx.steps == tx.stop_at:
                     raise StopTrace
                 tx.steps += 1
+                tx.path.append((frame.ip, next(BIRTHS)))
             handler, pops, instruction = steps[frame.ip]
             frame.ip += 1
             tx.ops += 1
@@ -205,11 +218,20 @@ def run(tx: Tracer, frame: Frame) -> Leave:
             try:
                 pushed = handler(tx, frame, instruction, *pop_many(frame, pops))
             except UserError as error:
+                exc = error.exc
+                if exc.context is None and instruction.opname not in ("RERAISE", "RAISE_VARARGS") and not exc.seen:
+                    exc.context = next((f.handling for f in reversed(tx.frames)
+                                        if type(f.handling) is ExcVal and f.handling is not exc), None)
+                exc.seen = True
                 if tx.ops > tx.limit or not unwind(frame, instruction.offset, error.exc):
                     raise
                 continue
             except NotConstant:
                 unsupported(tx, f"{instruction.opname} of something that is no constant")
+            except Unsupported as error:
+                if not hasattr(error, "chain"):
+                    say_where(tx, error)
+                raise
             if type(pushed) is list:
                 stack.extend(pushed)
             elif type(pushed) is Leave:
@@ -228,7 +250,7 @@ def unwind(frame: Frame, offset: int, exc: ExcVal) -> bool:
         if entry.start <= offset < entry.end:
             del frame.stack[entry.depth:]
             if entry.lasti:
-                frame.stack.append(Const(value=offset))
+                frame.stack.append(LASTI)
             frame.stack.append(exc)
             jump(frame, entry.target)
             return True
@@ -264,12 +286,16 @@ def line_of(frame: Frame) -> int:
     return frame.decoded.lines[max(frame.ip - 1, 0)]
 
 
+def user_frame(tx: Tracer) -> Frame:
+    return next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename)), tx.frames[0])
+
+
 def location(tx: Tracer):
     """The user's innermost line, or None outside any frame."""
     if not tx.frames:
         return None
-    frame = next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename)), tx.frames[0])
-    return Location(frame.code.co_filename, line_of(frame), frame.code.co_name)
+    frame = user_frame(tx)
+    return Location(frame.code.co_filename, line_of(frame), frame.code.co_name.split("__resume_at_")[0])
 
 
 def call_chain(tx: Tracer) -> list:
@@ -280,8 +306,16 @@ def call_chain(tx: Tracer) -> list:
 def unsupported(tx: Tracer, reason: str):
     """Give up on the current instruction: a graph break."""
     error = Unsupported(reason, location(tx))
-    error.chain = call_chain(tx)
+    say_where(tx, error)
     raise error
+
+
+def say_where(tx: Tracer, error: Unsupported):
+    """Note the call chain, and the columns of the expression in the user's innermost line."""
+    frame = user_frame(tx)
+    error.chain = call_chain(tx)
+    error.position = frame.decoded.instructions[max(frame.ip - 1, 0)].positions
+    error.location = error.location or location(tx)
 
 
 # %% [markdown]
@@ -308,6 +342,8 @@ def constant_source(tx: Tracer, real) -> ConstantSource:
 def touch(tx: Tracer, value: Value):
     """`value` is about to change. If it existed before the call, its final contents are written back at the
     end."""
+    if tx.pure_since and (value.born < tx.pure_since or value.real is not None and value.real is not NEW):
+        unsupported(tx, f"a change of {describe(value)} in code that is not run exactly once")
     if value.real is None or value.real is NEW:
         return
     if value.source is None and type(value) is not ObjVal:
@@ -347,7 +383,7 @@ def bind(tx, code, name, defaults, kwdefaults, args, kwargs) -> dict:
     position = count + keyword_only
     if len(args) > count:
         if not code.co_flags & inspect.CO_VARARGS:
-            user_error(TypeError, f"{name}() takes {count} positional arguments but {len(args)} were given")
+            refuse_arguments(code, defaults, kwdefaults, args, kwargs)
     if code.co_flags & inspect.CO_VARARGS:
         bound[names[position]] = TupleVal(items=list(args[count:]))
         position += 1
@@ -357,55 +393,83 @@ def bind(tx, code, name, defaults, kwdefaults, args, kwargs) -> dict:
         if key not in acceptable:
             extra[key] = value
         elif key in bound:
-            user_error(TypeError, f"{name}() got multiple values for argument {key!r}")
+            refuse_arguments(code, defaults, kwdefaults, args, kwargs)
         else:
             bound[key] = value
     if code.co_flags & inspect.CO_VARKEYWORDS:
         bound[names[position]] = DictVal(items={k: [Const(value=k), v] for k, v in extra.items()})
     elif extra:
-        user_error(TypeError, f"{name}() got an unexpected keyword argument {next(iter(extra))!r}")
+        refuse_arguments(code, defaults, kwdefaults, args, kwargs)
     first_default = count - len(defaults)
     for i, parameter in enumerate(positional):
         if parameter not in bound:
             if i < first_default:
-                user_error(TypeError, f"{name}() missing required argument: {parameter!r}")
+                refuse_arguments(code, defaults, kwdefaults, args, kwargs)
             bound[parameter] = defaults[i - first_default]()
     for parameter in names[count:count + keyword_only]:
         if parameter not in bound:
             if parameter not in kwdefaults:
-                user_error(TypeError, f"{name}() missing required keyword-only argument: {parameter!r}")
+                refuse_arguments(code, defaults, kwdefaults, args, kwargs)
             bound[parameter] = kwdefaults[parameter]()
     return bound
+
+
+def refuse_arguments(code, defaults, kwdefaults, args, kwargs):
+    """Raise the TypeError for a call that does not fit. The words are Python's: an empty function with the same
+    parameters is called in the same way."""
+    body = compile("None", code.co_filename, "eval")
+    cells = tuple(types.CellType() for _ in code.co_freevars)
+    empty = code.replace(co_code=body.co_code, co_consts=body.co_consts, co_exceptiontable=b"", co_stacksize=2)
+    function = types.FunctionType(empty, {}, code.co_name, (None,) * len(defaults) or None, cells)
+    function.__kwdefaults__ = dict.fromkeys(kwdefaults)
+    try:
+        function(*args, **kwargs)
+    except TypeError as error:
+        user_error(TypeError, *error.args)
+    raise AssertionError(f"the arguments of {code.co_qualname} fit after all")
 
 
 # %%
 REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs):
-    """Run a Python function's bytecode as a frame of this trace and return its result."""
+def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs, namespace=None):
+    """Run a Python function's bytecode as a frame of this trace and return its result. namespace: of a class body."""
     if code.co_flags & REFUSED_FLAGS:
         unsupported(tx, f"the coroutine {name}")
-    frame = Frame(code, globals_, globals_source, closure=closure)
+    frame = Frame(code, globals_, globals_source, closure=closure, namespace=namespace)
     frame.locals = bind(tx, code, name, defaults, kwdefaults, args, kwargs)
     return GenVal(frame=frame) if code.co_flags & inspect.CO_GENERATOR else run(tx, frame).value
 
 
-def advance(tx, generator: GenVal, sent: Value = NONE):
+def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = None):
     """next(generator): the yielded value, or None when it has returned (its result is in
-    `generator.result`)."""
+    `generator.result`). thrown: an exception to raise inside instead."""
     frame = generator.frame
     if frame in tx.frames:
         user_error(ValueError, "generator already executing")
+    if thrown is not None and (generator.done or not generator.started):
+        generator.done = True
+        raise UserError(thrown)
     if generator.done:
         generator.result = NONE
         return None
-    if generator.started:
+    if not generator.started and getattr(sent, "value", MISSING) is not None:
+        user_error(TypeError, "can't send non-None value to a just-started generator")
+    if generator.started and thrown is None:
         frame.stack.append(sent)
+    elif thrown is not None and type(frame.stack[-1] if frame.stack else None) in (GenVal, IterVal) and delegates(frame):
+        unsupported(tx, "throwing into a generator that delegates to another")
     generator.started = generator.done = True        # done, should the run fail
-    left = run(tx, frame)
+    left = run(tx, frame, thrown)
     if left.yielded:
         generator.done = False
         return left.value
     generator.result = left.value
     return None
+
+
+def delegates(frame: Frame) -> bool:
+    """Whether a suspended generator stands in a `yield from`."""
+    following = frame.decoded.instructions[frame.ip]
+    return following.opname == "RESUME" and following.arg & 3 == 2

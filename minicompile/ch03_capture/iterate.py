@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import itertools
 
 from .attributes import special
@@ -16,7 +17,7 @@ from .interpreter import Tracer, advance, unsupported
 from .tensors import emit, tensor_shape
 from .values import (
     Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, UserError,
-    Value, class_of, describe, lookup, user_error)
+    Value, ViewVal, class_of, describe, lookup, user_error)
 from .wrap import dict_contents, guard_keys, realize, wrap
 
 DICT_SLOTS = (dict.__iter__, dict.__len__, collections.OrderedDict.__iter__)
@@ -30,22 +31,25 @@ def iterate(tx: Tracer, value: Value) -> Value:
     if kind in (IterVal, GenVal):
         return value
     if kind in (TupleVal, ListVal):
-        return IterVal(it=sequence(tx, value))
+        return IterVal(it=sequence(tx, value), over=value)
     if kind is DictVal:
         guard_keys(tx, value)
-        return IterVal(it=keys(tx, value))
+        return IterVal(it=keys(tx, value), over=value)
+    if kind is ViewVal:
+        guard_keys(tx, value.of)
+        return IterVal(it=entries_of(tx, value), over=value)
     if kind is SetVal:
         return IterVal(it=iter(list(value.items.values())))
     if kind is Const:
         if not hasattr(value.value, "__iter__"):
             user_error(TypeError, f"'{type(value.value).__name__}' object is not iterable")
-        return IterVal(it=(wrap(tx, item) for item in value.value))
+        return IterVal(it=(wrap(tx, item) for item in value.value), over=value)
     if kind is TensorVal:
         if value.fake.dim() == 0:
             unsupported(tx, "iterating over a 0-d tensor")
         return IterVal(it=iter(emit(tx, "call_method", "unbind", [value], {}).items))
-    if kind is ObjVal and isinstance(value.real, type) and hasattr(type(value.real), "__iter__"):
-        return IterVal(it=(wrap(tx, item) for item in list(value.real)))      # an Enum
+    if kind is ObjVal and isinstance(value.real, enum.EnumMeta):
+        return IterVal(it=(wrap(tx, item) for item in list(value.real)))
     iterator = special(tx, value, "__iter__")
     if iterator is not None:
         return iterator
@@ -63,12 +67,27 @@ def sequence(tx, value):
 
 
 def keys(tx, value):
+    for entry in stable_entries(value):
+        entry[0] = key = realize(tx, entry[0])
+        yield key
+
+
+def stable_entries(value):
+    """The [key, value] pairs of a DictVal, as long as nobody adds or removes one."""
     size = len(value.items)
     for entry in list(value.items.values()):
         if len(value.items) != size:
-            user_error(RuntimeError, "dictionary changed size during iteration")
-        entry[0] = key = realize(tx, entry[0])
-        yield key
+            words = "OrderedDict mutated" if value.cls is collections.OrderedDict else "dictionary changed size"
+            user_error(RuntimeError, f"{words} during iteration")
+        yield entry
+    if len(value.items) != size:
+        user_error(RuntimeError, "dictionary changed size during iteration")
+
+
+def entries_of(tx, view):
+    for entry in stable_entries(view.of):
+        entry[:] = [realize(tx, part) for part in entry]
+        yield TupleVal(items=list(entry)) if view.kind == "items" else entry[view.kind == "values"]
 
 
 def by_index(tx, value):
@@ -93,7 +112,12 @@ def unless_raised(cls, function):
 def next_value(tx: Tracer, iterator: Value) -> Value | None:
     """next(iterator), or None when it is exhausted."""
     if type(iterator) is IterVal:
-        return next(iterator.it, None)
+        iterator.taken += 1
+        item = next(iterator.it, None)
+        if item is None:
+            iterator.it = iter(())
+            iterator.over = None
+        return item
     if type(iterator) is GenVal:
         return advance(tx, iterator)
     if type(iterator) is ObjVal and hasattr(lookup(iterator.cls, "__next__"), "__code__"):
@@ -127,7 +151,8 @@ def length(tx: Tracer, value: Value) -> Value:
     kind = type(value)
     if kind in (TupleVal, ListVal, SetVal):
         return Const(value=len(value.items))
-    if kind is DictVal:
+    if kind in (DictVal, ViewVal):
+        value = value.of if kind is ViewVal else value
         guard_keys(tx, value)
         return Const(value=len(value.items))
     if kind is TensorVal:
@@ -136,7 +161,7 @@ def length(tx: Tracer, value: Value) -> Value:
         return tensor_shape(tx, value).items[0]
     if kind is Const and hasattr(value.value, "__len__"):
         return Const(value=len(value.value))
-    if kind is ObjVal and isinstance(value.real, type) and hasattr(type(value.real), "__len__"):
+    if kind is ObjVal and isinstance(value.real, enum.EnumMeta):
         return Const(value=len(value.real))
     result = special(tx, value, "__len__")
     if result is None and lookup(class_of(value), "__len__") is MISSING:

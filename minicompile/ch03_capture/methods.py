@@ -25,8 +25,8 @@ from .operations import (
     specialize, truth, user_errors)
 from .tensors import call_tensor_method
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, TRUE,
-    TensorVal, TupleVal, UserError, Value, boolean, describe, user_error)
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE,
+    TensorVal, TupleVal, UserError, Value, ViewVal, boolean, describe, user_error)
 from .wrap import guard_keys, guard_missing, key_of, realize
 
 
@@ -49,7 +49,7 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
             if "positional argument" not in str(error) and "keyword argument" not in str(error):
                 raise
             unsupported(tx, f"this call of {describe(value)}.{name}: {error}")
-    if type(value) in (Const, TupleVal, SetVal, ObjVal) and name not in ("__enter__", "__exit__", "__call__"):
+    if type(value) in (Const, TupleVal, SetVal, SliceVal, ObjVal) and name not in ("__enter__", "__exit__", "__call__"):
         try:
             if type(value) is Const and isinstance(value.value, str) and name == "join":
                 args = [TupleVal(items=unpack(tx, args[0]))]
@@ -88,6 +88,9 @@ def changes_items(name, *converters):
     def apply(tx, self, *args):
         converted = [convert(tx, arg) for convert, arg in zip(converters, args)]
         touch(tx, self)
+        if self.on_look is not None and name in ("append", "extend"):
+            getattr(self.added, name)(*converted)
+            return None
         with user_errors():
             result = getattr(self.items, name)(*converted, *args[len(converters):])
         return realize(tx, result)
@@ -109,7 +112,7 @@ def list_init(tx, self, items=TupleVal()):
 
 @method(ListVal, "remove")
 def list_remove(tx, self, item):
-    index = sequence_index(tx, self, item)
+    index = sequence_index(tx, self, item, asked="remove")
     touch(tx, self)
     del self.items[index.value]
 
@@ -142,12 +145,12 @@ def sort_values(tx, items, key, reverse) -> list:
     return [items[i] for i in order]
 
 
-def sequence_index(tx, self, item, start=NONE, stop=NONE):
+def sequence_index(tx, self, item, start=NONE, stop=NONE, asked="index"):
     items = unpack(tx, self)
     for i in range(*slice(start.value, stop.value).indices(len(items))):
         if equal(tx, items[i], item):
             return Const(value=i)
-    user_error(ValueError, f"{describe(item)} is not in {self.cls.__name__}")
+    fold(tx, getattr(self.cls, asked), [type(self)(items=type(self.items)(), cls=self.cls), item])     # raises
 
 
 def sequence_count(tx, self, item):
@@ -158,7 +161,8 @@ def repeated(tx, self, count):
     count = specialize(count)
     if type(count) is Const and type(count.value) in (int, bool):
         items = self.items * count.value
-        return ListVal(items=items, cls=self.cls) if type(self) is ListVal else TupleVal(items=items)
+        return ListVal(items=items, cls=self.cls) if type(self) is ListVal else \
+            TupleVal(items=items, cls=torch.Size if self.cls is torch.Size else tuple)
 
 
 for _kind in (ListVal, TupleVal):
@@ -175,15 +179,15 @@ def list_add(tx, self, other):
 @method(TupleVal, "__add__")
 def tuple_add(tx, self, other):
     if type(other) is TupleVal:
-        cls = torch.Size if self.cls is other.cls is torch.Size else tuple
+        # What `+` makes of a torch.Size differs between releases of torch
+        left, right = ((torch.Size if v.cls is torch.Size else tuple)(()) for v in (self, other))
+        cls = type(left + right)
         return TupleVal(items=unpack(tx, self) + unpack(tx, other), cls=cls)
 
 
 @method(ListVal, "__iadd__")
 def list_iadd(tx, self, other):
-    items = unpack(tx, other)
-    touch(tx, self)
-    self.items.extend(items)
+    METHODS[ListVal, "extend"](tx, self, other)
     return self
 
 
@@ -203,8 +207,8 @@ def size_numel(tx, self):
 # %% [markdown]
 # ## dict
 #
-# `keys()`, `values()` and `items()` are snapshots here, not views: enough for loops, which is what they are
-# for. They carry the view's class, so that one that escapes is noticed and not returned as a tuple.
+# `keys()`, `values()` and `items()` are views: they show the dictionary as it is when one looks. Views of keys
+# and items are sets as well.
 
 # %%
 def entries(tx, self: DictVal) -> dict:
@@ -213,21 +217,41 @@ def entries(tx, self: DictVal) -> dict:
     return self.items
 
 
-@method(DictVal, "keys")
-def dict_keys(tx, self):
-    return SetVal(items={k: realize(tx, key) for k, (key, _) in entries(tx, self).items()},
-                  cls=type({}.keys()))
+for _kind in ("keys", "values", "items"):
+    method(DictVal, _kind)(lambda tx, self, kind=_kind: ViewVal(of=self, kind=kind))
 
 
-@method(DictVal, "values")
-def dict_values(tx, self):
-    return TupleVal(items=[value for _, value in entries(tx, self).values()], cls=type({}.values()))
+def as_set(tx, value) -> Value:
+    """A view of keys or items as the set that it also is; other values as they are."""
+    if type(value) is ViewVal and value.kind != "values":
+        return SetVal(items={key_of(tx, item): item for item in unpack(tx, value)})
+    return value
 
 
-@method(DictVal, "items")
-def dict_items(tx, self):
-    pairs = [TupleVal(items=list(entry)) for entry in entries(tx, self).values()]
-    return TupleVal(items=pairs, cls=type({}.items()))
+def view_operator(name):
+    @method(ViewVal, name)
+    def operate(tx, self, other):
+        if self.kind != "values":
+            others = SetVal(items=items_of_set(tx, other)) if name[2:-2].lstrip("r") in SET_SYMBOLS else as_set(tx, other)
+            function = METHODS.get((SetVal, name))
+            mine = as_set(tx, self)
+            return function(tx, mine, others) if function else set_comparison(tx, name, mine, others)
+
+
+SET_SYMBOLS = ("or", "and", "sub", "xor")
+for _name in ("or", "and", "sub", "xor", "ror", "rand", "rsub", "rxor", "eq", "ne", "lt", "le", "gt", "ge"):
+    view_operator(f"__{_name}__")
+
+
+def set_comparison(tx, name, self, other):
+    """<, <=, ==, ... of sets: by their keys."""
+    if type(other) is SetVal and name[2:-2] in ("eq", "ne", "lt", "le", "gt", "ge"):
+        return boolean(getattr(self.items.keys(), name)(other.items.keys()))
+
+
+@method(ViewVal, "isdisjoint")
+def view_isdisjoint(tx, self, other):
+    return METHODS[SetVal, "isdisjoint"](tx, as_set(tx, self), other)
 
 
 def is_missing(tx, self, key) -> bool:
@@ -374,6 +398,8 @@ def set_methods(name, inplace=None, symbol=None):
     if symbol is not None:
         method(SetVal, inplace)(change)
         method(SetVal, f"__{symbol}__")(operate)
+        method(SetVal, f"__r{symbol}__")(lambda tx, self, other: operate(tx, other, self)
+                                         if type(other) is SetVal else None)
         method(SetVal, f"__i{symbol}__")(operate_inplace)
 
 
@@ -426,6 +452,12 @@ def stop_iteration(*args):
     raise UserError(ExcVal(cls=StopIteration, args=list(args)))
 
 
+def result_of(generator) -> list:
+    """Arguments of the StopIteration that a generator ends with."""
+    result = generator.result if type(generator) is GenVal else NONE
+    return [] if result is None or getattr(result, "value", MISSING) is None else [result]
+
+
 @method(IterVal, "__next__")
 def iterator_next(tx, self):
     return next_value(tx, self) or stop_iteration()
@@ -440,12 +472,26 @@ def generator_next(tx, self):
 def generator_send(tx, self, value):
     sent = advance(tx, self, value)
     if sent is None:
-        stop_iteration(*[] if self.result is NONE else [self.result])
+        stop_iteration(*result_of(self))
     return sent
+
+
+@method(GenVal, "throw")
+def generator_throw(tx, self, exc, *more):
+    if type(exc) is ObjVal and isinstance(exc.real, type):
+        exc = call(tx, exc, [v for v in more[:1] if v is not NONE])
+    if type(exc) is not ExcVal or len(more) > 2:
+        unsupported(tx, f"throw() of {describe(exc)}")
+    return advance(tx, self, thrown=exc) or stop_iteration(*result_of(self))
 
 
 @method(GenVal, "close")
 def generator_close(tx, self):
-    if self.started and not self.done and self.frame.code.co_exceptiontable:
-        unsupported(tx, "closing a generator that may have to clean up")
+    if self.started and not self.done:
+        try:
+            if advance(tx, self, thrown=ExcVal(cls=GeneratorExit)) is not None:
+                user_error(RuntimeError, "generator ignored GeneratorExit")
+        except UserError as error:
+            if not issubclass(error.exc.cls, (GeneratorExit, StopIteration)):
+                raise
     self.done = True

@@ -70,6 +70,16 @@ def forget_code(code) -> None:
     _rules.pop(id(code), None)
 
 
+def targets_of(code) -> list | None:
+    if id(code) not in _rules:
+        return None
+    return [target for target, _ in (_rules[id(code)] or {}).values()]
+
+
+def is_installed() -> bool:
+    return False
+
+
 # %% [markdown]
 # ## Which frame would it be?
 #
@@ -120,7 +130,8 @@ def binder_code(code) -> types.CodeType | None:
     parameters += [*keyword_only, *(["**" + more] if more else [])]
     order = [*plain, *keyword_only, *([star] if star else []), *([more] if more else [])]
     try:
-        return eval(f"lambda {', '.join(parameters)}: ({''.join(name + ', ' for name in order)})", {}).__code__
+        made = eval(f"lambda {', '.join(parameters)}: ({''.join(name + ', ' for name in order)})", {}).__code__
+        return made.replace(co_name=code.co_name, co_qualname=code.co_qualname)         # for messages
     except SyntaxError:        # a comprehension's `.0`
         return None
 

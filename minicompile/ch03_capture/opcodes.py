@@ -23,7 +23,7 @@ from .methods import dict_update
 from .operations import (
     as_python, binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary)
 from .values import (
-    CellVal, Const, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, SuperVal, TupleVal, Value, boolean,
+    CellVal, Const, DELETED, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, SuperVal, TupleVal, Value, boolean,
     user_error)
 from .wrap import key_of, realize, wrap, wrap_constant
 
@@ -62,11 +62,13 @@ def swap(tx, frame, i):
 # ## Variables
 
 # %%
+UNBOUND = "cannot access local variable '{}' where it is not associated with a value"
+
+
 def read_local(tx, frame, name):
     value = frame.locals.get(name)
     if value is None:
-        user_error(UnboundLocalError, f"cannot access local variable '{name}' where it is not associated "
-                                      "with a value")
+        user_error(UnboundLocalError, UNBOUND.format(name))
     if type(value) is Lazy:
         value = frame.locals[name] = realize(tx, value)
     return value
@@ -79,9 +81,14 @@ def store_local(frame, name, value):
         frame.locals[name] = value
 
 
-@opcode("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_CLOSURE")
+@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
 def load_fast(tx, frame, i):
     return read_local(tx, frame, i.argval)
+
+
+@opcode("LOAD_CLOSURE")
+def load_closure(tx, frame, i):
+    return frame.locals[i.argval]
 
 
 @opcode("LOAD_FAST_LOAD_FAST")
@@ -113,7 +120,8 @@ def store_fast_load_fast(tx, frame, i, value):
 
 @opcode("DELETE_FAST")
 def delete_fast(tx, frame, i):
-    read_local(tx, frame, i.argval)
+    if i.argval not in frame.locals:
+        read_local(tx, frame, i.argval)              # raises
     del frame.locals[i.argval]
 
 
@@ -145,12 +153,18 @@ def copy_free_vars(tx, frame, i):
 def read_cell(tx, cell, name):
     if type(cell.content) is Lazy:
         cell.content = realize(tx, cell.content)
+    if cell.content is None and name in tx.frames[-1].code.co_cellvars:
+        user_error(UnboundLocalError, UNBOUND.format(name))
+    if cell.content is None and tx.frames and name in tx.frames[-1].code.co_cellvars:
+        user_error(UnboundLocalError, f"cannot access local variable '{name}' where it is not associated "
+                                      "with a value", name=Const(value=name))
     if cell.content is None:
-        user_error(NameError, f"cannot access free variable '{name}' where it is not associated with a value")
+        user_error(NameError, f"cannot access free variable '{name}' where it is not associated with a value"
+                              " in enclosing scope", name=Const(value=name))
     return cell.content
 
 
-@opcode("LOAD_DEREF", "LOAD_CLASSDEREF")
+@opcode("LOAD_DEREF")
 def load_deref(tx, frame, i):
     return read_cell(tx, frame.locals[i.argval], i.argval)
 
@@ -160,6 +174,15 @@ def store_deref(tx, frame, i, value):
     cell = frame.locals[i.argval]
     touch(tx, cell)
     cell.content = value
+
+
+@opcode("DELETE_DEREF")
+def delete_deref(tx, frame, i):
+    cell = frame.locals[i.argval]
+    read_cell(tx, cell, i.argval)
+    if cell.real is not None:
+        unsupported(tx, "deleting a variable of an enclosing function")
+    cell.content = None
 
 
 # %% [markdown]
@@ -175,17 +198,25 @@ def global_source(tx, frame, name):
 
 def read_global(tx, frame, name) -> Value:
     written = tx.global_writes.get((id(frame.globals), name))
-    if written is not None:
+    deleted = written is not None and written[1] is DELETED
+    if written is not None and not deleted:
         return written[1]
-    if name in frame.globals:
+    if name in frame.globals and not deleted:
         return wrap(tx, frame.globals[name], global_source(tx, frame, name))
     namespace = frame.globals.get("__builtins__", builtins)
     namespace = namespace if isinstance(namespace, dict) else vars(namespace)
     if name not in namespace:
-        user_error(NameError, f"name '{name}' is not defined")
+        if name not in frame.globals:
+            guard_global_missing(tx, frame, name)
+        user_error(NameError, f"name '{name}' is not defined", name=Const(value=name))
+    if not deleted:
+        guard_global_missing(tx, frame, name)
+    return wrap(tx, namespace[name])
+
+
+def guard_global_missing(tx, frame, name):
     if frame.globals is tx.root_globals or frame.globals_source is not None:
         tx.guards.add(constant_source(tx, frame.globals), "NO_KEY", name, location(tx))
-    return wrap(tx, namespace[name])
 
 
 def callable_pair(callable_) -> list:
@@ -199,9 +230,58 @@ def load_global(tx, frame, i):
     return callable_pair(value) if i.arg & 1 else value
 
 
+# %% [markdown]
+# The body of a class is a function whose variables are the entries of a dictionary, the namespace.
+
+# %%
+def in_namespace(tx, frame, name) -> Value | None:
+    entry = frame.namespace.items.get(name) if frame.namespace is not None else None
+    return entry and entry[1]
+
+
 @opcode("LOAD_NAME")
 def load_name(tx, frame, i):
-    return read_global(tx, frame, i.argval)
+    return in_namespace(tx, frame, i.argval) or read_global(tx, frame, i.argval)
+
+
+@opcode("STORE_NAME")
+def store_name(tx, frame, i, value):
+    set_item(tx, frame.namespace, Const(value=i.argval), value)
+
+
+@opcode("DELETE_NAME")
+def delete_name(tx, frame, i):
+    delete_item(tx, frame.namespace, Const(value=i.argval))
+
+
+@opcode("LOAD_LOCALS")
+def load_locals(tx, frame, i):
+    return frame.namespace
+
+
+@opcode("SETUP_ANNOTATIONS")
+def setup_annotations(tx, frame, i):
+    frame.namespace.items.setdefault("__annotations__", [Const(value="__annotations__"), DictVal()])
+
+
+@opcode("LOAD_CLASSDEREF")
+def load_classderef(tx, frame, i):
+    return in_namespace(tx, frame, i.argval) or load_deref(tx, frame, i)
+
+
+@opcode("LOAD_FROM_DICT_OR_DEREF")
+def load_from_dict_or_deref(tx, frame, i, namespace):
+    return load_classderef(tx, frame, i)
+
+
+@opcode("LOAD_FROM_DICT_OR_GLOBALS")
+def load_from_dict_or_globals(tx, frame, i, namespace):
+    return load_name(tx, frame, i)
+
+
+@opcode("LOAD_BUILD_CLASS")
+def load_build_class(tx, frame, i):
+    return wrap(tx, builtins.__build_class__)
 
 
 @opcode("STORE_GLOBAL")
@@ -380,7 +460,10 @@ def build_list(tx, frame, i, *items):
 
 @opcode("BUILD_SET")
 def build_set(tx, frame, i, *items):
-    return SetVal(items={key_of(tx, v): v for v in items})
+    result = SetVal()
+    for item in items:
+        result.items.setdefault(key_of(tx, item), item)
+    return result
 
 
 @opcode("BUILD_MAP")
@@ -393,7 +476,10 @@ def build_map(tx, frame, i):
 
 @opcode("BUILD_CONST_KEY_MAP")
 def build_const_key_map(tx, frame, i, keys):
-    return DictVal(items={key_of(tx, k): [k, v] for k, v in zip(unpack(tx, keys), pop_many(frame, i.arg))})
+    result = DictVal()
+    for key, value in zip(unpack(tx, keys), pop_many(frame, i.arg)):
+        set_item(tx, result, key, value)
+    return result
 
 
 @opcode("BUILD_SLICE")
@@ -436,12 +522,20 @@ def format_with_spec(tx, frame, i, value, spec):
 
 @opcode("LIST_APPEND")
 def list_append(tx, frame, i, item):
-    frame.stack[-i.arg].items.append(item)
+    grown(tx, frame, i).append(item)
+
+
+def grown(tx, frame, i):
+    """Items of the container that a comprehension or display is filling. It existed before the trace when
+    the graph broke in the middle."""
+    container = frame.stack[-i.arg]
+    touch(tx, container)
+    return container.items
 
 
 @opcode("SET_ADD")
 def set_add(tx, frame, i, item):
-    frame.stack[-i.arg].items.setdefault(key_of(tx, item), item)
+    grown(tx, frame, i).setdefault(key_of(tx, item), item)
 
 
 @opcode("MAP_ADD")
@@ -451,13 +545,14 @@ def map_add(tx, frame, i, key, value):
 
 @opcode("LIST_EXTEND")
 def list_extend(tx, frame, i, items):
-    frame.stack[-i.arg].items.extend(unpack(tx, items))
+    grown(tx, frame, i).extend(unpack(tx, items))
 
 
 @opcode("SET_UPDATE")
 def set_update(tx, frame, i, items):
+    target = grown(tx, frame, i)
     for item in unpack(tx, items):
-        frame.stack[-i.arg].items.setdefault(key_of(tx, item), item)
+        target.setdefault(key_of(tx, item), item)
 
 
 @opcode("DICT_UPDATE")
@@ -479,8 +574,14 @@ def list_to_tuple(tx, frame, i, items):
     return TupleVal(items=unpack(tx, items))
 
 
+def refuse_to_unpack(value):
+    if type(value) is Const and not hasattr(value.value, "__iter__"):
+        user_error(TypeError, f"cannot unpack non-iterable {type(value.value).__name__} object")
+
+
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(tx, frame, i, sequence):
+    refuse_to_unpack(sequence)
     items = unpack(tx, sequence)
     if len(items) < i.arg:
         user_error(ValueError, f"not enough values to unpack (expected {i.arg}, got {len(items)})")
@@ -492,9 +593,17 @@ def unpack_sequence(tx, frame, i, sequence):
 @opcode("UNPACK_EX")
 def unpack_ex(tx, frame, i, sequence):
     before, after = i.arg & 0xFF, i.arg >> 8
+    refuse_to_unpack(sequence)
     items = unpack(tx, sequence)
     end = len(items) - after
     if end < before:
         user_error(ValueError, f"not enough values to unpack (expected at least {before + after}, "
                                f"got {len(items)})")
     return [*items[end:][::-1], ListVal(items=items[before:end]), *items[:before][::-1]]
+
+
+@opcode("DELETE_GLOBAL")
+def delete_global(tx, frame, i):
+    if i.argval not in frame.globals and (id(frame.globals), i.argval) not in tx.global_writes:
+        user_error(NameError, f"name '{i.argval}' is not defined", name=Const(value=i.argval))
+    store_global(tx, frame, i, DELETED)

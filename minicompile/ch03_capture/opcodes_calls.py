@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib.util
 import sys
 
+import torch
+
 from .attributes import get_attribute
 from .interpreter import PYTHON, Leave, advance, call, jump, opcode, pop_many, unsupported
 from .iterate import iterate, length, next_value, unpack
@@ -17,8 +19,8 @@ from .methods import dict_update
 from .opcodes import constant_value
 from .operations import as_python, contains, get_item, identical, truth, unary
 from .values import (
-    DictVal, ExcVal, FuncVal, GenVal, ListVal, MISSING, NONE, NULL, ObjVal, TupleVal, UserError, boolean,
-    lookup, user_error)
+    Const, ContextVal, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NONE, NULL,
+    ObjVal, TupleVal, UserError, boolean, class_of, lookup, user_error)
 from .wrap import guard_keys, realize, wrap
 
 
@@ -63,6 +65,8 @@ def call_kw(tx, frame, i, names):
 def call_function_ex(tx, frame, i):
     kwargs = frame.stack.pop() if i.arg & 1 else DictVal()
     first, second, args = pop_many(frame, 3)
+    if type(args) is Const and not hasattr(args.value, "__iter__") or type(kwargs) is Const:
+        unsupported(tx, "a call with * or ** of something else")
     if type(kwargs) is not DictVal:
         mapping, kwargs = kwargs, DictVal()
         dict_update(tx, kwargs, mapping)
@@ -93,9 +97,12 @@ def set_function_attribute(tx, frame, i, value, function):
 
 
 def attach(tx, function, flag, value):
-    """One of the extras of a `def`: its closure, annotations (not kept), keyword defaults or defaults."""
+    """One of the extras of a `def`: its closure, annotations, keyword defaults or defaults."""
     if flag == 8:
         function.closure = list(value.items)
+    elif flag == 4:
+        pairs = unpack(tx, value)
+        function.attrs["__annotations__"] = DictVal(items={k.value: [k, v] for k, v in zip(pairs[::2], pairs[1::2])})
     elif flag == 2:
         function.kwdefaults = named_values(tx, value)
     elif flag == 1:
@@ -154,12 +161,12 @@ def end_send(tx, frame, i, iterator, value):
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(tx, frame, i, exc):
     previous, frame.handling = frame.handling, exc
-    return [previous, exc]
+    return [HandlingVal(previous=previous, current=exc), exc]
 
 
 @opcode("POP_EXCEPT")
-def pop_except(tx, frame, i, previous):
-    frame.handling = previous
+def pop_except(tx, frame, i, handling):
+    frame.handling = handling.previous
 
 
 @opcode("CHECK_EXC_MATCH")
@@ -169,25 +176,47 @@ def check_exc_match(tx, frame, i, exc, classes):
 
 @opcode("RERAISE")
 def reraise(tx, frame, i, exc):
-    raise UserError(exc)
+    raise made_here(tx, exc)
+
+
+def made_here(tx, exc) -> UserError:
+    """An exception that existed before, as in a resumed handler, is for Python to raise: it has a traceback
+    and a context, which raising it changes."""
+    if type(exc) is not ExcVal:
+        unsupported(tx, "raising an exception again that was caught outside of the trace")
+    return UserError(exc)
 
 
 @opcode("RAISE_VARARGS")
 def raise_varargs(tx, frame, i, *operands):
     exc, cause = (*operands, None, None)[:2]
     if exc is None:                              # a bare `raise`
-        exc = next((f.handling for f in reversed(tx.frames) if type(f.handling) is ExcVal), None)
-        if exc is None:
-            user_error(RuntimeError, "No active exception to reraise")
-        raise UserError(exc)
+        raise made_here(tx, next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None))
     if type(exc) is ObjVal and isinstance(exc.real, type):
         exc = call(tx, exc, [])
-    if type(exc) is ObjVal and isinstance(exc.real, BaseException):
-        exc = ExcVal(cls=exc.cls, args=[wrap(tx, a) for a in exc.real.args], real=exc.real, source=exc.source)
+    exc = as_exception(tx, exc)
     if type(exc) is not ExcVal:
         user_error(TypeError, "exceptions must derive from BaseException")
-    exc.cause = cause
+    if cause is not None:
+        if type(cause) is ObjVal and isinstance(cause.real, type):
+            cause = call(tx, cause, [])
+        exc.cause = cause
+    note_context(tx, exc)
     raise UserError(exc)
+
+
+def note_context(tx, exc):
+    handled = next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
+    if handled is not None and handled is not exc:
+        exc.context = handled
+
+
+def as_exception(tx, value):
+    """The value for an exception object that existed before."""
+    if type(value) is not ObjVal or not isinstance(value.real, BaseException):
+        return value
+    return ExcVal(cls=value.cls, args=[wrap(tx, a) for a in value.real.args], real=value.real,
+                  source=value.source)
 
 
 @opcode("LOAD_ASSERTION_ERROR")
@@ -197,6 +226,8 @@ def load_assertion_error(tx, frame, i):
 
 @opcode("BEFORE_WITH")
 def before_with(tx, frame, i, context):
+    if type(context) is Const and type(context.value) is torch.device:
+        context = ContextVal(kind="device", state=(context.value,), factory=torch.device, result=context)
     leave, enter = get_special(tx, context, "__exit__"), get_special(tx, context, "__enter__")
     return [leave, call(tx, enter, [])]
 
@@ -265,14 +296,17 @@ def get_len(tx, frame, i):
     return length(tx, frame.stack[-1])
 
 
+IS_SEQUENCE, IS_MAPPING = 1 << 5, 1 << 6         # CPython's flags of classes, for patterns
+
+
 @opcode("MATCH_SEQUENCE")
 def match_sequence(tx, frame, i):
-    return boolean(type(frame.stack[-1]) in (TupleVal, ListVal))
+    return boolean(class_of(frame.stack[-1]).__flags__ & IS_SEQUENCE)
 
 
 @opcode("MATCH_MAPPING")
 def match_mapping(tx, frame, i):
-    return boolean(type(frame.stack[-1]) is DictVal)
+    return boolean(class_of(frame.stack[-1]).__flags__ & IS_MAPPING)
 
 
 @opcode("MATCH_KEYS")

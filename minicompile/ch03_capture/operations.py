@@ -9,6 +9,7 @@
 # %%
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
 import operator
@@ -17,14 +18,14 @@ import types
 import torch
 
 from ..errors import Unsupported
-from .attributes import special
+from .attributes import special, store_in_dict
 from .interpreter import Tracer, call, touch, unsupported
 from .iterate import unpack, values_of
-from .tensors import emit
+from .tensors import emit, emit_float
 from .values import (
-    Const, DictVal, ExcVal, ListVal, MISSING, NEW, NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table,
-    TensorVal, TupleVal, UserError, Value, boolean, class_of, describe, lookup, user_error)
-from .wrap import dict_contents, guard_keys, guard_missing, key_of, realize, wrap, wrap_constant
+    Const, DictVal, ExcVal, Identity, ListVal, MISSING, NUMPY_SCALARS, MethodVal, NEW, NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table,
+    TensorVal, TupleVal, UserError, Value, ViewVal, boolean, class_of, describe, lookup, user_error)
+from .wrap import dict_contents, guard_keys, guard_missing, key_of, number_of, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -45,9 +46,11 @@ def as_python(tx: Tracer, value: Value):
     """The Python object that a value made of constants stands for; raises NotConstant."""
     kind = type(value)
     if kind is Const:
+        if type(value.value) is Identity:
+            raise NotConstant
         return value.value
     if kind is SymVal:
-        return int(value.sym)                    # from here on the trace is for this size: a guard says so
+        return number_of(value)
     if kind in (TupleVal, ListVal):
         items = [as_python(tx, realize(tx, item)) for item in value.items]
         if kind is ListVal:
@@ -60,15 +63,20 @@ def as_python(tx: Tracer, value: Value):
         if value.cls is not dict:
             raise NotConstant
         return {as_python(tx, realize(tx, k)): as_python(tx, realize(tx, v)) for k, v in value.items.values()}
+    if kind is ExcVal and value.real is None and not isinstance(lookup(value.cls, "__init__"), types.FunctionType):
+        exc = value.cls.__new__(value.cls, *(as_python(tx, a) for a in value.args))
+        exc.args = tuple(as_python(tx, a) for a in value.args)
+        return exc
     if kind is SliceVal:
         return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
-    if kind is ObjVal and value.real is not NEW and not value.attrs and isinstance(value.real, FIXED):
+    if kind is ObjVal and value.real is not NEW and not value.attrs and (
+            isinstance(value.real, FIXED) or value.source is None and type(value.real).__module__ == "typing"):
         return value.real
     raise NotConstant
 
 
 FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
-         enum.Enum)
+         types.UnionType, enum.Enum)
 
 
 @contextlib.contextmanager
@@ -100,16 +108,24 @@ def fold(tx: Tracer, function, args, kwargs=None) -> Value:
 
 # %%
 SIZE_OPERATORS = ("+", "-", "*", "//", "%")
+FLOAT_OPERATORS = (*SIZE_OPERATORS, "/", "**")
 
 
 def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -> Value:
     """a <symbol> b, or a <symbol>= b when inplace."""
-    name, kinds = BINARY[symbol], {type(a), type(b)}
+    name = BINARY[symbol]
+    a, b = (enum_number(v, name) for v in (a, b))
+    kinds = {type(a), type(b)}
     if SymVal in kinds and TensorVal not in kinds:
-        integers = all(type(v) is SymVal or type(v) is Const and type(v.value) is int for v in (a, b))
-        if not integers or symbol not in SIZE_OPERATORS:
+        classes = {class_of(a), class_of(b)}
+        if classes <= {int, float} and symbol in FLOAT_OPERATORS and (float in classes or symbol == "/"):
+            return emit_float(tx, name, [a, b])
+        small = symbol == "**" and type(b) is Const and type(b.value) is int and 0 <= b.value < 8
+        if classes != {int} or symbol not in SIZE_OPERATORS and not small:
             return binary(tx, symbol, specialize(a), specialize(b), inplace)
     if kinds <= PLAIN:
+        if TensorVal in kinds and type(a) is Const and type(a.value) in NUMPY_SCALARS:
+            unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is for NumPy to do")
         function = python_operator("i" + name if inplace and type(a) is TensorVal else name)
         if kinds == {Const}:
             return fold(tx, function, [a, b])
@@ -120,15 +136,48 @@ def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -
     result = ask(tx, candidates)
     if result is not None:
         return result
+    if name == "mod" and type(a) is Const and type(a.value) is str:
+        return METHODS[Const, "__mod__"](tx, a, b)
     try:
         return fold(tx, python_operator(name), [a, b])
     except NotConstant:
-        unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+        pass
+    if type(a) is not TensorVal and type(b) is not TensorVal:
+        raise_as_python(tx, python_operator("i" + name if inplace else name), name, a, b)
+    unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+def raise_as_python(tx, function, name, *operands):
+    """An operator that no operand knows: let Python say so, of an empty object with the same class name."""
+    reals = []
+    for value in operands:
+        try:
+            reals.append(as_python(tx, value))
+        except NotConstant:
+            if type(value) is not ObjVal or has_method(value.cls, name):
+                return
+            reals.append(type(value.cls.__name__, (), {})())
+    with user_errors():
+        function(*reals)
+
+
+def enum_number(value, name) -> Value:
+    """A member of an IntEnum as the int that it is in arithmetic."""
+    if type(value) is ObjVal and isinstance(value.real, (int, float)) and isinstance(value.real, enum.Enum) and \
+            not isinstance(lookup(value.cls, f"__{name}__"), types.FunctionType):
+        return Const(value=value.real.value)
+    return value
+
+
+def has_method(cls, name) -> bool:
+    """Whether a class may take part in an operator: not when its only methods are the program's, which were asked."""
+    methods = [lookup(cls, f"__{prefix}{name}__") for prefix in ("", "r", "i")]
+    return not all(m in (MISSING, object.__dict__.get(f"__{name}__")) or isinstance(m, types.FunctionType) for m in methods)
 
 
 def specialize(value: Value) -> Value:
-    """A symbolic size fixed to its present value, by a guard."""
-    return Const(value=int(value.sym)) if type(value) is SymVal else value
+    """A symbolic number fixed to its present value, by a guard."""
+    return Const(value=number_of(value)) if type(value) is SymVal else value
 
 
 def ask(tx, candidates) -> Value | None:
@@ -165,7 +214,8 @@ def truth(tx: Tracer, value: Value) -> bool:
         return bool(value.value)
     if kind in (TupleVal, ListVal, SetVal):
         return len(value.items) > 0
-    if kind is DictVal:
+    if kind in (DictVal, ViewVal):
+        value = value.of if kind is ViewVal else value
         guard_keys(tx, value)
         return len(value.items) > 0
     if kind is TensorVal:
@@ -177,6 +227,9 @@ def truth(tx: Tracer, value: Value) -> bool:
             result = special(tx, value, method)
             if result is not None:
                 return truth(tx, result)
+            contents = as_dict(tx, value, method) if lookup(value.cls, method) is not MISSING else value
+            if contents is not value:
+                return truth(tx, contents)
             if lookup(value.cls, method) is not MISSING:
                 try:
                     return bool(as_python(tx, value))
@@ -205,32 +258,58 @@ def equal(tx: Tracer, a: Value, b: Value) -> bool:
 def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
     """a <symbol> b for one of the six comparisons."""
     function, kinds = getattr(operator, COMPARE[symbol]), {type(a), type(b)}
+    if kinds == {Const} and type(a.value) is type(b.value) is Identity and symbol in ("==", "!="):
+        return boolean(function(a.value, b.value))
     if kinds <= PLAIN:
         return compare_plain(tx, symbol, function, a, b)
     result = ask(tx, [(a, f"__{COMPARE[symbol]}__", b), (b, f"__{COMPARE[MIRROR[symbol]]}__", a)])
     if result is not None:
         return result
+    if ObjVal in kinds and symbol in ("==", "!="):
+        # A dict subclass whose own `__eq__`, if any, was asked and left the answer to dict, as Counter does
+        inner = [dict_contents(tx, v) or v if type(v) is ObjVal and issubclass(v.cls, dict) else v for v in (a, b)]
+        if {type(v) for v in inner} == {DictVal}:
+            return compare(tx, symbol, *inner)
     if kinds in ({TupleVal}, {ListVal}):
         return compare_sequences(tx, symbol, a, b)
     try:
         return fold(tx, function, [a, b])
     except NotConstant:
         pass
+    if symbol not in ("==", "!=") and TensorVal not in kinds:
+        raise_as_python(tx, function, COMPARE[symbol], a, b)
     if symbol not in ("==", "!=") or TensorVal in kinds:
         unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
     if kinds == {DictVal}:
         return boolean(same_dict(tx, a, b) == (symbol == "=="))
     if symbol == "!=" and isinstance(lookup(class_of(a), "__eq__"), types.FunctionType):
         return boolean(not truth(tx, compare(tx, "==", a, b)))
+    if kinds == {MethodVal}:
+        same = identical(a.func, b.func) and identical(a.self, b.self)
+        return boolean(same == (symbol == "=="))
+    if not identical(a, b) and not all(compares_by_identity(v) for v in (a, b)):
+        unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
     return boolean(identical(a, b) == (symbol == "=="))
 
 
+BUILTIN_EQ = tuple(c.__dict__["__eq__"] for c in (int, float, str, bytes, tuple, list, dict, set, frozenset, complex,
+                                                  type({}.keys()), range, slice))
+
+
+def compares_by_identity(value) -> bool:
+    """Whether the `__eq__` of an object is that of `object`, of the program (which was asked), or of a builtin,
+    which knows its own kind only."""
+    cls, own = class_of(value), lookup(class_of(value), "__eq__")
+    if type(value) is not ObjVal:
+        return True
+    return (own in (object.__eq__, *BUILTIN_EQ) or isinstance(own, types.FunctionType)) and not issubclass(cls, LIKE_BUILTINS)
+
+
+LIKE_BUILTINS = (dict, list, tuple, set, frozenset, int, float, complex, str, bytes, collections.UserDict, collections.UserList, collections.UserString)
+
+
 def compare_plain(tx, symbol, function, a, b):
-    """Numbers, tensors and sizes. A size is compared with whole numbers only: with a float it is made a
-    number."""
-    values = [v.value if type(v) is Const else None for v in (a, b)]
-    if any(type(v) is float for v in values):
-        a, b = specialize(a), specialize(b)
+    """Numbers, known or symbolic, and tensors."""
     if type(a) is type(b) is Const:
         return fold(tx, function, [a, b])
     if symbol in ("==", "!=") and any(type(v) is Const and v.value is None for v in (a, b)):
@@ -271,7 +350,9 @@ def contains(tx: Tracer, container: Value, item: Value) -> bool:
         return key in container.items
     if kind is SetVal:
         return key_of(tx, item) in container.items
-    if kind is Const or kind is ObjVal and isinstance(container.real, type):
+    if kind is ViewVal and container.kind == "keys":
+        return contains(tx, container.of, item)
+    if kind is Const or kind is ObjVal and isinstance(container.real, enum.EnumMeta):
         return truth(tx, fold(tx, operator.contains, [container, item]))
     if kind is TensorVal:
         unsupported(tx, "`in` of a tensor")
@@ -306,12 +387,19 @@ def as_dict(tx, container: Value, method: str) -> Value:
 
 def get_item(tx: Tracer, container: Value, key: Value) -> Value:
     """container[key]"""
-    container = as_dict(tx, container, "__getitem__")
+    whole, container = container, as_dict(tx, container, "__getitem__")
+    if whole is not container and isinstance(lookup(whole.cls, "__missing__"), types.FunctionType) and \
+            not contains(tx, container, key):
+        return special(tx, whole, "__missing__", key)
     kind = type(container)
     if kind is TensorVal:
-        return emit(tx, "call_function", operator.getitem, [container, key], {})
+        return select_symbolic(tx, container, key) or emit(tx, "call_function", operator.getitem, [container, key], {})
     if kind in (TupleVal, ListVal):
-        return get_from_sequence(tx, container, index_of(tx, key))
+        index = index_of(tx, key)
+        if kind is ListVal and container.on_look is not None and type(index) is int and \
+                -len(container.added) <= index < 0:
+            return container.added[index]
+        return get_from_sequence(tx, container, index)
     if kind is DictVal:
         return get_from_dict(tx, container, key)
     result = special(tx, container, "__getitem__", key)
@@ -321,6 +409,33 @@ def get_item(tx: Tracer, container: Value, key: Value) -> Value:
         return fold(tx, operator.getitem, [container, key])
     except NotConstant:
         unsupported(tx, f"a subscript of {describe(container)}")
+
+
+def select_symbolic(tx, tensor, key) -> Value | None:
+    """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None where
+    the key is not of this kind, or n may be out of range."""
+    parts = key.items if type(key) is TupleVal else [key]
+    if not any(type(p) is SymVal and class_of(p) is int for p in parts):
+        return None
+    if any(type(p) not in (SymVal, SliceVal) and not (type(p) is Const and type(p.value) in (int, type(None)))
+           for p in parts):
+        return None
+    sizes, dim, out, picked, new = tensor.fake.shape, 0, 0, [], []
+    for p in parts:
+        fresh = type(p) is Const and p.value is None
+        if type(p) is SymVal:
+            n = p.sym
+            if dim >= len(sizes) or not (-sizes[dim] <= n and n < sizes[dim]):
+                return None
+            picked.append(out - len(picked))
+            p = SliceVal(p, binary(tx, "+", p, Const(value=1)), NONE)
+        out += fresh or type(p) is SliceVal
+        dim += not fresh
+        new.append(p)
+    result = emit(tx, "call_function", operator.getitem, [tensor, TupleVal(items=new)], {})
+    for d in picked:
+        result = emit(tx, "call_method", "select", [result, Const(value=d), Const(value=0)], {})
+    return result
 
 
 def get_from_sequence(tx, container, index):
@@ -356,8 +471,14 @@ def set_item(tx: Tracer, container: Value, key: Value, value: Value):
     """container[key] = value"""
     container = as_dict(tx, container, "__setitem__")
     kind = type(container)
+    refuse_proxy(container, "assignment")
     if kind is TensorVal:
+        place = select_symbolic(tx, container, key)
+        if place is not None:
+            container, key = place, Const(value=Ellipsis)
         emit(tx, "call_function", operator.setitem, [container, key, value], {})
+    elif kind is DictVal and container.owner is not None:
+        store_in_dict(tx, container.owner, key, value)
     elif kind is DictVal:
         touch(tx, container)
         k = key_of(tx, key)
@@ -373,14 +494,23 @@ def set_item(tx: Tracer, container: Value, key: Value, value: Value):
         unsupported(tx, f"assigning to a subscript of {describe(container)}")
 
 
+def refuse_proxy(container, what):
+    if class_of(container) is types.MappingProxyType:
+        user_error(TypeError, f"'mappingproxy' object does not support item {what}")
+
+
 def delete_item(tx: Tracer, container: Value, key: Value):
     """del container[key]"""
     container = as_dict(tx, container, "__delitem__")
+    refuse_proxy(container, "deletion")
     if type(container) is DictVal:
         k = key_of(tx, key)
         if k not in container.items:
             guard_missing(tx, container, k)
             raise UserError(ExcVal(cls=KeyError, args=[key]))
+        if container.owner is not None:
+            store_in_dict(tx, container.owner, key, None)
+            return
         guard_keys(tx, container)
         touch(tx, container)
         del container.items[k]

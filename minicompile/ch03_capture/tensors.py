@@ -18,24 +18,28 @@ import types
 
 import torch
 from torch.fx.node import map_aggregate
+from torch.utils._device import _device_constructors
 
+from .. import marks
 from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.floats import OPERATIONS
+from ..ch01_graphs.shapes import float_function, is_symbolic
 from ..ch02_guards.sources import AttrSource
 from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
-    Const, DictVal, ListVal, MethodName, NONE, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
+    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
     class_of, describe, user_error)
-from .wrap import realize, wrap, wrap_constant
+from .wrap import part, realize, wrap, wrap_constant
 
 
 def to_arg(tx: Tracer, value: Value):
     """An fx argument: tensors as nodes, constants as themselves, containers as containers."""
     kind = type(value)
     if kind is Const:
-        return value.value
-    if kind in (TensorVal, SymVal):
-        return value.node
+        return value.value.item() if type(value.value) in NUMPY_SCALARS else value.value
+    if isinstance(value, (TensorVal, SymVal)):
+        return node_here(tx, value.node)
     if kind in (TupleVal, ListVal):
         items = [to_arg(tx, realize(tx, item)) for item in value.items]
         if kind is ListVal:
@@ -48,6 +52,16 @@ def to_arg(tx: Tracer, value: Value):
     if kind is ObjVal and isinstance(value.real, (type, torch.Generator)) and value.cls is type:
         return value.real
     unsupported(tx, f"{describe(value)} as an argument of a tensor operation")
+
+
+def node_here(tx: Tracer, node: torch.fx.Node) -> torch.fx.Node:
+    """`node` in the graph that is being built: one of the graph around it becomes an input (regions.py)."""
+    if node.graph is tx.graph:
+        return node
+    if node not in tx.lifted:
+        tx.lifted[node] = tx.graph.placeholder(f"outer_{node.name}")
+        tx.lifted[node].meta.update(node.meta)
+    return tx.lifted[node]
 
 
 def fake_of(arg, tensors: list):
@@ -90,9 +104,21 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     return wrap_result(tx, node, result)
 
 
+def emit_float(tx: Tracer, op: str, args) -> Value:
+    """An operation of Python that gives a float, on numbers of which some are symbolic."""
+    function = float_function(op)
+    try:
+        result = function(*[a.sym if type(a) is SymVal else a.value for a in args])
+    except (ArithmeticError, ValueError, TypeError):            # for these very numbers
+        from .operations import fold
+        return fold(tx, OPERATIONS[op], args)
+    node = tx.graph.call_function(function, tuple(to_arg(tx, a) for a in args))
+    return wrap_result(tx, node, result)
+
+
 def run_fake(tx, op, target, args, kwargs):
     try:
-        with tx.fake_mode:
+        with tx.fake_mode, torch._C.DisableTorchFunction():
             if op == "call_method":
                 return getattr(args[0], target)(*args[1:], **kwargs)
             return target(*args, **kwargs)
@@ -105,13 +131,15 @@ def run_fake(tx, op, target, args, kwargs):
 
 
 def holds_tensor(result) -> bool:
-    if isinstance(result, (torch.Tensor, torch.SymInt)):
+    if isinstance(result, torch.Tensor) or is_symbolic(result):
         return True
     return isinstance(result, (tuple, list)) and any(holds_tensor(r) for r in result)
 
 
 def finish_node(tx, node, result):
     node.meta.update(val=result, location=location(tx), origins=())
+    if tx.region:
+        node.meta["recompute"] = tx.region
 
 
 def wrap_result(tx, node, result) -> Value:
@@ -120,9 +148,9 @@ def wrap_result(tx, node, result) -> Value:
         if not isinstance(result, FakeTensor):
             unsupported(tx, f"{node.target} made a real tensor while tracing")
         return tx.tensor_of_fake.setdefault(id(result), TensorVal(node=node, fake=result))
-    if isinstance(result, torch.SymInt):
-        size = result.node.expr
-        return Const(value=size) if isinstance(size, int) else SymVal(node=node, sym=result)
+    if is_symbolic(result):
+        known = result.node
+        return SymVal(node=node, sym=result) if known.is_symbolic() else Const(value=known.hint)
     if result is None:
         return NONE
     if isinstance(result, (tuple, list)):
@@ -150,7 +178,7 @@ REFUSED_METHODS = frozenset((
     "detach_", "is_pinned", "__array__", "__dlpack__", "register_post_accumulate_grad_hook", "is_set_to",
     "apply_", "map_", "map2_", "__reduce_ex__", "__deepcopy__", "storage_type", "rename_", "sparse_resize_",
     "__bool__", "__int__", "__float__", "__index__", "__repr__", "__str__", "__format__", "__contains__",
-    "_make_subclass", "as_subclass", "__complex__", "__hash__"))
+    "_make_subclass", "as_subclass", "__complex__", "__hash__", "is_inference"))
 
 
 READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype"))
@@ -170,6 +198,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
         return wrap(tx, cls)
     if name == "grad_fn" and (real if real is not None else fake).grad_fn is not None:
         node = (real if real is not None else fake).grad_fn
+        guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
         return ObjVal(real=node, cls=type(node))
     if real is not None and name in READ_FROM_INPUT:
         return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))
@@ -196,7 +225,7 @@ def size_node(tx, tensor, dim, size) -> Value:
     if isinstance(size.node.expr, int):
         return Const(value=size.node.expr)
     if (tensor.node, dim) not in tx.size_nodes:
-        node = tx.graph.call_function(torch.ops.aten.sym_size.int, (tensor.node, dim))
+        node = tx.graph.call_function(torch.ops.aten.sym_size.int, (node_here(tx, tensor.node), dim))
         tx.size_nodes[tensor.node, dim] = wrap_result(tx, node, size)
     return tx.size_nodes[tensor.node, dim]
 
@@ -247,7 +276,7 @@ _TORCH_BUILTINS: set = set()
 
 def is_graph_function(function) -> bool:
     """Whether a call of this torch function becomes a node."""
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or id(function) in marks.IN_GRAPH:
         return True
     kind = type(function)
     if kind is types.BuiltinFunctionType:
@@ -274,20 +303,34 @@ def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
     out = kwargs.get("out", NONE)
     if not (type(out) is Const and out.value is None):
         unsupported(tx, f"{function.__name__}(..., out=)")
+    kwargs = name_device(function, kwargs)
     if function in (torch.tensor, torch.scalar_tensor):
         return make_tensor(tx, function, args, kwargs)
     return emit(tx, "call_function", function, args, kwargs)
+
+
+def name_device(function, kwargs) -> dict:
+    """The arguments of a call that makes a tensor, with the default device spelled out. The compiler itself
+    must not run under it."""
+    given = kwargs.get("device")
+    if not torch._C._len_torch_function_stack() or function not in _device_constructors() or \
+            given is not None and not (type(given) is Const and given.value is None):
+        return kwargs
+    return {**kwargs, "device": Const(value=torch.overrides._get_current_function_mode().device)}
 
 
 def make_tensor(tx, function, args, kwargs) -> Value:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here."""
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    if args and type(args[0]) is SymVal:
+        dtype = torch.int64 if class_of(args[0]) is int else torch.get_default_dtype()
+        return emit(tx, "call_function", torch.full, [Const(value=()), args[0]], {"dtype": Const(value=dtype), **kwargs})
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
     if node.all_input_nodes:
         unsupported(tx, "torch.tensor() of tensors")
     try:
-        with torch.utils._python_dispatch._disable_current_modes():
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
             real = function(*fx_args, **{**fx_kwargs, "device": "cpu"})
     except Exception as error:
         unsupported(tx, f"torch.tensor raised {type(error).__name__}: {error}")

@@ -29,13 +29,21 @@
 # %%
 from __future__ import annotations
 
+import collections
+import datetime
+import decimal
+import fractions
 import functools
+import itertools
+import re
 import types
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 
+from ..ch02_guards.guards import HEAP_TYPE, MISSING, class_lookup
 from ..ch02_guards.sources import Source
 
 
@@ -54,6 +62,11 @@ class Table(dict):
 class Value:
     """source: where the generated function can read this object, or None for what the trace made."""
     source: Source | None = field(default=None, kw_only=True)
+
+    @property
+    def value(self):
+        """The constant that this is; where a handler needs one and there is none, the graph breaks."""
+        raise NotConstant
 
 
 @dataclass(eq=False)
@@ -75,19 +88,34 @@ class TensorVal(Value):
 
 @dataclass(eq=False)
 class SymVal(Value):
-    """A size that is not known at compile time: a node of the graph and a `torch.SymInt`."""
+    """A size, int or float that is not known at compile time: a node of the graph and a `torch.SymInt` or
+    `torch.SymFloat`."""
     node: torch.fx.Node = None
     sym: Any = None
+
+    @property
+    def value(self):
+        """The present number: a guard says that the trace is for this one."""
+        return float(self.sym) if isinstance(self.sym, torch.SymFloat) else int(self.sym)
 
 
 # %% [markdown]
 # ## Containers
+#
+# What can change is numbered in the order in which the trace made it (`born`).
 #
 # Items of a container that existed before the call are `Lazy` until somebody reads them: reading is what
 # adds guards, and a configuration dictionary of fifty entries of which the program reads two should be
 # guarded on two. `real` is the object when it existed before; it is not touched while tracing.
 
 # %%
+BIRTHS = itertools.count(1)
+
+
+def birth():
+    return field(default_factory=BIRTHS.__next__, kw_only=True)
+
+
 @dataclass(eq=False)
 class Lazy:
     """An item nobody has looked at yet."""
@@ -103,23 +131,53 @@ class TupleVal(Value):
 
 @dataclass(eq=False)
 class ListVal(Value):
-    """A list or a collections.deque; `items` is one, too."""
+    """A list or a collections.deque; `items` is one, too. Until somebody looks at the items of a list that
+    existed before (`on_look` guards its length then), what is appended waits in `added`: a log that only grows
+    needs no guard on its length."""
     items: list = field(default_factory=list)
     cls: type = list
     real: Any = None
+    born: int = birth()
+    on_look: Any = None
+    added: list = field(default_factory=list)
+
+
+def looked_at(self) -> list:
+    if self.on_look is not None:
+        on_look, self.on_look = self.on_look, None
+        on_look()
+        self.known.extend(self.added)
+    return self.known
+
+
+ListVal.items = property(looked_at, lambda self, items: setattr(self, "known", items))
 
 
 @dataclass(eq=False)
 class DictVal(Value):
     """dict, OrderedDict or defaultdict. items: key -> [key value, value]; keys are plain Python objects
-    (see key_of)."""
+    (see key_of). owner: the object whose `__dict__` this is."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
+    born: int = birth()
     removed: set = field(default_factory=set)
     written: dict = field(default_factory=dict)
     factory: Value | None = None
     keys_guarded: bool = False
+    owner: Value | None = None
+
+
+@dataclass(eq=False)
+class ViewVal(Value):
+    """d.keys(), d.values() or d.items() (`kind`) of the dictionary `of`."""
+    of: DictVal = None
+    kind: str = "keys"
+    born: int = birth()
+
+
+VIEW_CLASSES = {name: type(getattr({}, name)()) for name in ("keys", "values", "items")}
+ODICT_VIEWS = {name: type(getattr(collections.OrderedDict(), name)()) for name in VIEW_CLASSES}
 
 
 @dataclass(eq=False)
@@ -128,6 +186,7 @@ class SetVal(Value):
     items: dict = field(default_factory=dict)
     cls: type = set
     real: Any = None
+    born: int = birth()
 
 
 @dataclass(eq=False)
@@ -139,8 +198,12 @@ class SliceVal(Value):
 
 @dataclass(eq=False)
 class IterVal(Value):
-    """An iterator; `it` is a Python iterator that yields values."""
+    """An iterator; `it` is a Python iterator that yields values. over: the container that it has taken
+    `taken` items from, if that is all there is to it."""
     it: Any = None
+    born: int = birth()
+    over: Value | None = None
+    taken: int = 0
 
 
 @dataclass(frozen=True)
@@ -148,6 +211,20 @@ class ByIdentity:
     """The dictionary key standing for a value that hashes by identity."""
     value: Any = field(hash=False, compare=False)
     ident: int = 0
+
+
+@dataclass(frozen=True)
+class ByValue:
+    """The dictionary key standing for an object whose class defines `__hash__` and `__eq__` in Python."""
+    value: Any
+    hashed: int
+    equal: Any
+
+    def __hash__(self):
+        return self.hashed
+
+    def __eq__(self, other):
+        return type(other) is ByValue and self.equal(self.value, other.value)
 
 
 # %% [markdown]
@@ -160,9 +237,19 @@ class ObjVal(Value):
     then (DELETED marks a deletion). For an object made by the trace `real` is NEW and `attrs` is everything
     it has."""
     real: Any = None
+    born: int = birth()
     cls: type = object
     attrs: dict = field(default_factory=dict)
     contents: Any = None
+    fields: DictVal | None = None
+
+
+@dataclass(eq=False)
+class HandlingVal(Value):
+    """The stack slot of a running handler: what was handled before (what CPython keeps there) and what is
+    now."""
+    previous: Value = None
+    current: Value = None
 
 
 NEW = types.SimpleNamespace(name="made by the trace")
@@ -201,6 +288,7 @@ class PartialVal(Value):
     func: Value = None
     args: list = field(default_factory=list)
     kwargs: dict = field(default_factory=dict)
+    attrs: dict = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -214,6 +302,7 @@ class BuiltinVal(Value):
     """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> Value`."""
     call: Any = None
     name: str = ""
+    stands_for: Any = None
 
 
 @dataclass(eq=False)
@@ -222,12 +311,13 @@ class CellVal(Value):
     before."""
     content: Any = None
     real: Any = None
+    born: int = birth()
 
 
 @dataclass(eq=False)
 class ContextVal(Value):
-    """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'null'
-    (). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made; result: of
+    """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'device'
+    (device,), 'null' (). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made; result: of
     `__enter__`."""
     kind: str = ""
     state: tuple = ()
@@ -235,12 +325,14 @@ class ContextVal(Value):
     factory: type = None
     immediate: bool | None = None
     result: Value | None = None
+    entered: int = 0
 
 
 @dataclass(eq=False)
 class GenVal(Value):
     """A generator: its frame, suspended."""
     frame: Any = None
+    born: int = birth()
     done: bool = False
     started: bool = False
     result: Value | None = None
@@ -248,15 +340,20 @@ class GenVal(Value):
 
 @dataclass(eq=False)
 class ExcVal(Value):
-    """An exception object."""
+    """An exception object. cause: of `raise ... from`; context: what was handled when it was raised; attrs: as
+    of any object."""
     cls: type = Exception
     args: list = field(default_factory=list)
     cause: Value | None = None
+    context: Value | None = None
+    seen: bool = False
+    attrs: dict = field(default_factory=dict)
     real: Any = None
 
 
 NULL = Value()                       # the NULL that CPython keeps on its stack next to a plain callable
 NONE = Const(value=None)
+LASTI = Const(value=0)               # where an exception was raised; CPython keeps it for tracebacks only
 TRUE = Const(value=True)
 FALSE = Const(value=False)
 
@@ -266,9 +363,18 @@ def boolean(flag) -> Const:
 
 
 
+NUMPY_SCALARS = frozenset(type(numpy.zeros((), kind)[()]) for kind in numpy.typecodes["AllInteger"] + "?efdFD")
+IMMUTABLE = frozenset((re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.timedelta, datetime.date,
+                       datetime.datetime)) | NUMPY_SCALARS | {type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS}
+
+
+class Identity(int):
+    """What id() gives in the trace: equal for the same object, and otherwise without meaning."""
+
+
 LITERALS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
 CONSTANT_TYPES = frozenset(LITERALS + (
-    torch.dtype, torch.device, torch.layout, torch.memory_format, range, types.CodeType))
+    torch.dtype, torch.device, torch.layout, torch.memory_format, range, types.CodeType)) | IMMUTABLE
 
 
 # %% [markdown]
@@ -289,9 +395,9 @@ class UserError(Exception):
         self.exc = exc
 
 
-def user_error(cls, *args):
-    """Raise `cls(*args)` in the traced program; args are plain constants."""
-    raise UserError(ExcVal(cls=cls, args=[Const(value=a) for a in args]))
+def user_error(cls, *args, **attributes):
+    """Raise `cls(*args)` in the traced program; args are plain constants, attributes are values."""
+    raise UserError(ExcVal(cls=cls, args=[Const(value=a) for a in args], attrs=attributes))
 
 
 # %% [markdown]
@@ -301,8 +407,7 @@ def user_error(cls, *args):
 # running anything: it ignores metaclasses and leaves descriptors as they are.
 
 # %%
-MISSING = object()
-CLASS_OF = {SymVal: int, FuncVal: types.FunctionType, MethodVal: types.MethodType,
+CLASS_OF = {FuncVal: types.FunctionType, MethodVal: types.MethodType,
             MethodName: types.BuiltinFunctionType,
             PartialVal: functools.partial, BuiltinVal: types.BuiltinFunctionType, SliceVal: slice,
             GenVal: types.GeneratorType, IterVal: type(iter([])), CellVal: types.CellType}
@@ -311,22 +416,30 @@ CLASS_OF = {SymVal: int, FuncVal: types.FunctionType, MethodVal: types.MethodTyp
 def class_of(value: Value) -> type:
     """type(value)"""
     if isinstance(value, Const):
-        return type(value.value)
+        return int if type(value.value) is Identity else type(value.value)
     if isinstance(value, TensorVal):
         return torch.Tensor if value.real is None else type(value.real)
     if isinstance(value, (ObjVal, ListVal, TupleVal, DictVal, SetVal, ExcVal)):
         return value.cls
     if isinstance(value, ContextVal):
         return value.factory
+    if isinstance(value, ViewVal):
+        return (ODICT_VIEWS if value.of.cls is collections.OrderedDict else VIEW_CLASSES)[value.kind]
+    if isinstance(value, SymVal):
+        return float if isinstance(value.sym, torch.SymFloat) else int
     return CLASS_OF.get(type(value), object)
 
 
+class_reads: list = [{}]             # the searches of the captures in progress: (class, name) -> what was found
+
+
 def lookup(cls: type, name: str):
-    """The attribute as it lies in the dictionary of the first class that has it, or MISSING."""
-    for base in cls.__mro__:
-        if name in base.__dict__:
-            return base.__dict__[name]
-    return MISSING
+    """The attribute as it lies in the dictionary of the first class that has it, or MISSING. `capture` guards
+    the answer."""
+    found = class_lookup(cls, name)
+    if cls.__flags__ & HEAP_TYPE:
+        class_reads[-1][cls, name] = found
+    return found
 
 
 def describe(value) -> str:
@@ -345,5 +458,5 @@ def describe(value) -> str:
     if isinstance(value, MethodName):
         return f"{describe(value.self)}.{value.name}"
     if isinstance(value, SymVal):
-        return "a symbolic size"
+        return f"a symbolic {class_of(value).__name__}"
     return type(value).__name__.removesuffix("Val").lower()

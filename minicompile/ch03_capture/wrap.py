@@ -21,19 +21,25 @@ from __future__ import annotations
 import collections
 import enum
 import functools
+import operator
 import re
 import types
 
+import numpy
 import torch
 
+from .. import marks
+from ..ch01_graphs.floats import free_names
+from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec, TensorSpec
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource,
-    ModuleAttrSource, Source)
+    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, LocalSource,
+    LocalSource, ModuleAttrSource, Source, TupleItemSource)
 from .interpreter import Tracer, constant_source, guard, location, unsupported
 from .values import (
-    ByIdentity, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal, MethodName,
-    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, describe)
+    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal, MethodName,
+    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, class_of,
+    describe, user_error)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
@@ -47,8 +53,8 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
     kind = type(real)
     if kind in CONSTANT_TYPES:
         if source is not None:
-            if kind is int and source in tx.dynamic:
-                return wrap_dynamic_int(tx, real, source)
+            if kind in (int, float) and varies(tx, source):
+                return wrap_dynamic_number(tx, real, source)
             guard(tx, source, "CONSTANT_MATCH", real)
         return Const(value=real)
     known = tx.tracked.get(id(real))
@@ -103,8 +109,12 @@ def wrap_constant(tx, result) -> Value:
         return SetVal(items={r: wrap_constant(tx, r) for r in result}, cls=kind)
     if kind is slice:
         return SliceVal(*(Const(value=v) for v in (result.start, result.stop, result.step)))
-    if kind is torch.SymInt:
-        unsupported(tx, "a symbolic size in an unexpected place")
+    if isinstance(result, numpy.ndarray):
+        unsupported(tx, "a NumPy array")
+    if is_symbolic(result):
+        unsupported(tx, "a symbolic number in an unexpected place")
+    if kind is torch.SymBool:
+        return Const(value=bool(result))
     return wrap(tx, result)
 
 
@@ -148,8 +158,8 @@ def wrap_tuple(tx, real, kind, source):
     if not structural:
         return None
     guard(tx, source, "TYPE_MATCH", kind)
-    guard(tx, source, "LENGTH", len(real))
-    return TupleVal(items=lazy_items(real, source), cls=kind, source=source)
+    guard(tx, source, "TUPLE_LENGTH", len(real))
+    return TupleVal(items=lazy_items(real, source, TupleItemSource), cls=kind, source=source)
 
 
 @BUILDERS.of(list, collections.deque)
@@ -157,15 +167,16 @@ def wrap_list(tx, real, kind, source):
     if kind not in (list, collections.deque):
         return None
     guard(tx, source, "TYPE_MATCH", kind)
-    guard(tx, source, "LENGTH", len(real))
     items = lazy_items(real, source)
-    if kind is collections.deque:
-        items = collections.deque(items, real.maxlen)
-    return ListVal(items=items, cls=kind, real=real, source=source)
+    if kind is list:
+        length = functools.partial(guard, tx, source, "LENGTH", len(real))
+        return ListVal(items=items, real=real, source=source, on_look=length)
+    guard(tx, source, "LENGTH", len(real))
+    return ListVal(items=collections.deque(items, real.maxlen), cls=kind, real=real, source=source)
 
 
-def lazy_items(real, source) -> list:
-    return [Lazy(item, part(ItemSource, source, i)) for i, item in enumerate(real)]
+def lazy_items(real, source, step=ItemSource) -> list:
+    return [Lazy(item, part(step, source, i)) for i, item in enumerate(real)]
 
 
 def key_source(tx, key):
@@ -189,7 +200,8 @@ def wrap_dict(tx, real, kind, source):
         owner, value.keys_guarded = source.base.base, True       # MODULE_STRUCTURE has guarded the keys
     else:
         guard(tx, source, "TYPE_MATCH", type(real))
-    for key, item in dict.items(real):
+    ordered = collections.OrderedDict if isinstance(real, collections.OrderedDict) else dict
+    for key, item in ordered.items(real):
         if owner is not None:
             at = ModuleAttrSource(owner, source.key, key)
         else:
@@ -208,6 +220,12 @@ def dict_contents(tx, obj: ObjVal) -> DictVal | None:
             return None
         obj.contents = wrap_dict(tx, obj.real, base, obj.source)
     return obj.contents
+
+
+@BUILDERS.of(types.MappingProxyType)
+def wrap_mapping_proxy(tx, real, kind, source):
+    """A read-only view: of what a constant of the trace shows, a dictionary."""
+    return wrap_dict(tx, dict(real), dict, None) if source is None else None
 
 
 @BUILDERS.of(set, frozenset)
@@ -292,7 +310,7 @@ def wrap_tensor(tx, real, source):
         unsupported(tx, f"a tensor of layout {real.layout}")
     if source is None:
         source = constant_source(tx, real)
-    dynamic = tx.dynamic.get(source) or ()
+    dynamic = dynamic_dims(tx, real, source)
     if not isinstance(source, ConstantSource):
         guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic))
     sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
@@ -301,12 +319,52 @@ def wrap_tensor(tx, real, source):
     value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,
                       version=fake._version)
     tx.tensor_of_fake[id(fake)] = value
+    tx.marked += [(source, d, fake.shape[d]) for d in getattr(real, marks.DYNAMIC, ())]
     return value
+
+
+def is_argument(source) -> bool:
+    """Whether a source is an argument, or an item of one: what `dynamic=True` means by "all sizes"."""
+    while isinstance(source, (ItemSource, TupleItemSource, DictGetSource)):
+        source = source.base
+    return isinstance(source, LocalSource)
+
+
+def varies(tx, source) -> bool:
+    """Whether a number found here becomes a symbol."""
+    options = tx.options
+    return options.symbolic and (source in options.dynamic or options.everything and is_argument(source))
+
+
+def dynamic_dims(tx, real, source) -> frozenset:
+    """The dims of a tensor whose sizes become symbols. Sizes 0 and 1 never do."""
+    options = tx.options
+    if not options.symbolic or 0 in real.shape:
+        return frozenset()
+    dims = {*options.dynamic.get(source, ()), *getattr(real, marks.DYNAMIC, ())}
+    if options.everything and is_argument(source) and not isinstance(real, torch.nn.Parameter):
+        dims = range(real.dim())
+    return frozenset(d for d in dims if real.shape[d] > 1)
+
+
+def fixed_marks(tx) -> list[str]:
+    """What became of `mark_dynamic`: a sentence for each marked dimension that the program fixed."""
+    found = []
+    for source, d, size in tx.marked if tx.options.symbolic else ():
+        name = str(size)
+        why = [(g, tx.shape_env.places[g]) for g in tx.shape_env.guards
+               if g.op == "eq" and g.answer and free_names(g.left) | free_names(g.right) == {name}]
+        if isinstance(size, torch.SymInt) and not why:
+            continue
+        reason = f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else "sizes 0 and 1 never are"
+        found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one size: {reason}. "
+                     "Drop the mark, or the code that needs the size.")
+    return found
 
 
 def add_input(tx, real, fake, source) -> torch.fx.Node:
     """A placeholder of the graph, fed from `source`."""
-    node = tx.graph.placeholder(placeholder_name(source))
+    node = (tx.outer or tx.graph).placeholder(placeholder_name(source))
     node.meta.update(val=fake, location=location(tx), origins=(), source=source)
     tx.inputs.append(source)
     tx.example_inputs.append(real)
@@ -316,6 +374,7 @@ def add_input(tx, real, fake, source) -> torch.fx.Node:
 def symbol_for(tx, size: int, source):
     """A SymInt of value `size` (an int for 0 and 1), read from `source` at each call. Equal sizes share a
     symbol, guarded by their equality: a batch size is one number, however many tensors have it."""
+    tx.options.used = True
     known = tx.symbols.get(size)
     if known is not None:
         name = str(known[0].node.expr)
@@ -328,27 +387,47 @@ def symbol_for(tx, size: int, source):
     return symbol
 
 
-def wrap_dynamic_int(tx, real, source):
-    if source in tx.dynamic_ints:
-        return tx.dynamic_ints[source]
-    symbol = symbol_for(tx, real, source) if real > 1 else real
-    if type(symbol) is int:
+# %% [markdown]
+# Numbers of Python that vary become inputs as well. For an integer, -1, 0 and 1 stay special, and so does the
+# sign: a negative number is the negative of a symbol, so that its bounds are known (`x[:, -n:]`). It is not
+# identified with a size that happens to be equal; if the program needs them equal, it asks, and that is a
+# guard. A float is a symbol whatever it is.
+
+# %%
+def wrap_dynamic_number(tx, real, source):
+    if source in tx.dynamic_numbers:
+        return tx.dynamic_numbers[source]
+    env, kind = tx.shape_env, type(real)
+    tx.options.used = True
+    if kind is int and not 1 < abs(real) < 2**31:
         guard(tx, source, "CONSTANT_MATCH", real)
         return Const(value=real)
-    guard(tx, source, "TYPE_MATCH", int)
-    guard(tx, source, "SIZE", ("n > 1", (("n", source),)))
-    value = SymVal(node=add_input(tx, real, symbol, source), sym=symbol, source=source)
-    tx.dynamic_ints[source] = value
+    guard(tx, source, "TYPE_MATCH", kind)
+    at = CallSource(source, "__neg__") if kind is int and real < 0 else source
+    symbol = env.create_float(real) if kind is float else env.create(abs(real))
+    tx.symbol_sources[str(symbol)] = at
+    if kind is int:
+        guard(tx, source, "SIZE", ("1 < n < 2147483648", (("n", at),)))
+    node = add_input(tx, abs(real) if kind is int else real, symbol, at)
+    if at is not source:
+        node, symbol = tx.graph.call_function(operator.neg, (node,)), -symbol
+        node.meta.update(val=symbol, location=location(tx), origins=())
+    value = tx.dynamic_numbers[source] = SymVal(node=node, sym=symbol, source=source)
     return value
 
 
+def number_of(value: SymVal):
+    """The present value of a symbolic number. From here on the trace is for this number: a guard says so."""
+    return float(value.sym) if isinstance(value.sym, torch.SymFloat) else int(value.sym)
+
+
 def guard_sizes(tx):
-    """The questions that shape code asked about symbols, with their answers, become guards."""
+    """The questions that were asked about symbols, with their answers, become guards."""
     for g in tx.shape_env.guards:
         text = g.text()
         names = tuple((name, source) for name, source in tx.symbol_sources.items()
                       if re.search(rf"\b{name}\b", text))
-        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names))
+        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names), tx.shape_env.places.get(g))
 
 
 # %% [markdown]
@@ -366,7 +445,15 @@ def key_of_real(tx, key):
         return tuple(key_of_real(tx, k) for k in key)
     if isinstance(key, torch.Tensor) or type(key).__hash__ is object.__hash__:
         return ByIdentity(key, id(key))
+    if isinstance(type(key).__hash__, types.FunctionType):
+        return by_value(tx, wrap(tx, key))
     unsupported(tx, f"a dictionary key of type {type(key).__qualname__}")
+
+
+def by_value(tx, value) -> ByValue:
+    from .builtins_ import hash_of
+    from .operations import equal
+    return ByValue(value, hash_of(tx, value), functools.partial(equal, tx))
 
 
 def key_of(tx, value: Value):
@@ -374,7 +461,7 @@ def key_of(tx, value: Value):
     if type(value) is Const:
         return value.value
     if type(value) is SymVal:
-        return int(value.sym)
+        return number_of(value)
     if type(value) is TupleVal:
         return tuple(key_of(tx, realize(tx, item)) for item in value.items)
     if type(value) in (ObjVal, TensorVal) and value.real is not None and value.real is not NEW:
@@ -383,6 +470,10 @@ def key_of(tx, value: Value):
         return frozenset(value.items)
     if type(value) in (TensorVal, FuncVal) or type(value) is ObjVal and value.cls.__hash__ is object.__hash__:
         return ByIdentity(value, id(value))
+    if type(value) is ObjVal and isinstance(value.cls.__hash__, types.FunctionType):
+        return by_value(tx, value)
+    if class_of(value).__hash__ is None:
+        user_error(TypeError, f"unhashable type: '{class_of(value).__name__}'")
     unsupported(tx, f"{describe(value)} as a dictionary key")
 
 

@@ -19,6 +19,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 from dataclasses import dataclass
 
 from ..errors import Unsupported
@@ -61,7 +62,13 @@ class Handler:
 
 
 def new(name: str, arg: int = 0, target: Instruction | None = None, position=(None,) * 4) -> Instruction:
-    return Instruction(OPS[name], arg, target, 0, position)
+    return Instruction(OPS[name], arg, target, cache_count(name), position)
+
+
+def cache_count(name: str) -> int:
+    """How many cache units follow an instruction."""
+    counts = dis._inline_cache_entries
+    return counts.get(name, 0) if isinstance(counts, dict) else counts[OPS[name]]
 
 
 # %% [markdown]
@@ -257,12 +264,9 @@ def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict
     return result
 
 
-def live_locals(code, offset: int) -> set[str]:
-    """Names of locals and own cells that the code from byte `offset` on may read before it writes them."""
-    names = localsplus_names(code)
-    own = set(names) - set(code.co_freevars)
-    if {"locals", "eval", "exec", "vars", "dir", "_getframe"} & set(code.co_names):
-        return own
+@functools.lru_cache(64)
+def live_table(code) -> dict[int, frozenset]:
+    """Offset of each instruction -> the localsplus indices that are live before it."""
     instructions, handlers = decode(code)
     instructions = split_pairs(instructions, handlers)
     follow = successors(instructions, handlers)
@@ -280,5 +284,13 @@ def live_locals(code, offset: int) -> set[str]:
                     after = after | {i.arg}
             if after != live[n]:
                 live[n], changed = after, True
-    start = next(n for n, i in enumerate(instructions) if i.offset == offset)
-    return {names[index] for index in live[start]} & own
+    return {i.offset: indices for i, indices in reversed(list(zip(instructions, live)))}
+
+
+def live_locals(code, offset: int) -> set[str]:
+    """Names of locals and own cells that the code from byte `offset` on may read before it writes them."""
+    names = localsplus_names(code)
+    own = set(names) - set(code.co_freevars)
+    if {"locals", "eval", "exec", "vars", "dir", "_getframe"} & set(code.co_names):
+        return own
+    return {names[index] for index in live_table(code).get(offset, ())} & own

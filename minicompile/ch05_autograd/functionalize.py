@@ -46,7 +46,8 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
-from ..ch01_graphs.shapes import ShapeEnv, SizeNode, expr_of
+from ..ch01_graphs.floats import Float
+from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
 
@@ -181,18 +182,18 @@ class Functionalizer:
         for node in self.old.graph.nodes:
             val = node.meta.get("val") if node.op == "placeholder" else None
             for size in val.shape if isinstance(val, torch.Tensor) else [val]:
-                if isinstance(size, torch.SymInt):
+                if is_symbolic(size):
                     self.shapes = size.node.env
 
 
 def fake_args(tree, env: ShapeEnv | None):
-    """Arguments of a node, with nodes replaced by their fake values and symbolic sizes by SymInts."""
+    """Arguments of a node, with nodes replaced by their fake values, expressions by SymInts and SymFloats."""
     def convert(x):
         if isinstance(x, fx.Node):
             return x.meta["val"]
-        if isinstance(x, Expr):
-            return torch.SymInt(SizeNode(x, env))
-        return x
+        if isinstance(x, Float):
+            return torch.SymFloat(FloatNode(x, env))
+        return torch.SymInt(SizeNode(x, env)) if isinstance(x, Expr) else x
 
     return pytree.tree_map(convert, tree)
 
@@ -271,8 +272,7 @@ def restride(f: Functionalizer, node: fx.Node, target: torch.Tensor) -> fx.Node:
     """`node` with the strides of `target`, where those are dense (a permutation of a contiguous tensor)."""
     if same_strides(node.meta["val"], target) or target.numel() == 0 or not is_dense(target):
         return node
-    order = sorted(range(target.dim()), key=lambda d: (target.stride(d), target.shape[d] != 1), reverse=True)
-    back = [order.index(d) for d in range(target.dim())]
+    order, back = memory_order(target)
     permuted = emit(f, aten.permute.default, (node, order))
     copied = emit(f, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
     return emit(f, aten.permute.default, (copied, back))
@@ -491,6 +491,8 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
         results = [read_args(f, node.args[1])]
         if not isinstance(results[0], fx.Node):
             raise Unsupported("copy_ from something that is not a tensor")
+    elif op is aten.bernoulli_.float:
+        results = [draw_in_memory_order(f, bound)]
     else:
         results = call_counterpart(f, op, bound)
     pure, contents = results[:len(results) - len(targets)], results[len(results) - len(targets):]
@@ -511,6 +513,25 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
             is_tensor = isinstance(new.meta["val"], FakeTensor)
             returned.append(fresh(new.meta["val"], new) if is_tensor else new)
     f.env[node] = returned[0] if len(returned) == 1 else returned
+
+
+def memory_order(t: torch.Tensor) -> tuple[list[int], list[int]]:
+    """The permutation that makes `t` row-major, and its inverse."""
+    order = sorted(range(t.dim()), key=lambda d: (t.stride(d), t.shape[d] != 1), reverse=True)
+    return order, [order.index(d) for d in range(t.dim())]
+
+
+def draw_in_memory_order(f: Functionalizer, bound: dict) -> fx.Node:
+    """`bernoulli_` draws numbers in the order of memory, `bernoulli` row by row whatever the strides of its
+    operand. A dropout of a transposed tensor must get the mask it gets in eager."""
+    tensor, generator = read_args(f, bound["self"]), bound.get("generator")
+    order, back = memory_order(tensor.meta["val"])
+    if order != sorted(order):
+        tensor = emit(f, aten.permute.default, (tensor, order))
+    else:
+        order = None
+    drawn = emit(f, aten.bernoulli.p, (tensor, bound.get("p", 0.5)), {"generator": generator} if generator else {})
+    return drawn if order is None else emit(f, aten.permute.default, (drawn, back))
 
 
 def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:

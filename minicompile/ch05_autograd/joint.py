@@ -29,8 +29,9 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.floats import Float, evaluate_float
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, Symbol, evaluate
+from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
 from .cleanup import clean
@@ -113,6 +114,17 @@ def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
     return node, steps[::-1]
 
 
+def has_own_gradient(view, source) -> bool:
+    """Is there an autograd function of the program between a view and its source? Then repeating the view
+    operators outside of the graph would give another gradient."""
+    node = view.grad_fn
+    while node is not None and node is not source.grad_fn:
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return True
+        node = node.next_functions[0][0] if node.next_functions else None
+    return False
+
+
 def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
                  position: dict[fx.Node, int]) -> tuple[list, list]:
     """Recipes for the outputs, and the fakes of the results that they need. position: of each input, by its
@@ -132,7 +144,7 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
 
     for o, chain in zip(outputs, chains):
         if chain is None:
-            recipes.append(Constant(expr_of(o) if isinstance(o, torch.SymInt) else o))
+            recipes.append(Constant(expr_of(o)))
             continue
         root, steps = chain
         source = entries[position[root]] if root in position else root.meta["val"]
@@ -143,6 +155,8 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
         if o.requires_grad and o is not source and o._base is not source:
             raise Unsupported("an in-place operation gave a detached alias of a tensor a gradient of its own")
+        if o.requires_grad and has_own_gradient(o, source):
+            raise Unsupported("an output is a view of another tensor, but an autograd function gives its gradient")
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
         detach = not steps or source.requires_grad and not o.requires_grad
@@ -171,9 +185,11 @@ class _Enter(torch.autograd.Function):
 
 @contextlib.contextmanager
 def _tracing(recorder: Recorder):
-    """Grad mode is restored afterwards; batch norm is recorded as the generic operator, not as cuDNN's."""
-    grad_mode, cudnn = torch.is_grad_enabled(), torch._C._get_cudnn_enabled()
+    """Grad mode is restored afterwards. Batch norm is recorded as the generic operator, not as cuDNN's, and a
+    recurrent layer as its steps, not as oneDNN's, which hides a workspace from its schema."""
+    grad_mode, cudnn, mkldnn = torch.is_grad_enabled(), torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
     torch._C._set_cudnn_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
     try:
         with recorder:
             yield
@@ -183,6 +199,7 @@ def _tracing(recorder: Recorder):
     finally:
         torch._C._set_grad_enabled(grad_mode)
         torch._C._set_cudnn_enabled(cudnn)
+        torch._C._set_mkldnn_enabled(mkldnn)
 
 
 @contextlib.contextmanager
@@ -307,7 +324,9 @@ def simplify(joint: Joint, rewrite=None) -> Joint:
 
 
 def separate_results(gm: fx.GraphModule, count: int) -> None:
-    """Results are distinct tensors for the caller, also where the graph computes one value, or an input."""
+    """Results are distinct tensors for the caller, also where the graph computes one value, or an input. So are
+    gradients among themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the next in
+    place."""
     output = next(iter(reversed(gm.graph.nodes)))
     values, seen = list(output.args[0]), set()
     f = Functionalizer(gm, gm.graph)
@@ -318,6 +337,13 @@ def separate_results(gm: fx.GraphModule, count: int) -> None:
                 f.current = value
                 values[i] = emit(f, aten.clone.default, (value,))
             seen.add(root)
+        seen.clear()
+        for i, value in enumerate(values[count:], count):
+            if isinstance(value, fx.Node) and (root := view_chain(value)[0]) in seen:
+                f.current = value
+                values[i] = emit(f, aten.clone.default, (value,))
+            elif isinstance(value, fx.Node):
+                seen.add(root)
     output.args = (tuple(values),)
 
 
@@ -335,12 +361,13 @@ def save_masks_as_bool(gm: fx.GraphModule) -> None:
             f.current = node
             with gm.graph.inserting_before(node.next):
                 mask = emit(f, aten.ne.Scalar, (node, 0))
+                mask.meta.pop("recompute", None)         # a checkpoint saves its random numbers, in this form
                 back = emit(f, aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
             for user in users:
                 user.replace_input_with(node, back)
 
 # %% [markdown]
-# Symbolic sizes in recipes are evaluated at run time from the sizes of the inputs.
+# Symbolic sizes and floats in recipes are evaluated at run time from the inputs.
 
 # %%
 def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
@@ -348,8 +375,10 @@ def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
     where: dict[str, tuple[int, int | None]] = {}
 
     def note(value, place):
-        e = expr_of(value) if isinstance(value, torch.SymInt) else value
-        if isinstance(e, Expr) and e.const == 0 and len(e.terms) == 1:
+        e = expr_of(value)
+        if isinstance(e, Float) and e.op == "symbol":
+            where.setdefault(e.args[0], place)
+        elif isinstance(e, Expr) and e.const == 0 and len(e.terms) == 1:
             (term, c), = e.terms.items()
             if c == 1 and len(term) == 1 and isinstance(term[0], Symbol):
                 where.setdefault(term[0].name, place)
@@ -365,9 +394,9 @@ def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
 
 def resolve(value, symbols: dict, inputs: Sequence):
     """A recipe's argument with its symbolic sizes replaced by the present ones."""
-    if isinstance(value, Expr):
+    if isinstance(value, (Expr, Float)):
         sizes = {n: inputs[i] if d is None else inputs[i].shape[d] for n, (i, d) in symbols.items()}
-        return evaluate(value, sizes)
+        return evaluate_float(value, sizes)
     if isinstance(value, (list, tuple)):
         return type(value)(resolve(v, symbols, inputs) for v in value)
     return value

@@ -36,6 +36,9 @@
 #   maximum is one byte a window.
 #
 # Views and casts from a saved half-precision copy are free or nearly so; inputs cost nothing to save.
+#
+# The program may decide for itself. What `torch.utils.checkpoint` computes is not saved at any price, except
+# what leaves the checkpoint (it is the next one's input) and random numbers.
 
 # %%
 from __future__ import annotations
@@ -251,7 +254,23 @@ def forward_use(node: fx.Node, halves: Halves, stage) -> Use:
                output=node in halves.outputs)
 
 
+def is_checkpointed(node: fx.Node) -> bool:
+    """The program asks that this value be computed again (`torch.utils.checkpoint`), and it can be."""
+    if "recompute" not in node.meta or node.op != "call_function" or has_effect(node):
+        return False
+    return not is_random(node.args[0] if node.target is operator.getitem else node)
+
+
+def leaves_region(node: fx.Node, halves: Halves) -> bool:
+    """Is a checkpointed value read outside of its checkpoint, or an output?"""
+    region = node.meta["recompute"]
+    return node in halves.outputs or any(u.meta.get("recompute") != region and u in halves.forward
+                                         for u in node.users)
+
+
 def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> bool:
+    if is_checkpointed(node):
+        return leaves_region(node, halves)
     if is_view(node) or is_widening(node) or node.op == "get_attr":
         return False
     if not is_cheap(node) or rereads(node):
@@ -290,7 +309,8 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx
         enter, leave = inner[node] = add_vertex(net), add_vertex(net)
         use = forward_use(node, halves, stage)
         written = use.library or use.far or use.output or not is_fusible(node)
-        add_edge(net, enter, leave, price(node, joint, written))
+        again = is_checkpointed(node) and not leaves_region(node, halves)
+        add_edge(net, enter, leave, INFINITE if again else price(node, joint, written))
         if node.op == "placeholder" or must_not_recompute(node, halves, use, prefer):
             add_edge(net, source, enter, INFINITE)
         for argument in node.all_input_nodes:

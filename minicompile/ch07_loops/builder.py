@@ -153,6 +153,10 @@ class Builder:
             return self.constant(expr, dtype)
         return self.to_dtype(self.emit("index", (expr,), torch.int64), dtype)
 
+    def number(self, symbol: Symbol, dtype: torch.dtype) -> Ref:
+        """A float argument of the kernel."""
+        return self.to_dtype(self.emit("index", (symbol.expr,), torch.float64), dtype)
+
     def read(self, x, index: tuple) -> Ref:
         """The element of the lazy tensor `x` at `index`; float32 for half types."""
         key = (id(x), index, self.mask)

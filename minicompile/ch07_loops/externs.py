@@ -17,6 +17,7 @@ from torch import fx
 
 from ..ch01_graphs.graph import map_args
 from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import as_expr, provably_nonnegative
 from ..errors import Unsupported
 from .ir import Extern, View
 from .lazy import (Lazy, Lowering, as_view, dense_strides, from_buffer, new_buffer, sizes_of, strides_of,
@@ -35,7 +36,7 @@ def blas_readable(size, stride) -> bool:
 
     def unit(d, other):
         """Steps by one along `d`, and by at least a whole line along the other."""
-        apart = size[other] == 1 or not isinstance(stride[other], int) or stride[other] >= size[d]
+        apart = size[other] == 1 or provably_nonnegative(as_expr(stride[other]) - size[d])
         return (stride[d] == 1 or size[d] == 1) and apart
 
     return unit(-1, -2) or unit(-2, -1)

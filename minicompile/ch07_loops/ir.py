@@ -26,7 +26,7 @@
 # | `load(buffer, index, mask)` | the element at `index`; 0, without a load, where `mask` is false |
 # | `store(buffer, index, value, mode)` | write it; mode `"atomic_add"` accumulates |
 # | `reduce(kind, value, index)` | combine `value` over all reduction variables |
-# | `index(expr)` | an index expression as an int64 value |
+# | `index(expr)` | an index expression as an int64 value; as float64, a float argument of the kernel |
 # | `indirect(value, symbol, size)` | binds an integer value to a symbol for later indices: a gather |
 # | any scalar operation | `add`, `exp`, `where`, `to_dtype`, ... |
 #
@@ -45,6 +45,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..ch01_graphs.graph import Location
+from ..ch01_graphs.floats import Float
 from ..ch01_graphs.symbolic import Int, Symbol
 
 # %% [markdown]
@@ -177,5 +178,6 @@ class Program:
     nodes: list[Loop | Extern]
     outputs: list[View | Int | None]
     symbols: dict[str, Symbol] = field(default_factory=dict)
+    numbers: dict[Symbol, Float] = field(default_factory=dict)      # float arguments of kernels, computed on the host
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     owned: set[str] = field(default_factory=set)    # inputs that nobody else needs: free, or overwritten, after their last use

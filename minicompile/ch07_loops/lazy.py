@@ -161,6 +161,7 @@ class Lowering:
     count: int = 0
     moved: dict = field(default_factory=dict)
     position: dict[str, int] = field(default_factory=dict)
+    hints: dict[str, int | float] = field(default_factory=dict)      # the symbols' values in the present call
 
     @property
     def val(self):

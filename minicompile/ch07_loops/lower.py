@@ -18,8 +18,9 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.graph import call_node, map_args
-from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, symbols
+from ..ch01_graphs.floats import Float
+from ..ch01_graphs.shapes import expr_of, is_symbolic
+from ..ch01_graphs.symbolic import Expr, Symbol, symbols
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
 from .ir import Buffer, Layout, Program, View
@@ -129,6 +130,10 @@ def lower_input(g: Lowering, node: fx.Node):
     g.program.inputs.append(node.name)
     if not isinstance(val, torch.Tensor):
         expr = expr_of(val)
+        if is_symbolic(val):
+            g.hints = val.node.env.hints
+        if isinstance(expr, Float) and expr.op == "symbol":
+            g.program.symbols[node.name] = Symbol(expr.args[0], real=True)
         for symbol in symbols(expr) if isinstance(expr, Expr) else ():
             if symbol.expr == expr:
                 g.program.symbols[node.name] = symbol
@@ -154,10 +159,10 @@ def lower_node(g: Lowering, node: fx.Node):
     val = node.meta.get("val")
     if node.target is operator.getitem:
         return g.values[node.args[0]][node.args[1]]
-    if isinstance(val, (int, torch.SymInt)) and not isinstance(val, bool):
+    if isinstance(val, int) and not isinstance(val, bool) or is_symbolic(val):
         return expr_of(val)
     if not isinstance(node.target, torch._ops.OpOverload):
-        if val is None or isinstance(val, (bool, float, torch.SymBool, torch.SymFloat)):
+        if val is None or isinstance(val, (bool, float, torch.SymBool)):
             return val
         raise Unsupported(f"{node.target} has no loop form", node.meta.get("location"))
     args, kwargs = map_args(lambda a: g.values[a] if isinstance(a, fx.Node) else expr_of(a),

@@ -8,9 +8,12 @@
 # %%
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
-from ..ch01_graphs.symbolic import Expr, as_expr
+from ..ch01_graphs.floats import Float
+from ..ch01_graphs.symbolic import Expr, Symbol, as_expr
 from .builder import HALF, Builder, compute_dtype
 from .externs import move
 from .lazy import Lazy, Lowering, footprint, in_memory, make_lazy, product, realize, sizes_of, strides_of
@@ -36,9 +39,32 @@ def on_device(g: Lowering, x, device):
 
 def element(b: Builder, x, index: tuple, dtype: torch.dtype):
     """An operand's value at an index of the result, in the dtype the operator computes in."""
+    dtype = compute_dtype(dtype)
     if isinstance(x, Lazy):
-        return b.to_dtype(b.read(x, broadcast_index(x, index)), compute_dtype(dtype))
-    return b.index(x, compute_dtype(dtype)) if isinstance(x, Expr) else b.constant(x, compute_dtype(dtype))
+        return b.to_dtype(b.read(x, broadcast_index(x, index)), dtype)
+    if isinstance(x, Rounded):
+        return b.round_to(element(b, x.number, index, dtype), x.dtype)
+    if isinstance(x, Symbol):
+        return b.number(x, dtype)
+    return b.index(x, dtype) if isinstance(x, Expr) else b.constant(x, dtype)
+
+
+class Rounded(NamedTuple):
+    """A number of which only the run time knows the value, rounded to a half dtype."""
+
+    number: Expr | Symbol
+    dtype: torch.dtype
+
+
+def argument(g: Lowering, x):
+    """A symbolic float becomes an argument of the kernels, equal ones the same."""
+    if not isinstance(x, Float):
+        return x
+    known = next((s for s, e in g.program.numbers.items() if e == x), None)
+    if known is None:
+        known = Symbol(f"number{len(g.program.numbers)}", real=True)
+        g.program.numbers[known] = x
+    return known
 
 
 def number(x, dtype: torch.dtype, device: torch.device):
@@ -46,6 +72,8 @@ def number(x, dtype: torch.dtype, device: torch.device):
     products and quotients), its GPU kernels do not."""
     if isinstance(x, (int, float)) and dtype in HALF and device.type == "cpu":
         return torch.tensor(x, dtype=dtype).item()
+    if isinstance(x, (Expr, Symbol)) and dtype in HALF and device.type == "cpu":
+        return Rounded(x, dtype)
     return x
 
 
@@ -63,6 +91,7 @@ def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heav
     `exact`: numbers are not rounded to a half dtype."""
     val = g.val
     dtype = dtype or val.dtype
+    operands = [argument(g, x) for x in operands]
     operands = [on_device(g, x, val.device) if isinstance(x, Lazy) or exact else number(x, dtype, val.device)
                 for x in operands]
     elements = product(sizes_of(val))
@@ -149,7 +178,7 @@ def signbit(g, x):
 @lowering("where.self")
 def where(g, condition, x, y):
     dtype, device = g.val.dtype, g.val.device
-    condition, x, y = (on_device(g, v, device) for v in (condition, x, y))
+    condition, x, y = (argument(g, on_device(g, v, device)) for v in (condition, x, y))
 
     def inner(b, index):
         test = b.read(condition, broadcast_index(condition, index))
@@ -212,7 +241,7 @@ def clone(g, x, *, memory_format=None):
 # %%
 @lowering("full")
 def full(g, size, value, **kwargs):
-    dtype = g.val.dtype
+    dtype, value = g.val.dtype, number(argument(g, value), g.val.dtype, g.val.device)
     return make_lazy(g, lambda b, index: element(b, value, index, dtype), [])
 
 

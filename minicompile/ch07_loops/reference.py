@@ -16,7 +16,8 @@ import math
 
 import torch
 
-from ..ch01_graphs.symbolic import Expr, evaluate
+from ..ch01_graphs.floats import Float, evaluate_float
+from ..ch01_graphs.symbolic import Expr, evaluate, symbols
 from .ir import Extern, Loop, Program, View, replay
 
 CHUNK = 1 << 22
@@ -70,6 +71,9 @@ class GridHandler:
         return torch.tensor(value, dtype=dtype)
 
     def index(self, expr, *, dtype):
+        if dtype is torch.float64:
+            [argument] = symbols(expr)
+            return self.env[argument.name]
         return self.at(expr, dtype)
 
     def indirect(self, value, symbol, size, *, dtype):
@@ -178,7 +182,8 @@ def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int
     rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
     for start in range(0, shape[0], rows) if loop.vars else [0]:
         grid = (min(rows, shape[0] - start), *shape[1:]) if loop.vars else shape
-        env = {name: torch.tensor(size) for name, size in sizes.items()}
+        env = {name: torch.tensor(size, dtype=torch.float64 if type(size) is float else None)
+               for name, size in sizes.items()}
         for d, symbol in enumerate(variables):
             first = start if d == 0 else 0
             env[symbol.name] = torch.arange(first, first + grid[d]).reshape([-1] + [1] * (len(grid) - 1 - d))
@@ -219,10 +224,11 @@ def run_program(program: Program, inputs) -> list:
         if isinstance(value, torch.Tensor):
             storages[name] = flat_storage(value.detach())
         else:
-            sizes[program.symbols[name].name if name in program.symbols else name] = int(value)
+            sizes[program.symbols[name].name if name in program.symbols else name] = value
+    sizes.update({symbol.name: evaluate_float(e, sizes) for symbol, e in program.numbers.items()})
 
     def number(e):
-        return evaluate(e, sizes)
+        return evaluate_float(e, sizes)
 
     def strided(view: View):
         storage, layout = storages[view.buffer], view.layout
@@ -244,7 +250,7 @@ def run_program(program: Program, inputs) -> list:
             return strided(a)
         if isinstance(a, (list, tuple)):
             return type(a)(map(value, a))
-        return number(a) if isinstance(a, Expr) else a
+        return number(a) if isinstance(a, (Expr, Float)) else a
 
     def run_extern(node: Extern):
         out = node.op(*map(value, node.args), **{k: value(v) for k, v in node.kwargs.items()})

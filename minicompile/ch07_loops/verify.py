@@ -21,7 +21,7 @@ REDUCE_KINDS = REDUCE.keys() | {"argmax", "argmin"}
 def verify(program: Program) -> None:
     """Raise AssertionError with a sentence about the first rule that `program` breaks."""
     written = set(program.constants) | {n for n in program.inputs if n in program.buffers}
-    sizes = set(program.symbols.values())
+    sizes = {*program.symbols.values(), *program.numbers}
     for node in program.nodes:
         if isinstance(node, Loop):
             verify_loop(program, node, written, sizes)

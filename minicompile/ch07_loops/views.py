@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod
+from ..ch01_graphs.symbolic import Int, as_expr, evaluate, floordiv, mod
 from .ir import Layout
 from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize,
                    sizes_of, window)
@@ -55,22 +55,29 @@ def permute(g, x, dims):
 # ## Picking
 #
 # `slice` and `select` change offsets and strides. PyTorch clamps slice bounds to the size; the size of the
-# fake already says how many elements are left.
+# fake already says how many elements are left. Where bounds or sizes are symbols, the meta kernel has asked how
+# they compare, so the answers for the present values are guarded, and may be used again.
 
 # %%
-def clamp_start(start, size) -> Int:
-    if start is None:
-        return 0
-    if isinstance(start, int) and isinstance(size, int):
-        start = start + size if start < 0 else start
-        return min(max(start, 0), size)
-    return start + size if isinstance(start, int) and start < 0 else start
+def present(g: Lowering, e: Int) -> int:
+    """The value of a size in the present call."""
+    return evaluate(e, g.hints)
+
+
+def wrapped(g: Lowering, index: Int, size: Int) -> Int:
+    """Negative indices count from the end."""
+    return as_expr(index) + size if present(g, index) < 0 else index
+
+
+def clamp_start(g: Lowering, start, size) -> Int:
+    start = wrapped(g, 0 if start is None else start, size)
+    return 0 if present(g, start) < 0 else size if present(g, start) > present(g, size) else start
 
 
 @lowering("slice.Tensor", view=True)
 def slice_(g, x, dim=0, start=None, end=None, step=1):
     dim, size = dim % len(x.size), sizes_of(g.val)
-    start = clamp_start(start, x.size[dim])
+    start = clamp_start(g, start, x.size[dim])
 
     def pick(index):
         return index[:dim] + (as_expr(index[dim]) * step + start,) + index[dim + 1:]
@@ -85,7 +92,7 @@ def slice_(g, x, dim=0, start=None, end=None, step=1):
 @lowering("select.int", view=True)
 def select(g, x, dim, index):
     dim, size = dim % len(x.size), sizes_of(g.val)
-    where = index + x.size[dim] if isinstance(index, int) and index < 0 else index
+    where = wrapped(g, index, x.size[dim])
 
     def relayout(base: Layout):
         return Layout(size, base.stride[:dim] + base.stride[dim + 1:], base.offset + base.stride[dim] * where)

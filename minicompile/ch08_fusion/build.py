@@ -121,7 +121,7 @@ def finish_kernel(f: Fuser, g: Group, loops, vars, rvars, local, number: int) ->
     for n in names:
         for e in (*f.buffers[n].layout.size, *f.buffers[n].layout.stride):
             symbol_set |= symbols(e)
-    known = set(f.program.symbols.values())
+    known = {*f.program.symbols.values(), *f.program.numbers}
     sizes = sorted((s for s in symbol_set if s in known), key=lambda s: s.name)
     members = [f.nodes[i] for i in g.members]
     return Kernel(kernel_name(members, number), g.device, vars, rvars, loops, frozenset(local),

@@ -316,7 +316,7 @@ def disjoint(a: Int, b: Int) -> bool:
     """Do two accesses of equal strides never meet? True for the parts of a `cat`: the distance between them,
     modulo the largest stride, is more than the inner dimensions can cover."""
     distance = add(a, mul(b, -1))
-    if not isinstance(distance, int):
+    if not isinstance(distance, int) or any(s.size is None for s in symbols(a)):
         return False
     terms = strided(a, tuple(symbols(a)))
     if terms is None or not all(isinstance(stride, int) and isinstance(v.size, int) and stride > 0

@@ -4,6 +4,7 @@
 # %%
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass, field
 
 import torch
@@ -38,9 +39,21 @@ class Kernel:
     buffers: dict[str, Buffer]              # every buffer that a body mentions
     inputs: tuple[str, ...]                 # buffers read from outside, in argument order
     outputs: tuple[str, ...]                # buffers written and visible outside, in argument order
-    symbols: tuple[Symbol, ...] = ()        # size symbols, last in argument order
+    symbols: tuple[Symbol, ...] = ()        # size symbols and floats, last in argument order
     origins: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)   # why each loop is here
+
+# %% [markdown]
+# Arguments are addresses and 64-bit integers. A float is passed as the integer with the same bits
+# (`bits_of_float`), which spares both launchers, and the cache of CUDA graphs, a second kind of number.
+
+# %%
+def bits_of_float(value: float) -> int:
+    return struct.unpack("q", struct.pack("d", value))[0]
+
+
+def float_of_bits(bits: int) -> float:
+    return struct.unpack("d", struct.pack("q", bits))[0]
 
 # %% [markdown]
 # A code generator answers with a `KernelSource`. Its text must not depend on the names of the buffers it

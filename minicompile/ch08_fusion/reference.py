@@ -17,7 +17,7 @@ from ..ch07_loops.ir import Extern, Loop, Program, View
 from ..ch07_loops.reference import flat_storage, run_loop, run_program
 from .dependencies import accesses, root_of, storage_size
 from .fuse import Schedule
-from .kernel import Kernel, KernelSource
+from .kernel import Kernel, KernelSource, float_of_bits
 from .memory import step_reads, step_writes
 
 
@@ -68,8 +68,8 @@ def load_reference(sources: list[KernelSource]) -> list:
         count = len(kernel.inputs) + len(kernel.outputs)
 
         def run(*values):
-            named = list(zip(source.args, values))
-            run_kernel(kernel, dict(named[:count]), dict(named[count:]))
+            sizes = {s.name: float_of_bits(n) if s.real else n for s, n in zip(kernel.symbols, values[count:])}
+            run_kernel(kernel, dict(zip(source.args[:count], values)), sizes)
         return run
     return [bind(s) for s in sources]
 

@@ -200,8 +200,9 @@ def print_value(p: Printer, value: Value):
         return
     name = p.names[value] = f"tmp{value.number}"
     if op == "index":
-        text = p.indexer.text(args[0])
-        kind = triton_type(dtype)
+        text, kind = p.indexer.text(args[0]), triton_type(dtype)
+        if dtype is torch.float64:
+            text = f"{text}.to(tl.int64).to(tl.float64, bitcast=True)"
         text = f"({text}).to({kind})" if p.axes_of(value) else f"tl.full({p.shape(())}, {text}, {kind})"
     elif op == "indirect":
         symbol = next(s for s, v in p.graph.indirect.items() if v is value)
@@ -240,7 +241,7 @@ def describe_reduction(p: Printer, value: Value) -> reductions.Reduction:
     return reductions.Reduction(
         kind, f"red{value.number}", value_text(p, source), source.dtype, value.dtype or source.dtype,
         p.shape({"x", "r"}), p.masks.get("r"), p.indexer.text(index) if index is not None else None,
-        p.indexer.index_type, to_text(p.axes[-1].numel), full=p.axes_of(source) == {"x", "r"})
+        p.indexer.index_type, to_text(p.axes[-1].numel, truncates=True), full=p.axes_of(source) == {"x", "r"})
 
 
 def print_step(p: Printer, step: Value | Store):
@@ -294,7 +295,7 @@ def print_pass(p: Printer, inside: list[Value | Store]) -> None:
         for s in update:
             p.say(s, step.loop)
         ends += [(s, comment(step.loop)) for s in end]
-    rnumel = to_text(p.axes[-1].numel)
+    rnumel = to_text(p.axes[-1].numel, truncates=True)
     head = ["rindex = roffset + rbase"]
     if "r" in p.masks:
         head.append(f"rmask = rindex < {rnumel}")
@@ -312,7 +313,7 @@ def _header(p: Printer, looped: bool) -> list[str]:
     lines = ["xpid = tl.program_id(0)"]
     cast = ".to(tl.int64)" if p.indexer.index_type == "tl.int64" else ""
     if "y" in p.everything:
-        count = f"(({to_text(p.axes[1].numel)} + XBLOCK - 1) // XBLOCK)"
+        count = f"(({to_text(p.axes[1].numel, truncates=True)} + XBLOCK - 1) // XBLOCK)"
         lines = [f"xpid = tl.program_id(0) % {count}", f"ypid = tl.program_id(0) // {count}"]
     for a in p.axes:
         if a.name == "r":
@@ -323,7 +324,7 @@ def _header(p: Printer, looped: bool) -> list[str]:
         else:
             lines.append(f"{a.name}index = {a.name}pid{cast} * {a.block} + tl.arange(0, {a.block}){a.slot}")
         if a.name in p.masks:
-            lines.append(f"{p.masks[a.name]} = {a.name}index < {to_text(a.numel)}")
+            lines.append(f"{p.masks[a.name]} = {a.name}index < {to_text(a.numel, truncates=True)}")
         lines += [f"{n} = {text}" for n, text in p.indexer.defs.get(a.name, {}).items()]
     return lines
 
@@ -350,7 +351,8 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
         for step in graph.steps:
             print_step(p, step)
     signature = {parameters[b]: pointer_type(kernel.buffers[b].dtype) for b in arguments}
-    signature |= {s.name: "i64" if index_type == "tl.int64" else "i32" for s in kernel.symbols}
+    wide = index_type == "tl.int64" or any(s.real for s in kernel.symbols)
+    signature |= {s.name: "i64" if wide else "i32" for s in kernel.symbols}
     constants = {a.block: config.blocks[a.name] for a in axes}
     head = f"def {kernel.name}({', '.join([*signature, *(f'{c}: tl.constexpr' for c in constants)])}):"
     body = [(line, "") for line in _header(p, looped)] + p.lines

@@ -143,6 +143,16 @@ _pool: Pool | None = None
 _launcher: list = []
 
 
+def _after_fork() -> None:
+    """A forked child must not talk to its parent's compile processes; it starts its own."""
+    global _pool, _launcher_lock
+    _pool, _launcher_lock = None, threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def pool() -> Pool:
     global _pool
     if _pool is None or _pool.process.poll() is not None:

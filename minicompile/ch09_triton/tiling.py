@@ -152,11 +152,11 @@ class Indexer:
                 i = last + 1
         if rewritten:
             index = substitute(index, rewritten)
-        return to_text(index, lambda s: names.get(s, s.name))
+        return to_text(index, lambda s: names.get(s, s.name), truncates=True)
 
 
 def _paren(value: Int) -> str:
-    return str(value) if isinstance(value, int) else f"({to_text(value)})"
+    return str(value) if isinstance(value, int) else f"({to_text(value, truncates=True)})"
 
 # %% [markdown]
 # ## 32 or 64 bits

@@ -173,6 +173,17 @@ _loaded: dict[str, Future] = {}
 _pool: list[ThreadPoolExecutor] = []
 
 
+def _after_fork() -> None:
+    """In the child of a fork there are no threads: forget the pool and the jobs that nobody will finish."""
+    _pool.clear()
+    for name in [name for name, future in _loaded.items() if not future.done()]:
+        del _loaded[name]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 def _executor() -> ThreadPoolExecutor:
     if not _pool:
         _pool.append(ThreadPoolExecutor(max(1, len(os.sched_getaffinity(0))), "minicompile-cpp"))

@@ -101,11 +101,16 @@ def lookup(value: Value, scope: Scope | None):
     return None
 
 
+def size_text(size: Int) -> str:
+    """A size in C++."""
+    return to_text(size, floordiv="/", truncates=True)
+
+
 def index_text(e: Emitter, index: Int, scope: Scope) -> str:
     """An index expression in C++; indices are never negative, so C++ division is the right one."""
     def name(s: Symbol) -> str:
         return get(e, e.graph.indirect[s], scope) if s in e.graph.indirect else s.name
-    return to_text(index, name, "({}) / ({})", "({}) % ({})")
+    return to_text(index, name, "/", truncates=True)
 
 
 def get(e: Emitter, value: Value, scope: Scope) -> str:
@@ -260,7 +265,7 @@ def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
     limit = PARALLEL_WORK // (1 + expensive)
     if isinstance(work, int) and work < limit * (4 if e.threads == 1 else 1):
         return []
-    condition = "" if isinstance(work, int) else f" if ({to_text(work)} >= {limit})"
+    condition = "" if isinstance(work, int) else f" if ({size_text(work)} >= {limit})"
     together = f" collapse({collapse})" if collapse > 1 else ""
     return [f"#pragma omp parallel for{together} schedule(static){condition}"]
 
@@ -287,7 +292,7 @@ def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int
 def lane_headers(e: Emitter, lane: Symbol, block: int | None) -> tuple[list[str], list[str], str, str]:
     """(headers of the block loop, prologue inside it, header of the lane loop, text that defines the lane's
     variable)."""
-    size = to_text(lane.size)
+    size = size_text(lane.size)
     if block is None:
         return [], [], for_("lane", size), f"const int64_t {lane.name} = lane;"
     prologue = [f"const int64_t count = {size} - lane0 < {block} ? {size} - lane0 : {block};"]
@@ -313,8 +318,8 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     inner = child(nest, (lane,))
     store_lines(e, e.graph.stores, inner)
     close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
-    size, width = to_text(other.size), to_text(lane.size)
-    loops = [for_(v.name, to_text(v.size)) for v in rest]
+    size, width = size_text(other.size), size_text(lane.size)
+    loops = [for_(v.name, size_text(v.size)) for v in rest]
     loops += [for_("tile0", size, step=str(TILE)), for_("lane0", width, step=str(2 * TILE))]
     rows = child(function, ())
     nest.parent = rows
@@ -343,7 +348,7 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
         block = None
         outer = tuple(sorted(outer, key=lambda v: v is not direct))
     blocks, prologue, lane_header, define = lane_headers(e, lane, block)
-    loops = [for_(v.name, to_text(v.size)) for v in outer]
+    loops = [for_(v.name, size_text(v.size)) for v in outer]
     work = product(v.size for v in variables)
     nest = child(function, outer)
     inner = child(nest, (lane,))
@@ -379,7 +384,8 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     for name in dict.fromkeys(tensors):
         t = ("" if name in kernel.outputs else "const ") + memory_type(kernel.buffers[name].dtype)
         lines.append(f"{t}* {pointers[name]} = ({t}*)pointers[{tensors.index(name)}];")
-    lines += [f"const int64_t {s.name} = sizes[{i}];" for i, s in enumerate(kernel.symbols)]
+    lines += [f"const double {s.name} = mc_bits<double>(sizes[{i}]);" if s.real else f"const int64_t {s.name} = sizes[{i}];"
+              for i, s in enumerate(kernel.symbols)]
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
     text = "\n".join([head, *("  " + line for line in lines + function.lines), "}", ""])
     options = {"tensors": len(tensors), "sizes": len(kernel.symbols)}

@@ -22,12 +22,12 @@ from typing import Sequence
 
 import torch
 
-from ..ch01_graphs.symbolic import Symbol, product, to_text
+from ..ch01_graphs.symbolic import Symbol, product
 from ..ch07_loops.ir import identity
 from ..ch08_fusion.values import HALVES, Store, Value, elements
 from ..errors import Unsupported
 from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
-                   index_text, lane_block, lane_headers, parallel_pragma, store_lines)
+                   index_text, lane_block, lane_headers, parallel_pragma, size_text, store_lines)
 from .ops import EXPENSIVE, literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
@@ -115,7 +115,7 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
         _row_pass(e, nest, lane, reductions, stores, kept, atomic)
     store_lines(e, [s for s in e.graph.stores if not s.element], nest)
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
-    loops = [for_(v.name, to_text(v.size)) for v in outer]
+    loops = [for_(v.name, size_text(v.size)) for v in outer]
     if loops:
         close(nest, (parallel_pragma(e, work, 1 if atomic else len(loops)) if not atomic or direct is not None
                      else []) + loops)
@@ -153,7 +153,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     for value, array in kept.items():      # later passes read the array
         if array is not None:
             nest.names.setdefault(value, f"{array}[{lane.name}]")
-    size = to_text(lane.size)
+    size = size_text(lane.size)
     if isinstance(lane.size, int) and lane.size <= CHUNK:
         chunks, count = [""], size
         chunk.lines.append("const int64_t chunk = 0;")
@@ -167,7 +167,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     chunk.lines += [line for s in steps for line in s.after]
     close(chunk, chunks)
     nest.lines += [s.row for s in steps]
-    close(middle, [for_(v.name, to_text(v.size)) for v in others])
+    close(middle, [for_(v.name, size_text(v.size)) for v in others])
     for r, step in zip(reductions, steps):
         nest.names[r] = _named_results(e, r, step.result, nest)
 
@@ -234,7 +234,7 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
         after = [f"const {t} top{n} = mc_{'largest' if kind == 'argmax' else 'smallest'}(t{n}, count);",
                  f"if (mc_beats<{largest}>(top{n}, -1, best{n}, at{n})) {{",
                  f"  const int64_t {lane.name} = chunk + mc_find(t{n}, top{n});",
-                 f"  const int64_t here = {_linear_index(index)};",
+                 f"  const int64_t here = {size_text(index)};",
                  f"  if (mc_beats<{largest}>(top{n}, here, best{n}, at{n})) {{",
                  f"    best{n} = top{n};", f"    at{n} = here;", "  }", "}"]
         result = f"at{n}"
@@ -242,9 +242,6 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     array = f"alignas(64) {register_type(source.dtype)} t{n}[{length}];"
     return RowStep(row, array, f"t{n}[lane] = {x};", after, "", result)
 
-
-def _linear_index(index) -> str:
-    return to_text(index, lambda s: s.name, "({}) / ({})", "({}) % ({})")
 
 # %% [markdown]
 # ## Columns
@@ -297,7 +294,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         final = child(nest, (lane,))
         store_lines(e, stores, final)
         lanes(nest, final.lines, simd=not atomic)
-    loops = [for_(v.name, to_text(v.size)) for v in outer] + blocks
+    loops = [for_(v.name, size_text(v.size)) for v in outer] + blocks
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     pragma = parallel_pragma(e, work, len(loops)) if loops and not atomic else []
     close(nest, pragma + (loops or [""]), prologue)
@@ -331,7 +328,7 @@ def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"
         lanes(now, flush)
         now.lines += counts
         close(now, [f"if (++{since} == {FLUSH})"])
-    close(rows, [for_(v.name, to_text(v.size)) for v in e.kernel.reduction_vars])
+    close(rows, [for_(v.name, size_text(v.size)) for v in e.kernel.reduction_vars])
     if flush:
         lanes(nest, flush)
         nest.lines += counts
@@ -374,7 +371,7 @@ def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
     if kind in ("argmax", "argmin"):
         extreme = f"mc_column_extreme<{'true' if kind == 'argmax' else 'false'}, {t}>"
         return ColumnStep([(t, f"best{n}", start_text(kind, dtype)), ("int64_t", f"at{n}", "0")],
-                          [f"{extreme}({x}, {_linear_index(index)}, best{n}[lane], at{n}[lane]);"],
+                          [f"{extreme}({x}, {size_text(index)}, best{n}[lane], at{n}[lane]);"],
                           f"at{n}[lane]")
     if kind == "sum" and t == "float":
         return ColumnStep([(t, f"acc{n}", "0"), ("double", f"total{n}", "0")], [f"{acc} += {x};"],

@@ -40,11 +40,12 @@ from typing import Any, Callable, Sequence
 import torch
 
 from .. import logs
+from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch07_loops.ir import Extern, Inst, Layout, Program, View
 from ..ch08_fusion.dependencies import root_of
 from ..ch08_fusion.fuse import Schedule
-from ..ch08_fusion.kernel import Kernel, KernelSource
+from ..ch08_fusion.kernel import Kernel, KernelSource, bits_of_float
 from ..ch08_fusion.memory import takes_out
 from ..config import config
 from ..errors import MinicompileError, Unsupported
@@ -94,9 +95,9 @@ class Writer:
         return self.known[key]
 
 
-RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device", "outer_device",
+RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device", "outer_device", "bits_of_float",
             "raise_versions", "below_autograd", "torch"}
-CONSTANT = re.compile(r"(k|x|c|dtype|device|unused_)\d+$")       # how `Writer.constant` names globals
+CONSTANT = re.compile(r"(k|x|c|dtype|device|number|unused_)\d+$")       # how `Writer.constant` names globals
 
 
 def int_text(e: Int) -> str:
@@ -155,8 +156,8 @@ def argument_text(w: Writer, a: Any) -> str:
     """One argument of a library call as text."""
     if isinstance(a, View):
         return view_text(w, a)
-    if isinstance(a, Expr):
-        return to_text(a)
+    if isinstance(a, (Expr, Float)):
+        return float_text(a)
     if isinstance(a, (list, tuple)):            # fx keeps lists as a subclass of list
         inner = ", ".join(argument_text(w, x) for x in a)
         return f"[{inner}]" if isinstance(a, list) else f"({inner}{',' if len(a) == 1 else ''})"
@@ -247,7 +248,7 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | N
     p = schedule.program
     w = Writer(p)
     w.globals.update(torch=torch, empty=torch.empty_strided, as_strided=torch.as_strided, relayout=relayout, view=view,
-                     below_autograd=torch._C._AutoDispatchBelowAutograd)
+                     bits_of_float=bits_of_float, __math=math, below_autograd=torch._C._AutoDispatchBelowAutograd)
     for name, tensor in p.constants.items():
         w.globals[w.local(name)] = tensor
     names = []
@@ -256,6 +257,8 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | N
             names.append(w.local(name))
         else:
             names.append(p.symbols[name].name if name in p.symbols else f"unused_{len(names)}")
+    for symbol, e in p.numbers.items():
+        w.emit(f"{symbol.name} = bits_of_float({float_text(e)})")
     for name in schedule.plan.first:
         write_allocation(w, name)
     for k, (step, plan) in enumerate(zip(schedule.steps, schedule.plan.steps)):
@@ -293,7 +296,7 @@ def _indent(lines: list[str]) -> list[str]:
 
 
 def output_text(w: Writer, output) -> str:
-    return view_text(w, output) if isinstance(output, View) else "None" if output is None else int_text(output)
+    return view_text(w, output) if isinstance(output, View) else "None" if output is None else f"({float_text(output)})"
 
 
 def mutated_inputs(schedule: Schedule) -> list[str]:

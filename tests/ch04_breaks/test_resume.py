@@ -348,7 +348,7 @@ def test_resume_of_a_resume_uses_the_original():
     again = rs.make_resume(point.code, translated, {"a", "b", "c"}, (), globals())
     assert again is rs.make_resume(code, later, {"a", "b", "c"}, (), globals())
     assert again.target(4, 5, 13) == straight(4, 5)
-    assert point.call_text("__resume_0", {"a": "x.a", "b": "3"}, ["t"], {}) == "__resume_0(x.a, 3, t)"
+    assert point.call_text("__resume_0", {"a": "x.a", "b": "3"}, ["t"], {}) == "__resume_0, (), (x.a, 3, t, )"
 
 
 def test_positions_are_kept():

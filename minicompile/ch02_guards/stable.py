@@ -1,0 +1,160 @@
+# %% [markdown]
+# # Not looking twice
+#
+# Most guards of a model are about things that never change: the class of a block, the names of its children,
+# that nobody registered a hook, the identity of its parameters. Checking them one by one costs 0.1
+# microseconds each, and a 12-layer GPT has 900. But all of them are read through a few hundred dictionaries,
+# starting from one object, and CPython keeps a number in each dictionary that changes with every write. If
+# the object is the same and the numbers are the same, every guard that was true is true.
+#
+# So the guards are divided. **Stable** guards depend only on dictionaries, classes and the metadata of
+# tensors. They are evaluated in full once; a `Memo` (`unchanged.c`) then remembers the numbers and answers
+# the next calls, in one C call, with the tuple of parameters that the graph wants. When any number differs it
+# answers None, the guards are evaluated in full again, and if they hold the memo learns the new numbers.
+# Nothing is believed that a full check has not confirmed, so the memo needs no opinion on *what* changed.
+#
+# | per call, CPython 3.11 | guards one by one | with memos | torch.compile |
+# |---|---|---|---|
+# | two lines | 2.4 us | 1.5 us | 9.0 us |
+# | GPT, 12 layers | 97 us | 12 us | 46 us |
+# | ResNet-50 | 254 us | 30 us | 126 us |
+#
+# (torch.compile does the same for modules, with its dictionary tags, inside a C++ tree of guard managers.)
+
+# %%
+from __future__ import annotations
+
+import functools
+import weakref
+
+import torch
+
+from .guards import strongly
+from .sources import InstanceDictSource, ItemSource, ModuleAttrSource, Source, TupleItemSource
+
+try:
+    from . import unchanged
+except ImportError:                          # built without CPython's headers: every check is a full one
+    class Memo:
+        def __init__(self, roots: int):
+            pass
+
+        def __call__(self, *arguments):
+            return None
+
+        def record(self, *facts) -> bool:
+            return False
+else:
+    Memo = unchanged.Memo
+    unchanged.setup((torch.Tensor, torch.nn.Parameter), torch._C.TensorBase.requires_grad,
+                    torch._C.TensorBase.is_neg,
+                    getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
+
+
+# %% [markdown]
+# ## Which sources are stable
+#
+# Those that lead from an object through instance dictionaries: `self.blocks[2].norm.weight` is ten
+# dictionary reads from `self`. The object they start from is the **root**; it is read at each call and
+# compared by identity.
+
+# %%
+def holder(source: Source) -> Source | None:
+    """The object whose instance dictionary (or dictionary of parameters, ...) holds what `source` reads."""
+    if isinstance(source, (ModuleAttrSource, InstanceDictSource)):
+        return source.base
+    if isinstance(source, ItemSource) and isinstance(source.base, InstanceDictSource) and type(source.key) is str:
+        return source.base.base
+    return holder(source.base) if isinstance(source, TupleItemSource) else None
+
+
+def root_of(source: Source) -> Source:
+    """Where the chain of dictionaries begins; a source that is not stable is its own root."""
+    base = holder(source)
+    return source if base is None else root_of(base)
+
+
+@functools.lru_cache(4096)
+def is_stable(source: Source) -> bool:
+    """Whether `source` is a chain of dictionaries from a root that no other such chain leads to."""
+    if holder(source) is None:
+        return False
+    above, _ = root_of(source).parts()
+    while above is not None and holder(above) is None:
+        above, _ = above.parts()
+    return above is None
+
+
+def path_to(source: Source) -> list[Source]:
+    """The objects and dictionaries on the way from the root to `source`, outermost first, without itself."""
+    base = holder(source)
+    if base is None:
+        return []
+    if isinstance(source, TupleItemSource):
+        return path_to(source.base)
+    path = [*path_to(base), base]
+    if isinstance(source, ModuleAttrSource):
+        path.append(ItemSource(InstanceDictSource(base), source.kind))
+    return path
+
+
+# %% [markdown]
+# ## Which guards are stable
+#
+# A guard is, when what it compares is fixed by the object that its source leads to: identity, class, a
+# constant. Not the length of a list: a list carries no number. `things` says what the memo must watch for a
+# guard, besides the path.
+
+# %%
+WATCHED = ("CLASS_ATTR", "FUNCTION")
+FIXED = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device)
+
+
+def things(guard) -> list[Source] | None:
+    """Sources of the objects and dictionaries to watch, or None for a guard that is not stable."""
+    source, kind = guard.source, guard.kind
+    if kind == "MODULE_STRUCTURE":
+        if not is_stable(InstanceDictSource(source)):
+            return None
+        spec, fields = guard.expected, InstanceDictSource(source)
+        named = [name for name, _ in spec.children] + list(spec.hooks)
+        return [*path_to(source), source, *(ItemSource(fields, name) for name in named)]
+    if kind in WATCHED:
+        return []
+    if source is None or not is_stable(source):
+        return None
+    if kind == "TYPE_MATCH":
+        return [*path_to(source), source]
+    if kind in ("ID_MATCH", "TENSOR_MATCH", "NO_KEY", "TUPLE_LENGTH") or kind == "CONSTANT_MATCH" and type(guard.expected) in FIXED:
+        return None if kind == "NO_KEY" and not isinstance(source, InstanceDictSource) else path_to(source)
+    if kind == "ALIASED" and is_stable(guard.expected):
+        return [*path_to(source), *path_to(guard.expected)]
+    return None
+
+
+def watched(guards) -> list[weakref.ref]:
+    """The classes of which attributes were read and the functions that were inlined, for the memo to watch."""
+    found = [strongly(guard.expected[0]) for guard in guards if guard.kind in WATCHED]
+    return list({id(target): weakref.ref(target) for target in found}.values())
+
+
+# %% [markdown]
+# ## The full check, and learning from it
+#
+# What is learned must be true of the state that was checked. Another thread may write between the check and
+# the reading of a number, so the numbers are read first: check, record, check again.
+
+# %%
+def refresh(memo, full, arguments: tuple) -> tuple:
+    """Evaluate the guards in full (`full` raises when one fails) and let the memo answer next time. full:
+    arguments -> (things, tensors, outputs). Returns the outputs."""
+    facts = full(*arguments)
+    if memo.record(arguments, *facts):
+        try:
+            again = full(*arguments)
+        except Exception:
+            memo.forget()
+            raise
+        if any(a is not b for old, new in zip(facts, again) for a, b in zip(old, new, strict=True)):
+            memo.forget()
+    return facts[2]

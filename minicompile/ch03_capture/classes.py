@@ -1,0 +1,164 @@
+# %% [markdown]
+# # Classes made by the trace
+#
+# A `class` statement calls `__build_class__` with a function that fills the namespace. That function is
+# inlined, and what it leaves behind is values, from which a class has to be made *now*: everything that the
+# interpreter knows about classes (`lookup`, the method resolution order, `isinstance`) reads real ones.
+#
+# So a real class is made, one that only the trace sees. Its namespace holds stand-ins: for a function of the
+# trace an empty function, for a tensor an empty object. The table `tracked` knows which value each of them
+# stands for, and as every attribute that is read goes through `wrap`, the stand-ins are replaced as they are
+# looked up. The class, and objects of it, do not leave the graph.
+#
+# Making a class runs code: the metaclass, `__init_subclass__`, `__set_name__`. `type` and `ABCMeta` do
+# nothing that can be seen from outside; with any other metaclass the graph breaks.
+
+# %%
+from __future__ import annotations
+
+import abc
+import dataclasses
+import types
+import typing
+
+from .attributes import get_attribute
+from .builtins_ import type_of
+from .calls import HANDLED, call_class, handles
+from .interpreter import call, inline, unsupported
+from .iterate import unpack
+from .methods import pairs_of
+from .operations import as_python
+from .values import (
+    BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, class_of, describe, lookup)
+from .wrap import wrap
+
+METACLASSES = (type, abc.ABCMeta)
+SPECIAL = ("__classcell__", "__annotations__")
+
+
+class StandIn:
+    """An object that stands for a value in the namespace of a class."""
+
+
+def stand_in(tx, value: Value):
+    """A real object for `value`; `wrap` gives the value back."""
+    if type(value) is Const:
+        return value.value
+    if type(value) is ObjVal and isinstance(value.real, (type, types.FunctionType, types.BuiltinFunctionType, StandIn)):
+        return value.real
+    if type(value) is BuiltinVal and isinstance(value.stands_for, (property, staticmethod, classmethod)):
+        return value.stands_for
+    if type(value) is TupleVal and value.cls is tuple:
+        return tuple(stand_in(tx, v) for v in unpack(tx, value))
+    real = StandIn()
+    if type(value) is FuncVal:
+        def real(*args, **kwargs):
+            raise AssertionError("a stand-in is never called")
+        real.__name__, real.__qualname__ = value.name, value.code.co_qualname
+        abstract = value.attrs.get("__isabstractmethod__")
+        if abstract is not None:
+            real.__isabstractmethod__ = True
+    if isinstance(value, ObjVal) and any(lookup(value.cls, n) is not MISSING for n in (
+            "__get__", "__set__", "__set_name__")):
+        unsupported(tx, "a descriptor in a class of the trace")
+    tx.tracked[id(real)] = value
+    tx.keep.append(real)
+    return real
+
+
+# %%
+@handles(__build_class__)
+def build_class(tx, body, name, *bases, metaclass=None, **keywords):
+    namespace = DictVal()
+    if type(body) is not FuncVal:
+        unsupported(tx, "a class statement")
+    if metaclass is None and any(type(b) is not ObjVal or not isinstance(b.real, type) for b in bases):
+        unsupported(tx, "a class with a base that is no class")
+    frame_result = inline(tx, body.code, name.value, body.globals, body.globals_source, body.closure, [], {}, [], {},
+                          namespace)
+    cell = frame_result if type(frame_result) is CellVal else None
+    return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
+
+
+def make_class(tx, name, bases, namespace, metaclass=None, keywords=None, cell=None):
+    reals = tuple(b.real for b in bases)
+    metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
+    if keywords or not metas <= set(METACLASSES) or not all(plain_base(b) for b in reals):
+        unsupported(tx, f"making the class {name.value}")
+    attributes = {key: stand_in(tx, value) for key, (_, value) in namespace.items.items() if key not in SPECIAL}
+    if "__annotations__" in namespace.items:
+        notes = namespace.items["__annotations__"][1].items
+        attributes["__annotations__"] = {key: stand_in(tx, value) for key, (_, value) in notes.items()}
+    if "__slots__" in attributes or any(hasattr(type(v), "__set_name__") and type(v) is not property
+                                        for v in attributes.values()):
+        unsupported(tx, f"making the class {name.value} with slots or descriptors")
+    real = (abc.ABCMeta if abc.ABCMeta in metas else type)(name.value, reals, attributes)
+    tx.made_classes[real] = None
+    made = wrap(tx, real)
+    if cell is not None:
+        cell.content = made
+    return made
+
+
+def plain_base(cls) -> bool:
+    """Whether deriving from a class runs no code of the program."""
+    return lookup(cls, "__init_subclass__") is object.__dict__["__init_subclass__"] and cls.__module__ not in (
+        "torch.nn.modules.module", "enum")
+
+
+# %% [markdown]
+# `property`, `staticmethod` and `classmethod` are C classes that hold functions. In a class of the trace they
+# hold stand-ins.
+
+# %%
+def holding(cls):
+    @handles(cls)
+    def make(tx, *functions, **named):
+        reals = [stand_in(tx, f) if f is not None else None for f in functions]
+        real = cls(*reals, **{k: stand_in(tx, v) for k, v in named.items()})
+        tx.keep.append(real)
+        return BuiltinVal(name=cls.__name__, stands_for=real, call=lambda tx, args, kwargs: unsupported(
+            tx, f"a call of a {cls.__name__}"))
+
+
+for _cls in (property, staticmethod, classmethod):
+    holding(_cls)
+
+
+@handles(abc.abstractmethod)
+def abstract_method(tx, function):
+    if type(function) is not FuncVal:
+        unsupported(tx, "abstractmethod of something that is no function")
+    function.attrs["__isabstractmethod__"] = Const(value=True)
+    return function
+
+
+# %% [markdown]
+# `@dataclass` writes the source of `__init__` and runs it; on a class of the trace it may do so now.
+
+# %%
+@handles(dataclasses.dataclass)
+def make_dataclass(tx, cls=None, **options):
+    if cls is None or cls is NONE:
+        return BuiltinVal(name="dataclass", call=lambda tx, args, kwargs: make_dataclass(tx, *args, **options))
+    if cls.real not in tx.made_classes or any(isinstance(v, StandIn) for v in vars(cls.real).values()) or "slots" in options:
+        unsupported(tx, "dataclass() of this class")
+    return wrap(tx, dataclasses.dataclass(cls.real, **{k: as_python(tx, v) for k, v in options.items()}))
+
+
+@handles(type)
+def type_call(tx, value, *more, **keywords):
+    if not more:
+        return type_of(tx, value)
+    bases, namespace = unpack(tx, more[0]), DictVal(items={k.value: [k, v] for k, v in pairs_of(tx, more[1])})
+    module = Const(value=tx.frames[-1].globals.get("__name__"))
+    namespace.items.setdefault("__module__", [Const(value="__module__"), module])
+    return make_class(tx, value, bases or [wrap(tx, object)], namespace, None, keywords)
+
+
+def set_class_attribute(tx, cls: ObjVal, name: str, value: Value | None):
+    """cls.name = value for a class of the trace."""
+    if value is None:
+        delattr(cls.real, name)
+    else:
+        setattr(cls.real, name, stand_in(tx, value))

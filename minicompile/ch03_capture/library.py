@@ -1,0 +1,384 @@
+# %% [markdown]
+# # The standard library
+#
+# What Python programs lean on is half Python and half C. The Python half is inlined like any other code.
+# Three sorts of C code remain. Some only compute: given constants they are called at compile time, and the
+# result is a constant. Some take functions or iterators (`groupby`, `tee`, `cmp_to_key`): they are written
+# here for values. And some ask about the state of the process, which is guarded or ends the graph.
+
+# %%
+from __future__ import annotations
+
+import _thread
+import contextvars
+import copy
+import fnmatch
+import functools
+import heapq
+import importlib
+import inspect
+import itertools
+import json
+import logging
+import operator
+import posixpath
+import re
+import sys
+import textwrap
+import types
+import typing
+
+import numpy
+
+from ..ch02_guards.sources import CallSource
+from .attributes import get_attribute
+from .builtins_ import EMPTY, extreme, folded, function_of, getter, rows  # noqa: F401
+from .calls import HANDLED, handles
+from .interpreter import BIRTHS, call, guard, unsupported
+from .iterate import iterate, next_value, unpack, values_of
+from .methods import call_method, method, sort_values
+from .operations import as_python, compare, equal, fold, identical, set_item, truth
+from .values import (
+    BuiltinVal, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, NotConstant, ObjVal,
+    PartialVal, SetVal, SliceVal, TensorVal, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
+from .wrap import key_of, part, wrap
+
+
+# %% [markdown]
+# ## Called at compile time
+
+# %%
+for _function in (
+        re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.compile, re.escape, textwrap.dedent,
+        textwrap.indent, textwrap.fill, textwrap.wrap, json.dumps, json.loads, fnmatch.fnmatch, posixpath.join,
+        posixpath.basename, posixpath.dirname, posixpath.splitext, typing.get_origin, typing.get_args, sys.getrecursionlimit,
+        sys.intern, operator.length_hint, copy.replace if hasattr(copy, "replace") else sys.intern):
+    HANDLED[_function] = folded(_function)
+
+
+@method(SliceVal, "indices")
+def slice_indices(tx, self, length):
+    return fold(tx, slice.indices, [self, length])
+
+
+# %% [markdown]
+# NumPy is not traced. Functions of constants are called, if what they give is a number: an array could be
+# changed later.
+
+# %%
+def call_numpy(tx, function, args, kwargs) -> Value | None:
+    """The result of a NumPy function of constants, or None when it is not for compile time."""
+    try:
+        python = [as_python(tx, a) for a in args], {k: as_python(tx, v) for k, v in kwargs.items()}
+        result = function(*python[0], **python[1])
+    except Exception:                            # raise it, or call it, at run time
+        return None
+    return Const(value=result) if isinstance(result, (numpy.generic, int, float, numpy.dtype)) else None
+
+
+# %% [markdown]
+# ## Iterators and functions of functions
+
+# %%
+@handles(itertools.tee)
+def make_tee(tx, items, n=Const(value=2)):
+    copies = itertools.tee(values_of(tx, items), n.value)
+    return TupleVal(items=[IterVal(it=(v for v in one)) for one in copies])
+
+
+@handles(itertools.groupby)
+def make_groupby(tx, items, key=NONE):
+    measure = function_of(tx, key, lambda v: v)
+    groups = itertools.groupby(values_of(tx, items), lambda v: Same(tx, measure(v)))
+    return IterVal(it=(TupleVal(items=[k.value, IterVal(it=(v for v in group))]) for k, group in groups))
+
+
+class Same:
+    """A value that Python code compares with the traced `==`."""
+
+    def __init__(self, tx, value):
+        self.tx, self.value = tx, value
+
+    def __eq__(self, other):
+        return equal(self.tx, self.value, other.value)
+
+
+def by_test(function):
+    """`takewhile(test, items)` and its like."""
+    def handler(tx, test, items):
+        keep = function_of(tx, test, lambda v: v)
+        return IterVal(it=(v for v in function(lambda v: truth(tx, keep(v)), values_of(tx, items))))
+    return handler
+
+
+HANDLED.update({f: by_test(f) for f in (itertools.takewhile, itertools.dropwhile, itertools.filterfalse)})
+HANDLED[itertools.compress] = lambda tx, items, selectors: IterVal(it=(
+    v for v, s in zip(values_of(tx, items), values_of(tx, selectors)) if truth(tx, s)))
+
+
+def called_until(tx, function, sentinel):
+    while not equal(tx, value := call(tx, function, []), sentinel):
+        yield value
+
+
+HANDLED[iter] = lambda tx, value, *sentinel: \
+    IterVal(it=called_until(tx, value, *sentinel)) if sentinel else iterate(tx, value)
+
+
+@handles(operator.methodcaller)
+def make_methodcaller(tx, name, *args, **kwargs):
+    return BuiltinVal(name="methodcaller", call=lambda tx, given, _: call(
+        tx, get_attribute(tx, given[0], name.value), args, kwargs))
+
+
+@handles(functools.cmp_to_key)
+def make_cmp_to_key(tx, function):
+    return BuiltinVal(name="cmp_to_key", call=lambda tx, args, kwargs: ObjVal(
+        real=NEW, cls=Ordered, attrs={"compare": function, "item": args[0]}))
+
+
+class Ordered:
+    """What `cmp_to_key` makes of an item. Inlined like a class of the program."""
+
+    def __lt__(self, other):
+        return self.compare(self.item, other.item) < 0
+
+    def __eq__(self, other):
+        return self.compare(self.item, other.item) == 0
+
+
+# %% [markdown]
+# `lru_cache` inside the trace keeps its results in the trace. One that existed before is bypassed, which only
+# a function with side effects would show; those end the graph.
+
+# %%
+@handles(functools.lru_cache)
+def make_lru_cache(tx, maxsize=Const(value=128), typed=None):
+    if type(maxsize) is not Const:
+        return memoized(tx, maxsize, 128)
+    return BuiltinVal(name="lru_cache", call=lambda tx, args, kwargs: memoized(tx, args[0], maxsize.value))
+
+
+HANDLED[functools.cache] = lambda tx, function: memoized(tx, function, None)
+
+
+def memoized(tx, function, limit):
+    known = {}
+
+    def lookup_or_call(tx, args, kwargs):
+        key = tuple(key_of(tx, a) for a in args), tuple((k, key_of(tx, v)) for k, v in kwargs.items())
+        if key not in known:
+            if limit is not None and len(known) >= limit:
+                unsupported(tx, "an lru_cache that is full")
+            known[key] = call(tx, function, args, kwargs)
+        return known[key]
+    return BuiltinVal(name="memoized", call=lookup_or_call)
+
+
+@method(ObjVal, "__get__")
+def bind_function(tx, self, obj, owner=NONE):
+    if type(self.real) is not types.FunctionType:
+        raise NotConstant
+    return self if identical(obj, NONE) else MethodVal(func=self, self=obj)
+
+
+# %% [markdown]
+# Heaps: the algorithm is Python code in `heapq.py`, below the C that replaces it.
+
+# %%
+def pure_python_heapq() -> dict:
+    source = inspect.getsource(heapq).split("# If available, use C implementation")[0]
+    namespace = {"__name__": "heapq"}
+    exec(compile(source, heapq.__file__, "exec"), namespace)
+    return namespace
+
+
+@functools.lru_cache(None)
+def heap_function(name):
+    return pure_python_heapq()[name]
+
+
+for _name in ("heappush", "heappop", "heapify", "heapreplace", "heappushpop"):
+    HANDLED[getattr(heapq, _name)] = lambda tx, *args, name=_name: call(tx, wrap(tx, heap_function(name)), args)
+
+
+# %% [markdown]
+# `collections.Counter` counts in C when it can.
+
+# %%
+@handles(__import__("_collections")._count_elements)
+def count_elements(tx, mapping, items):
+    get = get_attribute(tx, mapping, "get")
+    for item in values_of(tx, items):
+        number = call(tx, get, [item, Const(value=0)])
+        set_item(tx, mapping, item, fold(tx, operator.add, [number, Const(value=1)]))
+
+
+# %% [markdown]
+# ## Copies
+
+# %%
+def deep(tx, value, memo):
+    """copy.deepcopy of one value. memo: id of a value -> its copy."""
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    if kind in (Const, FuncVal) or kind is ObjVal and isinstance(value.real, (
+            type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)) or class_of(value).__module__ == "enum":
+        return value
+    if kind is TupleVal:
+        return TupleVal(items=[deep(tx, v, memo) for v in unpack(tx, value)], cls=value.cls)
+    if kind is SetVal:
+        return call_method(tx, value, "copy", []) if all(type(v) is Const for v in value.items.values()) else \
+            unsupported(tx, "copy.deepcopy() of a set of objects")
+    if kind is ListVal:
+        result = memo[id(value)] = call_method(tx, value, "copy", [])
+        result.items[:] = [] if value.cls is list else result.items
+        for i, item in enumerate(unpack(tx, value)):
+            copied = deep(tx, item, memo)
+            result.items.append(copied) if value.cls is list else result.items.__setitem__(i, copied)
+        return result
+    if kind is DictVal:
+        result = memo[id(value)] = DictVal(cls=value.cls, factory=value.factory)
+        for pair in unpack(tx, call_method(tx, value, "items", [])):
+            set_item(tx, result, *(deep(tx, v, memo) for v in pair.items))
+        return result
+    return deep_object(tx, value, memo)
+
+
+COPY_HOOKS = ("__deepcopy__", "__copy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__getnewargs__",
+              "__getnewargs_ex__")
+
+
+def plain_object(value) -> bool:
+    """Whether copying an object is copying its attributes."""
+    cls = class_of(value)
+    default = cls is types.SimpleNamespace or all(lookup(cls, h) in (MISSING, object.__dict__.get(h)) for h in COPY_HOOKS)
+    return type(value) is ObjVal and default and value.contents is None and (
+        lookup(cls, "__new__") is object.__new__ or cls is types.SimpleNamespace) and \
+        not any("__slots__" in base.__dict__ for base in cls.__mro__)
+
+
+def deep_object(tx, value, memo):
+    own = lookup(class_of(value), "__deepcopy__")
+    if isinstance(own, types.FunctionType):
+        return call(tx, wrap(tx, own), [value, DictVal()])
+    if not plain_object(value):
+        unsupported(tx, f"copy.deepcopy() of {describe(value)}")
+    result = memo[id(value)] = ObjVal(real=NEW, cls=value.cls)
+    for key, entry in get_attribute(tx, value, "__dict__").items.items():
+        result.attrs[key] = deep(tx, entry[1], memo)
+    return result
+
+
+@handles(copy.deepcopy)
+def deepcopy(tx, value, memo=NONE):
+    return deep(tx, value, {})
+
+
+@handles(copy.copy)
+def shallow_copy(tx, value):
+    if type(value) in (ListVal, DictVal, SetVal):
+        return call_method(tx, value, "copy", [])
+    if type(value) in (Const, TupleVal, FuncVal):
+        return value
+    own = lookup(class_of(value), "__copy__")
+    if isinstance(own, types.FunctionType):
+        return call(tx, wrap(tx, own), [value])
+    if not plain_object(value):
+        unsupported(tx, f"copy.copy() of {describe(value)}")
+    fields = get_attribute(tx, value, "__dict__").items
+    return ObjVal(real=NEW, cls=value.cls, attrs={key: entry[1] for key, entry in fields.items()})
+
+
+# %% [markdown]
+# ## The state of the process
+#
+# `id(x)` is a number that means nothing but itself. Programs compare it and look it up (`copy.deepcopy`,
+# `repr` of dataclasses); then any number will do that is the object's own. `Identity` is such a number, which
+# can be compared but not computed with, and does not leave the graph.
+
+# %%
+@handles(id)
+def identity_of(tx, value):
+    if type(value) is Const and type(value.value) not in (type(None), bool, str):
+        unsupported(tx, "id() of a constant")
+    key = (type(value.value), value.value) if type(value) is Const else id(value)
+    tx.keep.append(value)
+    return Const(value=Identity(tx.identities.setdefault(key, len(tx.identities) + 1)))
+
+
+HANDLED[_thread.get_ident] = lambda tx: Const(value=Identity(0))
+
+
+@handles(sys.exc_info)
+def exc_info(tx):
+    exc = next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
+    if type(exc) is not ExcVal:                  # perhaps that of a handler outside of the trace
+        unsupported(tx, "sys.exc_info()")
+    return TupleVal(items=[wrap(tx, exc.cls), exc, NONE])
+
+
+def when_known(value):
+    return value.source is not None and type(value) is ObjVal and value.real is not NEW
+
+
+@method(ObjVal, "get")
+def context_variable_get(tx, self, default=None):
+    if not isinstance(self.real, contextvars.ContextVar):
+        raise NotConstant
+    try:
+        now = self.real.get()
+    except LookupError:
+        unsupported(tx, "a context variable without a value")
+    return wrap(tx, now, part(CallSource, self.source, "get"))
+
+
+@handles(logging.Logger.isEnabledFor)
+def logger_is_enabled(tx, logger, level):
+    if not when_known(logger) or type(level) is not Const or type(level.value) is not int:
+        unsupported(tx, "a logger that is not known")
+    return wrap(tx, logger.real.isEnabledFor(level.value), CallSource(logger.source, "isEnabledFor", (level.value,)))
+
+
+def logs_at(name, level):
+    """A message below the logger's level does nothing, and a guard says so. Others are written by Python."""
+    @handles(getattr(logging.Logger, name))
+    def log(tx, logger, *args, **kwargs):
+        if truth(tx, logger_is_enabled(tx, logger, Const(value=level))):
+            unsupported(tx, "a message to a log")
+        return NONE
+
+
+for _name, _level in {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}.items():
+    logs_at(_name, _level)
+
+
+@handles(importlib.import_module)
+def import_module(tx, name, package=NONE):
+    if type(name) is not Const or name.value.startswith(".") or name.value not in sys.modules:
+        unsupported(tx, "importing a module for the first time")
+    return wrap(tx, sys.modules[name.value])
+
+
+@handles(__import__)
+def import_(tx, name, *more):
+    if more or type(name) is not Const or name.value not in sys.modules:
+        unsupported(tx, "__import__() of a module for the first time")
+    return wrap(tx, sys.modules[name.value.split(".")[0]])
+
+
+@handles(locals)
+def local_variables(tx):
+    frame = tx.frames[-1]
+    if frame.code.co_name == "<module>" or not frame.code.co_flags & inspect.CO_OPTIMIZED:
+        unsupported(tx, "locals() outside a function")
+    from .opcodes import read_cell, read_local
+    found = {}
+    for name in (*frame.code.co_varnames, *frame.code.co_cellvars, *frame.code.co_freevars):
+        value = frame.locals.get(name)
+        cell = value is not None and hasattr(value, "content")
+        if value is None or cell and value.content is None:
+            continue
+        found[name] = [Const(value=name), read_cell(tx, value, name) if cell else read_local(tx, frame, name)]
+    return DictVal(items=found)

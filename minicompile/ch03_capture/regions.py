@@ -1,0 +1,312 @@
+# %% [markdown]
+# # Functions with gradients of their own, and checkpoints
+#
+# Two things in torch change what *differentiating* a piece of code means. A `torch.autograd.Function` says:
+# do not differentiate my forward, call my backward. `torch.utils.checkpoint` says: differentiate as usual,
+# but keep nothing, compute it again. Both are captured without leaving the graph.
+#
+#     class Cube(torch.autograd.Function):                 set_grad_enabled(False)
+#         def forward(ctx, x):                             pow_1 = pow(x, 3)
+#             ctx.save_for_backward(x)           ->        set_grad_enabled(True)
+#             return x ** 3                                y, = Cube(pow_1, x)
+#         def backward(ctx, grad):
+#             x, = ctx.saved_tensors                       where Cube holds a second graph:
+#             return 3 * grad * x ** 2                         pow_2 = pow(x, 2) ...
+#
+# The forward is inlined like any function, with gradients off, as autograd calls it. The backward is traced
+# into a small graph of its own. The node that joins them passes its first operands through, and tells
+# autograd that their gradient is that graph. To the rest of the compiler it is one more function of tensors:
+# the autograd stage records what it does on fakes, forward and backward, and knows nothing of it. The real
+# torch.compile has a higher-order operator for the same purpose, which each later stage has to learn.
+
+# %%
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch.autograd.function import FunctionCtx, _SingleLevelFunction
+from torch.utils import checkpoint as checkpoints
+
+from ..ch01_graphs.fake import storage_key
+from .attributes import get_attribute, store_attribute
+from .calls import HANDLED, handles
+from .contexts import set_grad
+from .interpreter import Tracer, call, unsupported
+from .tensors import emit, run_fake, to_arg
+from .values import BIRTHS, Const, NEW, NONE, ObjVal, TensorVal, TupleVal, Value, describe
+
+# %% [markdown]
+# ## Code that must not change anything
+#
+# A backward runs later, perhaps never; a checkpointed function runs twice. What such code changes outside of
+# itself cannot be part of the one epilogue of this call, so there must be nothing. Objects that the trace
+# makes are numbered; a change of one that is older than the region ends the graph, and eager does it.
+
+# %%
+@contextlib.contextmanager
+def effect_free(tx: Tracer, what: str):
+    """Code traced inside may change only what it has made."""
+    before = len(tx.replays), dict(tx.global_writes)
+    known = {id(v): (v, v.fake._version) for v in tx.tensor_of_fake.values()}
+    since, tx.pure_since = tx.pure_since, next(BIRTHS)
+    try:
+        yield
+    finally:
+        tx.pure_since = since
+    old = any(v.fake._version != version for v, version in known.values())
+    new = any(v.real is not None and v.fake._version != v.version
+              for v in tx.tensor_of_fake.values() if id(v) not in known)
+    if old or new or before != (len(tx.replays), tx.global_writes):
+        unsupported(tx, f"{what} with a side effect")
+
+
+# %% [markdown]
+# ## The context object
+#
+# `ctx` is an ordinary object of the trace: whatever the forward sets on it, the backward finds there. The
+# tensors among that may be anything of the outer graph. When the backward reads one, it becomes an input of
+# the backward's graph (`lift`), and an operand of the joining node.
+
+# %%
+class TracedContext(FunctionCtx):
+    """Stands for the `ctx` of a captured autograd function."""
+
+
+def note(field):
+    return lambda tx, ctx, *values: store_attribute(tx, ctx, field, TupleVal(items=list(values)))
+
+
+HANDLED.update({
+    FunctionCtx.save_for_backward: note("to_save"),
+    FunctionCtx.mark_dirty: note("dirty_tensors"),
+    FunctionCtx.mark_non_differentiable: note("non_differentiable"),
+    FunctionCtx.set_materialize_grads: lambda tx, ctx, value: store_attribute(
+        tx, ctx, "materialize_grads", value)})
+
+
+def noted(ctx: ObjVal, field: str) -> list:
+    found = ctx.attrs.get(field)
+    return list(found.items) if found is not None else []
+
+
+@handles(torch.autograd.Function.apply.__func__)
+def apply_function(tx: Tracer, function: ObjVal, *args) -> Value:
+    """Function.apply(*args) on values."""
+    cls, mode = function.real, torch.is_grad_enabled()
+    two_steps = cls.setup_context is not _SingleLevelFunction.setup_context
+    needs = [type(a) is TensorVal and a.fake.requires_grad for a in args]
+    ctx = ObjVal(real=NEW, cls=TracedContext)
+    ctx.attrs["needs_input_grad"] = TupleVal(items=[Const(value=n) for n in needs])
+    set_grad(tx, False)
+    try:
+        output = call(tx, get_attribute(tx, function, "forward"), list(args) if two_steps else [ctx, *args])
+        if two_steps:
+            call(tx, get_attribute(tx, function, "setup_context"), [ctx, TupleVal(items=list(args)), output])
+        outputs = list(output.items) if type(output) is TupleVal else [output]
+        raw = [alias_of_input(tx, o, args) for o in outputs]
+    finally:
+        set_grad(tx, mode)
+    tensors = [o for o in raw if type(o) is TensorVal]
+    joined = mode and any(needs) and tensors
+    if noted(ctx, "dirty_tensors"):
+        unsupported(tx, f"{cls.__name__} marks an input as dirty")
+    if tx.outer is not None:
+        unsupported(tx, f"{cls.__name__} inside of the backward of another function")
+    if len(set(map(id, tensors))) < len(tensors) or any(
+            t.fake.requires_grad and not (joined and shares_memory(t, args)) for t in tensors):
+        unsupported(tx, f"the outputs of {cls.__name__}")
+    if joined:
+        fixed = {id(v) for v in noted(ctx, "non_differentiable")}
+        joined = join(tx, function, ctx, args, needs, raw, [id(o) in fixed for o in outputs])
+        raw = [next(joined) if type(o) is TensorVal else o for o in raw]
+    return TupleVal(items=raw) if type(output) is TupleVal else raw[0]
+
+
+def alias_of_input(tx, output, args):
+    """Autograd never returns the very tensor it was given."""
+    return emit(tx, "call_method", "view_as", [output, output], {}) if any(output is a for a in args
+                                                                          if type(a) is TensorVal) else output
+
+
+def shares_memory(tensor: TensorVal, args) -> bool:
+    key = storage_key(tensor.fake)
+    return any(type(a) is TensorVal and storage_key(a.fake) == key for a in args)
+
+
+# %% [markdown]
+# ## The second graph
+#
+# While the backward is traced, `tx.graph` is its own graph, and `tx.outer` the one around it. With
+# `set_materialize_grads(False)` the backward is told, by None, which outputs nobody used; then each case is a
+# program of its own, and all cases are traced.
+
+# %%
+def join(tx: Tracer, function, ctx, args, needs, raw, fixed):
+    """Emit the node that gives the outputs `raw` the backward of `function`; yields its tensors."""
+    name = function.real.__name__
+    tensors = [o for o in raw if type(o) is TensorVal]
+    inputs = [a for a in args if type(a) is TensorVal]
+    frozen = [f for o, f in zip(raw, fixed) if type(o) is TensorVal]
+    flag = ctx.attrs.get("materialize_grads")
+    materialize = flag is None or flag.value
+    live = [i for i, f in enumerate(frozen) if not f and tensors[i].fake.dtype.is_floating_point]
+    if not materialize and len(live) > 3:
+        unsupported(tx, f"{name} has {len(live)} outputs whose gradients may be absent")
+    cases = [(True,) * len(tensors)] if materialize else [
+        tuple(i in chosen for i in range(len(tensors)))
+        for count in range(1, len(live) + 1) for chosen in itertools.combinations(live, count)]
+    lifted: dict = {}
+    graphs = {case: trace_backward(tx, function, ctx, args, needs, raw, case, lifted) for case in cases}
+    own = {v.node: i for i, v in reversed(list(enumerate((*tensors, *inputs))))}
+    others = [n for n in lifted if n not in own]
+    place = {**own, **{n: len(tensors) + len(inputs) + i for i, n in enumerate(others)}}
+    saved = {v.node for v in noted(ctx, "to_save") if type(v) is TensorVal}
+    spec = Joined(name, len(tensors), len(inputs), frozen, materialize,
+                  [shares_memory(t, inputs) for t in tensors],
+                  {n: (place[n], n in saved) for n in lifted}, graphs)
+    values = [*tensors, *inputs, *(Lifted(node=n) for n in others)]
+    return iter(emit(tx, "call_function", spec.function(), values, {}).items)
+
+
+@dataclass(eq=False)
+class Lifted(TensorVal):
+    """A node of the outer graph, as an operand."""
+
+
+def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
+    """The graph of `function.backward` for the tangents present in `case`, and the outer nodes it reads."""
+    graph, name = fx.Graph(), function.real.__name__
+    outer = tx.graph, tx.size_nodes, tx.lifted, torch.is_grad_enabled()
+    tx.outer, tx.graph, tx.size_nodes, tx.lifted = tx.graph, graph, {}, {}
+    torch._C._set_grad_enabled(False)
+    try:
+        with effect_free(tx, f"the backward of {name}"), torch._C._DisableAutocast():
+            tangents = [tangent_for(tx, graph, o) for o in raw if type(o) is TensorVal]
+            present = iter(zip(tangents, case))
+            given = [t if here else NONE for t, here in
+                     (next(present) if type(o) is TensorVal else (None, False) for o in raw)]
+            again = ObjVal(real=NEW, cls=TracedContext, attrs=dict(ctx.attrs))
+            again.attrs["saved_tensors"] = TupleVal(items=noted(ctx, "to_save"))
+            result = call(tx, get_attribute(tx, function, "backward"), [again, *given])
+            gradients = list(result.items) if type(result) is TupleVal else [result]
+            if len(gradients) < len(args) or any(g is not NONE and type(g) is not TensorVal
+                                                 and getattr(g, "value", 0) is not None for g in gradients):
+                unsupported(tx, f"what the backward of {name} returns")
+            if any(type(g) is TensorVal and type(a) is not TensorVal
+                   for g, a in itertools.zip_longest(gradients, args)):
+                unsupported(tx, f"a gradient for an argument of {name} that is no tensor")
+            graph.output(tuple(to_arg(tx, g) if type(g) is TensorVal and n else None
+                               for g, a, n in zip(gradients, args, needs) if type(a) is TensorVal))
+            if any(t.fake._version for t in tangents):
+                unsupported(tx, f"the backward of {name} writes to a gradient")
+    finally:
+        inner = tx.lifted
+        tx.graph, tx.size_nodes, tx.lifted, mode = outer
+        tx.outer = None
+        torch._C._set_grad_enabled(mode)
+    lifted.update(dict.fromkeys(inner))
+    for placeholder in reversed(list(inner.values())):
+        next(iter(graph.nodes)).prepend(placeholder)
+    return fx.GraphModule(torch.nn.Module(), graph), list(inner)
+
+
+def tangent_for(tx, graph, output: TensorVal) -> TensorVal:
+    fake = run_fake(tx, "call_function", torch.empty_like, (output.fake,), {})
+    node = graph.placeholder(f"grad_{len(graph.nodes)}")
+    node.meta.update(val=fake, location=None, origins=())
+    return tx.tensor_of_fake.setdefault(id(fake), TensorVal(node=node, fake=fake))
+
+
+# %% [markdown]
+# ## The joining node
+#
+# At run time it is an autograd function again, whose backward is the traced graph. What the program saved
+# with `save_for_backward` is saved so (autograd then notices if it is overwritten, and a second derivative
+# flows through it); what it hung on `ctx` is hung on `ctx`.
+#
+# The outputs have been computed already. `detach` makes fresh tensor objects of them, as a forward would
+# return. One that shares memory with an input is passed as it is: autograd then marks it as a view that must
+# not be modified in place, as it would for the program.
+
+# %%
+@dataclass(eq=False)
+class Joined:
+    """frozen: outputs without a gradient; aliases: those that share memory with an input; sources: for each
+    lifted node its position among the operands, and whether autograd saves it; graphs: case -> (graph, its
+    lifted nodes)."""
+    name: str
+    outputs: int
+    inputs: int
+    frozen: list
+    materialize: bool
+    aliases: list
+    sources: dict
+    graphs: dict
+
+    def function(self):
+        """The target of the node: `f(*outputs, *inputs, *others) -> tuple of outputs`."""
+        count, order = self.outputs, list(self.sources)
+
+        def forward(ctx, *operands):
+            outputs = [t if alias else t.detach() for t, alias in zip(operands, self.aliases)]
+            pool = [*outputs, *operands[count:]]
+            kept = [pool[self.sources[n][0]] for n in order]
+            ctx.save_for_backward(*[t for t, n in zip(kept, order) if self.sources[n][1]])
+            ctx.kept = [None if self.sources[n][1] else t for t, n in zip(kept, order)]
+            ctx.mark_non_differentiable(*[t for t, frozen in zip(outputs, self.frozen) if frozen])
+            ctx.set_materialize_grads(self.materialize)
+            ctx.rest = len(operands) - count - self.inputs
+            return tuple(outputs)
+
+        def backward(ctx, *tangents):
+            saved = iter(ctx.saved_tensors)
+            values = {n: next(saved) if self.sources[n][1] else t for n, t in zip(order, ctx.kept)}
+            graph, lifted = self.graphs[tuple([t is not None for t in tangents])]
+            gradients = graph(*[values[n] for n in lifted], *tangents)
+            return (None,) * count + gradients + (None,) * ctx.rest
+
+        cls = type(self.name, (torch.autograd.Function,),
+                   {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+        def joined(*operands):
+            return cls.apply(*operands)
+        joined.__name__ = joined.__qualname__ = self.name
+        return joined
+
+
+# %% [markdown]
+# ## Checkpoints
+#
+# A checkpointed function is inlined, and its nodes are marked: the stage that divides forward from backward
+# will save none of them. Random numbers it saves nevertheless, which gives what eager gets by restoring the
+# random state. The reentrant kind differs where no argument requires a gradient, or an output does not;
+# eager does those.
+
+# %%
+_regions = itertools.count(1)
+
+
+@handles(checkpoints.checkpoint)
+def checkpoint(tx: Tracer, function, *args, use_reentrant=NONE, preserve_rng_state=None, determinism_check=None,
+               early_stop=None, **kwargs):
+    if use_reentrant is NONE or {"context_fn", "debug"} & set(kwargs):
+        unsupported(tx, "checkpoint() with these options")
+    reentrant = use_reentrant.value
+    if reentrant and not (torch.is_grad_enabled() and any(
+            type(a) is TensorVal and a.fake.requires_grad for a in args)):
+        unsupported(tx, "a reentrant checkpoint of tensors that need no gradient")
+    region, tx.region = tx.region, tx.region or next(_regions)      # an inner checkpoint is part of the outer
+    try:
+        with effect_free(tx, f"checkpoint of {describe(function)}"):
+            result = call(tx, function, args, kwargs)
+    finally:
+        tx.region = region
+    outputs = result.items if type(result) is TupleVal else [result]
+    if reentrant and any(type(o) is TensorVal and not o.fake.requires_grad and o.fake.dtype.is_floating_point
+                         for o in outputs):
+        unsupported(tx, "a reentrant checkpoint with an output that needs no gradient")
+    return result

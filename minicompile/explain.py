@@ -1,0 +1,460 @@
+"""`minicompile.explain(f)(*args)`: what the compiler makes of one call, as data, as text, and as HTML in a notebook.
+
+It compiles f anew, apart from what is compiled already, runs it once, and listens to what the stages tell
+(`logs.tell`). With `backend="eager"` it stops after capture: graphs, breaks and guards, without building kernels.
+"""
+from __future__ import annotations
+
+import contextvars
+import html
+import os
+import textwrap
+import threading
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+
+from . import advice, logs
+
+
+# ---- the data --------------------------------------------------------------------------------------------
+
+@dataclass
+class Operation:
+    """One node of a captured graph. result: its type, such as `f32[8, 64]`. where: `file.py:12`; source: that line."""
+    call: str
+    result: str
+    where: str
+    source: str
+
+
+@dataclass
+class Kernels:
+    """What became of one ATen graph. which: "forward" or "backward". loops: before fusion. bytes_saved: of memory
+    traffic, by fusing. refused: pairs that share data and were not fused, with the reason. fallback: why it runs
+    operator by operator, or None."""
+    which: str
+    kernels: list[str] = field(default_factory=list)
+    library_calls: list[str] = field(default_factory=list)
+    loops: int = 0
+    fused: int = 0
+    bytes_saved: int = 0
+    refused: list[str] = field(default_factory=list)
+    fallback: str | None = None
+
+
+@dataclass
+class Graph:
+    """A captured graph of the frame `frame`. gm: the fx GraphModule."""
+    frame: str
+    gm: object
+    operations: list[Operation] = field(default_factory=list)
+    operators: Counter = field(default_factory=Counter)
+    halves: list[Kernels] = field(default_factory=list)
+
+
+@dataclass
+class Break:
+    """A graph break. chain: lines of the calls that lead to it, outermost first. advice: what to do about it."""
+    frame: str
+    reason: str
+    where: str
+    source: str
+    caret: str
+    chain: list[str]
+    advice: str
+
+    def __str__(self):
+        return f"{self.reason} ({self.where})"
+
+
+@dataclass
+class Skipped:
+    """A frame that runs as it is."""
+    frame: str
+    reason: str
+    advice: str
+
+
+@dataclass
+class Fact:
+    """A guard in words. where: the line that needed it."""
+    frame: str
+    text: str
+    where: str
+    guard: object
+
+    def __str__(self):
+        return self.text
+
+
+@dataclass
+class Recompile:
+    frame: str
+    version: int
+    why: str
+    advice: str
+
+
+@dataclass
+class Explanation:
+    """What `explain` found; `print` it, or let a notebook show it. seconds: per stage; "call": all of the call."""
+    name: str
+    graphs: list[Graph] = field(default_factory=list)
+    breaks: list[Break] = field(default_factory=list)
+    guards: list[Fact] = field(default_factory=list)
+    recompiles: list[Recompile] = field(default_factory=list)
+    skipped: list[Skipped] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def graph_count(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def graph_break_count(self) -> int:
+        return len(self.breaks)
+
+    @property
+    def op_count(self) -> int:
+        return sum(len(g.operations) for g in self.graphs)
+
+    @property
+    def operators(self) -> Counter:
+        return sum((g.operators for g in self.graphs), Counter())
+
+    @property
+    def kernel_count(self) -> int:
+        return sum(len(half.kernels) for g in self.graphs for half in g.halves)
+
+    @property
+    def bytes_saved(self) -> int:
+        return sum(half.bytes_saved for g in self.graphs for half in g.halves)
+
+    def __str__(self):
+        return as_text(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self):
+        return as_html(self)
+
+
+# ---- listening -------------------------------------------------------------------------------------------
+
+_graph = contextvars.ContextVar("graph being explained", default=None)
+
+
+def explain(function, **settings):
+    """explain(f)(*args, **kwargs): compile f anew with these settings of `compile`, run it once, and return an
+    Explanation."""
+    def run(*args, **kwargs):
+        from . import compile, driver, frames, marks
+        target = marks.original(function)
+        target = getattr(target, "_orig_mod", target)
+        found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)
+        compiled, context, states = *compile_apart(compile, target, settings), []
+        thread = threading.get_ident()
+
+        def watch(kind, **data):
+            if threading.get_ident() == thread or _graph.get() is not None:
+                listen(found, context, states, kind, data)
+
+        before, start = dict(driver.counters.seconds), time.perf_counter()
+        logs.watchers.append(watch)
+        try:
+            compiled(*args, **kwargs)
+        finally:
+            logs.watchers.remove(watch)
+            for state in states:       # nothing of this stays behind
+                frames.forget(state)
+        point_to_causes(found.breaks)
+        found.seconds = stage_times(before, driver.counters.seconds)
+        found.seconds["call"] = time.perf_counter() - start
+        return found
+    return run
+
+
+def compile_apart(compile, target, settings):
+    """(compiled function, its context): a context of its own, so that nothing compiled before is used."""
+    from . import frames
+    with frames.fresh_contexts() as made:
+        compiled = compile(target, **settings)
+    return compiled, made[-1] if made else None
+
+
+def point_to_causes(breaks: list[Break]) -> None:
+    """A break in a callee is found twice: by the caller, whose graph ends at the call, and by the callee itself."""
+    for b in breaks:
+        for n, other in enumerate(breaks, 1):
+            if other.where == b.where and len(other.chain) < len(b.chain):
+                b.advice = f"The function called here breaks (graph break {n}): mend that one."
+
+
+def stage_times(before: dict, after: dict) -> dict[str, float]:
+    took = {stage: t - before.get(stage, 0.0) for stage, t in after.items() if t > before.get(stage, 0.0)}
+    lower = sum(took.get(s, 0.0) for s in ("lower", "fuse", "emit"))
+    if "total" in took:                # of everything below capture
+        took["differentiate"] = max(took.pop("total") - lower, 0.0)
+    order = ("capture", "differentiate", "lower", "fuse", "emit")
+    return {s: took[s] for s in (*order, *took) if s in took}
+
+
+def listen(found: Explanation, context, states: list, kind: str, data: dict) -> None:
+    state = data.get("state")
+    if state is not None and state.context is not context:
+        return
+    if state is not None and state not in states:
+        states.append(state)
+    if kind in LISTENERS:
+        LISTENERS[kind](found, state and state.code, **{k: v for k, v in data.items() if k != "state"})
+
+
+def frame_name(code) -> str:
+    name = code.co_qualname.split("__resume_at_")[0]
+    rest = "the rest of " if "__resume_at_" in code.co_name else ""
+    return f"{rest}{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def heard_captured(found, code, captured):
+    from .ch02_guards.codegen import in_users_words
+    frame = frame_name(code)
+    found.guards += [Fact(frame, in_users_words(in_words(g), code), short_place(g.location), g) for g in captured.guards]
+    found.breaks += [explain_break(frame, reason) for reason in captured.breaks]
+
+
+def heard_graph(found, code, captured):
+    graph = Graph(frame_name(code), captured.gm)
+    for node in captured.gm.graph.nodes:
+        if node.op in ("call_function", "call_method"):
+            from .ch01_graphs import graph as printing
+            place = node.meta.get("location")
+            graph.operations.append(Operation(f"{node.name} = {printing._call_text(node)}",
+                                              printing.describe(node.meta.get("val")), short_place(place),
+                                              place.source if place else ""))
+            graph.operators[operator_name(node)] += 1
+    found.graphs.append(graph)
+    _graph.set(graph)                  # its backward may be compiled later, in a copy of this context
+
+
+def heard_schedule(found, code, which, program, schedule, compiled):
+    from .ch07_loops.ir import Extern, Loop
+    half = Kernels(which)
+    for step in schedule.steps:
+        if isinstance(step, Extern):
+            half.library_calls.append(str(step.op))
+        else:
+            half.kernels.append(step.name + (f" ({', '.join(step.origins[:6])})" if step.origins else ""))
+    half.loops = sum(isinstance(node, Loop) for node in program.nodes)
+    for decision in schedule.decisions:
+        if decision.accepted:
+            half.fused += 1
+            half.bytes_saved += int(decision.score)
+        elif decision.score > 0:
+            half.refused.append(f"{decision.a} with {decision.b}: {decision.reason}")
+    add_half(half)
+
+
+def heard_fallback(found, code, which, reason):
+    add_half(Kernels(which, fallback=str(reason)))
+
+
+def add_half(half: Kernels) -> None:
+    if _graph.get() is not None:
+        _graph.get().halves.append(half)
+
+
+LISTENERS = {
+    "captured": heard_captured, "graph": heard_graph, "schedule": heard_schedule, "fallback": heard_fallback,
+    "recompile": lambda found, code, version, why: found.recompiles.append(
+        Recompile(frame_name(code), version, why, advice.for_recompile(why))),
+    "skipped": lambda found, code, reason: found.skipped.append(
+        Skipped(frame_name(code), str(reason), advice.for_break(reason)))}
+
+
+# ---- words -----------------------------------------------------------------------------------------------
+
+def short_place(location) -> str:
+    return "" if location is None else f"{os.path.basename(location.filename)}:{location.lineno}"
+
+
+def operator_name(node) -> str:
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+
+
+def explain_break(frame: str, reason) -> Break:
+    from .ch04_breaks.breaks import source_with_caret
+    place = reason.location
+    source, caret = (*(source_with_caret(place, reason.position) if place else ()), "", "")[:2]
+    return Break(frame, reason.reason, str(place or "unknown line"), source, caret, reason.chain[:-1], reason.hint)
+
+
+def tensor_in_words(spec) -> str:
+    shape = ", ".join("any" if d in spec.dynamic_dims else str(n) for d, n in enumerate(spec.shape))
+    layout = spec.stride if isinstance(spec.stride, str) else "not strided" if spec.stride is None else \
+        f"strides {spec.stride}"
+    kind = "tensor" if spec.type is torch.Tensor else spec.type.__name__
+    grad = ", requires grad" if spec.requires_grad else ""
+    return f"a {str(spec.dtype).removeprefix('torch.')} {kind} [{shape}] on {spec.device}, {layout}{grad}"
+
+
+def in_words(guard) -> str:
+    """A guard as a sentence about the user's variables."""
+    from .ch02_guards.guards import short
+    source, expected = guard.source, guard.expected
+    say = {
+        "TENSOR_MATCH": lambda: f"{source} is {tensor_in_words(expected)}",
+        "TYPE_MATCH": lambda: f"{source} is a {expected.__qualname__}",
+        "ID_MATCH": lambda: f"{source} is the same object",
+        "CONSTANT_MATCH": lambda: f"{source} == {short(expected)}",
+        "LENGTH": lambda: f"{source} has {count(expected, 'element')}",
+        "TUPLE_LENGTH": lambda: f"{source} has {count(expected, 'element')}",
+        "CLASS_ATTR": lambda: f"{expected[0].__qualname__}.{expected[1]} is what it was",
+        "GLOBAL_HOOKS": lambda: f"hooks of all modules are {short(expected) if expected else 'none'}",
+        "DICT_KEYS": lambda: f"{source} has the keys {short(list(expected))}",
+        "NO_ATTR": lambda: f"{source} has no attribute {expected!r}",
+        "NO_KEY": lambda: f"{source} has no key {expected!r}",
+        "FUNCTION_CODE": lambda: f"{source} is the same function",
+        "MODULE_STRUCTURE": lambda: f"{source} is a {expected.type.__qualname__} with the same children and no hooks",
+        "GRAD_MODE": lambda: f"gradients are {'' if expected else 'not '}recorded",
+        "INFERENCE_MODE": lambda: f"inference mode is {'on' if expected else 'off'}",
+        "DETERMINISTIC": lambda: f"deterministic algorithms are {'on' if expected else 'off'}",
+        "AUTOCAST": lambda: f"autocast is {short(expected) if expected else 'off'}",
+        "TORCH_FUNCTION": lambda: "no mode sees operations" if expected[0] and not any(expected[1:]) else
+        f"the modes that see operations are the same ({short(expected)})",
+        "ALIASED": lambda: f"{source} and {expected} are one object",
+        "NOT_ALIASED": lambda: f"{source} is another tensor than " + ", ".join(
+            map(str, expected if isinstance(expected, tuple) else (expected,))),
+        "SIZE": lambda: f"{expected[0]} where " + ", ".join(f"{name} is {where}" for name, where in expected[1]),
+    }.get(guard.kind, lambda: f"{source or guard.kind} is {short(expected)}")
+    try:
+        return say()
+    except Exception:                  # a kind whose data has another form
+        return str(guard)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
+def summary(e: Explanation) -> str:
+    parts = [count(e.graph_count, "graph"), count(e.graph_break_count, "graph break"), count(e.op_count, "operation"),
+             count(len(e.guards), "guard")]
+    if any(g.halves for g in e.graphs):
+        parts.append(count(e.kernel_count, "kernel"))
+    return ", ".join(parts)
+
+
+def half_in_words(half: Kernels) -> str:
+    if half.fallback is not None:
+        return f"{half.which}: operator by operator, because {half.fallback}"
+    text = f"{half.which}: {count(half.loops, 'loop')} in {count(len(half.kernels), 'kernel')}"
+    if half.library_calls:
+        text += f" and {count(len(half.library_calls), 'library call')}"
+    return text + (f"; fusion saves {size_in_words(half.bytes_saved)} of memory traffic" if half.bytes_saved else "")
+
+
+def size_in_words(number: float) -> str:
+    for unit in ("bytes", "KB", "MB"):
+        if number < 1000:
+            break
+        number /= 1000
+    else:
+        unit = "GB"
+    return f"{number:.3g} {unit}"
+
+
+def times_in_words(seconds: dict) -> str:
+    return ", ".join(f"{'in all' if stage == 'call' else stage} {1000 * t:,.0f} ms" for stage, t in seconds.items())
+
+
+def by_frame(items) -> dict:
+    grouped = {}
+    for item in items:
+        grouped.setdefault(item.frame, []).append(item)
+    return grouped
+
+
+# ---- text ------------------------------------------------------------------------------------------------
+
+def as_text(e: Explanation) -> str:
+    lines = [f"{e.name}: {summary(e)}"]
+    for n, graph in enumerate(e.graphs, 1):
+        lines += ["", f"Graph {n}: {graph.frame}"]
+        width = min(max((len(o.call) for o in graph.operations), default=0), 50)
+        last = None
+        for o in graph.operations:
+            comment = f"# {o.where}: {o.source}" if (o.where, o.source) != last else ""
+            last = o.where, o.source
+            lines.append(f"  {o.call:{width}}  {o.result:14}  {comment}".rstrip())
+        for half in graph.halves:
+            lines += textwrap.wrap(half_in_words(half), 110, initial_indent="  -> ", subsequent_indent="     ")
+            lines += [f"       {name}" for name in half.kernels]
+    for n, b in enumerate(e.breaks, 1):
+        lines += ["", f"Graph break {n}: {b.reason}", f"  {b.where}"]
+        lines += [f"    {line}" for line in (b.source, b.caret) if line]
+        lines += [f"  called from {line}" for line in reversed(b.chain)]
+        lines += textwrap.wrap(b.advice, 110, initial_indent="  -> ", subsequent_indent="     ")
+    for s in e.skipped:
+        lines += ["", f"Runs as it is: {s.frame}", f"  {s.reason}", f"  -> {s.advice}"]
+    for r in e.recompiles:
+        lines += ["", f"Version {r.version} of {r.frame}", f"  because {r.why}", f"  -> {r.advice}"]
+    for frame, facts in by_frame(e.guards).items():
+        lines += ["", f"Guards of {frame}"] + [f"  {f.text}" + (f"  # {f.where}" if f.where else "") for f in facts]
+    if e.operators:
+        lines += ["", "Operators: " + ", ".join(f"{name} {n}" for name, n in e.operators.most_common())]
+    if e.seconds:
+        lines += ["Times: " + times_in_words(e.seconds)]
+    return "\n".join(lines)
+
+
+# ---- HTML ------------------------------------------------------------------------------------------------
+# Colours are the notebook's own (inherited text, translucent greys), so that light and dark themes both work.
+
+TEMPLATE = """
+<div class="mc-explain"><style>
+.mc-explain{font:14px/1.45 system-ui,sans-serif;color:inherit;max-width:64rem}
+.mc-explain h4{margin:0 0 .2rem;font-size:1.05rem}.mc-explain p{margin:.15rem 0}
+.mc-explain section{border:1px solid rgba(128,128,128,.35);border-left:4px solid #4285d8;border-radius:5px;
+  padding:.5rem .8rem;margin:.55rem 0}
+.mc-explain section.mc-break{border-left-color:#d9822b}.mc-explain section.mc-quiet{border-left-color:#888}
+.mc-explain pre{background:rgba(128,128,128,.13);color:inherit;padding:.4rem .6rem;border-radius:4px;margin:.35rem 0;
+  overflow-x:auto;font:12.5px/1.4 ui-monospace,monospace}
+.mc-explain table{border-collapse:collapse;font:12.5px/1.4 ui-monospace,monospace;margin:.35rem 0;color:inherit;
+  background:none}
+.mc-explain td{padding:.1rem 1rem .1rem 0;text-align:left;vertical-align:top;border:0;background:none;color:inherit}
+.mc-explain .mc-dim{opacity:.72}.mc-explain summary{cursor:pointer}
+</style>
+<h4>{{ e.name }}</h4><p>{{ summary(e) }}{% if e.seconds %}<br><span class="mc-dim">{{ times(e.seconds) }}</span>{% endif %}</p>
+{% for g in e.graphs %}<section><details open><summary><b>Graph {{ loop.index }}</b> {{ g.frame }}</summary>
+<table>{% for o in g.operations %}<tr><td>{{ o.call }}</td><td style="white-space:nowrap">{{ o.result }}</td>
+<td class="mc-dim">{{ o.where }} {{ o.source }}</td></tr>{% endfor %}</table></details>
+{% for h in g.halves %}<details><summary>{{ half(h) }}</summary><pre>{{ '\n'.join(h.kernels + h.library_calls) }}
+{%- for r in h.refused %}
+not fused: {{ r }}{% endfor %}</pre></details>{% endfor %}</section>{% endfor %}
+{% for b in e.breaks %}<section class="mc-break"><b>Graph break {{ loop.index }}</b> {{ b.reason }}
+<pre>{{ b.where }}
+  {{ b.source }}{% if b.caret %}
+  {{ b.caret }}{% endif %}{% for line in b.chain|reverse %}
+called from {{ line }}{% endfor %}</pre><p>{{ b.advice }}</p></section>{% endfor %}
+{% for s in e.skipped %}<section class="mc-break"><b>Runs as it is</b> {{ s.frame }}<pre>{{ s.reason }}</pre>
+<p>{{ s.advice }}</p></section>{% endfor %}
+{% for r in e.recompiles %}<section class="mc-break"><b>Version {{ r.version }}</b> of {{ r.frame }}
+<pre>because {{ r.why }}</pre><p>{{ r.advice }}</p></section>{% endfor %}
+{% if e.guards %}<section class="mc-quiet"><details><summary><b>Guards</b> {{ e.guards|length }}</summary>
+{% for frame, facts in by_frame(e.guards).items() %}<p class="mc-dim">{{ frame }}</p><table>{% for f in facts %}
+<tr><td>{{ f.text }}</td><td class="mc-dim">{{ f.where }}</td></tr>{% endfor %}</table>{% endfor %}</details></section>{% endif %}
+{% if e.operators %}<section class="mc-quiet"><details><summary><b>Operators</b> {{ e.operators|length }}</summary><table>
+{% for name, n in e.operators.most_common() %}<tr><td>{{ name }}</td><td>{{ n }}</td></tr>{% endfor %}</table></details>
+</section>{% endif %}</div>"""
+
+
+def as_html(e: Explanation) -> str:
+    try:
+        import jinja2
+    except ImportError:
+        return f"<pre>{html.escape(as_text(e))}</pre>"
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE)
+    return template.render(e=e, summary=summary, times=times_in_words, half=half_in_words, by_frame=by_frame)

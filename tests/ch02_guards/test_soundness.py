@@ -1,0 +1,632 @@
+"""Each kind of fact that a trace may rely on: compile, change the fact, call again, compare with the uncompiled function.
+
+A case is (name, make, call, change): make() -> state, call(state, x) is compiled, change(state) changes one fact.
+"""
+import collections
+import contextlib
+import copy
+import dataclasses
+import functools
+import gc
+import types
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import minicompile
+from minicompile import frames
+
+SCALE, TABLE, LIST = 2.0, {"a": 1, "b": 2}, [1, 2]
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    minicompile.reset()
+    yield
+    minicompile.reset()
+
+
+class Block(nn.Module):
+    scale = 2.0
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("offset", torch.ones(4))
+        self.register_parameter("absent", None)
+        self.rate, self.sizes, self.names, self.table = 0.5, (1, 2), ["a", "b"], {"k": 1}
+
+    def helper(self, x):
+        return x * self.rate
+
+    @property
+    def factor(self):
+        return self.rate + 1
+
+    @staticmethod
+    def fixed(x):
+        return x + 1
+
+    @classmethod
+    def of_class(cls, x):
+        return x * cls.scale
+
+    def forward(self, x):
+        y = self.helper(self.linear(x)) + self.offset
+        y = self.norm(y) * self.factor + self.sizes[0] + len(self.names) + self.table["k"]
+        y = self.of_class(self.fixed(y)) * self.scale
+        if self.absent is not None:
+            y = y * self.absent
+        if hasattr(self, "late"):
+            y = y + 100
+        if self.training:
+            y = y - 1
+        return y
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.config = types.SimpleNamespace(bias=1)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x + self.config.bias
+
+
+def model():
+    torch.manual_seed(0)
+    return Model()
+
+
+def patched_forward(self, x):
+    return x * 3
+
+
+@contextlib.contextmanager
+def attribute(owner, name, value):
+    """Set (or delete, with value None) an attribute of a class for a while."""
+    had = name in vars(owner)
+    old = vars(owner).get(name)
+    delattr(owner, name) if value is None else setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, old) if had else delattr(owner, name)
+
+
+def hook(module, args, output=None):
+    return (args[0] * 2,) if output is None else output * 2
+
+
+def set_(path, value):
+    def change(m):
+        *owner, name = path.split(".")
+        owner = functools.reduce(getattr, owner, m)
+        setattr(owner, name, value() if isinstance(value, types.LambdaType) and value.__name__ == "<lambda>" else value)
+    return change
+
+
+MODULE_CHANGES = {
+    "plain attribute": set_("blocks.1.rate", 0.25),
+    "its type": set_("blocks.1.rate", True),
+    "through __dict__": lambda m: m.blocks[1].__dict__.update(rate=7.0),
+    "through object.__setattr__": lambda m: object.__setattr__(m.blocks[0], "rate", 7.0),
+    "many writes": lambda m: [setattr(m.blocks[0], "rate", float(i)) for i in range(50)],
+    "attribute that was absent": set_("blocks.0.late", 1),
+    "tuple": set_("blocks.0.sizes", (5, 2)),
+    "list item": lambda m: m.blocks[0].names.append("c"),
+    "dict item": lambda m: m.blocks[0].table.update(k=9),
+    "attribute of a plain object": set_("config.bias", 5),
+    "plain object": set_("config", lambda: types.SimpleNamespace(bias=7)),
+    "training": lambda m: m.eval(),
+    "training of a child": lambda m: m.blocks[1].norm.eval(),
+    "parameter replaced": set_("blocks.0.linear.weight", lambda: nn.Parameter(torch.ones(4, 4))),
+    "parameter.data replaced": lambda m: setattr(m.blocks[0].linear.weight, "data", torch.ones(4, 4)),
+    "parameter.data, other strides": lambda m: setattr(m.blocks[0].linear.weight, "data", torch.randn(4, 4).t()),
+    "parameter in place": lambda m: m.blocks[0].linear.weight.data.fill_(2.0),
+    "requires_grad": lambda m: m.requires_grad_(False),
+    "requires_grad of one": lambda m: m.blocks[1].linear.bias.requires_grad_(False),
+    "dtype": lambda m: m.double(),
+    "buffer": set_("blocks.1.offset", lambda: torch.zeros(4)),
+    "buffer of another shape": set_("blocks.1.offset", lambda: torch.zeros(1)),
+    "buffer in place": lambda m: m.blocks[1].offset.resize_(1),
+    "parameter that was None": set_("blocks.1.absent", lambda: nn.Parameter(torch.full((4,), 3.0))),
+    "child replaced": set_("blocks.0.linear", lambda: nn.Linear(4, 4, bias=False)),
+    "child of another class": set_("blocks.0.linear", lambda: nn.Identity()),
+    "child added": lambda m: m.blocks.append(Block()),
+    "child removed": lambda m: m.blocks.__delitem__(1),
+    "children in another order": lambda m: m.blocks._modules.update({"0": m.blocks[1], "1": m.blocks[0]}),
+    "weights tied": lambda m: setattr(m.blocks[1], "linear", m.blocks[0].linear),
+    "forward hook": lambda m: m.blocks[0].linear.register_forward_hook(hook),
+    "forward pre-hook": lambda m: m.blocks[0].register_forward_pre_hook(hook),
+    "forward of an instance": lambda m: setattr(m.blocks[0], "forward", lambda x: x + 5),
+    "method of an instance": lambda m: setattr(m.blocks[0], "helper", lambda x: x + 5),
+    "class of an instance": lambda m: setattr(m.blocks[0], "__class__", type("Other", (Block,), {"forward": patched_forward})),
+    "class of the root": lambda m: setattr(m, "__class__", type("Root", (Model,), {"forward": patched_forward})),
+    "__dict__ of an instance": lambda m: setattr(m.blocks[0], "__dict__", {**m.blocks[0].__dict__, "rate": 9.0}),
+}
+
+
+def double(dtype):
+    return torch.linspace(-1, 1, 12, dtype=dtype).view(3, 4)
+
+
+def same(function, compiled, state, twin, x):
+    """Call both, on equal states; results, gradients' need and state afterwards must agree."""
+    try:
+        expected = function(twin, x.clone())
+    except Exception as error:
+        with pytest.raises(type(error)):
+            compiled(state, x.clone())
+        return
+    got = compiled(state, x.clone())
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    assert got.requires_grad == expected.requires_grad
+
+
+def apply(m, x):
+    return m(x)
+
+
+@pytest.mark.parametrize("name", MODULE_CHANGES)
+def test_modules(name):
+    state, twin = model(), model()
+    compiled = minicompile.compile(apply, backend="eager")
+    x = double(torch.float32)
+    for _ in range(3):
+        same(apply, compiled, state, twin, x)
+    for m in (state, twin):
+        torch.manual_seed(1)
+        MODULE_CHANGES[name](m)
+    x = x.to(state.blocks[0].linear.weight.dtype) if hasattr(state.blocks[0].linear, "weight") else x
+    for _ in range(3):
+        same(apply, compiled, state, twin, x)
+
+
+CLASS_CHANGES = {
+    "forward": (Block, "forward", patched_forward), "forward of the root": (Model, "forward", patched_forward),
+    "method": (Block, "helper", lambda self, x: x - 3), "property": (Block, "factor", property(lambda self: 10)),
+    "static method": (Block, "fixed", staticmethod(lambda x: x * 10)),
+    "class method": (Block, "of_class", classmethod(lambda cls, x: x * 11)), "class attribute": (Block, "scale", 5.0),
+    "new property shadows": (Block, "rate", property(lambda self: 9.0)), "attribute that was absent": (Block, "late", 1),
+    "__call__": (Block, "__call__", lambda self, x: x + 50), "__getattr__": (Block, "__getattr__", lambda self, n: 1),
+    "library class": (nn.Linear, "forward", patched_forward), "deleted": (Block, "scale", None),
+    "base class": (nn.Module, "helper2", 1), "iteration": (nn.ModuleList, "__iter__", lambda self: iter([])),
+}
+
+
+@pytest.mark.parametrize("name", CLASS_CHANGES)
+def test_classes(name):
+    state, twin = model(), model()
+    compiled = minicompile.compile(apply, backend="eager")
+    x = double(torch.float32)
+    for _ in range(2):
+        same(apply, compiled, state, twin, x)
+    with attribute(*CLASS_CHANGES[name]):
+        for _ in range(2):
+            same(apply, compiled, state, twin, x)
+    same(apply, compiled, state, twin, x)
+
+
+def test_function_changed_in_place():
+    def helper(x, k=2):
+        return x * k
+
+    def other(x, k=3):
+        return x - k
+
+    def f(x):
+        return helper(x) + 1
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(3)
+    for change in (lambda: None, lambda: setattr(helper, "__defaults__", (7,)), lambda: setattr(helper, "__code__", other.__code__)):
+        change()
+        torch.testing.assert_close(compiled(x), f(x))
+
+
+def test_methods_changed_in_place():
+    class Part(nn.Module):
+        def forward(self, x, k=2, *, j=3):
+            return x * k + j
+
+    def other(self, x, k=2, *, j=3):
+        return x - k
+
+    m = Part()
+    compiled, x = minicompile.compile(apply, backend="eager"), torch.ones(3)
+    for change in (lambda: None, lambda: setattr(Part.forward, "__defaults__", (7,)), lambda: setattr(Part.forward, "__kwdefaults__", {"j": 8}),
+                   lambda: setattr(Part.forward, "__code__", other.__code__)):
+        change()
+        torch.testing.assert_close(compiled(m, x), apply(m, x))
+
+
+# ---- the state of the library ------------------------------------------------------------------------
+
+@contextlib.contextmanager
+def setting(get, set, value):
+    old = get()
+    set(value)
+    try:
+        yield
+    finally:
+        set(old)
+
+
+@contextlib.contextmanager
+def global_hook():
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda m, args, out: out * 2)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class Negate(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return -result if function is torch.mul else result
+
+
+@contextlib.contextmanager
+def default_device(device):
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+def no_autocast_cache():
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
+
+
+WORLDS = {
+    "no_grad": torch.no_grad, "inference_mode": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16), "autocast half": lambda: torch.autocast("cpu", torch.float16),
+    "autocast without cache": no_autocast_cache,
+    "default dtype": lambda: setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
+    "deterministic": lambda: setting(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    "matmul precision": lambda: setting(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    "threads": lambda: setting(torch.get_num_threads, torch.set_num_threads, 2),
+    "global module hook": global_hook, "torch function mode": Negate,
+    "device": lambda: torch.device("meta"), "default device": lambda: default_device("meta"),
+    "default device cpu": lambda: default_device("cpu"),
+    "torch function off": torch._C.DisableTorchFunctionSubclass,
+}
+
+
+def worldly(m, x):
+    y = torch.mul(m(x), 2) + torch.ones(4, device=x.device)
+    numbers = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.are_deterministic_algorithms_enabled(),
+               torch.get_float32_matmul_precision(), torch.get_num_threads(), torch.is_autocast_enabled("cpu"),
+               torch.get_default_dtype()]
+    return y, torch.ones(2), torch.tensor(1.5), x @ x.t(), numbers
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_world(name):
+    state, twin = nn.Linear(4, 4), nn.Linear(4, 4)
+    twin.load_state_dict(state.state_dict())
+    compiled = minicompile.compile(worldly, backend="eager")
+    x = double(torch.float32)
+
+    def check():
+        expected, got = worldly(twin, x), compiled(state, x)
+        assert got[-1] == expected[-1]
+        for a, b in zip(got[:-1], expected[:-1]):
+            assert (a.device, a.dtype, a.requires_grad, a.is_inference()) == (b.device, b.dtype, b.requires_grad, b.is_inference())
+            if a.device.type == "cpu":
+                torch.testing.assert_close(a, b)
+    for context in (contextlib.nullcontext, WORLDS[name], contextlib.nullcontext, WORLDS[name], contextlib.nullcontext):
+        with context():
+            check()
+
+
+def test_two_modes_of_one_kind():
+    compiled = minicompile.compile(lambda x: torch.ones(2) + x.sum(), backend="eager")
+    x = torch.ones(3)
+    compiled(x)
+    for device in ("cpu", "meta", "cpu"):
+        with torch.device(device):
+            assert torch.ones(2).device.type == device
+            function = minicompile.compile(lambda: torch.ones(2) * 2, backend="eager")
+    function = minicompile.compile(lambda: torch.ones(2) * 2, backend="eager")
+    for device in ("cpu", "meta", "cpu"):
+        with torch.device(device):
+            assert function().device.type == device
+
+
+# ---- arguments -------------------------------------------------------------------------------------------
+
+class Sub(torch.Tensor):
+    pass
+
+
+def arguments(x, y, z):
+    y.add_(1)
+    return x * 2 + y + (0 if z is None else 1) + (1 if x is y else 0)
+
+
+BASE = torch.arange(24.0)
+TENSORS = {
+    "size": lambda: torch.ones(3, 5), "rank": lambda: torch.ones(2, 3, 4), "strides": lambda: torch.ones(4, 3).t(),
+    "expanded": lambda: torch.ones(1, 4).expand(3, 4), "dtype": lambda: torch.ones(3, 4, dtype=torch.float64),
+    "int": lambda: torch.ones(3, 4, dtype=torch.int64), "bool": lambda: torch.ones(3, 4, dtype=torch.bool),
+    "complex": lambda: torch.ones(3, 4, dtype=torch.complex64), "conjugate": lambda: torch.ones(3, 4, dtype=torch.complex64).conj(),
+    "negative bit": lambda: (torch.ones(3, 4, dtype=torch.complex64) * 1j).conj().imag,
+    "requires_grad": lambda: torch.ones(3, 4, requires_grad=True), "subclass": lambda: torch.ones(3, 4).as_subclass(Sub),
+    "parameter": lambda: nn.Parameter(torch.ones(3, 4)), "device": lambda: torch.ones(3, 4, device="meta"),
+    "sparse": lambda: torch.ones(3, 4).to_sparse(), "empty": lambda: torch.ones(0, 4), "one": lambda: torch.ones(1, 4),
+    "number": lambda: 3, "none": lambda: None, "list": lambda: [1, 2], "numpy": lambda: torch.ones(3, 4).numpy(),
+    "offset": lambda: torch.ones(24)[12:].view(3, 4), "inference": lambda: torch.inference_mode()(lambda: torch.ones(3, 4))(),
+}
+
+
+def metadata(x, flag):
+    if not isinstance(x, torch.Tensor):
+        return str(type(x))
+    facts = (tuple(x.shape), x.dtype, x.device.type, x.requires_grad, x.is_contiguous(), x.dim(), type(x).__name__)
+    return x + flag if x.layout is torch.strided else x, facts
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_tensor_arguments(name):
+    def plain(x, flag):
+        return metadata(x, flag)
+    compiled = minicompile.compile(plain, backend="eager")
+    for make in (lambda: torch.ones(3, 4), TENSORS[name], lambda: torch.ones(3, 4), TENSORS[name], TENSORS[name]):
+        value = make()
+        expected, got = plain(value, 1), compiled(value, 1)
+        if isinstance(expected, tuple):
+            assert got[1] == expected[1]
+            assert (got[0].dtype, got[0].shape, got[0].requires_grad) == (expected[0].dtype, expected[0].shape, expected[0].requires_grad)
+            if value.layout is torch.strided and value.device.type == "cpu":
+                torch.testing.assert_close(got[0].detach().resolve_neg(), expected[0].detach().resolve_neg())
+        else:
+            assert got == expected
+
+
+def test_aliased_arguments():
+    compiled = minicompile.compile(arguments, backend="eager")
+    for make in (lambda: (torch.ones(4), torch.ones(4)), lambda: (torch.ones(4),) * 2,
+                 lambda: (lambda b: (b[:4], b[1:5]))(torch.arange(6.0)), lambda: (lambda b: (b, b.view(4)))(torch.ones(4)),
+                 lambda: (torch.ones(4), torch.ones(4))):
+        a, b = make(), make()
+        torch.testing.assert_close(compiled(*a, None), arguments(*b, None))
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_overlapping_memory(backend):
+    def f(x, y):
+        x.mul_(2)
+        y.add_(1)
+        return x + y
+    compiled = minicompile.compile(f, backend=backend)
+    for make in (lambda: (torch.ones(4), torch.ones(4)), lambda: (lambda b: (b[:4], b[1:5]))(torch.arange(6.0)),
+                 lambda: (lambda b: (b[:4], b[4:]))(torch.arange(8.0)), lambda: (lambda b: (b, b))(torch.ones(4))):
+        a, b = make(), make()
+        torch.testing.assert_close(compiled(*a), f(*b))
+        torch.testing.assert_close(a, b)
+
+
+# ---- containers and plain Python -------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("a",)
+    a: int
+
+
+class Plain:
+    kind = 1
+
+    def __init__(self):
+        self.a, self.items, self.table, self.tags = 1, [1, [2]], {"x": 1, "y": 2}, {1, 2}
+        self.order, self.queue, self.slot = collections.OrderedDict(p=1, q=2), collections.deque([1, 2]), Slotted(3)
+        self.default, self.nested = collections.defaultdict(int, z=1), (1, (2, [3]))
+        self.call = functools.partial(torch.mul, other=2)
+
+    def method(self, x):
+        return x + self.a
+
+    def __len__(self):
+        return self.a
+
+
+def reads(s, x):
+    y = s.method(x) * len(s) + s.kind
+    y = y + sum(v if isinstance(v, int) else v[0] for v in s.items)
+    for n, (k, v) in enumerate(s.table.items()):
+        y = y * (n + 1) + v * len(k)
+    for n, k in enumerate(s.order):
+        y = y * (n + 1) + len(k)
+    y = y + len(s.tags) + (3 in s.tags) + ("missing" in s.table) + s.table.get("maybe", 0)
+    y = y + s.slot.a + s.default["z"] + s.nested[1][1][0] + len(s.queue) + s.queue[0]
+    return s.call(y) + (1 if hasattr(s, "extra") else 0) + getattr(s, "maybe", 0) + isinstance(s, list) + (SCALE * TABLE["a"] + len(LIST))
+
+
+PLAIN_CHANGES = {
+    "attribute": lambda s: setattr(s, "a", 2), "attribute's type": lambda s: setattr(s, "a", True),
+    "__dict__": lambda s: s.__dict__.update(a=4), "new __dict__": lambda s: setattr(s, "__dict__", {**s.__dict__, "a": 6}),
+    "list": lambda s: s.items.append(5), "nested list": lambda s: s.items[1].__setitem__(0, 7), "other list": lambda s: setattr(s, "items", [3]),
+    "dict value": lambda s: s.table.update(x=5), "dict order": lambda s: s.table.update(x=s.table.pop("x")),
+    "dict key": lambda s: s.table.update(zz=3), "key that was absent": lambda s: s.table.update(missing=0),
+    "get that missed": lambda s: s.table.update(maybe=4), "ordered dict": lambda s: s.order.move_to_end("p"),
+    "set": lambda s: s.tags.add(3), "set of the same size": lambda s: (s.tags.remove(2), s.tags.add(3)),
+    "deque": lambda s: s.queue.appendleft(9), "slot": lambda s: setattr(s.slot, "a", 8), "default dict": lambda s: s.default.update(z=5),
+    "list in tuple": lambda s: s.nested[1][1].__setitem__(0, 9), "partial": lambda s: setattr(s, "call", functools.partial(torch.mul, other=3)),
+    "keywords of a partial": lambda s: s.call.keywords.update(other=5), "absent attribute": lambda s: setattr(s, "extra", 0),
+    "getattr that missed": lambda s: setattr(s, "maybe", 5), "class": lambda s: setattr(s, "__class__", type("P", (Plain,), {"method": lambda self, x: x * 9})),
+    "method on the instance": lambda s: setattr(s, "method", lambda x: x - 1), "class attribute on the instance": lambda s: setattr(s, "kind", 4),
+    "global": lambda s: globals().update(SCALE=3.0), "global's type": lambda s: globals().update(SCALE=2),
+    "global dict": lambda s: TABLE.update(a=8), "global list": lambda s: LIST.append(3), "builtin": lambda s: globals().update(len=lambda v: 9),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_CHANGES)
+def test_plain_objects(name, monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", SCALE), monkeypatch.setitem(globals(), "TABLE", dict(TABLE))
+    monkeypatch.setitem(globals(), "LIST", list(LIST))
+    state, x = Plain(), torch.ones(3)
+    compiled = minicompile.compile(reads, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(state, x), reads(state, x))
+    try:
+        PLAIN_CHANGES[name](state)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(state, x), reads(state, x))
+    finally:
+        globals().pop("len", None)
+
+
+@pytest.mark.parametrize("name", ["method", "kind", "__len__", "a", "extra"])
+def test_plain_classes(name):
+    state, x = Plain(), torch.ones(3)
+    compiled = minicompile.compile(reads, backend="eager")
+    compiled(state, x)
+    value = {"method": lambda self, x: x * 4, "kind": 6, "__len__": lambda self: 12, "a": property(lambda self: 5), "extra": 1}[name]
+    with attribute(Plain, name, value):
+        torch.testing.assert_close(compiled(state, x), reads(state, x))
+    torch.testing.assert_close(compiled(state, x), reads(state, x))
+
+
+# ---- nothing is compiled twice without need, and nothing is kept ----------------------------------------
+
+def versions(function, calls):
+    made = []
+    compiled = minicompile.compile(function, backend=lambda gm, inputs: made.append(gm) or gm.forward)
+    for call in calls:
+        compiled(*call)
+    return len(made)
+
+
+def test_one_version_serves_equal_calls():
+    m, x = model(), double(torch.float32)
+    assert versions(apply, [(m, x)] * 5) == 1
+    s = Plain()
+    assert versions(reads, [(s, torch.ones(3)), (s, torch.zeros(3)), (s, torch.ones(3))]) == 1
+    state = types.SimpleNamespace(f=make_closure(3))
+    assert versions(lambda s, x: s.f(x), [(state, x)] * 4) == 1
+    models = [nn.Linear(4, 4) for _ in range(100)]
+    assert versions(lambda m, x: m(x), [(m, x) for m in models * 2]) == 1
+
+
+def make_closure(n):
+    return lambda x: x * n
+
+
+def test_models_of_one_class_share_an_entry_and_nothing_else():
+    first, second, x = nn.Linear(4, 4), nn.Linear(4, 4), double(torch.float32)
+    compiled = minicompile.compile(apply, backend="eager")
+    for m in (first, second, first, second):
+        torch.testing.assert_close(compiled(m, x), m(x))
+    second.weight.data = torch.zeros(4, 4)
+    first.bias = nn.Parameter(torch.full((4,), 9.0))
+    for m in (first, second, first, second):
+        torch.testing.assert_close(compiled(m, x), m(x))
+
+
+def test_addresses_used_again():
+    """Objects die and others get their addresses."""
+    compiled = minicompile.compile(apply, backend="eager")
+    x = double(torch.float32)
+    for i in range(60):
+        m = nn.Sequential(nn.Linear(4, 4), nn.ReLU() if i % 3 else nn.Tanh())
+        m.scale = float(i)
+        torch.testing.assert_close(compiled(m, x), m(x))
+        del m
+    holder = types.SimpleNamespace(m=nn.Linear(4, 4))
+    compiled = minicompile.compile(lambda h, x: h.m(x) * h.m.gain, backend="eager")
+    for i in range(30):
+        holder.m.gain = i + 0.5
+        torch.testing.assert_close(compiled(holder, x), holder.m(x) * holder.m.gain)
+
+
+def test_a_model_that_writes_to_itself():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.seen = nn.Linear(4, 4), torch.zeros(())
+
+        def forward(self, x):
+            self.seen = self.seen + 1
+            return self.linear(x) + self.seen
+    m, x = Counting(), double(torch.float32)
+    twin = copy.deepcopy(m)
+    compiled = minicompile.compile(m, backend="eager")
+    for _ in range(40):
+        torch.testing.assert_close(compiled(x), twin(x))
+    assert m.seen == 40
+
+
+def test_dead_models_are_freed():
+    def train(make):
+        m, x = make(), double(torch.float32)
+        compiled = minicompile.compile(m, backend="aot_eager")
+        compiled(x).sum().backward()
+        compiled(x)
+        return weakref.ref(m), weakref.ref(next(m.parameters()))
+    for make in (Model, lambda: nn.Sequential(nn.Linear(4, 4), nn.ReLU())):
+        references = train(make)
+        gc.collect()
+        assert [r() for r in references] == [None, None]
+
+
+def test_dead_closures_and_classes_are_freed():
+    def local():
+        class Local(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+
+            def forward(self, x):
+                return self.linear(x) + 1
+        m = Local()
+        big = torch.ones(100)
+
+        def f(x):
+            return m(x) + big.sum()
+        compiled, x = minicompile.compile(f, backend="eager"), double(torch.float32)
+        compiled(x), compiled(x)
+        return [weakref.ref(o) for o in (m, m.linear.weight, big, f, Local)]
+    references = local()
+    gc.collect()
+    assert [r() for r in references] == [None] * 5
+
+
+def test_a_dead_object_takes_its_entry_along():
+    def f(x, m):
+        return x * 2 if m is HELD else x
+    compiled = minicompile.compile(f, backend="eager")
+    global HELD
+    for _ in range(3):
+        HELD = nn.Linear(2, 2)
+        compiled(torch.ones(2), HELD)
+        reference = weakref.ref(HELD)
+        HELD = None
+        gc.collect()
+        assert reference() is None
+
+
+HELD = None
+
+
+def test_reset_removes_everything():
+    def f(m, x):
+        return m(x) + 1
+    m, x = nn.Linear(4, 4), double(torch.float32)
+    compiled = minicompile.compile(f, backend="eager")
+    compiled(m, x)
+    (target,) = frames.hook.targets_of(f.__code__)
+    target = weakref.ref(target)
+    minicompile.reset()
+    gc.collect()
+    assert frames.hook.targets_of(f.__code__) is None and not frames.hook.is_installed()
+    assert target() is None
+    assert torch.equal(compiled(m, x), f(m, x)) and not frames.hook.is_installed()

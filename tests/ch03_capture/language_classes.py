@@ -1,0 +1,1229 @@
+"""Programs about classes, protocols and the standard library's helpers for them. Each takes a tensor; `breaks` marks those that may be more
+than one graph. See test_language.py."""
+import abc
+import collections
+import contextlib
+import copy
+import dataclasses
+import enum
+import functools
+import numbers
+import types
+import typing
+import weakref
+
+import torch
+
+PROGRAMS = []
+
+
+def program(function=None, *, breaks=False, args=None):
+    """Register a program. breaks: it may be cut or run uncompiled; args: makes further arguments, fresh for each run."""
+    def register(function):
+        PROGRAMS.append((function, breaks, args or tuple))
+        return function
+    return register if function is None else register(function)
+
+
+# Attribute access
+
+class Temperature:
+    scale = 10
+
+    def __init__(self, c):
+        self._c = c
+
+    @property
+    def c(self):
+        return self._c
+
+    @c.setter
+    def c(self, value):
+        self._c = value * self.scale
+
+    @c.deleter
+    def c(self):
+        self._c = -1
+
+    @classmethod
+    def freezing(cls, plus=0):
+        return cls(plus)
+
+    @staticmethod
+    def twice(v):
+        return v * 2
+
+    def __call__(self, x):
+        return x * self._c
+
+
+@program
+def properties(x):
+    t = Temperature(3)
+    t.c = 4
+    a = t.c
+    del t.c
+    return t(x), a, t.c, Temperature.twice(x), Temperature.freezing(2).c, t.freezing().c, t.twice(3)
+
+
+@program
+def property_without_setter(x):
+    class P:
+        @property
+        def a(self):
+            return 1
+    try:
+        P().a = 2
+    except AttributeError as e:
+        return x + 1, type(e).__name__
+
+
+class Fallback:
+    def __init__(self):
+        self.known = 1
+
+    def __getattr__(self, name):
+        if name.startswith("no"):
+            raise AttributeError(name)
+        return name + "!"
+
+
+@program
+def getattr_fallback(x):
+    f = Fallback()
+    return x + f.known, f.other, hasattr(f, "nothing"), getattr(f, "none", 5), getattr(f, "known"), hasattr(f, "known")
+
+
+class Intercept:
+    def __init__(self):
+        self.v = 2
+
+    def __getattribute__(self, name):
+        if name == "magic":
+            return 42
+        return object.__getattribute__(self, name)
+
+    def get(self):
+        return self.v
+
+
+@program
+def getattribute(x):
+    i = Intercept()
+    return x * i.magic, i.v, i.get()
+
+
+class Recording:
+    def __init__(self):
+        object.__setattr__(self, "log", [])
+
+    def __setattr__(self, name, value):
+        self.log.append(name)
+        super().__setattr__(name, value)
+
+    def __delattr__(self, name):
+        self.log.append("-" + name)
+        object.__delattr__(self, name)
+
+
+@program
+def setattr_override(x):
+    r = Recording()
+    r.a = x + 1
+    r.b = 2
+    setattr(r, "c", 3)
+    del r.b
+    return r.a, r.log, r, hasattr(r, "b")
+
+
+@program(args=lambda: (Recording(),))
+def setattr_override_on_argument(x, r):
+    r.a = 1
+    r.b = x * 2
+    del r.a
+    return r.b + 1
+
+
+class Slots:
+    __slots__ = ("a", "b", "__dict__")
+
+    def __init__(self, a):
+        self.a = a
+
+
+class OnlySlots:
+    __slots__ = ("a", "b")
+
+    def __init__(self, a, b=2):
+        self.a, self.b = a, b
+
+    def total(self):
+        return self.a + self.b
+
+
+class DerivedSlots(OnlySlots):
+    __slots__ = ("c",)
+
+
+@program
+def slots(x):
+    s, o, d = Slots(x), OnlySlots(x), DerivedSlots(1, 3)
+    s.extra = 4
+    o.a = o.a * 2
+    d.c = 5
+    try:
+        o.zzz = 1
+    except AttributeError as e:
+        name = type(e).__name__
+    del d.a
+    return s.a + s.extra, o.total(), d.c, hasattr(d, "a"), name, hasattr(s, "b")
+
+
+@program
+def slots_escape(x):
+    return OnlySlots(x + 1), DerivedSlots(1)
+
+
+@program(args=lambda: (OnlySlots(2, 3), Slots(1)))
+def slots_arguments(x, o, s):
+    o.a = x * o.b
+    s.extra = 5
+    s.b = o.total()
+    return o.a
+
+
+class Typed:
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __set_name__(self, owner, name):
+        self.name = "_" + name
+
+    def __get__(self, obj, owner=None):
+        if obj is None:
+            return self
+        return getattr(obj, self.name)
+
+    def __set__(self, obj, value):
+        if not isinstance(value, self.kind):
+            raise TypeError(f"{self.name} must be {self.kind.__name__}")
+        setattr(obj, self.name, value)
+
+    def __delete__(self, obj):
+        delattr(obj, self.name)
+
+
+class Point3:
+    x = Typed(int)
+    y = Typed(int)
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+@program
+def descriptors(x):
+    p = Point3(1, 2)
+    p.x = 7
+    try:
+        p.y = "a"
+    except TypeError as e:
+        message = str(e)
+    del p.y
+    return x * p.x, message, hasattr(p, "y"), isinstance(Point3.x, Typed), Point3.__dict__["x"].kind is int
+
+
+class Lazy:
+    def __init__(self, f):
+        self.f = f
+
+    def __get__(self, obj, owner):
+        return self.f(owner)
+
+
+class WithLazy:
+    whole = Lazy(lambda owner: owner.__name__)
+    factor = 3
+
+
+@program
+def non_data_descriptor(x):
+    w = WithLazy()
+    first = w.whole
+    w.whole = "mine"
+    return x * w.factor, first, w.whole, WithLazy.whole
+
+
+@program
+def attribute_functions(x):
+    n = types.SimpleNamespace(a=1)
+    setattr(n, "b", x)
+    delattr(n, "a")
+    return n.b + 1, hasattr(n, "a"), getattr(n, "a", None), sorted(vars(n)), n.__dict__.keys() == {"b"}
+
+
+@program
+def missing_attribute_message(x):
+    class Thing:
+        pass
+    try:
+        Thing().nope
+    except AttributeError as e:
+        return x + 1, str(e), e.name
+
+
+class Base:
+    tag = "base"
+
+    def __init__(self, k):
+        self.k = k
+
+    def f(self, x):
+        return x + self.k
+
+    @classmethod
+    def make(cls, k):
+        return cls(k)
+
+    @property
+    def p(self):
+        return self.k * 10
+
+    @staticmethod
+    def s(x):
+        return x * 2
+
+
+class Left(Base):
+    tag = "left"
+
+    def f(self, x):
+        return super().f(x) * 2
+
+    @property
+    def p(self):
+        return super().p + 1
+
+    @classmethod
+    def make(cls, k):
+        obj = super().make(k + 1)
+        obj.made = cls.__name__
+        return obj
+
+
+class Right(Base):
+    def f(self, x):
+        return super(Right, self).f(x) * 3
+
+    def s2(self, x):
+        return super().s(x)
+
+
+class Both(Left, Right):
+    def f(self, x):
+        return super().f(x) - 1 + len(super().tag)
+
+    def g(self, x):
+        return [super(Left, self).f(x), super(Both, self).f(x), Base.f(self, x)]
+
+
+@program
+def super_forms(x):
+    b = Both.make(2)
+    return b.f(x), b.g(x), b.p, b.made, b.s2(x), Both.__mro__[1].__name__, isinstance(b, Base), issubclass(Both, Right)
+
+
+@program
+def super_in_comprehension_and_closure(x):
+    class D(Base):
+        def f(self, x):
+            inner = lambda v: super(D, self).f(v)
+            return inner(x) + sum([super(D, self).f(i) for i in range(2)])
+    return D(2).f(x)
+
+
+# Operators
+
+class Vec:
+    def __init__(self, *v):
+        self.v = list(v)
+
+    def __add__(self, o):
+        if not isinstance(o, Vec):
+            return NotImplemented
+        return Vec(*[a + b for a, b in zip(self.v, o.v)])
+
+    def __radd__(self, o):
+        return ("radd", o)
+
+    def __rsub__(self, o):
+        return Vec(*[o - a for a in self.v])
+
+    def __mul__(self, k):
+        return Vec(*[a * k for a in self.v])
+
+    __rmul__ = __mul__
+
+    def __imul__(self, k):
+        self.v = [a * k for a in self.v]
+        return self
+
+    def __eq__(self, o):
+        return isinstance(o, Vec) and self.v == o.v
+
+    def __hash__(self):
+        return hash(tuple(self.v))
+
+    def __lt__(self, o):
+        return self.v < o.v
+
+    def __contains__(self, a):
+        return a in self.v
+
+    def __iter__(self):
+        return iter(self.v)
+
+    def __reversed__(self):
+        return iter(["rev"] + self.v[::-1])
+
+    def __len__(self):
+        return len(self.v)
+
+    def __bool__(self):
+        return any(self.v)
+
+    def __getitem__(self, i):
+        return Vec(*self.v[i]) if isinstance(i, slice) else self.v[i]
+
+    def __setitem__(self, i, value):
+        self.v[i] = value
+
+    def __delitem__(self, i):
+        del self.v[i]
+
+    def __neg__(self):
+        return Vec(*[-a for a in self.v])
+
+    def __pos__(self):
+        return "pos"
+
+    def __invert__(self):
+        return "invert"
+
+    def __abs__(self):
+        return sum(abs(a) for a in self.v)
+
+    def __round__(self, n=None):
+        return ("round", n)
+
+    def __index__(self):
+        return len(self.v)
+
+    def __int__(self):
+        return 77
+
+    def __float__(self):
+        return 7.5
+
+    def __complex__(self):
+        return 1j
+
+    def __floordiv__(self, o):
+        return "floordiv"
+
+    def __divmod__(self, o):
+        return "divmod"
+
+    def __pow__(self, o, mod=None):
+        return ("pow", o, mod)
+
+    def __matmul__(self, o):
+        return "matmul"
+
+    def __and__(self, o):
+        return "and"
+
+    def __ror__(self, o):
+        return "ror"
+
+    def __lshift__(self, o):
+        return "lshift"
+
+    def __repr__(self):
+        return f"Vec{tuple(self.v)!r}"
+
+    def __format__(self, spec):
+        return f"<{spec}>"
+
+    def __trunc__(self):
+        return 5
+
+    def __floor__(self):
+        return 6
+
+    def __ceil__(self):
+        return 8
+
+
+@program
+def arithmetic_dunders(x):
+    a, b = Vec(1, 2), Vec(3, 4)
+    c = a + b
+    d = 10 - a
+    e = 3 * b
+    b *= 2
+    return (x * c[0], c.v, d.v, e.v, b.v, 5 + a, (-a).v, +a, ~a, abs(Vec(-1, 2)), a // 1, divmod(a, 2), a ** 2, pow(a, 2, 3),
+            a @ b, a & 1, 1 | a, a << 1)
+
+
+@program(breaks=True)
+def conversion_dunders(x):
+    import math
+    v = Vec(1, 2, 3)
+    return (x + 1, int(v), float(v), complex(v), round(v), round(v, 1), list(range(v)), [1, 2, 3, 4][v], f"{v}", f"{v:>3}",
+            f"{v!r}", repr(v), str(v), format(v, "z"), bool(v), bool(Vec(0)), math.trunc(v), math.floor(v), math.ceil(v),
+            "%s %r" % (v, v), "{} {!r} {:q}".format(v, v, v))
+
+
+@program
+def failing_operators(x):
+    words = []
+    for f in (lambda: Vec(1) + "a", lambda: Vec(1) - 1, lambda: object() < object(), lambda: len(3), lambda: [] + (),
+              lambda: {}[1], lambda: [][0], lambda: None.a, lambda: int("q"), lambda: "a" + 1, lambda: iter(3), lambda: 3(),
+              lambda: "a".nope, lambda: [1, 2] @ 3, lambda: -"a", lambda: {1: 2}["k"], lambda: (1, 2)[5], lambda: {[]: 1},
+              lambda: hash([]), lambda: set().pop(), lambda: [].pop(), lambda: 1 / 0, lambda: 5 % 0, lambda: max([]),
+              lambda: next(iter([])), lambda: "abc".index("z"), lambda: [1].index(2), lambda: [1].remove(3),
+              lambda: int([]), lambda: float("x"), lambda: chr(-1), lambda: (1,) < 2, lambda: 1 in 2):
+        try:
+            words.append(f())
+        except Exception as e:
+            words.append((type(e).__name__, str(e)))
+    return x + 1, words
+
+
+@program
+def container_dunders(x):
+    v = Vec(1, 2, 3)
+    v[0] = 9
+    del v[1]
+    a, *rest = v
+    return (x + len(v), 3 in v, 5 not in v, list(v), v[0:1].v, v[-1], list(reversed(v)), a, rest, sum(v), max(v), sorted(v),
+            [*v, 0], {k: 1 for k in v}, any(v), tuple(v), dict(enumerate(v)), list(zip(v, v)), list(map(str, v)))
+
+
+@program
+def comparison_dunders(x):
+    a, b = Vec(1), Vec(2)
+    return x + 1, a == Vec(1), a != b, a < b, b > a, sorted([b, a]), min(b, a), max([a, b]).v, a in [b, Vec(1)], [a, b].index(Vec(2)), \
+        [a, a, b].count(Vec(1)), a is Vec(1)
+
+
+@program
+def hashed_objects_as_keys(x):
+    d = {Vec(1): x, Vec(2): 2}
+    s = {Vec(1), Vec(1), Vec(3)}
+    d[Vec(2)] = 5
+    return d[Vec(1)] + d[Vec(2)], len(s), Vec(3) in s, Vec(9) in d, d.get(Vec(7), 0), len(d)
+
+
+@functools.total_ordering
+class Version:
+    def __init__(self, n):
+        self.n = n
+
+    def __eq__(self, o):
+        return self.n == o.n
+
+    def __lt__(self, o):
+        return self.n < o.n
+
+    __hash__ = None
+
+
+@program
+def total_ordering(x):
+    return x + 1, Version(1) <= Version(2), Version(3) > Version(2), Version(1) >= Version(2), Version(1) != Version(1)
+
+
+class Manager:
+    def __init__(self, log, swallow=False):
+        self.log, self.swallow = log, swallow
+
+    def __enter__(self):
+        self.log.append("enter")
+        return self
+
+    def __exit__(self, cls, value, tb):
+        self.log.append(("exit", None if cls is None else cls.__name__, str(value)))
+        return self.swallow
+
+
+@program
+def context_managers(x):
+    log = []
+    with Manager(log) as m, Manager(log, swallow=True):
+        x = x + 1
+        if m is not None:
+            raise ValueError("inside")
+    try:
+        with Manager(log):
+            raise KeyError("k")
+    except KeyError:
+        log.append("caught")
+    return x + 1, log
+
+
+def early(x, log):
+    for i in range(3):
+        with Manager(log):
+            if i == 1:
+                return x + i
+            continue
+
+
+@program
+def return_from_with(x):
+    log = []
+    return early(x, log), log
+
+
+@contextlib.contextmanager
+def added(log, name):
+    log.append("in " + name)
+    try:
+        yield name
+    except ValueError:
+        log.append("swallowed")
+    finally:
+        log.append("out " + name)
+
+
+@program
+def generator_context_manager(x):
+    log = []
+    with added(log, "a") as a, added(log, "b"):
+        x = x * 2
+    with added(log, "c"):
+        raise ValueError
+    return x + 1, a, log
+
+
+@program(breaks=True)
+def exit_stack(x):
+    log = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(added(log, "a"))
+        stack.callback(log.append, "called")
+        x = x + 1
+    with contextlib.suppress(KeyError):
+        {}["k"]
+    return x + 1, log
+
+
+# Dataclasses, tuples, enums
+
+@dataclasses.dataclass
+class Config:
+    a: int
+    b: float = 2.0
+    c: list = dataclasses.field(default_factory=list)
+    d: int = dataclasses.field(init=False, default=4)
+
+    def __post_init__(self):
+        self.c.append(self.a)
+
+    def scaled(self, x):
+        return x * self.a * self.b
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Key:
+    name: str
+    n: int = 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Slim:
+    a: int
+    b: typing.Any = None
+
+
+@program
+def dataclass_basics(x):
+    c = Config(3)
+    c2 = dataclasses.replace(c, b=5.0)
+    return (c.scaled(x), c2, c == Config(3), c != c2, dataclasses.asdict(c), dataclasses.astuple(Key("k", 2)),
+            [f.name for f in dataclasses.fields(c)], dataclasses.is_dataclass(c), repr(c), c2.c)
+
+
+@program
+def dataclass_frozen(x):
+    k = Key("a", 1)
+    try:
+        k.n = 2
+    except dataclasses.FrozenInstanceError as e:
+        message = str(e)
+    return x + 1, message, k < Key("b"), hash(k) == hash(Key("a", 1)), {k: 1}[Key("a", 1)], sorted([Key("b"), k]), repr(k), k
+
+
+@program
+def dataclass_slots(x):
+    s = Slim(a=1)
+    s.b = x + 1
+    return s, s.b * 2, s == Slim(a=1, b=s.b) if False else 0
+
+
+@program
+def dataclass_with_tensors(x):
+    c = Config(1, c=[])
+    c.t = x * 2
+    return c, c.t + 1
+
+
+@program(args=lambda: (Config(2), Key("q", 3)))
+def dataclass_arguments(x, c, k):
+    c.a += 1
+    c.c.append(k)
+    c.e = x
+    return x * c.a + k.n, dataclasses.replace(c, a=0, c=[])
+
+
+@program
+def dataclass_in_function(x):
+    @dataclasses.dataclass
+    class Local:
+        a: int = 1
+    return x + Local(3).a
+
+
+class Pair(typing.NamedTuple):
+    left: typing.Any
+    right: int = 5
+
+    def both(self):
+        return self.left * self.right
+
+
+Triple = collections.namedtuple("Triple", "a b c", defaults=(3,))
+
+
+@program
+def named_tuples(x):
+    p, t = Pair(x), Triple(1, 2)
+    p2 = p._replace(right=2)
+    left, right = p2
+    return (p.both(), p2.both() + right, t, t._asdict(), t.c, t._fields, Triple._make([4, 5, 6]), t[0:2], t + (1,),
+            isinstance(t, tuple), len(p), p2, t == (1, 2, 3), hash(t) == hash((1, 2, 3)), repr(t), t.index(2), [*t])
+
+
+class Color(enum.Enum):
+    RED = 1
+    GREEN = "g"
+    ALIAS = 1
+
+    def describe(self):
+        return self.name.lower()
+
+    @property
+    def loud(self):
+        return self.name + "!"
+
+    @classmethod
+    def default(cls):
+        return cls.GREEN
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 5
+
+
+class Perm(enum.Flag):
+    R = enum.auto()
+    W = enum.auto()
+    X = enum.auto()
+    RW = R | W
+
+
+class Word(str, enum.Enum):
+    A = "aa"
+
+
+@program
+def enums(x):
+    d = {Color.RED: 1, Color.GREEN: 2}
+    try:
+        Color("nope")
+    except ValueError as e:
+        message = str(e)
+    return (x * Level.HIGH, Color.RED.describe(), Color.GREEN.loud, Color.default(), Color("g"), Color["RED"], Color.ALIAS is Color.RED,
+            [c.name for c in Color], len(Color), d[Color.GREEN], Level.LOW < Level.HIGH, Level(5), Color.RED in Color,
+            isinstance(Color.RED, Color), message, sorted(Level, reverse=True), str(Color.RED), repr(Level.LOW), f"{Color.RED}",
+            Word.A == "aa", Word.A.upper(), Color.RED == 1, max(Level), list(Color.__members__))
+
+
+@program
+def flags(x):
+    p = Perm.R | Perm.W
+    return x + 1, p, p & Perm.R, Perm.R in p, Perm.X in p, bool(p & Perm.X), p == Perm.RW, ~p, p ^ Perm.R, p.value, Perm(3)
+
+
+# Making classes
+
+class Meta(type):
+    registry = {}
+
+    def __call__(cls, *args):
+        obj = super().__call__(*args)
+        obj.stamped = True
+        return obj
+
+    def __len__(cls):
+        return 12
+
+    def __getitem__(cls, key):
+        return (cls.__name__, key)
+
+    def __contains__(cls, key):
+        return key == 1
+
+    def __iter__(cls):
+        return iter([1, 2])
+
+    @property
+    def loud(cls):
+        return cls.__name__.upper()
+
+
+class Made(metaclass=Meta):
+    def __init__(self, a=1):
+        self.a = a
+
+
+class Singleton(type):
+    instances = {}
+
+    def __call__(cls, *args):
+        if cls not in cls.instances:
+            cls.instances[cls] = super().__call__(*args)
+        return cls.instances[cls]
+
+
+class Single(metaclass=Singleton):
+    def __init__(self):
+        self.n = 3
+
+
+@program
+def metaclasses(x):
+    m = Made(2)
+    return x * m.a, m.stamped, len(Made), Made["k"], 1 in Made, list(Made), Made.loud, type(Made).__name__
+
+
+@program
+def singleton_metaclass(x):
+    return x * Single().n, Single() is Single()
+
+
+@program
+def class_in_function(x):
+    class Local:
+        k = 3
+        names = [n for n in "ab"]
+
+        def __init__(self, v):
+            self.v = v
+
+        def times(self):
+            return self.v * self.k * x.shape[0]
+
+    class Derived(Local):
+        def times(self):
+            return super().times() + 1
+    return Derived(x).times(), Local.names, Derived.__name__, isinstance(Derived(1), Local), Derived.__mro__[1] is Local
+
+
+@program
+def type_calls(x):
+    T = type("T", (Base,), {"extra": 4})
+    t = T(2)
+    return t.f(x), t.extra, type(t) is T, type(x) is torch.Tensor, type(t)(3).k, t.__class__(4).k, type([])((1, 2)), type(t).__name__
+
+
+class Factory:
+    made = 0
+
+    def __new__(cls, n, *rest):
+        if n < 0:
+            return None
+        obj = super().__new__(cls)
+        obj.from_new = n
+        return obj
+
+    def __init__(self, n, extra=0):
+        self.n = n + extra
+
+    def __init_subclass__(cls, tag="none", **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.tag = tag
+
+
+class Tagged(Factory, tag="tagged"):
+    pass
+
+
+class IntLike(int):
+    def double(self):
+        return self * 2
+
+
+class ListLike(list):
+    def last(self):
+        return self[-1]
+
+    def append(self, item):
+        super().append(item)
+        super().append("echo")
+
+
+class StrLike(str):
+    def shout(self):
+        return self.upper() + "!"
+
+
+class DictLike(dict):
+    def __missing__(self, key):
+        return f"missing {key}"
+
+    def __getattr__(self, name):
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+@program
+def new_and_init_subclass(x):
+    f = Factory(2, 5)
+    return x * f.n, f.from_new, Factory(-1), Tagged.tag, Tagged(1).tag
+
+
+@program(breaks=True)
+def init_subclass_in_function(x):
+    class Sub(Factory, tag="inner"):
+        pass
+    return x + Sub(1).n, Sub.tag
+
+
+@program(breaks=True)
+def builtin_subclasses(x):
+    l, d, s, i = ListLike([1]), DictLike(a=1), StrLike("ab"), IntLike(4)
+    l.append(2)
+    d["b"] = x
+    return (x * i.double(), l.last(), len(l), [*l], d["zz"], d.b, d.a, s.shout(), s + "c", i + 1, isinstance(l, list), l, d,
+            "a" in d, sorted(d), list(d.items())[0], d.get("q"), l == [1, 2, "echo"])
+
+
+@program(breaks=True, args=lambda: (ListLike([1, 2]), DictLike(k=2), IntLike(3), StrLike("s")))
+def builtin_subclass_arguments(x, l, d, i, s):
+    l.append(5)
+    d["n"] = x + 1
+    return x * i * l[0] * d["k"], l.last(), d["absent"], s.shout(), i.double(), [*l], len(d)
+
+
+@program
+def bound_methods(x):
+    b = Base(2)
+    f, g = b.f, Base.f
+    methods = {"f": b.f}
+    return f(x), g(b, x), methods["f"](x), f.__self__ is b, f.__func__ is g, f == b.f, f.__name__, b.f.__func__ is Base.f
+
+
+@program
+def abstract_base_classes(x):
+    import collections.abc as c
+
+    class Shape(abc.ABC):
+        @abc.abstractmethod
+        def area(self): ...
+    try:
+        Shape()
+    except TypeError as e:
+        message = type(e).__name__
+    v = Vec(1)
+    return (x + 1, message, isinstance([], c.Sequence), isinstance({}, c.Mapping), isinstance(v, c.Iterable), isinstance(3, numbers.Number),
+            isinstance(len, c.Callable), isinstance(v, c.Hashable), isinstance([], c.Hashable), issubclass(dict, c.MutableMapping),
+            isinstance(iter([]), c.Iterator), isinstance((i for i in []), c.Generator), isinstance(x, torch.Tensor),
+            isinstance(3, int | str), isinstance("a", (int, str)), isinstance(True, int), isinstance(None, type(None)))
+
+
+class Stack(collections.abc.MutableSequence):
+    def __init__(self, *items):
+        self.items = list(items)
+
+    def __getitem__(self, i):
+        return self.items[i]
+
+    def __setitem__(self, i, v):
+        self.items[i] = v
+
+    def __delitem__(self, i):
+        del self.items[i]
+
+    def __len__(self):
+        return len(self.items)
+
+    def insert(self, i, v):
+        self.items.insert(i, v)
+
+
+class Table(collections.abc.Mapping):
+    def __init__(self, **d):
+        self.d = d
+
+    def __getitem__(self, k):
+        return self.d[k]
+
+    def __iter__(self):
+        return iter(self.d)
+
+    def __len__(self):
+        return len(self.d)
+
+
+def keyword_names(**kw):
+    return sorted(kw)
+
+
+@program
+def collections_abc(x):
+    s, t = Stack(1, 2), Table(a=1, b=x)
+    s.append(3)
+    s.extend([4])
+    s.reverse()
+    return (x * s.pop(), list(s), 2 in s, s.index(2), s.count(3), t.get("a"), "b" in t, list(t.keys()), list(t.values())[0],
+            dict(t.items())["b"] + 1, t == Table(a=1), keyword_names(**t), {**t}["a"])
+
+
+@program
+def user_dict_and_list(x):
+    d, l = collections.UserDict(a=1), collections.UserList([1, 2])
+    d["b"] = x
+    l.append(3)
+    return d["b"] + d["a"], "a" in d, len(d), list(d), l[0], len(l), list(l), d.get("z", 4)
+
+
+class Node:
+    def __init__(self, value, *children):
+        self.value, self.children, self.parent = value, list(children), None
+        for c in children:
+            c.parent = self
+
+    def walk(self):
+        yield self
+        for c in self.children:
+            yield from c.walk()
+
+
+@program
+def tree_of_objects(x):
+    tree = Node(1, Node(2), Node(3, Node(4)))
+    return x * sum(n.value for n in tree.walk()), [n.parent.value for n in tree.walk() if n.parent], len(list(tree.walk()))
+
+
+@program
+def cyclic_objects_escape(x):
+    n = Node(x, Node(2))
+    return n.children[0].parent.value
+
+
+@program
+def cycle_returned(x):
+    a = types.SimpleNamespace(x=x)
+    a.me = a
+    l = [1]
+    l.append(l)
+    d = {"l": l}
+    d["d"] = d
+    return a.me.me.x + 1, a.me is a, l[1] is l
+
+
+@program
+def cycle_leaves(x):
+    a = types.SimpleNamespace(x=x + 1)
+    a.me = a
+    return a.x, [a]
+
+
+@program
+def copies(x):
+    n = types.SimpleNamespace(a=[1], b={"k": (1, [2])})
+    shallow, deep = copy.copy(n), copy.deepcopy(n)
+    deep.a.append(2)
+    shallow.c = 1
+    l = [[1], [2]]
+    m = copy.deepcopy(l)
+    m[0].append(3)
+    k = copy.copy(l)
+    return (x + 1, n.a, deep.a, shallow.a is n.a, deep.b, l, m, k[0] is l[0], copy.copy(Key("a")), copy.deepcopy(Config(1)).c,
+            copy.copy({1: 2}), copy.deepcopy({1: [2]}), copy.copy({1}), hasattr(n, "c"))
+
+
+@program
+def copy_hooks(x):
+    class C:
+        def __copy__(self):
+            return "copied"
+
+        def __deepcopy__(self, memo):
+            return "deeply"
+    return x + 1, copy.copy(C()), copy.deepcopy([C()])
+
+
+class Owner:
+    pass
+
+
+OWNER = Owner()
+
+
+@program(breaks=True)
+def weak_references(x):
+    r = weakref.ref(OWNER)
+    return x + 1, r() is OWNER
+
+
+@program
+def object_identity(x):
+    a, b = Owner(), Owner()
+    return x + 1, a is b, a == a, a != b, a == b, a in [b, a], [a, b].index(b), {a: 1, b: 2}[b], object() is object()
+
+
+@program
+def dynamic_class_attributes(x):
+    class Counter:
+        n = 0
+
+        def __init__(self):
+            Counter.n += 1
+            type(self).last = self
+    Counter()
+    Counter()
+    return x * Counter.n, isinstance(Counter.last, Counter)
+
+
+class Counted:
+    n = 0
+
+
+@program(breaks=True)
+def class_attribute_written(x):
+    Counted.n += 1
+    return x + 0
+
+
+@program
+def function_attributes(x):
+    def f(a: int, b=2, *, c: str = "c") -> int:
+        "doc"
+        return a
+    f.note = 5
+    return x + 1, f.__name__, f.__doc__, f.__defaults__, f.__kwdefaults__, f.note, f.__annotations__, f.__qualname__.split(".")[-1], \
+        hasattr(f, "zz"), f.__code__.co_argcount, f.__module__ == __name__
+
+
+@program(breaks=True)
+def generic_classes(x):
+    T = typing.TypeVar("T")
+
+    class Box(typing.Generic[T]):
+        def __init__(self, v):
+            self.v = v
+    return Box(x).v + 1, Box[int](3).v
+
+
+Box2T = typing.TypeVar("Box2T")
+
+
+class Box2(typing.Generic[Box2T]):
+    def __init__(self, v):
+        self.v = v
+
+
+@program
+def generic_class(x):
+    return Box2(x).v + 1, Box2[int](3).v
+
+
+class Options(typing.TypedDict, total=False):
+    a: int
+
+
+@program(breaks=True)
+def typing_helpers(x):
+    o = Options(a=1)
+    v: typing.Optional[int] = typing.cast(int, o["a"])
+    return x + v, o, typing.get_origin(typing.List[int]) is list, typing.get_args(typing.Dict[str, int]), isinstance(o, dict)
+
+
+@program
+def matching_classes(x):
+    @dataclasses.dataclass
+    class P:
+        a: int
+        b: int
+
+    def kind(v):
+        match v:
+            case P(a=0, b=b):
+                return ("zero", b)
+            case P(a, b) if a == b:
+                return ("same", a)
+            case Color.RED:
+                return "red"
+            case int() | float():
+                return "number"
+            case str(s):
+                return "str " + s
+            case {"k": k, **rest}:
+                return (k, rest)
+            case [a, *_, b]:
+                return (a, b)
+            case [one]:
+                return one
+            case Vec():
+                return "vec"
+            case None:
+                return "none"
+            case _:
+                return "other"
+    return x + 1, [kind(v) for v in (P(0, 5), P(2, 2), P(1, 2), Color.RED, 3, 2.5, "s", {"k": 1, "z": 2}, [1, 2, 3], (7,), Vec(1), None, {1},
+                                 collections.deque([4]), {})]
+
+
+class MatchArgs:
+    __match_args__ = ("left", "right")
+
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+
+@program
+def match_args(x):
+    match MatchArgs(x, [1, {"a": 2}]):
+        case MatchArgs(t, [1, {"a": n}]):
+            return t * n
+
+
+@program
+def match_mapping_protocols(x):
+    out = []
+    for v in (Table(a=1), Stack(1, 2), collections.OrderedDict(a=2), range(2), Pair(1), "ab", b"ab"):
+        match v:
+            case {"a": n}:
+                out.append(("map", n))
+            case [a, b]:
+                out.append(("seq", a, b))
+            case _:
+                out.append("none")
+    return x + 1, out

@@ -1,0 +1,62 @@
+"""Random Python modules, plain and compiled, must not differ: `tests/programs/`. Programs that once did are kept in `tests/programs/found/`."""
+import pathlib
+import sys
+
+import pytest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+
+from programs.compare import check  # noqa: E402
+from programs.generate import program  # noqa: E402
+from programs.run import backend_of, run_seeds  # noqa: E402
+
+FOUND = sorted((pathlib.Path(__file__).parents[1] / "programs" / "found").glob("*.py"))
+PER_TEST = 15
+
+
+@pytest.fixture(autouse=True)
+def errors_show(monkeypatch):
+    import minicompile
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+
+
+@pytest.mark.parametrize("first", range(0, 150, PER_TEST))
+def test_random(first):
+    graphs = 0
+    for seed in range(first, first + PER_TEST):
+        statistics = {}
+        found = check(program(seed), backend_of(seed), statistics)
+        assert found is None, f"python -m tests.programs --seed {seed}: {found}"
+        graphs += statistics["graphs"]
+    assert graphs >= PER_TEST                       # the programs reach the compiler
+
+
+@pytest.mark.parametrize("path", FOUND, ids=lambda p: p.stem)
+def test_found_before(path):
+    backend = "aot_eager" if "aot_eager" in path.stem else "eager"
+    assert check(path.read_text(), backend) is None
+
+
+def test_same_seed_same_program():
+    assert program(5) == program(5) != program(6)
+
+
+def test_differences_are_noticed():
+    """A compiler that loses a side effect, shares memory where it should not, or changes a message is caught."""
+    text = ("import torch\nG = [1]\ndef entry(x):\n    G.append(2)\n    return x + 1\n"
+            "def drive(compile_, call):\n    fn = compile_(entry)\n    call(fn, torch.ones(2))\n")
+    assert check(text) is None
+    wrong = {"loses": lambda f: lambda x: x + 1, "aliases": lambda f: lambda x: (f(x), x.add_(1))[1],
+             "wrong type": lambda f: lambda x: f(x).double()}
+    from programs import compare
+    for name, wrap in wrong.items():
+        plain = compare.execute(compile(text, "<t>", "exec"), lambda f: f)
+        other = compare.execute(compile(text, "<t>", "exec"), wrap)
+        assert any(compare.difference(a, b) for a, b in zip(plain, other)), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 21000, 250))
+def test_many(first):
+    failures, _ = run_seeds((first, first + 250, None, 0, None))
+    assert not failures, failures

@@ -1,0 +1,2250 @@
+"""What torch offers inside of captured code: a table of features, each compiled against uncompiled.
+
+A row builds its function and inputs anew, `build() -> (function, inputs)`. Function and inputs are built twice from one seed, once to run plainly and
+once to run compiled, and each is called twice. Results, exceptions, gradients, the inputs afterwards, parameters, buffers, the random stream and the
+modes of the library must be the same. `graphs=1` means that the whole function is one graph; None, that it may break anywhere."""
+import contextlib
+import functools
+import math
+
+import numpy
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch.nn.utils import parametrizations, parametrize
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+import minicompile
+
+FEATURES = {}
+LOG = []                                # what the programs append to; compared as well
+
+
+def feature(function=None, *, graphs=1, calls=2, half=False):
+    """half: gradients that meet at a parameter are summed in float32 where eager, with its cache of casts, sums in bfloat16."""
+    if function is None:
+        return functools.partial(feature, graphs=graphs, calls=calls, half=half)
+    assert function.__name__ not in FEATURES
+    FEATURES[function.__name__] = function, graphs, calls, half
+    return function
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+    minicompile.reset()
+    yield
+    minicompile.reset()
+
+
+def rand(*shape, grad=True):
+    return torch.randn(*shape).requires_grad_(grad)
+
+
+def modes():
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.get_default_device(),
+            torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.are_deterministic_algorithms_enabled(),
+            torch.is_autocast_cache_enabled())
+
+
+def facts(t):
+    if not isinstance(t, torch.Tensor):
+        return t
+    return (type(t), t.dtype, t.shape, t.requires_grad, t.is_leaf, t.is_inference(), t.device)
+
+
+def state_of(function, inputs):
+    owner = getattr(function, "__self__", function)
+    found = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+    if isinstance(owner, nn.Module):
+        found += [*owner.parameters(), *owner.buffers()]
+    return found
+
+
+def run(build, compile_, calls):
+    """Everything that can be seen of `calls` calls."""
+    torch.manual_seed(3)
+    LOG.clear()
+    function, inputs = build()
+    compiled = compile_(function)
+    seen = []
+    for _ in range(calls):
+        try:
+            result = compiled(*inputs)
+        except Exception as error:
+            seen.append((type(error), str(error).splitlines()[:1]))
+            result = None
+        flat = pytree.tree_leaves(result)
+        roots = [t for t in flat if isinstance(t, torch.Tensor) and t.requires_grad and t.grad_fn is not None]
+        if roots:
+            sum((r.abs() ** 2).sum() for r in roots).backward()
+        seen.append(flat)
+        seen.append(modes())
+    state = state_of(function, inputs)
+    seen += [state, [t.grad if t.is_leaf or t.retains_grad else None for t in state], list(LOG), torch.get_rng_state()]
+    if isinstance(function, nn.Module):
+        seen.append([sorted(function.state_dict()), function.training])
+    return seen
+
+
+def check_same(got, want, path="seen", **tolerance):
+    if isinstance(want, torch.Tensor):
+        assert isinstance(got, torch.Tensor), (path, got)
+        assert facts(got) == facts(want), path
+        if type(want) in (torch.Tensor, nn.Parameter, nn.Buffer):
+            torch.testing.assert_close(got.detach(), want.detach(), equal_nan=True, msg=lambda m: f"{path}: {m}", **tolerance)
+    elif isinstance(want, (list, tuple)):
+        assert type(got) is type(want) and len(got) == len(want), (path, got, want)
+        for i, (g, w) in enumerate(zip(got, want)):
+            check_same(g, w, f"{path}[{i}]", **tolerance)
+    elif isinstance(want, float) and want != want:
+        assert got != got, path
+    else:
+        assert got == want, (path, got, want)
+
+
+# ---- torch.autograd.Function ----------------------------------------------------------------------------------------
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, = ctx.saved_tensors
+        return 7 * grad * x ** 2                     # not the derivative: shows who computes it
+
+
+class Scaled(torch.autograd.Function):
+    """Non-tensor arguments, attributes of ctx, an unused gradient, several outputs."""
+
+    @staticmethod
+    def forward(ctx, x, weight, factor, mode="a"):
+        ctx.factor, ctx.mode = factor, mode
+        ctx.save_for_backward(x, weight)
+        return x * weight * factor, x.sum()
+
+    @staticmethod
+    def backward(ctx, grad, grad_sum):
+        x, weight = ctx.saved_tensors
+        gx = gw = None
+        if ctx.needs_input_grad[0]:
+            gx = grad * weight * ctx.factor * 2 + grad_sum
+        if ctx.needs_input_grad[1]:
+            gw = (grad * x).sum(0) * (3 if ctx.mode == "a" else 4)
+        return gx, gw, None, None
+
+
+class StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class SortIndices(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, indices = x.sort(-1)
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(indices)
+        return values, indices
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        indices, = ctx.saved_tensors
+        return torch.zeros_like(grad).scatter(-1, indices, grad) * 5
+
+
+class NewStyle(torch.autograd.Function):
+    @staticmethod
+    def forward(x, k):
+        return x.sin() * k
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, k = inputs
+        ctx.k = k
+        ctx.save_for_backward(x, output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, out = ctx.saved_tensors
+        return grad * x.cos() * ctx.k + out, None
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        ctx.shape = x.shape
+        return x.sum(), x * 2
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g1, g2):
+        out = torch.zeros(ctx.shape)
+        if g1 is not None:
+            out = out + g1
+        if g2 is not None:
+            out = out + 11 * g2
+        return out
+
+
+class InPlaceFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+class Printing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        LOG.append("forward")
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        LOG.append("backward")
+        return grad * 3
+
+
+class GradModes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        assert not torch.is_grad_enabled()
+        y = x * 2
+        assert not y.requires_grad
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 9
+
+
+class Saves(torch.autograd.Function):
+    """An intermediate that is neither input nor output, kept as an attribute."""
+    @staticmethod
+    def forward(ctx, x):
+        ctx.e = x.exp()
+        return ctx.e + 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.e * 2
+
+
+@feature
+def function_apply():
+    return lambda x: Cube.apply(x * 2) + 1, (rand(3),)
+
+
+@feature
+def function_apply_twice():
+    return lambda x: Cube.apply(Cube.apply(x)) + Cube.apply(x), (rand(3),)
+
+
+@feature
+def function_without_grad():
+    return lambda x: Cube.apply(x) + 1, (rand(3, grad=False),)
+
+
+@feature
+def function_under_no_grad():
+    def f(x):
+        with torch.no_grad():
+            y = Cube.apply(x)
+        return y + x
+    return f, (rand(3),)
+
+
+@feature
+def function_with_arguments():
+    return lambda x, w: Scaled.apply(x, w, 2.5), (rand(4, 3), rand(3))
+
+
+@feature
+def function_needs_input_grad():
+    def f(x, w):
+        a, b = Scaled.apply(x, w, 2, "b")
+        return a.sum() + b
+    return f, (rand(4, 3), rand(3, grad=False))
+
+
+@feature
+def function_straight_through():
+    return lambda x: StraightThrough.apply(x * 3).sum() + x.mean(), (rand(5),)
+
+
+@feature
+def function_non_differentiable():
+    def f(x):
+        v, i = SortIndices.apply(x)
+        return v * 2, i
+    return f, (rand(4, 5),)
+
+
+@feature
+def function_setup_context():
+    return lambda x: NewStyle.apply(x, 4).exp(), (rand(4),)
+
+
+@feature
+def function_once_differentiable():
+    def f(x):
+        a, b = Once.apply(x)
+        return b * 3
+    return f, (rand(4),)
+
+
+@feature(graphs=None)
+def function_in_place():
+    return lambda x: InPlaceFunction.apply(x.clone()) + x, (rand(4),)
+
+
+@feature(graphs=None)
+def function_side_effects():
+    return lambda x: Printing.apply(x) + 1, (rand(4),)
+
+
+@feature
+def function_grad_mode_inside():
+    return lambda x: GradModes.apply(x.sin()), (rand(4),)
+
+
+@feature
+def function_saves_on_ctx():
+    return lambda x: Saves.apply(x.sin()), (rand(4),)
+
+
+@feature
+def function_in_module():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lin = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return StraightThrough.apply(self.lin(x)) * Cube.apply(self.lin.weight).sum()
+    return M(), (rand(2, 3),)
+
+
+# ---- checkpoint -----------------------------------------------------------------------------------------------------
+
+class Block(nn.Module):
+    def __init__(self, p=0.0):
+        super().__init__()
+        self.a, self.b, self.drop = nn.Linear(4, 8), nn.Linear(8, 4), nn.Dropout(p)
+
+    def forward(self, x):
+        return x + self.drop(self.b(torch.relu(self.a(x))))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant, p=0.0, **kwargs):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(p), Block(p)])
+        self.kwargs = dict(use_reentrant=reentrant, **kwargs)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.kwargs)
+        return x
+
+
+@feature
+def checkpoint_modern():
+    return Checkpointed(False), (rand(3, 4),)
+
+
+@feature
+def checkpoint_reentrant():
+    return Checkpointed(True), (rand(3, 4),)
+
+
+@feature
+def checkpoint_dropout():
+    return Checkpointed(False, 0.5), (rand(3, 4),)
+
+
+@feature
+def checkpoint_dropout_reentrant():
+    return Checkpointed(True, 0.5), (rand(3, 4),)
+
+
+@feature
+def checkpoint_no_rng_state():
+    return Checkpointed(False, preserve_rng_state=False), (rand(3, 4),)
+
+
+@feature
+def checkpoint_lambda():
+    def f(x, w):
+        y = checkpoint(lambda a, b: torch.sin(a @ b), x, w, use_reentrant=False)
+        return y.cos() @ w
+    return f, (rand(4, 4), rand(4, 4))
+
+
+@feature
+def checkpoint_keyword_arguments():
+    def g(a, *, scale):
+        return (a * scale).exp()
+    return lambda x: checkpoint(g, x, scale=3.0, use_reentrant=False) + x, (rand(4),)
+
+
+@feature(graphs=None)
+def checkpoint_no_grad_input_reentrant():
+    return Checkpointed(True), (rand(3, 4, grad=False),)
+
+
+@feature(graphs=None)
+def checkpoint_in_sequence():
+    m = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Tanh())
+
+    def f(x):
+        return checkpoint_sequential(m, 2, x, use_reentrant=False)
+    return f, (rand(3, 4),)
+
+
+# ---- requires_grad_, detach_, hooks, backward inside ----------------------------------------------------------------
+
+@feature(graphs=None)
+def requires_grad_on_intermediate():
+    def f(x):
+        y = x * 2
+        y.requires_grad_()
+        z = (y ** 2).sum()
+        return z, y.requires_grad
+    return f, (rand(3, grad=False),)
+
+
+@feature(graphs=None)
+def requires_grad_of_input():
+    def f(x):
+        x.requires_grad_(True)
+        return (x * 2).sum()
+    return f, (rand(3, grad=False),)
+
+
+@feature(graphs=None)
+def detach_in_place():
+    def f(x):
+        y = x * 2
+        y.detach_()
+        return y + x
+    return f, (rand(3),)
+
+
+@feature
+def detach():
+    return lambda x: (x.detach() * 3 + x, x.detach().requires_grad), (rand(3),)
+
+
+@feature(graphs=None)
+def retain_grad():
+    def f(x):
+        y = x * 2
+        y.retain_grad()
+        (y ** 2).sum().backward()
+        return y.grad + 1
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def hook_on_intermediate():
+    def f(x):
+        y = x * 2
+        y.register_hook(lambda g: g * 10)
+        return (y ** 2).sum()
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def backward_inside():
+    def f(x):
+        y = (x.sin() * 2).sum()
+        y.backward()
+        return x.grad * 3
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def autograd_grad_inside():
+    def f(x):
+        y = (x.sin() * 2).sum()
+        g, = torch.autograd.grad(y, x)
+        return g * 3 + x
+    return f, (rand(3),)
+
+
+@feature(graphs=None, calls=3)
+def training_step():
+    m = nn.Linear(3, 2)
+    opt = torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        opt.zero_grad()
+        loss = m(x.sin()).pow(2).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+        opt.step()
+        return loss.detach(), m.weight.detach().clone()
+    return step, (rand(4, 3, grad=False),)
+
+
+@feature(graphs=None, calls=3)
+def training_step_adam():
+    m = nn.Linear(3, 2)
+    opt = torch.optim.AdamW(m.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(opt, 1)
+
+    def step(x):
+        opt.zero_grad(set_to_none=True)
+        loss = m(x.sin()).pow(2).mean()
+        loss.backward()
+        opt.step()
+        schedule.step()
+        return loss.detach(), m.weight.detach().clone()
+    return step, (rand(4, 3, grad=False),)
+
+
+@feature
+def gradient_as_input():
+    x = rand(3)
+    (x * 2).sum().backward()
+    return lambda: x.grad * 2, ()
+
+
+@feature(graphs=None)
+def gradient_written():
+    x = rand(3)
+    (x * 2).sum().backward()
+
+    def f():
+        y = x.detach() * 2
+        x.grad = y
+        return x.grad + 1
+    return f, ()
+
+
+@feature(graphs=None)
+def gradient_zeroed():
+    x = rand(3)
+    (x * 2).sum().backward()
+
+    def f():
+        x.grad.zero_()
+        r = x * 2
+        x.grad = None
+        return r, x.grad is None
+    return f, ()
+
+
+# ---- Modes ------------------------------------------------------------------------------------------------------------
+
+@feature
+def grad_modes():
+    @torch.no_grad()
+    def g(x):
+        return x * 2
+
+    @torch.enable_grad()
+    def h(x):
+        return x * 3
+
+    def f(x):
+        with torch.no_grad():
+            a, seen = h(x), torch.is_grad_enabled()
+        with torch.set_grad_enabled(False):
+            b = x * 2
+        return g(x), a, b, seen, torch.is_grad_enabled()
+    return f, (rand(3),)
+
+
+@feature
+def set_grad_enabled_as_function():
+    def f(x):
+        before = torch.is_grad_enabled()
+        torch.set_grad_enabled(False)
+        y = x * 2
+        torch.set_grad_enabled(before)
+        return y, x * 3
+    return f, (rand(3),)
+
+
+@feature
+def set_grad_enabled_decorator():
+    @torch.set_grad_enabled(False)
+    def g(x):
+        return x * 2
+
+    @torch.no_grad
+    def k(x):
+        return x + 1
+    return lambda x: (g(x), k(x), x * 3), (rand(3),)
+
+
+@feature(calls=1)
+def grad_mode_left_off():
+    def f(x):
+        torch.set_grad_enabled(False)
+        return x * 2, torch.is_grad_enabled()
+    return lambda x: (f(x), torch.set_grad_enabled(True) and None)[0], (rand(3),)
+
+
+@feature(graphs=None)
+def inference_mode_context():
+    def f(x):
+        with torch.inference_mode():
+            y = x * 2
+            seen = torch.is_inference_mode_enabled()
+        return y, seen, y.is_inference(), y.requires_grad
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def inference_mode_decorator():
+    @torch.inference_mode()
+    def f(x):
+        return x * 2 + 1
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def inference_tensor_as_input():
+    with torch.inference_mode():
+        y = torch.randn(3)
+    return lambda x: (x.detach() * y, x.detach() + y.sum()), (rand(3),)
+
+
+@feature(graphs=None)
+def called_under_inference_mode():
+    def f(x):
+        return (x * 2).sin() + 1
+
+    def g(x):
+        with torch.inference_mode():
+            return f(x)
+    return g, (rand(3),)
+
+
+@feature(graphs=None)
+def inference_mode_off():
+    def f(x):
+        with torch.inference_mode(False):
+            return x * 2
+    return f, (rand(3),)
+
+
+@feature(half=True)
+def autocast_nested():
+    def f(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            a = x @ w
+            with torch.autocast("cpu", enabled=False):
+                b = x @ w
+                seen = torch.is_autocast_enabled("cpu")
+            c = a @ w
+            return a, b, c, seen, torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    return f, (rand(3, 3), rand(3, 3))
+
+
+@feature
+def autocast_decorator():
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def g(x, w):
+        return x @ w
+    return lambda x, w: g(x, w).float() + x, (rand(3, 3), rand(3, 3))
+
+
+@feature(half=True)
+def autocast_cache():
+    m = nn.Linear(3, 3)
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.m = m
+
+        def forward(self, x):
+            with torch.amp.autocast("cpu", dtype=torch.bfloat16):
+                a = self.m(x) + self.m(x)
+                with torch.no_grad():
+                    b = self.m(x)
+                c = self.m(x)
+                with torch.amp.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+                    d = self.m(x)
+            return a, b, c, d
+    return M(), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def called_under_autocast():
+    @minicompile.disable
+    def outer(f, x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return f(x, w)
+
+    def f(x, w):
+        return x @ w + 1
+    return lambda x, w: outer(f, x, w), (rand(3, 3), rand(3, 3))
+
+
+@feature
+def device_context():
+    def f(x):
+        with torch.device("cpu"):
+            y = torch.ones(3)
+        return x + y, y.device
+    return f, (rand(3),)
+
+
+@feature
+def device_context_meta():
+    def f(x):
+        with torch.device("meta") as d:
+            y = torch.ones(3) * 2
+            with torch.device("cpu"):
+                z = torch.zeros(3) + torch.tensor([1.0, 2.0, 3.0])
+        return x + 1 + z, y.device.type, y.shape, d
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def device_context_broken():
+    def f(x):
+        with torch.device("meta"):
+            y = torch.ones(3) * 2
+            LOG.append(x.sum().item())
+            z = torch.ones(2)
+        return x + torch.ones(3), y.device.type, z.device.type
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def device_default_changed():
+    def f(x):
+        return torch.ones(3).device.type, torch.tensor([1.0]).device.type
+
+    def g(x):
+        a = f(x)
+        torch.set_default_device("meta")
+        try:
+            return a, f(x)
+        finally:
+            torch.set_default_device(None)
+    return g, (rand(3),)
+
+
+class Counting(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        LOG.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@feature(graphs=None)
+def function_mode():
+    def f(x):
+        return x.sin() + 1
+
+    def g(x):
+        a = f(x)
+        with Counting():
+            b = f(x)
+        return a, b, f(x)
+    return g, (rand(3),)
+
+
+@feature(graphs=None)
+def default_dtype_inside():
+    def f(x):
+        torch.set_default_dtype(torch.float64)
+        try:
+            y = torch.ones(3) * 2.5
+        finally:
+            torch.set_default_dtype(torch.float32)
+        return x + y, y.dtype, torch.get_default_dtype()
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def default_dtype_outside():
+    def f(x):
+        return torch.ones(3) + x.double(), torch.tensor(2.5).dtype
+
+    def g(x):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        r = f(x)
+        torch.set_default_dtype(before)
+        return r, f(x)
+    return g, (rand(3),)
+
+
+# ---- Random numbers -----------------------------------------------------------------------------------------------------
+
+@feature
+def random_functions():
+    def f(x):
+        return (torch.rand(3), torch.randn(2, 3), torch.randint(0, 10, (4,)), torch.randperm(5), torch.rand_like(x),
+                torch.bernoulli(x.sigmoid()), F.dropout(x, 0.5), torch.normal(0.0, 1.0, (3,)), x.detach().clone().uniform_(),
+                torch.multinomial(x.detach().softmax(0), 2))
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def manual_seed_inside():
+    def f(x):
+        torch.manual_seed(5)
+        a = torch.rand(3)
+        torch.manual_seed(5)
+        return a + x, torch.rand(3)
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def rng_state_inside():
+    def f(x):
+        state = torch.get_rng_state()
+        a = torch.rand(3)
+        torch.set_rng_state(state)
+        return a + x, torch.rand(3)
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def fork_rng():
+    def f(x):
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            a = torch.rand(3)
+        return a + x, torch.rand(3)
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def generator_argument():
+    g = torch.Generator().manual_seed(4)
+    return lambda x: (torch.rand(3, generator=g) + x, torch.randn(2, generator=g), torch.randperm(3, generator=g)), (rand(3),)
+
+
+@feature(graphs=None)
+def generator_as_input():
+    def f(x, g):
+        return torch.rand(3, generator=g) + x, F.dropout(x, 0.3), x.detach().clone().normal_(generator=g)
+    return f, (rand(3), torch.Generator().manual_seed(4))
+
+
+@feature(graphs=None)
+def generator_made_inside():
+    def f(x):
+        g = torch.Generator()
+        g.manual_seed(12)
+        return torch.rand(3, generator=g) + x
+    return f, (rand(3),)
+
+
+# ---- Subclasses, custom operators -----------------------------------------------------------------------------------------
+
+class Tagged(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        LOG.append(getattr(func, "__name__", str(func)))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+@feature(graphs=None)
+def subclass_as_input():
+    def f(x, t):
+        a = x.sin()
+        b = t * 2
+        return a + 1, b, type(b).__name__
+    return f, (rand(3), torch.ones(3).as_subclass(Tagged))
+
+
+@feature(graphs=None)
+def subclass_plain():
+    def f(x, t):
+        return x.sin() + 1, t + 1, isinstance(t, Plain)
+    return f, (rand(3), torch.ones(3).as_subclass(Plain))
+
+
+@feature(graphs=None)
+def subclass_in_container():
+    def f(x, box):
+        y = x.cos()
+        return y * 2, box["t"].shape, [box["t"]]
+    return f, (rand(3), {"t": torch.ones(3).as_subclass(Plain)})
+
+
+@feature(graphs=None)
+def subclass_made_inside():
+    def f(x):
+        y = (x * 2).as_subclass(Plain)
+        return type(y).__name__, y + 1
+    return f, (rand(3, grad=False),)
+
+
+@feature
+def parameters_and_buffers_as_inputs():
+    def f(p, b):
+        return p * b + 1, isinstance(p, nn.Parameter), type(p).__name__, isinstance(b, nn.Buffer), isinstance(p, torch.Tensor)
+    return f, (nn.Parameter(torch.ones(3)), nn.Buffer(torch.ones(3)))
+
+
+@feature(graphs=None)
+def sparse_tensor():
+    def f(x, s):
+        return torch.sparse.mm(s, x) + 1
+    return f, (rand(3, 3), torch.eye(3).to_sparse())
+
+
+_lib = torch.library.Library("minicompile_features", "DEF")
+_lib.define("double(Tensor x) -> Tensor")
+_lib.impl("double", lambda x: x * 2, "CompositeExplicitAutograd")
+torch.library.register_fake("minicompile_features::double", lambda x: torch.empty_like(x))
+_lib.define("no_fake(Tensor x) -> Tensor")
+_lib.impl("no_fake", lambda x: x * 2, "CPU")
+
+
+@torch.library.custom_op("minicompile_features::triple", mutates_args=())
+def triple(x: torch.Tensor, k: float) -> torch.Tensor:
+    return torch.from_numpy(x.detach().numpy() * 3 * k)
+
+
+@triple.register_fake
+def _(x, k):
+    return torch.empty_like(x)
+
+
+triple.register_autograd(lambda ctx, grad: (grad * 3 * ctx.k, None),
+                         setup_context=lambda ctx, inputs, output: setattr(ctx, "k", inputs[1]))
+
+
+@torch.library.custom_op("minicompile_features::fill", mutates_args=("x",))
+def fill(x: torch.Tensor, v: float) -> None:
+    x.detach().numpy()[:] = v
+
+
+@feature
+def custom_operator():
+    return lambda x: torch.ops.minicompile_features.double(x.sin()) + 1, (rand(3, grad=False),)
+
+
+@feature
+def custom_operator_function():
+    return lambda x: triple(x.sin(), 2.0) + torch.ops.minicompile_features.triple(x, 3.0), (rand(3),)
+
+
+@feature(graphs=None)
+def custom_operator_mutates():
+    def f(x):
+        y = x * 2
+        fill(y, 4.0)
+        return y + x
+    return f, (rand(3, grad=False),)
+
+
+@feature(graphs=None)
+def custom_operator_without_fake():
+    return lambda x: torch.ops.minicompile_features.no_fake(x.sin()) + 1, (rand(3, grad=False),)
+
+
+@feature
+def aten_operators():
+    return lambda x: torch.ops.aten.mul.Tensor(x, 2) + torch.ops.aten.relu(x) + torch.ops.aten.add(x, 1), (rand(3),)
+
+
+# ---- Hooks of modules ---------------------------------------------------------------------------------------------------
+
+def hooked(register):
+    m = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    register(m)
+    return m, (rand(2, 3),)
+
+
+@feature
+def forward_hook():
+    return hooked(lambda m: m[0].register_forward_hook(lambda mod, args, out: out * 2))
+
+
+@feature
+def forward_hook_with_kwargs():
+    def hook(mod, args, kwargs, out):
+        return out + len(args) + len(kwargs)
+    return hooked(lambda m: m[0].register_forward_hook(hook, with_kwargs=True))
+
+
+@feature
+def forward_pre_hook():
+    return hooked(lambda m: m[2].register_forward_pre_hook(lambda mod, args: (args[0] * 3,)))
+
+
+@feature
+def forward_pre_hook_with_kwargs():
+    return hooked(lambda m: m[2].register_forward_pre_hook(lambda mod, args, kw: ((args[0] * 3,), kw), with_kwargs=True))
+
+
+@feature
+def forward_hook_records():
+    return hooked(lambda m: m[0].register_forward_hook(lambda mod, args, out: LOG.append(tuple(out.shape))))
+
+
+@feature
+def forward_hook_keeps_activations():
+    kept = {}
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.Linear(3, 3)
+            self.l.register_forward_hook(lambda mod, args, out: kept.__setitem__("l", out.detach()))
+
+        def forward(self, x):
+            y = self.l(x)
+            return y + kept["l"]
+    return M(), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def full_backward_hook():
+    return hooked(lambda m: m[0].register_full_backward_hook(lambda mod, gi, go: (gi[0] * 2,)))
+
+
+@feature(graphs=None)
+def full_backward_pre_hook():
+    return hooked(lambda m: m[2].register_full_backward_pre_hook(lambda mod, go: (go[0] * 2,)))
+
+
+@feature(graphs=None)
+def hook_on_root():
+    m = nn.Linear(3, 3)
+    m.register_forward_hook(lambda mod, args, out: out.relu() * 2)
+    m.register_forward_pre_hook(lambda mod, args: args[0] + 1)
+    m.register_full_backward_hook(lambda mod, gi, go: (gi[0] * 3,))
+    return m, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def hook_added_and_removed():
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        handle = m.register_forward_hook(lambda mod, args, out: out * 2)
+        a = m(x)
+        handle.remove()
+        return a, m(x)
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def parameter_hook():
+    m = nn.Linear(3, 3)
+    m.weight.register_hook(lambda g: g * 5)
+    return m, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def global_hooks():
+    m = nn.Linear(3, 3)
+    compiled = {}
+
+    def f(x):
+        return m(x) + 1
+
+    def g(x):
+        handle = nn.modules.module.register_module_forward_hook(lambda mod, args, out: out * 2)
+        try:
+            return f(x)
+        finally:
+            handle.remove()
+    return lambda x: (f(x), g(x), f(x)), (rand(2, 3),)
+
+
+# ---- Containers of modules ------------------------------------------------------------------------------------------------
+
+@feature
+def containers():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.ModuleList([nn.Linear(3, 3) for _ in range(4)])
+            self.d = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Tanh()})
+            self.s = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+            self.p = nn.ParameterList([torch.randn(3) for _ in range(3)])
+            self.q = nn.ParameterDict({"x": torch.randn(3), "y": torch.randn(3)})
+
+        def forward(self, x):
+            for m in self.l[1:3]:
+                x = m(x)
+            for m in reversed(self.l):
+                x = m(x)
+            for m in self.s[:2]:
+                x = m(x)
+            x = self.s[-1](x) + self.l[-1](x) + self.s[1:](x)
+            for k in self.d:
+                x = self.d[k](x)
+            for k, p in self.q.items():
+                x = x * p if k == "x" else x + p
+            for i, p in enumerate(self.p):
+                x = x + p * i
+            for p in self.p[1:]:
+                x = x + p
+            for name, m in self.named_children():
+                x = x + len(name)
+            for name, p in self.named_parameters():
+                x = x + p.sum() * 0.01
+            for m in self.modules():
+                x = x + (1 if isinstance(m, nn.Linear) else 0)
+            return x + len(self.l) + len(self.d) + len(self.s) + len(self.p) + len(self.q) + ("a" in self.d)
+    return M(), (rand(2, 3),)
+
+
+@feature
+def sequential_parts():
+    s = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Sequential(nn.Linear(3, 3), nn.Tanh()))
+
+    def f(x):
+        y = s[:2](x)
+        for layer in s[2]:
+            y = layer(y)
+        a, *rest = s
+        return y, a(x), len(rest), [type(m).__name__ for m in s.children()]
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def state_of_module():
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        y = m(x)
+        for k, v in m.state_dict().items():
+            y = y + v.sum()
+        return y, m.weight.shape[0] + m.in_features, m.bias is not None, m.training, next(m.parameters()).dtype
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def lazy_attribute():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cache, self.n = None, 0
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.arange(3.0)
+            if not hasattr(self, "late"):
+                self.late = 4
+            self.n += 1
+            return x + self.cache + self.late + self.n
+    return M(), (rand(3),)
+
+
+@feature(graphs=None)
+def lazy_modules():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.l = nn.LazyLinear(4)
+            self.c = nn.LazyBatchNorm1d()
+
+        def forward(self, x):
+            return self.c(self.l(x)) + 1
+    return M(), (rand(5, 3),)
+
+
+@feature
+def buffers_mutated():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("n", torch.zeros(()))
+            self.register_buffer("mean", torch.zeros(3))
+            self.register_buffer("none", None)
+            self.bn = nn.BatchNorm1d(3)
+
+        def forward(self, x):
+            self.n += 1
+            self.mean = self.mean * 0.9 + x.detach().mean(0)
+            self.mean.mul_(2)
+            self.none = self.mean + 1
+            return self.bn(x) * self.n + self.mean + self.none
+    return M(), (rand(4, 3),)
+
+
+@feature(graphs=None)
+def buffer_registered_inside():
+    class M(nn.Module):
+        def forward(self, x):
+            if not hasattr(self, "late"):
+                self.register_buffer("late", torch.ones(3))
+            self.late += 1
+            return x * self.late
+    return M(), (rand(4, 3),)
+
+
+@feature
+def parametrized():
+    class Symmetric(nn.Module):
+        def forward(self, w):
+            return w.triu() + w.triu(1).T
+    m = nn.Linear(3, 3)
+    parametrize.register_parametrization(m, "weight", Symmetric())
+    return m, (rand(2, 3),)
+
+
+@feature
+def weight_norm_parametrization():
+    return parametrizations.weight_norm(nn.Linear(3, 4)), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def spectral_norm_parametrization():
+    return parametrizations.spectral_norm(nn.Linear(3, 4)), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def orthogonal_parametrization():
+    return parametrizations.orthogonal(nn.Linear(3, 3)), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def weight_norm_hook():
+    return nn.utils.weight_norm(nn.Linear(3, 4)), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def spectral_norm_hook():
+    return nn.utils.spectral_norm(nn.Linear(3, 4)), (rand(2, 3),)
+
+
+@feature
+def tied_weights():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.e = nn.Embedding(5, 3)
+            self.o = nn.Linear(3, 5, bias=False)
+            self.o.weight = self.e.weight
+
+        def forward(self, i):
+            return self.o(self.e(i))
+    return M(), (torch.tensor([1, 2, 4]),)
+
+
+@feature(graphs=None)
+def tied_weights_written():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("a", torch.ones(4))
+            self.register_buffer("b", self.a[1:])
+            self.c = nn.Buffer(self.a[:2])
+
+        def forward(self, x):
+            self.a.mul_(2)
+            y = self.b * x[1:]
+            self.c.add_(1)
+            return y, self.a * x
+    return M(), (rand(4, grad=False),)
+
+
+@feature(graphs=None)
+def input_overlaps_buffer():
+    base = torch.arange(6.0)
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("a", base[:4])
+
+        def forward(self, x):
+            self.a.add_(1)
+            y = x * 2
+            x.mul_(3)
+            return y, self.a + 1
+    return M(), (base[2:],)
+
+
+# ---- Layers of torch.nn --------------------------------------------------------------------------------------------------
+
+@feature(graphs=None)
+def lstm():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.r = nn.LSTM(3, 4, num_layers=2, batch_first=True, bidirectional=True)
+
+        def forward(self, x):
+            y, (h, c) = self.r(x)
+            return y.sin(), h, c
+    return M(), (rand(2, 5, 3),)
+
+
+@feature(graphs=None)
+def rnn_and_gru():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.r, self.g, self.c, self.l = nn.RNN(3, 4), nn.GRU(4, 3, dropout=0.0), nn.GRUCell(3, 3), nn.LSTMCell(3, 3)
+
+        def forward(self, x, h):
+            y, h = self.r(x, h)
+            z, _ = self.g(y)
+            return self.c(z[0], z[1]), self.l(z[0])[1], h
+    return M(), (rand(5, 2, 3), rand(1, 2, 4))
+
+
+@feature(graphs=None)
+def packed_sequence():
+    r = nn.LSTM(3, 4)
+
+    def f(x):
+        p = nn.utils.rnn.pack_padded_sequence(x * 2, [5, 3])
+        y, _ = r(p)
+        return nn.utils.rnn.pad_packed_sequence(y)[0] + 1
+    return f, (rand(5, 2, 3),)
+
+
+@feature(graphs=None)
+def attention():
+    m = nn.MultiheadAttention(4, 2, batch_first=True, dropout=0.0)
+
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.m = m
+
+        def forward(self, x):
+            y, w = self.m(x, x, x)
+            z, none = self.m(x, y, y, need_weights=False)
+            return y, w, z
+    return M(), (rand(2, 3, 4),)
+
+
+@feature(graphs=None)
+def attention_eval():
+    m = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    return lambda x: m(x, x, x)[0], (rand(2, 3, 4, grad=False),)
+
+
+@feature(graphs=None)
+def attention_eval_no_grad():
+    m = nn.MultiheadAttention(4, 2, batch_first=True).eval()
+
+    def f(x):
+        with torch.no_grad():
+            return m(x, x, x)[0]
+    return f, (rand(2, 3, 4, grad=False),)
+
+
+@feature(graphs=None)
+def transformer_encoder():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
+    return nn.TransformerEncoder(layer, 2), (rand(2, 3, 4),)
+
+
+@feature(graphs=None)
+def transformer_encoder_eval():
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    m = nn.TransformerEncoder(layer, 2).eval()
+
+    def f(x):
+        with torch.no_grad():
+            return m(x)
+    return f, (rand(2, 3, 4, grad=False),)
+
+
+@feature(graphs=None)
+def transformer():
+    m = nn.Transformer(4, 2, 1, 1, 8, dropout=0.0, batch_first=True)
+    mask = nn.Transformer.generate_square_subsequent_mask(3)
+    return lambda x, y: m(x, y, tgt_mask=mask), (rand(2, 3, 4), rand(2, 3, 4))
+
+
+# ---- Sizes, dtypes, devices -------------------------------------------------------------------------------------------------
+
+@feature
+def sizes():
+    def f(x):
+        b, c, h = x.shape
+        s = x.size()
+        y = x.reshape(b, c // 2, 2, h).permute(0, 2, 1, 3).reshape(b * 2, -1)
+        y = y.view(*x.shape[:-1], -1) + s.numel() + len(s) + x.shape[-1] + x.size(-1) + x.size()[0]
+        return (y, s, s[1:], s.numel(), s == torch.Size([2, 4, 3]), s + (1,), torch.Size([1, 2]), tuple(s), list(s), 4 in s, s.index(4),
+                s.count(2), max(s), math.prod(s), [*s], torch.Size((2, *s)), isinstance(s, tuple), type(s), repr(s), hash(s) == hash(s))
+    return f, (rand(2, 4, 3),)
+
+
+@feature
+def python_answers():
+    def f(x, y):
+        return (x.dim(), x.ndim, x.ndimension(), x.stride(), x.stride(0), x.is_contiguous(), x.t().is_contiguous(), x.element_size(),
+                x.numel(), x.nelement(), x.dtype.is_floating_point, x.dtype.is_complex, x.dtype.itemsize, x.is_floating_point(),
+                x.is_complex(), x.storage_offset(), x[1:].storage_offset(), x.itemsize, x.nbytes, x.is_signed(), x.layout, len(x),
+                x.requires_grad, x.is_leaf, x.get_device(), x.is_cuda, torch.is_floating_point(x), torch.is_tensor(x), torch.numel(x),
+                x.is_same_size(y), x.shape == y.shape, x.type(), x.is_sparse, x.is_nested, x.is_meta, torch.is_complex(x),
+                x.is_contiguous(memory_format=torch.contiguous_format), x.dense_dim() if x.is_sparse else 0,
+                x.is_conj(), x.is_neg(), hasattr(x, "foo"), getattr(x, "foo", 3))
+    return f, (rand(2, 3), rand(2, 3))
+
+
+@feature
+def dtypes_and_devices():
+    def f(x):
+        d = x.dtype
+        other = torch.float64 if d == torch.float32 else torch.float16
+        y = x.to(other).to(x.device).to("cpu", torch.float32).type(torch.float64).float().double()
+        z = torch.zeros(3, dtype=other, device=x.device)
+        return (y, z, x.device == torch.device("cpu"), x.device.type, x.device.index, str(d), d is torch.float32, torch.finfo(d).max,
+                torch.iinfo(torch.int32).min, torch.finfo(d).eps, d in (torch.float32, torch.float16), y.type_as(x),
+                torch.promote_types(d, other), torch.result_type(x, 1), x.to(y), torch.can_cast(d, torch.int64), x.type(torch.IntTensor)
+                if False else None, repr(x.device), x.device, d, torch.float32.to_complex(), {d: 1}[torch.float32], x.half().dtype)
+    return f, (rand(3),)
+
+
+@feature
+def einops_like():
+    def rearrange(x, pattern):
+        left, right = (side.split() for side in pattern.split("->"))
+        sizes_ = dict(zip(left, x.shape))
+        return x.permute([left.index(n) for n in right]).contiguous().view([sizes_[n] for n in right])
+
+    def f(x):
+        return rearrange(x, "a b c -> c a b").flatten(1).unflatten(1, (x.shape[0], -1))
+    return f, (rand(2, 3, 4),)
+
+
+@feature
+def constants_of_jit_and_compiler():
+    def f(x):
+        if torch.jit.is_scripting() or torch.jit.is_tracing():
+            return x
+        torch._check(x.shape[0] == 3)
+        torch._check(x.dim() == 1, lambda: f"bad {x.shape}")
+        torch._check_is_size(x.shape[0])
+        torch._assert(x.shape[0] > 1, "no")
+        assert x.shape[0] == 3, "three"
+        return x * 2
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def failed_check():
+    def f(x):
+        y = x * 2
+        torch._check(x.shape[0] == 4, lambda: f"expected 4, got {x.shape[0]}")
+        return y
+    return f, (rand(3),)
+
+
+# ---- Data, views, indices -----------------------------------------------------------------------------------------------------
+
+@feature
+def data_attribute():
+    return lambda x: (x.data * 2, x.data.requires_grad, (x * 2).data + x), (rand(3),)
+
+
+@feature(graphs=None)
+def data_written():
+    def f(x):
+        x.data.mul_(2)
+        return x * 3
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def data_assigned():
+    def f(x):
+        y = x.detach() * 2
+        x.data = y
+        return x * 3
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def data_of_parameters_averaged():
+    a, b = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def f(x):
+        with torch.no_grad():
+            for p, q in zip(a.parameters(), b.parameters()):
+                p.mul_(0.9).add_(q, alpha=0.1)
+            for p, q in zip(a.parameters(), b.parameters()):
+                q.data.copy_(p.data)
+        return a(x) + b(x), a.weight.detach().clone()
+    return f, (rand(2, 3),)
+
+
+@feature
+def views_written():
+    def f(x):
+        y = x * 2
+        y[0].add_(1)
+        y.view(-1)[3:5].mul_(2)
+        y.t()[1] = 5
+        z = y.diagonal()
+        z.zero_()
+        y[..., 1:2] += 3
+        a, b = y[1], y[:, 2:]
+        b.sub_(1)
+        return y, a, b
+    return f, (rand(3, 4),)
+
+
+@feature
+def views_of_inputs_written():
+    def f(x):
+        v = x[1:]
+        v.mul_(2)
+        x[0, 0] = 9.0
+        x.view(-1)[2] += 1
+        return v + 1, x.sum()
+    return f, (rand(3, 4, grad=False),)
+
+
+@feature
+def returned_views():
+    return lambda x: (x[1:], x.t(), x.view(-1), x, x.detach(), x.expand(2, 3, 4), x.unsqueeze(0)[0], x.narrow(0, 0, 2), x.T), (rand(3, 4),)
+
+
+@feature(graphs=None)
+def out_argument():
+    def f(x, o):
+        torch.add(x, 1, out=o)
+        y = torch.empty(3)
+        r = torch.mul(x, 2, out=y)
+        torch.sin(x, out=y)
+        return o * 2, r + 1, r is y
+    return f, (rand(3, grad=False), torch.zeros(3))
+
+
+@feature(graphs=None)
+def out_argument_resized():
+    def f(x):
+        y = torch.empty(0)
+        torch.add(x, 1, out=y)
+        v, i = torch.empty(2), torch.empty(2, dtype=torch.long)
+        torch.max(x.reshape(1, 3).expand(2, 3), 1, out=(v, i))
+        return y + 1, v, i
+    return f, (rand(3, grad=False),)
+
+
+@feature
+def get_items():
+    def f(x, i, m):
+        j = torch.tensor([0, 2])
+        n = 1
+        return (x[0], x[-1], x[0, 1], x[..., 0], x[:, None], x[1:3, ::2], x[i], x[i, :], x[:, i], x[i, i], x[[0, 2]], x[[0, 1], [1, 2]], x[j],
+                x[None], x[()], x[...], x[n], x[n:], x[:, n:n + 2], x[slice(0, 2)], x[True], x[None, ..., None], x[i][:, j], x[0][1],
+                x[(0, 1)], x[1:1])
+    return f, (rand(3, 4), torch.tensor([2, 0]), None)
+
+
+@feature(graphs=None)
+def get_items_masked():
+    def f(x, m):
+        y = x * 2
+        y = y + x[torch.tensor(1)] + x[m.long()[0]] + x[numpy.int64(1)]
+        return y[m] + 1, x[x > 0], y[m].sum()
+    return f, (rand(3, 4), torch.tensor([True, False, True]))
+
+
+@feature(graphs=None)
+def set_items():
+    def f(x, i, m):
+        y = x * 1
+        y[0] = 1
+        y[0, 1] = x[1, 1]
+        y[1:] = y[1:] * 2
+        y[..., 0] = 3.5
+        y[i] = 4
+        y[:, i] = x[:, i] * 2
+        y[i, i] = torch.tensor(2.0)
+        y[m] = 0
+        y[y > 1] = -1
+        y[[0, 1], [2, 3]] = 7
+        y[torch.tensor(1)] += 1
+        y[None, 0] = x[0]
+        y[-1] *= 2
+        y[:, 1] = torch.arange(3)
+        return y
+    return f, (rand(3, 4), torch.tensor([2, 0]), torch.tensor([True, False, True]))
+
+
+@feature
+def tensors_made():
+    def f(x):
+        n = x.shape[0]
+        return (torch.tensor([1, 2, 3]), torch.tensor([[1.0, n], [3, 4]]), torch.tensor(n), torch.tensor(2.5), torch.tensor(True),
+                torch.tensor([n] * 3, dtype=torch.float64), torch.as_tensor([1, n]), torch.as_tensor(x), torch.full((n,), 2.0),
+                torch.full_like(x, 3), torch.arange(n), torch.arange(0, 1, 0.25), torch.linspace(0, 1, n), torch.eye(n), torch.zeros(n, 2),
+                torch.empty(n).fill_(1), torch.ones_like(x), torch.tensor([]), torch.tensor([x.dim(), len(x.shape)]), x.new_zeros(2),
+                x.new_ones((2, n)), x.new_full((2,), 4.0), x.new_tensor([1, 2]), x.new_empty(2).zero_(), torch.scalar_tensor(2),
+                torch.complex(x, x), torch.zeros((), dtype=torch.int32), torch.Tensor([1, 2]) if False else None, torch.ones(x.shape),
+                torch.ones(*x.shape), torch.zeros(size=(2,)), torch.tril_indices(3, 3), torch.meshgrid(torch.arange(2), torch.arange(3),
+                indexing="ij"), torch.cartesian_prod(torch.arange(2), torch.arange(2)), torch.hann_window(4))
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def tensors_made_of_tensors():
+    def f(x):
+        s = x.sum()
+        return (torch.tensor([s.detach(), 2.0]), torch.tensor(x.detach()[0]), torch.stack([s, x[0]]), torch.tensor([x[0].item(), 2.0]),
+                torch.as_tensor(s), torch.tensor([float(s), 1.0]))
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def legacy_constructors():
+    def f(x):
+        return torch.Tensor([1.0, 2.0]) + 1, torch.FloatTensor(2).zero_() + x[0], torch.LongTensor([1, 2]), torch.Tensor(2, 3).shape
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def numpy_bridge():
+    def f(x):
+        y = x.sin()
+        a = y.detach().numpy() * 2
+        b = torch.from_numpy(a)
+        return b + x, torch.as_tensor(a) + 1, torch.tensor(a), type(a).__name__, numpy.asarray(y.detach()).sum().item() == a.sum() / 2
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def numpy_array_as_input():
+    def f(x, a):
+        return x * 2 + torch.from_numpy(a) + a.shape[0]
+    return f, (rand(3), numpy.ones(3, dtype=numpy.float32))
+
+
+@feature(graphs=None)
+def vmap():
+    def f(x):
+        y = torch.func.vmap(lambda r: r * r.sum())(x * 2)
+        return y + 1
+    return f, (rand(3, 4),)
+
+
+@feature(graphs=None)
+def func_grad():
+    def f(x):
+        g = torch.func.grad(lambda t: (t ** 3).sum())(x * 2)
+        return g + 1
+    return f, (rand(3),)
+
+
+# ---- Modules made and changed inside ------------------------------------------------------------------------------------------------
+
+@feature(graphs=None)
+def parameter_made():
+    def f(x):
+        p = nn.Parameter(torch.ones(3))
+        return x * p, p, isinstance(p, nn.Parameter)
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def module_made():
+    def f(x):
+        torch.manual_seed(0)
+        m = nn.Linear(3, 3)
+        a = nn.ReLU()
+        return a(m(x))
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def stateless_module_made():
+    def f(x):
+        return nn.Softmax(dim=-1)(x) + nn.ReLU()(x) + nn.functional.gelu(x) + nn.CrossEntropyLoss()(x, torch.tensor([1, 0]))
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def train_and_eval():
+    m = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5))
+
+    def f(x):
+        m.eval()
+        a = m(x)
+        m.train()
+        return a, m(x), m.training, m[1].training
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def module_to():
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        m.double()
+        a = m(x.double())
+        m.float()
+        m.to(torch.float32)
+        return a, m(x), m.weight.dtype
+    return f, (rand(2, 3, grad=False),)
+
+
+@feature(graphs=None)
+def parameter_replaced():
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        m.weight = nn.Parameter(m.weight.detach() * 2)
+        return m(x)
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def submodule_replaced():
+    m = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def f(x):
+        m[1] = nn.Tanh()
+        m.add_module("2", nn.Identity())
+        return m(x), len(m)
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def freezing():
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        m.requires_grad_(False)
+        a = m(x)
+        m.weight.requires_grad_(True)
+        b = m(x)
+        m.requires_grad_(True)
+        return a, b
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def zero_grad_inside():
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        m.zero_grad()
+        return m(x), m.weight.grad is None
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def functional_call():
+    m = nn.Linear(3, 3)
+
+    def f(x, w):
+        return torch.func.functional_call(m, {"weight": w}, (x,)) + 1
+    return f, (rand(2, 3), rand(3, 3))
+
+
+@feature
+def functional_losses():
+    def f(x, y, i):
+        return (F.mse_loss(x, y), F.l1_loss(x, y), F.smooth_l1_loss(x, y), F.huber_loss(x, y), F.cross_entropy(x, i), F.nll_loss(x.log_softmax(1), i),
+                F.binary_cross_entropy_with_logits(x, y.sigmoid()), F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
+                F.cosine_similarity(x, y), F.pairwise_distance(x, y), F.cross_entropy(x, i, label_smoothing=0.1, ignore_index=1),
+                F.triplet_margin_loss(x, y, x * 2), F.margin_ranking_loss(x, y, torch.ones(4, 3)), F.normalize(x),
+                F.soft_margin_loss(x, y.detach().sign()), F.poisson_nll_loss(x, y),
+                F.hinge_embedding_loss(x, y.detach().sign()), F.cosine_embedding_loss(x, y, torch.ones(4)))
+    return f, (rand(4, 3), rand(4, 3), torch.tensor([0, 2, 1, 1]))
+
+
+@feature
+def functional_images():
+    def f(x):
+        return (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(5, 5), mode="bilinear"), F.pad(x, (1, 1, 1, 1), mode="reflect"), F.max_pool2d(x, 2),
+                F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1), F.adaptive_max_pool2d(x, (2, 2)), F.unfold(x, 2), F.pixel_shuffle(x, 2),
+                F.grid_sample(x, F.affine_grid(torch.eye(2, 3)[None], [1, 4, 4, 4], align_corners=False), align_corners=False),
+                F.max_pool2d(x, 2, return_indices=True), F.lp_pool2d(x, 2, 2), F.group_norm(x, 2), F.instance_norm(x), F.local_response_norm(x, 2))
+    return f, (rand(1, 4, 4, 4),)
+
+
+@feature
+def functional_random():
+    def f(x):
+        return (F.dropout(x, 0.3), F.dropout1d(x), F.alpha_dropout(x, 0.3), F.feature_alpha_dropout(x, 0.3), F.rrelu(x, training=True),
+                F.gumbel_softmax(x, tau=0.5))
+    return f, (rand(2, 3, 4),)
+
+
+@feature
+def attention_functional():
+    def f(q):
+        return (F.scaled_dot_product_attention(q, q, q), F.scaled_dot_product_attention(q, q, q, is_causal=True),
+                F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 4, dtype=torch.bool).tril()))
+    return f, (rand(2, 2, 4, 3),)
+
+
+@feature(graphs=None)
+def attention_backend_chosen():
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    def f(q):
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(q, q, q)
+    return f, (rand(2, 2, 4, 3),)
+
+
+@feature(graphs=None)
+def clip_gradients():
+    m = nn.Linear(3, 3)
+    m(torch.ones(2, 3)).sum().backward()
+
+    def f(x):
+        norm = nn.utils.clip_grad_norm_(m.parameters(), 0.1)
+        nn.utils.clip_grad_value_(m.parameters(), 0.01)
+        return m(x), norm, m.weight.grad.clone()
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def parameters_as_vector():
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        v = nn.utils.parameters_to_vector(m.parameters())
+        return m(x) + v.sum()
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def distributions():
+    def f(x):
+        d = torch.distributions.Normal(x, torch.ones(3))
+        return d.log_prob(torch.zeros(3)), d.rsample(), torch.distributions.Categorical(logits=x).entropy()
+    return f, (rand(3),)
+
+
+@feature
+def tensor_dunders():
+    def f(x, y):
+        return (x @ x.T, 2 - x, 2 / x, 2 ** x, x.detach() // 2, 7 // (x.detach() + 5), x % 2, -x, +x, abs(x), x == y, x != y, x < 1, 1 < x, x & 1 if False else 0,
+                ~(x > 0), (x > 0) & (y > 0), (x > 0) | (y > 0), (x > 0) ^ (y > 0), divmod(x, 2) if False else 0, x.__add__(1), torch.Tensor.mul(x, 2),
+                round(x) if False else x.round(), torch.Tensor.add_(x * 1, 1), x.int() << 1, x.int() >> 1, x.add(1).mul_(2), reversed([x, y]).__next__())
+    return f, (rand(3, 3), rand(3, 3))
+
+
+@feature
+def iterates_over_tensor():
+    def f(x):
+        total = 0
+        for row in x:
+            total = total + row.sin()
+        a, b = x
+        first, *rest = x
+        return total, a + b, len(rest), [r.sum() for r in x], dict(enumerate(x)), sum(x), list(zip(x, x))[0][0], torch.stack(tuple(x))
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def attributes_set_on_tensors():
+    def f(x):
+        y = x * 2
+        y.tag = "here"
+        x.mark = 5
+        return y + 1, y.tag, x.mark
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def allowed_in_graph():
+    return lambda x: checkpointless(x) + 1, (rand(3),)
+
+
+def checkpointless(x):
+    return x * 2
+
+
+@feature(graphs=None)
+def is_tensor_truth():
+    def f(x):
+        if x.sum() > 0:
+            return x * 2
+        if not (x > 100).any():
+            return x.max().item() + x
+        return x
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def compiled_function_inside():
+    g = minicompile.compile(lambda x: x * 2, backend="eager")
+    return lambda x: g(x) + 1, (rand(3),)
+
+
+@feature(graphs=None)
+def saved_tensors_hooks():
+    def f(x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t / 2):
+            y = x.exp()
+        return y + 1
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def anomaly_and_profiler():
+    def f(x):
+        with torch.profiler.record_function("part"):
+            y = x * 2
+        with torch.autograd.detect_anomaly(check_nan=False):
+            z = y.sin()
+        return z
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def scripted_function():
+    @torch.jit.script
+    def g(x):
+        return x * 2
+    return lambda x: g(x.sin()) + 1, (rand(3),)
+
+
+@feature(graphs=None)
+def resized_and_set():
+    def f(x):
+        y = x * 2
+        y.resize_(2, 2)[1, 1] = 0
+        z = torch.empty(0).set_(x.detach())
+        return y[0], z + 1
+    return f, (rand(3, grad=False),)
+
+
+@feature(graphs=None)
+def deep_copied_module():
+    import copy
+    m = nn.Linear(3, 3)
+
+    def f(x):
+        k = copy.deepcopy(m)
+        return k(x) + m(x)
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def deterministic_flag():
+    def f(x):
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)
+        y = x * 2
+        torch.use_deterministic_algorithms(before)
+        return y, before
+    return f, (rand(3),)
+
+
+
+# ---- More of nn.Module --------------------------------------------------------------------------------------------------
+
+@feature(graphs=None)
+def module_surgery():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(3, 3)])
+            self.n = 0
+
+        def forward(self, x):
+            if len(self.layers) < 3:
+                self.layers.append(nn.Identity())
+            for i in range(2):
+                setattr(self, f"b{i}", i + self.n)
+            self.n += 1
+            if hasattr(self, "gone"):
+                del self.gone
+            else:
+                self.gone = 1
+            for layer in self.layers:
+                x = layer(x)
+            return x + self.b1 + len(self.layers)
+    return M(), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def module_apply_and_init():
+    m = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def f(x):
+        def reset(layer):
+            if isinstance(layer, nn.Linear):
+                nn.init.constant_(layer.weight, 0.5)
+                nn.init.zeros_(layer.bias)
+        m.apply(reset)
+        return m(x)
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def moving_average_of_parameters():
+    m, average = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def f(x):
+        y = m(x)
+        with torch.no_grad():
+            for p, q in zip(m.parameters(), average.parameters()):
+                q.lerp_(p, 0.1)
+            for q in average.parameters():
+                q.data = q.data * 1.0
+        return y, [q.detach().clone() for q in average.parameters()]
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def function_scale_is_a_global():
+    def f(x):
+        return GlobalScale.apply(x)
+
+    def g(x):
+        global SCALE
+        SCALE = 2.0
+        a = f(x)
+        SCALE = 3.0
+        b = f(x)
+        SCALE = 2.0
+        return a, b, f(x)
+    return g, (rand(3),)
+
+
+SCALE = 2.0
+
+
+class GlobalScale(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * SCALE
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 10
+
+
+@feature(graphs=None)
+def function_reverses_gradient():
+    class Reverse(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, k):
+            ctx.k = k
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return -ctx.k * grad, None
+    return lambda x: (Reverse.apply(x, 0.5), Reverse.apply(x, 2).sin()), (rand(3),)
+
+
+@feature
+def function_with_lists_and_objects():
+    class Config:
+        factor = 3
+
+    class F_(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, config, sizes, fn):
+            ctx.config, ctx.sizes = config, {"all": sizes}
+            return torch.stack([fn(x) * config.factor * s for s in sizes]), len(sizes)
+
+        @staticmethod
+        def backward(ctx, grad, none):
+            assert none is None
+            parts = [g * s for g, s in zip(grad.unbind(0), ctx.sizes["all"])]
+            return sum(parts) * ctx.config.factor, None, None, None
+    config = Config()
+    return lambda x: F_.apply(x * 2, config, [1, 2, 3], torch.sin), (rand(3),)
+
+
+@feature(graphs=None)
+def function_computes_gradient_by_autograd():
+    class Again(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x.sin().exp()
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, = ctx.saved_tensors
+            with torch.enable_grad():
+                d = x.detach().requires_grad_(True)
+                y = d.sin().exp()
+            return torch.autograd.grad(y, d, grad)[0]
+    return lambda x: Again.apply(x * 2) + 1, (rand(3),)
+
+
+@feature(graphs=None)
+def function_writes_a_buffer():
+    m = nn.BatchNorm1d(3)
+
+    class Normalise(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            m.running_mean.add_(x.mean(0))
+            return x - m.running_mean
+
+        @staticmethod
+        def backward(ctx, grad):
+            m.running_var.add_(1)
+            return grad * 2
+    return lambda x: (Normalise.apply(x), m.running_mean.clone(), m.running_var.clone()), (rand(4, 3),)
+
+
+@feature(graphs=None)
+def checkpoint_with_side_effects():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bn, self.l, self.calls = nn.BatchNorm1d(3), nn.Linear(3, 3), 0
+
+        def forward(self, x):
+            def block(x):
+                LOG.append("block")
+                self.calls += 1
+                return self.bn(self.l(x)).relu()
+            return checkpoint(block, x, use_reentrant=False) + self.calls
+    return M(), (rand(4, 3),)
+
+
+@feature
+def checkpoint_nested():
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def inner(x):
+        return b(x).tanh()
+
+    def outer(x):
+        return checkpoint(inner, a(x).relu(), use_reentrant=False) * 2
+    return lambda x: checkpoint(outer, x, use_reentrant=False).sum(), (rand(3, 4),)
+
+
+@feature
+def checkpoint_of_function():
+    return lambda x: checkpoint(lambda t: Cube.apply(t.sin()) * 2, x, use_reentrant=False) + x, (rand(3),)
+
+
+@feature(graphs=None)
+def grad_scaler_and_closures():
+    m = nn.Linear(3, 2)
+    opt = torch.optim.LBFGS(m.parameters(), max_iter=2)
+
+    def step(x):
+        def closure():
+            opt.zero_grad()
+            loss = m(x).pow(2).mean()
+            loss.backward()
+            return loss
+        return opt.step(closure).detach()
+    return step, (rand(4, 3, grad=False),)
+
+
+@feature(graphs=None)
+def grad_fn_asked():
+    def f(x):
+        return (1 if x.grad_fn is None else 2) * x, x.is_leaf
+
+    def g(x):
+        return f(x * 1), f(x)
+    return g, (rand(3),)
+
+
+@feature(graphs=None)
+def inference_after_training():
+    m = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+
+    def f(x):
+        a = m(x)
+        with torch.inference_mode():
+            b = m(x) + 1
+            c = b.clone()
+        d = b.clone() * 2
+        return a, b, c, d
+    return f, (rand(2, 3),)
+
+
+@feature(graphs=None)
+def cloned_parametrization_cache():
+    m = parametrizations.weight_norm(nn.Linear(3, 4))
+
+    def f(x):
+        with parametrize.cached():
+            return m(x) + m(x)
+    return f, (rand(2, 3),)
+
+
+@feature
+def submodule_replaced_between_calls():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.act = nn.ReLU()
+
+        def forward(self, x):
+            return self.act(x)
+    return M(), (rand(2, 3),)
+
+
+@feature(graphs=None)
+def module_list_of_tensors_and_none():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("none", None)
+            self.register_buffer("off", None)
+            self.w = nn.Parameter(torch.ones(3))
+            self.plain = torch.ones(3)
+            self.heads = {"a": nn.Linear(3, 2), "b": [torch.ones(2)]}
+
+        def forward(self, x):
+            y = self.heads["a"](x) + self.heads["b"][0]
+            return y, self.none is None, self.off is None, (x * self.w + self.plain).sum()
+    return M(), (rand(2, 3),)
+
+
+class Special(nn.Parameter):
+    pass
+
+
+@feature(graphs=None)
+def tensor_subclass_parameter():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = Special(torch.ones(3))
+
+        def forward(self, x):
+            y = x.sin()
+            return y * self.w, type(self.w).__name__
+    return M(), (rand(3),)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", FEATURES)
+def test_feature(name, backend):
+    build, graphs, calls, half = FEATURES[name]
+    before = modes()
+    want = run(build, lambda f: f, calls)
+    assert modes() == before
+    assert not isinstance(want[0], tuple) or graphs is None, want[0]
+    got = run(build, functools.partial(minicompile.compile, backend=backend, fullgraph=graphs == 1), calls)
+    check_same(got, want, **(dict(rtol=1e-2, atol=0.2) if half and backend != "eager" else {}))

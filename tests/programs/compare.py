@@ -1,0 +1,273 @@
+"""Runs a module twice from equal state, plain and compiled, and says what differed.
+
+After each call everything that the program can see is photographed as plain data: what was returned or raised, what was printed, the arguments,
+the module's globals. A tensor is photographed with its metadata, its gradient and *which other tensors share its memory*; an object that is met
+again is recorded as "the one met before", so that aliasing is compared, too."""
+from __future__ import annotations
+
+import collections
+import contextlib
+import enum
+import functools
+import io
+import math
+import re
+import signal
+import sys
+import types
+import warnings
+
+import torch
+
+import minicompile
+from minicompile import frames
+
+SKIPPED = {"__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__warningregistry__", "entry", "drive"}
+OPAQUE = (types.ModuleType, types.BuiltinFunctionType, types.GeneratorType, staticmethod, classmethod, property, functools.cached_property,
+          types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType, types.GetSetDescriptorType)
+ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, type(Ellipsis))
+UNBOUND = re.compile("cannot access (local|free) variable")
+ADDRESS = re.compile(r"0x[0-9a-f]+")
+INTERNAL = {"_backward_hooks", "_forward_hooks", "_parameters", "_buffers", "_modules"}
+
+
+class Photo:
+    """One moment. seen: id -> number in order of discovery; owners: storage -> number."""
+
+    def __init__(self, module: str):
+        self.module, self.seen, self.storages, self.keep = module, {}, {}, []
+
+    def of(self, x, depth=0):
+        kind = type(x)
+        if kind in ATOMS:
+            return kind.__name__, repr(x) if kind is not float else x
+        if depth > 12 or isinstance(x, OPAQUE):
+            return "opaque", kind.__name__
+        if isinstance(x, enum.Enum):
+            return "enum", str(x)
+        if id(x) in self.seen:
+            return "met before", self.seen[id(x)]
+        if kind is not tuple:
+            self.seen[id(x)] = len(self.seen)
+            self.keep.append(x)
+        down = depth + 1
+        if isinstance(x, torch.Tensor):
+            return self.tensor(x, down)
+        if isinstance(x, type):
+            if getattr(x, "__module__", None) != self.module:
+                return "class", x.__name__
+            return "class", x.__name__, {k: self.of(v, down) for k, v in list(vars(x).items())
+                                         if not k.startswith("__") and k != "_abc_impl" and not isinstance(v, types.FunctionType)}
+        if isinstance(x, types.FunctionType):
+            if x.__module__ != self.module:
+                return "function", x.__name__
+            cells = [self.of(c.cell_contents, down) if filled(c) else "empty" for c in x.__closure__ or ()]
+            rest = self.of(x.__defaults__, down), self.of(x.__kwdefaults__, down), self.of(vars(x), down)
+            return "function", x.__qualname__, dict(zip(x.__code__.co_freevars, cells)), rest
+        if isinstance(x, types.MethodType):
+            return "method", x.__func__.__name__, self.of(x.__self__, down)
+        if isinstance(x, functools.partial):
+            return "partial", self.of(x.func, down), self.of(x.args, down), self.of(x.keywords, down)
+        if isinstance(x, BaseException):
+            return "exception", kind.__name__, self.of(x.args, down), self.of(vars(x), down), type(x.__cause__).__name__
+        content, module = None, getattr(kind, "__module__", "")
+        if isinstance(x, dict):
+            factory = getattr(x, "default_factory", None)
+            content = [(self.of(k, down), self.of(v, down)) for k, v in x.items()], getattr(factory, "__name__", None)
+        elif isinstance(x, (set, frozenset)):
+            content = sorted(repr(self.of(v, down)) for v in x)
+        elif isinstance(x, (list, tuple, collections.deque)):
+            content = [self.of(v, down) for v in x], getattr(x, "maxlen", None)
+        slots = [(s, self.of(getattr(x, s), down)) for c in kind.__mro__ for s in vars(c).get("__slots__", ())
+                 if isinstance(s, str) and hasattr(x, s)] if module == self.module else []
+        state = getattr(x, "__dict__", None) if module == self.module or module.startswith("torch.nn") else None
+        if state is not None:
+            state = {k: self.of(v, down) for k, v in state.items() if not k.startswith("_") or k in INTERNAL}
+        return kind.__name__, content, slots, state
+
+    def tensor(self, t, depth):
+        storage = self.storages.setdefault(t.untyped_storage()._cdata, len(self.storages))
+        info = (str(t.dtype), tuple(t.shape), t.stride() if t.numel() > 1 else (), t.storage_offset(), t.requires_grad, t.is_leaf, t.is_inference())
+        values = t.detach().double().flatten().tolist() if t.dtype.is_floating_point or t.numel() else []
+        return "tensor", type(t).__name__, storage, info, values, None if not t.is_leaf else self.of(t.grad, depth)
+
+
+def plain_words(argument):
+    """A function that goes on after a graph break has its cells as free variables, and the words of an unbound one differ."""
+    return UNBOUND.sub("cannot access variable", argument).replace(" in enclosing scope", "") if type(argument) is str else argument
+
+
+def filled(cell) -> bool:
+    try:
+        cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def difference(a, b, path="", tolerance=0.0):
+    """The place and the two values where two photographs differ, or None."""
+    if type(a) is not type(b):
+        return path, a, b
+    if isinstance(a, dict):
+        if list(a) != list(b):
+            return path + ".keys", list(a), list(b)
+        return next(filter(None, (difference(a[k], b[k], f"{path}.{k}", tolerance) for k in a)), None)
+    if isinstance(a, (list, tuple)):
+        if len(a) != len(b):
+            return path + ".length", a, b
+        return next(filter(None, (difference(x, y, f"{path}[{i}]", tolerance) for i, (x, y) in enumerate(zip(a, b)))), None)
+    if isinstance(a, float):
+        same = a == b or a != a and b != b or tolerance and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+        return None if same else (path, a, b)
+    return None if a == b else (path, a, b)
+
+
+def tensors_in(x, found, depth=0):
+    if isinstance(x, torch.Tensor):
+        found.append(x)
+    elif isinstance(x, (list, tuple)) and depth < 3:
+        for item in x:
+            tensors_in(item, found, depth + 1)
+    elif type(x) is dict and depth < 3:
+        tensors_in(list(x.values()), found, depth + 1)
+    return found
+
+
+def execute(code, compile_, *, words=True) -> list:
+    """The photographs of one run of a module: one per call, and the last. words: compare the texts of exceptions."""
+    name = "random_program"
+    module = sys.modules[name] = types.ModuleType(name)          # dataclasses look themselves up there
+    space, shots, out = module.__dict__, [], io.StringIO()
+
+    def shoot(what, result, args):
+        photo = Photo(name)
+        state = {k: v for k, v in space.items() if k not in SKIPPED and not isinstance(v, types.ModuleType)}
+        shots.append((what, photo.of(result), photo.of(list(args)), {k: photo.of(v) for k, v in state.items()}, ADDRESS.sub("", out.getvalue()),
+                      torch.is_grad_enabled()))
+
+    def call(function, *args, **kwargs):
+        result = None
+        try:
+            result = function(*args, **kwargs)
+            what = "returned"
+        except minicompile.MinicompileError:
+            raise
+        except Exception as error:
+            chain = [type(error).__name__, *(type(e).__name__ for e in (error.__cause__, error.__context__)), error.__suppress_context__]
+            result = {"args": [plain_words(a) for a in error.args] if words else None, "state": vars(error)}
+            what = "raised " + " ".join(map(str, chain)).replace("UnboundLocalError", "NameError")
+            if isinstance(error, AssertionError) and error.__traceback__ is None:
+                raise
+        shoot(what, result, [*args, kwargs])
+        if what == "returned" and torch.is_grad_enabled():
+            wanted = [t for t in tensors_in(result, []) if t.requires_grad and t.grad_fn is not None][:2]
+            if wanted:
+                try:
+                    sum(t.sum() for t in wanted).backward(retain_graph=True)
+                    what = "backward"
+                except RuntimeError as error:
+                    what = "backward raised " + str(error)[:60]
+                shoot(what, None, [*args, kwargs])
+        return result
+
+    torch.manual_seed(0)
+    torch.utils.hooks.RemovableHandle.next_id = 0
+    grad = torch.is_grad_enabled()
+    with contextlib.redirect_stdout(out), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            exec(code, space)
+            space["drive"](compile_, call)
+            shoot("end", None, [])
+        except INTERNAL_ERRORS as error:
+            raise Internal(error) from error
+        finally:
+            torch.set_grad_enabled(grad)
+    return shots
+
+
+class Internal(Exception):
+    """The compiled run failed outside of a call of the program."""
+
+
+INTERNAL_ERRORS = (minicompile.MinicompileError,)
+
+
+class TooLong(BaseException):
+    """A program (made by the reducer, say) does not end."""
+
+
+def ring(*_):
+    raise TooLong
+
+
+def check(text: str, backend="eager", statistics=None, seconds=20.0, **settings):
+    """None, or (kind, explanation) of the first difference between the plain and the compiled run of a module."""
+    old = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        return compare(text, backend, statistics, settings)
+    except TooLong:
+        return "too long", "it did not end"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def compare(text, backend, statistics, settings):
+    code = compile(text, "<random program>", "exec")
+    tolerance = 0.0 if backend == "eager" else 1e-4
+    plain = execute(code, lambda f: f, words=backend == "eager")
+    observed, problems = [], []
+    minicompile.reset()
+    original = frames.compile_frame
+
+    def compile_frame(state, function, args):
+        from minicompile.errors import GraphBreakError, RecompileError, Unsupported
+        try:
+            return original(state, function, args)
+        except (Unsupported, GraphBreakError, RecompileError):
+            raise
+        except Exception as error:
+            problems.append(error)
+            raise
+
+    frames.observers.append(lambda state, captured: observed.append(captured))
+    frames.compile_frame = compile_frame
+    try:
+        compiled = execute(code, lambda f: minicompile.compile(f, backend=backend, **settings), words=backend == "eager")
+    except BaseException as error:
+        if isinstance(error, (KeyboardInterrupt, SystemExit, TooLong)):
+            raise
+        compiled = None
+        problems.append(error)
+    finally:
+        frames.observers.pop()
+        frames.compile_frame = original
+        minicompile.reset()
+    if statistics is not None:
+        statistics.update(graphs=sum(c.gm is not None for c in observed), breaks=[str(b.reason) for c in observed for b in c.breaks],
+                          calls=sum(s[0] == "returned" for s in plain), raised=sum(s[0].startswith("raised") for s in plain))
+    if problems:
+        error = problems[0]
+        place = error.__traceback__
+        while place.tb_next is not None:
+            place = place.tb_next
+        where = f"{place.tb_frame.f_code.co_filename.split('/')[-1]}:{place.tb_frame.f_code.co_name}:{place.tb_lineno}"
+        return f"internal {type(error).__name__} at {where}", f"{type(error).__name__}: {error}"
+    for number, (a, b) in enumerate(zip(plain, compiled)):
+        found = difference(a, b, "", tolerance)
+        if found is not None:
+            path, x, y = found
+            part = ["outcome", "result", "arguments", "globals", "output", "grad mode"][int(path[1])] if path[:1] == "[" else path
+            part = "exception" if part == "result" and a[0].startswith("raised") else part
+            return f"difference in {part}", f"photograph {number}, {part} at {path}: plain {brief(x)}, compiled {brief(y)}; {a[0]}"
+    if len(plain) != len(compiled):
+        return "difference in length", f"{len(plain)} photographs, {len(compiled)} compiled"
+    return None
+
+
+def brief(x) -> str:
+    text = repr(x)
+    return text if len(text) < 300 else text[:300] + "..."

@@ -1,0 +1,475 @@
+"""Sizes, ints and floats that vary: the answers are eager's, and a third value compiles nothing new."""
+import math
+import os
+import random
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minicompile
+from minicompile import driver
+
+SIZES = ((4, 5), (6, 7), (9, 3), (3, 12), (17, 6))
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    with minicompile.config.options({"raise_on_internal_error": True}):
+        minicompile.reset()
+        driver.counters.clear()
+        yield
+    minicompile.reset()
+
+
+def results_and_gradients(function, args):
+    args = [a.clone().requires_grad_() if isinstance(a, torch.Tensor) and a.is_floating_point() else a for a in args]
+    out = function(*args)
+    leaves = [o for o in torch.utils._pytree.tree_leaves(out) if isinstance(o, torch.Tensor) and o.requires_grad]
+    if leaves:
+        sum((o.double() ** 2).sum() for o in leaves).backward()
+    return out, [a.grad for a in args if isinstance(a, torch.Tensor)]
+
+
+def agree(function, calls, backend="aot_eager", graphs=2, **options):
+    """Compare values, dtypes and gradients over all calls, then the number of graphs that it took."""
+    compiled = minicompile.compile(function, backend=backend, **options)
+    for args in calls:
+        for got, expected in zip(results_and_gradients(compiled, args), results_and_gradients(function, args)):
+            torch.testing.assert_close(got, expected, rtol=2e-4, atol=2e-4, equal_nan=True)
+    assert driver.counters.graphs <= graphs, f"{driver.counters.graphs} graphs"
+
+
+# ---- sizes
+
+def randn(*pattern):
+    """Random tensors with the sizes (n, m) in the place of "n" and "m"."""
+    return lambda n, m: torch.randn([{"n": n, "m": m}.get(d, d) for d in pattern])
+
+
+def set_items(x):
+    x = x.clone()
+    x[0] = 1
+    x[:, 1:] += 2
+    return x
+
+
+W, TABLE, KERNEL = torch.randn(8, 5), torch.randn(11, 8), torch.randn(6, 3, 3, 3)
+PROGRAMS = {
+    "view": (lambda x: x.view(-1, 4) * 2, randn("n", "m", 8)),
+    "reshape": (lambda x: x.reshape(x.shape[0] * x.shape[1], -1).sum(0), randn("n", "m", 4)),
+    "permute": (lambda x: x.permute(2, 0, 1).reshape(4, -1) * 3, randn("n", "m", 4)),
+    "cat": (lambda x: torch.cat([x, x.sin(), x], 1), randn("n", "m")),
+    "chunk": (lambda x: x.chunk(2, -1)[1] * 2, randn("n", "m", 4)),
+    "split": (lambda x: [t * 2 for t in x.split(2, 2)], randn("n", "m", 4)),
+    "expand": (lambda x: x[:, None].expand(-1, x.shape[0], -1) * 2, randn("n", "m")),
+    "arange": (lambda x: x + torch.arange(x.shape[0])[:, None], randn("n", "m")),
+    "mask": (lambda x: x.masked_fill(torch.ones(x.shape[1], x.shape[1]).tril() == 0, -1e9).softmax(-1),
+             randn(2, "n", "n")),
+    "sdpa": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), randn("m", 2, "n", 8)),
+    "attention": (lambda q: ((q @ q.transpose(-2, -1)) / q.size(-2) ** 0.5).softmax(-1) @ q, randn("n", 2, "m", 8)),
+    "linear": (lambda x: F.linear(x, W.t()).relu(), randn("n", "m", 8)),
+    "conv": (lambda x: F.conv2d(x, KERNEL, stride=2, padding=1).relu(), randn(2, 3, "n", "m")),
+    "batch_norm": (lambda x: F.batch_norm(F.conv2d(x, KERNEL), torch.zeros(6), torch.ones(6), training=True),
+                   randn("n", 3, 6, 6)),
+    "layer_norm": (lambda x: F.layer_norm(x, (8,)), randn("n", "m", 8)),
+    "group_norm": (lambda x: F.group_norm(x, 2), randn("n", 6, "m")),
+    "embedding": (lambda x: F.embedding((x[..., 0].abs() * 3).long().clamp(max=10), TABLE), randn("n", "m", 2)),
+    "cross_entropy": (lambda x: F.cross_entropy(x.view(-1, 5), torch.arange(x.shape[0] * x.shape[1]) % 5),
+                      randn("n", "m", 5)),
+    "sums": (lambda x: (x.sum(), x.sum(0), x.sum(-1), x.mean(), x.mean(0), x.var(0), x.std()), randn("n", "m")),
+    "extremes": (lambda x: (x.amax(0), x.max(1)[0], x.argmax(1), x.argmax(), x.min(), (x > 1).any(0)), randn("n", "m")),
+    "normalised": (lambda x: (x.softmax(0), x.log_softmax(-1), x.logsumexp(0), x.norm(), x.prod(1)), randn("n", "m")),
+    "scans": (lambda x: (x.cumsum(0), x.sort(0)[0], x.topk(2, 0)[0]), randn("n", "m")),
+    "shifts": (lambda x: (x[1:] - x[:-1], x[:, -1] * 2, x.flip(0), x.roll(1, 0), x[::2] * 2), randn("n", "m")),
+    "pad": (lambda x: F.pad(x, (0, -x.shape[1] % 8)) * 2, randn("n", "m")),
+    "new": (lambda x: torch.zeros(x.shape[0], 3) + x[:, :1], randn("n", "m")),
+    "data": (lambda x: x * x.numel() / len(x) + x.shape[0] ** -0.5, randn("n", "m")),
+    "einsum": (lambda x: torch.einsum("bth,bsh->bts", x, x), randn("n", "m", 4)),
+    "gather": (lambda x: x.gather(0, torch.zeros(1, x.shape[1], dtype=torch.long)), randn("n", "m")),
+    "scatter": (lambda x: torch.zeros(x.shape[0], 12).scatter_add(1, torch.ones_like(x, dtype=torch.long), x),
+                randn("n", "m")),
+    "pool": (lambda x: (F.max_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1)), randn("n", 3, 4, 4)),
+    "triangle": (lambda x: (x.triu(1), torch.diagonal(x @ x.t())), randn("n", "m")),
+    "writes": (set_items, randn("n", "m")),
+    "losses": (lambda x: (F.mse_loss(x, x * 2 + 1), F.kl_div(x.log_softmax(-1), x.softmax(-1), reduction="sum"),
+                          F.binary_cross_entropy_with_logits(x, torch.ones_like(x))), randn("n", "m")),
+}
+GENERATED = ("attention", "chunk", "conv", "cross_entropy", "layer_norm", "sums", "normalised", "pad", "data", "shifts")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_sizes(name):
+    function, make = PROGRAMS[name]
+    agree(function, [(make(n, m),) for n, m in SIZES])
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_one_kernel_serves_all_sizes(name):
+    function, make = PROGRAMS[name]
+    agree(function, [(make(n, m),) for n, m in SIZES], "cpp")
+
+
+def test_triton():
+    """The tests marked below, in a process in which Triton interprets."""
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", __file__, "-k", "triton_kernels"], capture_output=True,
+                         text=True, env=dict(os.environ, TRITON_INTERPRET="1"))
+    assert run.returncode == 0 or INTERPRETED, run.stdout[-3000:]
+
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="run by test_triton in a process of its own")
+
+
+@interpreted
+@pytest.mark.parametrize("name", ("sums", "data", "pad"))
+def test_triton_kernels_serve_all_sizes(name):
+    function, make = PROGRAMS[name]
+    agree(function, [(make(n, m),) for n, m in SIZES[:3]], "triton")
+
+
+def test_only_the_size_that_varies_is_a_symbol():
+    agree(lambda x: x.reshape(-1) * 2, [(torch.randn(n, 5),) for n in (2, 3, 4)] + [(torch.randn(4, m),) for m in (6, 7)],
+          graphs=3)
+
+
+@pytest.mark.parametrize("calls", [
+    [(torch.randn(n, 3), torch.randn(m, 3)) for n, m in ((4, 4), (5, 5), (6, 6), (7, 1), (1, 7), (1, 1), (8, 8))],
+    [(torch.randn(3, n), torch.randn(3, m)) for n, m in ((4, 4), (5, 5), (9, 1))]], ids=["rows", "columns"])
+def test_zero_and_one_are_programs_of_their_own(calls):
+    agree(lambda x, y: (x * y, (y + x).sum()), calls, "loops", graphs=5)
+
+
+def test_empty_tensors():
+    agree(lambda x: (x * 2, x.sum(0)), [(torch.randn(n, 3),) for n in (4, 5, 0, 1, 9)], "loops", graphs=4)
+
+
+def test_sizes_that_were_equal_may_differ_later():
+    agree(lambda x, y: (x.sum(), y.sum()), [(torch.randn(n), torch.randn(m)) for n, m in
+                                            ((4, 4), (5, 5), (6, 7), (8, 9), (5, 5))], "loops", graphs=3)
+
+
+BUFFER = torch.randn(4, 50, 6)
+
+
+@pytest.mark.parametrize("make", [
+    lambda n: BUFFER[:, :n], lambda n: BUFFER[::2, :n:2], lambda n: torch.randn(n, 6).t(),
+    lambda n: torch.randn(n, 6, 5).transpose(1, 2), lambda n: torch.randn(1, 6).expand(n, 6),
+    lambda n: torch.randn(n, 1, 6).transpose(0, 1), lambda n: torch.randn(6, n + 1)[:, :-1]], ids=range(7))
+def test_strides_follow_the_sizes_or_are_those_of_other_memory(make):
+    agree(lambda x: (x * 2 + 1, x.sum(-1), x.reshape(-1) + 1), [(make(n),) for n in (20, 8, 6, 30)], "loops", graphs=4)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x[-5:] * 2, lambda x: x[3:] * 2, lambda x: x[:5] * 2, lambda x: x[:-2] * 2,
+    lambda x: x[x.shape[0] // 2:] * 2, lambda x: x.narrow(0, 1, x.shape[0] - 2) * 2], ids=range(6))
+def test_slices_that_reach_beyond_the_end(function):
+    agree(function, [(torch.randn(n, 3),) for n in (8, 7, 9, 3, 4, 20, 5)], "loops", graphs=5)
+
+
+def test_a_question_about_sizes_is_a_guard():
+    def function(x):
+        return x * 2 if x.shape[0] * x.shape[1] % 8 == 0 else x + 1
+    agree(function, [(torch.randn(n, m),) for n, m in ((4, 8), (8, 3), (3, 5), (2, 4), (5, 7), (6, 8), (7, 9))], graphs=3)
+
+
+def test_a_loop_over_a_size_is_unrolled_for_each():
+    agree(lambda x: sum((x[i] * i for i in range(x.shape[0])), x[0]), [(torch.randn(n, 3),) for n in (2, 3, 4)], graphs=4)
+
+
+# ---- programs made at random
+
+def steps(r):
+    """Operations whose parameters have been chosen already, for tensors of two or three dims."""
+    d, k, factor = r.choice([0, 1, -1]), r.randrange(1, 3), r.choice([2.0, 0.5, -1.0])
+    return [
+        lambda x: x * factor, lambda x: x * x.shape[0] / x.shape[-1], lambda x: x.sin() + x.shape[1],
+        lambda x: x.transpose(d, 1), lambda x: x.flip(d), lambda x: torch.cat([x, x * 2], d), lambda x: x.softmax(d),
+        lambda x: x - x.mean(d, keepdim=True), lambda x: x[k:], lambda x: x[..., :-1], lambda x: F.pad(x, (k, 1)),
+        lambda x: x.flatten(0, 1) if x.dim() > 2 else x[:, None] + x, lambda x: x + torch.arange(x.shape[-1]),
+        lambda x: torch.where(x > 0, x, x.amin()), lambda x: x.expand(2, *x.shape) if x.dim() < 3 else x.amax(0),
+        lambda x: (x @ x.transpose(-2, -1)).tanh(), lambda x: x.cumsum(d) / x.numel(),
+        lambda x: x[:, : x.shape[1] // 2 + 1], lambda x: F.layer_norm(x, x.shape[-1:]),
+        lambda x: x.reshape(x.shape[0], -1) if x.dim() > 2 else x.reshape(x.shape[1], -1),
+    ]
+
+
+def random_program(seed, backend):
+    r = random.Random(seed)
+    chosen = [r.choice(steps(r)) for _ in range(5)]
+    sizes = [(r.randrange(5, 20), r.randrange(5, 20)) for _ in range(5)]
+
+    def function(x):
+        for step in chosen:
+            x = step(x)
+        return x, x.sum() / 100
+    agree(function, [(torch.randn(n, m, 4),) for n, m in sizes], backend, graphs=3)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_random_programs(seed):
+    random_program(seed, "loops")
+
+
+@pytest.mark.parametrize("seed", range(100, 105))
+def test_random_programs_in_cpp(seed):
+    random_program(seed, "cpp")
+
+
+# ---- numbers
+
+FLOATS = {
+    "mul": lambda x, s: x * s, "add": lambda x, s: x + s, "alpha": lambda x, s: torch.add(x, x, alpha=s),
+    "rsub": lambda x, s: s - x, "rdiv": lambda x, s: s / (x + 9), "clamp": lambda x, s: x.clamp(min=s, max=2 * s),
+    "arithmetic": lambda x, s: x * (s * 2 + 1) ** 2 / (1 - s), "math": lambda x, s: x * math.sqrt(s) + math.log(s),
+    "where": lambda x, s: torch.where(x > s, x, s), "leaky_relu": lambda x, s: F.leaky_relu(x, s),
+    "full": lambda x, s: torch.full((3,), s) + x.sum(), "tensor": lambda x, s: x * torch.tensor(s),
+    "masked_fill": lambda x, s: x.masked_fill(x > 0, s), "fill": lambda x, s: torch.zeros_like(x).fill_(s) + x,
+    "returned": lambda x, s: (x * s, s * 2, s), "compared": lambda x, s: x * s if s < 100 else x,
+}
+
+
+@pytest.mark.parametrize("backend", ("eager", "aot_eager", "decomposed", "loops"))
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_float_becomes_an_input(name, backend):
+    for x in (torch.rand(3, 4), torch.rand(4).bfloat16(), torch.rand(3).double(), torch.arange(5), torch.tensor(2.0),
+              torch.tensor(2)):
+        try:
+            FLOATS[name](x, 0.3)
+        except RuntimeError:
+            continue                    # eager refuses this dtype
+        minicompile.reset()
+        driver.counters.clear()
+        calls = [(x, s) for s in (0.3, 0.7, 0.25, 0.9)]
+        if x.dtype is torch.bfloat16:
+            compiled = minicompile.compile(FLOATS[name], backend=backend)
+            for args in calls:
+                torch.testing.assert_close(compiled(*args), FLOATS[name](*args), rtol=2e-2, atol=2e-2)
+        else:
+            agree(FLOATS[name], calls, backend)
+
+
+@pytest.mark.parametrize("backend", ("loops", "cpp", pytest.param("triton", marks=interpreted, id="triton_kernels")))
+def test_kernels_take_floats(backend):
+    values = (0.5, 0.7, math.inf, math.nan, 0.0, -0.0, -1e300, 1e-320)
+    agree(lambda x, y, s: (x * s, x + s, y * s, torch.copysign(x, x * 0 + s)),
+          [(torch.rand(5), torch.rand(5).double(), s) for s in values], backend)
+
+
+def test_what_needs_the_number_is_compiled_for_it():
+    agree(lambda x, p: F.dropout(x, p) * 0, [(torch.rand(4), p) for p in (.1, .2, .3)], graphs=3)
+    agree(lambda x, s: x * int(s), [(torch.rand(4), s) for s in (1.5, 1.7, 2.5)], graphs=6)
+
+
+def test_a_float_decides_a_branch():
+    agree(lambda x, a, b: x * a if a < b else x * b,
+          [(torch.rand(4), *p) for p in ((.1, .2), (.3, .4), (.5, .6), (.7, .1), (.8, .2))], graphs=3)
+
+
+@pytest.mark.parametrize("bad, error", [(0.0, ZeroDivisionError), (-1.0, ValueError)])
+def test_arithmetic_that_raises(bad, error):
+    compiled = minicompile.compile(lambda x, s: x * (1 / s) * math.sqrt(s), backend="aot_eager")
+    for s in (0.5, 0.7, 0.9):
+        compiled(torch.ones(2), s)
+    with pytest.raises(error):
+        compiled(torch.ones(2), bad)
+
+
+INTS = {
+    "mul": (lambda x, n: x * n, (3, 5, 7, 2)), "div": (lambda x, n: x / n + 1 / n, (3, 5, 7, 2)),
+    "power": (lambda x, n: x * 0.9 ** n, (3, 5, 7, 2)), "negative": (lambda x, n: x + n, (-3, -5, -2)),
+    "size": (lambda x, n: torch.zeros(n, 3) + x[0, 0], (3, 5, 7, 2)), "view": (lambda x, n: x[:, :8].reshape(n, -1) * 2, (4, 8, 16)),
+    "index": (lambda x, n: (x[n] * 2, x[:, n], x[1, n], x[None, n:, n]), (2, 3, 5, 4)),
+    "from_end": (lambda x, n: (x[:, n] * 2, x[n:]), (-2, -3, -4)), "slice": (lambda x, n: (x[:, :n] * 2, x[:, -n:] + 1), (2, 3, 5)),
+    "returned": (lambda x, n: (x * n, n + 1, n * n, n // 2), (3, 5, 7)), "arange": (lambda x, n: torch.arange(n) * 2, (3, 5, 7)),
+}
+
+
+@pytest.mark.parametrize("name", INTS)
+def test_an_int_becomes_an_input(name):
+    function, values = INTS[name]
+    agree(function, [(torch.randn(8, 9), n) for n in values], "loops", graphs=2)
+
+
+def test_small_ints_and_signs_are_versions_of_their_own():
+    agree(lambda x, n: x + n, [(torch.randn(3), n) for n in (3, -5, 0, 1, -1, 9, -9, 20, -33)], graphs=6)
+
+
+def test_a_write_at_a_varying_position():
+    def decode(cache, key, position):
+        cache = cache.clone()
+        cache[:, :, position] = key
+        return cache[:, :, :position + 1].softmax(-1).sum(2)
+    agree(decode, [(torch.randn(2, 3, 20, 4), torch.randn(2, 3, 4), p) for p in range(8)], "cpp", graphs=4)
+
+
+def test_numbers_in_containers_are_learned_together():
+    agree(lambda x, p, d: x.clamp(p[0], p[1]) * d["lr"],
+          [(torch.randn(4), (s, s + 1), {"lr": s * 2}) for s in (.1, .2, .3, .4)])
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.step, self.scale = 0, 1.0
+
+    def forward(self, x):
+        self.step += 1
+        return x * self.scale + self.step
+
+
+def test_attributes_that_count():
+    eager, module = Counter(), Counter()
+    compiled = minicompile.compile(module, backend="aot_eager")
+    for i in range(12):
+        eager.scale = module.scale = 1 + i / 7
+        x = torch.randn(3)
+        torch.testing.assert_close(compiled(x), eager(x))
+        assert module.step == eager.step
+    assert driver.counters.graphs <= 4
+
+
+def adam(p, g, m, v, lr, beta, step):
+    m = m.lerp(g, 1 - beta)
+    v = v * 0.99 + g * g * (1 - 0.99)
+    size = lr * math.sqrt(1 - 0.99 ** step) / (1 - beta ** step)
+    return p.addcdiv(m, v.sqrt() + 1e-8, value=-size), m, v
+
+
+def test_an_optimizer_with_a_schedule():
+    with torch.no_grad():
+        compiled = minicompile.compile(adam, backend="cpp")
+        for step in range(1, 9):
+            args = [torch.randn(5).abs() for _ in range(4)] + [0.1 / step, 0.9, step]
+            torch.testing.assert_close(compiled(*args), adam(*args))
+    assert driver.counters.graphs <= 3
+
+
+# ---- asking for it
+
+def test_dynamic_true_from_the_first_call():
+    agree(lambda x, d, s: (x.reshape(-1) * s, d["y"] + 1),
+          [(torch.randn(n, m), {"y": torch.randn(m)}, s) for n, m, s in ((3, 4, .5), (5, 6, .7), (7, 2, .9))], graphs=1,
+          dynamic=True)
+
+
+def test_dynamic_false_is_one_graph_per_shape():
+    agree(lambda x: x * 2, [(torch.randn(n),) for n in (3, 4, 5)], graphs=3, dynamic=False)
+    assert driver.counters.graphs == 3
+
+
+def test_mark_dynamic():
+    x = torch.randn(4, 3)
+    minicompile.mark_dynamic(x, 0)
+    compiled = minicompile.compile(lambda d: d[0] * 2, backend="aot_eager")
+    for t in (x, torch.randn(5, 3), torch.randn(6, 3)):
+        torch.testing.assert_close(compiled([t]), t * 2)
+    assert driver.counters.graphs == 1
+
+
+@pytest.mark.parametrize("size", (4, 1))
+def test_a_mark_that_cannot_be_honoured(size):
+    def function(x):
+        return x * 2 if x.shape[0] == size else x
+    x = torch.randn(size, 3)
+    minicompile.mark_dynamic(x, 0)
+    with pytest.warns(RuntimeWarning, match="dimension 0 of x was marked with mark_dynamic"):
+        minicompile.compile(function, backend="aot_eager")(x)
+    with pytest.raises(minicompile.MinicompileError, match="marked with mark_dynamic"):
+        minicompile.compile(function, backend="aot_eager", fullgraph=True)(x)
+
+
+def test_the_limit_and_the_guard_that_kept_failing():
+    def function(x, p):
+        return F.dropout(x, p) * 0
+    compiled = minicompile.compile(function, backend="aot_eager")
+    x = torch.ones(4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(15):
+            torch.testing.assert_close(compiled(x, i / 100), x * 0)
+    assert driver.counters.graphs == minicompile.config.recompile_limit
+    [warning] = [str(w.message) for w in caught if "minicompile" in str(w.message)]
+    assert "p changed" in warning or "f0 ==" in warning
+
+
+def test_recompiles_are_said_in_the_program_s_words():
+    def function(x):
+        return x * 2 if x.shape[0] * x.shape[1] % 8 == 0 else x + 1
+    compiled = minicompile.compile(function, backend="eager", dynamic=True)
+    compiled(torch.randn(4, 6))
+    with minicompile.set_stance("fail_on_recompile"), pytest.raises(minicompile.errors.RecompileError) as error:
+        compiled(torch.randn(3, 5))
+    assert "(s0*s1) % 8 == 0" in str(error.value) and "x.size(0)" in str(error.value)
+
+
+# ---- models
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x):
+        b, t, c = x.shape
+        q, k, v = self.qkv(self.norm1(x)).split(c, 2)
+        q, k, v = (y.view(b, t, self.heads, c // self.heads).transpose(1, 2) for y in (q, k, v))
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))
+        scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).tril().logical_not(), -math.inf)
+        x = x + self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(b, t, c))
+        return x + self.mlp(self.norm2(x))
+
+
+class GPT(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(31, 16), nn.Embedding(40, 16)
+        self.blocks, self.head = nn.ModuleList(Block(16, 2) for _ in range(2)), nn.Linear(16, 31)
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(x)
+        return F.cross_entropy(logits[:, :-1].reshape(-1, 31), tokens[:, 1:].reshape(-1))
+
+
+class ResNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv, self.norm2 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.down, self.head = nn.Conv2d(8, 12, 3, stride=2), nn.Linear(12, 5)
+
+    def forward(self, x):
+        x = F.max_pool2d(F.relu(self.norm(self.stem(x))), 2)
+        x = F.relu(x + self.norm2(self.conv(x)))
+        return F.cross_entropy(self.head(self.down(x).mean((2, 3))), torch.arange(x.shape[0]) % 5)
+
+
+def train(make, inputs, backend):
+    torch.manual_seed(0)
+    model = make()
+    run = model if backend is None else minicompile.compile(model, backend=backend)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    for x in inputs:
+        optimizer.zero_grad()
+        loss = run(x)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses), [p.detach() for p in (*model.parameters(), *model.buffers())]
+
+
+@pytest.mark.parametrize("make, inputs", [
+    (GPT, [torch.randint(31, s) for s in ((4, 9), (6, 13), (3, 20), (8, 5), (5, 32))]),
+    (ResNet, [torch.randn(n, 3, s, s) for n, s in ((4, 12), (6, 16), (3, 20), (8, 14))])], ids=["gpt", "resnet"])
+def test_training_with_varying_batches(make, inputs):
+    torch.testing.assert_close(train(make, inputs, "cpp"), train(make, inputs, None), rtol=1e-3, atol=1e-4)
+    assert driver.counters.graphs <= 4

@@ -1,0 +1,219 @@
+"""`explain`, and the logs: everything a user can see of a compilation, each with what to do about it."""
+import html.parser
+import logging
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import minicompile
+from minicompile import advice, driver, frames, logs
+from minicompile.errors import GraphBreakError, MinicompileError
+
+ROOT = pathlib.Path(minicompile.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    minicompile.reset()
+    with minicompile.config.patch(raise_on_internal_error=True):
+        yield
+    minicompile.set_logs()
+    logging.getLogger("minicompile").propagate = True
+
+
+def two_graphs(x, k=2):
+    y = x.sin() * k
+    print(end="")
+    return (y.cos() + 1).relu()
+
+
+def normalized(x):
+    return torch.nn.functional.layer_norm(x.sin(), (8,)).relu()
+
+
+def helper(x):
+    return x + 1 if x.sum() > 0 else x - 1
+
+
+def calls_helper(x):
+    return helper(x * 2) * 3
+
+
+def test_fields():
+    found = minicompile.explain(two_graphs)(torch.ones(8))
+    assert (found.graph_count, found.graph_break_count, found.op_count) == (2, 1, 5) == (
+        len(found.graphs), len(found.breaks), sum(found.operators.values()))
+    assert found.operators["sin"] == 1 and found.name == "two_graphs"
+    first, second = found.graphs
+    assert [o.result for o in first.operations] == ["f32[8]"] * 2 and "x.sin() * k" in first.operations[0].source
+    assert first.operations[0].where.startswith("test_explain.py:") and "the rest of" in second.frame
+    assert isinstance(first.gm, torch.fx.GraphModule)
+    half, = second.halves
+    assert half.which == "forward" and half.loops == len(half.kernels) == 1 == found.kernel_count - 1
+    stopped, = found.breaks
+    assert "print" in stopped.reason and "print(end" in stopped.source and "compiled function" in stopped.advice
+    assert any("x is a float32 tensor [8] on cpu" in str(g) for g in found.guards)
+    assert any(str(g) == "k == 2" for g in found.guards)
+    assert {"capture", "lower", "fuse", "emit", "call"} <= set(found.seconds) and all(t >= 0 for t in found.seconds.values())
+
+
+def test_fusion():
+    half, = minicompile.explain(normalized)(torch.rand(4, 8)).graphs[0].halves
+    assert half.loops > len(half.kernels) == 1 and half.fused >= 1 and half.bytes_saved > 0
+    found = minicompile.explain(normalized)(torch.rand(4, 8))
+    assert "fusion saves" in str(found) and found.bytes_saved == half.bytes_saved
+
+
+def test_text_and_html():
+    found = minicompile.explain(two_graphs)(torch.ones(8))
+    text = str(found)
+    assert text == repr(found) and "\x1b" not in text
+    for words in ("2 graphs, 1 graph break, 5 operations", "Graph 1: two_graphs", "Graph break 1: ", "print(end", "-> Print",
+                  "Guards of two_graphs", "1 loop in 1 kernel", "Times: capture", "Operators: "):
+        assert words in text, words
+    page = found._repr_html_()
+
+    class Checker(html.parser.HTMLParser):
+        open_tags, closed = [], 0
+
+        def handle_starttag(self, tag, attrs):
+            if tag != "br":
+                self.open_tags.append(tag)
+
+        def handle_endtag(self, tag):
+            assert self.open_tags.pop() == tag
+            self.closed += 1
+    checker = Checker()
+    checker.feed(page)
+    assert not checker.open_tags and checker.closed > 20
+    assert "x.sin() * k" in page and "color:inherit" in page and "<script" not in page
+
+    def tricky(x):
+        return x + 1 if (x.sum() < 3 and "<b>&") else x
+    assert "<b>" not in re.sub("<b>(Graph|Guards|Operators|Runs)", "", minicompile.explain(tricky, backend="eager")(
+        torch.ones(1))._repr_html_())
+
+
+def test_a_break_in_a_callee_names_the_call_chain():
+    found = minicompile.explain(calls_helper, backend="eager")(torch.ones(2))
+    assert found.graph_break_count == 2 and found.kernel_count == 0
+    outer, inner = found.breaks
+    assert len(outer.chain) == 1 and "calls_helper" in outer.chain[0] and "graph break 2" in outer.advice
+    assert not inner.chain and "torch.where" in inner.advice and "called from" in str(found)
+
+
+def test_explaining_leaves_nothing_behind_and_uses_nothing():
+    compiled = minicompile.compile(two_graphs, backend="eager")
+    compiled(torch.ones(2))
+    before = driver.counters.graphs
+    for _ in range(2):
+        assert minicompile.explain(compiled)(torch.ones(2)).graph_count == 2
+    assert driver.counters.graphs == before + 4 and not logs.watchers
+    assert torch.equal(compiled(torch.ones(2)), two_graphs(torch.ones(2)))
+    with pytest.raises(ZeroDivisionError):
+        minicompile.explain(lambda x: x / 0 + 1 // 0)(torch.ones(1))
+    assert not logs.watchers
+    with pytest.raises(GraphBreakError):
+        minicompile.explain(two_graphs, fullgraph=True)(torch.ones(1))
+
+
+def test_modules_methods_training_and_skipped_frames():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+    for target in (net, minicompile.compile(net)):
+        found = minicompile.explain(target)(torch.randn(2, 4))
+        assert found.name == "Sequential" and found.graph_count == 1 and "linear" in found.operators
+        assert {half.which for half in found.graphs[0].halves} >= {"forward"}
+        assert "addmm" in " ".join(found.graphs[0].halves[0].library_calls)
+
+    def uses_debugger(x):
+        sys._getframe()
+        return x + 1
+    found = minicompile.explain(uses_debugger)(torch.ones(1))
+    assert found.graph_count == 0 and found.skipped[0].advice and "Runs as it is" in str(found)
+
+
+def test_a_recompile_during_the_call():
+    def inner(x, k):
+        print(end="")
+        return x * k if k > 1 else x + k
+
+    def outer(x):
+        print(end="")
+        return inner(x, 1) + inner(x, 2)
+    found = minicompile.explain(outer, backend="eager", dynamic=False)(torch.ones(2))
+    assert found.recompiles and "k changed" in found.recompiles[0].why and "Version 2 of" in str(found)
+
+
+# ---- logs ----------------------------------------------------------------------------------------------------------
+
+def logged(caplog, topic, run):
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, f"minicompile.{topic}"):
+        run()
+    assert all(r.name == f"minicompile.{topic}" for r in caplog.records)
+    return caplog.text
+
+
+@pytest.mark.parametrize("topic, words", [
+    ("graph_breaks", ["two_graphs", "print()", "test_explain.py", "-> Print"]),
+    ("guards", ["x is a float32 tensor [4]", "compiled again", "def __compiled_two_graphs", "k == 2"]),
+    ("graph", ["f32[4] = sin(x)|f32[4] = x.sin()", "# y = x.sin() * k"]),
+    ("aot", ["forward", "aten.sin.default"]), ("loops", ["forward", "load"]),
+    ("code", ["def call(args)", "extern|for (|void"]),
+    ("bytecode", ["LOAD_FAST", "RETURN_VALUE", "is replaced by", "def __compiled_two_graphs", "the rest|resume"])])
+def test_topics(caplog, topic, words):
+    text = logged(caplog, topic, lambda: minicompile.compile(two_graphs)(torch.ones(4)))
+    for alternatives in words:
+        assert any(word in text for word in alternatives.split("|")), (alternatives, text)
+
+
+def test_recompiles_say_what_to_do(caplog):
+    compiled = minicompile.compile(two_graphs, backend="eager", dynamic=False)
+    compiled(torch.ones(2))
+    text = logged(caplog, "recompiles", lambda: compiled(torch.ones(3)))
+    assert "size mismatch at dimension 0: expected 2, got 3" in text and "-> Sizes that vary" in text
+    text = logged(caplog, "recompiles", lambda: compiled(torch.ones(3).double()))
+    assert "dtype mismatch" in text and "one kind of tensor" in text
+
+
+def test_fusion_decisions(caplog):
+    text = logged(caplog, "fusion", lambda: minicompile.compile(normalized)(torch.rand(4, 8)))
+    assert "fused" in text and "bytes" in text
+
+
+def test_performance_hints(caplog):
+    def f(x):
+        return torch.linalg.qr(x)[1] * 2
+    text = logged(caplog, "perf_hints", lambda: minicompile.compile(f)(torch.eye(3)))
+    assert "qr" in text and "->" in text, text
+
+
+def test_every_reason_has_advice():
+    assert "torch.where" in advice.for_break("a branch on the values of a tensor")
+    assert advice.for_break("something nobody thought of") == advice.BREAK_DEFAULT
+    for _, text in (*advice.BREAKS, *advice.RECOMPILES):
+        assert text[0].isupper() and text.endswith(".")
+
+
+def test_set_logs_is_exact_and_clear():
+    minicompile.set_logs("code, graph", "fusion")
+    assert [t for t in logs.ARTIFACTS if logs.on(t)] == ["graph", "fusion", "code"]
+    minicompile.set_logs("all")
+    assert all(map(logs.on, logs.ARTIFACTS))
+    with pytest.raises(MinicompileError, match="Unknown log 'graf'. MINICOMPILE_LOGS takes: graph_breaks, recompiles"):
+        minicompile.set_logs("graf")
+    minicompile.set_logs()
+    assert not any(map(logs.on, logs.ARTIFACTS))
+
+
+@pytest.mark.parametrize("value, words", [("graph_breaks", "[minicompile.graph_breaks]"), ("nonsense", "Unknown log 'nonsense'")])
+def test_the_environment_variable(value, words):
+    done = subprocess.run([sys.executable, "-c", "import torch, minicompile\n@minicompile.compile(backend='eager')\n"
+                           "def f(x):\n    print(end='')\n    return x + 1\nf(torch.ones(1))"], cwd=ROOT, text=True,
+                          capture_output=True, env={**os.environ, "MINICOMPILE_LOGS": value}, timeout=100)
+    assert done.returncode == 0 and words in done.stderr, done.stderr

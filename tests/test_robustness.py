@@ -1,0 +1,845 @@
+"""Whatever happens around the compiler or inside it, the user's program gets its result, and the same exceptions."""
+import atexit
+import cProfile
+import copy
+import gc
+import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import traceback
+import warnings
+import weakref
+
+import pytest
+import torch
+
+import minicompile
+from minicompile import driver, frames
+from minicompile.ch02_guards import codegen
+from minicompile.ch03_capture import capture, hook
+from minicompile.ch04_breaks import breaks, resume
+
+ROOT = pathlib.Path(minicompile.__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    minicompile.reset()
+    yield
+    minicompile.reset()
+    minicompile.set_stance("default")
+
+
+def chain(x):
+    y = x.sin() * 2
+    return y + 1
+
+
+def broken_in_two(x):
+    y = x.sin()
+    print(end="")
+    return y.cos() + 1
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x).relu()
+
+
+def close(a, b):
+    return torch.allclose(a, b, atol=1e-6)
+
+
+def script(text, *, timeout=120, **env):
+    """Run a script in a process of its own: what it printed. It must end well."""
+    done = subprocess.run([sys.executable, "-W", "error::RuntimeWarning", "-c", textwrap.dedent(text)], cwd=ROOT, text=True,
+                          capture_output=True, timeout=timeout,
+                          env={**os.environ, "OMP_NUM_THREADS": "2", "PYTHONPATH": str(ROOT), **env})
+    assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def warned(function, *args):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = function(*args)
+    return result, [str(w.message) for w in caught if w.category is RuntimeWarning]
+
+
+# ---- errors of the compiler itself ---------------------------------------------------------------------------------
+
+STAGES = {"capture": (capture, "trace"), "epilogue": (capture, "finish"), "guards": (codegen, "build_entry"),
+          "callback": (hook, "remember"),
+          "differentiate": (driver, "compile_training"), "decompose": (driver, "decompose"), "lower": (driver, "lower"),
+          "fuse": (driver, "fuse"), "emit": (driver, "compile_schedule")}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_internal_error_in_any_stage_runs_the_frame_eagerly(stage, monkeypatch):
+    module, name = STAGES[stage]
+
+    def fails(*args, **kwargs):
+        raise IndexError(f"injected in {stage}")
+
+    monkeypatch.setattr(module, name, fails)
+    x = torch.randn(3)
+    compiled = minicompile.compile(chain)
+    texts = []
+    for _ in range(3):
+        result, more = warned(compiled, x)
+        assert torch.equal(result, chain(x))
+        texts += more
+    assert len(texts) == 1, texts
+    assert "chain" in texts[0] and "test_robustness.py" in texts[0] and f"injected in {stage}" in texts[0]
+    assert "report" in texts[0] and "raise_on_internal_error" in texts[0]
+    minicompile.reset()
+    with minicompile.config.patch(raise_on_internal_error=True), pytest.raises(IndexError, match="injected"):
+        minicompile.compile(chain)(x)
+    monkeypatch.undo()
+    minicompile.reset()
+    result, texts = warned(compiled, x)
+    assert close(result, chain(x)) and not texts
+
+
+def test_an_internal_error_while_explaining_a_miss(monkeypatch):
+    def fails(*args, **kwargs):
+        raise IndexError("injected")
+
+    compiled = minicompile.compile(chain, backend="eager")
+    compiled(torch.ones(2))
+    monkeypatch.setattr(codegen, "failing_guard", fails)
+    result, texts = warned(compiled, torch.ones(2).double())
+    assert result.dtype == torch.float64 and len(texts) == 1 and "injected" in texts[0]
+
+
+def test_an_internal_error_after_a_break(monkeypatch):
+    compiled = minicompile.compile(broken_in_two, backend="eager")
+    original = capture.trace
+
+    def fails_in_the_rest(func, *args, **kwargs):
+        if "resume" in func.__name__:
+            raise IndexError("injected")
+        return original(func, *args, **kwargs)
+    monkeypatch.setattr(capture, "trace", fails_in_the_rest)
+    x = torch.randn(3)
+    for expected in (1, 0):
+        result, texts = warned(compiled, x)
+        assert torch.equal(result, broken_in_two(x)) and len(texts) == expected
+
+
+def test_making_the_resume_function_fails(monkeypatch):
+    def fails(*args, **kwargs):
+        raise IndexError("injected")
+    monkeypatch.setattr(resume, "make_resume", fails)
+    x = torch.randn(3)
+    result, texts = warned(minicompile.compile(broken_in_two, backend="eager"), x)
+    assert torch.equal(result, broken_in_two(x)) and len(texts) == 1 and "broken_in_two" in texts[0]
+
+
+def test_memory_error_and_recursion_error_of_a_backend():
+    for error in (MemoryError("no memory"), RecursionError("too deep"), AssertionError("assert"), StopIteration(3)):
+        def backend(gm, inputs):
+            raise error
+        x = torch.randn(3)
+        result, texts = warned(minicompile.compile(chain, backend=backend), x)
+        assert torch.equal(result, chain(x)) and len(texts) == 1 and type(error).__name__ in texts[0]
+        minicompile.reset()
+
+
+def test_a_warning_that_is_an_error_does_not_lose_the_result():
+    def backend(gm, inputs):
+        raise IndexError("injected")
+    x, compiled = torch.randn(3), minicompile.compile(chain, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="injected"):
+            compiled(x)
+        assert torch.equal(compiled(x), chain(x)), "the state stays usable"
+
+
+@pytest.mark.parametrize("wrong, words", [
+    (lambda gm, inputs: None, "None"), (lambda gm, inputs: 3, "returned 3"),
+    (lambda gm, inputs: lambda *a: 3, "1 output"), (lambda gm, inputs: lambda *a: (), "1 output"),
+    (lambda gm: gm.forward, "argument")])
+def test_what_a_backend_may_return(wrong, words):
+    with pytest.raises(Exception) as caught:
+        with minicompile.config.patch(raise_on_internal_error=True):
+            minicompile.compile(chain, backend=wrong)(torch.ones(2))
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "backend '" in text and words in text, text
+
+
+def test_a_broken_entry_guard_is_not_a_user_exception():
+    class Odd:
+        def __init__(self):
+            self.value = 2
+
+    odd = Odd()
+
+    def f(x):
+        return x * odd.value
+    compiled = minicompile.compile(f, backend="eager")
+    assert compiled(torch.ones(1)).item() == 2
+    del odd.value
+    with pytest.raises(AttributeError):
+        compiled(torch.ones(1))
+    odd.value = 3
+    assert compiled(torch.ones(1)).item() == 3
+
+
+# ---- interrupts ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_interrupted_while_compiling(stage, error, monkeypatch):
+    module, name = STAGES[stage]
+    original, armed = getattr(module, name), [True]
+
+    def interrupted(*args, **kwargs):
+        if armed:
+            armed.clear()
+            raise error
+        return original(*args, **kwargs)
+    monkeypatch.setattr(module, name, interrupted)
+    compiled, x = minicompile.compile(chain), torch.randn(3)
+    with pytest.raises(error):
+        compiled(x)
+    assert hook._c.get_region() is None and torch.is_grad_enabled()
+    before = driver.counters.graphs
+    result, texts = warned(compiled, x)
+    assert close(result, chain(x)) and not texts and driver.counters.graphs == before + 1
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs interval timers")
+def test_signals_at_any_moment():
+    """A handler that raises, and one that calls compiled code, at many moments of a compilation."""
+    x = torch.randn(3)
+    expected = broken_in_two(x)
+
+    class Stop(BaseException):
+        pass
+
+    def stop(*_):
+        raise Stop
+    inner = minicompile.compile(chain, backend="eager")
+    results = []
+    old = signal.signal(signal.SIGALRM, stop)
+    try:
+        for n in range(40):
+            minicompile.reset()
+            compiled = minicompile.compile(broken_in_two, backend="aot_eager")
+            if n == 25:
+                signal.signal(signal.SIGALRM, lambda *_: results.append(inner(x)))
+            signal.setitimer(signal.ITIMER_REAL, 0.0004 * (1 + n % 25))
+            try:
+                compiled(x)
+            except Stop:
+                pass
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert hook._c.get_region() is None and torch.is_grad_enabled()
+            assert close(compiled(x), expected)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert results and torch.equal(inner(x), chain(x))
+    # Like every tensor operation in a handler, what it computed may belong to the trace it interrupted
+    assert all(torch.equal(r, chain(x)) for r in results if type(r) is torch.Tensor)
+
+
+# ---- threads, recursion, re-entrance -------------------------------------------------------------------------------
+
+def in_threads(count, work):
+    """work(n) in `count` threads at once; raises what they raise, and when they do not end."""
+    errors, barrier = [], threading.Barrier(count)
+
+    def run(n):
+        try:
+            barrier.wait(30)
+            work(n)
+        except BaseException as error:
+            errors.append(error)
+    threads = [threading.Thread(target=run, args=(n,), daemon=True) for n in range(count)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    assert not any(t.is_alive() for t in threads), "deadlock"
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("backend", ["eager", "default"])
+def test_eight_threads(backend):
+    def other(x):
+        y = x.cos()
+        print(end="")
+        return y * x.shape[0]
+
+    def third(x, k=2):
+        if x.sum() > 0:
+            return x * k
+        return x - k
+    functions = [(minicompile.compile(f, backend=backend), f) for f in (chain, other, third, broken_in_two)]
+
+    def work(n):
+        for round in range(6):
+            for compiled, f in functions[n % 4:] + functions[:n % 4]:
+                x = torch.randn(2 + (n + round) % 5, 3, requires_grad=n % 2 == 0)
+                y = compiled(x)
+                torch.testing.assert_close(y, f(x))
+                if n % 2 == 0:
+                    grad, = torch.autograd.grad(y.sum(), x)
+                    torch.testing.assert_close(grad, torch.autograd.grad(f(x).sum(), x)[0])
+    in_threads(8, work)
+
+
+def test_threads_that_compile_reset_and_forget():
+    def work(n):
+        for round in range(8):
+            def mine(x, n=n):
+                return x * n + round
+            compiled = minicompile.compile(mine, backend="eager")
+            for size in (2, 3, 4):
+                assert torch.equal(compiled(torch.ones(size)), mine(torch.ones(size)))
+            if n == 0:
+                minicompile.reset()
+            if n == 1:
+                gc.collect()
+    in_threads(8, work)
+
+
+def test_options_and_stances_of_one_thread_do_not_leak_into_compilations_of_another():
+    seen = {}
+
+    def backend(gm, inputs):
+        time.sleep(0.01)
+        seen.setdefault(threading.current_thread().name, set()).add(minicompile.config.max_autotune)
+        return gm.forward
+
+    def work(n):
+        threading.current_thread().name = f"worker{n % 2}"
+        for k in range(3):
+            minicompile.compile(lambda x: x * k + n, backend=backend,
+                                options={"max_autotune": n % 2 == 0})(torch.ones(2))
+    in_threads(4, work)
+    assert seen == {"worker0": {True}, "worker1": {False}}
+
+
+def factorial(x, n):
+    return x if n <= 1 else factorial(x * n, n - 1)
+
+
+def even(x, n):
+    print(end="")
+    return x.sin() if n == 0 else odd(x + 1, n - 1)
+
+
+def odd(x, n):
+    return x.cos() if n == 0 else even(x * 2, n - 1)
+
+
+def test_recursion():
+    x = torch.randn(3)
+    assert close(minicompile.compile(factorial, backend="eager")(x, 6), factorial(x, 6))
+    compiled = minicompile.compile(even, backend="eager")
+    for n in (5, 4, 5):
+        assert torch.equal(compiled(x, n), even(x, n))
+
+
+def test_a_compiled_function_that_calls_itself():
+    @minicompile.compile(backend="eager")
+    def down(x, n):
+        print(end="")
+        return x if n == 0 else down(x + n, n - 1)
+    assert down(torch.zeros(1), 6).item() == 21
+
+    def ping(x, n):
+        print(end="")
+        return x if n == 0 else pong(x + 1, n - 1)
+
+    @minicompile.compile(backend="eager")
+    def pong(x, n):
+        print(end="")
+        return x if n == 0 else ping(x * 2, n - 1)
+    ping = minicompile.compile(ping, backend="aot_eager")
+    assert ping(torch.ones(1), 4).item() == 10
+
+
+def test_endless_recursion_raises_as_in_eager():
+    def forever(x, n):
+        print(end="")
+        return forever(x + 1, n + 1)
+    compiled = minicompile.compile(forever, backend="eager")
+    for _ in range(2):
+        with pytest.raises(RecursionError):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                compiled(torch.ones(1), 0)
+    assert close(minicompile.compile(chain)(torch.ones(2)), chain(torch.ones(2)))
+
+
+def test_recursion_as_deep_as_eager_allows():
+    """A graph break adds two frames to every level; they are not counted. And the end of the C stack is an error, no crash."""
+    out = script("""
+        import sys, torch, minicompile
+        def deep(x, n):
+            print(end="")
+            return x.sin() if n == 0 else deep(x, n - 1)
+        def forever(x, n):
+            global reached
+            reached = n
+            print(end="")
+            return forever(x, n + 1)
+        print(torch.equal(minicompile.compile(deep, backend="eager")(torch.ones(2), 600), torch.ones(2).sin()))
+        for limit in (1000, 1_000_000):
+            sys.setrecursionlimit(limit)
+            try:
+                minicompile.compile(forever, backend="eager")(torch.ones(1), 0)
+            except RecursionError:
+                print(reached > 900)
+    """)
+    assert out == "True\nTrue\nTrue\n"
+
+
+def test_compiling_while_running_compiled_code():
+    inner = minicompile.compile(chain, backend="eager")
+
+    def backend(gm, inputs):
+        first = inner(torch.ones(3))                             # while compiling
+        assert torch.equal(first, chain(torch.ones(3)))
+
+        def call(*inputs):
+            assert torch.equal(inner(torch.ones(4)), chain(torch.ones(4)))     # while running
+            return gm.forward(*inputs)
+        return call
+
+    def outer(x):
+        print(end="")
+        return inner(x) + minicompile.compile(broken_in_two, backend="aot_eager")(x)
+    x = torch.randn(3)
+    for _ in range(2):
+        assert torch.equal(minicompile.compile(outer, backend=backend)(x), chain(x) + broken_in_two(x))
+
+
+def test_compiled_code_inside_dispatch_and_function_modes():
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+    compiled, calls = minicompile.compile(chain, backend="aot_eager"), []
+
+    class Dispatch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            calls.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.sin.default:
+                compiled(torch.ones(2))
+            return func(*args, **(kwargs or {}))
+
+    class Function(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+    x = torch.randn(3)
+    for mode in (Dispatch, Calls, Function):
+        for _ in range(2):
+            with mode():
+                assert close(compiled(x), chain(x))
+    assert torch.ops.aten.sin.default in calls
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("backend", ["eager", "default"])
+def test_fork(backend):
+    out = script(f"""
+        import os, torch, minicompile, threading, time
+        def f(x): return (x.sin() * 2).relu()
+        def g(x):
+            y = x.cos()
+            print(end="")
+            return y + 1
+        f_, g_ = (minicompile.compile(h, backend={backend!r}) for h in (f, g))
+        def check(n):
+            x = torch.randn(n)
+            torch.testing.assert_close(f_(x), f(x)); torch.testing.assert_close(g_(x), g(x))
+        def slow(gm, inputs):
+            time.sleep(0.5)
+            return gm.forward
+        def child(n):
+            pid = os.fork()
+            if pid == 0:
+                check(n); check(n + 1); os._exit(0)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        child(3)                       # before anything is compiled
+        check(3)
+        child(3); child(5)             # with entries, and a new version
+        t = threading.Thread(target=minicompile.compile(lambda x: x + 1, backend=slow), args=(torch.ones(2),)); t.start()
+        time.sleep(0.1)
+        child(6)                       # while another thread compiles
+        t.join(); check(7); print("ok")
+    """)
+    assert out == "ok\n"
+
+
+def test_multiprocessing_spawn(tmp_path):
+    (tmp_path / "spawned.py").write_text(textwrap.dedent("""
+        import multiprocessing, torch, minicompile
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(2, 2)
+            def forward(self, x):
+                return self.linear(x).relu()
+        def work(model, x, queue):
+            queue.put(model(x).tolist())
+        if __name__ == "__main__":
+            torch.manual_seed(0)
+            model, x = minicompile.compile(Net(), backend="eager"), torch.ones(1, 2)
+            expected = model(x).tolist()
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            process = context.Process(target=work, args=(model, x, queue))
+            process.start()
+            assert queue.get(timeout=100) == expected
+            process.join()
+            print("ok")
+    """))
+    done = subprocess.run([sys.executable, str(tmp_path / "spawned.py")], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_shutdown_with_compiled_functions():
+    out = script("""
+        import atexit, torch, minicompile, threading, weakref
+        def f(x):
+            y = x.sin()
+            print(end="")
+            return y * 2
+        compiled = minicompile.compile(f)
+        compiled(torch.ones(3))
+        atexit.register(lambda: print("atexit", compiled(torch.ones(3)).shape, compiled(torch.ones(4)).shape))
+        class Last:
+            def __del__(self):
+                try:
+                    compiled(torch.ones(3))
+                except Exception as error:
+                    print("error", type(error))
+        keep = Last()
+        threading.Thread(target=lambda: [compiled(torch.ones(n)) for n in range(2, 5)]).start()
+    """)
+    assert out.startswith("atexit torch.Size([3]) torch.Size([4])") and "error" not in out
+
+
+# ---- exceptions ----------------------------------------------------------------------------------------------------
+
+def divide(x, n):
+    y = x + 1
+    print(end="")
+    return y, 1 // n
+
+
+def calls_divide(x, n):
+    try:
+        return divide(x, n)
+    except ZeroDivisionError as error:
+        raise ValueError("wrapped") from error
+
+
+def test_exceptions_through_compiled_frames():
+    for f, name in ((divide, ZeroDivisionError), (calls_divide, ValueError)):
+        compiled, x = minicompile.compile(f, backend="eager"), torch.ones(2)
+        assert compiled(x, 1)[1] == 1
+        for _ in range(2):
+            with pytest.raises(name) as eager:
+                f(x, 0)
+            with pytest.raises(name) as caught:
+                compiled(x, 0)
+            lines = [e.line for e in traceback.extract_tb(caught.value.__traceback__) if e.filename == __file__]
+            assert "return y, 1 // n" in lines or name is ValueError, lines
+            assert [type(caught.value.__cause__), type(caught.value.__context__)] == [
+                type(eager.value.__cause__), type(eager.value.__context__)]
+
+
+def test_context_of_an_exception_raised_while_handling_another():
+    def f(x):
+        if x.shape[0] == 2:
+            raise KeyError("inner")
+        return x + 1
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(2):
+        try:
+            try:
+                raise ValueError("outer")
+            except ValueError:
+                compiled(torch.ones(2))
+        except KeyError as error:
+            assert isinstance(error.__context__, ValueError) and error.__context__.__context__ is None
+        try:
+            compiled(torch.ones(2))
+        except KeyError as error:
+            assert error.__context__ is None
+
+
+def test_locals_do_not_outlive_a_call():
+    def f(x, bad):
+        y = x * 2
+        print(end="")
+        if bad:
+            raise ValueError
+        return y.sum()
+    compiled = minicompile.compile(f, backend="eager")
+    for bad in (False, True, False, True):
+        x = torch.randn(5)
+        alive = weakref.ref(x)
+        try:
+            compiled(x, bad)
+        except ValueError:
+            pass
+        del x
+        gc.collect()
+        assert alive() is None
+
+
+def test_an_exception_of_a_kernel_reaches_the_caller():
+    def f(table, index):
+        return table[index] * 2
+    compiled = minicompile.compile(f)
+    table = torch.randn(4)
+    assert torch.equal(compiled(table, torch.tensor([1, 2])), f(table, torch.tensor([1, 2])))
+    with pytest.raises(IndexError):
+        compiled(table, torch.tensor([1, 9]))
+    assert torch.equal(compiled(table, torch.tensor([3, 0])), f(table, torch.tensor([3, 0])))
+
+
+# ---- copies --------------------------------------------------------------------------------------------------------
+
+@minicompile.compile(backend="eager")
+def decorated(x):
+    return x * 3
+
+
+class Holder(torch.nn.Module):
+    """A module that holds a compiled child and a compiled function, and has a compiled method."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = minicompile.compile(Net(), backend="eager")
+        self.function = decorated
+
+    def forward(self, x):
+        return self.method(self.function(self.net(x)))
+
+    @minicompile.compile(backend="eager")
+    def method(self, x):
+        return x + 1
+
+
+def test_copies_of_modules_that_hold_compiled_things():
+    holder, x = Holder(), torch.randn(2, 4)
+    expected = holder(x)
+    for twin in (copy.deepcopy(holder), copy.copy(holder), pickle.loads(pickle.dumps(holder))):
+        assert torch.equal(twin(x), expected) and torch.equal(twin.net._orig_mod(x) * 3 + 1, expected)
+    twin = copy.deepcopy(holder)
+    with torch.no_grad():
+        twin.net._orig_mod.linear.weight.zero_()
+    assert torch.equal(holder(x), expected) and not torch.equal(twin(x), expected)
+    outer = minicompile.compile(holder, backend="eager")
+    assert torch.equal(outer(x), expected) and torch.equal(copy.deepcopy(outer)(x), expected)
+
+
+def test_pickles_of_compiled_functions():
+    """Like any function, it is pickled by its name: what a decorator made is found there, what a call made is not."""
+    loaded = pickle.loads(pickle.dumps(decorated))
+    assert loaded is decorated
+    for other in (minicompile.compile(chain, backend="eager"), minicompile.compile(lambda x: x)):
+        with pytest.raises((pickle.PicklingError, AttributeError), match="pickle"):
+            pickle.dumps(other)
+    assert copy.deepcopy(decorated)(torch.ones(1)).item() == 3
+
+
+# ---- debuggers, tracers, collectors --------------------------------------------------------------------------------
+
+def test_tracers_and_profilers():
+    x, events = torch.randn(3), []
+
+    def tracer(frame, event, arg):
+        events.append((frame.f_code.co_name, event))
+        return tracer
+
+    def check():
+        minicompile.reset()
+        compiled = minicompile.compile(broken_in_two, backend="aot_eager")
+        for _ in range(3):
+            assert close(compiled(x), broken_in_two(x))
+
+    old = sys.gettrace()
+    sys.settrace(tracer)
+    try:
+        check()
+    finally:
+        sys.settrace(old)
+    assert events
+    sys.setprofile(lambda *_: None)
+    try:
+        check()
+    finally:
+        sys.setprofile(None)
+    profile = cProfile.Profile()
+    profile.runcall(check)
+    assert any("broken_in_two" in str(entry.code) for entry in profile.getstats())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in 3.12")
+def test_monitoring():
+    monitoring, seen, x = sys.monitoring, [], torch.randn(3)
+    compiled = minicompile.compile(broken_in_two, backend="eager")
+    compiled(x)
+    monitoring.use_tool_id(4, "minicompile test")
+    try:
+        E = monitoring.events
+        for event in (E.PY_START, E.LINE, E.INSTRUCTION, E.PY_RETURN, E.BRANCH, E.CALL):
+            monitoring.register_callback(4, event, lambda *a: seen.append(1))
+        monitoring.set_events(4, E.PY_START | E.LINE | E.INSTRUCTION | E.PY_RETURN | E.CALL)
+        for _ in range(2):
+            assert torch.equal(compiled(x), broken_in_two(x))
+            minicompile.reset()                          # the second round captures instrumented code
+    finally:
+        monitoring.set_events(4, 0)
+        monitoring.free_tool_id(4)
+    assert seen and torch.equal(compiled(x), broken_in_two(x))
+
+
+def test_pdb_steps_through_a_compiled_function():
+    out = subprocess.run([sys.executable, "-c", textwrap.dedent("""
+        import pdb, torch, minicompile
+        def f(x):
+            y = x + 1
+            breakpoint()
+            return y * 2
+        print(minicompile.compile(f, backend="eager")(torch.ones(1)))
+    """)], input="p y\nc\n", cwd=ROOT, text=True, capture_output=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert "tensor([2.])" in out.stdout and "tensor([4.])" in out.stdout, out.stdout + out.stderr
+
+
+def test_generators_and_coroutines():
+    import asyncio
+
+    def numbers(x):
+        for n in range(3):
+            yield x * n
+
+    async def wait(x):
+        await asyncio.sleep(0)
+        return chain(x)
+
+    async def stream(x):
+        for n in range(2):
+            await asyncio.sleep(0)
+            yield x + n
+    x = torch.randn(3)
+    compiled = minicompile.compile(numbers, backend="eager")
+    assert all(torch.equal(a, b) for a, b in zip(compiled(x), numbers(x), strict=True))
+    assert torch.equal(asyncio.run(minicompile.compile(wait, backend="eager")(x)), chain(x))
+
+    async def collect():
+        return [y async for y in minicompile.compile(stream, backend="eager")(x)]
+    assert len(asyncio.run(collect())) == 2
+
+    async def concurrent():
+        inner = minicompile.compile(chain, backend="eager")
+
+        async def one(n):
+            await asyncio.sleep(0)
+            return inner(torch.full((2 + n,), float(n)))
+        return await asyncio.gather(*map(one, range(6)))
+    for n, y in enumerate(asyncio.run(concurrent())):
+        assert torch.equal(y, chain(torch.full((2 + n,), float(n))))
+
+
+def test_the_collector_and_weak_callbacks_while_compiling():
+    x = torch.randn(3)
+    inner = minicompile.compile(chain, backend="eager")
+    ran = []
+
+    class Node:
+        pass
+
+    def backend(gm, inputs):
+        node = Node()
+        node.self = node
+        weakref.finalize(node, lambda: ran.append(inner(x)))
+        del node
+        gc.collect()
+        return gm.forward
+    threshold = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        assert torch.equal(minicompile.compile(broken_in_two, backend=backend)(x), broken_in_two(x))
+    finally:
+        gc.set_threshold(*threshold)
+    assert ran and torch.equal(ran[0], chain(x))
+
+
+def test_reset_and_compile_while_a_compiled_function_runs():
+    def f(x, again):
+        y = x * 2
+        if again:
+            callback()
+        return y + 1
+
+    def callback():
+        print(end="")
+        minicompile.reset()
+        compiled(torch.ones(3), False)
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(torch.ones(2), True), torch.full((2,), 3.0))
+
+
+def test_without_the_hook():
+    out = script("""
+        import sys, warnings
+        sys.modules["minicompile.ch03_capture.frame_hook"] = None
+        warnings.simplefilter("ignore")
+        import torch, minicompile, threading
+        from minicompile.ch03_capture import hook
+        assert "no_hook" in hook._c.__name__
+        def f(x):
+            y = x.sin()
+            print(end="")
+            return y * 2
+        def forever(x):
+            print(end="")
+            return forever(x)
+        c = minicompile.compile(f, backend="eager")
+        def work(n):
+            for k in range(2, 6):
+                assert torch.equal(c(torch.ones(k)), f(torch.ones(k)))
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        try:
+            minicompile.compile(forever, backend="eager")(torch.ones(1))
+        except RecursionError:
+            print("ok")
+        def bad(gm, i): raise KeyboardInterrupt
+        try:
+            minicompile.compile(f, backend=bad)(torch.ones(2))
+        except KeyboardInterrupt:
+            print("interrupted", hook._c.get_region())
+        else:
+            print(torch._C._len_torch_dispatch_stack(), hook._c._rules)
+    """)
+    assert out == "ok\ninterrupted None\n"
