@@ -155,8 +155,8 @@ CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
 
 
 def checkpoint_uncompiled(function, inner, *rest):
-    """`checkpoint(inner, ...)` that capture could not have as part of a graph. It runs `inner` now and again in
-    backward, and compares what autograd saves: compiled now and not compiled then, it would be an error."""
+    """`checkpoint(inner, ...)` that capture could not have as part of a graph. It runs `inner` now and again
+    in backward, and compares what autograd saves: compiled now and not compiled then is an error."""
     count = CHECKPOINT.co_kwonlyargcount
     named = dict(zip(CHECKPOINT.co_varnames[1:], rest[:count]))
     args, kwargs = rest[count:]
@@ -189,8 +189,13 @@ def on_miss(state: FrameState, function, args):
         return EVALUATE
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or watched():
         return EVALUATE                # a mode of the program, or vmap, wants to see every operation
-    with hook.outside_region(), without_saved_tensor_hooks(), _lock:
-        entry = new_entry(state, function, args)
+    grad, depth = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
+    try:
+        with hook.outside_region(), without_saved_tensor_hooks(), _lock:
+            entry = new_entry(state, function, args)
+    except BaseException:
+        restore_modes(grad, depth)
+        raise
     return EVALUATE if entry is None else entry.function(function, *args)
 
 
@@ -205,6 +210,15 @@ def watched() -> bool:
     """Is there a TorchFunctionMode other than the default device?"""
     return bool(torch._C._len_torch_function_stack()) and any(
         type(m) is not DeviceContext for m in torch.overrides._get_current_function_mode_stack())
+
+
+def restore_modes(grad: bool, depth: int) -> None:
+    """An interrupt can strike while a mode of the tracer is being left, and leave it on; there were none before."""
+    while torch._C._len_torch_dispatch_stack():
+        torch._C._pop_torch_dispatch_stack(None)
+    while torch._C._len_torch_function_stack() > depth:
+        torch._C._pop_torch_function_stack()
+    torch._C._set_grad_enabled(grad)
 
 
 def new_entry(state: FrameState, function, args):

@@ -55,7 +55,8 @@ def allow_in_graph(function):
 
 
 def mark_dynamic(tensor, dim) -> None:
-    """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes do not recompile."""
+    """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes do not recompile. If the program
+    fixes the size all the same, a warning says where; under fullgraph=True it is an error."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
         if not -tensor.dim() <= d < tensor.dim():

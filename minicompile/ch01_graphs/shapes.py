@@ -68,7 +68,7 @@ class ShapeEnv:
         """A fresh symbolic size with the value `hint`. 0 and 1 stay ints: they broadcast differently."""
         if hint in (0, 1):
             return hint
-        symbol = Symbol(name or f"s{len(self.symbols)}", None, 2)
+        symbol = Symbol(name or f"s{len(self.symbols)}", None, 2, hint=hint)
         self.symbols[symbol.name], self.hints[symbol.name] = symbol, hint
         return torch.SymInt(SizeNode(symbol.expr, self))
 

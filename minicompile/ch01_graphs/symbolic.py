@@ -30,12 +30,14 @@ from typing import Callable, Iterable, Union
 @dataclass(frozen=True, eq=False)
 class Symbol:
     """An integer unknown with `lower <= value < size`; `size` None means unbounded. Identity is the name.
-    `real`: a float that a kernel takes as an argument; it occurs in no arithmetic."""
+    `real`: a float that a kernel takes as an argument; it occurs in no arithmetic. `hint`: the value in the call
+    that was traced, for decisions that may be wrong."""
 
     name: str
     size: "int | Expr | None" = None
     lower: int = 0
     real: bool = False
+    hint: int = 64
 
     def __post_init__(self):
         object.__setattr__(self, "_hash", hash(self.name))

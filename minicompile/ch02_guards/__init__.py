@@ -3,5 +3,6 @@
 #
 # A compiled function is a bet that the next call looks like the one that was traced. This chapter is about
 # checking the bet cheaply. `sources.py` says how a value was reached, `guards.py` what was assumed about
-# it, `codegen.py` turns all assumptions of an entry into one fast function, and `cache.py` keeps several
-# entries per function and decides when to give up.
+# it, `stable.py` which of the assumptions need no second look as long as nothing was written, `codegen.py`
+# turns all assumptions of an entry into one fast function, and `cache.py` keeps several entries per function
+# and decides when to give up.

@@ -335,7 +335,8 @@ def class_attr(g, x, const):
     """No source; expected: (class, name, what `class_lookup` finds)."""
     cls, name, found = g.expected
     return [Condition(f"__class_has({const(weakly(cls))}, {name!r}, {const(weakly(found))})",
-                      lambda v: f"the attribute {name!r} of {short(strongly(cls))} was set, replaced or removed")]
+                      lambda v: f"the attribute {name!r} of {short(strongly(cls))} was set, replaced or "
+                                "removed")]
 
 
 # %% [markdown]
@@ -387,7 +388,8 @@ def module_structure(g, x, const):
 # ## Tensors
 #
 # A graph is specialised to a tensor's class, dtype, device, shape, strides and need of gradients. Each
-# condition is one attribute read implemented in C, together about 0.4 microseconds. Strides are the
+# condition is one attribute read implemented in C, together about 0.4 microseconds (`stable.py` avoids most
+# of that for metadata that was accepted before). Strides are the
 # interesting one: in the common case of a contiguous tensor, `is_contiguous()` is cheaper than building and
 # comparing a tuple, and ignores the strides of dimensions of size one, which nothing can observe.
 #

@@ -8,7 +8,8 @@
 #    bytecode on them, and how an object of the program becomes such a record;
 # 3. `tensors.py`, where the graph grows; `attributes.py`, `iterate.py`, `operations.py`, `methods.py` and
 #    `calls.py`, what Python means by `.`, `for`, `+` and `()`; `contexts.py`, `builtins_.py` and
-#    `builtins_torch.py`, the callees that have no bytecode to look at;
+#    `builtins_torch.py`, the callees that have no bytecode to look at; `regions.py`, autograd functions and
+#    checkpoints;
 # 4. `opcodes.py` and `opcodes_calls.py`: the instructions, now one to five lines each;
 # 5. `epilogue.py` and `capture.py`: the result is written down as a graph, guards, and the Python text of a
 #    function.

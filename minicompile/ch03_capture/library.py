@@ -41,7 +41,7 @@ from .operations import as_python, compare, equal, fold, identical, set_item, tr
 from .values import (
     BuiltinVal, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, NotConstant, ObjVal,
     PartialVal, SetVal, SliceVal, TensorVal, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
-from .wrap import key_of, part, wrap
+from .wrap import key_of, part, realize, wrap
 
 
 # %% [markdown]
@@ -220,6 +220,7 @@ def count_elements(tx, mapping, items):
 # %%
 def deep(tx, value, memo):
     """copy.deepcopy of one value. memo: id of a value -> its copy."""
+    value = realize(tx, value)
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)

@@ -142,7 +142,8 @@ def shares_memory(tensor: TensorVal, args) -> bool:
 #
 # While the backward is traced, `tx.graph` is its own graph, and `tx.outer` the one around it. With
 # `set_materialize_grads(False)` the backward is told, by None, which outputs nobody used; then each case is a
-# program of its own, and all cases are traced.
+# program of its own, and all cases are traced. What a backward reads from outside, such as a global, is read
+# and guarded when the forward is called; eager reads it later.
 
 # %%
 def join(tx: Tracer, function, ctx, args, needs, raw, fixed):
@@ -291,8 +292,8 @@ _regions = itertools.count(1)
 
 
 @handles(checkpoints.checkpoint)
-def checkpoint(tx: Tracer, function, *args, use_reentrant=NONE, preserve_rng_state=None, determinism_check=None,
-               early_stop=None, **kwargs):
+def checkpoint(tx: Tracer, function, *args, use_reentrant=NONE, preserve_rng_state=None,
+               determinism_check=None, early_stop=None, **kwargs):
     if use_reentrant is NONE or {"context_fn", "debug"} & set(kwargs):
         unsupported(tx, "checkpoint() with these options")
     reentrant = use_reentrant.value

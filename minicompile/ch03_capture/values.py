@@ -18,7 +18,7 @@
 # | `GETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py` |
 # | `METHODS`: methods and operators that are written in C | kind of value, name | `methods.py` |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
-# | `HANDLED`: calls of builtins, some of torch | real function | `builtins_.py`, `builtins_torch.py` |
+# | `HANDLED`: calls of builtins, some of torch | real function | `builtins_.py`, `builtins_torch.py`, `regions.py`, `library.py`, `classes.py` |
 # | `RECONSTRUCT`: how it is built again when the call returns | kind of value | `epilogue.py` |
 # | `HANDLERS`: the bytecode instructions | name | `opcodes.py`, `opcodes_calls.py` |
 #

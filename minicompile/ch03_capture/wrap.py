@@ -7,7 +7,8 @@
 #
 # - a number, string or None becomes a constant, guarded by its value;
 # - a tensor becomes a graph input, guarded by its metadata;
-# - a container is guarded by its type and length, its items wait (`Lazy`) until they are read;
+# - a container is guarded by its type and length (a list by its length only once somebody looks), its items
+#   wait (`Lazy`) until they are read;
 # - a function, class or Python module is guarded by identity;
 # - any other object is guarded by its class; its attributes are guarded one by one when they are read.
 #
@@ -230,10 +231,11 @@ def wrap_mapping_proxy(tx, real, kind, source):
 
 @BUILDERS.of(set, frozenset)
 def wrap_set(tx, real, kind, source):
-    if kind not in (set, frozenset) or not all(type(item) in CONSTANT_TYPES for item in real):
+    if kind not in (set, frozenset) or not all(
+            type(item) in CONSTANT_TYPES or isinstance(item, type) for item in real):
         return None
     guard(tx, source, "CONSTANT_MATCH", kind(real))
-    return SetVal(items={item: Const(value=item) for item in real}, cls=kind, real=real, source=source)
+    return SetVal(items={item: wrap(tx, item) for item in real}, cls=kind, real=real, source=source)
 
 
 # %%

@@ -104,7 +104,7 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
         elif name in needed:
             locals_[name] = expression(ep, value)
     lines = cap.finish(ep)
-    if not lines and not has_graph(tx) and (whole := only_step(done, path)) is not None:
+    if not ep.writes and not has_graph(tx) and (whole := only_step(done, path)) is not None:
         return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason])
     point = make_step(code, path, set(locals_), kinds, tx.root_globals)
     items = point.call_text(pool(ep, point.target), locals_, slots, cells, frame.code)

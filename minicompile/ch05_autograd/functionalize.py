@@ -530,7 +530,8 @@ def draw_in_memory_order(f: Functionalizer, bound: dict) -> fx.Node:
         tensor = emit(f, aten.permute.default, (tensor, order))
     else:
         order = None
-    drawn = emit(f, aten.bernoulli.p, (tensor, bound.get("p", 0.5)), {"generator": generator} if generator else {})
+    kwargs = {"generator": generator} if generator else {}
+    drawn = emit(f, aten.bernoulli.p, (tensor, bound.get("p", 0.5)), kwargs)
     return drawn if order is None else emit(f, aten.permute.default, (drawn, back))
 
 

@@ -156,7 +156,7 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
         if o.requires_grad and o is not source and o._base is not source:
             raise Unsupported("an in-place operation gave a detached alias of a tensor a gradient of its own")
         if o.requires_grad and has_own_gradient(o, source):
-            raise Unsupported("an output is a view of another tensor, but an autograd function gives its gradient")
+            raise Unsupported("an output is a view, and an autograd function gives its gradient")
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
         detach = not steps or source.requires_grad and not o.requires_grad
@@ -187,7 +187,8 @@ class _Enter(torch.autograd.Function):
 def _tracing(recorder: Recorder):
     """Grad mode is restored afterwards. Batch norm is recorded as the generic operator, not as cuDNN's, and a
     recurrent layer as its steps, not as oneDNN's, which hides a workspace from its schema."""
-    grad_mode, cudnn, mkldnn = torch.is_grad_enabled(), torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+    grad_mode, cudnn = torch.is_grad_enabled(), torch._C._get_cudnn_enabled()
+    mkldnn = torch._C._get_mkldnn_enabled()
     torch._C._set_cudnn_enabled(False)
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -324,9 +325,9 @@ def simplify(joint: Joint, rewrite=None) -> Joint:
 
 
 def separate_results(gm: fx.GraphModule, count: int) -> None:
-    """Results are distinct tensors for the caller, also where the graph computes one value, or an input. So are
-    gradients among themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the next in
-    place."""
+    """Results are distinct tensors for the caller, also where the graph computes one value, or an input. So
+    are gradients among themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the
+    next in place."""
     output = next(iter(reversed(gm.graph.nodes)))
     values, seen = list(output.args[0]), set()
     f = Functionalizer(gm, gm.graph)

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, bounds, product, symbols
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, evaluate, product, symbols
 from ..config import config
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
@@ -77,8 +77,7 @@ def linear(index, stride, offset: Int = 0) -> Int:
 #
 # A realised tensor takes the strides that eager's would have whenever these fill memory without holes, in any
 # order of dims: contiguous, transposed, channels_last. So graph outputs look as in eager, and library calls
-# get the layout their fakes promised. Sizes that are symbols sort by a lower bound, which is enough to order
-# the strides of one tensor.
+# get the layout their fakes promised. Sizes that are symbols sort by their present values.
 
 # %%
 def contiguous_strides(size) -> tuple[Int, ...]:
@@ -90,11 +89,8 @@ def contiguous_strides(size) -> tuple[Int, ...]:
 
 
 def magnitude(e: Int) -> int:
-    """An integer to sort strides by: the value itself, or the value at the smallest sizes."""
-    if isinstance(e, int):
-        return e
-    low = bounds(e)[0]
-    return 1 if low is None else low
+    """An integer to sort strides by: the value in the traced call."""
+    return e if isinstance(e, int) else evaluate(e, {s.name: s.hint for s in symbols(e)})
 
 
 def memory_order(size, stride) -> list[int]:

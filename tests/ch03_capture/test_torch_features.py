@@ -2248,3 +2248,41 @@ def test_feature(name, backend):
     assert not isinstance(want[0], tuple) or graphs is None, want[0]
     got = run(build, functools.partial(minicompile.compile, backend=backend, fullgraph=graphs == 1), calls)
     check_same(got, want, **(dict(rtol=1e-2, atol=0.2) if half and backend != "eager" else {}))
+
+
+def test_checkpoint_saves_only_its_input(monkeypatch):
+    """Between forward and backward live the inputs of each block, not what it computes."""
+    from minicompile.ch05_autograd import runtime
+    saved, original = [], runtime.partition
+    monkeypatch.setattr(runtime, "partition", lambda *args: saved.append(original(*args)) or saved[-1])
+    sizes = []
+    for use in (False, True):
+        blocks = nn.ModuleList([Block(0.1) for _ in range(3)])
+
+        def f(x):
+            for block in blocks:
+                x = checkpoint(block, x, use_reentrant=False) if use else block(x)
+            return x
+        minicompile.compile(f, backend="decomposed", fullgraph=True)(rand(64, 4)).sum().backward()
+        halves = saved[-1]
+        kept = {n for n, place in zip(halves.saved, halves.saved_inputs) if place is None}
+        sizes.append(sum(n.meta["val"].nbytes for n in halves.backward.graph.nodes if n.name in kept))
+    assert sizes[1] <= 2 * 64 * 4 * 4 + 3 * 64 * 4 + 64 < sizes[0]       # two inputs, three masks
+
+
+def test_input_that_overlaps_a_buffer_after_compilation():
+    def build():
+        class M(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("a", torch.zeros(4))
+
+            def forward(self, x):
+                self.a.add_(1)
+                return x * 2
+        return M()
+    plain, compiled = build(), build()
+    function = minicompile.compile(compiled, backend="aot_eager", fullgraph=True)
+    for pick in (lambda m: torch.ones(4), lambda m: m.a.view(4), lambda m: torch.ones(4)):
+        assert torch.equal(function(pick(compiled)), plain(pick(plain)))
+        assert torch.equal(compiled.a, plain.a)

@@ -9,7 +9,7 @@ import torch
 import minicompile
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import programs  # noqa: E402
+import break_programs as programs  # noqa: E402
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,7 @@ def main():
             print(program(options.seed))
         options.first, options.count = options.seed, 1
     start, last = time.time(), options.first + options.count
-    chunk = min(250, -(-options.count // options.jobs))
+    chunk = min(100, -(-options.count // options.jobs))
     work = [(first, min(first + chunk, last), options.backend, options.shrink, options.keep) for first in range(options.first, last, chunk)]
     failures, features = [], collections.Counter()
     if options.jobs == 1:
@@ -47,6 +47,7 @@ def main():
     for failed, counted in results:
         failures += failed
         features += counted
+        print(f"{features['programs']} of {options.count} programs, {len(failures)} differ", file=sys.stderr, flush=True)
     seconds = time.time() - start
     print(f"{len(failures)} of {features['programs']} programs differ; {seconds:.0f} s, {features['programs'] / seconds:.1f} programs/s")
     for kind, number in collections.Counter(f[2] for f in failures).most_common():

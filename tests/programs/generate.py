@@ -689,7 +689,9 @@ STATEMENTS = [text.strip("\n") for text in """
 %s += $s
 %s = %s[-5:]
 ---
-%L += [$i]
+@1 = %L
+@1 += [$i]
+del @1[8:]
 ---
 %L *= 1
 ---
@@ -928,7 +930,7 @@ with contextlib.nullcontext($i) as @1:i, Recorder(2):
     $S
 ---
 with contextlib.ExitStack() as @1:
-    @1.callback($L.append, $i)
+    @1.callback($D.update, q=$i)
     $S
 ---
 match $i:
@@ -981,16 +983,23 @@ match $E:
     case Color.BLUE:
         $S
 ---
-2|%L.append($i)
+2|@1 = %L
+@1.append($i)
+del @1[8:]
 ---
-%L.extend($L)
-del %L[6:]
+@1 = %L
+@1.extend($L)
+del @1[6:]
 ---
-%L.insert(0, $i)
+@1 = %L
+@1.insert(0, $i)
+del @1[8:]
 ---
 %L[0] = $i
 ---
-%L[1:2] = [$i, $i]
+@1 = %L
+@1[1:2] = [$i, $i]
+del @1[8:]
 ---
 %L.sort(key=lambda @1: (@1 % 3, @1))
 ---
@@ -1045,9 +1054,13 @@ del %D[$s]
 if 'b' in %D:
     del %D['b']
 ---
-%DD[$s].append($i)
+@1 = %DD[$s]
+@1.append($i)
+del @1[8:]
 ---
-%DD['a'] += [$i]
+@1 = %DD
+@1['a'] += [$i]
+del @1['a'][8:]
 ---
 %S.add($i)
 ---
@@ -1212,6 +1225,7 @@ def @2(@3):
 @1:L = [$i]
 def @2(@3, *, @4=None):
     @1.append(@3)
+    del @1[8:]
     $Bi{@1:L @3:i}
 %i = @2($i)
 @5:FI = @2
