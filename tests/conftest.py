@@ -10,6 +10,8 @@ import tempfile
 import pytest
 import torch
 
+import minicompile
+
 
 def pytest_configure(config):
     if os.environ.get("PYTEST_XDIST_WORKER") is None:          # workers inherit the variable
@@ -30,11 +32,28 @@ def pytest_collection_modifyitems(config, items):
 
 
 @pytest.fixture(autouse=True)
-def switches_restored():
-    """Process-wide switches that tests flip."""
+def same_start():
+    """Each test has the same random numbers, and leaves the process-wide switches as it found them."""
+    torch.manual_seed(0)
     grad, dtype, threads = torch.is_grad_enabled(), torch.get_default_dtype(), torch.get_num_threads()
     yield
     torch.set_grad_enabled(grad)
     torch.set_default_dtype(dtype)
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def reset():
+    """Nothing is compiled before the test and after it."""
+    minicompile.reset()
+    yield
+    minicompile.reset()
+    minicompile.set_stance("default")
+
+
+@pytest.fixture
+def fresh(reset):
+    """Also, errors of the compiler itself reach the test: `pytestmark = pytest.mark.usefixtures("fresh")`."""
+    with minicompile.config.patch(raise_on_internal_error=True):
+        yield

@@ -238,7 +238,7 @@ def check_program(program: Program, backend: str, **tolerances) -> Outcome:
         try:
             got = observe(minicompile.compile(program.function, backend=backend, fullgraph=True), program.inputs)
         except GraphBreakError as error:
-            outcome = Outcome("broke", str(error).split("cannot be one graph: ")[-1])
+            outcome = Outcome("broke", str(error).splitlines()[0].split(" breaks: ")[-1])
             minicompile.reset()
             got = observe(minicompile.compile(program.function, backend=backend), program.inputs)
     outcome.kernels = driver.counters.kernels

@@ -13,32 +13,11 @@ import pytest
 import torch
 
 import minicompile
-from minicompile import frames, logs
+from minicompile import logs
 from minicompile.errors import GraphBreakError, MinicompileError, RecompileError
+from recorders import Recorder
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    minicompile.reset()
-    with minicompile.config.patch(raise_on_internal_error=True):
-        yield
-    minicompile.set_stance("default")
-
-
-class Counting:
-    """A backend that counts compilations and runs."""
-
-    def __init__(self):
-        self.compiled = self.ran = 0
-
-    def __call__(self, gm, example_inputs):
-        self.compiled += 1
-        run = frames.eager_callable(gm)
-
-        def call(*inputs):
-            self.ran += 1
-            return run(*inputs)
-        return call
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Net(torch.nn.Module):
@@ -66,10 +45,10 @@ def scaled(x, factor=2, *, shift=0.0):
 
 def test_function_and_decorator_forms():
     x = torch.randn(3)
-    backend = Counting()
+    backend = Recorder()
     for compiled in (minicompile.compile(scaled, backend=backend), minicompile.compile(backend=backend)(scaled)):
         assert torch.equal(compiled(x), scaled(x)) and torch.equal(compiled(x, 3, shift=1.0), scaled(x, 3, shift=1.0))
-    assert compiled.__name__ == "scaled" and backend.compiled >= 2
+    assert compiled.__name__ == "scaled" and len(backend.graphs) >= 2
 
     @minicompile.compile(backend="eager")
     def decorated(x):
@@ -80,13 +59,13 @@ def test_function_and_decorator_forms():
 
 
 def test_same_settings_share_entries():
-    backend, x = Counting(), torch.randn(3)
+    backend, x = Recorder(), torch.randn(3)
     minicompile.compile(scaled, backend=backend)(x)
     minicompile.compile(scaled, backend=backend)(x)
-    assert backend.compiled == 1 and backend.ran == 2
+    assert len(backend.graphs) == 1 and backend.ran == 2
     minicompile.reset()
     minicompile.compile(scaled, backend=backend)(x)
-    assert backend.compiled == 2
+    assert len(backend.graphs) == 2
 
 
 def test_method_partial_and_lambda():
@@ -102,7 +81,7 @@ def test_closures_share_code_but_not_cells():
             return x * k
         return inner
 
-    backend, x = Counting(), torch.ones(2)
+    backend, x = Recorder(), torch.ones(2)
     compiled = [minicompile.compile(make(k), backend=backend) for k in (2, 3)]
     assert [c(x)[0].item() for c in compiled] == [2.0, 3.0] and [c(x)[0].item() for c in compiled] == [2.0, 3.0]
 
@@ -144,35 +123,35 @@ def test_recompile_reason_is_logged(caplog):
 
 
 def test_several_entries_and_the_limit():
-    backend = Counting()
+    backend = Recorder()
     compiled = minicompile.compile(scaled, backend=backend, dynamic=False)
     for _ in range(2):
         for n in range(2, 10):
             assert torch.equal(compiled(torch.ones(n)), scaled(torch.ones(n)))
-    assert backend.compiled == 8 and backend.ran == 16
+    assert len(backend.graphs) == 8 and backend.ran == 16
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for n in (20, 21, 22, 3):
             assert torch.equal(compiled(torch.ones(n)), scaled(torch.ones(n)))
     messages = [str(w.message) for w in caught if "recompile_limit" in str(w.message)]
     assert len(messages) == 1 and "size mismatch at dimension 0" in messages[0] and "scaled" in messages[0]
-    assert backend.compiled == 8 and backend.ran == 17, "a known size still uses its entry"
+    assert len(backend.graphs) == 8 and backend.ran == 17, "a known size still uses its entry"
 
 
 def test_many_models_of_one_class_do_not_share_the_limit():
-    backend, x = Counting(), torch.randn(2, 4)
+    backend, x = Recorder(), torch.randn(2, 4)
     for n in range(1, 13):
         model = torch.nn.Sequential(torch.nn.Linear(4, n))
         compiled = minicompile.compile(model, backend=backend)
         assert torch.equal(compiled(x), model(x)) and torch.equal(compiled(x), model(x))
-    assert backend.compiled == 12 and backend.ran == 24
+    assert len(backend.graphs) == 12 and backend.ran == 24
     blocks = [minicompile.compile(torch.nn.Sequential(torch.nn.Linear(4, 5)), backend=backend) for _ in range(3)]
-    assert [b(x).shape[1] for b in blocks] == [5] * 3 and backend.compiled == 12, "equal blocks share one entry"
+    assert [b(x).shape[1] for b in blocks] == [5] * 3 and len(backend.graphs) == 12, "equal blocks share one entry"
 
 
 def test_global_attribute_and_mode_changes():
     net, x = Net(), torch.randn(2, 4)
-    backend = Counting()
+    backend = Recorder()
     compiled = minicompile.compile(net, backend=backend)
     compiled.eval()
     assert torch.equal(compiled(x), net(x))
@@ -211,11 +190,11 @@ def test_training_step_matches_eager():
 
 
 def test_stances():
-    backend = Counting()
+    backend = Recorder()
     compiled = minicompile.compile(scaled, backend=backend, dynamic=False)
     with minicompile.set_stance("force_eager"):
         compiled(torch.ones(2))
-    assert backend.ran == backend.compiled == 0
+    assert backend.ran == len(backend.graphs) == 0
     compiled(torch.ones(2))
     with minicompile.set_stance("fail_on_recompile"):
         compiled(torch.ones(2))
@@ -223,9 +202,9 @@ def test_stances():
             compiled(torch.ones(3))
     with minicompile.set_stance("eager_on_recompile"):
         assert torch.equal(compiled(torch.ones(3)), scaled(torch.ones(3)))
-    assert backend.compiled == 1 and backend.ran == 2
+    assert len(backend.graphs) == 1 and backend.ran == 2
     compiled(torch.ones(3))
-    assert backend.compiled == 2
+    assert len(backend.graphs) == 2
 
 
 # ---- modules -------------------------------------------------------------------------------------------------------
@@ -265,10 +244,10 @@ def test_module_copies_and_pickles():
 
 
 def test_library_modules_are_compiled_when_asked_for():
-    backend = Counting()
+    backend = Recorder()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
     compiled, x = minicompile.compile(model, backend=backend), torch.randn(2, 4)
-    assert torch.equal(compiled(x), model(x)) and backend.compiled == backend.ran == 1
+    assert torch.equal(compiled(x), model(x)) and len(backend.graphs) == backend.ran == 1
 
 
 def test_hooks_of_the_module_run():
@@ -299,11 +278,11 @@ def test_graph_breaks_and_fullgraph(capsys):
         print("break")
         return y + 1
 
-    backend, x = Counting(), torch.ones(2)
+    backend, x = Recorder(), torch.ones(2)
     compiled = minicompile.compile(f, backend=backend)
     for _ in range(2):
         assert torch.equal(compiled(x), x * 2 + 1)
-    assert backend.compiled == 2 and capsys.readouterr().out == "break\n" * 2
+    assert len(backend.graphs) == 2 and capsys.readouterr().out == "break\n" * 2
     with pytest.raises(GraphBreakError, match="print"):
         minicompile.compile(f, fullgraph=True, backend="eager")(x)
     assert capsys.readouterr().out == ""
@@ -333,7 +312,7 @@ def test_calls_inside_an_uncompilable_frame_are_compiled():
                 print(end="")
         return results
 
-    backend, x = Counting(), torch.ones(2)
+    backend, x = Recorder(), torch.ones(2)
     result = minicompile.compile(outer, backend=backend)(x)
     assert all(torch.equal(a, b) for a, b in zip(result, outer(x))) and backend.ran >= 3
 
@@ -347,9 +326,9 @@ def test_disable():
     def f(x):
         return plain(x + 1) + 1
 
-    backend, x = Counting(), torch.ones(2)
+    backend, x = Recorder(), torch.ones(2)
     assert torch.equal(minicompile.compile(f, backend=backend)(x), f(x))
-    assert backend.compiled == 2
+    assert len(backend.graphs) == 2
     assert minicompile.compile(plain) is plain
 
     @minicompile.disable(recursive=False)
@@ -409,18 +388,18 @@ def test_dynamic_sizes():
     def f(x):
         return x.sin() * x.shape[0]
 
-    backend = Counting()
+    backend = Recorder()
     compiled = minicompile.compile(f, backend=backend)
     for n in (4, 5, 6, 7, 4):
         assert torch.equal(compiled(torch.ones(n, 3)), f(torch.ones(n, 3)))
-    assert backend.compiled == 2, "the second size makes the dimension a symbol"
+    assert len(backend.graphs) == 2, "the second size makes the dimension a symbol"
     minicompile.reset()
-    x, backend = torch.ones(4, 3), Counting()
+    x, backend = torch.ones(4, 3), Recorder()
     minicompile.mark_dynamic(x, 0)
     compiled = minicompile.compile(f, backend=backend)
     for t in (x, torch.ones(9, 3)):
         assert torch.equal(compiled(t), f(t))
-    assert backend.compiled == 1
+    assert len(backend.graphs) == 1
 
 
 def test_inputs_that_share_memory():
@@ -459,7 +438,7 @@ def test_builtin_callables():
     x, y = torch.tensor([3.5, -2.0]), torch.tensor([2.0, 3.0])
     add = torch.ops.aten.add
     for function in (torch.fmod, torch.Tensor.mul, add, add.Tensor, functools.partial(torch.atan2, other=y)):
-        backend = Counting()
+        backend = Recorder()
         arguments = (x,) if isinstance(function, functools.partial) else (x, y)
         assert torch.equal(minicompile.compile(function, backend=backend, fullgraph=True)(*arguments), function(*arguments))
         assert backend.ran == 1

@@ -16,14 +16,7 @@ from minicompile import driver
 
 SIZES = ((4, 5), (6, 7), (9, 3), (3, 12), (17, 6))
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    with minicompile.config.options({"raise_on_internal_error": True}):
-        minicompile.reset()
-        driver.counters.clear()
-        yield
-    minicompile.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def results_and_gradients(function, args):

@@ -11,17 +11,15 @@ import pytest
 import torch
 
 import minicompile
-from minicompile import advice, driver, frames, logs
+from minicompile import advice, driver, logs
 from minicompile.errors import GraphBreakError, MinicompileError
 
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
-def fresh():
-    minicompile.reset()
-    with minicompile.config.patch(raise_on_internal_error=True):
-        yield
+def logs_restored(fresh):
+    yield
     minicompile.set_logs()
     logging.getLogger("minicompile").propagate = True
 

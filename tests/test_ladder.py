@@ -14,14 +14,7 @@ from minicompile.bench.models import GPT, Bottleneck, GPTConfig
 
 RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp"]
 
-
-@pytest.fixture(autouse=True)
-def clean():
-    minicompile.reset()
-    torch.manual_seed(0)
-    minicompile.config.raise_on_internal_error = True
-    yield
-    minicompile.config.raise_on_internal_error = False
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def run(fn, inputs, seed=7):

@@ -34,15 +34,13 @@ def warned(function, *args) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def fresh(tmp_path, monkeypatch):
-    minicompile.reset()
+def empty_cache(reset, tmp_path, monkeypatch):
     monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_fallback", None)
     monkeypatch.setattr(build, "_loaded", {})
     build.compiler.cache_clear()
     yield
     build.compiler.cache_clear()
-    minicompile.reset()
 
 
 def chain(x):

@@ -5,7 +5,6 @@ Deselected by default, `pytest -m slow tests/test_opinfo.py`: eight samples, the
 
 A wrong answer, or an error where eager has none, fails. Falling back (a graph break, or running eagerly) does not, but `test_coverage` counts it."""
 
-import warnings
 from collections import Counter
 
 import pytest
@@ -14,18 +13,13 @@ import torch
 import minicompile
 from opinfo import NOT_CLOSE, OPERATORS, check_program, dtypes_of, observe, program_of, samples_of
 
+pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = {op.formatted_name: op for op in OPERATORS}
 
 
 @pytest.fixture(autouse=True)
-def quiet():
-    threads = torch.get_num_threads()
+def one_thread(reset):
     torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    minicompile.reset()
-    torch.set_num_threads(threads)
 
 
 def runs_in_eager(program) -> bool:

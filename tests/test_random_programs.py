@@ -6,14 +6,13 @@ is made. `MINICOMPILE_RANDOM_PROGRAMS=2000 pytest tests/test_random_programs.py`
 import os
 import random
 import re
-import warnings
 
 import pytest
 import torch
 
-import minicompile
 from opinfo import Program, check_program
 
+pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.filterwarnings("ignore")]
 COUNT = int(os.environ.get("MINICOMPILE_RANDOM_PROGRAMS", 96))
 PER_TEST = 8
 
@@ -99,14 +98,6 @@ def random_program(seed: int, length: int = 9) -> Program:
     namespace = {"torch": torch}
     exec(compile(text, f"<random program {seed}>", "exec"), namespace)
     return Program(inputs, text, {}, namespace["program"])
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    minicompile.reset()
 
 
 @pytest.mark.parametrize("first", range(0, COUNT, PER_TEST))

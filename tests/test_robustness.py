@@ -27,13 +27,7 @@ from minicompile.ch04_breaks import breaks, resume
 
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    minicompile.reset()
-    yield
-    minicompile.reset()
-    minicompile.set_stance("default")
+pytestmark = pytest.mark.usefixtures("reset")
 
 
 def chain(x):

@@ -11,28 +11,9 @@ import torch
 import minicompile
 from minicompile import frames
 from minicompile.errors import GraphBreakError, MinicompileError
+from recorders import Recorder
 
-
-@pytest.fixture(autouse=True)
-def fresh():
-    minicompile.reset()
-    with minicompile.config.patch(raise_on_internal_error=True):
-        yield
-    minicompile.reset()
-    minicompile.set_stance("default")
-
-
-class Counting:
-    def __init__(self):
-        self.graphs, self.ran = [], 0
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-
-        def run(*inputs):
-            self.ran += 1
-            return gm.forward(*inputs)
-        return run
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Adder:
@@ -94,7 +75,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_what_may_be_compiled(name):
-    target, backend = TARGETS[name], Counting()
+    target, backend = TARGETS[name], Recorder()
     arguments = (torch.ones(3), 2) if name == "method of a C type" else (torch.rand(3),)
     compiled = minicompile.compile(target, backend=backend)
     for _ in range(2):
@@ -123,7 +104,7 @@ def test_methods_and_descriptors_keep_working():
 
     def calls(x):
         return a.decorated(x) + wrapped(x)
-    backend = Counting()
+    backend = Recorder()
     assert torch.equal(minicompile.compile(calls, backend=backend)(x), calls(x)) and len(backend.graphs) == 1
     net = Net()
     expected = net(torch.ones(1, 3))
@@ -204,19 +185,19 @@ def test_disable_says_why_and_keeps_its_meaning():
     with pytest.raises(GraphBreakError, match="talks to a server"):
         minicompile.compile(f, fullgraph=True, backend="eager")(torch.ones(2))
 
-    backend = Counting()
+    backend = Recorder()
 
     @minicompile.disable(recursive=False)
     def only_this(x):
         return helper(x) + 1
     assert torch.equal(minicompile.compile(lambda x: only_this(x), backend=backend)(torch.ones(2)), torch.full((2,), 3.0))
     assert len(backend.graphs) == 1, "helper is compiled"
-    backend = Counting()
+    backend = Recorder()
     wrapped = around(server)                                   # carries copies of the marks of `server`
     minicompile.compile(lambda x: around(lambda y: y.cos())(wrapped(x + 1)), backend=backend)(torch.ones(2))
     assert len(backend.graphs) >= 2
     net = minicompile.disable(Net())
-    backend = Counting()
+    backend = Recorder()
     minicompile.compile(lambda x: net(x * 2) + 1, backend=backend)(torch.ones(1, 3))
     assert len(backend.graphs) == 2 and minicompile.disable(adder.method)(torch.ones(1)).item() == 5
 
@@ -235,7 +216,7 @@ def test_allow_in_graph():
         y = minicompile.compile(f, backend=name, fullgraph=True)(x)
         y.sum().backward()
         assert torch.allclose(y, f(x)) and torch.equal(x.grad, torch.full((3,), 3.0))
-    backend = Counting()
+    backend = Recorder()
     minicompile.compile(f, backend=backend)(torch.ones(1))
     assert [n.target for n in backend.graphs[0].graph.nodes if n.op == "call_function"][1] is opaque
     with pytest.raises(MinicompileError, match="allow_in_graph"):
@@ -268,7 +249,7 @@ def test_custom_operators_and_backends():
 
 
 def test_stances():
-    backend = Counting()
+    backend = Recorder()
     compiled = minicompile.compile(plain, backend=backend, dynamic=False)
     minicompile.set_stance("force_eager")
     compiled(torch.ones(2))
@@ -297,7 +278,7 @@ def test_stances():
 
 
 def test_reset_forgets():
-    backend = Counting()
+    backend = Recorder()
     compiled = minicompile.compile(plain, backend=backend)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

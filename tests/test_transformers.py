@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import minicompile
-from minicompile import frames
+from recorders import Captures
 
 try:
     import transformers
@@ -26,7 +26,8 @@ except ImportError:
     transformers = None
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-pytestmark = pytest.mark.skipif(transformers is None, reason="transformers is not installed: pip install minicompile[test]")
+pytestmark = [pytest.mark.usefixtures("fresh"),
+              pytest.mark.skipif(transformers is None, reason="transformers is not installed: pip install minicompile[test]")]
 
 
 # ---- inputs: functions of (configuration, batch, length) ---------------------------------------------------
@@ -306,37 +307,12 @@ def from_same_state(model, run, *args):
                 b.copy_(before[n])
 
 
-@pytest.fixture(autouse=True)
-def fresh():
-    minicompile.reset()
-    with minicompile.config.patch(raise_on_internal_error=True):
-        yield
-    minicompile.reset()
-
-
-class Recorder:
-    """Counts the graphs and breaks of all that is compiled inside a `with` block."""
-
-    def __enter__(self):
-        self.graphs, self.breaks = [], []
-        frames.observers.append(self.observe)
-        return self
-
-    def observe(self, state, captured):
-        if captured.gm is not None:
-            self.graphs.append(captured.gm)
-        self.breaks.extend(captured.breaks)
-
-    def __exit__(self, *error):
-        frames.observers.remove(self.observe)
-
-
 def check_training(name, backend, tolerance=1e-4):
-    """One training step of an architecture, compiled, against eager. Answers the Recorder."""
+    """One training step of an architecture, compiled, against eager. Answers what was captured."""
     model, inputs = build(name)
     batch = inputs()
     expected = from_same_state(model, step, model, model, batch)
-    with Recorder() as seen:
+    with Captures() as seen:
         compiled = minicompile.compile(model, backend=backend, fullgraph=name not in BROKEN)
         got = from_same_state(model, step, model, compiled, batch)
     check_same(got, expected, tolerance)
@@ -373,7 +349,7 @@ def check_eval(name, sizes, backend="eager"):
     model, inputs = build(name)
     model.eval()
     compiled, first = minicompile.compile(model, backend=backend), 0
-    with Recorder() as seen, torch.no_grad():
+    with Captures() as seen, torch.no_grad():
         for batch, length in sizes:
             kwargs = inputs(batch=batch, length=length)
             check_same(dict(leaves(compiled(**kwargs))), dict(leaves(model(**kwargs))))
@@ -411,7 +387,7 @@ def measure(name) -> dict:
         model, inputs = build(name)
         batch = inputs()
         expected = from_same_state(model, step, model, model, batch)
-        with Recorder() as seen:
+        with Captures() as seen:
             start = time.perf_counter()
             got = from_same_state(model, step, model, minicompile.compile(model, backend="eager"), batch)
             row["seconds"] = round(time.perf_counter() - start, 2)

@@ -1,8 +1,11 @@
-"""The two architectures that the benchmarks train, written to their published descriptions in plain PyTorch.
+"""The architectures that the benchmarks run, written to their published descriptions in plain PyTorch.
 
 GPT: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), pre-norm transformer with
 learned positions and tied embeddings.
 ResNet-50: He et al., "Deep Residual Learning" (2015), with the stride in the 3x3 convolution.
+Llama: Touvron et al., "LLaMA" (2023): RMS norms, rotary positions, gated linear units. It is written the way model
+libraries write it: settings are read from a config object in `forward`, attention is looked up in a table, the
+result is a dataclass. Only the overhead benchmark uses it.
 """
 
 from __future__ import annotations
@@ -103,6 +106,89 @@ class GPT(nn.Module):
         c = self.config
         matmul_parameters = sum(p.numel() for p in self.parameters()) - self.position.weight.numel()
         return batch * c.block_size * (6 * matmul_parameters + 12 * c.layers * c.width * c.block_size)
+
+
+@dataclass
+class LlamaConfig:
+    vocab_size: int = 100
+    width: int = 32
+    layers: int = 16
+    heads: int = 4
+    key_heads: int = 2
+    epsilon: float = 1e-6
+    theta: float = 10000.0
+    attention: str = "sdpa"
+
+
+@dataclass
+class LlamaOutput:
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+
+
+def causal_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+ATTENTION = {"sdpa": causal_attention}
+
+
+def rotated(x, cos, sin):
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.config, self.weight = config, nn.Parameter(torch.ones(config.width))
+
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.epsilon))
+
+
+class LlamaBlock(nn.Module):
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.config, width = config, config.width
+        self.norm1, self.norm2 = RMSNorm(config), RMSNorm(config)
+        self.q = nn.Linear(width, width, bias=False)
+        self.k, self.v = (nn.Linear(width, width // config.heads * config.key_heads, bias=False) for _ in range(2))
+        self.o = nn.Linear(width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+        self.down = nn.Linear(3 * width, width, bias=False)
+
+    def forward(self, x, cos, sin):
+        c, h = self.config, self.norm1(x)
+        q, k, v = (p(h).view(*h.shape[:2], -1, c.width // c.heads).transpose(1, 2) for p in (self.q, self.k, self.v))
+        k, v = (t.repeat_interleave(c.heads // c.key_heads, dim=1) for t in (rotated(k, cos, sin), v))
+        h = ATTENTION[c.attention](rotated(q, cos, sin), k, v).transpose(1, 2).reshape(x.shape)
+        x = x + self.o(h)
+        h = self.norm2(x)
+        return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+
+class Llama(nn.Module):
+    """`forward(tokens, labels=None)`, both int64 [batch, time]: a LlamaOutput."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.config = config
+        self.token = nn.Embedding(config.vocab_size, config.width)
+        self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.layers))
+        self.norm, self.head = RMSNorm(config), nn.Linear(config.width, config.vocab_size, bias=False)
+        size = config.width // config.heads
+        self.register_buffer("frequencies", config.theta ** (-torch.arange(0, size, 2) / size), persistent=False)
+
+    def forward(self, tokens, labels=None, **settings):
+        x = self.token(tokens)
+        angles = torch.arange(tokens.shape[1], device=tokens.device)[:, None] * self.frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        for block in self.blocks[:self.config.layers]:
+            x = block(x, cos=angles.cos(), sin=angles.sin())
+        logits = self.head(self.norm(x))
+        loss = None if labels is None else F.cross_entropy(logits.flatten(0, 1), labels.flatten(), **settings)
+        return LlamaOutput(logits, loss)
 
 
 class Bottleneck(nn.Module):

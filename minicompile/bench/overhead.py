@@ -23,7 +23,7 @@ import torch
 import minicompile
 from minicompile.ch03_capture import hook
 
-from .models import GPT, GPTConfig, ResNet50
+from .models import GPT, GPTConfig, Llama, LlamaConfig, ResNet50
 from .run import environment
 
 
@@ -32,12 +32,24 @@ def two_lines(x, y):
     return z.relu()
 
 
+class Counting(GPT):
+    """A GPT that keeps its last loss and counts its calls."""
+    calls = 0
+
+    def forward(self, tokens, targets):
+        logits, self.last_loss = super().forward(tokens, targets)
+        self.calls += 1
+        return logits, self.last_loss
+
+
 def cases() -> dict:
     """name -> (function or module, arguments). Widths are small: no kernel runs in what is measured."""
     tokens = torch.randint(0, 100, (2, 16))
     return {"two lines": (two_lines, (torch.randn(4), torch.randn(4))),
             "GPT, 12 layers": (GPT(GPTConfig(100, 32, 12, 2, 16)), (tokens, tokens)),
-            "ResNet-50": (ResNet50(), (torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,))))}
+            "ResNet-50": (ResNet50(), (torch.randn(2, 3, 32, 32), torch.randint(0, 10, (2,)))),
+            "Llama, 16 layers": (Llama(LlamaConfig()), (tokens, tokens)),
+            "it writes to itself": (Counting(GPTConfig(100, 32, 12, 2, 16)), (tokens, tokens))}
 
 
 def constant_backend(gm, example_inputs):
@@ -126,7 +138,7 @@ def hook_costs(rounds: int, calls: int = 20_000) -> dict:
         minicompile.reset()
         times["after reset"].append(measure())
         inside, leave = threading.Event(), threading.Event()
-        
+
         def stay():
             inside.set()
             leave.wait()

@@ -69,7 +69,7 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
 # has a placeholder of its own, so running the graph starts by learning the symbols' values, be they numbers
 # or, when tracing again, SymInts and SymFloats.
 
-# %%
+# %% tags=["exercise:last-uses"]
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     """For each node, the values that nothing after it reads."""
     seen: set[fx.Node] = set()
@@ -81,7 +81,7 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
                 dead.setdefault(node, []).append(used)
     return dead
 
-
+# %%
 def map_args(fn: Callable[[Any], Any], args):
     """Apply `fn` to every leaf of a node's arguments (nodes, sizes, constants). Keeps tuples, lists, dicts
     and slices, which pytree would not enter."""

@@ -14,6 +14,7 @@
 # %%
 from __future__ import annotations
 
+import sys
 import weakref
 from collections import Counter
 from dataclasses import dataclass, field
@@ -107,8 +108,8 @@ def watch(cache: EntryCache, entry: Entry) -> None:
     seen = set()
     weak_cache, weak_entry = weakref.ref(cache), weakref.ref(entry)
 
-    def died(_):
-        if weak_cache() is not None and weak_entry() is not None:
+    def died(_, exiting=sys.is_finalizing):           # then there are no globals any more
+        if not exiting() and weak_cache() is not None and weak_entry() is not None:
             drop_entry(weak_cache(), weak_entry())
 
     for guard in entry.guards:

@@ -29,7 +29,8 @@ import torch
 
 from . import guards as g
 from .sources import ConstantSource, FunctionSource, GlobalStateSource, LocalSource, Source, parameter_name
-from .stable import Memo, is_stable, path_to, refresh, root_of, things, watched
+from .stable import (Memo, is_stable, keys_read, path_to, refresh, root_of, things, varying_slots,
+                     watched)
 
 FREE = (LocalSource, FunctionSource, ConstantSource)      # reading one is as cheap as reading a variable
 
@@ -68,6 +69,7 @@ class Emitter:
     constant_names: dict = field(default_factory=dict)     # id (value, for devices) -> name
     prefix: str = "__g"
     outputs: dict | None = None                            # stable source -> position in the memo's answer
+    varying: frozenset = frozenset()                       # slots that are read at each call
 
     def __call__(self, value) -> str:
         """A name for an object in the generated function's globals."""
@@ -83,7 +85,7 @@ class Emitter:
             return self.variables[source]
         if isinstance(source, FREE):
             return source.text()
-        if self.outputs is not None and is_stable(source):
+        if self.outputs is not None and is_stable(source, self.varying):
             return f"__w[{self.outputs.setdefault(source, len(self.outputs))}]"
         base, template = source.parts()
         text = template if base is None else template.replace("{}", self.read(base), 1)
@@ -153,15 +155,16 @@ class CheckText:
     functions: list = field(default_factory=list)
     names: dict = field(default_factory=lambda: {"__refresh": refresh})
 
-    def add_memo(self, name: str, write, parameters, roots: int) -> None:
+    def add_memo(self, name: str, write, parameters, roots: int, keys: tuple = ()) -> None:
         """A memo with the arguments `parameters`, of which `roots` are compared by identity. write(emitter):
-        emits the full check and returns the text of (things, tensors, outputs)."""
+        emits the full check and returns the text of (things, tensors, outputs). keys: what is read of each
+        thing."""
         facts, emitter = twice(write, parameters, prefix=f"{name}_g")
         signature = ", ".join(f"__a{i}" for i in range(len(parameters)))
         body = [*emitter.lines, f"return {facts}"]
         self.functions.append(f"def {name}_full({signature}):\n{indent(body, 4)}")
         self.names.update(emitter.constants)
-        self.names[name] = Memo(roots)
+        self.names[name] = Memo(roots, keys)
 
 
 def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
@@ -169,11 +172,12 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
             f"if {result} is None: {result} = __refresh({name}, {name}_full, {tuple_text(arguments)})"]
 
 
-def check_text(guards, inputs) -> CheckText:
+def check_text(guards, inputs, written=()) -> CheckText:
     guards, result = list(guards), CheckText()
-    stable = [guard for guard in guards if things(guard) is not None]
+    varying = varying_slots(guards, written)
+    stable = [guard for guard in guards if things(guard, varying) is not None]
     world = [guard for guard in guards if isinstance(guard.source, GlobalStateSource)]
-    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and things(guard) is None]
+    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and things(guard, varying) is None]
     done = {id(guard) for guard in (*stable, *world, *loose)}
     outputs: dict = {}
 
@@ -201,18 +205,20 @@ def check_text(guards, inputs) -> CheckText:
     states = Emitter(prefix="__s")
     for guard in world:
         states.check(guard)
-    result.inputs, rest = twice(write_rest, outputs=outputs)
+    result.inputs, rest = twice(write_rest, outputs=outputs, varying=varying)
     result.names.update(states.constants)
     result.names.update(rest.constants)
     if loose:
         result.add_memo("__tensors", write_loose, list(dict.fromkeys(guard.source for guard in loose)), 0)
     if stable or outputs:
         # An ordered set: each thing comes after those that it is reached through
-        on_the_way = dict.fromkeys(thing for guard in stable for thing in things(guard))
+        on_the_way = dict.fromkeys(thing for guard in stable for thing in things(guard, varying))
         on_the_way.update(dict.fromkeys(thing for source in outputs for thing in path_to(source)))
         tensors = [guard.source for guard in stable if guard.kind == "TENSOR_MATCH"]
         roots = list(dict.fromkeys(root_of(source) for source in (*on_the_way, *tensors, *outputs)))
-        result.add_memo("__stable", write_stable, roots, len(roots))
+        read = keys_read(stable, outputs)
+        keys = [tuple(read.get(thing, ())) if read.get(thing, ()) is not None else None for thing in on_the_way]
+        result.add_memo("__stable", write_stable, roots, len(roots), (*(None for _ in watched(stable)), *keys))
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
     result.lines = [*states.lines, *rest.lines]
     return result
@@ -276,13 +282,13 @@ def build_check(guards, input_sources, code, func_globals=None, constants=()):
     return define(text, "__check", namespace, "guards")
 
 
-def build_entry(guards, input_sources, code, func_globals, body: str, namespace: dict):
+def build_entry(guards, input_sources, code, func_globals, body: str, namespace: dict, written=()):
     """One compiled call: entry(function, *frame_args). `__inputs` in the body is the tuple of inputs.
 
     body: statements ending in a return. namespace: what the body names (`__graph`, `__K`, resume
     functions), and `__next`, a one-element list holding the function to call with the same arguments when a
-    guard fails. """
-    check, parameters = check_text(guards, input_sources), frame_parameters(code)
+    guard fails. written: the attributes that the body writes, (source of the object, name)."""
+    check, parameters = check_text(guards, input_sources, written), frame_parameters(code)
     hit = [f"__inputs = {check.inputs}", *body.splitlines()]
     miss = f"__next[0]({', '.join(['__F', *parameters])})"
     name = f"__compiled_{code.co_name}" if code.co_name.isidentifier() else "__compiled_frame"

@@ -40,7 +40,7 @@ try:
     from . import unchanged
 except ImportError:                          # built without CPython's headers: every check is a full one
     class Memo:
-        def __init__(self, roots: int):
+        def __init__(self, roots: int, keys: tuple):
             pass
 
         def __call__(self, *arguments):
@@ -80,14 +80,26 @@ def root_of(source: Source) -> Source:
 
 
 @functools.lru_cache(4096)
-def is_stable(source: Source) -> bool:
-    """Whether `source` is a chain of dictionaries from a root that no other such chain leads to."""
-    if holder(source) is None:
+def is_stable(source: Source, varying: frozenset = frozenset()) -> bool:
+    """Whether `source` is a chain of dictionaries from a root that no other such chain leads to. varying: slots,
+    as `slot` gives them, that every call finds written."""
+    if holder(source) is None or slot(source) in varying:
         return False
     above, _ = root_of(source).parts()
     while above is not None and holder(above) is None:
         above, _ = above.parts()
-    return above is None
+    return above is None and (not varying or holder(holder(source)) is None or is_stable(holder(source), varying))
+
+
+def slot(source: Source) -> tuple | None:
+    """(object, name of the attribute) for the last dictionary read of a stable source; None if there is none."""
+    if isinstance(source, ModuleAttrSource):
+        return source.base, source.attribute
+    if isinstance(source, TupleItemSource):
+        return slot(source.base)
+    if isinstance(source, ItemSource) and isinstance(source.base, InstanceDictSource):
+        return source.base.base, source.key
+    return None
 
 
 def path_to(source: Source) -> list[Source]:
@@ -115,34 +127,91 @@ WATCHED = ("CLASS_ATTR", "FUNCTION")
 FIXED = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device)
 
 
-def things(guard) -> list[Source] | None:
+def things(guard, varying: frozenset = frozenset()) -> list[Source] | None:
     """Sources of the objects and dictionaries to watch, or None for a guard that is not stable."""
     source, kind = guard.source, guard.kind
     if kind == "MODULE_STRUCTURE":
-        if not is_stable(InstanceDictSource(source)):
+        if not is_stable(InstanceDictSource(source), varying):
             return None
-        spec, fields = guard.expected, InstanceDictSource(source)
-        named = [name for name, _ in spec.children] + list(spec.hooks)
-        return [*path_to(source), source, *(ItemSource(fields, name) for name in named)]
+        fields = InstanceDictSource(source)
+        return [*path_to(source), source, *(ItemSource(fields, name) for name in structure(guard))]
     if kind in WATCHED:
         return []
-    if source is None or not is_stable(source):
+    if source is None or not is_stable(source, varying):
         return None
     if kind == "TYPE_MATCH":
         return [*path_to(source), source]
-    if kind == "NO_KEY" and isinstance(source, InstanceDictSource) \
+    if kind == "NO_KEY" and isinstance(source, InstanceDictSource) and (source.base, guard.expected) not in varying \
             or kind in ("ID_MATCH", "TENSOR_MATCH", "TUPLE_LENGTH") \
             or kind == "CONSTANT_MATCH" and type(guard.expected) in FIXED:
         return path_to(source)
-    if kind == "ALIASED" and is_stable(guard.expected):
+    if kind == "ALIASED" and is_stable(guard.expected, varying):
         return [*path_to(source), *path_to(guard.expected)]
     return None
+
+
+def structure(guard) -> list[str]:
+    """The dictionaries of a module that MODULE_STRUCTURE looks at: of children, and of hooks."""
+    return [name for name, _ in guard.expected.children] + list(guard.expected.hooks)
 
 
 def watched(guards) -> list[weakref.ref]:
     """The classes of which attributes were read and the functions that were inlined, for the memo to watch."""
     found = [strongly(guard.expected[0]) for guard in guards if guard.kind in WATCHED]
     return list({id(target): weakref.ref(target) for target in found}.values())
+
+
+# %% [markdown]
+# ## Objects that are written to
+#
+# `self.step += 1` in a model, or `model.epoch = 3` around it, changes the version of a dictionary through which
+# every parameter is read. When `record` finds a dictionary with another version than the time before, it stops
+# to compare the version and compares the values at the keys that guards need: a lookup each, but only for the
+# dictionaries that are written. So the memo is told, for each thing, which keys those are.
+#
+# The written attribute itself has no place in a memo, if the function reads it: its value is new each time.
+# Such **varying** slots are numbers that became inputs of the graph, and what the function itself writes.
+
+# %%
+def keys_read(guards, sources) -> dict[Source, set | None]:
+    """thing -> the keys of its dictionary that these stable guards and sources depend on, None for all of them."""
+    found: dict = {}
+
+    def add(thing, key):
+        keys = found.setdefault(thing, set())
+        if type(key) is not str:
+            found[thing] = None
+        elif keys is not None:
+            keys.add(key)
+
+    def follow(source):
+        if isinstance(source, ModuleAttrSource):
+            add(ItemSource(InstanceDictSource(source.base), source.kind), source.attribute)
+            add(source.base, source.kind)
+        elif slot(source) is not None:
+            add(*slot(source))
+        if holder(source) is not None:
+            follow(holder(source))
+
+    for source in (*sources, *(guard.source for guard in guards if guard.source is not None)):
+        follow(source)
+    for guard in guards:
+        if guard.kind == "NO_KEY":
+            add(guard.source.base, guard.expected)
+        elif guard.kind == "ALIASED":
+            follow(guard.expected)
+        elif guard.kind == "MODULE_STRUCTURE":
+            for name in structure(guard):
+                add(guard.source, name)
+                add(ItemSource(InstanceDictSource(guard.source), name), None)
+    return found
+
+
+def varying_slots(guards, written) -> frozenset:
+    """Slots that differ from call to call. written: those that the function writes, (object, name)."""
+    numbers = (slot(guard.source) for guard in guards
+               if guard.kind == "TYPE_MATCH" and strongly(guard.expected) in (int, float))
+    return frozenset(written).union(found for found in numbers if found is not None)
 
 
 # %% [markdown]

@@ -7,13 +7,15 @@
  *   1. the roots, the first arguments, are the same objects as then;
  *   2. `things` that are reached from them are as they were: a dict by its version, which CPython changes at every write;
  *      an object by its class, the version of that class, and its `__dict__`; a class by its version, a
- *      function by its code and defaults (both given as weak references);
+ *      function by its code and defaults (both given as weak references). A dict that was found written once is
+ *      compared by the values at the keys that guards read, from then on: `model.step += 1` costs no full check;
  *   3. tensors have the class, dtype, device, sizes, strides and flags they had, told by one call of the DLPack exchange
  *      interface, which fills a C struct.
  *
- * All pointers are borrowed: a memo keeps nothing alive. A pointer is followed only after the dict that holds the object
- * was found unchanged; `things` must therefore be given in the order in which they are reached. Versions are never used
- * twice in a process, so that an object that died and another that got its address are told apart.
+ * All pointers are borrowed: a memo keeps nothing alive but numbers and strings. A pointer is followed only after the
+ * dict that holds the object was found unchanged; `things` must therefore be given in the order in which they are
+ * reached. Versions are never used twice in a process, so that an object that died and another that got its address are
+ * told apart; where values are compared, weak references do that.
  */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -125,6 +127,45 @@ static unsigned int type_version(PyTypeObject *type)
     return type->tp_version_tag;
 }
 
+/* ---- slots ------------------------------------------------------------------------------------------------------ */
+
+/* The value at one key of a dict, and what tells it from a later object at the same address: a weak reference; for what
+ * takes none, such as numbers, a strong one. Of a container only the class matters: guards on its contents are evaluated
+ * at every call, or it is a thing of its own. */
+typedef struct { PyObject *key, *value, *keeper; PyTypeObject *type; } Slot;
+
+static int leads_nowhere(PyObject *v)
+{
+    for (Py_ssize_t i = 0; PyTuple_CheckExact(v) && i < PyTuple_GET_SIZE(v); i++)
+        if (PyObject_IS_GC(PyTuple_GET_ITEM(v, i)))
+            return 0;
+    return PyTuple_CheckExact(v) || !PyObject_IS_GC(v);
+}
+
+static int describe_slot(PyObject *dict, PyObject *key, Slot *slot)
+{
+    slot->key = key;
+    slot->value = PyDict_GetItemWithError(dict, key);
+    if (slot->value == NULL)
+        return !PyErr_Occurred();
+    slot->type = Py_TYPE(slot->value);
+    if (PyDict_Check(slot->value) || PyList_Check(slot->value) || PyAnySet_Check(slot->value))
+        return 1;
+    slot->keeper = PyWeakref_NewRef(slot->value, NULL);
+    if (slot->keeper == NULL && leads_nowhere(slot->value))
+        slot->keeper = Py_NewRef(slot->value);
+    return slot->keeper != NULL;
+}
+
+static inline int slot_unchanged(PyObject *dict, const Slot *slot)
+{
+    PyObject *value = PyDict_GetItemWithError(dict, slot->key);
+    if (value != slot->value)
+        return 0;
+    return value == NULL || (Py_TYPE(value) == slot->type &&
+                             (slot->keeper == NULL || slot->keeper == value || PyWeakref_GET_OBJECT(slot->keeper) == value));
+}
+
 /* ---- things ----------------------------------------------------------------------------------------------------- */
 
 typedef struct {
@@ -133,8 +174,10 @@ typedef struct {
     PyObject *code, *defaults; /* of a function; the guards keep what they were */
     PyTypeObject *type;
     unsigned int type_version;
-    PyObject *dict; /* of an object or of a function's keyword-only defaults; NULL if there is none */
+    PyObject *dict; /* the dict, that of an object, or a function's keyword-only defaults; NULL if there is none */
     uint64_t dict_version;
+    Slot *slot; /* instead of the version; NULL if the version is compared */
+    Py_ssize_t slots;
 } Thing;
 
 typedef struct { PyObject *object; Facts facts; } Tensor;
@@ -157,7 +200,37 @@ static PyObject *dict_of(PyObject *object) /* borrowed from the object; NULL if 
     return dict;
 }
 
-static int describe_thing(PyObject *object, Thing *thing)
+static void free_slots(Thing *thing)
+{
+    for (Py_ssize_t i = 0; i < thing->slots; i++)
+        Py_XDECREF(thing->slot[i].keeper);
+    PyMem_Free(thing->slot);
+    thing->slot = NULL;
+    thing->slots = 0;
+}
+
+static void describe_slots(Thing *thing, PyObject *keys)
+{
+    Py_ssize_t count = PyTuple_GET_SIZE(keys);
+    int good = (thing->slot = PyMem_Calloc(count + 1, sizeof(Slot))) != NULL;
+    while (good && thing->slots < count) {
+        good = describe_slot(thing->dict, PyTuple_GET_ITEM(keys, thing->slots), &thing->slot[thing->slots]);
+        thing->slots++;
+    }
+    PyErr_Clear();
+    if (!good)
+        free_slots(thing); /* then the version must do */
+}
+
+/* Whether other values are written to it from call to call, and it is known which of them matter. */
+static int is_written(const Thing *now, const Thing *before, PyObject *keys)
+{
+    return keys != Py_None && before != NULL && before->dict == now->dict &&
+           (before->slot != NULL || before->dict_version != now->dict_version);
+}
+
+/* before: the same thing as the memo knew it, or NULL. keys: a tuple of those that are read, or None for all. */
+static int describe_thing(PyObject *object, Thing *thing, const Thing *before, PyObject *keys)
 {
     thing->object = object;
     if (PyWeakref_Check(object)) {
@@ -178,7 +251,10 @@ static int describe_thing(PyObject *object, Thing *thing)
     }
     if (PyDict_CheckExact(object) || (PyDict_Check(object) && PyDict_GET_SIZE(object) == 0)) {
         thing->kind = DICT;
+        thing->dict = object;
         thing->dict_version = DICT_VERSION(object);
+        if (is_written(thing, before, keys))
+            describe_slots(thing, keys);
         return 1;
     }
     thing->kind = OBJECT;
@@ -190,15 +266,27 @@ static int describe_thing(PyObject *object, Thing *thing)
         if (seen != thing->dict || !settle(object, seen)) /* the class has a `__dict__` of its own making */
             return PyErr_Clear(), 0;
         thing->dict_version = DICT_VERSION(thing->dict);
+        if (is_written(thing, before, keys))
+            describe_slots(thing, keys);
     }
     return (thing->type_version = type_version(thing->type)) != 0;
+}
+
+static inline int dict_unchanged(const Thing *thing)
+{
+    if (thing->slot == NULL)
+        return DICT_VERSION(thing->dict) == thing->dict_version;
+    for (Py_ssize_t i = 0; i < thing->slots; i++)
+        if (!slot_unchanged(thing->dict, &thing->slot[i]))
+            return 0;
+    return 1;
 }
 
 static inline int thing_unchanged(const Thing *thing)
 {
     switch (thing->kind) {
     case DICT:
-        return DICT_VERSION(thing->object) == thing->dict_version;
+        return PyDict_Check(thing->object) && dict_unchanged(thing);
     case CLASS:
         return PyWeakref_GET_OBJECT(thing->object) == (PyObject *)thing->type &&
                thing->type->tp_version_tag == thing->type_version;
@@ -210,8 +298,7 @@ static inline int thing_unchanged(const Thing *thing)
     }
     default:
         return Py_TYPE(thing->object) == thing->type && thing->type->tp_version_tag == thing->type_version &&
-               (thing->dict == NULL ||
-                (dict_of(thing->object) == thing->dict && DICT_VERSION(thing->dict) == thing->dict_version));
+               (thing->dict == NULL || (dict_of(thing->object) == thing->dict && dict_unchanged(thing)));
     }
 }
 
@@ -228,12 +315,15 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     Py_ssize_t roots;  /* so many arguments are compared by identity, the others are tensors */
+    PyObject *keys;    /* for each thing a tuple of the keys that guards read, or None */
     Py_ssize_t hits, records;
     Variant *variants; /* most recently used first */
 } Memo;
 
 static void free_variant(Variant *v)
 {
+    for (Py_ssize_t i = 0; v->thing != NULL && i < v->things; i++)
+        free_slots(&v->thing[i]);
     PyMem_Free(v->root);
     PyMem_Free(v->thing);
     PyMem_Free(v->tensor);
@@ -301,17 +391,21 @@ static PyObject *memo_record(Memo *self, PyObject *args)
     self->records++;
     Py_ssize_t count = PyTuple_GET_SIZE(arguments), loose = count - self->roots, total = 0;
     Py_ssize_t most = self->roots > 0 ? MOST_VARIANTS : MOST_SHAPES;
+    Variant *before = NULL, *v = PyMem_Calloc(1, sizeof(Variant));
+    if (v == NULL)
+        return PyErr_NoMemory();
     for (Variant **at = &self->variants; *at != NULL;) { /* drop what these arguments replace, and the oldest */
         Variant *old = *at;
-        if (++total >= most || (self->roots && same_roots(old, self->roots, &PyTuple_GET_ITEM(arguments, 0), count))) {
+        int same = self->roots && same_roots(old, self->roots, &PyTuple_GET_ITEM(arguments, 0), count);
+        if (same || ++total >= most) {
             *at = old->next;
-            free_variant(old);
+            if (same && before == NULL)
+                before = old;
+            else
+                free_variant(old);
         } else
             at = &old->next;
     }
-    Variant *v = PyMem_Calloc(1, sizeof(Variant));
-    if (v == NULL)
-        return PyErr_NoMemory();
     v->arguments = count;
     v->things = PyTuple_GET_SIZE(things);
     v->tensors = loose + PyTuple_GET_SIZE(tensors);
@@ -324,7 +418,11 @@ static PyObject *memo_record(Memo *self, PyObject *args)
     for (Py_ssize_t i = 0; good && i < self->roots; i++)
         v->root[i] = PyTuple_GET_ITEM(arguments, i);
     for (Py_ssize_t i = 0; good && i < v->things; i++)
-        good = describe_thing(PyTuple_GET_ITEM(things, i), &v->thing[i]);
+        good = describe_thing(PyTuple_GET_ITEM(things, i), &v->thing[i],
+                              before != NULL && before->things == v->things ? &before->thing[i] : NULL,
+                              i < PyTuple_GET_SIZE(self->keys) ? PyTuple_GET_ITEM(self->keys, i) : Py_None);
+    if (before != NULL)
+        free_variant(before);
     for (Py_ssize_t i = 0; good && i < v->tensors; i++) {
         PyObject *t = i < loose ? PyTuple_GET_ITEM(arguments, self->roots + i) : PyTuple_GET_ITEM(tensors, i - loose);
         v->tensor[i].object = t;
@@ -334,8 +432,7 @@ static PyObject *memo_record(Memo *self, PyObject *args)
         v->output[i] = PyTuple_GET_ITEM(outputs, i);
     if (!good) {
         free_variant(v);
-        if (PyErr_Occurred())
-            return NULL;
+        PyErr_Clear();
         Py_RETURN_FALSE;
     }
     v->next = self->variants;
@@ -352,12 +449,14 @@ static PyObject *memo_forget(Memo *self, PyObject *unused)
 static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
     Py_ssize_t roots;
-    if (!PyArg_ParseTuple(args, "n", &roots))
+    PyObject *keys;
+    if (!PyArg_ParseTuple(args, "nO!", &roots, &PyTuple_Type, &keys))
         return NULL;
     Memo *self = (Memo *)type->tp_alloc(type, 0);
     if (self != NULL) {
         self->call = memo_call;
         self->roots = roots;
+        self->keys = Py_NewRef(keys);
     }
     return (PyObject *)self;
 }
@@ -365,6 +464,7 @@ static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
 static void memo_free(PyObject *self)
 {
     forget((Memo *)self);
+    Py_XDECREF(((Memo *)self)->keys);
     Py_TYPE(self)->tp_free(self);
 }
 
@@ -378,7 +478,7 @@ static PyTypeObject memo_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Memo",
     .tp_basicsize = sizeof(Memo),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Memo(roots): memo(*arguments) -> the outputs recorded, or None when something may have changed",
+    .tp_doc = "Memo(roots, keys): memo(*arguments) -> the outputs recorded, or None when something may have changed",
     .tp_new = memo_new,
     .tp_dealloc = memo_free,
     .tp_call = PyVectorcall_Call,

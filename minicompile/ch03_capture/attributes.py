@@ -19,12 +19,13 @@ import torch
 
 from ..ch02_guards.sources import AttrSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .interpreter import (
-    PYTHON, Tracer, call, constant_source, guard, is_library, touch, unsupported)
+    PYTHON, Tracer, call, constant_source, guard, is_library, touch, unless_raised, unsupported)
 from .tensors import tensor_attribute
 from .values import (
     BuiltinVal, CellVal, Const, DELETED, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING,
     MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SuperVal, Table, TensorVal,
-    TupleVal, UserError, Value, ViewVal, boolean, class_of, describe, lookup, user_error)
+    TupleVal, UserError, Value, ViewVal, boolean, class_of, describe, dict_of, is_class, lookup,
+    python_method, user_error)
 from .wrap import guard_keys, part, realize, wrap
 
 GETATTR = Table()
@@ -40,13 +41,7 @@ def get_attribute(tx: Tracer, value: Value, name: str) -> Value:
 
 
 def has_attribute(tx: Tracer, value: Value, name: str) -> bool:
-    try:
-        get_attribute(tx, value, name)
-        return True
-    except UserError as error:
-        if issubclass(error.exc.cls, AttributeError):
-            return False
-        raise
+    return unless_raised(AttributeError, lambda: get_attribute(tx, value, name)) is not None
 
 
 GETATTR[TensorVal] = tensor_attribute
@@ -56,8 +51,8 @@ def special(tx: Tracer, value: Value, name: str, *args) -> Value | None:
     """Call the method `name` that Python would call for an operator, when the program's own class defines it.
 
     None when there is no such method, or one written in C, which the interpreter must know by itself."""
-    method = lookup(value.cls, name) if type(value) in (ObjVal, ExcVal, TupleVal) else MISSING
-    return call(tx, wrap(tx, method), [value, *args]) if isinstance(method, types.FunctionType) else None
+    method = python_method(value.cls, name) if type(value) in (ObjVal, ExcVal, TupleVal) else None
+    return method and call(tx, wrap(tx, method), [value, *args])
 
 
 SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else None
@@ -77,8 +72,8 @@ def no_attribute(value_cls, name, more=""):
 # %%
 @attributes_of(ObjVal)
 def object_attribute(tx, obj, name):
-    own = lookup(obj.cls, "__getattribute__")
-    if not isinstance(own, types.FunctionType):
+    own = python_method(obj.cls, "__getattribute__")
+    if own is None:
         return found_attribute(tx, obj, name)
     try:
         return call(tx, wrap(tx, own), [obj, Const(value=name)])
@@ -112,9 +107,7 @@ def instance_attribute(tx, obj, name, found):
     real, kind = obj.real, type(found)
     at = part(AttrSource, obj.source, name)
     if kind is property:
-        if found.fget is None:
-            no_attribute(obj.cls, name)
-        return call(tx, wrap(tx, found.fget), [obj])
+        return bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
         if real is NEW or not hasattr(real, name):
             guard(tx, obj.source, "NO_ATTR", name)
@@ -122,8 +115,8 @@ def instance_attribute(tx, obj, name, found):
         return wrap(tx, getattr(real, name), at)
     if name == "__dict__":
         return instance_dict(tx, obj)
-    if found is not MISSING and isinstance(getattr(kind, "__set__", None), types.FunctionType):
-        return bind_descriptor(tx, obj, name, found, at)
+    if found is not MISSING and python_method(kind, "__set__"):
+        return bind_unless_shadowed(tx, obj, name, found, at)
     fields = getattr(real, "__dict__", None) if real is not NEW else None
     if fields is not None and name in fields:
         # Cheaper to read than through __getattr__
@@ -136,10 +129,10 @@ def instance_attribute(tx, obj, name, found):
         store_attribute(tx, obj, name, result)
         return result
     if found is not MISSING:
-        return bind_descriptor(tx, obj, name, found, at)
-    if issubclass(obj.cls, torch.nn.Module) and lookup(obj.cls, "__getattr__") is torch.nn.Module.__getattr__:
-        return module_child(tx, obj, name)
+        return bind_unless_shadowed(tx, obj, name, found, at)
     fallback = lookup(obj.cls, "__getattr__")
+    if fallback is torch.nn.Module.__getattr__:
+        return module_child(tx, obj, name)
     if fallback is not MISSING:
         if real is not NEW and obj.source is not None and hasattr(real, "__dict__"):
             guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
@@ -149,26 +142,33 @@ def instance_attribute(tx, obj, name, found):
     no_attribute(obj.cls, name)
 
 
-def bind_descriptor(tx, obj, name, found, at):
-    """A non-data attribute of the class, seen through an instance."""
-    kind = type(found)
+def bind_unless_shadowed(tx, obj, name, found, at):
+    """A non-data attribute of the class: the instance may have one of the same name some day."""
     shadowable = hasattr(obj.real, "__dict__") and type(obj.real) is not type
     if at is not None and shadowable and (name == "forward" or not is_library_class(obj.cls)):
-        # Nobody has shadowed it on the instance
         guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
+    return bind_attribute(tx, obj, name, found, at)
+
+
+BOUND = (functools._lru_cache_wrapper, types.MethodDescriptorType, types.WrapperDescriptorType,
+         types.ClassMethodDescriptorType)
+
+
+def bind_attribute(tx, obj, name, found, at=None):
+    """What `obj.name` is when `found` lies in the class of `obj`: the descriptor protocol."""
+    kind, cls = type(found), class_of(obj)
     if kind is types.FunctionType:
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
-    if kind is functools._lru_cache_wrapper:
-        return MethodVal(func=wrap(tx, found), self=obj)
+    if kind is property:
+        return call(tx, wrap(tx, found.fget), [obj]) if found.fget is not None else no_attribute(cls, name)
     if kind is staticmethod:
         return wrap(tx, found.__func__)
     if kind is classmethod:
-        return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, obj.cls))
-    if kind in (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType):
+        return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, cls))
+    if kind in BOUND:
         return MethodVal(func=wrap(tx, found), self=obj)
-    getter = lookup(kind, "__get__")
-    if isinstance(getter, types.FunctionType):
-        return call(tx, wrap(tx, getter), [wrap(tx, found), obj, wrap(tx, obj.cls)])
+    if getter := python_method(kind, "__get__"):
+        return call(tx, wrap(tx, getter), [wrap(tx, found), obj, wrap(tx, cls)])
     return wrap(tx, found, at if at is not None and not isinstance(at.base, ConstantSource) else None)
 
 
@@ -191,9 +191,9 @@ def instance_dict(tx, obj):
 
 def store_in_dict(tx, obj, key, value):
     """`vars(obj)[key] = value`, or del without a value: an attribute past all that the class has to say."""
-    name = key.value
+    name, kind = key.value, object if value is None else class_of(value)
     if type(obj) is not ObjVal or hasattr(type(lookup(obj.cls, name)), "__set__") or \
-            issubclass(class_of(value) if value is not None else object, (torch.nn.Module, torch.nn.Parameter)):
+            issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
         unsupported(tx, f"writing {name} into the __dict__ of {describe(obj)}")
     if value is None and (obj.real is NEW or name not in obj.real.__dict__):
         del obj.attrs[name]
@@ -274,16 +274,18 @@ def class_attribute(tx, obj, name):
     kind = type(found)
     if found is MISSING or isinstance(cls, enum.EnumMeta):
         return metaclass_attribute(tx, obj, name)
-    if kind is staticmethod:
-        return wrap(tx, found.__func__)
-    if kind is classmethod:
-        return MethodVal(func=wrap(tx, found.__func__), self=obj)
     if name in CLASS_FACTS:
         return wrap(tx, getattr(cls, name))
-    if isinstance(found, (types.FunctionType, property, *C_DESCRIPTORS)):
-        return wrap(tx, found)
+    if isinstance(found, (types.FunctionType, staticmethod, classmethod, property, *C_DESCRIPTORS)):
+        return bind_to_class(tx, obj, found)
     library = kind is types.ClassMethodDescriptorType or is_library_class(cls)
     return wrap(tx, getattr(cls, name), None if library else part(AttrSource, obj.source, name))
+
+
+def bind_to_class(tx, obj, found):
+    if type(found) is classmethod:
+        return MethodVal(func=wrap(tx, found.__func__), self=obj)
+    return wrap(tx, found.__func__ if type(found) is staticmethod else found)
 
 
 def metaclass_attribute(tx, obj, name):
@@ -292,11 +294,12 @@ def metaclass_attribute(tx, obj, name):
     if not hasattr(cls, name):
         guard(tx, obj.source, "NO_ATTR", name)
         user_error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
-    if isinstance(found, types.FunctionType):
-        return MethodVal(func=wrap(tx, found), self=obj)
-    if isinstance(found, property) and isinstance(found.fget, types.FunctionType):
-        return call(tx, wrap(tx, found.fget), [obj])
-    return wrap(tx, getattr(cls, name))
+    return bind_attribute(tx, obj, name, found) if in_python(found) else wrap(tx, getattr(cls, name))
+
+
+def in_python(found) -> bool:
+    """Whether an attribute of a class is a method or a property written in Python."""
+    return isinstance(found.fget if type(found) is property else found, types.FunctionType)
 
 
 FIXED_FACTS = ("__name__", "__qualname__", "__module__", "__code__")
@@ -305,13 +308,11 @@ FIXED_FACTS = ("__name__", "__qualname__", "__module__", "__code__")
 def constant_attribute(tx, obj, name):
     """Attributes of functions, builtins and Enum members."""
     real, found = obj.real, lookup(type(obj.real), name)
-    if isinstance(real, enum.Enum) and type(found) is property and isinstance(found.fget, types.FunctionType):
-        return call(tx, wrap(tx, found.fget), [obj])
+    if isinstance(real, enum.Enum) and in_python(found):
+        return bind_attribute(tx, obj, name, found)
     if not hasattr(real, name):
         no_attribute(type(real), name)
     value = getattr(real, name)
-    if isinstance(value, types.MethodType) and value.__self__ is real:
-        return MethodVal(func=wrap(tx, value.__func__), self=obj)
     if isinstance(value, types.MethodWrapperType):
         return MethodName(self=obj, name=name)
     reread = isinstance(real, types.FunctionType) and name not in FIXED_FACTS
@@ -335,15 +336,16 @@ FIELDS = {
     (MethodName, "__name__"): lambda v: Const(value=v.name),
     (PartialVal, "func"): lambda v: v.func,
     (PartialVal, "args"): lambda v: TupleVal(items=list(v.args)),
-    (PartialVal, "keywords"): lambda v: DictVal(items=dict_of(v.kwargs).items),
+    (PartialVal, "keywords"): lambda v: dict_of(v.kwargs),
     (FuncVal, "__name__"): lambda v: Const(value=v.name),
     (FuncVal, "__qualname__"): lambda v: Const(value=v.name),
     (FuncVal, "__module__"): lambda v: Const(value=v.globals.get("__name__")),
     (FuncVal, "__doc__"): lambda v: Const(value=docstring(v.code)),
-    (FuncVal, "__dict__"): lambda v: dict_of({k: a for k, a in v.attrs.items() if k not in ("__annotations__", "__doc__")}),
+    (FuncVal, "__dict__"): lambda v: dict_of(
+        {k: a for k, a in v.attrs.items() if k not in ("__annotations__", "__doc__")}, owner=NONE),
     (FuncVal, "__type_params__"): lambda v: TupleVal(),
     (FuncVal, "__code__"): lambda v: Const(value=v.code),
-    (FuncVal, "__kwdefaults__"): lambda v: DictVal(items=dict_of(v.kwdefaults).items) if v.kwdefaults else NONE,
+    (FuncVal, "__kwdefaults__"): lambda v: dict_of(v.kwdefaults) if v.kwdefaults else NONE,
     (FuncVal, "__annotations__"): lambda v: v.attrs.setdefault("__annotations__", DictVal()),
     (FuncVal, "__defaults__"): lambda v: TupleVal(items=list(v.defaults)) if v.defaults else NONE,
     (ViewVal, "mapping"): lambda v: v.of,
@@ -353,13 +355,8 @@ FIELDS = {
     (ExcVal, "__suppress_context__"): lambda v: boolean(v.cause is not None),
     (ExcVal, "with_traceback"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: v),
     (ExcVal, "add_note"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: add_note(v, *args)),
-    (ExcVal, "__dict__"): lambda v: dict_of(v.attrs),
+    (ExcVal, "__dict__"): lambda v: dict_of(v.attrs, owner=NONE),
 }
-
-
-def dict_of(named: dict) -> DictVal:
-    """The `__dict__` of a function or an exception, which is only read."""
-    return DictVal(items={k: [Const(value=k), v] for k, v in named.items()}, owner=NONE)
 
 
 def add_note(exc, note):
@@ -372,8 +369,7 @@ def docstring(code):
     return first if isinstance(first, str) else None
 
 
-@attributes_of(Const, ListVal, SetVal, DictVal, ViewVal, IterVal, GenVal, SliceVal, MethodName, PartialVal, FuncVal,
-               ExcVal)
+@attributes_of(Const, ListVal, SetVal, ViewVal, IterVal, GenVal, SliceVal, MethodName)
 def plain_attribute(tx, value, name):
     cls = class_of(value)
     if (type(value), name) in FIELDS:
@@ -401,6 +397,9 @@ def function_attribute(tx, value, name):
     return value.attrs[name] if name in value.attrs else plain_attribute(tx, value, name)
 
 
+NAMING = (AttributeError, ImportError, NameError)
+
+
 @attributes_of(ExcVal)
 def exception_attribute(tx, value, name):
     if name in value.attrs:
@@ -414,19 +413,15 @@ def exception_attribute(tx, value, name):
     found = lookup(value.cls, name)
     if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and not fallback_of(value.cls):
         return plain_attribute(tx, value, name)
-    if isinstance(found, types.MemberDescriptorType) and issubclass(value.cls, (AttributeError, ImportError, NameError)):
+    if isinstance(found, types.MemberDescriptorType) and issubclass(value.cls, NAMING):
         return NONE                              # `name`, `obj`, `path`: only Python itself sets them
     if isinstance(found, (*C_DESCRIPTORS, types.ClassMethodDescriptorType)) or found is MISSING:
         unsupported(tx, f"the attribute {name} of an exception")
-    if type(found) is property:
-        return call(tx, wrap(tx, found.fget), [value])
-    return bind_descriptor(tx, ObjVal(real=NEW, cls=value.cls), name, found, None) \
-        if type(found) is not types.FunctionType else MethodVal(func=wrap(tx, found), self=value)
+    return bind_attribute(tx, value, name, found)
 
 
 def fallback_of(cls) -> bool:
-    return lookup(cls, "__getattr__") is not MISSING or isinstance(lookup(cls, "__getattribute__"),
-                                                                   types.FunctionType)
+    return lookup(cls, "__getattr__") is not MISSING or python_method(cls, "__getattribute__") is not None
 
 
 @attributes_of(MethodVal)
@@ -455,15 +450,9 @@ def tuple_attribute(tx, value, name):
     if hasattr(cls, "n_sequence_fields") and isinstance(found, types.MemberDescriptorType):
         positions = cls(range(cls.n_sequence_fields))
         return realize(tx, value.items[getattr(positions, name)])
-    if isinstance(found, types.FunctionType):
-        return MethodVal(func=wrap(tx, found), self=value)
-    if type(found) is property:
-        return call(tx, wrap(tx, found.fget), [value])
-    if type(found) is classmethod:
-        return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, cls))
     if found is MISSING or name == "__class__" or isinstance(found, C_DESCRIPTORS):
         return plain_attribute(tx, value, name)
-    return wrap(tx, found)
+    return bind_attribute(tx, value, name, found)
 
 
 # %% [markdown]
@@ -475,40 +464,21 @@ def tuple_attribute(tx, value, name):
 @attributes_of(SuperVal)
 def super_attribute(tx, value, name):
     obj = value.self
-    if isinstance(getattr(obj, "real", None), type) and issubclass(value.cls, type):
-        return metaclass_super(tx, value, name)
-    is_class = isinstance(getattr(obj, "real", None), type) and issubclass(obj.real, value.cls)
-    cls = obj.real if is_class else class_of(obj)
-    order = cls.__mro__
-    behind = [base for base in order[order.index(value.cls) + 1:] if name in base.__dict__]
-    if not behind:
+    on_class = is_class(obj) and issubclass(obj.real, value.cls)
+    order = (obj.real if on_class else class_of(obj)).__mro__
+    behind = (vars(base) for base in order[order.index(value.cls) + 1:])
+    found = next((names[name] for names in behind if name in names), MISSING)
+    if found is MISSING:
         user_error(AttributeError, f"'super' object has no attribute '{name}'")
-    found = behind[0].__dict__[name]
-    if name == "__new__":
-        return wrap(tx, found.__func__ if isinstance(found, staticmethod) else found)
-    if is_class and isinstance(found, types.ClassMethodDescriptorType):
-        return BuiltinVal(name=name, call=lambda tx, args, kwargs: NONE if name == "__init_subclass__" and not (
-            args or kwargs) else unsupported(tx, f"{found.__objclass__.__name__}.{name}"))
-    if is_class:
-        func = found.__func__ if isinstance(found, (classmethod, staticmethod)) else found
-        return MethodVal(func=wrap(tx, func), self=obj) if isinstance(found, classmethod) else wrap(tx, func)
-    if type(found) is property:
-        return call(tx, wrap(tx, found.fget), [obj])
+    if on_class and isinstance(found, types.ClassMethodDescriptorType):
+        nothing = name == "__init_subclass__"        # object's own
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: NONE if nothing and not (args or kwargs)
+                          else unsupported(tx, f"{found.__objclass__.__name__}.{name}"))
+    if on_class or name == "__new__":
+        return bind_to_class(tx, obj, found)
     if isinstance(obj, (DictVal, ListVal, TupleVal)) and not isinstance(found, types.FunctionType):
         return MethodName(self=obj, name=name)
-    return bind_descriptor(tx, obj, name, found, None)
-
-
-def metaclass_super(tx, value, name):
-    """super() in a method of a metaclass: behind its classes comes `type`."""
-    order = type(value.self.real).__mro__
-    found = next(base.__dict__[name] for base in order[order.index(value.cls) + 1:] if name in base.__dict__)
-    if isinstance(found, types.FunctionType):
-        return MethodVal(func=wrap(tx, found), self=value.self)
-    if found is not type.__call__:
-        unsupported(tx, f"type.{name}")
-    from .calls import make_instance
-    return BuiltinVal(name="type.__call__", call=lambda tx, args, kwargs: make_instance(tx, value.self, args, kwargs))
+    return bind_attribute(tx, obj, name, found)
 
 
 # %% [markdown]
@@ -531,7 +501,7 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     if type(obj) is ExcVal and value is not None and obj.real is None:
         set_exception_attribute(tx, obj, name, value)
         return
-    if type(obj) is ObjVal and isinstance(obj.real, type) and obj.real in tx.made_classes:
+    if is_class(obj) and obj.real in tx.made_classes:
         from .classes import set_class_attribute
         set_class_attribute(tx, obj, name, value)
         return
@@ -553,8 +523,8 @@ def set_exception_attribute(tx, exc, name, value):
         setattr(exc, name.strip("_"), None if value is NONE else value)
     elif name == "__traceback__":
         pass                                     # the trace has none
-    elif name.startswith("__") or name == "args" or found is not MISSING and hasattr(type(found), "__set__") or \
-            isinstance(lookup(exc.cls, "__setattr__"), types.FunctionType):
+    elif name.startswith("__") or name == "args" or hasattr(type(found), "__set__") or \
+            python_method(exc.cls, "__setattr__"):
         unsupported(tx, f"setting {name} of an exception")
     else:
         exc.attrs[name] = value
@@ -568,15 +538,11 @@ def store_attribute(tx, obj, name, value):
             user_error(AttributeError, f"property '{name}' of '{obj.cls.__name__}' object has no setter")
         call(tx, wrap(tx, setter), [obj, *arguments])
         return
-    setter = getattr(type(found), "__set__", None)
-    if isinstance(setter, types.FunctionType) and value is not None:
-        call(tx, wrap(tx, setter), [wrap(tx, found), obj, value])
+    hook = python_method(type(found), "__delete__" if value is None else "__set__")
+    if hook is not None:
+        call(tx, wrap(tx, hook), [wrap(tx, found), obj, *arguments])
         return
-    deleter = lookup(type(found), "__delete__") if value is None else MISSING
-    if isinstance(deleter, types.FunctionType):
-        call(tx, wrap(tx, deleter), [wrap(tx, found), obj])
-        return
-    if setter is not None and type(found) is not types.MemberDescriptorType:
+    if hasattr(type(found), "__set__") and type(found) is not types.MemberDescriptorType:
         unsupported(tx, f"the descriptor {name} of {obj.cls.__name__}")
     if name in ("__class__", "__dict__"):
         unsupported(tx, f"assigning {name}")

@@ -27,17 +27,17 @@ from .attributes import (
 from .calls import HANDLED, handles
 from .interpreter import call, location, unsupported
 from .iterate import iterate, length, next_value, unless_raised, unpack, values_of
-from .methods import dict_update, result_of, sort_values, stop_iteration
+from .methods import dict_update, items_of_set, result_of, sort_values, stop_iteration
 from .opcodes import read_cell, read_local
 from .operations import (
     BINARY, COMPARE, METHODS, as_python, binary, compare, contains, delete_item, fold, get_item, identical,
     python_operator, set_item, specialize, truth, unary, user_errors)
 from .tensors import emit, emit_float
 from .values import (
-    BuiltinVal, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal,
-    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, describe, lookup,
-    user_error)
-from .wrap import guard_keys, key_of, wrap
+    BuiltinVal, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE,
+    ObjVal, PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, describe,
+    lookup, python_method, user_error)
+from .wrap import guard_keys, wrap
 
 ZERO, EMPTY = Const(value=0), TupleVal()
 
@@ -50,19 +50,12 @@ HANDLED.update({
     list: lambda tx, items=EMPTY: ListVal(items=unpack(tx, items)),
     torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
     tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real),
-    set: lambda tx, items=EMPTY: set_of(tx, items, set),
-    frozenset: lambda tx, items=EMPTY: set_of(tx, items, frozenset),
+    set: lambda tx, items=EMPTY: SetVal(items=items_of_set(tx, items)),
+    frozenset: lambda tx, items=EMPTY: SetVal(items=items_of_set(tx, items), cls=frozenset),
     dict: lambda tx, *args, **kwargs: fill(tx, DictVal(), args, kwargs),
     collections.OrderedDict: lambda tx, *args, **kwargs: fill(
         tx, DictVal(cls=collections.OrderedDict), args, kwargs),
 })
-
-
-def set_of(tx, items, cls):
-    found = {}
-    for item in unpack(tx, items):
-        found.setdefault(key_of(tx, item), item)
-    return SetVal(items=found, cls=cls)
 
 
 def fill(tx, dictionary, args, kwargs):
@@ -189,9 +182,9 @@ def printable(tx, value):
     if kind in (ListVal, TupleVal) and value.cls in (list, tuple):
         return value.cls(printable(tx, v) for v in unpack(tx, value))
     if kind is DictVal and value.cls in (dict, collections.OrderedDict):
-        pairs = [tuple(printable(tx, v) for v in row.items) for row in unpack(tx, METHODS[DictVal, "items"](tx, value))]
-        return value.cls(pairs)
-    if kind in (ObjVal, TupleVal, ExcVal) and any(isinstance(lookup(value.cls, m), types.FunctionType) for m in (
+        rows = unpack(tx, METHODS[DictVal, "items"](tx, value))
+        return value.cls([tuple(printable(tx, v) for v in row.items) for row in rows])
+    if kind in (ObjVal, TupleVal, ExcVal) and any(python_method(value.cls, m) for m in (
             "__repr__", "__str__", "__format__")):
         return Shown(tx, value)
     return as_python(tx, value)
@@ -212,7 +205,7 @@ def format_method(tx, text, /, *args, **kwargs):
 @METHODS.of((Const, "__mod__"))
 def printf(tx, text, value):
     if type(text.value) is not str:
-        return fold(tx, operator.mod, [text, value])
+        return None
     if type(value) is not TupleVal:
         return fold_text(tx, text.value.__mod__, [value])
     with user_errors():
@@ -243,7 +236,7 @@ for _function, _methods in {str: ("__str__", "__repr__"), repr: ("__repr__",), a
 def to_format(tx, value, spec=Const(value="")):
     if type(value) is not ObjVal:
         return text_handler(format, ())(tx, value, spec)
-    if not identical(spec, Const(value="")) and not hasattr(lookup(value.cls, "__format__"), "__code__"):
+    if not identical(spec, Const(value="")) and not python_method(value.cls, "__format__"):
         unsupported(tx, "format() of an object")
     return special(tx, value, "__format__", spec) or HANDLED[str](tx, value)
 
@@ -269,7 +262,7 @@ class Hashed:
 
 def hash_of(tx, value) -> int:
     """hash(value), where it does not depend on an address."""
-    if type(value) is TupleVal and not isinstance(lookup(value.cls, "__hash__"), types.FunctionType):
+    if type(value) is TupleVal and not python_method(value.cls, "__hash__"):
         return hash(tuple(Hashed(hash_of(tx, item)) for item in unpack(tx, value)))
     result = special(tx, value, "__hash__")
     if result is None and class_of(value).__hash__ is None:
@@ -383,10 +376,10 @@ def filtered(tx, function, items):
 
 @handles(reversed)
 def reverse(tx, items):
+    cls = class_of(items)
     if type(items) is not ObjVal:
-        if class_of(items) in (set, frozenset) or not hasattr(class_of(items), "__reversed__") and not hasattr(
-                class_of(items), "__getitem__"):
-            user_error(TypeError, f"'{class_of(items).__name__}' object is not reversible")
+        if not hasattr(cls, "__reversed__") and not hasattr(cls, "__getitem__"):
+            user_error(TypeError, f"'{cls.__name__}' object is not reversible")
         return IterVal(it=(v for v in unpack(tx, items)[::-1]))
     result = special(tx, items, "__reversed__")
     if result is not None:
@@ -445,13 +438,6 @@ for _function in (itertools.product, itertools.combinations, itertools.permutati
 # ## Classes and attributes
 
 # %%
-@handles(type)
-def type_of(tx, value, *more):
-    if more:
-        unsupported(tx, "making a class")
-    return wrap(tx, class_of(value))
-
-
 @handles(isinstance)
 def is_instance(tx, value, classes):
     classes = as_python(tx, classes)
@@ -575,7 +561,8 @@ HANDLED.update({
     operator.is_: lambda tx, a, b: boolean(identical(a, b)),
     operator.is_not: lambda tx, a, b: boolean(not identical(a, b)),
     operator.contains: lambda tx, a, b: boolean(contains(tx, a, b)),
-    operator.index: lambda tx, a: a if type(a) is SymVal and class_of(a) is int else fold(tx, operator.index, [a]),
+    operator.index: lambda tx, a: a if type(a) is SymVal and class_of(a) is int
+    else fold(tx, operator.index, [a]),
 })
 
 
@@ -593,8 +580,8 @@ for _function in (globals, eval, exec, compile, open, input):
 
 
 def needs_frame(function):
-    """A debugger shows the frame it is called from, so that frame must be the user's own. In a callee this is a
-    break like any other; the callee then comes here as a frame of its own."""
+    """A debugger shows the frame it is called from, so that frame must be the user's own. In a callee this is
+    a break like any other; the callee then comes here as a frame of its own."""
     def skip(tx, *args, **kwargs):
         reason = f"{function.__name__}() needs the frame of its caller"
         if len(tx.frames) == 1:

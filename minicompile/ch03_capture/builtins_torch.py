@@ -17,13 +17,11 @@ from .. import marks
 from .builtins_ import folded
 from .calls import HANDLED, handles
 from .contexts import fresh, make_context
-from .interpreter import is_library, location, unsupported
+from .interpreter import is_library, location
 from .methods import call_method
 from .operations import fold, identical, truth
 from .tensors import emit, make_tensor, name_device
-from .values import (
-    Const, DictVal, ExcVal, FuncVal, ListVal, NEW, NONE, ObjVal, SetVal, TensorVal, TupleVal, UserError,
-    boolean, describe)
+from .values import Const, NONE, ObjVal, TensorVal, boolean, user_error
 
 
 def constant_answer(answer):
@@ -52,7 +50,8 @@ def setting(function):
     def handler(tx, *args, **kwargs):
         result = fold(tx, function, args, kwargs)
         if not kwargs and not tx.contexts and type(result) is Const:
-            tx.guards.add(None, "ANSWER", (function, tuple(a.value for a in args), result.value), location(tx))
+            question = function, tuple(a.value for a in args)
+            tx.guards.add(None, "ANSWER", (*question, result.value), location(tx))
         return result
     return handler
 
@@ -62,10 +61,12 @@ for _function in (
         torch.can_cast, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available,
         torch.cuda.device_count, torch.broadcast_shapes):
     HANDLED[_function] = folded(_function)
-for _name in ("get_autocast_dtype", "is_autocast_cache_enabled", "is_deterministic_algorithms_warn_only_enabled",
-              "get_float32_matmul_precision", "get_num_threads", "get_num_interop_threads", "is_anomaly_enabled",
-              "is_anomaly_check_nan_enabled", "get_deterministic_debug_mode", "is_warn_always_enabled"):
-    HANDLED[getattr(torch, _name)] = setting(getattr(torch, _name))
+for _function in (
+        torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_float32_matmul_precision,
+        torch.is_deterministic_algorithms_warn_only_enabled, torch.get_num_threads, torch.is_anomaly_enabled,
+        torch.get_num_interop_threads, torch.is_anomaly_check_nan_enabled, torch.is_warn_always_enabled,
+        torch.get_deterministic_debug_mode):
+    HANDLED[_function] = setting(_function)
 
 
 # %% [markdown]
@@ -97,7 +98,7 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 @handles(torch._assert)
 def torch_assert(tx, condition, message):
     if not truth(tx, condition):
-        raise UserError(ExcVal(cls=AssertionError, args=[message]))
+        user_error(AssertionError, message)
 
 
 # %% [markdown]

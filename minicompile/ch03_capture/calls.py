@@ -17,22 +17,24 @@ import math
 import reprlib
 import types
 import typing
-import weakref
 
+import numpy
 import torch
 
 from .. import marks
 from ..ch01_graphs.floats import MATH
-from ..ch02_guards.sources import AttrSource, CallSource, ItemSource
-from .attributes import found_attribute, get_attribute, store_attribute
+from ..ch02_guards.guards import HEAP_TYPE
+from ..ch02_guards.sources import AttrSource, ItemSource
+from .attributes import NAMING, found_attribute, get_attribute, store_attribute
 from .contexts import ContextExit, make_context
-from .interpreter import CALLS, Tracer, call, constant_source, guard, inline, is_library, location, unsupported
+from .interpreter import CALLS, Tracer, call, constant_source, inline, is_library, location, unsupported
 from .methods import call_method
-from .operations import fold, user_errors
+from .operations import as_python, fold, user_errors
 from .tensors import call_graph_function, emit_float, is_graph_function
 from .values import (
-    BIRTHS, BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, MISSING, MethodName, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    PartialVal, SymVal, Table, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, MISSING, MethodName, MethodVal,
+    NEW, NONE, NotConstant, ObjVal, PartialVal, SymVal, Table, TupleVal, Value, boolean, class_of, describe,
+    lookup, python_method, user_error)
 from .wrap import dict_contents, is_made_per_call, part, wrap
 
 
@@ -91,53 +93,33 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if is_graph_function(real) and not (
             kind is types.FunctionType and any(type(v) in NO_ARGUMENT for v in (*args, *kwargs.values()))):
         return call_graph_function(tx, real, args, kwargs)
-    if kind is types.FunctionType:
-        return inline_function(tx, function, args, kwargs)
+    if kind in REAL_CALLS:
+        return REAL_CALLS[kind](tx, function, args, kwargs)
     if issubclass(function.cls, torch.nn.Module):
         return call_module(tx, function, args, kwargs)
-    if kind in (types.MethodDescriptorType, types.WrapperDescriptorType) and args:
-        return call_descriptor(tx, real, args, kwargs)
-    if kind is types.BuiltinFunctionType:
-        return call_builtin(tx, real, args, kwargs)
-    if kind is functools._lru_cache_wrapper:
-        return call_cached(tx, real, args, kwargs)
-    if kind is weakref.ReferenceType:
-        return wrap(tx, real(), part(CallSource, function.source, "__call__"))
-    method = lookup(function.cls, "__call__")
-    if isinstance(method, types.FunctionType):
+    if method := python_method(function.cls, "__call__"):
         return call(tx, wrap(tx, method), [function, *args], kwargs)
     if (getattr(real, "__module__", None) or kind.__module__).split(".")[0] == "numpy" and real is not NEW:
-        from .library import call_numpy
-        result = call_numpy(tx, real, args, kwargs)
-        if result is not None:
-            return result
-    if method is MISSING:
+        return call_numpy(tx, real, args, kwargs)
+    if lookup(function.cls, "__call__") is MISSING:
         user_error(TypeError, f"'{function.cls.__name__}' object is not callable")
     unsupported(tx, f"a call of {describe(function)}")
 
 
-def call_cached(tx, real, args, kwargs):
-    """A function with an lru_cache. What it does, it does once for the same arguments, so with objects that are known
-    now it is called now; the program would only find the answer. Other calls are inlined, as are those after a write."""
-    known = [v for v in (*args, *kwargs.values()) if type(v) is Const
-             or type(v) is ObjVal and v.real is not NEW and not v.attrs and not isinstance(v.real, torch.nn.Module)]
-    if len(known) == len(args) + len(kwargs) and not tx.dirty and not tx.global_writes:
-        with user_errors():
-            result = real(*(known_object(v) for v in args), **{k: known_object(v) for k, v in kwargs.items()})
-        if type(result) in CONSTANT_TYPES:
-            for value in known:
-                if type(value) is ObjVal:
-                    guard(tx, value.source, "ID_MATCH", value.real)
-            return Const(value=result)
-    since, tx.pure_since = tx.pure_since, next(BIRTHS)
+REAL_CALLS = Table()                 # class of a real callable -> function(tx, callee, args, kwargs)
+
+
+def call_numpy(tx, function, args, kwargs) -> Value:
+    """NumPy is not traced. Functions of constants are called, if what they give is a number: an array could
+    be changed later."""
     try:
-        return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
-    finally:
-        tx.pure_since = since
-
-
-def known_object(value):
-    return value.value if type(value) is Const else value.real
+        python = [as_python(tx, a) for a in args], {k: as_python(tx, v) for k, v in kwargs.items()}
+        result = function(*python[0], **python[1])
+    except Exception:                            # raise it, or call it, at run time
+        result = None
+    if not isinstance(result, (numpy.generic, int, float, numpy.dtype)):
+        unsupported(tx, f"a call of NumPy's {getattr(function, '__name__', function)}")
+    return Const(value=result)
 
 
 def call_handler(tx, name, handler, args, kwargs):
@@ -161,6 +143,7 @@ def call_handler(tx, name, handler, args, kwargs):
 # `__K[3]["scale"]`.
 
 # %%
+@REAL_CALLS.of(types.FunctionType)
 def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     real = function.real
     code, source = real.__code__, function.source
@@ -168,10 +151,13 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call(tx, wrap(tx, compiled), args, kwargs)
     if marks.is_disabled(real):
         because = marks.own_mark(real, marks.DISABLED)
-        unsupported(tx, f"{real.__qualname__} is disabled for compilation" + (f": {because}" if because else ""))
+        why = f": {because}" if because else ""
+        unsupported(tx, f"{real.__qualname__} is disabled for compilation{why}")
     if getattr(real, marks.CONSTANT, False) is True:
         return call_handler(tx, describe(function), lambda tx, *args, **kwargs: fold(tx, real, args, kwargs),
                             args, kwargs)
+    if real.__module__ == "torch._dynamo.mutation_guard":       # `Module.__init__`, once torch.compile has run:
+        return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)      # it counts modules
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     if code in RECURSION_CHECKS:
@@ -259,7 +245,9 @@ PURE_MODULES = frozenset(("math", "cmath", "_operator", "_struct", "_bisect", "u
 PURE_CLASSES = (dict, int, float, bytes, str)
 
 
-def call_builtin(tx: Tracer, real, args, kwargs) -> Value:
+@REAL_CALLS.of(types.BuiltinFunctionType)
+def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+    real = function.real
     owner = real.__self__                        # the module of a function, the object of a bound method
     if isinstance(owner, types.ModuleType):
         pure = owner.__name__ in PURE_MODULES
@@ -280,9 +268,15 @@ def call_builtin(tx: Tracer, real, args, kwargs) -> Value:
     unsupported(tx, f"a call of the C function {real.__module__ or ''}.{real.__qualname__}")
 
 
-def call_descriptor(tx: Tracer, real, args, kwargs) -> Value:
+@REAL_CALLS.of(types.MethodDescriptorType, types.WrapperDescriptorType)
+def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     """An unbound C method: `torch.Tensor.add(x, y)`, `list.append(l, 1)`, `object.__setattr__(o, n, v)`."""
+    real = function.real
+    if not args:
+        unsupported(tx, f"{describe(function)}() without an object")
     owner, name, self = real.__objclass__, real.__name__, args[0]
+    if real is type.__call__:
+        return make_instance(tx, self, args[1:], kwargs)
     if owner is object:
         if name not in OBJECT_METHODS:
             unsupported(tx, f"object.{name}")
@@ -319,13 +313,12 @@ OBJECT_METHODS = {
 # %%
 FOLDED_CLASSES = (torch.device, torch.finfo, torch.iinfo, complex, bytes, type)
 REFUSED_CLASSES = (torch.Tensor, torch.autograd.Function)
-IS_HEAP_TYPE = 1 << 9                # CPython's flag of classes made by a `class` statement
 
 
 def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
-    metaclass_call = lookup(type(function.real), "__call__")
-    if isinstance(metaclass_call, types.FunctionType) and not isinstance(function.real, enum.EnumMeta):
-        return call(tx, wrap(tx, metaclass_call), [function, *args], kwargs)
+    of_metaclass = python_method(type(function.real), "__call__")
+    if of_metaclass is not None and not isinstance(function.real, enum.EnumMeta):
+        return call(tx, wrap(tx, of_metaclass), [function, *args], kwargs)
     return make_instance(tx, function, args, kwargs)
 
 
@@ -342,31 +335,31 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
             return fold(tx, cls, args, kwargs)
         except NotConstant:
             unsupported(tx, f"{cls.__name__}() of something that is no constant")
-    new, init = lookup(cls, "__new__"), lookup(cls, "__init__")
+    new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
     if typing.is_typeddict(cls):
         return HANDLED[dict](tx, *args, **kwargs)
-    if issubclass(cls, tuple) and hasattr(cls, "_fields") and not isinstance(init, types.FunctionType):
+    if issubclass(cls, tuple) and hasattr(cls, "_fields") and init is None:
         return make_named_tuple(tx, cls, args, kwargs)
     if issubclass(cls, dict) and new is dict.__new__:
         base = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
         obj = ObjVal(real=NEW, cls=cls, contents=DictVal(cls=base))
         call(tx, get_attribute(tx, obj, "__init__"), args, kwargs)
         return obj
-    if type(new) is staticmethod and isinstance(new.__func__, types.FunctionType) and not issubclass(
-            cls, REFUSED_CLASSES) and typing.Generic not in cls.__mro__[:-1] or cls in tx.made_classes and \
-            type(new) is staticmethod:
-        made = call(tx, wrap(tx, new.__func__), [function, *args], kwargs)
-        if type(made) is ObjVal and issubclass(made.cls, cls) and isinstance(init, types.FunctionType):
+    own_new = new.__func__ if type(new) is staticmethod else None
+    refused = issubclass(cls, (*REFUSED_CLASSES, typing.Generic))
+    if isinstance(own_new, types.FunctionType) and not refused or own_new and cls in tx.made_classes:
+        made = call(tx, wrap(tx, own_new), [function, *args], kwargs)
+        if type(made) is ObjVal and issubclass(made.cls, cls) and init is not None:
             call(tx, wrap(tx, init), [made, *args], kwargs)
         return made
-    if issubclass(cls, REFUSED_CLASSES) or new is not object.__new__ or not cls.__flags__ & IS_HEAP_TYPE \
+    if issubclass(cls, REFUSED_CLASSES) or new is not object.__new__ or not cls.__flags__ & HEAP_TYPE \
             or not hasattr(cls, "__dict__"):
         unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
-    if cls.__abstractmethods__ if "__abstractmethods__" in cls.__dict__ else False:
+    if cls.__dict__.get("__abstractmethods__"):
         with user_errors():
             object.__new__(cls)                  # raises TypeError, in Python's words
     obj = ObjVal(real=NEW, cls=cls)
-    if isinstance(init, types.FunctionType):
+    if init is not None:
         call(tx, wrap(tx, init), [obj, *args], kwargs)
     elif args or kwargs:
         user_error(TypeError, f"{cls.__name__}() takes no arguments")
@@ -375,13 +368,13 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 
 def make_exception(tx, cls, args, kwargs):
     """`BaseException.__new__` keeps the arguments, whatever a class's own `__init__` does with them."""
-    new, init = lookup(cls, "__new__"), lookup(cls, "__init__")
-    if isinstance(new, staticmethod) or isinstance(new, types.FunctionType) or issubclass(cls, BaseExceptionGroup):
+    new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
+    if isinstance(new, (staticmethod, types.FunctionType)) or issubclass(cls, BaseExceptionGroup):
         unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
     exc = ExcVal(cls=cls, args=list(args))
-    if isinstance(init, types.FunctionType):
+    if init is not None:
         call(tx, wrap(tx, init), [exc, *args], kwargs)
-    elif kwargs and issubclass(cls, (AttributeError, ImportError, NameError)):
+    elif kwargs and issubclass(cls, NAMING):
         exc.attrs.update(kwargs)
     elif kwargs:
         user_error(TypeError, f"{cls.__name__}() takes no keyword arguments")

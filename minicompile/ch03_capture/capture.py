@@ -32,18 +32,18 @@ from ..ch02_guards.sources import ClosureCellSource, ConstantSource, LocalSource
 from ..errors import SkipFrame, Unsupported
 from . import (  # noqa: F401 (they fill tables)
     builtins_, builtins_torch, classes, contexts, library, opcodes, opcodes_calls, regions)
-from .contexts import close_all, restore, set_grad
+from .contexts import close_all, set_grad
 from .epilogue import Epilogue, expression, write_effects
 from .interpreter import Frame, StopTrace, Tracer, location, run
-from .values import Lazy, TensorVal, UserError, class_reads, describe
+from .values import Lazy, ObjVal, TensorVal, UserError, class_reads, describe
 from .wrap import fixed_marks, guard_sizes, realize, wrap
 
 
 @dataclass
 class CaptureOptions:
-    """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True (numbers).
-    symbolic: whether anything may be a symbol; everything: whether all arguments are. used: becomes true when a
-    symbol was made. max_ops: instructions to interpret before giving up on the frame."""
+    """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True
+    (numbers). symbolic: whether anything may be a symbol; everything: whether all arguments are. used:
+    becomes true when a symbol was made. max_ops: instructions to interpret before giving up on the frame."""
     fullgraph: bool = False
     dynamic: dict = field(default_factory=dict)
     symbolic: bool = True
@@ -79,6 +79,7 @@ class Captured:
     constants: tuple
     breaks: list = field(default_factory=list)
     close: Callable = lambda: []         # adds the guards that later stages asked for, the last ones
+    written: tuple = ()                  # attributes that the body writes: (source of the object, name)
 
 
 @dataclass(eq=False)
@@ -142,8 +143,6 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
     execution order) and `chain`; SkipFrame when the frame is not worth or not capable of capture."""
     if func.__code__.co_flags & REFUSED_FLAGS:
         raise quiet_skip("generators and coroutines are not captured")
-    if ".0" in args:
-        raise quiet_skip("a comprehension is captured with the function around it, not alone")
     tx, frame = start(func, args, options, stop_at)
     tx.inference = torch.is_inference_mode_enabled()
     class_reads.append({})
@@ -183,7 +182,7 @@ def interpret(tx: Tracer, frame: Frame, mode: bool) -> Trace:
     except RecursionError:
         raise SkipFrame("the program's calls are nested too deeply") from None
     finally:
-        restore(tx)
+        close_all(tx)
         if torch.is_grad_enabled() != mode:
             torch._C._set_grad_enabled(mode)
 
@@ -258,9 +257,11 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     inputs = tx.inputs if gm is not None else []
+    written = [(value.source, name) for value in tx.dirty.values() if isinstance(value, ObjVal) and value.source
+               for name in value.attrs]
     return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
                     "\n".join(lines),
-                    tuple(tx.constants), list(breaks), functools.partial(close_guards, tx))
+                    tuple(tx.constants), list(breaks), functools.partial(close_guards, tx), tuple(written))
 
 
 def close_guards(tx) -> list[str]:

@@ -19,17 +19,15 @@ from __future__ import annotations
 import abc
 import dataclasses
 import types
-import typing
 
-from .attributes import get_attribute
-from .builtins_ import type_of
-from .calls import HANDLED, call_class, handles
-from .interpreter import call, inline, unsupported
+from .calls import handles
+from .interpreter import inline, unsupported
 from .iterate import unpack
 from .methods import pairs_of
 from .operations import as_python
 from .values import (
-    BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, class_of, describe, lookup)
+    BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, class_of, dict_of,
+    lookup)
 from .wrap import wrap
 
 METACLASSES = (type, abc.ABCMeta)
@@ -40,24 +38,29 @@ class StandIn:
     """An object that stands for a value in the namespace of a class."""
 
 
+REAL = (type, types.FunctionType, types.BuiltinFunctionType, StandIn)     # may be in a namespace as they are
+
+
+def empty_function(value: FuncVal):
+    def function(*args, **kwargs):
+        raise AssertionError("a stand-in is never called")
+    function.__name__, function.__qualname__ = value.name, value.code.co_qualname
+    if "__isabstractmethod__" in value.attrs:
+        function.__isabstractmethod__ = True
+    return function
+
+
 def stand_in(tx, value: Value):
     """A real object for `value`; `wrap` gives the value back."""
     if type(value) is Const:
         return value.value
-    if type(value) is ObjVal and isinstance(value.real, (type, types.FunctionType, types.BuiltinFunctionType, StandIn)):
+    if type(value) is ObjVal and isinstance(value.real, REAL):
         return value.real
     if type(value) is BuiltinVal and isinstance(value.stands_for, (property, staticmethod, classmethod)):
         return value.stands_for
     if type(value) is TupleVal and value.cls is tuple:
         return tuple(stand_in(tx, v) for v in unpack(tx, value))
-    real = StandIn()
-    if type(value) is FuncVal:
-        def real(*args, **kwargs):
-            raise AssertionError("a stand-in is never called")
-        real.__name__, real.__qualname__ = value.name, value.code.co_qualname
-        abstract = value.attrs.get("__isabstractmethod__")
-        if abstract is not None:
-            real.__isabstractmethod__ = True
+    real = empty_function(value) if type(value) is FuncVal else StandIn()
     if isinstance(value, ObjVal) and any(lookup(value.cls, n) is not MISSING for n in (
             "__get__", "__set__", "__set_name__")):
         unsupported(tx, "a descriptor in a class of the trace")
@@ -74,10 +77,13 @@ def build_class(tx, body, name, *bases, metaclass=None, **keywords):
         unsupported(tx, "a class statement")
     if metaclass is None and any(type(b) is not ObjVal or not isinstance(b.real, type) for b in bases):
         unsupported(tx, "a class with a base that is no class")
-    frame_result = inline(tx, body.code, name.value, body.globals, body.globals_source, body.closure, [], {}, [], {},
-                          namespace)
-    cell = frame_result if type(frame_result) is CellVal else None
+    cell = inline(tx, body.code, name.value, body.globals, body.globals_source, body.closure, (), {}, (), {},
+                  namespace)
     return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
+
+
+def entries_of(namespace: DictVal):
+    return [(key, value) for key, (_, value) in namespace.items.items()]
 
 
 def make_class(tx, name, bases, namespace, metaclass=None, keywords=None, cell=None):
@@ -85,25 +91,25 @@ def make_class(tx, name, bases, namespace, metaclass=None, keywords=None, cell=N
     metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
     if keywords or not metas <= set(METACLASSES) or not all(plain_base(b) for b in reals):
         unsupported(tx, f"making the class {name.value}")
-    attributes = {key: stand_in(tx, value) for key, (_, value) in namespace.items.items() if key not in SPECIAL}
+    attributes = {key: stand_in(tx, value) for key, value in entries_of(namespace) if key not in SPECIAL}
     if "__annotations__" in namespace.items:
-        notes = namespace.items["__annotations__"][1].items
-        attributes["__annotations__"] = {key: stand_in(tx, value) for key, (_, value) in notes.items()}
+        notes = entries_of(namespace.items["__annotations__"][1])
+        attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes}
     if "__slots__" in attributes or any(hasattr(type(v), "__set_name__") and type(v) is not property
                                         for v in attributes.values()):
         unsupported(tx, f"making the class {name.value} with slots or descriptors")
     real = (abc.ABCMeta if abc.ABCMeta in metas else type)(name.value, reals, attributes)
     tx.made_classes[real] = None
     made = wrap(tx, real)
-    if cell is not None:
+    if type(cell) is CellVal:                    # `__class__`, which the body returns if a method uses it
         cell.content = made
     return made
 
 
 def plain_base(cls) -> bool:
     """Whether deriving from a class runs no code of the program."""
-    return lookup(cls, "__init_subclass__") is object.__dict__["__init_subclass__"] and cls.__module__ not in (
-        "torch.nn.modules.module", "enum")
+    default = lookup(cls, "__init_subclass__") is object.__dict__["__init_subclass__"]
+    return default and cls.__module__ not in ("torch.nn.modules.module", "enum")
 
 
 # %% [markdown]
@@ -141,7 +147,8 @@ def abstract_method(tx, function):
 def make_dataclass(tx, cls=None, **options):
     if cls is None or cls is NONE:
         return BuiltinVal(name="dataclass", call=lambda tx, args, kwargs: make_dataclass(tx, *args, **options))
-    if cls.real not in tx.made_classes or any(isinstance(v, StandIn) for v in vars(cls.real).values()) or "slots" in options:
+    stands_in = any(isinstance(v, StandIn) for v in vars(cls.real).values())
+    if cls.real not in tx.made_classes or stands_in or "slots" in options:
         unsupported(tx, "dataclass() of this class")
     return wrap(tx, dataclasses.dataclass(cls.real, **{k: as_python(tx, v) for k, v in options.items()}))
 
@@ -149,11 +156,11 @@ def make_dataclass(tx, cls=None, **options):
 @handles(type)
 def type_call(tx, value, *more, **keywords):
     if not more:
-        return type_of(tx, value)
-    bases, namespace = unpack(tx, more[0]), DictVal(items={k.value: [k, v] for k, v in pairs_of(tx, more[1])})
+        return wrap(tx, class_of(value))
     module = Const(value=tx.frames[-1].globals.get("__name__"))
-    namespace.items.setdefault("__module__", [Const(value="__module__"), module])
-    return make_class(tx, value, bases or [wrap(tx, object)], namespace, None, keywords)
+    namespace = {"__module__": module, **{k.value: v for k, v in pairs_of(tx, more[1])}}
+    bases = unpack(tx, more[0]) or [wrap(tx, object)]
+    return make_class(tx, value, bases, dict_of(namespace), None, keywords)
 
 
 def set_class_attribute(tx, cls: ObjVal, name: str, value: Value | None):

@@ -4,7 +4,7 @@
 # `with torch.no_grad():` changes what the operations inside mean, so it must be in the graph. It appears
 # there as plain calls, `torch._C._set_grad_enabled(False)` and later `(True)`. While tracing, the same call
 # is made for real: the state of the library *is* the interpreter's record of the state, and fakes then get
-# the right `requires_grad` and the right autocast dtype without any rule of ours. `restore` undoes it when
+# the right `requires_grad` and the right autocast dtype without any rule of ours. `close_all` undoes it when
 # the trace ends, however it ends. `with torch.device("cuda"):` needs no node: each call inside that makes a
 # tensor is given the device as an argument.
 
@@ -67,23 +67,12 @@ def leave(tx: Tracer, context: ContextVal):
 
 
 def close_all(tx: Tracer) -> list:
-    """Leave every context in the graph (the graph ends inside them); answers them, outermost first."""
+    """Leave every context, because the graph ends inside of them or the trace has failed; answers them,
+    outermost first."""
     active = list(tx.contexts)
     for context in reversed(active):
         leave(tx, context)
     return active
-
-
-def restore(tx: Tracer):
-    """Undo the contexts for real, after a trace that failed in the middle."""
-    while tx.contexts:
-        context = tx.contexts.pop()
-        if context.kind == "grad":
-            torch._C._set_grad_enabled(context.saved.pop())
-        elif context.kind == "autocast":
-            exit_autocast(context.saved.pop()[1])
-        elif context.kind == "device":
-            context.saved.pop().__exit__(None, None, None)
 
 
 # %% [markdown]

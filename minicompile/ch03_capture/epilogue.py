@@ -31,9 +31,9 @@ from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from .interpreter import Tracer, constant_source, location
 from .values import (
-    ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
-    MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal,
-    Value, ViewVal, describe)
+    ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal,
+    Lazy, ListVal, MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal,
+    TupleVal, Value, ViewVal, describe)
 
 
 @dataclass(eq=False)
@@ -181,7 +181,7 @@ def iterator_text(ep, value):
     Other iterators (`map`, `zip`, ...) would have to be run to know what is left."""
     if value.over is not None:
         return f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
-    if value.over is None and type(value.it) not in PLAIN_ITERATORS:
+    if type(value.it) not in PLAIN_ITERATORS:
         refuse_to_leave(ep, "an iterator", value)
     return f"iter(({expressions(ep, value.it)}))"
 
@@ -211,14 +211,11 @@ def object_text(ep, value):
         return pool(ep, value.real)
     base = value.contents.cls if value.contents is not None else \
         value.cls if value.cls is types.SimpleNamespace else object
-    new, setter = pool(ep, base.__new__), pool(ep, object.__setattr__)
-    name = variable(ep, value, f"{new}({pool(ep, value.cls)})")
+    name = variable(ep, value, f"{pool(ep, base.__new__)}({pool(ep, value.cls)})")
     if value.contents is not None:
         for k, v in value.contents.items.values():
             ep.reads.append(f"{pool(ep, base.__setitem__)}({name}, {expression(ep, k)}, {expression(ep, v)})")
-    for attribute, item in value.attrs.items():
-        ep.reads.append(f"{setter}({name}, {attribute!r}, {expression(ep, item)})")
-    return name
+    return with_attributes(ep, name, value.attrs, pool(ep, object.__setattr__))
 
 
 @reconstructs(ExcVal)
@@ -228,13 +225,8 @@ def exception_text(ep, value):
     args = expressions(ep, value.args)
     name = variable(ep, value, f"{pool(ep, value.cls.__new__)}({pool(ep, value.cls)}, {args})")
     ep.reads.append(f"{name}.args = ({args})")
-    for attribute, item in value.attrs.items():
-        ep.reads.append(f"{name}.{attribute} = {expression(ep, item)}")
-    if value.cause is not None:
-        ep.reads.append(f"{name}.__cause__ = {expression(ep, value.cause)}")
-    if value.context is not None:
-        ep.reads.append(f"{name}.__context__ = {expression(ep, value.context)}")
-    return name
+    links = {"__cause__": value.cause, "__context__": value.context}
+    return with_attributes(ep, name, {**value.attrs, **{k: v for k, v in links.items() if v is not None}})
 
 
 @reconstructs(FuncVal)
@@ -248,8 +240,13 @@ def function_text(ep, value):
     if value.kwdefaults:
         pairs = ", ".join(f"{k!r}: {expression(ep, v)}" for k, v in value.kwdefaults.items())
         ep.reads.append(f"{name}.__kwdefaults__ = {{{pairs}}}")
-    for attribute, item in value.attrs.items():
-        ep.reads.append(f"setattr({name}, {attribute!r}, {expression(ep, item)})")
+    return with_attributes(ep, name, value.attrs)
+
+
+def with_attributes(ep, name, attributes, setter="setattr") -> str:
+    """`name`, after setting attributes of what it names."""
+    for attribute, item in attributes.items():
+        ep.reads.append(f"{setter}({name}, {attribute!r}, {expression(ep, item)})")
     return name
 
 
@@ -276,9 +273,7 @@ def method_name_text(ep, value):
 def partial_text(ep, value):
     args = expressions(ep, (value.func, *value.args))
     name = variable(ep, value, f"{pool(ep, functools.partial)}({args}{keywords(ep, value.kwargs)})")
-    for attribute, item in value.attrs.items():
-        ep.reads.append(f"{name}.{attribute} = {expression(ep, item)}")
-    return name
+    return with_attributes(ep, name, value.attrs)
 
 
 @reconstructs(ContextVal)
@@ -305,7 +300,7 @@ def write_effects(ep: Epilogue):
     """Text for everything the program changed outside of itself."""
     for value in list(ep.tx.dirty.values()):
         WRITERS[type(value)](ep, value, expression(ep, value))
-    for (_, name), (_, value, owner) in ep.tx.global_writes.items():
+    for (_, name), (value, owner) in ep.tx.global_writes.items():
         namespace = "__G" if owner is ep.tx.root_globals else pool(ep, owner)
         if value is DELETED:
             ep.writes.append(f"{namespace}.pop({name!r}, None)")
@@ -329,7 +324,7 @@ def write_list(ep, value, target):
 
 def write_dict(ep, value, target):
     for key in value.removed:
-        pop = "dict.pop" if value.cls is not collections.OrderedDict else pool(ep, collections.OrderedDict.pop)
+        pop = pool(ep, collections.OrderedDict.pop if value.cls is collections.OrderedDict else dict.pop)
         ep.writes.append(f"{pop}({target}, {key_text(ep, key)}, None)")
     for key in value.written:
         k, v = value.items[key]

@@ -61,9 +61,10 @@ try:
 except ImportError:                                   # built without CPython's headers
     from . import no_hook as _c
     warnings.warn(
-        f"minicompile's frame hook is not built for Python {sys.version_info[0]}.{sys.version_info[1]}, so code after a "
-        "graph break runs eagerly: install a C compiler and Python's headers (on Debian and Ubuntu: apt install gcc "
-        "python3-dev), then install minicompile again (in a checkout: python setup.py build_ext --inplace).",
+        f"minicompile's frame hook is not built for Python {sys.version_info[0]}.{sys.version_info[1]}, so code "
+        "after a graph break runs eagerly: install a C compiler and Python's headers (on Debian and Ubuntu: apt "
+        "install gcc python3-dev), then install minicompile again (in a checkout: python setup.py build_ext "
+        "--inplace).",
         RuntimeWarning, stacklevel=2)
 
 EVALUATE = _c.EVALUATE
@@ -101,13 +102,13 @@ def skip_code(code) -> None:
 
 
 def set_target(code, context, func_globals: dict, target) -> None:
-    """Call target(function, *arguments) for frames of `code` in this context; None = evaluate them as they are."""
+    """Call target(function, *arguments) for frames of `code` in this context; None = evaluate as they are."""
     remember(code)
     _c.set_target(code, context, func_globals, target)
 
 
 def set_callback(callback, missed=None) -> None:
-    """callback(function, code, context) -> target | None | False (= skip_code), asked at the first frame of a code."""
+    """callback(function, code, context) -> target | None | False (= skip_code), asked at a code's first frame."""
     _c.set_callback(callback)
     _c.set_missed(missed)
 

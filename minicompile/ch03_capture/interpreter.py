@@ -17,6 +17,7 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import sys
@@ -31,9 +32,10 @@ from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import ConstantSource, Source
 from ..errors import SkipFrame, Unsupported
+from .binding import bind
 from .values import (
-    BIRTHS, Const, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NEW, NONE, NotConstant, ObjVal, Table, TupleVal, UserError, Value,
-    class_of, describe, user_error)
+    BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NEW, NONE, NotConstant, ObjVal, Table, TupleVal,
+    UserError, Value, class_of, describe, dict_of, user_error)
 
 PYTHON = sys.version_info[:2]
 
@@ -127,6 +129,16 @@ def opcode(*names):
     return register
 
 
+def computes(functions: dict):
+    """Register instructions that only compute: name -> function(tx, *operands)."""
+    for name, function in functions.items():
+        HANDLERS[name] = ignoring_place(function), len(inspect.signature(function).parameters) - 1, False
+
+
+def ignoring_place(function):
+    return lambda tx, frame, i, *operands: function(tx, *operands)
+
+
 @dataclass(eq=False)
 class Leave:
     """The end of a frame's run: it returns a value, or yields one and can go on."""
@@ -218,12 +230,13 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
             try:
                 pushed = handler(tx, frame, instruction, *pop_many(frame, pops))
             except UserError as error:
-                exc = error.exc
-                if exc.context is None and instruction.opname not in ("RERAISE", "RAISE_VARARGS") and not exc.seen:
-                    exc.context = next((f.handling for f in reversed(tx.frames)
-                                        if type(f.handling) is ExcVal and f.handling is not exc), None)
+                exc, raises = error.exc, instruction.opname == "RAISE_VARARGS"
+                handled = handled_exception(tx)
+                fresh = raises or not exc.seen and instruction.opname != "RERAISE"
+                if fresh and handled not in (None, exc):
+                    exc.context = handled
                 exc.seen = True
-                if tx.ops > tx.limit or not unwind(frame, instruction.offset, error.exc):
+                if tx.ops > tx.limit or not unwind(frame, instruction.offset, exc):
                     raise
                 continue
             except NotConstant:
@@ -242,6 +255,21 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
                 raise SkipFrame(f"more than {tx.limit} instructions to trace", location(tx))
     finally:
         tx.frames.pop()
+
+
+def handled_exception(tx: Tracer) -> Value | None:
+    """What `sys.exception()` is: the exception in whose handler the program is, or None."""
+    return next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
+
+
+def unless_raised(cls, function):
+    """function(), or None when the traced program raises a `cls` in it."""
+    try:
+        return function()
+    except UserError as error:
+        if issubclass(error.exc.cls, cls):
+            return None
+        raise
 
 
 def unwind(frame: Frame, offset: int, exc: ExcVal) -> bool:
@@ -352,6 +380,32 @@ def touch(tx: Tracer, value: Value):
 
 
 # %% [markdown]
+# ## Code that must not change anything
+#
+# The backward of an autograd function (`regions.py`) runs later, perhaps never; a checkpointed function runs
+# twice; one with an `lru_cache` perhaps not at all. What such code changes outside of itself cannot be part of
+# the one epilogue of this call, so there must be nothing. Objects that the trace makes are numbered; a change
+# of one that is older than the region ends the graph, and eager does it.
+
+# %%
+@contextlib.contextmanager
+def effect_free(tx: Tracer, what: str):
+    """Code traced inside may change only what it has made."""
+    before = len(tx.replays), dict(tx.global_writes)
+    known = {id(v): (v, v.fake._version) for v in tx.tensor_of_fake.values()}
+    since, tx.pure_since = tx.pure_since, next(BIRTHS)
+    try:
+        yield
+    finally:
+        tx.pure_since = since
+    old = any(v.fake._version != version for v, version in known.values())
+    new = any(v.real is not None and v.fake._version != v.version
+              for v in tx.tensor_of_fake.values() if id(v) not in known)
+    if old or new or before != (len(tx.replays), tx.global_writes):
+        unsupported(tx, f"{what} with a side effect")
+
+
+# %% [markdown]
 # ## Calls
 #
 # What a call does depends on the kind of value that is called; `calls.py` fills the table.
@@ -368,78 +422,34 @@ def call(tx: Tracer, callee: Value, args, kwargs=None) -> Value:
 
 
 # %% [markdown]
-# ## Binding arguments
-#
-# Python's calling convention, on values: positional parameters, defaults, `*args`, keyword-only parameters,
-# `**kwargs`.
-
-# %%
-def bind(tx, code, name, defaults, kwdefaults, args, kwargs) -> dict:
-    """Locals of a call, by name. defaults: values of the last positional parameters; kwdefaults: dict of
-    values."""
-    names, count, keyword_only = code.co_varnames, code.co_argcount, code.co_kwonlyargcount
-    positional = names[:count]
-    bound = dict(zip(positional, args))
-    position = count + keyword_only
-    if len(args) > count:
-        if not code.co_flags & inspect.CO_VARARGS:
-            refuse_arguments(code, defaults, kwdefaults, args, kwargs)
-    if code.co_flags & inspect.CO_VARARGS:
-        bound[names[position]] = TupleVal(items=list(args[count:]))
-        position += 1
-    extra = {}
-    acceptable = names[code.co_posonlyargcount:count + keyword_only]
-    for key, value in kwargs.items():
-        if key not in acceptable:
-            extra[key] = value
-        elif key in bound:
-            refuse_arguments(code, defaults, kwdefaults, args, kwargs)
-        else:
-            bound[key] = value
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        bound[names[position]] = DictVal(items={k: [Const(value=k), v] for k, v in extra.items()})
-    elif extra:
-        refuse_arguments(code, defaults, kwdefaults, args, kwargs)
-    first_default = count - len(defaults)
-    for i, parameter in enumerate(positional):
-        if parameter not in bound:
-            if i < first_default:
-                refuse_arguments(code, defaults, kwdefaults, args, kwargs)
-            bound[parameter] = defaults[i - first_default]()
-    for parameter in names[count:count + keyword_only]:
-        if parameter not in bound:
-            if parameter not in kwdefaults:
-                refuse_arguments(code, defaults, kwdefaults, args, kwargs)
-            bound[parameter] = kwdefaults[parameter]()
-    return bound
-
-
-def refuse_arguments(code, defaults, kwdefaults, args, kwargs):
-    """Raise the TypeError for a call that does not fit. The words are Python's: an empty function with the same
-    parameters is called in the same way."""
-    body = compile("None", code.co_filename, "eval")
-    cells = tuple(types.CellType() for _ in code.co_freevars)
-    empty = code.replace(co_code=body.co_code, co_consts=body.co_consts, co_exceptiontable=b"", co_stacksize=2)
-    function = types.FunctionType(empty, {}, code.co_name, (None,) * len(defaults) or None, cells)
-    function.__kwdefaults__ = dict.fromkeys(kwdefaults)
-    try:
-        function(*args, **kwargs)
-    except TypeError as error:
-        user_error(TypeError, *error.args)
-    raise AssertionError(f"the arguments of {code.co_qualname} fit after all")
-
+# ## Python functions
 
 # %%
 REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs, namespace=None):
-    """Run a Python function's bytecode as a frame of this trace and return its result. namespace: of a class body."""
+def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs,
+           namespace=None):
+    """Run a Python function's bytecode as a frame of this trace and return its result. defaults, kwdefaults:
+    functions that give a value. namespace: of a class body."""
     if code.co_flags & REFUSED_FLAGS:
         unsupported(tx, f"the coroutine {name}")
     frame = Frame(code, globals_, globals_source, closure=closure, namespace=namespace)
-    frame.locals = bind(tx, code, name, defaults, kwdefaults, args, kwargs)
+    try:
+        bound = bind(code, tuple(defaults), kwdefaults, args, kwargs)
+    except TypeError as error:
+        user_error(TypeError, *error.args)
+    frame.locals = {name: as_local(value) for name, value in zip(code.co_varnames, bound)}
     return GenVal(frame=frame) if code.co_flags & inspect.CO_GENERATOR else run(tx, frame).value
+
+
+def as_local(bound) -> Value:
+    """One bound parameter: a value, the arguments of `*args` or `**kwargs`, or a default."""
+    if isinstance(bound, Value):
+        return bound
+    if type(bound) is tuple:
+        return TupleVal(items=list(bound))
+    return dict_of(bound) if type(bound) is dict else bound()
 
 
 def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = None):
@@ -458,7 +468,7 @@ def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = N
         user_error(TypeError, "can't send non-None value to a just-started generator")
     if generator.started and thrown is None:
         frame.stack.append(sent)
-    elif thrown is not None and type(frame.stack[-1] if frame.stack else None) in (GenVal, IterVal) and delegates(frame):
+    elif thrown is not None and delegates(frame):
         unsupported(tx, "throwing into a generator that delegates to another")
     generator.started = generator.done = True        # done, should the run fail
     left = run(tx, frame, thrown)
@@ -471,5 +481,6 @@ def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = N
 
 def delegates(frame: Frame) -> bool:
     """Whether a suspended generator stands in a `yield from`."""
-    following = frame.decoded.instructions[frame.ip]
-    return following.opname == "RESUME" and following.arg & 3 == 2
+    following, on_top = frame.decoded.instructions[frame.ip], frame.stack[-1:]
+    inside = bool(on_top) and type(on_top[0]) in (GenVal, IterVal)
+    return inside and following.opname == "RESUME" and following.arg & 3 == 2

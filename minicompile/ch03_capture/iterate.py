@@ -13,31 +13,34 @@ import enum
 import itertools
 
 from .attributes import special
-from .interpreter import Tracer, advance, unsupported
+from .interpreter import Tracer, advance, unless_raised, unsupported
 from .tensors import emit, tensor_shape
 from .values import (
-    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, UserError,
-    Value, ViewVal, class_of, describe, lookup, user_error)
+    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, Value, ViewVal,
+    class_of, describe, lookup, python_method, user_error)
 from .wrap import dict_contents, guard_keys, realize, wrap
 
-DICT_SLOTS = (dict.__iter__, dict.__len__, collections.OrderedDict.__iter__)
+
+def as_dict(tx: Tracer, container: Value, method: str) -> Value:
+    """The dictionary inside an object whose class derives from dict and does not override `method`; another
+    value as it is."""
+    if type(container) is ObjVal and issubclass(container.cls, dict) and not python_method(container.cls, method):
+        return dict_contents(tx, container) or container
+    return container
 
 
 def iterate(tx: Tracer, value: Value) -> Value:
     """iter(value)"""
-    if type(value) is ObjVal and lookup(value.cls, "__iter__") in DICT_SLOTS:
-        value = dict_contents(tx, value) or value
+    value = as_dict(tx, value, "__iter__")
     kind = type(value)
     if kind in (IterVal, GenVal):
         return value
     if kind in (TupleVal, ListVal):
         return IterVal(it=sequence(tx, value), over=value)
-    if kind is DictVal:
-        guard_keys(tx, value)
-        return IterVal(it=keys(tx, value), over=value)
-    if kind is ViewVal:
-        guard_keys(tx, value.of)
-        return IterVal(it=entries_of(tx, value), over=value)
+    if kind in (DictVal, ViewVal):
+        view = value if kind is ViewVal else ViewVal(of=value)
+        guard_keys(tx, view.of)
+        return IterVal(it=entries_of(tx, view), over=value)
     if kind is SetVal:
         return IterVal(it=iter(list(value.items.values())))
     if kind is Const:
@@ -66,18 +69,13 @@ def sequence(tx, value):
         i += 1
 
 
-def keys(tx, value):
-    for entry in stable_entries(value):
-        entry[0] = key = realize(tx, entry[0])
-        yield key
-
-
 def stable_entries(value):
     """The [key, value] pairs of a DictVal, as long as nobody adds or removes one."""
     size = len(value.items)
     for entry in list(value.items.values()):
         if len(value.items) != size:
-            words = "OrderedDict mutated" if value.cls is collections.OrderedDict else "dictionary changed size"
+            ordered = value.cls is collections.OrderedDict
+            words = "OrderedDict mutated" if ordered else "dictionary changed size"
             user_error(RuntimeError, f"{words} during iteration")
         yield entry
     if len(value.items) != size:
@@ -85,9 +83,11 @@ def stable_entries(value):
 
 
 def entries_of(tx, view):
+    wanted = {"keys": (0,), "values": (1,), "items": (0, 1)}[view.kind]
     for entry in stable_entries(view.of):
-        entry[:] = [realize(tx, part) for part in entry]
-        yield TupleVal(items=list(entry)) if view.kind == "items" else entry[view.kind == "values"]
+        for i in wanted:
+            entry[i] = realize(tx, entry[i])
+        yield TupleVal(items=list(entry)) if view.kind == "items" else entry[wanted[0]]
 
 
 def by_index(tx, value):
@@ -97,16 +97,6 @@ def by_index(tx, value):
         if item is None:
             return
         yield item
-
-
-def unless_raised(cls, function):
-    """function(), or None when the traced program raises a `cls` in it."""
-    try:
-        return function()
-    except UserError as error:
-        if issubclass(error.exc.cls, cls):
-            return None
-        raise
 
 
 def next_value(tx: Tracer, iterator: Value) -> Value | None:
@@ -120,7 +110,7 @@ def next_value(tx: Tracer, iterator: Value) -> Value | None:
         return item
     if type(iterator) is GenVal:
         return advance(tx, iterator)
-    if type(iterator) is ObjVal and hasattr(lookup(iterator.cls, "__next__"), "__code__"):
+    if type(iterator) is ObjVal and python_method(iterator.cls, "__next__"):
         return unless_raised(StopIteration, lambda: special(tx, iterator, "__next__"))
     unsupported(tx, f"next() of {describe(iterator)}")
 
@@ -146,8 +136,7 @@ def unpack(tx: Tracer, value: Value) -> list:
 
 def length(tx: Tracer, value: Value) -> Value:
     """len(value)"""
-    if type(value) is ObjVal and lookup(value.cls, "__len__") in DICT_SLOTS:
-        value = dict_contents(tx, value) or value
+    value = as_dict(tx, value, "__len__")
     kind = type(value)
     if kind in (TupleVal, ListVal, SetVal):
         return Const(value=len(value.items))

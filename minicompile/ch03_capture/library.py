@@ -12,6 +12,7 @@ from __future__ import annotations
 import _thread
 import contextvars
 import copy
+import enum
 import fnmatch
 import functools
 import heapq
@@ -27,20 +28,22 @@ import sys
 import textwrap
 import types
 import typing
+import weakref
 
-import numpy
+import torch
 
 from ..ch02_guards.sources import CallSource
 from .attributes import get_attribute
-from .builtins_ import EMPTY, extreme, folded, function_of, getter, rows  # noqa: F401
-from .calls import HANDLED, handles
-from .interpreter import BIRTHS, call, guard, unsupported
-from .iterate import iterate, next_value, unpack, values_of
-from .methods import call_method, method, sort_values
-from .operations import as_python, compare, equal, fold, identical, set_item, truth
+from .builtins_ import folded, function_of
+from .calls import HANDLED, REAL_CALLS, handles
+from .interpreter import call, effect_free, guard, handled_exception, unsupported
+from .iterate import iterate, unpack, values_of
+from .methods import call_method, method
+from .operations import equal, fold, identical, set_item, truth, user_errors
 from .values import (
-    BuiltinVal, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    PartialVal, SetVal, SliceVal, TensorVal, TupleVal, Value, boolean, class_of, describe, lookup, user_error)
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MISSING,
+    MethodVal, NEW, NONE, NotConstant, ObjVal, SetVal, SliceVal, TupleVal, class_of, describe, dict_of,
+    lookup)
 from .wrap import key_of, part, realize, wrap
 
 
@@ -49,31 +52,16 @@ from .wrap import key_of, part, realize, wrap
 
 # %%
 for _function in (
-        re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.compile, re.escape, textwrap.dedent,
-        textwrap.indent, textwrap.fill, textwrap.wrap, json.dumps, json.loads, fnmatch.fnmatch, posixpath.join,
-        posixpath.basename, posixpath.dirname, posixpath.splitext, typing.get_origin, typing.get_args, sys.getrecursionlimit,
-        sys.intern, operator.length_hint, copy.replace if hasattr(copy, "replace") else sys.intern):
+        re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.compile, re.escape,
+        textwrap.dedent, textwrap.indent, textwrap.fill, textwrap.wrap, json.dumps, json.loads, fnmatch.fnmatch,
+        posixpath.join, posixpath.basename, posixpath.dirname, posixpath.splitext, typing.get_origin,
+        typing.get_args, sys.getrecursionlimit, sys.intern, operator.length_hint):
     HANDLED[_function] = folded(_function)
 
 
 @method(SliceVal, "indices")
 def slice_indices(tx, self, length):
     return fold(tx, slice.indices, [self, length])
-
-
-# %% [markdown]
-# NumPy is not traced. Functions of constants are called, if what they give is a number: an array could be
-# changed later.
-
-# %%
-def call_numpy(tx, function, args, kwargs) -> Value | None:
-    """The result of a NumPy function of constants, or None when it is not for compile time."""
-    try:
-        python = [as_python(tx, a) for a in args], {k: as_python(tx, v) for k, v in kwargs.items()}
-        result = function(*python[0], **python[1])
-    except Exception:                            # raise it, or call it, at run time
-        return None
-    return Const(value=result) if isinstance(result, (numpy.generic, int, float, numpy.dtype)) else None
 
 
 # %% [markdown]
@@ -148,10 +136,37 @@ class Ordered:
 
 
 # %% [markdown]
-# `lru_cache` inside the trace keeps its results in the trace. One that existed before is bypassed, which only
-# a function with side effects would show; those end the graph.
+# What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are known
+# now it is called now: the program would only find the answer. Other calls are inlined, as are those after a
+# write; then the cache is bypassed, which only a function with side effects would show, and those end the
+# graph. A cache that the trace makes keeps its results in the trace.
 
 # %%
+@REAL_CALLS.of(functools._lru_cache_wrapper)
+def call_cached(tx, function, args, kwargs):
+    arguments = [*args, *kwargs.values()]
+    if not tx.dirty and not tx.global_writes and all(is_known(v) for v in arguments):
+        named = {k: known_object(v) for k, v in kwargs.items()}
+        with user_errors():
+            result = function.real(*(known_object(v) for v in args), **named)
+        if type(result) in CONSTANT_TYPES:
+            for value in arguments:
+                if type(value) is ObjVal:
+                    guard(tx, value.source, "ID_MATCH", value.real)
+            return Const(value=result)
+    with effect_free(tx, describe(function)):
+        return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
+
+
+def is_known(value) -> bool:
+    return type(value) is Const or type(value) is ObjVal and value.real is not NEW and not value.attrs \
+        and not isinstance(value.real, torch.nn.Module)
+
+
+def known_object(value):
+    return value.value if type(value) is Const else value.real
+
+
 @handles(functools.lru_cache)
 def make_lru_cache(tx, maxsize=Const(value=128), typed=None):
     if type(maxsize) is not Const:
@@ -186,6 +201,7 @@ def bind_function(tx, self, obj, owner=NONE):
 # Heaps: the algorithm is Python code in `heapq.py`, below the C that replaces it.
 
 # %%
+@functools.lru_cache(None)
 def pure_python_heapq() -> dict:
     source = inspect.getsource(heapq).split("# If available, use C implementation")[0]
     namespace = {"__name__": "heapq"}
@@ -193,13 +209,9 @@ def pure_python_heapq() -> dict:
     return namespace
 
 
-@functools.lru_cache(None)
-def heap_function(name):
-    return pure_python_heapq()[name]
-
-
 for _name in ("heappush", "heappop", "heapify", "heapreplace", "heappushpop"):
-    HANDLED[getattr(heapq, _name)] = lambda tx, *args, name=_name: call(tx, wrap(tx, heap_function(name)), args)
+    HANDLED[getattr(heapq, _name)] = lambda tx, *args, name=_name: call(
+        tx, wrap(tx, pure_python_heapq()[name]), args)
 
 
 # %% [markdown]
@@ -218,26 +230,25 @@ def count_elements(tx, mapping, items):
 # ## Copies
 
 # %%
+ATOMIC = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum)
+
+
 def deep(tx, value, memo):
     """copy.deepcopy of one value. memo: id of a value -> its copy."""
     value = realize(tx, value)
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
-    if kind in (Const, FuncVal) or kind is ObjVal and isinstance(value.real, (
-            type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)) or class_of(value).__module__ == "enum":
+    if kind in (Const, FuncVal) or kind is ObjVal and isinstance(value.real, ATOMIC):
         return value
     if kind is TupleVal:
         return TupleVal(items=[deep(tx, v, memo) for v in unpack(tx, value)], cls=value.cls)
-    if kind is SetVal:
-        return call_method(tx, value, "copy", []) if all(type(v) is Const for v in value.items.values()) else \
-            unsupported(tx, "copy.deepcopy() of a set of objects")
+    if kind is SetVal and all(type(v) is Const for v in value.items.values()):
+        return call_method(tx, value, "copy", [])
     if kind is ListVal:
         result = memo[id(value)] = call_method(tx, value, "copy", [])
-        result.items[:] = [] if value.cls is list else result.items
         for i, item in enumerate(unpack(tx, value)):
-            copied = deep(tx, item, memo)
-            result.items.append(copied) if value.cls is list else result.items.__setitem__(i, copied)
+            result.items[i] = deep(tx, item, memo)
         return result
     if kind is DictVal:
         result = memo[id(value)] = DictVal(cls=value.cls, factory=value.factory)
@@ -247,17 +258,16 @@ def deep(tx, value, memo):
     return deep_object(tx, value, memo)
 
 
-COPY_HOOKS = ("__deepcopy__", "__copy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__getnewargs__",
-              "__getnewargs_ex__")
+COPY_HOOKS = ("__deepcopy__", "__copy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__",
+              "__getnewargs__", "__getnewargs_ex__", "__new__")
 
 
 def plain_object(value) -> bool:
     """Whether copying an object is copying its attributes."""
-    cls = class_of(value)
-    default = cls is types.SimpleNamespace or all(lookup(cls, h) in (MISSING, object.__dict__.get(h)) for h in COPY_HOOKS)
-    return type(value) is ObjVal and default and value.contents is None and (
-        lookup(cls, "__new__") is object.__new__ or cls is types.SimpleNamespace) and \
-        not any("__slots__" in base.__dict__ for base in cls.__mro__)
+    if type(value) is not ObjVal or value.contents is not None:
+        return False
+    return value.cls is types.SimpleNamespace or not any("__slots__" in vars(base) for base in value.cls.__mro__) \
+        and all(lookup(value.cls, hook) in (MISSING, vars(object).get(hook)) for hook in COPY_HOOKS)
 
 
 def deep_object(tx, value, memo):
@@ -314,14 +324,15 @@ HANDLED[_thread.get_ident] = lambda tx: Const(value=Identity(0))
 
 @handles(sys.exc_info)
 def exc_info(tx):
-    exc = next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
+    exc = handled_exception(tx)
     if type(exc) is not ExcVal:                  # perhaps that of a handler outside of the trace
         unsupported(tx, "sys.exc_info()")
     return TupleVal(items=[wrap(tx, exc.cls), exc, NONE])
 
 
-def when_known(value):
-    return value.source is not None and type(value) is ObjVal and value.real is not NEW
+@REAL_CALLS.of(weakref.ReferenceType)
+def dereference(tx, function, args, kwargs):
+    return wrap(tx, function.real(), part(CallSource, function.source, "__call__"))
 
 
 @method(ObjVal, "get")
@@ -337,9 +348,10 @@ def context_variable_get(tx, self, default=None):
 
 @handles(logging.Logger.isEnabledFor)
 def logger_is_enabled(tx, logger, level):
-    if not when_known(logger) or type(level) is not Const or type(level.value) is not int:
+    if logger.source is None or not is_known(logger) or type(level.value) is not int:
         unsupported(tx, "a logger that is not known")
-    return wrap(tx, logger.real.isEnabledFor(level.value), CallSource(logger.source, "isEnabledFor", (level.value,)))
+    at = CallSource(logger.source, "isEnabledFor", (level.value,))
+    return wrap(tx, logger.real.isEnabledFor(level.value), at)
 
 
 def logs_at(name, level):
@@ -381,5 +393,5 @@ def local_variables(tx):
         cell = value is not None and hasattr(value, "content")
         if value is None or cell and value.content is None:
             continue
-        found[name] = [Const(value=name), read_cell(tx, value, name) if cell else read_local(tx, frame, name)]
-    return DictVal(items=found)
+        found[name] = read_cell(tx, value, name) if cell else read_local(tx, frame, name)
+    return dict_of(found)

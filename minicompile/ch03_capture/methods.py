@@ -18,22 +18,25 @@ import functools
 import torch
 
 from .attributes import get_attribute, has_attribute
-from .interpreter import Tracer, advance, call, touch, unsupported
+from .interpreter import Tracer, advance, call, touch, unless_raised, unsupported
 from .iterate import iterate, length, next_value, unpack
 from .operations import (
-    METHODS, as_python, binary, compare, contains, delete_item, equal, fold, get_item, index_of, set_item,
-    specialize, truth, user_errors)
+    METHODS, as_python, binary, compare, contains, delete_item, equal, fold, get_item, index_of, is_missing,
+    set_item, specialize, truth, user_errors)
 from .tensors import call_tensor_method
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE,
-    TensorVal, TupleVal, UserError, Value, ViewVal, boolean, describe, user_error)
-from .wrap import guard_keys, guard_missing, key_of, realize
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetVal,
+    SliceVal, TRUE, TensorVal, TupleVal, Value, ViewVal, boolean, describe, is_class, user_error)
+from .wrap import guard_keys, key_of, keyed, realize
 
 
 def method(kind, *names):
     """Register methods of a kind of value: function(tx, self, *args, **kwargs), values in, value (or None)
     out."""
     return METHODS.of(*((kind, name) for name in names))
+
+
+FOLDED = (Const, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
 
 
 def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value:
@@ -49,7 +52,7 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
             if "positional argument" not in str(error) and "keyword argument" not in str(error):
                 raise
             unsupported(tx, f"this call of {describe(value)}.{name}: {error}")
-    if type(value) in (Const, TupleVal, SetVal, SliceVal, ObjVal) and name not in ("__enter__", "__exit__", "__call__"):
+    if type(value) in FOLDED and name not in ("__enter__", "__exit__", "__call__"):
         try:
             if type(value) is Const and isinstance(value.value, str) and name == "join":
                 args = [TupleVal(items=unpack(tx, args[0]))]
@@ -150,7 +153,8 @@ def sequence_index(tx, self, item, start=NONE, stop=NONE, asked="index"):
     for i in range(*slice(start.value, stop.value).indices(len(items))):
         if equal(tx, items[i], item):
             return Const(value=i)
-    fold(tx, getattr(self.cls, asked), [type(self)(items=type(self.items)(), cls=self.cls), item])     # raises
+    empty = type(self)(items=type(self.items)(), cls=self.cls)
+    fold(tx, getattr(self.cls, asked), [empty, item])                # raises
 
 
 def sequence_count(tx, self, item):
@@ -224,42 +228,26 @@ for _kind in ("keys", "values", "items"):
 def as_set(tx, value) -> Value:
     """A view of keys or items as the set that it also is; other values as they are."""
     if type(value) is ViewVal and value.kind != "values":
-        return SetVal(items={key_of(tx, item): item for item in unpack(tx, value)})
+        return SetVal(items=items_of_set(tx, value))
     return value
 
 
-def view_operator(name):
+def view_method(name, takes_any):
+    """A method of sets, for views. takes_any: whether the other operand may be any iterable."""
     @method(ViewVal, name)
     def operate(tx, self, other):
         if self.kind != "values":
-            others = SetVal(items=items_of_set(tx, other)) if name[2:-2].lstrip("r") in SET_SYMBOLS else as_set(tx, other)
-            function = METHODS.get((SetVal, name))
-            mine = as_set(tx, self)
-            return function(tx, mine, others) if function else set_comparison(tx, name, mine, others)
+            other = SetVal(items=items_of_set(tx, other)) if takes_any else as_set(tx, other)
+            return METHODS[SetVal, name](tx, as_set(tx, self), other)
 
 
-SET_SYMBOLS = ("or", "and", "sub", "xor")
-for _name in ("or", "and", "sub", "xor", "ror", "rand", "rsub", "rxor", "eq", "ne", "lt", "le", "gt", "ge"):
-    view_operator(f"__{_name}__")
-
-
-def set_comparison(tx, name, self, other):
-    """<, <=, ==, ... of sets: by their keys."""
-    if type(other) is SetVal and name[2:-2] in ("eq", "ne", "lt", "le", "gt", "ge"):
-        return boolean(getattr(self.items.keys(), name)(other.items.keys()))
-
-
-@method(ViewVal, "isdisjoint")
-def view_isdisjoint(tx, self, other):
-    return METHODS[SetVal, "isdisjoint"](tx, as_set(tx, self), other)
-
-
-def is_missing(tx, self, key) -> bool:
-    """Whether there is no such key, which is then guarded."""
-    k = key_of(tx, key)
-    if k not in self.items:
-        guard_missing(tx, self, k)
-    return k not in self.items
+SET_OPERATORS, COMPARISONS = ("or", "and", "sub", "xor"), ("eq", "ne", "lt", "le", "gt", "ge")
+for _name in SET_OPERATORS:
+    view_method(f"__{_name}__", takes_any=True)
+    view_method(f"__r{_name}__", takes_any=True)
+for _name in COMPARISONS:
+    view_method(f"__{_name}__", takes_any=False)
+view_method("isdisjoint", takes_any=True)
 
 
 @method(DictVal, "get")
@@ -271,7 +259,7 @@ def dict_get(tx, self, key, default=NONE):
 def dict_pop(tx, self, key, default=None):
     if is_missing(tx, self, key):
         if default is None:
-            raise UserError(ExcVal(cls=KeyError, args=[key]))
+            user_error(KeyError, key)
         return default
     value = get_item(tx, self, key)
     delete_item(tx, self, key)
@@ -360,7 +348,7 @@ def dict_move_to_end(tx, self, key, last=TRUE):
 
 # %%
 def items_of_set(tx, value) -> dict:
-    return value.items if type(value) is SetVal else {key_of(tx, item): item for item in unpack(tx, value)}
+    return dict(value.items) if type(value) is SetVal else keyed(tx, unpack(tx, value))
 
 
 def set_operation(tx, name, self, others):
@@ -411,6 +399,18 @@ for _name in ("issubset", "issuperset", "isdisjoint"):
     set_methods(_name)
 
 
+def set_comparison(name):
+    """<, <=, ==, ... of sets: by their keys."""
+    @method(SetVal, name)
+    def compare_sets(tx, self, other):
+        if type(other) is SetVal:
+            return boolean(getattr(self.items.keys(), name)(other.items.keys()))
+
+
+for _name in COMPARISONS:
+    set_comparison(f"__{_name}__")
+
+
 # %%
 @method(SetVal, "add")
 def set_add(tx, self, item):
@@ -429,7 +429,7 @@ def set_discard(tx, self, item):
 @method(SetVal, "remove")
 def set_remove(tx, self, item):
     if key_of(tx, item) not in self.items:
-        raise UserError(ExcVal(cls=KeyError, args=[item]))
+        user_error(KeyError, item)
     set_discard(tx, self, item)
 
 
@@ -449,7 +449,7 @@ def set_copy(tx, self):
 
 # %%
 def stop_iteration(*args):
-    raise UserError(ExcVal(cls=StopIteration, args=list(args)))
+    user_error(StopIteration, *args)
 
 
 def result_of(generator) -> list:
@@ -478,7 +478,7 @@ def generator_send(tx, self, value):
 
 @method(GenVal, "throw")
 def generator_throw(tx, self, exc, *more):
-    if type(exc) is ObjVal and isinstance(exc.real, type):
+    if is_class(exc):
         exc = call(tx, exc, [v for v in more[:1] if v is not NONE])
     if type(exc) is not ExcVal or len(more) > 2:
         unsupported(tx, f"throw() of {describe(exc)}")
@@ -488,10 +488,7 @@ def generator_throw(tx, self, exc, *more):
 @method(GenVal, "close")
 def generator_close(tx, self):
     if self.started and not self.done:
-        try:
-            if advance(tx, self, thrown=ExcVal(cls=GeneratorExit)) is not None:
-                user_error(RuntimeError, "generator ignored GeneratorExit")
-        except UserError as error:
-            if not issubclass(error.exc.cls, (GeneratorExit, StopIteration)):
-                raise
+        thrown = ExcVal(cls=GeneratorExit)
+        if unless_raised((GeneratorExit, StopIteration), lambda: advance(tx, self, thrown=thrown)) is not None:
+            user_error(RuntimeError, "generator ignored GeneratorExit")
     self.done = True

@@ -18,6 +18,8 @@ import weakref
 
 import torch
 
+from .binding import bind
+
 EVALUATE = object()
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
@@ -88,18 +90,20 @@ def is_installed() -> bool:
 # module runs as it is.
 
 # %%
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks", "_compiled_call_impl")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
+          "_compiled_call_impl")
 
 
 def python_function(function, args, kwargs):
-    """(function with code, args, kwargs) of the frame that function(*args, **kwargs) would make; None if there is none."""
+    """(function with code, args, kwargs) of the frame that function(*args, **kwargs) would make, or None."""
     while not isinstance(function, types.FunctionType):
         if isinstance(function, functools.partial):
             function, args, kwargs = function.func, (*function.args, *args), {**function.keywords, **kwargs}
         elif isinstance(function, types.MethodType):
             function, args = function.__func__, (function.__self__, *args)
         elif isinstance(function, torch.nn.Module):
-            if any(getattr(function, name, None) for name in _HOOKS) or type(function).__call__ is not torch.nn.Module.__call__:
+            own_call = type(function).__call__ is not torch.nn.Module.__call__
+            if own_call or any(getattr(function, name, None) for name in _HOOKS):
                 return None
             function = function.forward
         elif isinstance(getattr(type(function), "__call__", None), types.FunctionType):
@@ -107,42 +111,6 @@ def python_function(function, args, kwargs):
         else:
             return None
     return function, args, kwargs
-
-
-# %% [markdown]
-# ## Binding arguments
-#
-# CPython binds arguments in C. The shortest way to have exactly its rules is to let it: a lambda with the
-# same parameters and the same defaults, whose body is a tuple of them.
-
-# %%
-@functools.lru_cache(4096)
-def binder_code(code) -> types.CodeType | None:
-    """Code of a lambda with the parameters of `code` that returns them in the order of the frame's variables."""
-    count, positional_only = code.co_argcount, code.co_posonlyargcount
-    names = list(code.co_varnames)
-    plain, keyword_only = names[:count], names[count:count + code.co_kwonlyargcount]
-    rest = names[count + code.co_kwonlyargcount:]
-    star = rest.pop(0) if code.co_flags & inspect.CO_VARARGS else None
-    more = rest.pop(0) if code.co_flags & inspect.CO_VARKEYWORDS else None
-    parameters = [*plain[:positional_only], *(["/"] if positional_only else []), *plain[positional_only:]]
-    parameters += ["*" + star] if star else ["*"] if keyword_only else []
-    parameters += [*keyword_only, *(["**" + more] if more else [])]
-    order = [*plain, *keyword_only, *([star] if star else []), *([more] if more else [])]
-    try:
-        made = eval(f"lambda {', '.join(parameters)}: ({''.join(name + ', ' for name in order)})", {}).__code__
-        return made.replace(co_name=code.co_name, co_qualname=code.co_qualname)         # for messages
-    except SyntaxError:        # a comprehension's `.0`
-        return None
-
-
-def bind(function, args, kwargs) -> tuple | None:
-    code = binder_code(function.__code__)
-    if code is None:
-        return None
-    binder = types.FunctionType(code, {}, function.__name__, function.__defaults__)
-    binder.__kwdefaults__ = function.__kwdefaults__
-    return binder(*args, **kwargs)
 
 
 # %%
@@ -155,9 +123,9 @@ def run(context, function, /, *args, **kwargs):
             return function(*args, **kwargs)
         inner, *call = found
         target = target_of(inner, context)
-        values = None if target is None else bind(inner, *call)
-        if values is None:
+        if target is None:
             return function(*args, **kwargs)
+        values = bind(inner.__code__, inner.__defaults__, inner.__kwdefaults__, *call)
         result = target(inner, *values)
         return function(*args, **kwargs) if result is EVALUATE or result is _state["missed"] else result
     finally:

@@ -17,15 +17,15 @@ import builtins
 from ..ch02_guards.sources import DictGetSource, GlobalSource
 from .attributes import get_attribute, set_attribute
 from .interpreter import (
-    PYTHON, call, constant_source, guard, jump, location, opcode, pop_many, touch, unsupported)
+    PYTHON, call, computes, constant_source, guard, jump, location, opcode, pop_many, touch, unsupported)
 from .iterate import iterate, next_value, unpack
 from .methods import dict_update
 from .operations import (
     as_python, binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary)
 from .values import (
-    CellVal, Const, DELETED, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, SuperVal, TupleVal, Value, boolean,
-    user_error)
-from .wrap import key_of, realize, wrap, wrap_constant
+    CellVal, Const, DELETED, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, SuperVal, TupleVal, Value,
+    boolean, user_error)
+from .wrap import key_of, keyed, realize, wrap, wrap_constant
 
 
 # %% [markdown]
@@ -155,9 +155,6 @@ def read_cell(tx, cell, name):
         cell.content = realize(tx, cell.content)
     if cell.content is None and name in tx.frames[-1].code.co_cellvars:
         user_error(UnboundLocalError, UNBOUND.format(name))
-    if cell.content is None and tx.frames and name in tx.frames[-1].code.co_cellvars:
-        user_error(UnboundLocalError, f"cannot access local variable '{name}' where it is not associated "
-                                      "with a value", name=Const(value=name))
     if cell.content is None:
         user_error(NameError, f"cannot access free variable '{name}' where it is not associated with a value"
                               " in enclosing scope", name=Const(value=name))
@@ -198,9 +195,9 @@ def global_source(tx, frame, name):
 
 def read_global(tx, frame, name) -> Value:
     written = tx.global_writes.get((id(frame.globals), name))
-    deleted = written is not None and written[1] is DELETED
+    deleted = written is not None and written[0] is DELETED
     if written is not None and not deleted:
-        return written[1]
+        return written[0]
     if name in frame.globals and not deleted:
         return wrap(tx, frame.globals[name], global_source(tx, frame, name))
     namespace = frame.globals.get("__builtins__", builtins)
@@ -288,11 +285,19 @@ def load_build_class(tx, frame, i):
 def store_global(tx, frame, i, value):
     if frame.globals is not tx.root_globals and frame.globals_source is None:
         unsupported(tx, "writing to a global variable of a library")
-    tx.global_writes[id(frame.globals), i.argval] = (global_source(tx, frame, i.argval), value, frame.globals)
+    tx.global_writes[id(frame.globals), i.argval] = (value, frame.globals)
+
+
+@opcode("DELETE_GLOBAL")
+def delete_global(tx, frame, i):
+    written = tx.global_writes.get((id(frame.globals), i.argval))
+    if i.argval not in frame.globals if written is None else written[0] is DELETED:
+        user_error(NameError, f"name '{i.argval}' is not defined", name=Const(value=i.argval))
+    store_global(tx, frame, i, DELETED)
 
 
 # %% [markdown]
-# ## Attributes and subscripts
+# ## Attributes
 
 # %%
 @opcode("LOAD_ATTR")
@@ -322,35 +327,30 @@ def delete_attr(tx, frame, i, owner):
     set_attribute(tx, owner, i.argval, None)
 
 
-@opcode("BINARY_SUBSCR")
-def binary_subscr(tx, frame, i, container, key):
-    return get_item(tx, container, key)
-
-
-@opcode("STORE_SUBSCR")
-def store_subscr(tx, frame, i, value, container, key):
-    set_item(tx, container, key, value)
-
-
-@opcode("DELETE_SUBSCR")
-def delete_subscr(tx, frame, i, container, key):
-    delete_item(tx, container, key)
-
-
-@opcode("BINARY_SLICE")
-def binary_slice(tx, frame, i, container, start, stop):
-    return get_item(tx, container, SliceVal(start, stop, NONE))
-
-
-@opcode("STORE_SLICE")
-def store_slice(tx, frame, i, value, container, start, stop):
-    set_item(tx, container, SliceVal(start, stop, NONE), value)
-
-
 # %% [markdown]
 # ## Operators
+#
+# Instructions that only compute, without an argument of their own, need no more than the function that does it.
 
 # %%
+computes({
+    "BINARY_SUBSCR": lambda tx, container, key: get_item(tx, container, key),
+    "STORE_SUBSCR": lambda tx, value, container, key: set_item(tx, container, key, value),
+    "DELETE_SUBSCR": lambda tx, container, key: delete_item(tx, container, key),
+    "BINARY_SLICE": lambda tx, container, start, stop: get_item(tx, container, SliceVal(start, stop, NONE)),
+    "STORE_SLICE": lambda tx, value, container, start, stop: set_item(
+        tx, container, SliceVal(start, stop, NONE), value),
+    "UNARY_NEGATIVE": lambda tx, value: unary(tx, "neg", value),
+    "UNARY_POSITIVE": lambda tx, value: unary(tx, "pos", value),
+    "UNARY_INVERT": lambda tx, value: unary(tx, "invert", value),
+    "UNARY_NOT": lambda tx, value: boolean(not truth(tx, value)),
+    "TO_BOOL": lambda tx, value: boolean(truth(tx, value)),
+    "GET_ITER": lambda tx, value: iterate(tx, value),
+    "GET_YIELD_FROM_ITER": lambda tx, value: iterate(tx, value),
+    "LIST_TO_TUPLE": lambda tx, items: TupleVal(items=unpack(tx, items)),
+})
+
+
 @opcode("BINARY_OP")
 def binary_op(tx, frame, i, a, b):
     return binary(tx, i.argrepr.removesuffix("="), a, b, inplace=i.argrepr.endswith("="))
@@ -373,31 +373,6 @@ def is_op(tx, frame, i, a, b):
 @opcode("CONTAINS_OP")
 def contains_op(tx, frame, i, item, container):
     return boolean(contains(tx, container, item) != bool(i.arg))
-
-
-@opcode("UNARY_NEGATIVE")
-def unary_negative(tx, frame, i, value):
-    return unary(tx, "neg", value)
-
-
-@opcode("UNARY_POSITIVE")
-def unary_positive(tx, frame, i, value):
-    return unary(tx, "pos", value)
-
-
-@opcode("UNARY_INVERT")
-def unary_invert(tx, frame, i, value):
-    return unary(tx, "invert", value)
-
-
-@opcode("UNARY_NOT")
-def unary_not(tx, frame, i, value):
-    return boolean(not truth(tx, value))
-
-
-@opcode("TO_BOOL")
-def to_bool(tx, frame, i, value):
-    return boolean(truth(tx, value))
 
 
 # %% [markdown]
@@ -428,11 +403,6 @@ conditional_jump("NONE", lambda tx, value: identical(value, NONE))
 conditional_jump("NOT_NONE", lambda tx, value: not identical(value, NONE))
 
 
-@opcode("GET_ITER")
-def get_iter(tx, frame, i, value):
-    return iterate(tx, value)
-
-
 @opcode("FOR_ITER")
 def for_iter(tx, frame, i, iterator):
     value = next_value(tx, iterator)
@@ -460,24 +430,23 @@ def build_list(tx, frame, i, *items):
 
 @opcode("BUILD_SET")
 def build_set(tx, frame, i, *items):
-    result = SetVal()
-    for item in items:
-        result.items.setdefault(key_of(tx, item), item)
-    return result
+    return SetVal(items=keyed(tx, items))
 
 
 @opcode("BUILD_MAP")
 def build_map(tx, frame, i):
-    flat, result = pop_many(frame, 2 * i.arg), DictVal()
-    for key, value in zip(flat[::2], flat[1::2]):
-        set_item(tx, result, key, value)
-    return result
+    flat = pop_many(frame, 2 * i.arg)
+    return dict_from(tx, flat[::2], flat[1::2])
 
 
 @opcode("BUILD_CONST_KEY_MAP")
 def build_const_key_map(tx, frame, i, keys):
+    return dict_from(tx, unpack(tx, keys), pop_many(frame, i.arg))
+
+
+def dict_from(tx, keys, values) -> DictVal:
     result = DictVal()
-    for key, value in zip(unpack(tx, keys), pop_many(frame, i.arg)):
+    for key, value in zip(keys, values):
         set_item(tx, result, key, value)
     return result
 
@@ -551,8 +520,7 @@ def list_extend(tx, frame, i, items):
 @opcode("SET_UPDATE")
 def set_update(tx, frame, i, items):
     target = grown(tx, frame, i)
-    for item in unpack(tx, items):
-        target.setdefault(key_of(tx, item), item)
+    target.update({**keyed(tx, unpack(tx, items)), **target})
 
 
 @opcode("DICT_UPDATE")
@@ -567,11 +535,6 @@ def dict_merge(tx, frame, i, other):
         if key in target.items:
             user_error(TypeError, f"got multiple values for keyword argument {key!r}")
     dict_update(tx, target, other)
-
-
-@opcode("LIST_TO_TUPLE")
-def list_to_tuple(tx, frame, i, items):
-    return TupleVal(items=unpack(tx, items))
 
 
 def refuse_to_unpack(value):
@@ -601,9 +564,3 @@ def unpack_ex(tx, frame, i, sequence):
                                f"got {len(items)})")
     return [*items[end:][::-1], ListVal(items=items[before:end]), *items[:before][::-1]]
 
-
-@opcode("DELETE_GLOBAL")
-def delete_global(tx, frame, i):
-    if i.argval not in frame.globals and (id(frame.globals), i.argval) not in tx.global_writes:
-        user_error(NameError, f"name '{i.argval}' is not defined", name=Const(value=i.argval))
-    store_global(tx, frame, i, DELETED)

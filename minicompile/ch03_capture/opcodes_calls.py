@@ -12,16 +12,17 @@ import sys
 
 import torch
 
+from ..ch02_guards.sources import AttrSource
 from .attributes import get_attribute
-from .interpreter import PYTHON, Leave, advance, call, jump, opcode, pop_many, unsupported
-from .iterate import iterate, length, next_value, unpack
+from .interpreter import PYTHON, Leave, advance, call, handled_exception, jump, opcode, pop_many, unsupported
+from .iterate import length, next_value, unpack
 from .methods import dict_update
 from .opcodes import constant_value
 from .operations import as_python, contains, get_item, identical, truth, unary
 from .values import (
-    Const, ContextVal, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NONE, NULL,
-    ObjVal, TupleVal, UserError, boolean, class_of, lookup, user_error)
-from .wrap import guard_keys, realize, wrap
+    Const, ContextVal, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, MISSING, NONE, NULL, ObjVal, TupleVal,
+    UserError, boolean, class_of, dict_of, is_class, lookup, user_error)
+from .wrap import guard_keys, part, realize, wrap
 
 
 # %% [markdown]
@@ -102,7 +103,7 @@ def attach(tx, function, flag, value):
         function.closure = list(value.items)
     elif flag == 4:
         pairs = unpack(tx, value)
-        function.attrs["__annotations__"] = DictVal(items={k.value: [k, v] for k, v in zip(pairs[::2], pairs[1::2])})
+        function.attrs["__annotations__"] = dict_of({k.value: v for k, v in zip(pairs[::2], pairs[1::2])})
     elif flag == 2:
         function.kwdefaults = named_values(tx, value)
     elif flag == 1:
@@ -132,11 +133,6 @@ def return_generator(tx, frame, i):
 @opcode("YIELD_VALUE")
 def yield_value(tx, frame, i, value):
     return Leave(value, yielded=True)
-
-
-@opcode("GET_YIELD_FROM_ITER")
-def get_yield_from_iter(tx, frame, i, value):
-    return iterate(tx, value)
 
 
 @opcode("SEND")
@@ -191,32 +187,25 @@ def made_here(tx, exc) -> UserError:
 def raise_varargs(tx, frame, i, *operands):
     exc, cause = (*operands, None, None)[:2]
     if exc is None:                              # a bare `raise`
-        raise made_here(tx, next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None))
-    if type(exc) is ObjVal and isinstance(exc.real, type):
+        raise made_here(tx, handled_exception(tx))
+    if is_class(exc):
         exc = call(tx, exc, [])
     exc = as_exception(tx, exc)
     if type(exc) is not ExcVal:
         user_error(TypeError, "exceptions must derive from BaseException")
     if cause is not None:
-        if type(cause) is ObjVal and isinstance(cause.real, type):
+        if is_class(cause):
             cause = call(tx, cause, [])
         exc.cause = cause
-    note_context(tx, exc)
     raise UserError(exc)
-
-
-def note_context(tx, exc):
-    handled = next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
-    if handled is not None and handled is not exc:
-        exc.context = handled
 
 
 def as_exception(tx, value):
     """The value for an exception object that existed before."""
     if type(value) is not ObjVal or not isinstance(value.real, BaseException):
         return value
-    return ExcVal(cls=value.cls, args=[wrap(tx, a) for a in value.real.args], real=value.real,
-                  source=value.source)
+    args = wrap(tx, value.real.args, part(AttrSource, value.source, "args"))
+    return ExcVal(cls=value.cls, args=unpack(tx, args), real=value.real, source=value.source)
 
 
 @opcode("LOAD_ASSERTION_ERROR")

@@ -20,12 +20,13 @@ import torch
 from ..errors import Unsupported
 from .attributes import special, store_in_dict
 from .interpreter import Tracer, call, touch, unsupported
-from .iterate import unpack, values_of
+from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, emit_float
 from .values import (
-    Const, DictVal, ExcVal, Identity, ListVal, MISSING, NUMPY_SCALARS, MethodVal, NEW, NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table,
-    TensorVal, TupleVal, UserError, Value, ViewVal, boolean, class_of, describe, lookup, user_error)
-from .wrap import dict_contents, guard_keys, guard_missing, key_of, number_of, realize, wrap, wrap_constant
+    Const, DictVal, ExcVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
+    ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, UserError, Value, ViewVal, boolean,
+    class_of, describe, lookup, python_method, user_error)
+from .wrap import dict_contents, guard_keys, guard_missing, key_of, realize, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -45,12 +46,10 @@ def python_operator(name: str):
 def as_python(tx: Tracer, value: Value):
     """The Python object that a value made of constants stands for; raises NotConstant."""
     kind = type(value)
-    if kind is Const:
-        if type(value.value) is Identity:
+    if kind in (Const, SymVal):
+        if kind is Const and type(value.value) is Identity:
             raise NotConstant
         return value.value
-    if kind is SymVal:
-        return number_of(value)
     if kind in (TupleVal, ListVal):
         items = [as_python(tx, realize(tx, item)) for item in value.items]
         if kind is ListVal:
@@ -63,7 +62,7 @@ def as_python(tx: Tracer, value: Value):
         if value.cls is not dict:
             raise NotConstant
         return {as_python(tx, realize(tx, k)): as_python(tx, realize(tx, v)) for k, v in value.items.values()}
-    if kind is ExcVal and value.real is None and not isinstance(lookup(value.cls, "__init__"), types.FunctionType):
+    if kind is ExcVal and value.real is None and not python_method(value.cls, "__init__"):
         exc = value.cls.__new__(value.cls, *(as_python(tx, a) for a in value.args))
         exc.args = tuple(as_python(tx, a) for a in value.args)
         return exc
@@ -136,8 +135,6 @@ def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -
     result = ask(tx, candidates)
     if result is not None:
         return result
-    if name == "mod" and type(a) is Const and type(a.value) is str:
-        return METHODS[Const, "__mod__"](tx, a, b)
     try:
         return fold(tx, python_operator(name), [a, b])
     except NotConstant:
@@ -163,21 +160,23 @@ def raise_as_python(tx, function, name, *operands):
 
 def enum_number(value, name) -> Value:
     """A member of an IntEnum as the int that it is in arithmetic."""
-    if type(value) is ObjVal and isinstance(value.real, (int, float)) and isinstance(value.real, enum.Enum) and \
-            not isinstance(lookup(value.cls, f"__{name}__"), types.FunctionType):
+    real = value.real if type(value) is ObjVal else None
+    if isinstance(real, enum.Enum) and isinstance(real, (int, float)) and not python_method(value.cls, f"__{name}__"):
         return Const(value=value.real.value)
     return value
 
 
 def has_method(cls, name) -> bool:
-    """Whether a class may take part in an operator: not when its only methods are the program's, which were asked."""
+    """Whether a class may take part in an operator: not when its only methods are the program's, which were
+    asked."""
     methods = [lookup(cls, f"__{prefix}{name}__") for prefix in ("", "r", "i")]
-    return not all(m in (MISSING, object.__dict__.get(f"__{name}__")) or isinstance(m, types.FunctionType) for m in methods)
+    absent = (MISSING, object.__dict__.get(f"__{name}__"))
+    return not all(m in absent or isinstance(m, types.FunctionType) for m in methods)
 
 
 def specialize(value: Value) -> Value:
     """A symbolic number fixed to its present value, by a guard."""
-    return Const(value=number_of(value)) if type(value) is SymVal else value
+    return Const(value=value.value) if type(value) is SymVal else value
 
 
 def ask(tx, candidates) -> Value | None:
@@ -212,29 +211,22 @@ def truth(tx: Tracer, value: Value) -> bool:
     kind = type(value)
     if kind is Const:
         return bool(value.value)
-    if kind in (TupleVal, ListVal, SetVal):
-        return len(value.items) > 0
-    if kind in (DictVal, ViewVal):
-        value = value.of if kind is ViewVal else value
-        guard_keys(tx, value)
-        return len(value.items) > 0
     if kind is TensorVal:
         unsupported(tx, "a branch on the values of a tensor")
     if kind is SymVal:
         return bool(value.sym)
     if kind is ObjVal and not isinstance(value.real, (type, types.ModuleType)):
-        for method in ("__bool__", "__len__"):
-            result = special(tx, value, method)
-            if result is not None:
-                return truth(tx, result)
-            contents = as_dict(tx, value, method) if lookup(value.cls, method) is not MISSING else value
-            if contents is not value:
-                return truth(tx, contents)
-            if lookup(value.cls, method) is not MISSING:
-                try:
-                    return bool(as_python(tx, value))
-                except NotConstant:
-                    unsupported(tx, f"bool() of {describe(value)}")
+        result = special(tx, value, "__bool__") or special(tx, value, "__len__")
+        if result is not None:
+            return truth(tx, result)
+        value = as_dict(tx, value, "__len__")
+    if type(value) in (TupleVal, ListVal, SetVal, DictVal, ViewVal):
+        return length(tx, value).value > 0
+    if type(value) is ObjVal and any(lookup(value.cls, m) is not MISSING for m in ("__bool__", "__len__")):
+        try:
+            return bool(as_python(tx, value))
+        except NotConstant:
+            unsupported(tx, f"bool() of {describe(value)}")
     return True
 
 
@@ -267,7 +259,7 @@ def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
         return result
     if ObjVal in kinds and symbol in ("==", "!="):
         # A dict subclass whose own `__eq__`, if any, was asked and left the answer to dict, as Counter does
-        inner = [dict_contents(tx, v) or v if type(v) is ObjVal and issubclass(v.cls, dict) else v for v in (a, b)]
+        inner = [dict_contents(tx, v) or v if type(v) is ObjVal else v for v in (a, b)]
         if {type(v) for v in inner} == {DictVal}:
             return compare(tx, symbol, *inner)
     if kinds in ({TupleVal}, {ListVal}):
@@ -276,36 +268,39 @@ def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
         return fold(tx, function, [a, b])
     except NotConstant:
         pass
-    if symbol not in ("==", "!=") and TensorVal not in kinds:
-        raise_as_python(tx, function, COMPARE[symbol], a, b)
-    if symbol not in ("==", "!=") or TensorVal in kinds:
-        unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
-    if kinds == {DictVal}:
-        return boolean(same_dict(tx, a, b) == (symbol == "=="))
-    if symbol == "!=" and isinstance(lookup(class_of(a), "__eq__"), types.FunctionType):
+    if symbol == "!=" and python_method(class_of(a), "__eq__"):
         return boolean(not truth(tx, compare(tx, "==", a, b)))
-    if kinds == {MethodVal}:
-        same = identical(a.func, b.func) and identical(a.self, b.self)
-        return boolean(same == (symbol == "=="))
+    if symbol in ("==", "!=") and TensorVal not in kinds:
+        return boolean(same(tx, a, b) == (symbol == "=="))
+    if TensorVal not in kinds:
+        raise_as_python(tx, function, COMPARE[symbol], a, b)
+    unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
+
+
+def same(tx, a, b) -> bool:
+    """a == b, where neither has a method that knows."""
+    if type(a) is type(b) is DictVal:
+        return same_dict(tx, a, b)
+    if type(a) is type(b) is MethodVal:
+        return identical(a.func, b.func) and identical(a.self, b.self)
     if not identical(a, b) and not all(compares_by_identity(v) for v in (a, b)):
-        unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
-    return boolean(identical(a, b) == (symbol == "=="))
+        unsupported(tx, f"{describe(a)} == {describe(b)}")
+    return identical(a, b)
 
 
-BUILTIN_EQ = tuple(c.__dict__["__eq__"] for c in (int, float, str, bytes, tuple, list, dict, set, frozenset, complex,
-                                                  type({}.keys()), range, slice))
+DATA = (int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
+EQ_OF_BUILTINS = [c.__dict__["__eq__"] for c in (object, *DATA, type({}.keys()), range, slice)]
+LIKE_BUILTINS = (*DATA, collections.UserDict, collections.UserList, collections.UserString)
 
 
 def compares_by_identity(value) -> bool:
-    """Whether the `__eq__` of an object is that of `object`, of the program (which was asked), or of a builtin,
-    which knows its own kind only."""
-    cls, own = class_of(value), lookup(class_of(value), "__eq__")
+    """Whether the `__eq__` of an object is that of `object`, of the program (which was asked), or of a
+    builtin, which knows its own kind only."""
     if type(value) is not ObjVal:
         return True
-    return (own in (object.__eq__, *BUILTIN_EQ) or isinstance(own, types.FunctionType)) and not issubclass(cls, LIKE_BUILTINS)
-
-
-LIKE_BUILTINS = (dict, list, tuple, set, frozenset, int, float, complex, str, bytes, collections.UserDict, collections.UserList, collections.UserString)
+    own = lookup(value.cls, "__eq__")
+    known = isinstance(own, types.FunctionType) or own in EQ_OF_BUILTINS
+    return known and not issubclass(value.cls, LIKE_BUILTINS)
 
 
 def compare_plain(tx, symbol, function, a, b):
@@ -337,17 +332,23 @@ def same_dict(tx, a, b) -> bool:
         equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
 
 
+def is_missing(tx, dictionary: DictVal, key: Value) -> bool:
+    """Whether there is no such key, which is then guarded."""
+    k = key_of(tx, key)
+    if k not in dictionary.items:
+        guard_missing(tx, dictionary, k)
+    return k not in dictionary.items
+
+
 def contains(tx: Tracer, container: Value, item: Value) -> bool:
     """item in container"""
     container = as_dict(tx, container, "__contains__")
     kind = type(container)
     if kind is DictVal:
-        key = key_of(tx, item)
-        if key in container.items:
+        found = not is_missing(tx, container, item)
+        if found:
             guard_keys(tx, container)
-        else:
-            guard_missing(tx, container, key)
-        return key in container.items
+        return found
     if kind is SetVal:
         return key_of(tx, item) in container.items
     if kind is ViewVal and container.kind == "keys":
@@ -377,23 +378,16 @@ def index_of(tx, key: Value):
         return index.value
 
 
-def as_dict(tx, container: Value, method: str) -> Value:
-    """The dictionary inside an object whose class derives from dict and does not override `method`."""
-    if type(container) is ObjVal and issubclass(container.cls, dict) and \
-            not isinstance(lookup(container.cls, method), types.FunctionType):
-        return dict_contents(tx, container) or container
-    return container
-
-
 def get_item(tx: Tracer, container: Value, key: Value) -> Value:
     """container[key]"""
     whole, container = container, as_dict(tx, container, "__getitem__")
-    if whole is not container and isinstance(lookup(whole.cls, "__missing__"), types.FunctionType) and \
+    if whole is not container and python_method(whole.cls, "__missing__") and \
             not contains(tx, container, key):
         return special(tx, whole, "__missing__", key)
     kind = type(container)
     if kind is TensorVal:
-        return select_symbolic(tx, container, key) or emit(tx, "call_function", operator.getitem, [container, key], {})
+        return select_symbolic(tx, container, key) or emit(
+            tx, "call_function", operator.getitem, [container, key], {})
     if kind in (TupleVal, ListVal):
         index = index_of(tx, key)
         if kind is ListVal and container.on_look is not None and type(index) is int and \
@@ -412,8 +406,8 @@ def get_item(tx: Tracer, container: Value, key: Value) -> Value:
 
 
 def select_symbolic(tx, tensor, key) -> Value | None:
-    """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None where
-    the key is not of this kind, or n may be out of range."""
+    """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None
+    where the key is not of this kind, or n may be out of range."""
     parts = key.items if type(key) is TupleVal else [key]
     if not any(type(p) is SymVal and class_of(p) is int for p in parts):
         return None
@@ -454,15 +448,13 @@ def get_from_sequence(tx, container, index):
 
 
 def get_from_dict(tx, container, key):
-    k = key_of(tx, key)
-    entry = container.items.get(k)
-    if entry is None:
-        guard_missing(tx, container, k)
-        if container.factory is not None:
-            value = call(tx, realize(tx, container.factory), [])
-            set_item(tx, container, key, value)
-            return value
-        raise UserError(ExcVal(cls=KeyError, args=[key]))
+    if is_missing(tx, container, key):
+        if container.factory is None:
+            user_error(KeyError, key)
+        value = call(tx, realize(tx, container.factory), [])
+        set_item(tx, container, key, value)
+        return value
+    entry = container.items[key_of(tx, key)]
     entry[1] = value = realize(tx, entry[1])
     return value
 
@@ -504,15 +496,14 @@ def delete_item(tx: Tracer, container: Value, key: Value):
     container = as_dict(tx, container, "__delitem__")
     refuse_proxy(container, "deletion")
     if type(container) is DictVal:
-        k = key_of(tx, key)
-        if k not in container.items:
-            guard_missing(tx, container, k)
-            raise UserError(ExcVal(cls=KeyError, args=[key]))
+        if is_missing(tx, container, key):
+            user_error(KeyError, key)
         if container.owner is not None:
             store_in_dict(tx, container.owner, key, None)
             return
         guard_keys(tx, container)
         touch(tx, container)
+        k = key_of(tx, key)
         del container.items[k]
         container.removed.add(k)
         container.written.pop(k, None)

@@ -22,7 +22,6 @@
 # %%
 from __future__ import annotations
 
-import contextlib
 import itertools
 from dataclasses import dataclass
 
@@ -35,34 +34,9 @@ from ..ch01_graphs.fake import storage_key
 from .attributes import get_attribute, store_attribute
 from .calls import HANDLED, handles
 from .contexts import set_grad
-from .interpreter import Tracer, call, unsupported
+from .interpreter import Tracer, call, effect_free, unsupported
 from .tensors import emit, run_fake, to_arg
-from .values import BIRTHS, Const, NEW, NONE, ObjVal, TensorVal, TupleVal, Value, describe
-
-# %% [markdown]
-# ## Code that must not change anything
-#
-# A backward runs later, perhaps never; a checkpointed function runs twice. What such code changes outside of
-# itself cannot be part of the one epilogue of this call, so there must be nothing. Objects that the trace
-# makes are numbered; a change of one that is older than the region ends the graph, and eager does it.
-
-# %%
-@contextlib.contextmanager
-def effect_free(tx: Tracer, what: str):
-    """Code traced inside may change only what it has made."""
-    before = len(tx.replays), dict(tx.global_writes)
-    known = {id(v): (v, v.fake._version) for v in tx.tensor_of_fake.values()}
-    since, tx.pure_since = tx.pure_since, next(BIRTHS)
-    try:
-        yield
-    finally:
-        tx.pure_since = since
-    old = any(v.fake._version != version for v, version in known.values())
-    new = any(v.real is not None and v.fake._version != v.version
-              for v in tx.tensor_of_fake.values() if id(v) not in known)
-    if old or new or before != (len(tx.replays), tx.global_writes):
-        unsupported(tx, f"{what} with a side effect")
-
+from .values import Const, NEW, NONE, ObjVal, TensorVal, TupleVal, Value, describe
 
 # %% [markdown]
 # ## The context object

@@ -28,8 +28,8 @@ from ..ch02_guards.sources import AttrSource
 from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
-    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
-    class_of, describe, user_error)
+    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal, TupleVal,
+    Value, class_of, describe, user_error)
 from .wrap import part, realize, wrap, wrap_constant
 
 
@@ -271,12 +271,13 @@ REFUSED_FUNCTIONS = frozenset((
     "is_nonzero", "set_num_threads", "_assert_async", "set_grad_enabled", "handle_torch_function",
     "from_dlpack", "set_float32_matmul_precision", "get_rng_state", "set_rng_state", "_set_grad_enabled",
     "unique", "nonzero", "unique_consecutive", "sparse_coo_tensor", "boolean_dispatch"))
+OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _TORCH_BUILTINS: set = set()
 
 
 def is_graph_function(function) -> bool:
     """Whether a call of this torch function becomes a node."""
-    if isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)) or id(function) in marks.IN_GRAPH:
+    if isinstance(function, OPERATORS) or id(function) in marks.IN_GRAPH:
         return True
     kind = type(function)
     if kind is types.BuiltinFunctionType:
@@ -325,7 +326,8 @@ def make_tensor(tx, function, args, kwargs) -> Value:
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     if args and type(args[0]) is SymVal:
         dtype = torch.int64 if class_of(args[0]) is int else torch.get_default_dtype()
-        return emit(tx, "call_function", torch.full, [Const(value=()), args[0]], {"dtype": Const(value=dtype), **kwargs})
+        kwargs = {"dtype": Const(value=dtype), **kwargs}
+        return emit(tx, "call_function", torch.full, [Const(value=()), args[0]], kwargs)
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
     if node.all_input_nodes:
         unsupported(tx, "torch.tensor() of tensors")

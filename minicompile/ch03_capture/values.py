@@ -18,7 +18,8 @@
 # | `GETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py` |
 # | `METHODS`: methods and operators that are written in C | kind of value, name | `methods.py` |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
-# | `HANDLED`: calls of builtins, some of torch | real function | `builtins_.py`, `builtins_torch.py`, `regions.py`, `library.py`, `classes.py` |
+# | `REAL_CALLS`: the same, for callables that existed before | class | `calls.py`, `library.py` |
+# | `HANDLED`: calls of builtins, some of torch | real function | from `builtins_.py` to `regions.py` |
 # | `RECONSTRUCT`: how it is built again when the call returns | kind of value | `epilogue.py` |
 # | `HANDLERS`: the bytecode instructions | name | `opcodes.py`, `opcodes_calls.py` |
 #
@@ -166,6 +167,11 @@ class DictVal(Value):
     factory: Value | None = None
     keys_guarded: bool = False
     owner: Value | None = None
+
+
+def dict_of(named: dict, **fields) -> DictVal:
+    """A dictionary of values by name."""
+    return DictVal(items={name: [Const(value=name), value] for name, value in named.items()}, **fields)
 
 
 @dataclass(eq=False)
@@ -362,10 +368,10 @@ def boolean(flag) -> Const:
     return TRUE if flag else FALSE
 
 
-
-NUMPY_SCALARS = frozenset(type(numpy.zeros((), kind)[()]) for kind in numpy.typecodes["AllInteger"] + "?efdFD")
-IMMUTABLE = frozenset((re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.timedelta, datetime.date,
-                       datetime.datetime)) | NUMPY_SCALARS | {type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS}
+NUMPY_SCALARS = frozenset(type(numpy.zeros((), k)[()]) for k in numpy.typecodes["AllInteger"] + "?efdFD")
+NUMPY_TYPES = frozenset(type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS)
+IMMUTABLE = NUMPY_SCALARS | NUMPY_TYPES | {
+    re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.timedelta, datetime.date, datetime.datetime}
 
 
 class Identity(int):
@@ -396,8 +402,9 @@ class UserError(Exception):
 
 
 def user_error(cls, *args, **attributes):
-    """Raise `cls(*args)` in the traced program; args are plain constants, attributes are values."""
-    raise UserError(ExcVal(cls=cls, args=[Const(value=a) for a in args], attrs=attributes))
+    """Raise `cls(*args)` in the traced program; args are values or constants, attributes are values."""
+    args = [a if isinstance(a, Value) else Const(value=a) for a in args]
+    raise UserError(ExcVal(cls=cls, args=args, attrs=attributes))
 
 
 # %% [markdown]
@@ -440,6 +447,16 @@ def lookup(cls: type, name: str):
     if cls.__flags__ & HEAP_TYPE:
         class_reads[-1][cls, name] = found
     return found
+
+
+def python_method(cls: type, name: str):
+    """The method of a class if it is written in Python, so that it can be inlined; else None."""
+    found = lookup(cls, name)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def is_class(value) -> bool:
+    return type(value) is ObjVal and isinstance(value.real, type)
 
 
 def describe(value) -> str:

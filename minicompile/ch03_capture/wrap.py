@@ -34,13 +34,13 @@ from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec, TensorSpec
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, LocalSource,
+    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource,
     LocalSource, ModuleAttrSource, Source, TupleItemSource)
 from .interpreter import Tracer, constant_source, guard, location, unsupported
 from .values import (
-    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal, MethodName,
-    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, class_of,
-    describe, user_error)
+    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal,
+    MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal,
+    Value, class_of, describe, user_error)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
@@ -358,9 +358,9 @@ def fixed_marks(tx) -> list[str]:
                if g.op == "eq" and g.answer and free_names(g.left) | free_names(g.right) == {name}]
         if isinstance(size, torch.SymInt) and not why:
             continue
-        reason = f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else "sizes 0 and 1 never are"
-        found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one size: {reason}. "
-                     "Drop the mark, or the code that needs the size.")
+        reason = f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else "0 and 1 never vary"
+        found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one size: "
+                     f"{reason}. Drop the mark, or the code that needs the size.")
     return found
 
 
@@ -418,11 +418,6 @@ def wrap_dynamic_number(tx, real, source):
     return value
 
 
-def number_of(value: SymVal):
-    """The present value of a symbolic number. From here on the trace is for this number: a guard says so."""
-    return float(value.sym) if isinstance(value.sym, torch.SymFloat) else int(value.sym)
-
-
 def guard_sizes(tx):
     """The questions that were asked about symbols, with their answers, become guards."""
     for g in tx.shape_env.guards:
@@ -460,10 +455,8 @@ def by_value(tx, value) -> ByValue:
 
 def key_of(tx, value: Value):
     """The Python key under which `value` is found in a DictVal or SetVal."""
-    if type(value) is Const:
+    if type(value) in (Const, SymVal):
         return value.value
-    if type(value) is SymVal:
-        return number_of(value)
     if type(value) is TupleVal:
         return tuple(key_of(tx, realize(tx, item)) for item in value.items)
     if type(value) in (ObjVal, TensorVal) and value.real is not None and value.real is not NEW:
@@ -477,6 +470,14 @@ def key_of(tx, value: Value):
     if class_of(value).__hash__ is None:
         user_error(TypeError, f"unhashable type: '{class_of(value).__name__}'")
     unsupported(tx, f"{describe(value)} as a dictionary key")
+
+
+def keyed(tx, values) -> dict:
+    """The items of a set of `values`: of equal ones, the first."""
+    found = {}
+    for value in values:
+        found.setdefault(key_of(tx, value), value)
+    return found
 
 
 def guard_keys(tx, value: DictVal):

@@ -171,8 +171,10 @@ def encode(instructions: list[Instruction], handlers: list[Handler], first_line:
 # kkkk lll`: kind and number of code units. Three of its sixteen kinds are enough: 15 no position, 13 line
 # only, 14 everything.
 
-# %%
+# %% tags=["exercise:varint"]
 def varint(value: int, big_endian: bool = False) -> bytes:
+    """`value` >= 0 in groups of six bits, one byte a group, at least one byte. Bit 6 (0x40) of a byte says that
+    another follows; bit 7 stays clear. The lowest group comes first, or with `big_endian` the highest."""
     groups = [value & 0x3F]
     while value := value >> 6:
         groups.append(value & 0x3F)
@@ -181,6 +183,7 @@ def varint(value: int, big_endian: bool = False) -> bytes:
     return bytes(g | 0x40 for g in groups[:-1]) + bytes(groups[-1:])
 
 
+# %%
 def encode_position(out: bytearray, position, units: int, previous: int) -> int:
     """Append entries for `units` code units; returns the line that the next delta is relative to."""
     line, end_line, column, end_column = position
@@ -264,9 +267,14 @@ def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict
     return result
 
 
+# %% tags=["exercise:liveness"]
 @functools.lru_cache(64)
 def live_table(code) -> dict[int, frozenset]:
-    """Offset of each instruction -> the localsplus indices that are live before it."""
+    """Offset of each instruction -> the localsplus indices that are live before it: {offset: frozenset}.
+
+    Take the instructions and handlers of `decode`, pairs split by `split_pairs`, and the edges of `successors`.
+    An instruction with an op in LOCAL_OPS and not in NO_INDEX names the variable `arg`: STORE_FAST writes it,
+    MAKE_CELL neither reads nor writes it, every other one reads it."""
     instructions, handlers = decode(code)
     instructions = split_pairs(instructions, handlers)
     follow = successors(instructions, handlers)
@@ -287,6 +295,7 @@ def live_table(code) -> dict[int, frozenset]:
     return {i.offset: indices for i, indices in reversed(list(zip(instructions, live)))}
 
 
+# %%
 def live_locals(code, offset: int) -> set[str]:
     """Names of locals and own cells that the code from byte `offset` on may read before it writes them."""
     names = localsplus_names(code)

@@ -71,7 +71,12 @@ def _key(argument):
     return type(argument), repr(argument) if isinstance(argument, float) else argument     # -0.0 is not 0.0
 
 
+# %% tags=["exercise:merge-cse"]
 def merge_common_subexpressions(gm: fx.GraphModule) -> None:
+    """Keep the first of all call_function nodes with equal target, arguments and keyword arguments (equal by
+    `_key`), in place: readers of a later one read the first, the later one is erased, and its origins are
+    added to those of the first. Nodes of UNIQUE, nodes with an effect, and nodes whose key cannot be hashed
+    stay. A node whose operands have become equal by merging is merged, too."""
     seen: dict = {}
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node.target in UNIQUE or has_effect(node):

@@ -247,8 +247,10 @@ def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
     return all(s == t or n == 1 for n, s, t in zip(a.shape, a.stride(), b.stride()))
 
 
+# %% tags=["exercise:is-dense"]
 def is_dense(t: torch.Tensor) -> bool:
-    """Every element has its own place and there are no gaps."""
+    """Every element has its own place and there are no gaps: the strides are those of a contiguous tensor, in
+    some order of the dims. The strides of dims of size 1 do not count."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n != 1):
         if stride != expected:
@@ -257,6 +259,7 @@ def is_dense(t: torch.Tensor) -> bool:
     return True
 
 
+# %%
 def conform(f: Functionalizer, new: fx.Node, target: FakeTensor) -> fx.Node:
     val = new.meta["val"]
     if val.dtype != target.dtype or val.device != target.device:

@@ -48,9 +48,11 @@ def _distances(net: Network, source: int, sink: int) -> list[int] | None:
     return distance if distance[sink] >= 0 else None
 
 
+# %% tags=["exercise:flow-bug"]
 def maximum_flow(net: Network, source: int, sink: int) -> int:
-    """Saturate the network; `net.room` holds the residual capacities afterwards. At most O(V^2 E); near
-    linear on these graphs."""
+    """The value of the maximum flow. Saturates the network: `net.room` holds the residual capacities
+    afterwards, where what flows along e has been moved to the room of e ^ 1. At most O(V^2 E); near linear on
+    these graphs."""
     total = 0
     while (distance := _distances(net, source, sink)) is not None:
         following = [0] * len(net.out)
@@ -84,8 +86,12 @@ def maximum_flow(net: Network, source: int, sink: int) -> int:
     return total
 
 
+# %% tags=["exercise:sink-side"]
 def sink_side(net: Network, sink: int) -> set[int]:
-    """The vertices that can still reach the sink: the minimum cut nearest to it."""
+    """The vertices that can still reach the sink (which is one of them): the minimum cut nearest to it.
+
+    `net` is saturated: `net.room` holds residual capacities, of the edges e and of their reverses e ^ 1. A
+    vertex reaches another over an edge that has room left."""
     seen = {sink}
     queue = [sink]
     for v in queue:

@@ -292,9 +292,19 @@ def with_ancestors(nodes) -> set[fx.Node]:
     return found
 
 
+# %% tags=["exercise:choose-saved"]
 def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx.Node]:
-    """The forward values that backward gets. prefer: "speed" keeps what is in memory anyway, "memory"
-    recomputes it."""
+    """The forward values that backward gets: a minimum cut of the nodes that do not depend on tangents.
+
+    joint: the joint graph; halves: its `split_nodes`. prefer: "speed" keeps what is in memory anyway, "memory"
+    recomputes it. Returns nodes in the order of the graph.
+
+    Needed is what a node of `halves.backward` reads, or what is itself a gradient. Every path to it from a
+    placeholder, or from a node that `must_not_recompute`, has to contain a saved node (perhaps its first or its
+    last one). Saving a node costs its `price`, where `written` means that a library call, a later stage or an
+    output needs it in memory, or that it is not fusible; what is checkpointed and does not leave its region has
+    no price at which it is saved (INFINITE). The sum of the prices is minimal; among equal cuts the one nearest
+    to backward wins. Raises AssertionError if every cut is INFINITE."""
     nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
     stage = stages(nodes, halves)
     consumed = {n for n in nodes if any(u in halves.backward for u in n.users)} | \
@@ -323,6 +333,7 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx
     return [n for n, (enter, leave) in inner.items() if leave in behind and enter not in behind]
 
 
+# %%
 def price(node: fx.Node, joint: Joint, written: bool) -> int:
     """What saving `node` costs, in bytes moved. Inputs are free unless the program overwrites them."""
     val = node.meta.get("val")

@@ -61,14 +61,18 @@ def log_softmax(x, dim, half_to_float):
     return out.to(torch.float32 if half_to_float else x.dtype)
 
 
+# %%
 @decomposition("_softmax_backward_data")
 def softmax_backward(grad, y, dim, input_dtype):
+    """The gradient of x for `y = softmax(x, dim)`, as `input_dtype`, given y and the gradient of y: `y * (grad -
+    sum(grad * y))`, computed at least in float32. NotImplemented where `_is_empty(y, dim)`."""
     if _is_empty(y, dim):
         return NotImplemented
     weighted = widen(grad) * widen(y)
     return (weighted - widen(y) * torch.sum(weighted, dim, True)).to(input_dtype)
 
 
+# %%
 @decomposition("_log_softmax_backward_data")
 def log_softmax_backward(grad, y, dim, input_dtype):
     if _is_empty(y, dim):
@@ -126,8 +130,12 @@ def _input_gradient(g, n, rstd, dims, centered=True):
     return (dx - n * (torch.sum(g * n, dims, True) / size)) * rstd
 
 
+# %% tags=["exercise:layer-norm-backward"]
 @decomposition("native_layer_norm_backward")
 def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
+    """(gradient of x, of weight, of bias); each is None where `output_mask` is False, or where there is no such
+    parameter. mean, rstd: saved by the forward pass, of x's shape with the normalized dims of size 1. Half types
+    are widened; each gradient has the dtype of what it is the gradient of."""
     inner = _inner(x, normalized_shape)
     outer = list(range(inner[0]))
     grad, n, rstd = widen(grad), (widen(x) - widen(mean)) * widen(rstd), widen(rstd)
@@ -141,6 +149,7 @@ def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bi
     return dx, dw, db
 
 
+# %%
 def _folded(x, dims):
     return torch.sum(x, dims) if dims else x.clone()
 

@@ -72,7 +72,7 @@ def same_as(pairs: str, **options) -> None:
 # kernel the casts are free. (`torch.compile` states it the same way, and rounds nowhere in between unless
 # `emulate_precision_casts` asks for it.)
 
-# %%
+# %% tags=["exercise:promoted"]
 def promoted(*operands) -> torch.dtype:
     """The dtype that eager's type promotion gives a pointwise operator with these tensor or number operands.
 
@@ -94,6 +94,7 @@ def promoted(*operands) -> torch.dtype:
     return dtype
 
 
+# %%
 @functools.cache
 def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype:
     return torch.promote_types(a, b)

@@ -64,13 +64,17 @@ def index_select(g, x, dim, indices):
 
 # %%
 def index_plan(x_rank: int, indices):
-    """(dims that are indexed, rank of the broadcast index, position of its dims in the result)."""
+    """(dims that are indexed, rank of the broadcast index, position of its dims in the result).
+
+    indices: for each of the leading dims of a tensor of rank `x_rank` an index (`.size` is its shape, a tuple),
+    or None where the whole dim is taken. At least one is not None. In a tuple of indexed dims they ascend."""
     dims = [d for d, i in enumerate(indices) if i is not None]
     rank = max(len(indices[d].size) for d in dims)
     neighbours = dims == list(range(dims[0], dims[-1] + 1))
     return dims, rank, dims[0] if neighbours else 0
 
 
+# %%
 def indexed_position(b: Builder, x: Lazy, indices, index, plan) -> tuple:
     """The index into `x` that the element `index` of `x[indices]` reads."""
     dims, rank, place = plan

@@ -23,6 +23,7 @@ HEAVY = set("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh
             "erf erfc erfinv lgamma digamma sigmoid pow atan2 hypot".split())
 
 
+# %% tags=["exercise:broadcast-index"]
 def broadcast_index(x: Lazy, index: tuple) -> tuple:
     """The index into `x` for an index of the (larger) broadcast result: aligned right, 0 where `x` has
     size 1."""
@@ -30,6 +31,7 @@ def broadcast_index(x: Lazy, index: tuple) -> tuple:
     return tuple(0 if s == 1 else i for s, i in zip(x.size, index[skip:]))
 
 
+# %%
 def on_device(g: Lowering, x, device):
     """A 0-d tensor of another device may take part; it is copied over unless it is a constant."""
     if isinstance(x, Lazy) and x.device != device and footprint(x)[1]:

@@ -181,9 +181,12 @@ def flip(g, x, dims):
 # into groups with equal products: `[8, 12, 64] -> [96, 8, 8]` is `[8, 12] -> [96]` and `[64] -> [8, 8]`.
 # Splitting a dim needs no division in the index; merging dims needs one per dim, inside the group only.
 
-# %%
+# %% tags=["exercise:dim-groups"]
 def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
-    """Neighbouring dims of `old` and `new` whose products agree, as small as can be told."""
+    """Neighbouring dims of `old` and `new` whose products agree, as small as can be told: [(positions in old,
+    positions in new)], in order, with every dim in exactly one group. Sizes are positive and have the same
+    product. A dim of size 1 may be in either of the groups next to it, or in one of its own, where the other
+    list may be empty. If a symbolic size has to be compared with a different one, everything is one group."""
     groups, i, j = [], 0, 0
     while i < len(old) or j < len(new):
         left, right, a, b = [], [], 1, 1
@@ -204,6 +207,7 @@ def dim_groups(old, new) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
+# %%
 @lowering("view", view=True)
 def view(g, x, *_):
     return reshape(g, x, sizes_of(g.val))
@@ -232,8 +236,12 @@ def reshape(g: Lowering, x: Lazy, size) -> Lazy:
     return make_view(g, x, size, pick, lambda base: reshape_layout(base, size, groups))
 
 
+# %% tags=["exercise:reshape-layout"]
 def reshape_layout(base: Layout, size, groups) -> Layout | None:
-    """Strides of a reshape, or None if a merged group of dims does not lie evenly in memory."""
+    """The layout of `base` reshaped to `size` without a copy, or None if a merged group of dims does not lie
+    evenly in memory. groups: `dim_groups(base.size, size)`. The offset stays. Within a group, the last new dim
+    has the stride of the last old dim that is not of size 1 (1 if there is none), and the others are
+    contiguous on top of it."""
     stride: list = [1] * len(size)
     for left, right in groups:
         left = [d for d in left if base.size[d] != 1]

@@ -112,6 +112,7 @@ def hint(e: Int) -> int:
     return e if isinstance(e, int) else evaluate(e, {s.name: SIZE_HINT for s in symbols(e)})
 
 
+# %% tags=["exercise:storage-size"]
 def storage_size(buffer: Buffer) -> Int:
     """Elements from the first to the last addressed one, inclusive; 0 for an empty tensor."""
     sizes = buffer.layout.size
@@ -123,6 +124,7 @@ def storage_size(buffer: Buffer) -> Int:
     return last
 
 
+# %%
 def nbytes(buffer: Buffer) -> int:
     """Bytes that the buffer occupies (estimated when sizes are symbolic)."""
     return hint(storage_size(buffer)) * buffer.dtype.itemsize
@@ -165,11 +167,15 @@ def node_writes(node: Loop | Extern) -> list[str]:
 # builds on. Calls that draw random numbers keep their order among themselves: the stream of numbers must be
 # eager's.
 
-# %%
+# %% tags=["exercise:dependency-edges"]
 def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], writes: dict[int, Iterable[str]],
                      buffers: dict[str, Buffer]) -> dict[int, set[int]]:
     """For each step, the steps that must run before it. Steps are loops, library calls or kernels, by
-    position."""
+    position; reads and writes: the names of buffers, by the same positions.
+
+    Before a step runs: the writers of the names it reads; for a name it writes that is an alias, the writers
+    and all readers of every earlier name of that memory (the chain of `alias_of`); and if it is a library call
+    that `has_effect`, the one before it among those. A step is not before itself."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     for i, names in writes.items():
@@ -194,6 +200,7 @@ def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], wri
     return before
 
 
+# %%
 def remove_dead(program: Program) -> list[Loop | Extern]:
     """The nodes whose results are used: by an output, by another live node, or because they write memory that
     someone else owns (an input). Stores to unused outputs of a live loop are left for the kernel to drop."""

@@ -266,8 +266,13 @@ class Fuser:
         return "+".join(names) + ("+..." if len(g.members) > 6 else "")
 
 
+# %%
 def makes_cycle(f: Fuser, a: int, b: int) -> bool:
-    """Is there a third group on a path from a to b, or from b to a?"""
+    """Is there a third group on a path from a to b, or from b to a?
+
+    a, b: ids in `f.groups`. A group's `successors` are the ids of groups that directly need it, perhaps merged
+    into another one since: `f.find(id)` is who they are now. Bit i of `ancestors` says that group i must run
+    before, directly or not; it is kept right for ids that are in `f.groups`."""
     groups, find = f.groups, f.find
     for x, y in ((a, b), (b, a)):
         above = groups[y].ancestors
@@ -349,7 +354,13 @@ def shared_buffers(a: Group, b: Group) -> tuple[list[str], list[str]]:
     return flows, [n for n in small.reads if n in large.reads]
 
 
+# %% tags=["exercise:fusion-score"]
 def score(f: Fuser, a: Group, b: Group, flows, common) -> int:
+    """Bytes that fusing a and b saves. flows, common: as `shared_buffers` gives them.
+
+    A buffer that flows counts twice, once if a loop outside of b reads it too (`f.readers[name]` are the
+    positions of all its readers). A buffer that both read counts once if they share an index expression for
+    it, and half (rounded down) if not. Sizes are the `nbytes` of `f.buffers`."""
     members = set(b.members)
     total = 0
     for n in flows:
@@ -363,6 +374,7 @@ def score(f: Fuser, a: Group, b: Group, flows, common) -> int:
     return total
 
 
+# %%
 def _starved(a: Group, b: Group) -> str | None:
     """A reduction with few outputs runs on few processors of a GPU. A pointwise loop over all its elements is
     better off alone."""
@@ -493,7 +505,7 @@ def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
 # repeat until nothing fuses, because a fusion can remove the obstacle of another: what stood between two
 # loops may now be inside one of them.
 
-# %%
+# %% tags=["exercise:fewer-kernels"]
 def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
     pairs: set[tuple[int, int]] = set()
     numel = {i: tuple(sorted((str(product(d.size for d in g.space.vars)), str(product(d.size for d in g.space.all)))))
@@ -517,6 +529,7 @@ def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
     return pairs
 
 
+# %%
 def fuse_groups(f: Fuser, rounds: int = 8) -> None:
     pairs = candidate_pairs(f)
     refused: set[tuple] = set()

@@ -182,7 +182,17 @@ class MemoryPlan:
     overwritten: frozenset[str] = frozenset()
 
 
+# %%
 def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = True) -> MemoryPlan:
+    """Who gets which memory: a `StepPlan` for each of `steps`, in their order.
+
+    A value is a root (`root_of`) that a kernel or a call writes for the first time (`lifetimes` says when, and
+    when it dies). Before that step it is allocated, or with `reuse` takes over the memory of another root. A
+    call that does not `takes_out` allocates its own results: neither. Candidates for a take-over: first, in
+    place, a root that dies in this step (`_in_place`: of values born earlier, and of inputs in
+    `program.owned`); then, `_from_pool`, a value that died earlier, of equal `_memory_class`, if keeping it
+    until now does not raise the peak above that of the lifetimes. No root is taken twice. A root is freed after
+    the step in which it dies, or, if its memory is taken over, after the step that takes it."""
     b = program.buffers
     times = lifetimes(program, steps)
     peak = max(times.live, default=0)
@@ -224,6 +234,7 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     return MemoryPlan(plans, sorted(first), max(live, default=0), overwritten)
 
 
+# %%
 def takes_out(step: Extern) -> bool:
     """Can the host give this call the tensor to write into? Only the matrix products, whose `out=` forms cost
     nothing."""
@@ -276,8 +287,15 @@ def _in_place(program: Program, step, name: str, candidates: list[str]) -> str |
     return None
 
 
+# %% tags=["exercise:overwrites-safely"]
 def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] = frozenset()) -> bool:
-    """May `new` be written into the memory of `old`?"""
+    """May `new` be written into the memory of `old`, a buffer that dies in this kernel?
+
+    Ask the `accesses` of its loops, in order. Yes only if some loop writes `new`, neither masked nor with a
+    mode; every read of `old` is unmasked and at the very index of that write; no loop after that one reads
+    `old`; in a kernel that reduces (it walks its rows again), no loop after it reads anything computed from
+    `old` either, through any number of this kernel's buffers; and `same_memory`, all names of the kernel that
+    are memory of `old`, has no other name in it."""
     if same_memory - {old}:
         return False
     depends: set[str] = {old}        # buffers of this kernel computed from `old`

@@ -25,7 +25,14 @@ from ..ch08_fusion.values import Graph, Store, Value, elements, memory_of
 
 # %%
 def schedule_passes(g: Graph) -> list[tuple[list, list]]:
-    """For each pass, in order: the steps before its loop (once per row), and those inside it."""
+    """For each pass, in order: the steps before its loop (once per row), and those inside it. The last pass has
+    no loop.
+
+    There are as many loops as the steps have phases. Loop k computes (`elements`: with all they need) the
+    reductions of phase k + 1 and the element stores whose pass is k. A step that is no element stands before
+    pass `phase`. A store's pass is at first its phase; it is moved to a later one as long as its memory
+    (`memory_of`) is loaded in a later loop: element stores to the loop of the last such load, others behind
+    it."""
     count = 1 + max(s.phase for s in g.steps)
     when = {s: s.phase for s in g.stores}
     while True:
@@ -46,6 +53,7 @@ def schedule_passes(g: Graph) -> list[tuple[list, list]]:
     return list(zip(before, inside + [[]]))
 
 
+# %%
 def _is_element(g: Graph, step: Value | Store) -> bool:
     return step.element if step.op == "store" else g.is_element(step)
 

@@ -68,21 +68,32 @@ def stride_of(index: Int, var: Symbol) -> int:
     return 1 << 30 if c is None else abs(hint(c))
 
 
+# %% tags=["exercise:contiguous-var"]
 def contiguous_var(index: Int, vars: tuple[Symbol, ...]) -> Symbol | None:
-    """The variable along which neighbours in the nest are neighbours in memory."""
+    """The variable along which neighbours in the nest are neighbours in memory: of those with more than one
+    value (`hint`) that the index depends on, the one with the smallest stride (`stride_of`), if that is 1. None
+    if there is none. The earlier of two equals wins."""
     used = [(stride_of(index, v), v) for v in vars if hint(v.size) > 1]
     best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))
     return best[1] if best[0] == 1 else None
 
 
+# %%
 def visits(index: Int, vars: tuple[Symbol, ...]) -> int:
     return math.prod(hint(v.size) for v in vars if stride_of(index, v) > 0)
 
 
+# %% tags=["exercise:choose-axes"]
 def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
                 accesses: list[Int]) -> list[Axis]:
     """The axes of a kernel, in the order of the tile's dimensions, given the indices of its loads and
-    stores."""
+    stores.
+
+    With reduction variables: x over `vars` and r over `reduction_vars`. Otherwise one axis x of rank 1, unless
+    the nest has at least 4096 elements and some access that `visits` more than half of them is contiguous in a
+    variable that is not the last one of more than one value. Then the most frequent such variable ends the axis
+    y, dim 0, and the variables after it are the axis x, dim 1, of rank 2; provided that this variable has at
+    least 4 values and the axis x more than one element. (Sizes are compared by their `hint`.)"""
     if reduction_vars:
         return [Axis("x", vars, 0, 2), Axis("r", reduction_vars, 1, 2)]
     total = math.prod(hint(v.size) for v in vars)
@@ -167,13 +178,15 @@ def _paren(value: Int) -> str:
 
 # %%
 def extent(layout) -> Int:
-    """One more than the largest element offset of a layout."""
+    """One more than the largest element offset of a layout. Strides are not negative, sizes are at least 1;
+    either may be symbolic (use `add` and `mul`)."""
     total: Int = layout.offset
     for size, stride in zip(layout.size, layout.stride):
         total = add(total, mul(add(size, -1), stride))
     return add(total, 1)
 
 
+# %%
 def fits_int32(values: list[Int]) -> bool:
     highs = [bounds(v)[1] for v in values]
     return all(h is not None and h < 2**31 - 65536 for h in highs)

@@ -42,8 +42,13 @@ def register_type(dtype: torch.dtype) -> str:
     return "float" if dtype in HALVES else "bool" if dtype is torch.bool else memory_type(dtype)
 
 
+# %% tags=["exercise:cpp-literal"]
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
-    """A C++ constant of `dtype`; floats are printed with enough digits to be exact."""
+    """A C++ constant of `dtype`, as an expression. Floats are exact: the text of a float or half `dtype` ends in
+    `f`, is a floating literal (with a point or an exponent), and reads back as the nearest float; of a double
+    as the same double. Infinities and NaN are MC_INF and MC_NAN, cast where `dtype` is float64. What overflows
+    a float is infinite. Booleans are `true` and `false`. Integers are cast to the register type; the lowest
+    int64 cannot be written as a literal and is `(-9223372036854775807L - 1)`."""
     if dtype is torch.bool:
         return "true" if value else "false"
     if not (dtype.is_floating_point):
@@ -227,6 +232,7 @@ def _fmod(dtype, args, arg_dtypes):
 _POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})"}
 
 
+# %%
 @cpp_op("pow")
 def _pow(dtype, args, arg_dtypes):
     x, y = args
@@ -253,9 +259,13 @@ def _pow(dtype, args, arg_dtypes):
 # A NaN has no integer, so C++ lets the compiler invent one where it knows that a value may be NaN, and
 # `mc_integer` states what the processor (and so eager) gives.
 
-# %%
+# %% tags=["exercise:cpp-cast"]
 @cpp_op("to_dtype")
 def _to_dtype(dtype, args, arg_dtypes):
+    """C++ text of the first of `args`, a value of `arg_dtypes[0]`, as a value of `dtype`. Both are in registers
+    (`register_type`), where half types are floats. To bool: is it not 0? From bool to floating: 1 or 0, chosen
+    by `?:`. From floating to integers through `mc_integer<W>`, with W int64_t for int64, uint32 and uint64 and
+    int32_t for the others, then cast. Everything else is a C++ cast, or nothing."""
     source, target = register_type(arg_dtypes[0]), register_type(dtype)
     if source == target:
         return args[0]
@@ -269,6 +279,7 @@ def _to_dtype(dtype, args, arg_dtypes):
     return f"({target}){args[0]}"
 
 
+# %%
 def round_text(x: str, dtype: torch.dtype) -> str:
     """`x` (float) rounded to the values that `dtype` can represent."""
     if dtype in HALVES:

@@ -184,7 +184,7 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
 # %% [markdown]
 # Each kind of reduction over a row, as a `RowStep`. In the texts, `n` is a number that makes names unique.
 
-# %%
+# %% tags=["exercise:row-bug"]
 def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     kind = r.args[0]
     if kind in ("welford", "softmax", "argmax", "argmin"):
@@ -215,6 +215,7 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
                    [f"{acc} {op}= {part};"], f" reduction({op}:{part})", result)
 
 
+# %%
 def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     """The kinds that OpenMP does not know: a chunk goes to an array, which a function merges into the row's
     result."""

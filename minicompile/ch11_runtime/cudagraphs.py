@@ -47,6 +47,7 @@ from .host import mutated_inputs, raise_versions
 log = logging.getLogger("minicompile")
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
+MAX_KEYS = 64             # combinations of integers and floats; beyond, they change at every call
 
 # %% [markdown]
 # ## Recording
@@ -150,8 +151,8 @@ class GraphSet:
 # ## A call
 #
 # The first call runs normally: kernels are still being compiled and tuned, libraries allocate workspaces.
-# The second is recorded. Integer inputs (dynamic sizes) are baked into a recording, so each combination has
-# its own.
+# The second is recorded. Numbers (dynamic sizes, floats that vary) are baked into a recording, so each
+# combination has its own.
 
 # %%
 class GraphedCallable:
@@ -207,6 +208,8 @@ class GraphedCallable:
         if self.must_run_plainly(args):
             return self.plain(args)
         if key not in self.seen:
+            if len(self.seen) >= MAX_KEYS:
+                return self.disable(f"more than {MAX_KEYS} combinations of sizes and numbers", args)
             self.seen[key] = [weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args]
             return self.plain(args)
         if self.made >= MAX_RECORDINGS:
@@ -285,8 +288,16 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
     return Recording(replay, static, addresses, copied, placeholders, written, recipes, leaving)
 
 
+# %% tags=["exercise:run-recording"]
 def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
-    """Copy in, replay, copy out."""
+    """Copy in, replay, copy out. Returns the outputs of `g.fn(args)`, one for each of `r.recipes`, and empties
+    `args`.
+
+    `r.copied` are copied to `r.placeholders`, the graph replays, and what it wrote into placeholders (`r.written`)
+    goes back into the arguments; `raise_versions` tells autograd which arguments have changed (`g.mutated`).
+    Recipes: ("leaves", k) is a fresh copy of `r.leaving[k]`, with its strides; ("stays", tensor) a new alias of
+    it, of which `g.group.inside` gets a weak reference; ("input", i, shape, stride, offset) is
+    `_alias_of_input` of argument i; ("constant", value) the value."""
     with torch._C._AutoDispatchBelowAutograd():
         if r.copied:
             torch._foreach_copy_(r.placeholders, [args[i] for i in r.copied])
@@ -316,6 +327,7 @@ def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
     return out
 
 
+# %%
 def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
     if tensor.shape == shape and tensor.stride() == stride:
         return tensor

@@ -140,9 +140,11 @@ def view(tensor: torch.Tensor, size, stride, offset) -> torch.Tensor:
     return tensor.as_strided(size, stride, tensor.storage_offset() + offset)
 
 
+# %% tags=["exercise:relayout"]
 def relayout(tensor: torch.Tensor, size, stride) -> torch.Tensor:
-    """What a library call returned, in the layout that the kernels were compiled for. Copies only if some
-    stride that matters differs."""
+    """What a library call returned, in the layout that the kernels were compiled for: `tensor` itself if its
+    strides are `stride`, else a copy with these strides. Strides of dims of size 1 do not matter, nor does any
+    if the tensor is empty. Raises RuntimeError if the shape is not `size`. size, stride: tuples."""
     if tuple(tensor.shape) != size:
         raise RuntimeError(f"a library call returned a tensor of shape {tuple(tensor.shape)} where {size} was expected")
     if all(a == b or n == 1 for a, b, n in zip(tensor.stride(), stride, size)) or 0 in size:
@@ -152,6 +154,7 @@ def relayout(tensor: torch.Tensor, size, stride) -> torch.Tensor:
     return out
 
 
+# %%
 def argument_text(w: Writer, a: Any) -> str:
     """One argument of a library call as text."""
     if isinstance(a, View):
@@ -241,7 +244,7 @@ def write_free(w: Writer, names: list[str]) -> None:
 # saved tensor was changed, and a raw pointer write is invisible to it. Library calls run below autograd:
 # the caller of this program differentiates it as a whole.
 
-# %%
+# %% tags=["exercise:host-bug"]
 def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | None]) -> tuple[str, dict]:
     """Text of the module with `call(args)`, and its globals. `calls`: for each step that is a kernel, its
     callable and the buffer and symbol names to pass."""
@@ -291,6 +294,7 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | N
     return "\n".join(["def call(args):", *_indent(body + ["return result"]), ""]), w.globals
 
 
+# %%
 def _indent(lines: list[str]) -> list[str]:
     return ["    " + line for line in lines]
 
@@ -299,8 +303,10 @@ def output_text(w: Writer, output) -> str:
     return view_text(w, output) if isinstance(output, View) else "None" if output is None else f"({float_text(output)})"
 
 
+# %% tags=["exercise:mutated-inputs"]
 def mutated_inputs(schedule: Schedule) -> list[str]:
-    """The inputs whose memory some step writes under another name."""
+    """The inputs whose memory some step writes under another name, each once, in the order of the first
+    writes. A step's output may be None."""
     p = schedule.program
     owned, found = set(p.inputs), {}
     for step in schedule.steps:
@@ -310,6 +316,7 @@ def mutated_inputs(schedule: Schedule) -> list[str]:
     return list(found)
 
 
+# %%
 def raise_versions(*tensors: torch.Tensor) -> None:
     for t in tensors:
         if not t.is_inference():
@@ -324,7 +331,13 @@ def raise_versions(*tensors: torch.Tensor) -> None:
 
 # %%
 def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
-    """The kernel with canonical buffer names, and the map from those names back to the program's."""
+    """The kernel with canonical buffer names, and the map from those names back to the program's.
+
+    Inputs become in0, in1, ..., outputs out0, ... and local buffers tmp0, ..., counted apart, in that order of
+    kinds; a buffer that has a name already keeps it. All places that name a buffer are renamed: the fields
+    `buffers` (keys, `name`, `alias_of`; an alias of a buffer outside becomes None), `local`, `inputs`,
+    `outputs`, and of the loops `outputs` and the first argument of load and store. Loops are called loop0,
+    loop1, ... The given kernel is not changed."""
     names: dict[str, str] = {}
     local = [n for n in kernel.buffers if n in kernel.local]
     for kind, members in (("in", kernel.inputs), ("out", kernel.outputs), ("tmp", local)):
@@ -342,6 +355,7 @@ def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
     return twin, {v: k for k, v in names.items()}
 
 
+# %%
 def canonical_key(k: Kernel) -> tuple:
     """Equal for kernels that compile to the same code. Constants are compared as text: 0.0 equals -0.0, and
     nan differs from itself."""

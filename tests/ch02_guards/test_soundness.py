@@ -17,16 +17,11 @@ from torch import nn
 
 import minicompile
 from minicompile import frames
+from minicompile.ch02_guards import codegen, stable
 
 SCALE, TABLE, LIST = 2.0, {"a": 1, "b": 2}, [1, 2]
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
-    minicompile.reset()
-    yield
-    minicompile.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Block(nn.Module):
@@ -174,13 +169,21 @@ def apply(m, x):
     return m(x)
 
 
+def write_everywhere(objects, value):
+    """Give every dictionary of these objects another version; the compiled function does not read what is written."""
+    for o in objects:
+        o.__dict__["unread"] = value
+
+
+@pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("name", MODULE_CHANGES)
-def test_modules(name):
+def test_modules(name, written):
     state, twin = model(), model()
     compiled = minicompile.compile(apply, backend="eager")
     x = double(torch.float32)
-    for _ in range(3):
+    for i in range(4):
         same(apply, compiled, state, twin, x)
+        write_everywhere([*state.modules(), *twin.modules()] if written else [], i)
     for m in (state, twin):
         torch.manual_seed(1)
         MODULE_CHANGES[name](m)
@@ -469,14 +472,16 @@ PLAIN_CHANGES = {
 }
 
 
+@pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("name", PLAIN_CHANGES)
-def test_plain_objects(name, monkeypatch):
+def test_plain_objects(name, written, monkeypatch):
     monkeypatch.setitem(globals(), "SCALE", SCALE), monkeypatch.setitem(globals(), "TABLE", dict(TABLE))
     monkeypatch.setitem(globals(), "LIST", list(LIST))
     state, x = Plain(), torch.ones(3)
     compiled = minicompile.compile(reads, backend="eager")
-    for _ in range(2):
+    for i in range(4):
         torch.testing.assert_close(compiled(state, x), reads(state, x))
+        write_everywhere([state] if written else [], i)
     try:
         PLAIN_CHANGES[name](state)
         for _ in range(2):
@@ -563,6 +568,53 @@ def test_a_model_that_writes_to_itself():
     for _ in range(40):
         torch.testing.assert_close(compiled(x), twin(x))
     assert m.seen == 40
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.calls, self.state = nn.Linear(4, 4), 0, torch.zeros(4)
+
+    def forward(self, x):
+        self.last = self.linear(x) * self.calls + self.state
+        self.state = self.state + 1
+        self.calls += 1
+        return self.last
+
+
+@pytest.mark.skipif(not hasattr(stable, "unchanged"), reason="the C extension is not built")
+def test_objects_that_are_written_to_need_no_full_checks(monkeypatch):
+    checks, refresh = [], codegen.refresh
+    monkeypatch.setattr(codegen, "refresh", lambda *args: checks.append(args[0]) or refresh(*args))
+    m, x = Counting(), double(torch.float32)
+    twin, compiled = copy.deepcopy(m), minicompile.compile(m, backend="eager")
+    for i in range(60):
+        if i == 20:
+            checks.clear()
+        if i == 40:                                  # what is read is still checked
+            m.linear.weight.data, twin.linear.weight.data = torch.ones(4, 4), torch.ones(4, 4)
+            m.state, twin.state = torch.zeros(3, 4), torch.zeros(3, 4)
+        m.epoch = i
+        torch.testing.assert_close(compiled(x), twin(x))
+    assert len(checks) < 10 and m.calls == 60
+
+
+def test_values_that_replace_others_in_a_written_object():
+    """A value that died and another at its address: numbers, modules, containers, functions, tuples."""
+    def f(s, x):
+        return s.layer(x) * s.rate + len(s.names) + s.pair[0] + s.scale(x)
+    s, x = types.SimpleNamespace(), double(torch.float32)
+    scales = [lambda x: x + 1, lambda x: x * 2]
+    compiled = minicompile.compile(f, backend="eager")
+    for i in range(40):
+        s.__dict__.clear()
+        gc.collect()
+        s.noise, s.rate, s.names, s.pair = i, float(i // 10), ["a"] * (1 + i // 10), (i // 20, [1])
+        s.layer = nn.Linear(4, 4)
+        s.scale = scales[i // 20]
+        for _ in range(3):
+            s.noise += 1
+            torch.testing.assert_close(compiled(s, x), f(s, x))
 
 
 def test_dead_models_are_freed():

@@ -489,7 +489,7 @@ def conversion_dunders(x):
 def failing_operators(x):
     words = []
     for f in (lambda: Vec(1) + "a", lambda: Vec(1) - 1, lambda: object() < object(), lambda: len(3), lambda: [] + (),
-              lambda: {}[1], lambda: [][0], lambda: None.a, lambda: int("q"), lambda: "a" + 1, lambda: iter(3), lambda: 3(),
+              lambda: {}[1], lambda: [][0], lambda: None.a, lambda: int("q"), lambda: "a" + 1, lambda: iter(3), lambda: int("3")(),
               lambda: "a".nope, lambda: [1, 2] @ 3, lambda: -"a", lambda: {1: 2}["k"], lambda: (1, 2)[5], lambda: {[]: 1},
               lambda: hash([]), lambda: set().pop(), lambda: [].pop(), lambda: 1 / 0, lambda: 5 % 0, lambda: max([]),
               lambda: next(iter([])), lambda: "abc".index("z"), lambda: [1].index(2), lambda: [1].remove(3),

@@ -9,6 +9,7 @@ import torch
 
 import minicompile
 
+pytestmark = pytest.mark.usefixtures("fresh")
 PROGRAMS = []
 
 
@@ -185,9 +186,7 @@ def errors(x):
 
 
 @pytest.mark.parametrize("function", PROGRAMS, ids=lambda f: f.__name__)
-def test_containers(function, monkeypatch):
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
-    minicompile.reset()
+def test_containers(function):
     x = torch.randn(3)
     expected = function(x)
     result = minicompile.compile(function, backend="eager", fullgraph=True)(x)
@@ -217,7 +216,6 @@ def test_attribute_of_a_users_exception():
             raise Failure(3)
         except Failure as error:
             return x + error.code
-    minicompile.reset()
     x = torch.ones(2)
     torch.testing.assert_close(minicompile.compile(function, backend="eager")(x), x + 3)
 
@@ -226,6 +224,5 @@ def test_warning_with_a_category():
     def function(x):
         warnings.warn("careful", category=DeprecationWarning)
         return x + 1
-    minicompile.reset()
     with pytest.warns(DeprecationWarning, match="careful"):
         minicompile.compile(function, backend="eager", fullgraph=True)(torch.ones(2))

@@ -19,7 +19,9 @@ import minicompile
 from language_classes import PROGRAMS
 from minicompile.ch03_capture import capture
 from minicompile.errors import Unsupported
-from test_programs import Count, fresh  # noqa: F401  (fresh is a fixture)
+from recorders import Recorder
+
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def state(value, seen=None):
@@ -81,7 +83,7 @@ def outcome(function, x, args):
 
 @pytest.mark.parametrize("function, breaks, make", PROGRAMS, ids=[p[0].__name__ for p in PROGRAMS])
 def test_program(function, breaks, make, monkeypatch):
-    backend, inputs = Count(), [torch.randn(2, 3) for _ in range(3)]
+    backend, inputs = Recorder(), [torch.randn(2, 3) for _ in range(3)]
     restore = set_aside(function)
     expected, args = [], make()
     for x in inputs:
@@ -123,11 +125,11 @@ def test_growing_list_does_not_recompile():
         log.lines += ["next"]
         log.last = log.lines[-1]
         return x * 2
-    backend, log = Count(), Log()
+    backend, log = Recorder(), Log()
     compiled = minicompile.compile(step, backend=backend, fullgraph=True)
     for i in range(20):
         compiled(torch.ones(2) * i, log)
-    assert backend.graphs == 1 and len(log.lines) == 40 and log.lines[38] == 38 and log.last == "next"
+    assert len(backend.graphs) == 1 and len(log.lines) == 40 and log.lines[38] == 38 and log.last == "next"
 
 
 def test_list_whose_length_matters_recompiles():

@@ -8,14 +8,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import minicompile
+from recorders import Recorder
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
-    minicompile.reset()
-    yield
-    minicompile.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Containers(nn.Module):
@@ -140,11 +135,7 @@ def test_module(make, shape):
         inputs = [(torch.randn(3, 4), torch.randn(3, 4))] * 2
     else:
         inputs = [(torch.randn(shape),) for _ in range(3)]
-    graphs = []
-
-    def backend(gm, example_inputs):
-        graphs.append(gm)
-        return gm.forward
+    backend = Recorder()
     compiled = minicompile.compile(model, backend=backend, fullgraph=True)
     for args in inputs:
         torch.manual_seed(3)
@@ -159,7 +150,7 @@ def test_module(make, shape):
         torch.testing.assert_close(p.grad, q.grad)
     for p, q in zip(model.buffers(), other.buffers()):
         torch.testing.assert_close(p, q)
-    assert graphs
+    assert backend.graphs
     if isinstance(model, Buffers):
         assert model.calls == other.calls and model.history == other.history
         assert "mean" in model._buffers and "mean" not in model.__dict__
@@ -167,8 +158,8 @@ def test_module(make, shape):
 
 def test_recompiles_on_what_the_trace_read():
     model = Wrapper(nn.Linear(4, 4))
-    graphs = []
-    compiled = minicompile.compile(model, backend=lambda gm, ex: graphs.append(gm) or gm.forward)
+    backend = Recorder()
+    compiled = minicompile.compile(model, backend=backend)
     x = torch.randn(2, 4)
     changes = [lambda: None, lambda: setattr(model, "gain", 3.0), lambda: model.config.update(act="relu"),
                lambda: setattr(model, "fn", torch.tanh), lambda: setattr(model, "shift", lambda v: v + 5),
@@ -178,9 +169,9 @@ def test_recompiles_on_what_the_trace_read():
     for n, change in enumerate(changes, 1):
         change()
         torch.testing.assert_close(compiled(x), model(x))
-        assert len(graphs) == n, n
+        assert len(backend.graphs) == n, n
         torch.testing.assert_close(compiled(x), model(x))
-        assert len(graphs) == n
+        assert len(backend.graphs) == n
 
 
 def test_dynamic_sizes():
@@ -191,18 +182,18 @@ def test_dynamic_sizes():
             y = y * s
         return y, b * 2 + 1, x[:b - 1].shape, torch.zeros(b, t) * n, x / b, [x.size(0)] + [1] * 2
 
-    graphs = []
-    compiled = minicompile.compile(f, backend=lambda gm, ex: graphs.append(gm) or gm.forward)
+    backend = Recorder()
+    compiled = minicompile.compile(f, backend=backend)
     w = torch.randn(4, 6)
     for b in (4, 6, 8, 9, 10):
         x = torch.randn(b, 4)
         result, expected = compiled(x, w), f(x, w)
         torch.testing.assert_close(result, expected)
         assert [type(r) for r in result] == [type(r) for r in expected] and result[2] == expected[2]
-    assert len(graphs) == 2
+    assert len(backend.graphs) == 2
     for n in (4, 5, 6):
         torch.testing.assert_close(compiled(x, w, n), f(x, w, n))
-    assert len(graphs) == 3
+    assert len(backend.graphs) == 3
 
 
 def test_same_tensor_twice_is_another_graph():

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 import minicompile
-from minicompile.ch03_capture import no_hook
+from minicompile.ch03_capture import binding
 
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 
@@ -21,17 +21,21 @@ def python(text):
     return done.stdout, done.stderr
 
 
+def bind_all(args, kwargs):
+    return binding.bind(f_all.__code__, f_all.__defaults__, f_all.__kwdefaults__, args, kwargs)
+
+
 def f_all(a, /, b, c=3, *rest, d, e=5, **more):
     return a, b, c, rest, d, e, more
 
 
 @pytest.mark.parametrize("args, kwargs", [((1, 2), {"d": 4}), ((1,), {"b": 2, "d": 4, "z": 9}), ((1, 2, 3, 4, 5), {"d": 0, "e": 1})])
 def test_arguments_are_bound_as_cpython_binds_them(args, kwargs):
-    a, b, c, d, e, rest, more = no_hook.bind(f_all, args, kwargs)
+    a, b, c, d, e, rest, more = bind_all(args, kwargs)
     assert (a, b, c, rest, d, e, more) == f_all(*args, **kwargs)
     for wrong in (((), {}), ((1, 2), {}), ((1,), {"a": 1, "d": 2})):
         with pytest.raises(TypeError):
-            no_hook.bind(f_all, *wrong)
+            bind_all(*wrong)
 
 
 def test_the_compiled_function_is_captured():

@@ -3,10 +3,6 @@
 With that backend nothing is compiled but the frame, so a difference from eager is an error of capture, of guards or of graph breaks. Each program runs
 forward and backward, twice, the second time through the guards of the first. A sixth of the operators runs always, all of them under `-m slow`. The modules and
 operators that may break the graph are listed."""
-import inspect
-import sys
-import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,8 +11,8 @@ from torch.utils import _pytree as pytree
 
 import minicompile
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from opinfo import NOT_CLOSE, OPERATORS, compare, dtypes_of, observe, program_of, samples_of  # noqa: E402
+from opinfo import NOT_CLOSE, OPERATORS, compare, dtypes_of, observe, program_of, samples_of
+from recorders import Captures
 
 MODULES = {m.formatted_name: m for m in module_db}
 NAMES = {op.formatted_name: op for op in OPERATORS}
@@ -34,30 +30,7 @@ BROKEN_OPERATORS = {
     "nn_functional_gaussian_nll_loss", "linalg_lstsq", "linalg_lstsq_grad_oriented"}
 BROKEN_OPERATORS |= {name for name in NAMES if name.startswith("masked_")}
 
-
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
-    minicompile.reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    minicompile.reset()
-
-
-class Breaks:
-    """Counts the graph breaks of what runs inside."""
-
-    def __enter__(self):
-        self.reasons = []
-        minicompile.frames.observers.append(self.see)
-        return self
-
-    def see(self, state, captured):
-        self.reasons += [str(b.reason) for b in captured.breaks]
-
-    def __exit__(self, *exc):
-        minicompile.frames.observers.remove(self.see)
+pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.filterwarnings("ignore")]
 
 
 # ---- Modules --------------------------------------------------------------------------------------------------------------
@@ -105,11 +78,11 @@ def check_module(info, training, limit) -> tuple[int, list]:
             torch.manual_seed(1)
             module = info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs).train(training)
             args, kwargs = copied((sample.forward_input.args, sample.forward_input.kwargs))
-            with Breaks() as breaks:
+            with Captures() as seen:
                 function = minicompile.compile(module, backend="eager") if compiled else module
                 results.append(seen_of(module, function, args, kwargs))
         want, got = results
-        ran, reasons = ran + 1, reasons + breaks.reasons
+        ran, reasons = ran + 1, reasons + [str(b.reason) for b in seen.breaks]
         assert len(got) == len(want) and all(map(same, got, want)), (sample, got, want)
     return ran, reasons
 
@@ -143,11 +116,11 @@ def check_operator(op, counts) -> tuple[int, list]:
     for program, want in wanted:
         minicompile.reset()
         function = minicompile.compile(program.function, backend="eager")
-        with Breaks() as breaks:
+        with Captures() as seen:
             for _ in range(2):
                 problems = compare(observe(function, program.inputs), want, **NOT_CLOSE.get(op.name, {}))
                 assert not problems, "\n".join([*problems, program.text])
-        reasons += breaks.reasons
+        reasons += [str(b.reason) for b in seen.breaks]
     return len(wanted), reasons
 
 

@@ -1,23 +1,16 @@
 """Random Python modules, plain and compiled, must not differ: `tests/programs/`. Programs that once did are kept in `tests/programs/found/`."""
 import pathlib
-import sys
 
 import pytest
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-
-from programs.compare import check  # noqa: E402
-from programs.generate import program  # noqa: E402
-from programs.run import backend_of, run_seeds  # noqa: E402
+from programs.compare import check
+from programs.generate import program
+from programs.run import backend_of, run_seeds
 
 FOUND = sorted((pathlib.Path(__file__).parents[1] / "programs" / "found").glob("*.py"))
 PER_TEST = 15
 
-
-@pytest.fixture(autouse=True)
-def errors_show(monkeypatch):
-    import minicompile
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.mark.parametrize("first", range(0, 150, PER_TEST))

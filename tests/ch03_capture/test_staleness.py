@@ -1,14 +1,11 @@
 """What the trace read may change between calls: the second call must see it. Each case is (function, state, changes)."""
-import collections
 import contextlib
 import dataclasses
-import enum
 import functools
 import types
 
 import pytest
 import torch
-import torch.nn as nn
 
 import minicompile
 
@@ -121,16 +118,13 @@ CASES = [("globals", reads_globals, lambda: None, GLOBAL_CHANGES), ("object", re
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
-    minicompile.reset()
+def globals_restored(fresh):
     kept = {k: (v.copy() if isinstance(v, (list, dict)) else v) for k, v in globals().items() if k in ("SCALE", "LIST", "TABLE")}
     original, factor = helper, Thing.factor
     yield
     globals().update(kept, helper=original)
     globals().pop("len", None)
     Thing.factor = factor
-    minicompile.reset()
 
 
 @pytest.mark.parametrize("name, function, state, changes", CASES, ids=[c[0] for c in CASES])

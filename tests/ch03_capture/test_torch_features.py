@@ -3,7 +3,6 @@
 A row builds its function and inputs anew, `build() -> (function, inputs)`. Function and inputs are built twice from one seed, once to run plainly and
 once to run compiled, and each is called twice. Results, exceptions, gradients, the inputs afterwards, parameters, buffers, the random stream and the
 modes of the library must be the same. `graphs=1` means that the whole function is one graph; None, that it may break anywhere."""
-import contextlib
 import functools
 import math
 
@@ -30,13 +29,7 @@ def feature(function=None, *, graphs=1, calls=2, half=False):
     FEATURES[function.__name__] = function, graphs, calls, half
     return function
 
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
-    minicompile.reset()
-    yield
-    minicompile.reset()
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def rand(*shape, grad=True):

@@ -993,6 +993,5 @@ def fails_in_no_grad(x):
 
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
        and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients")]
-# Nothing to compile, or it raises each time, or (in 3.11) all is in comprehensions, which are frames of their own there
-EAGER = ("unbound_later", "return_in_finally", "generator_expression") + (
-    ("comprehension", "comprehension_shadows") if sys.version_info < (3, 12) else ())
+# Nothing to compile, or it raises each time
+EAGER = ("unbound_later", "return_in_finally", "generator_expression")

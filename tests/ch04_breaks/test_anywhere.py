@@ -1,33 +1,14 @@
 """Graph breaks in awkward places: the compiled program is compared with the uncompiled one, over several calls."""
-import pathlib
-import sys
 import time
 
 import pytest
 import torch
 
 import minicompile
+import break_programs as programs
+from recorders import Recorder
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent))
-import break_programs as programs  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    monkeypatch.setattr(minicompile.config, "raise_on_internal_error", True)
-    minicompile.reset()
-    yield
-    minicompile.reset()
-    torch.set_grad_enabled(True)
-
-
-class Count:
-    def __init__(self):
-        self.graphs = []
-
-    def __call__(self, gm, example_inputs):
-        self.graphs.append(gm)
-        return gm.forward
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 def outcome(function, x, capsys):
@@ -57,7 +38,7 @@ def same(a, b):
 
 
 def check(function, capsys, graphs=None):
-    backend = Count()
+    backend = Recorder()
     compiled = minicompile.compile(function, backend=backend)
     torch.manual_seed(0)
     x = torch.randn(2, 3)
@@ -147,7 +128,7 @@ def test_fullgraph_points_at_the_expression(function, marked, hint):
 def test_library_function_compiled_on_purpose_goes_on_after_a_break():
     """torch's own files are not captured as frames, unless the user compiles such a function."""
     model = torch.nn.Sequential(programs.Layer(2.0), programs.Layer(3.0))
-    seen = Count()
+    seen = Recorder()
     compiled = minicompile.compile(model, backend=seen)
     x = torch.randn(2, 3)
     torch.testing.assert_close(compiled(x), model(x))

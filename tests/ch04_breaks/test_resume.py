@@ -67,14 +67,19 @@ def run_until(f, args, offset, visit):
                 raise Stop
         return trace
 
-    old = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        f(*args)
-    except Stop:
-        pass
-    finally:
-        sys.settrace(old)
+    def stopped():
+        """A frame that stops inside its handler's cleanup leaves an exception that is "being handled": a generator keeps it to itself."""
+        old = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            f(*args)
+        except Stop:
+            pass
+        finally:
+            sys.settrace(old)
+        yield
+
+    next(stopped())
     return state[0] if state else None
 
 

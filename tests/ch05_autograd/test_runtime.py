@@ -19,11 +19,6 @@ def rand(*shape, grad=True, dtype=torch.float32):
     return torch.randn(*shape, dtype=dtype, requires_grad=grad)
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 # ---- models
 
 def test_mlp():

@@ -180,6 +180,13 @@ def test_sizes_have_their_own_recordings(device):
     assert f.counts["recorded"] == 2
 
 
+def test_a_number_that_changes_at_every_call_switches_graphs_off():
+    f, x = group("cpu").wrap(lambda a: [a[0] * a[1]]), torch.ones(2)
+    for n in range(100):
+        assert f([x, n / 7])[0][0] == torch.tensor(n / 7)
+    assert "combinations" in f.disabled and f.counts["recorded"] == 0 and len(f.seen) <= 64
+
+
 @pytest.mark.parametrize("device", KINDS)
 def test_inputs_that_are_written_and_returned(device):
     def step(a):

@@ -1,0 +1,83 @@
+"""Chapter 1: graphs, fake tensors and symbolic sizes."""
+import operator
+
+import torch
+from torch import fx
+
+from .. import behaviour, task
+
+# ---- last-uses ---------------------------------------------------------------------------------------------
+
+task("last-uses", title="When is a value dead?", minutes=15, kind="write", about="""\
+The interpreter of chapter 1 runs a graph node by node and drops each value after its last use, so that a graph needs no more memory
+than eager code. For every node, find the values that nothing after it reads: those can be dropped once the node has run.
+A node that reads a value twice drops it once. A value that nothing reads is never in the answer.""",
+     hints=["You need to know, at each node, whether a later node reads the same value. Which order of visiting the nodes makes that easy?",
+            "Walk the nodes backwards. The first time you meet a value as an input, you are at its last use.",
+            "Keep a set `seen`. For each node in reversed(graph.nodes), for each `used` in node.all_input_nodes that is not in "
+            "`seen`: add it, and append it to the list of that node. A node that ends no value has no key."])
+
+
+def random_graph(rng, calls: int, inputs: int = 2) -> fx.Graph:
+    """Sums and products of earlier values, some used twice by one node, some never."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"x{i}") for i in range(inputs)]
+    for _ in range(calls):
+        a, b = rng.choice(nodes), rng.choice(nodes)
+        nodes.append(graph.call_function(rng.choice([operator.add, operator.mul]), (a, b)))
+    graph.output(tuple(rng.sample(nodes, min(2, len(nodes)))))
+    return graph
+
+
+def graph_text(graph: fx.Graph) -> str:
+    return "\n".join(f"{n} = {n.op if n.op != 'call_function' else n.target.__name__}({', '.join(map(str, n.all_input_nodes))})"
+                     for n in graph.nodes)
+
+
+def small_graphs(rng):
+    return [random_graph(rng, calls) for calls in (1, 2, 3, 3, 4, 6, 9, 30)]
+
+
+def names(dead: dict) -> dict:
+    return {str(node): sorted(map(str, values)) for node, values in dead.items() if values}
+
+
+@behaviour("last-uses", points=4, name="values die at their last use", cases=small_graphs, show=graph_text)
+def values_die(function, graph):
+    dead = names(function(graph))
+    return {str(n): dead.get(str(n), []) for n in graph.nodes}
+
+
+@behaviour("last-uses", points=2, name="a value used twice by one node dies once", show=graph_text,
+           cases=lambda rng: [squares(rng.randrange(1, 6)) for _ in range(3)])
+def dies_once(function, graph):
+    return names(function(graph))
+
+
+def squares(count: int) -> fx.Graph:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    for _ in range(count):
+        x = graph.call_function(operator.mul, (x, x))
+    graph.output(x)
+    return graph
+
+
+@behaviour("last-uses", points=2, name="the interpreter holds few values at a time",
+           cases=lambda rng: [random_graph(rng, n) for n in (3, 8, 20)], show=graph_text)
+def interpreter_holds(function, graph):
+    """How many values are alive after each node when chapter 1 interprets the graph."""
+    from minicompile.ch01_graphs.graph import call_node, interpret
+    import weakref
+    alive, counts = weakref.WeakSet(), {}
+
+    def on_node(node, args, kwargs):
+        value = call_node(gm, node, args, kwargs)
+        counts[str(node)] = sum(1 for _ in alive)
+        alive.add(value)
+        return value
+
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    generator = torch.Generator().manual_seed(0)
+    result = interpret(gm, [torch.rand(3, generator=generator) for n in graph.nodes if n.op == "placeholder"], on_node)
+    return {**counts, "result": result}

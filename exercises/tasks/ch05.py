@@ -1,0 +1,398 @@
+"""Chapter 5: functional graphs, the minimum cut, what is saved."""
+import itertools
+import random
+
+import torch
+import torch.nn.functional as F
+
+from .. import behaviour, task
+from .kit import graph_lines, joint_graph, program_file, questions, traced
+
+aten = torch.ops.aten
+
+# ---- is-dense --------------------------------------------------------------------------------------------
+
+task("is-dense", title="No gaps, no overlaps", minutes=15, about="""\
+Functionalization replaces an in-place operator by one that returns a new tensor, and brings the result into the strides of the old one. That
+is possible with permutations exactly if the old tensor is dense: all its elements together fill a piece of memory, each with a place of its own,
+the dims in whatever order.""", hints=[
+    "Order the dims by stride. What has the smallest stride to be, and what the next one?",
+    "Each stride is the product of the sizes of all faster dims. Leave dims of size 1 out: no address depends on them.",
+    "expected = 1; for stride, size in sorted(pairs of dims that are not 1): if stride != expected: return False; expected *= size."])
+
+
+def layouts(*pairs):
+    return lambda rng: list(pairs)
+
+
+def permutations(rng):
+    base = [((2, 3, 4), (12, 4, 1)), ((2, 2, 4), (12, 4, 1))]
+    return [tuple(tuple(x[d] for d in order) for x in case) for case in base for order in itertools.permutations(range(3))]
+
+
+def odd_ones(rng):
+    found = [((3, 1), (1, 7)), ((1,), (5,)), ((1, 4), (1, 1)), ((2, 1, 3), (3, 0, 1))]
+    for _ in range(60):
+        size = tuple(rng.choice([1, 1, 2, 3]) for _ in range(rng.randrange(1, 5)))
+        found.append((size, tuple(rng.choice([1, 2, 3, 4, 6, 9]) for _ in size)))
+    return found
+
+
+for _points, _name, _cases in (
+        (2, "contiguous tensors are dense, slices with gaps are not", layouts(((), ()), ((5,), (1,)), ((4, 6), (6, 1)), ((4, 3), (6, 1)),
+                                                                              ((4, 3), (6, 2)), ((2, 6), (12, 1)), ((3,), (2,)))),
+        (2, "any order of the dims", permutations),
+        (2, "elements that share memory", layouts(((2, 3), (3, 1)), ((3, 4), (0, 1)), ((3, 3), (1, 1)), ((4, 2), (1, 2)), ((2, 3), (2, 1)))),
+        (2, "dims of size 1 do not count", odd_ones)):
+    @behaviour("is-dense", points=_points, name=_name, cases=_cases, show=lambda c: f"sizes {c[0]}, strides {c[1]}")
+    def dense(function, case):
+        return {f"{case[0]} with strides {case[1]} is dense": bool(function(torch.zeros(256).as_strided(*case)))}
+
+
+# ---- sink-side -------------------------------------------------------------------------------------------
+
+task("sink-side", title="The cut nearest to the sink", minutes=25, about="""\
+After the maximum flow, the minimum cut can be read off: the vertices that can still reach the sink are on one side of it. Of several minimum
+cuts this is the one nearest to the sink, which saves values as late as possible.""", hints=[
+    "Search backwards from the sink: who could still send it something?",
+    "A vertex reaches v over an edge into v that has room. The edges listed in net.out[v] leave v; each has a reverse.",
+    "for e in net.out[v]: the edge into v is e ^ 1 and comes from net.head[e]. If net.room[e ^ 1], that vertex belongs to the answer."])
+
+
+def random_edges(rng, n):
+    """Edges (from, to, capacity) of a network whose source is 0 and whose sink is n - 1."""
+    return [(a, b, rng.randrange(1, 6)) for a in range(n) for b in range(n) if a != b and rng.random() < 0.4]
+
+
+def chain(*widths):
+    return [(k, k + 1, w) for k, w in enumerate(widths)], len(widths) + 1
+
+
+def network(edges, n):
+    from minicompile.ch05_autograd.maxflow import Network, add_edge, add_vertex
+    net = Network()
+    for _ in range(n):
+        add_vertex(net)
+    for edge in edges:
+        add_edge(net, *edge)
+    return net
+
+
+def saturate(net, source, sink):
+    """Maximum flow, one shortest path after the other."""
+    while True:
+        came, queue = {source: None}, [source]
+        for v in queue:
+            for e in net.out[v]:
+                if net.room[e] and net.head[e] not in came:
+                    came[net.head[e]] = e
+                    queue.append(net.head[e])
+        if sink not in came:
+            return
+        path, v = [], sink
+        while came[v] is not None:
+            path.append(came[v])
+            v = net.head[came[v] ^ 1]
+        amount = min(net.room[e] for e in path)
+        for e in path:
+            net.room[e] -= amount
+            net.room[e ^ 1] += amount
+
+
+def network_text(case):
+    edges, n = case
+    return f"source 0, sink {n - 1}, edges " + " ".join(f"{a}-{c}->{b}" for a, b, c in edges)
+
+
+for _points, _name, _cases in (
+        (2, "a chain is cut at its narrowest edge", lambda rng: [chain(1), chain(1, 2), chain(2, 1), chain(1, 2, 3), chain(2, 1, 2)]),
+        (2, "of equal cuts the nearest to the sink", lambda rng: [chain(2, 2), chain(1, 2, 1), chain(3, 1, 1, 3), chain(2, 2, 2, 2)]),
+        (4, "random networks", lambda rng: [(random_edges(rng, 3 + k // 12), 3 + k // 12) for k in range(60)])):
+    @behaviour("sink-side", points=_points, name=_name, cases=_cases, show=network_text)
+    def side(function, case):
+        net = network(*case)
+        saturate(net, 0, case[1] - 1)
+        before = list(net.room)
+        return {"sink's side": set(function(net, case[1] - 1)), "room unchanged": net.room == before, "room": list(net.room)}
+
+
+# ---- flow-bug --------------------------------------------------------------------------------------------
+
+task("flow-bug", title="A flow that cannot change its mind", minutes=40, kind="bug", function="maximum_flow",
+     plant=[("net.room[e ^ 1] += pushed", "net.room[e | 1] += pushed")], about="""\
+One character of this function is wrong. On most networks it still finds the maximum flow, on some it finds less, or stops with an error, and
+then the partitioner saves too much, or the wrong values. Find it by hand on the smallest network that a report shows.""", hints=[
+         "Draw the smallest network that a behaviour reports, and push flow by hand, along the paths that the function takes.",
+         "Flow that took a wrong way is led back along reverse edges. What happens to the room of such an edge and of its partner?",
+         "Edges come in pairs (0, 1), (2, 3), ...: the partner of 3 is 2. Which operator gives the partner of an odd number?"])
+
+
+def rerouting(w):
+    """The only shortest path blocks vertex 4, which a longer way needs: flow has to be led back from 4 to 1."""
+    return [(0, 1, w), (1, 4, w), (4, 8, w), (0, 2, w), (2, 3, w), (3, 4, w), (1, 5, w), (5, 6, w), (6, 7, w), (7, 8, w)], 9
+
+
+def flow_outcome(function, case):
+    edges, n = case
+    net = network(edges, n)
+    try:
+        return function(net, 0, n - 1), net
+    except (IndexError, StopIteration, ValueError) as error:
+        return f"{type(error).__name__}: {error}", net
+
+
+def networks(rng):
+    return [rerouting(w) for w in (1, 2, 5)] + [(random_edges(rng, 4 + k % 5), 4 + k % 5) for k in range(300)]
+
+
+@behaviour("flow-bug", points=3, name="a flow that has to be led another way", cases=lambda rng: [rerouting(w) for w in (1, 2, 5)],
+           show=network_text)
+def rerouted(function, case):
+    return {"value": flow_outcome(function, case)[0]}
+
+
+@behaviour("flow-bug", points=3, name="random networks", cases=networks, show=network_text)
+def random_flow(function, case):
+    return {"value": flow_outcome(function, case)[0]}
+
+
+@behaviour("flow-bug", points=3, name="room is moved, never made, and nothing gets lost on the way", cases=networks, show=network_text)
+def conserved(function, case):
+    edges, n = case
+    value, net = flow_outcome(function, case)
+    found = {"value": value}
+    for e, (a, b, _) in enumerate(edges):
+        found[f"room of {a}->{b} and its reverse"] = net.room[2 * e] + net.room[2 * e + 1]
+    flow = [(a, b, c - net.room[2 * e]) for e, (a, b, c) in enumerate(edges)]
+    for v in range(1, n - 1):
+        found[f"flow into {v} less flow out of it"] = sum(f for _, b, f in flow if b == v) - sum(f for a, _, f in flow if a == v)
+    return found
+
+
+# ---- merge-cse -------------------------------------------------------------------------------------------
+
+task("merge-cse", title="Nothing is computed twice", minutes=40, about="""\
+The autograd engine computes the same transpose or cast in forward and in backward. On a functional graph, two operations with equal operator and
+equal arguments are the same value, so the second can go. The exceptions are what makes this interesting: random draws, fresh memory, and numbers
+that Python thinks are equal.""", hints=[
+    "Walk the nodes in order, and remember the first node for each (target, arguments, keyword arguments).",
+    "_key makes arguments hashable and tells 1 from 1.0 and True. Leave out UNIQUE and what has an effect. If a node is replaced before the next is "
+    "looked at, that one's arguments are the merged ones already.",
+    "earlier = seen.setdefault(key, node). If it is another node: join the origins with dict.fromkeys, node.replace_all_uses_with(earlier), "
+    "gm.graph.erase_node(node). A TypeError from hashing: continue."])
+
+
+def sines(x):
+    return (x.sin() + 1).exp() * (x.sin() + 1).exp()
+
+
+def sums(x):
+    return [x.sum(0), x.sum(1), x.sum(0)]
+
+
+def kinds_of_one(x):
+    n = (x * 10).long()
+    return [x.sin(), x.sin(), n + 1, n + 1.0, n * 1, n * True]
+
+
+def kinds_of_zero(x):
+    return [x.cos() * 0.0, x.cos() * -0.0]
+
+
+def keepdims(x):
+    return [x.cos().sum(0, True), x.cos().sum(0, False)]
+
+
+def draws(x):
+    return [x.sin() + x.sin(), torch.bernoulli(x), torch.bernoulli(x)]
+
+
+def fresh(x):
+    return [torch.empty(3).fill_(1.0) + x.sin(), torch.empty(3).fill_(2.0) * x.sin()]
+
+
+def random_program(rng):
+    """A program as data: operations on two of the latest values."""
+    return [(rng.choice("sin cos add mul".split()), rng.random(), rng.random(), rng.choice([1, 1.0, 2])) for _ in range(14)]
+
+
+def merged(function, case):
+    if callable(case):
+        fn = case
+    else:
+        def fn(x):
+            values = [x, x * 2]
+            for op, u, v, n in case:
+                a, b = values[int(u * min(len(values), 5))], values[int(v * min(len(values), 5))]
+                values.append(a.sin() if op == "sin" else a.cos() if op == "cos" else a + b if op == "add" else a * n)
+            return values[2:]
+    gm = traced(fn, torch.rand(3, 3))
+    for k, n in enumerate(gm.graph.nodes):
+        n.meta["origins"] = (f"origin{k // 2}", "common")
+    function(gm)
+    gm.graph.lint()
+    return {"operations": graph_lines(gm), "origins": {n.name: tuple(n.meta["origins"]) for n in gm.graph.nodes if n.op == "call_function"}}
+
+
+def program_text(case):
+    import inspect
+    return inspect.getsource(case) if callable(case) else "random program of " + ", ".join(op for op, *_ in case)
+
+
+for _points, _name, _cases in (
+        (3, "equal operations, and operations on them", lambda rng: [sines, sums]),
+        (3, "1, 1.0 and True are different, and so are 0.0 and -0.0", lambda rng: [kinds_of_one, kinds_of_zero, keepdims]),
+        (3, "random draws, fresh memory and effects stay", lambda rng: [draws, fresh]),
+        (3, "random programs", lambda rng: [random_program(rng) for _ in range(12)])):
+    behaviour("merge-cse", points=_points, name=_name, cases=_cases, show=program_text)(merged)
+
+
+# ---- predict-saved ---------------------------------------------------------------------------------------
+
+SAVED = '''\
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def bias_gelu(x, b):
+    return F.gelu(x + b)
+
+
+def dropout(x, b):
+    return F.dropout(F.gelu(x + b), 0.5)
+
+
+def two_products(x, b):
+    return torch.relu(x @ b.T) @ b
+
+
+def softmax(x, b):
+    return torch.softmax(x * b, -1)
+
+
+def checkpointed(x, b):
+    return checkpoint(lambda x, b: torch.relu(x @ b.T) @ b, x, b, use_reentrant=False)
+
+'''
+SAVING = ("bias_gelu", "dropout", "two_products", "softmax", "checkpointed")
+
+task("predict-saved", title="What the forward pass keeps", minutes=30, kind="predict", chapter="ch05_autograd", about="""\
+x and b are float32 tensors of sizes [64, 64] that require gradients: 16384 bytes each. They stay alive anyway. How many bytes does the compiled
+forward pass save for the backward pass besides them?""", starter=SAVED + questions(**{n.upper(): f"bytes that {n}(x, b) saves besides x and b" for n in SAVING}),
+     hints=["For each operation ask what its derivative reads, and whether that is cheap to compute again from something that is there.",
+            "Cheap are pointwise operations. Random numbers cannot be drawn again; a mask has one byte an element. What a matrix product returns is "
+            "not computed twice, and what it reads in both passes is in memory already. The maximum and the sum of a row are reductions: small.",
+            "A float32 [64, 64] has 16384 bytes, a mask of it 4096, one float32 for each row 256. partition(...).saved of chapter 5 is the list."])
+
+
+def saved_bytes(name) -> int:
+    from minicompile.ch05_autograd.partition import partition, size_in_bytes
+    inputs = [torch.randn(64, 64, requires_grad=True) for _ in range(2)]
+    joint = joint_graph(program_file(SAVED)[name], *inputs)
+    cut, nodes = partition(joint), {n.name: n for n in joint.gm.graph.nodes}
+    return sum(size_in_bytes(nodes[n]) for n, place in zip(cut.saved, cut.saved_inputs) if place is None)
+
+
+for _name in SAVING:
+    @behaviour("predict-saved", points=3 if _name == "softmax" else 2, name=_name, answer=_name.upper())
+    def _(name=_name):
+        return saved_bytes(name)
+
+
+# ---- choose-saved ----------------------------------------------------------------------------------------
+
+task("choose-saved", title="What to save, what to recompute", minutes=240, seconds=30, about="""\
+The heart of chapter 5. Each forward value has a price at which it can be saved. Every path from a value that exists anyway, or must not be
+computed twice, to a value that backward reads, has to be cut by saving something on it. Find the cheapest set: a minimum cut, with
+`Network`, `maximum_flow` and `sink_side`. Your function then decides what every training step saves.""", hints=[
+    "Make each node two vertices, enter and leave, with an edge between them that has the price of saving as capacity. Which edges connect different "
+    "nodes, and what is connected to the source and to the sink?",
+    "An operand's leave leads to the reader's enter, INFINITE. The source leads to the enter of placeholders and of what must not be recomputed, the leave "
+    "of what backward reads leads to the sink, both INFINITE. Only nodes that something needed depends on matter (with_ancestors).",
+    "use = forward_use(node, halves, stages(nodes, halves)); written = use.library or use.far or use.output or not is_fusible(node). After maximum_flow, "
+    "behind = sink_side(net, sink); saved are the nodes whose leave is behind and whose enter is not."])
+
+
+def two_layers(x, w, v):
+    h = x + torch.relu(x @ w) @ v
+    return h + torch.relu(h @ w) @ v
+
+
+def with_output(x, w, v):
+    h = torch.tanh(x @ w)
+    return h, torch.sin(h)
+
+
+def checkpointed(x, w, v):
+    from torch.utils.checkpoint import checkpoint
+    return checkpoint(lambda x: F.gelu(x @ w) @ v, x, use_reentrant=False).relu()
+
+
+CUTS = {
+    "relu(x + x)": lambda x, w, v: torch.relu(x + x), "gelu(sin(x)) * x": lambda x, w, v: F.gelu(torch.sin(x)) * x,
+    "exp(sin(x) * cos(x))": lambda x, w, v: torch.exp(torch.sin(x) * torch.cos(x)),
+    "gelu(x @ w) @ v": lambda x, w, v: F.gelu(x @ w) @ v, "relu(x @ w).sum()": lambda x, w, v: torch.relu(x @ w).sum(), "two layers": two_layers,
+    "dropout(gelu(x))": lambda x, w, v: F.dropout(F.gelu(x), 0.5), "softmax(x * x)": lambda x, w, v: F.softmax(x * x, -1),
+    "layer_norm(sin(x))": lambda x, w, v: F.layer_norm(torch.sin(x), (16,)),
+    "h = tanh(x @ w); h, sin(h)": with_output, "checkpoint(gelu(x @ w) @ v)": checkpointed,
+}
+
+
+def random_layers(rng, count):
+    return [(rng.choice("sin relu mm dropout mul add softmax gelu".split()), rng.random(), rng.random()) for _ in range(count)]
+
+
+def build(layers):
+    def fn(x, w, v):
+        values = [x]
+        for op, u, t in layers:
+            a, b = values[int(u * len(values))], values[int(t * len(values))]
+            values.append({"mm": lambda: a @ w @ v, "dropout": lambda: F.dropout(a, 0.5), "mul": lambda: a * b, "add": lambda: a + b,
+                           "softmax": lambda: torch.softmax(a, -1), "gelu": lambda: F.gelu(a), "sin": a.sin, "relu": a.relu}[op]())
+        return values[-1] + values[-1].sum()
+    return fn
+
+
+def cut_of(function, case):
+    """The cost, and the names."""
+    from minicompile.ch05_autograd import partition
+    what, prefer = case
+    inputs = [torch.randn(*s, requires_grad=True) for s in ((8, 16), (16, 32), (32, 16))]
+    joint = joint_graph(CUTS[what] if isinstance(what, str) else build(what), *inputs)
+    saved = function(joint, partition.split_nodes(joint), prefer)
+    halves = partition.split_nodes(joint)
+    found = {"saved": [n.name for n in saved]}
+    found["recomputed"] = sorted(n.name for n in recomputed(saved, halves))
+    return found
+
+
+def recomputed(saved, halves):
+    """Forward nodes that backward would compute, given what is saved."""
+    found, pending = set(), [a for n in halves.backward for a in n.all_input_nodes]
+    while pending:
+        node = pending.pop()
+        if node not in found and node not in halves.backward and node not in saved and node.op != "placeholder":
+            found.add(node)
+            pending += node.all_input_nodes
+    return found
+
+
+def cut_text(case):
+    what, prefer = case
+    return (what if isinstance(what, str) else "layers " + ", ".join(op for op, *_ in what)) + \
+        ("" if prefer == "speed" else f', prefer="{prefer}"') + "    x: [8, 16], w: [16, 32], v: [32, 16]"
+
+
+def cuts(*names, prefers=("speed",)):
+    return lambda rng: [(n, p) for n in names for p in prefers]
+
+
+for _points, _name, _cases in (
+        (4, "pointwise chains are recomputed from their inputs", cuts("relu(x + x)", "gelu(sin(x)) * x", "exp(sin(x) * cos(x))")),
+        (4, "matrix products are not computed twice", cuts("relu(x @ w).sum()", "gelu(x @ w) @ v", "two layers")),
+        (3, "random numbers, reductions, and values that are small", cuts("dropout(gelu(x))", "softmax(x * x)", "layer_norm(sin(x))")),
+        (3, "what is in memory anyway costs half", cuts("gelu(x @ w) @ v", "h = tanh(x @ w); h, sin(h)", "two layers", prefers=("speed", "memory"))),
+        (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)")),
+        (3, "random programs", lambda rng: [(random_layers(rng, 3 + k), "speed") for k in range(8)])):
+    behaviour("choose-saved", points=_points, name=_name, cases=_cases, show=cut_text)(cut_of)

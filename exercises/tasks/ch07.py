@@ -1,0 +1,217 @@
+"""Chapter 7: loops, index maps, layouts."""
+import math
+from types import SimpleNamespace
+
+import torch
+
+from .. import behaviour, task
+from .kit import lowered, program_file, questions
+
+# ---- broadcast-index -------------------------------------------------------------------------------------
+
+task("broadcast-index", title="Broadcasting is an index map", minutes=15, about="""\
+The body of a loop computes one element of the result, at an index. Which element of a smaller operand does it read? Write the map that
+broadcasting means. Nothing is copied or expanded: the loop reads the same element again.""", hints=[
+    "Broadcasting aligns the dims on the right. How many dims of the result does the operand not have?",
+    "Drop the first len(index) - len(x.size) entries of the index. Where the operand has size 1, it reads at 0.",
+    "tuple(0 if s == 1 else i for s, i in zip(x.size, index[skip:]))"])
+
+
+def index_names(rng, sizes):
+    return [(size, tuple(f"i{d}" for d in range(rank))) for size, rank in sizes]
+
+
+for _points, _name, _sizes in ((2, "as many dims", [((3,), 1), ((2, 3), 2), ((2, 3, 4), 3)]), (2, "fewer dims: aligned right", [((), 2), ((3,), 2), ((2, 3), 4)]),
+                               (2, "dims of size 1", [((1,), 1), ((1, 3), 2), ((3, 1), 2), ((1, 1), 3), ((2, 1, 3), 4)])):
+    @behaviour("broadcast-index", points=_points, name=_name, cases=lambda rng, sizes=_sizes: index_names(rng, sizes),
+               show=lambda c: f"operand of size {list(c[0])}, index ({', '.join(c[1])})")
+    def mapped(function, case):
+        return function(SimpleNamespace(size=case[0]), case[1])
+
+
+def add_row(x, y):
+    return x + y
+
+
+@behaviour("broadcast-index", points=2, name="sums of random shapes in the loop IR", cases=lambda rng: [random_shapes(rng) for _ in range(12)],
+           show=lambda c: f"x + y with x: {list(c[0])}, y: {list(c[1])}")
+def broadcast_sum(function, case):
+    from minicompile.ch07_loops.reference import run_program
+    x, y = (torch.arange(float(math.prod(s))).reshape(s) * k for s, k in zip(case, (1, 100)))
+    return run_program(lowered(add_row, x, y), [x, y])
+
+
+def random_shapes(rng):
+    full = [rng.randrange(1, 4) for _ in range(rng.randrange(1, 4))]
+    def cut():
+        return tuple(n if rng.random() < 0.6 else 1 for n in full[rng.randrange(len(full)):])
+    return cut(), cut()
+
+
+# ---- dim-groups ------------------------------------------------------------------------------------------
+
+task("dim-groups", title="A reshape in small pieces", minutes=45, about="""\
+Going through the flat position, a reshape always works, but leaves divisions in every index of the kernel. Most reshapes only split or merge
+neighbouring dims: [8, 12, 64] -> [96, 8, 8] is [8, 12] -> [96] and [64] -> [8, 8]. Find these pieces, as small as possible.""", hints=[
+    "Take one dim from each side. While the products differ, take another dim from the side with the smaller product.",
+    "Keep two positions and two products. When the products are equal, the group is complete. Mind what is left at the end: dims of size 1.",
+    "A symbolic size can be compared for equality, but not with <. If the products differ and one of them is no int, return "
+    "[(list(range(len(old))), list(range(len(new))))]."])
+
+
+def reshapes(*pairs):
+    return lambda rng: list(pairs)
+
+
+def random_reshapes(rng):
+    def factors(primes):
+        out = []
+        for p in primes:
+            if out and rng.random() < 0.4:
+                out[-1] *= p
+            else:
+                out.append(p)
+            if rng.random() < 0.15:
+                out.append(1)
+        return tuple(out)
+    found = []
+    for _ in range(60):
+        primes = [rng.choice([2, 3, 5]) for _ in range(rng.randrange(0, 6))]
+        found.append((factors(primes), factors(primes)))
+    return found
+
+
+def sizes(case):
+    from minicompile.ch01_graphs.symbolic import Symbol
+    return [tuple(Symbol(n).expr if isinstance(n, str) else n for n in side) for side in case]
+
+
+def grouped(function, case):
+    return [(list(left), list(right)) for left, right in function(*sizes(case))]
+
+
+def groups_are_right(case, got, expected):
+    old, new = case
+    if [i for left, _ in got for i in left] != list(range(len(old))) or [j for _, right in got for j in right] != list(range(len(new))):
+        return f"the groups are {got}, and do not have every dim once and in order"
+    if any(isinstance(n, str) for side in case for n in side):
+        return None if got == expected else f"the groups are {got}, not {expected}"
+    products = [(math.prod(old[i] for i in left), math.prod(new[j] for j in right)) for left, right in got]
+    for (left, right), (a, b) in zip(got, products):
+        if a != b:
+            return f"the group {left} -> {right} has {a} elements on the left and {b} on the right"
+    if sum(a != 1 for a, _ in products) != sum(math.prod(old[i] for i in left) != 1 for left, _ in expected):
+        return f"the groups are {got}; smaller ones are {expected}"
+    return None
+
+
+for _points, _name, _cases in (
+        (3, "split and merge", reshapes(((6,), (2, 3)), ((2, 3), (6,)), ((8, 12, 64), (96, 8, 8)), ((2, 3), (2, 3)), ((4, 3), (2, 6)))),
+        (3, "dims of size 1, and no dims", reshapes(((), ()), ((1,), ()), ((), (1, 1)), ((2, 1), (2,)), ((1, 6), (2, 3, 1)), ((3, 1, 2), (3, 2)))),
+        (2, "symbolic sizes", reshapes((("n", 4), ("n", 2, 2)), (("n", 2), ("m",)), ((2, "n"), ("n", 2)), (("n",), ("n", 1)))),
+        (3, "random reshapes", random_reshapes)):
+    behaviour("dim-groups", points=_points, name=_name, cases=_cases, show=lambda c: f"old {list(c[0])}, new {list(c[1])}", check=groups_are_right)(grouped)
+
+
+# ---- reshape-layout --------------------------------------------------------------------------------------
+
+task("reshape-layout", title="When a reshape needs no copy", minutes=50, about="""\
+`x.view(...)` of a tensor that is not contiguous works sometimes. A library call or an output needs strides, so the compiler has to know when.
+Group by group: the old dims of a group have to lie evenly in memory, each stride the next one times its size. Then the new dims divide that piece.""", hints=[
+    "Look at one group at a time. Leave old dims of size 1 out of it: their strides mean nothing.",
+    "For neighbours outer, inner among those: stride[outer] == stride[inner] * size[inner], or return None. The step of the group is the last stride.",
+    "New strides of a group: contiguous_strides of its new sizes, times the step. Assign by position: stride[d] for d in right."])
+
+
+def strided(rng):
+    found = []
+    for _ in range(80):
+        old, new = random_reshapes(rng)[0]
+        stride, running = [], 1
+        for n in reversed(old):
+            stride.insert(0, running if n != 1 or rng.random() < 0.5 else rng.randrange(1, 50))
+            running *= n * (1 if rng.random() < 0.8 else 2)
+        if rng.random() < 0.3 and len(old) > 1:
+            order = rng.sample(range(len(old)), len(old))
+            stride = [stride[d] for d in order]
+        found.append((old, tuple(stride), new, rng.randrange(3)))
+    return found
+
+
+def relaid(function, case):
+    from minicompile.ch07_loops.ir import Layout
+    from minicompile.ch07_loops.views import dim_groups
+    old, stride, new, offset = case
+    layout = function(Layout(old, stride, offset), new, dim_groups(old, new))
+    if layout is None:
+        return "needs a copy"
+    return {"size": tuple(layout.size), "stride, None for size 1": tuple(None if n == 1 else s for n, s in zip(layout.size, layout.stride)), "offset": layout.offset}
+
+
+def layout_text(case):
+    old, stride, new, offset = case
+    return f"size {list(old)}, stride {list(stride)}, offset {offset} as {list(new)}"
+
+
+for _points, _name, _cases in (
+        (2, "splitting a dim always works", reshapes(((6,), (1,), (2, 3), 0), ((6,), (5,), (2, 3), 1), ((4, 6), (1, 4), (2, 2, 3, 2), 0))),
+        (3, "merging dims only if they lie evenly", reshapes(((2, 3), (3, 1), (6,), 2), ((2, 3), (4, 1), (6,), 0), ((2, 3), (1, 2), (6,), 0), ((2, 3), (6, 2), (6,), 0),
+                                                             ((2, 2, 3), (9, 3, 1), (4, 3), 0), ((2, 2, 3), (6, 3, 1), (2, 6), 0))),
+        (2, "dims of size 1 have no say", reshapes(((2, 1, 3), (3, 77, 1), (6,), 0), ((1,), (9,), (), 4), ((1, 4), (50, 2), (2, 2), 0), ((2, 3, 1), (3, 1, 8), (6,), 0))),
+        (3, "random strides", strided)):
+    behaviour("reshape-layout", points=_points, name=_name, cases=_cases, show=layout_text)(relaid)
+
+
+# ---- predict-loops ---------------------------------------------------------------------------------------
+
+LOOPS = '''\
+import torch
+import torch.nn.functional as F
+
+
+def chain(x, w):
+    return torch.relu(torch.sin(x) * 2 + w).exp()
+
+
+def column_means(x, w):
+    return x - x.mean(0)
+
+
+def softmax(x, w):
+    return torch.softmax(x * w, -1)
+
+
+def two_results(x, w):
+    y = x.sin()
+    return y + 1, y * 2
+
+
+def through_a_product(x, w):
+    return torch.relu(torch.sin(x) @ w) + 1
+
+
+def transposed(x, w):
+    return (x.t() + w).reshape(-1)
+
+'''
+LOOPING = ("chain", "column_means", "softmax", "two_results", "through_a_product", "transposed")
+
+task("predict-loops", title="How many loops?", minutes=20, kind="predict", chapter="ch07_loops", about="""\
+x and w are float32 [64, 64]. Into how many loops does each function lower, before fusion, on a CPU with one thread? Library calls, such as a matrix
+product, do not count.""", starter=LOOPS + questions(**{n.upper(): f"loops of {n}(x, w)" for n in LOOPING}), hints=[
+    "Pointwise operations stay lazy: they are inlined into whatever reads them. Views are index maps.",
+    "A loop is needed for each output, for each reduction, for each operand that a library call wants in memory, and for an expensive value (a "
+    "sine, an exponential) that several loops read.",
+    "minicompile.ch07_loops.verify.print_program(lower(decompose(graph))) shows the loops. Softmax reduces twice before it can write its result."])
+
+
+def loop_count(name) -> int:
+    from minicompile.ch07_loops.ir import Loop
+    program = lowered(program_file(LOOPS)[name], torch.randn(64, 64), torch.randn(64, 64))
+    return sum(isinstance(n, Loop) for n in program.nodes)
+
+
+for _name in LOOPING:
+    @behaviour("predict-loops", points=1 + (_name in ("softmax", "through_a_product")), name=_name, answer=_name.upper())
+    def _(name=_name):
+        return loop_count(name)

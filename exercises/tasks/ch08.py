@@ -1,0 +1,393 @@
+"""Chapter 8: dependencies, fusion, memory."""
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from .. import behaviour, task
+from .kit import kernels_of, lowered, program_file, questions
+
+F32, CPU = torch.float32, torch.device("cpu")
+
+# ---- storage-size ----------------------------------------------------------------------------------------
+
+task("storage-size", title="How much memory a layout spans", minutes=15, about="""\
+Fusion is paid in bytes, so something has to count them. A buffer with strides spans memory from its first to its last addressed element; that is more
+than its number of elements if it has gaps, and less if elements share memory. With dynamic shapes the answer is an expression.""", hints=[
+    "Which index has the last addressed element? What is its offset?",
+    "The last index in each dim is size - 1: the sum of (size - 1) * stride, plus one. An empty tensor has no last element.",
+    "if any size is the int 0: return 0. last = 1; for each dim: last = last + mul(size - 1, stride)."])
+
+
+def spans(*pairs):
+    return lambda rng: list(pairs)
+
+
+def buffer_of(name, size, stride, alias=None):
+    from minicompile.ch01_graphs.symbolic import Symbol
+    from minicompile.ch07_loops.ir import Buffer, Layout
+    size, stride = (tuple(Symbol(n).expr if isinstance(n, str) else n for n in side) for side in (size, stride))
+    return Buffer(name, F32, CPU, Layout(size, stride), alias)
+
+
+def random_spans(rng):
+    return [(size, tuple(rng.randrange(0, 20) for _ in size)) for size in
+            (tuple(rng.randrange(1, 6) for _ in range(rng.randrange(1, 5))) for _ in range(40))]
+
+
+for _points, _name, _cases in ((2, "contiguous layouts", spans(((), ()), ((5,), (1,)), ((2, 3), (3, 1)), ((2, 3, 4), (12, 4, 1)))),
+                               (2, "gaps and shared elements", spans(((2, 3), (10, 1)), ((3,), (4,)), ((4, 3), (0, 1)), ((3, 3), (1, 1)))),
+                               (2, "empty tensors", spans(((0,), (1,)), ((2, 0, 3), (3, 3, 1)))),
+                               (2, "symbolic sizes", spans((("n",), (1,)), (("n", 4), (4, 1)), ((2, "n"), ("n", 1)))), (2, "random layouts", random_spans)):
+    @behaviour("storage-size", points=_points, name=_name, cases=_cases, show=lambda c: f"size {list(c[0])}, stride {list(c[1])}")
+    def span(function, case):
+        size = function(buffer_of("x", *case))
+        return size if isinstance(size, int) else repr(size)
+
+
+# ---- dependency-edges ------------------------------------------------------------------------------------
+
+task("dependency-edges", title="Who has to run first", minutes=60, about="""\
+Kernels may be reordered and fused as long as nothing observable changes. Three kinds of order must be kept: read after write, write after read, and
+write after write. Names are written once, but memory is not: a buffer with `alias_of` is the memory of another one, updated. Find for each step all steps
+that must run before it.""", hints=[
+    "First collect who writes each name and who reads it; then go through the steps once and look at what each reads and writes.",
+    "A read waits for the writer of that name. A write to an alias waits for all readers and for the writer of the name below it, and of the name below "
+    "that one, down the chain.",
+    "old = buffers[name].alias_of; while old is not None: add readers.get(old, ()) and, if old in writer, writer[old]; old = buffers[old].alias_of. "
+    "Effects: sort the library calls with has_effect, each waits for the one before. Finally discard the step itself."])
+
+
+def pure(*reads, writes, effect=False):
+    return (reads, (writes,) if isinstance(writes, str) else writes, effect)
+
+
+def random_steps(rng):
+    aliases, steps = {}, []
+    latest = {"x": "x", "y": "y"}
+    for k in range(rng.randrange(3, 12)):
+        current = sorted(latest.values())
+        reads = tuple(rng.sample(current, min(len(current), rng.randrange(1, 3))))
+        name = f"b{k}"
+        if rng.random() < 0.4:
+            root = rng.choice(list(latest))
+            aliases[name], latest[root] = latest[root], name
+        else:
+            latest[name] = name
+        steps.append((reads, (name,), rng.random() < 0.2))
+    return steps, aliases
+
+
+def steps_text(case):
+    steps, aliases = case
+    lines = [f"{k}: {', '.join(w + (' (= memory of ' + aliases[w] + ')' if w in aliases else '') for w in writes)} from {', '.join(reads)}"
+             + (", random" if effect else "") for k, (reads, writes, effect) in enumerate(steps)]
+    return "\n".join(lines)
+
+
+READS = [([pure("x", writes="a"), pure("a", writes="b")], {}), ([pure("x", writes="a"), pure("x", writes="b"), pure("a", "b", writes="c")], {}),
+         ([pure("x", writes=("a", "b")), pure("b", writes="c"), pure("x", writes="d")], {})]
+UPDATES = [([pure("x", writes="a"), pure("y", writes="x1")], {"x1": "x"}), ([pure("x", writes="x1"), pure("x1", writes="a"), pure("y", writes="x2")], {"x1": "x", "x2": "x1"}),
+           ([pure("y", writes="a"), pure("y", writes="a1"), pure("y", writes="a2")], {"a1": "a", "a2": "a1"}),
+           ([pure("x", writes="a"), pure("x", writes="x1"), pure("y", writes="x2"), pure("x2", writes="b")], {"x1": "x", "x2": "x1"})]
+DRAWS = [([pure("x", writes="a", effect=True), pure("y", writes="b", effect=True)], {}),
+         ([pure("x", writes="a", effect=True), pure("x", writes="b"), pure("y", writes="c", effect=True), pure("y", writes="d", effect=True)], {})]
+
+for _points, _name, _cases in ((3, "read after write", lambda rng: READS), (4, "write after read, write after write", lambda rng: UPDATES),
+                               (2, "random draws keep their order", lambda rng: DRAWS), (3, "random programs", lambda rng: [random_steps(rng) for _ in range(40)])):
+    @behaviour("dependency-edges", points=_points, name=_name, cases=_cases, show=steps_text)
+    def edges(function, case):
+        from minicompile.ch07_loops.ir import Extern
+        steps, aliases = case
+        names = {n for reads, writes, _ in steps for n in (*reads, *writes)} | set(aliases.values())
+        buffers = {n: buffer_of(n, (4,), (1,), aliases.get(n)) for n in names}
+        op = {True: torch.ops.aten.bernoulli.default, False: torch.ops.aten.sin.default}
+        nodes = {k: Extern(f"e{k}", op[e], (), {}, w) for k, (_, w, e) in enumerate(steps)}
+        before = function(nodes, {k: r for k, (r, _, _) in enumerate(steps)}, {k: w for k, (_, w, _) in enumerate(steps)}, buffers)
+        return {f"before step {k}": sorted(before[k]) for k in nodes}
+
+
+# ---- fusion-score ----------------------------------------------------------------------------------------
+
+task("fusion-score", title="What a fusion is worth", minutes=30, about="""\
+The greedy fuser takes the pair first that saves the most bytes. A value that flows from a to b is not read again from memory; if nobody else wants it, it
+is not even written. A buffer that both read is read once instead of twice, if they read it at the same elements.""", hints=[
+    "Two sums: over the buffers that flow, and over those that both read. nbytes(f.buffers[n]) is the size.",
+    "f.readers[n] are positions of loops, b.members are those inside b. Is there a reader outside of b? Then the write stays, and only the read is saved.",
+    "size if f.readers[n] - set(b.members) else 2 * size. For common ones: the whole size unless a.reads[n].isdisjoint(b.reads[n]), else size // 2."])
+
+
+def chain(x, y):
+    return torch.relu(x + y).exp() * 2
+
+
+def shared_value(x, y):
+    s = (x + y).sin()
+    return s.exp(), s.cos() * x, s.sum(0)
+
+
+def normalised(x, y):
+    return F.layer_norm(x * y, (8,)) + y
+
+
+def transposed_read(x, y):
+    return x + 1, x.t() * y.t(), x.sum(1), y.t().sum(1)
+
+
+SCORED = {f.__name__: f for f in (chain, shared_value, normalised, transposed_read)}
+
+
+def fuser_of(name):
+    from minicompile.ch08_fusion.dependencies import remove_dead
+    from minicompile.ch08_fusion.fuse import Fuser, FusionOptions
+    program = lowered(SCORED[name], torch.randn(6, 8), torch.randn(6, 8), max_ops=1)
+    return Fuser(program, remove_dead(program), FusionOptions())
+
+
+def source_of(name):
+    import inspect
+    return inspect.getsource(SCORED[name]) + "# x, y: float32 [6, 8]; one loop for each operation"
+
+
+def scored(name, wanted):
+    @behaviour("fusion-score", points=3, name=name, cases=lambda rng: list(SCORED), show=source_of)
+    def scores(function, case):
+        from minicompile.ch08_fusion.fuse import shared_buffers
+        f = fuser_of(case)
+        found = {}
+        for i in f.groups:
+            for j in f.groups:
+                flows, common = shared_buffers(f.groups[i], f.groups[j])
+                flows, common = flows if "flows" in wanted else [], common if "common" in wanted else []
+                if i < j and (flows or common):
+                    found[f"{f.name(f.groups[i])} and {f.name(f.groups[j])}, flows {flows}, common {common}"] = \
+                        function(f, f.groups[i], f.groups[j], flows, common)
+        return found
+
+
+scored("values that flow", "flows")
+scored("buffers that both read", "common")
+
+
+@behaviour("fusion-score", points=3, name="the scores of the decisions of the fuser, merged groups included", cases=lambda rng: list(SCORED), show=source_of)
+def decided(function, case):
+    from minicompile.ch08_fusion.fuse import fuse
+    program = lowered(SCORED[case], torch.randn(6, 8), torch.randn(6, 8), max_ops=1)
+    return {f"{d.a} and {d.b}": (d.score, d.accepted) for d in fuse(program).decisions}
+
+
+# ---- overwrites-safely -----------------------------------------------------------------------------------
+
+task("overwrites-safely", title="May y be written over x?", minutes=60, about="""\
+If x dies in a kernel, y may take over its memory, and the program needs less of it: unless some element of x is read after y has been written there.
+Elements run in any order, so each has to be read at the very index at which y is written, by the same iteration. A mistake here is a wrong answer that depends
+on timing: the worst kind.""", hints=[
+    "Go through kernel.loops in order, with `reads, writes, _ = accesses(loop.body)`. Remember all reads of old, and where new is written.",
+    "After the loop that writes new: no loop may read old. If the kernel has reduction variables, none may read anything that depends on old: keep a set of buffers, and "
+    "add what a loop writes if it reads one of the set.",
+    "Refuse a write of new that is masked or has a mode, and any read of old that is masked or at another index than the write. Nothing written: no. "
+    "same_memory - {old} must be empty."])
+
+
+def op_loop(sources, target, at="i", mode=None, mask=False, reduce=False):
+    """Loads (buffer, index) pairs, adds them up, stores. Indices: "i", "i+1", "2i", "0"."""
+    return sources, target, at, mode, mask, reduce
+
+
+def make_kernel(loops, reduces):
+    from minicompile.ch01_graphs.symbolic import Symbol
+    from minicompile.ch07_loops.ir import Inst, Loop, Ref
+    i, r = Symbol("i0", 8), Symbol("r0", 4)
+    place = {"i": i.expr, "i+1": i.expr + 1, "2i": i.expr * 2, "0": 0, "r": i.expr * 4 + r.expr}
+    made = []
+    for n, (sources, target, at, mode, mask, reduce) in enumerate(loops):
+        body = [Inst("constant", (True,), torch.bool)]
+        for buffer, index, *masked in sources:
+            body.append(Inst("load", (buffer, place[index], Ref(0) if masked else None), F32))
+        value = Ref(1)
+        for k in range(2, len(sources) + 1):
+            body.append(Inst("add", (value, Ref(k)), F32))
+            value = Ref(len(body) - 1)
+        if reduce:
+            body.append(Inst("reduce", ("sum", value, None), F32))
+            value = Ref(len(body) - 1)
+        body.append(Inst("store", (target, place[at], value, mode, Ref(0) if mask else None), None))
+        made.append(Loop(f"loop{n}", (i,), (r,) if reduces else (), tuple(body), (target,)))
+    return SimpleNamespace(loops=made, vars=(i,), reduction_vars=(r,) if reduces else ())
+
+
+def kernel_text(case):
+    loops, reduces, same = case
+    lines = [("reduction kernel" if reduces else "pointwise kernel") + (f"; names of x's memory: {sorted(same)}" if same else "")]
+    for sources, target, at, mode, mask, reduce in loops:
+        reads = " + ".join(f"{b}[{i}]" + (" masked" if m else "") for b, i, *m in sources)
+        lines.append(f"  {target}[{at}] = " + (f"sum({reads})" if reduce else reads) + (f"  mode {mode}" if mode else "") + (", masked" if mask else ""))
+    return "\n".join(lines)
+
+
+def kernels(*cases):
+    return lambda rng: [(loops, reduces, frozenset(same)) for loops, reduces, same in cases]
+
+
+ONE = kernels(([op_loop([("x", "i")], "y")], False, ()), ([op_loop([("x", "i"), ("z", "i+1")], "y")], False, ()), ([op_loop([("x", "i+1")], "y")], False, ()),
+              ([op_loop([("x", "0")], "y")], False, ()), ([op_loop([("x", "2i")], "y", "2i")], False, ()), ([op_loop([("x", "i"), ("x", "i+1")], "y")], False, ()),
+              ([op_loop([("z", "i")], "y")], False, ()), ([op_loop([("x", "i")], "t")], False, ()))
+MODES = kernels(([op_loop([("x", "i")], "y", mode="atomic_add")], False, ()), ([op_loop([("x", "i")], "y", mask=True)], False, ()),
+                ([op_loop([("x", "i", True)], "y")], False, ()), ([op_loop([("x", "i"), ("z", "i", True)], "y")], False, ()),
+                ([op_loop([("x", "i")], "y")], False, ("x",)), ([op_loop([("x", "i")], "y")], False, ("x", "x1")))
+LATER = kernels(([op_loop([("x", "i")], "t"), op_loop([("t", "i")], "y")], False, ()), ([op_loop([("x", "i")], "y"), op_loop([("y", "i")], "t")], False, ()),
+                ([op_loop([("x", "i")], "y"), op_loop([("x", "i")], "t")], False, ()), ([op_loop([("x", "i+1")], "t"), op_loop([("t", "i")], "y")], False, ()),
+                ([op_loop([("x", "i")], "t"), op_loop([("z", "i")], "y"), op_loop([("t", "i")], "u")], False, ()))
+ROWS = kernels(([op_loop([("x", "r")], "y", "r")], True, ()), ([op_loop([("x", "r")], "s", reduce=True), op_loop([("x", "r"), ("s", "i")], "y", "r")], True, ()),
+               ([op_loop([("x", "r")], "y", "r"), op_loop([("x", "r")], "s", reduce=True)], True, ()),
+               ([op_loop([("x", "r")], "y", "r"), op_loop([("y", "r")], "s", reduce=True)], True, ()),
+               ([op_loop([("x", "r")], "t", "r"), op_loop([("z", "r")], "y", "r"), op_loop([("t", "r")], "s", reduce=True)], True, ()),
+               ([op_loop([("x", "r")], "t", "r"), op_loop([("t", "r")], "u", "r"), op_loop([("x", "r")], "y", "r"), op_loop([("u", "r")], "s", reduce=True)], True, ()),
+               ([op_loop([("x", "r")], "y", "r"), op_loop([("z", "r")], "s", reduce=True)], True, ()))
+
+
+def random_kernels(rng):
+    found = []
+    for _ in range(60):
+        reduces, target = rng.random() < 0.4, rng.randrange(3)
+        place = "r" if reduces else "i"
+        loops = []
+        for k in range(3):
+            sources = [(rng.choice(["x", "z", "t0", "t1", "y"][:3 + k]), place if rng.random() < 0.9 else "i+1") for _ in range(rng.randrange(1, 3))]
+            loops.append(op_loop(sources, "y" if k == target else f"t{k}", place))
+        found.append((loops, reduces, frozenset()))
+    return found
+
+
+for _points, _name, _cases in ((3, "one loop: read at the index of the write", ONE), (2, "masks, modes, and other names of the memory", MODES),
+                               (3, "several loops", LATER), (4, "reduction kernels walk their rows again", ROWS), (2, "random kernels", random_kernels)):
+    @behaviour("overwrites-safely", points=_points, name=_name, cases=_cases, show=kernel_text)
+    def overwrites(function, case):
+        loops, reduces, same = case
+        return {kernel_text(case) + "\ny over x is safe": bool(function(make_kernel(loops, reduces), "x", "y", set(same)))}
+
+
+# ---- predict-kernels -------------------------------------------------------------------------------------
+
+FUSED = '''\
+import torch
+import torch.nn.functional as F
+
+
+def chain(x, w):
+    return torch.relu(torch.sin(x) * 2 + w).exp()
+
+
+def softmax(x, w):
+    return torch.softmax(x * w, -1)
+
+
+def two_axes(x, w):
+    return x.sum(0), x.sum(1)
+
+
+def around_a_product(x, w):
+    return torch.relu((x + 1) @ w).sum(1)
+
+
+def layer_norm_and_back(x, w):
+    y = F.layer_norm(x, (64,))
+    return y * w, y.sum(1)
+
+
+def strangers(x, w):
+    return x + 1, w[:32] * 2
+
+
+def neighbours(x, w):
+    return x + 1, x.cos(), w * x
+
+'''
+FUSING = ("chain", "softmax", "two_axes", "around_a_product", "layer_norm_and_back", "strangers", "neighbours")
+
+task("predict-kernels", title="How many kernels?", minutes=25, kind="predict", chapter="ch08_fusion", about="""\
+x and w are float32 [64, 64]. How many kernels does each function become after fusion, on a CPU with one thread? Library calls, such as a matrix product,
+do not count.""", starter=FUSED + questions(**{n.upper(): f"kernels of {n}(x, w)" for n in FUSING}), hints=[
+    "Loops fuse if one reads what the other wrote, at the same index, or if both read the same elements, and if their iteration spaces agree.",
+    "A library call cannot be inside a kernel: what comes before and what comes after it are apart. A pointwise loop over [64, 64] fits a reduction of the rows of [64, "
+    "64]; two reductions along different axes do not fit each other.",
+    "fuse(program).decisions names each pair with its reason. Ask for the one that you doubt."])
+
+
+def kernel_count(name) -> int:
+    from minicompile.ch08_fusion.fuse import fuse
+    return len(kernels_of(fuse(lowered(program_file(FUSED)[name], torch.randn(64, 64), torch.randn(64, 64)))))
+
+
+for _name in FUSING:
+    @behaviour("predict-kernels", points=1 + (_name in ("two_axes", "layer_norm_and_back")), name=_name, answer=_name.upper())
+    def _(name=_name):
+        return kernel_count(name)
+
+
+# ---- fewer-kernels ---------------------------------------------------------------------------------------
+
+NAIVE_PAIRS = '''\
+def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
+    """Pairs of ids of groups (smaller first) for the fuser to try. f.groups[i].space is None for a library call, which does not fuse."""
+    loops = [i for i, g in f.groups.items() if g.space]
+    return set(zip(loops, loops[1:]))
+'''
+
+task("fewer-kernels", title="Look for partners in the right places", minutes=75, kind="target", function="candidate_pairs", starter=NAIVE_PAIRS, seconds=30, about="""\
+The fuser only tries the pairs that this function proposes. The version here proposes neighbours in the program, and misses many. All pairs would find
+everything, but three thousand loops have four million pairs. Reach the kernel counts of the book with at most three times as many pairs as it proposes.""", hints=[
+    "Loops are worth fusing if they share memory. f.writer[name] is the loop that writes a buffer, f.readers[name] are those that read it.",
+    "Propose each writer with each of its readers, and readers of one buffer with each other, but of those only the next few in the order of the program with the same number of "
+    "elements. Leave out library calls.",
+    "Group the readers of a buffer by product(d.size for d in g.space.vars) and by product(d.size for d in g.space.all); within a group pair each with the next three. An update "
+    "in place (buffers[n].alias_of) shares no name with the readers of the old contents: propose those pairs, too."])
+
+
+def fan(x, w):
+    out = []
+    for k in range(6):
+        a, b, c = x + k, w * (k + 1), torch.sin(x * w)
+        out += [a * b, c + k, (a - c).sum(1)]
+    return out
+
+
+def blocks(x, w):
+    for _ in range(3):
+        h = F.layer_norm(x, (64,)) @ w
+        x = x + F.gelu(h) * torch.softmax(h, -1)
+    return x
+
+
+def branches(x, w):
+    left, right = [x], [w]
+    for k in range(5):
+        left.append(torch.relu(left[-1] * 2 + k))
+        right.append(torch.sin(right[-1]) - k)
+    return [a * b for a, b in zip(left, right)] + [left[-1].sum(0), right[-1].sum(0)]
+
+
+WIDE = {f.__name__: f for f in (fan, blocks, branches)}
+
+
+def pair_counts(function, case):
+    from minicompile.ch08_fusion.dependencies import remove_dead
+    from minicompile.ch08_fusion.fuse import Fuser, FusionOptions, fuse
+    program = lowered(WIDE[case], torch.randn(32, 64), torch.randn(32, 64) if case != "blocks" else torch.randn(64, 64), max_ops=1)
+    pairs = function(Fuser(program, remove_dead(program), FusionOptions()))
+    return {"kernels": len(kernels_of(fuse(program))), "pairs": len(pairs), "loops": len(program.nodes)}
+
+
+def few_enough(case, got, expected):
+    if got["pairs"] > 3 * expected["pairs"]:
+        return f"{got['pairs']} pairs for {got['loops']} loops; {3 * expected['pairs']} are allowed"
+    if got["kernels"] > expected["kernels"]:
+        return f"{got['kernels']} kernels; {expected['kernels']} are possible"
+    return None
+
+
+for _points, _name in ((3, "fan"), (4, "blocks"), (3, "branches")):
+    def show_source(case):
+        import inspect
+        return inspect.getsource(WIDE[case])
+    behaviour("fewer-kernels", points=_points, name=f"kernels and pairs of {_name}", cases=lambda rng, name=_name: [name], check=few_enough, show=show_source)(pair_counts)

@@ -1,0 +1,74 @@
+"""What the task files of chapters 4 to 11 share: programs to compile at various stages, and short texts of cases."""
+import linecache
+import zlib
+
+import torch
+from torch import fx
+
+
+def program_file(text: str) -> dict:
+    """The globals of a program that stands in a file: messages and the compiler want to see its lines."""
+    filename = f"<program {zlib.crc32(text.encode()):08x}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    space = {"__name__": "program"}
+    exec(compile(text, filename, "exec"), space)
+    return space
+
+
+def questions(**texts) -> str:
+    """Lines of a starter that ask: a comment and `NAME = ...` for each."""
+    return "".join(f"\n# {text}\n{name} = ...\n" for name, text in texts.items())
+
+
+def flat(fn):
+    def flattened(*args):
+        out = fn(*args)
+        return list(out) if isinstance(out, (tuple, list)) else [out]
+    return flattened
+
+
+def traced(fn, *inputs) -> fx.GraphModule:
+    """The ATen graph of `fn`."""
+    from minicompile.ch01_graphs.fake import FakeMode
+    from minicompile.ch01_graphs.trace import trace
+    mode = FakeMode()
+    return trace(flat(fn), [mode.from_real(t) for t in inputs])
+
+
+def lowered(fn, *inputs, **options):
+    """The loop program of `fn`, lowered as for a CPU with one thread."""
+    from minicompile.ch06_decompositions.decompose import decompose
+    from minicompile.ch07_loops.lazy import Options
+    from minicompile.ch07_loops.lower import lower
+    return lower(decompose(traced(fn, *inputs)), Options(**{"threads": 1, **options}))
+
+
+def joint_graph(fn, *inputs):
+    """The joint graph of `fn` and its backward pass, in primitives. `fn` is captured from its bytecode."""
+    import inspect
+    from minicompile.ch04_breaks.breaks import capture_frame
+    from minicompile.ch05_autograd.joint import simplify, trace_joint
+    from minicompile.ch06_decompositions.decompose import decompose
+    gm = capture_frame(fn, dict(zip(inspect.signature(fn).parameters, inputs))).gm
+    fakes = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
+    return simplify(trace_joint(gm, fakes), decompose)
+
+
+def graph_lines(gm) -> dict:
+    """name -> text of each operation of a graph."""
+    return {n.name: f"{n.target}({', '.join(map(str, n.args))}{''.join(f', {k}={v}' for k, v in n.kwargs.items())})"
+            for n in gm.graph.nodes if n.op != "placeholder"}
+
+
+def kernels_of(schedule) -> list:
+    from minicompile.ch08_fusion.kernel import Kernel
+    return [s for s in schedule.steps if isinstance(s, Kernel)]
+
+
+def seeded(rng):
+    """A torch generator that follows from `rng`."""
+    return torch.Generator().manual_seed(rng.randrange(1 << 30))
+
+
+def tensor_text(t) -> str:
+    return f"{str(t.dtype)[6:]}{list(t.shape)}" + ("" if t.is_contiguous() else f" strides {t.stride()}")

@@ -1,0 +1,43 @@
+# %% [markdown]
+# # Binding arguments
+#
+# Which argument becomes which parameter, with positional-only and keyword-only ones, defaults, `*args` and
+# `**kwargs`, is decided by CPython in C, with error messages of its own. The shortest way to have exactly its
+# rules is to let it do the work: a lambda with the same parameters, whose body is a tuple of them. For
+#
+#     def f(x, *rest, scale=1.0): ...
+#
+# that is `lambda x, *rest, scale: (x, scale, rest)`. What the arguments are does not matter to it: capture
+# calls it with values (`interpreter.py`), and the replacement for the frame hook with objects (`no_hook.py`).
+
+# %%
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+
+
+@functools.lru_cache(4096)
+def binder_code(code) -> types.CodeType:
+    """Code of a lambda with the parameters of `code` that returns them in the order of the frame's variables."""
+    count, positional_only = code.co_argcount, code.co_posonlyargcount
+    names = [name.replace(".", "_") for name in code.co_varnames]      # a comprehension's `.0`
+    plain, keyword_only = names[:count], names[count:count + code.co_kwonlyargcount]
+    rest = names[count + code.co_kwonlyargcount:]
+    star = [rest.pop(0)] if code.co_flags & inspect.CO_VARARGS else []
+    more = [rest.pop(0)] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    parameters = [*plain[:positional_only], *(["/"] if positional_only else []), *plain[positional_only:]]
+    parameters += ["*" + name for name in star] or (["*"] if keyword_only else [])
+    parameters += [*keyword_only, *("**" + name for name in more)]
+    order = "".join(name + ", " for name in (*plain, *keyword_only, *star, *more))
+    made = eval(f"lambda {', '.join(parameters)}: ({order})", {}).__code__
+    return made.replace(co_name=code.co_name, co_qualname=code.co_qualname)         # for messages
+
+
+def bind(code, defaults: tuple | None, kwdefaults: dict | None, args, kwargs) -> tuple:
+    """The arguments of a call in the order of the frame's variables; TypeError, in Python's words, if they do not
+    fit."""
+    binder = types.FunctionType(binder_code(code), {}, code.co_name, defaults)
+    binder.__kwdefaults__ = kwdefaults
+    return binder(*args, **kwargs)

@@ -1,0 +1,83 @@
+"""The narratives: every cell runs, every name and every chapter that they point at exists."""
+import ast
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import minicompile
+from chapters import _lib
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "chapters").glob("[0-9][0-9]_*.py"))
+TEXTS = [*PAGES, *sorted((ROOT / "chapters").glob("*.md"))]
+QUICK = {"00", "01"}
+
+
+def ids(paths):
+    return [path.stem for path in paths]
+
+
+def defined(dotted: str) -> bool:
+    """Whether `minicompile.module.name` is a class or a function of that file, as the site will look for it."""
+    parts = dotted.split(".")
+    for length in range(len(parts) - 1, 0, -1):
+        base = ROOT.joinpath(*parts[:length])
+        file = base.with_suffix(".py") if base.with_suffix(".py").exists() else base / "__init__.py"
+        if file.exists():
+            tree = ast.parse(file.read_text())
+            names = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+            return length == len(parts) - 1 and parts[-1] in names
+    return False
+
+
+def test_there_is_a_page_for_each_chapter():
+    written = {path.stem[:2] for path in PAGES}
+    assert written >= {"00"} | {name[2:4] for name in minicompile.CHAPTERS if int(name[2:4]) <= 11}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=ids(TEXTS))
+def test_links(path):
+    text = path.read_text()
+    missing = [name for name in re.findall(r"\]\(ref:([\w.]+)\)", text) + re.findall(r"^(?:# )?%show +(\S+)", text, re.M)
+               if not defined(name)]
+    numbers = {page.stem[:2] for page in PAGES}
+    missing += [n for n in re.findall(r"\]\(chapter:(\w+)\)", text) if n not in numbers]
+    missing += [file for file in re.findall(r"\]\(code:([^)#]+)", text) if not (ROOT / file).exists()]
+    assert not missing
+
+
+def test_a_page_begins_with_its_title_and_names_its_exercises():
+    for path in PAGES:
+        first = _lib.cells(path)[0]
+        assert first.kind == "markdown" and first.text.startswith("# "), path.name
+        assert "<!-- exercises -->" in path.read_text(), path.name
+
+
+@pytest.mark.parametrize("path", [p if p.stem[:2] in QUICK else pytest.param(p, marks=pytest.mark.slow) for p in PAGES],
+                         ids=ids(PAGES))
+def test_runs(path):
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "chapters/_lib.py", str(path)], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert time.perf_counter() - start < 60
+    assert str(ROOT) not in done.stdout, "a page must not show where it was built"
+
+
+def test_pictures_have_a_text_alternative():
+    made = [_lib.bars([("a", 1.0), ("b", 2.5)], "ms", "Two bars."), _lib.pipeline("03"),
+            _lib.timeline([("x", 0, 2, "8 B")], 3, "One buffer."), _lib.lines({"f": [(1, 2), (2, 4)]}, "n", "t", "A curve."),
+            _lib.drawing({"a": ("a", "", "input"), "b": ("b", "", "compute")}, [("a", "b")], "Two nodes.")]
+    for picture in made:
+        shown = picture._repr_html_()
+        title = re.search(r'aria-labelledby="(\w+)".*?<title id="(\w+)">([^<]+)</title>', shown, re.S)
+        assert title[1] == title[2] and title[3].strip() and title[3] in repr(picture)
+        assert "http" not in shown.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_a_missing_name_is_noticed():
+    assert defined("minicompile.ch05_autograd.partition.choose_saved")
+    assert not defined("minicompile.ch05_autograd.partition.no_such_name")

@@ -1,0 +1,120 @@
+"""Narratives: executed cells as Markdown, `%show` of the package's source, and the download as a notebook."""
+from __future__ import annotations
+
+import html
+import pathlib
+import re
+
+from . import cells, execute, highlight, links, names
+from .page import Page
+
+SHOW = re.compile(r"^%show +(\S+) *$", re.M)
+
+
+def sources(root: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((root / "chapters").glob("[0-9][0-9]_*.py"))
+
+
+def chapter_page(book: links.Book, path: pathlib.Path, outputs: list, stage: str, root: pathlib.Path) -> Page:
+    """outputs: one list per code cell, None where recorded results are shown."""
+    found = cells.split(path.read_text())
+    where = path.relative_to(root).as_posix()
+    page = Page(f"chapters/{path.stem}", cells.title(found, path.stem), stage)
+    results = iter(outputs)
+    for cell in found:
+        if cell.kind == "markdown":
+            prose(book, page, cell, where)
+            continue
+        shown, note = next(results, []), ""
+        if "gpu-result" in cell.tags:
+            try:
+                shown, note = execute.recorded(path, cell)
+            except KeyError:
+                book.findings.append(f"{where}:{cell.line}: no recorded result of this cell; run `python -m tools.site gpu "
+                                     f"{where}` on a machine with a GPU")
+                shown = []
+        hidden = "hide-input" in cell.tags
+        code = "" if hidden else highlight.plain(cell.source)
+        page.block(f'<div class="mc-cell">{code}{execute.output_html(shown or [], note)}</div>')
+    footer(book, page, path, stage)
+    return page
+
+
+def prose(book: links.Book, page: Page, cell: cells.Cell, where: str):
+    """Markdown with links resolved; a line `%show NAME` becomes the source of that name."""
+    position = 0
+    for found in SHOW.finditer(cell.source):
+        page.prose(links.rewrite(book, page.address, cell.source[position:found.start()], f"{where}:{cell.line}"))
+        position = found.end()
+        try:
+            page.block(source_of(book, page.address, found[1]))
+        except KeyError:
+            book.findings.append(f"{where}:{cell.line + cell.source[:found.start()].count(chr(10))}: no such name to show: {found[1]}")
+    page.prose(links.rewrite(book, page.address, cell.source[position:], f"{where}:{cell.line + cell.source[:position].count(chr(10))}"))
+
+
+def source_of(book: links.Book, page: str, dotted: str) -> str:
+    module, definition = names.find(book.modules, dotted)
+    if definition is None:
+        raise KeyError(dotted)
+    lines = highlight.lines_of(module.source)[definition.first - 1:definition.end]
+    address = links.href(page, module.page, anchor=f"L{definition.line}")
+    return (f'<div class="mc-shown"><p class="mc-path"><a href="{address}"><code>{module.path}</code>, lines {definition.first} to '
+            f'{definition.end}</a></p>{highlight.numbered(lines, definition.first, anchors=False)}</div>')
+
+
+def footer(book: links.Book, page: Page, path: pathlib.Path, stage: str):
+    """The code of the chapter, its exercises, and the page as a notebook."""
+    modules = names.reading_order([m for m in book.modules.values() if m.chapter == stage]) if stage else []
+    if modules:
+        page.prose("## The code of this chapter")
+        page.prose("\n".join(f"- [{m.title}]({links.href(page.address, m.page)}) (`{m.path.rpartition('/')[2]}`, "
+                             f"{len(m.source.splitlines())} lines)" for m in modules))
+    page.prose(f"This page is a program: [download it as a notebook]({path.stem}.ipynb){{ download }} that runs where minicompile is installed.")
+
+
+def bare_page(book: links.Book, chapter: str, words: str) -> Page:
+    """A chapter whose narrative is not written yet: its modules, in reading order."""
+    page = Page(f"chapters/{chapter}", words, chapter)
+    page.prose(f"# {words}\n\nThis chapter has no narrative yet. Its code, in reading order:")
+    for module in names.reading_order([m for m in book.modules.values() if m.chapter == chapter]):
+        first = links.link_files(book, module, cells.first_paragraph(module.cells)).replace("](", "](") if module.cells else ""
+        page.prose(f"## [{module.title}]({links.href(page.address, module.page)})\n\n" + re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", first))
+    return page
+
+
+def notebook(book: links.Book, path: pathlib.Path, root: pathlib.Path) -> str:
+    """The page as .ipynb: `%show` lines become the source, links to the book become plain words, and a first cell makes the chapters'
+    helper importable."""
+    import jupytext
+    helper = (root / "chapters" / "_lib.py")
+    text = []
+    for cell in cells.split(path.read_text()):
+        source = cell.source
+        if cell.kind == "markdown":
+            source = SHOW.sub(lambda f: fenced(book, f[1]), source)
+            source = links.LINK.sub(lambda f: f["text"] or f"`{f['target']}`", source)
+            text.append("# %% [markdown]\n" + "\n".join(f"# {line}".rstrip() for line in source.split("\n")))
+        else:
+            text.append("# %%\n" + source)
+    if helper.exists() and re.search(r"\b_lib\b", path.read_text()):
+        text.insert(1, "# %%\n" + SETUP)
+    made = jupytext.reads("\n\n".join(text) + "\n", fmt="py:percent")
+    made["metadata"]["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    for n, cell in enumerate(made["cells"]):
+        cell["id"] = f"cell-{n}"
+    return jupytext.writes(made, fmt="ipynb")
+
+
+SETUP = """# The pictures come from the book's helper, chapters/_lib.py in a checkout of the repository or the file beside this notebook.
+import sys
+sys.path[:0] = [".", "chapters", "../chapters", ".."]"""
+
+
+def fenced(book: links.Book, dotted: str) -> str:
+    try:
+        module, definition = names.find(book.modules, dotted)
+    except KeyError:
+        return ""
+    lines = module.source.splitlines()[definition.first - 1:definition.end]
+    return "\n".join([f"`{module.path}`:", "", "```python", *lines, "```"])

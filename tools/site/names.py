@@ -1,0 +1,168 @@
+"""Every name that the package defines, and where: read from its source, without importing it."""
+from __future__ import annotations
+
+import ast
+import graphlib
+import hashlib
+import pathlib
+import re
+from dataclasses import dataclass, field
+
+from . import ROOT, SiteError, cells
+
+PACKAGE = "minicompile"
+
+
+@dataclass
+class Definition:
+    """kind: "function", "class", "method" or "value". first counts decorators, line does not."""
+    kind: str
+    first: int
+    line: int
+    end: int
+    doc: str = ""
+    signature: str = ""
+
+
+@dataclass
+class Module:
+    name: str
+    path: str                       # from the root of the repository
+    source: str
+    tree: ast.Module = None
+    definitions: dict = field(default_factory=dict)          # qualified name in the module -> Definition
+    imports: dict = field(default_factory=dict)              # local name -> (module, name or None)
+    cells: list = field(default_factory=list)
+    exercises: dict = field(default_factory=dict)            # identifier -> line
+
+    @property
+    def chapter(self) -> str:
+        """The chapter's folder, "bench" and the like, or "" for modules of the package itself."""
+        parts = pathlib.PurePosixPath(self.path).parts
+        return parts[1] if len(parts) > 2 else ""
+
+    @property
+    def page(self) -> str:
+        """The path of its page without ending."""
+        return "code/" + self.path.removeprefix(PACKAGE + "/").removesuffix(".py").replace("__init__", "init").replace("__main__", "main")
+
+    @property
+    def title(self) -> str:
+        short = self.path.rsplit("/", 1)[-1]
+        return cells.title(self.cells, short)
+
+
+def package_files(root: pathlib.Path = ROOT) -> list[pathlib.Path]:
+    return sorted(p for p in (root / PACKAGE).rglob("*") if p.is_file() and p.suffix in (".py", ".c", ".h"))
+
+
+def digest(*parts) -> str:
+    """A short hash of strings and of the contents of files."""
+    made = hashlib.sha256()
+    for part in parts:
+        made.update(part.read_bytes() if isinstance(part, pathlib.Path) else str(part).encode())
+        made.update(b"\0")
+    return made.hexdigest()[:20]
+
+
+def read_package(root: pathlib.Path = ROOT) -> dict[str, Module]:
+    """Module name -> Module, for every Python file that has something in it."""
+    modules = {}
+    for path in package_files(root):
+        if path.suffix == ".py" and path.read_text().strip():
+            module = read_module(path, root)
+            modules[module.name] = module
+    return modules
+
+
+def read_module(path: pathlib.Path, root: pathlib.Path) -> Module:
+    short = path.relative_to(root)
+    dotted = ".".join(short.with_suffix("").parts).removesuffix(".__init__")
+    source = path.read_text()
+    module = Module(dotted, short.as_posix(), source, ast.parse(source), cells=cells.split(source))
+    package = dotted if path.name == "__init__.py" else dotted.rpartition(".")[0]
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.ImportFrom):
+            base = package.split(".")[:len(package.split(".")) - node.level + 1] if node.level else []
+            origin = ".".join([*base, *([node.module] if node.module else [])])
+            for alias in node.names:
+                if origin.split(".")[0] == PACKAGE:
+                    module.imports[alias.asname or alias.name] = origin, alias.name
+    collect(module, module.tree.body, "")
+    for cell in module.cells:
+        for tag in cell.tags:
+            if tag.startswith("exercise:"):
+                module.exercises[tag.partition(":")[2]] = cell.line
+    return module
+
+
+def collect(module: Module, body: list, prefix: str):
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+            module.definitions[prefix + node.name] = Definition(
+                "method" if prefix else "function", first, node.lineno, node.end_lineno,
+                ast.get_docstring(node) or "", f"({ast.unparse(node.args)}){returns}")
+        elif isinstance(node, ast.ClassDef):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            bases = ", ".join(ast.unparse(b) for b in node.bases)
+            module.definitions[prefix + node.name] = Definition(
+                "class", first, node.lineno, node.end_lineno, ast.get_docstring(node) or "", f"({bases})" if bases else "")
+            collect(module, node.body, f"{prefix}{node.name}.")
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                for name in ast.walk(target):
+                    if isinstance(name, ast.Name):
+                        module.definitions.setdefault(prefix + name.id, Definition("value", node.lineno, node.lineno, node.end_lineno))
+        elif isinstance(node, (ast.If, ast.Try, ast.With)):
+            collect(module, node.body, prefix)
+
+
+def find(modules: dict[str, Module], dotted: str) -> tuple[Module, Definition | None]:
+    """The module and the definition that a dotted name means; KeyError for one that does not exist."""
+    if dotted in modules and not (dotted.rpartition(".")[0] in modules
+                                  and dotted.rpartition(".")[2] in modules[dotted.rpartition(".")[0]].imports):
+        return modules[dotted], None
+    parts = dotted.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module, rest = modules.get(".".join(parts[:cut])), ".".join(parts[cut:])
+        if module is None:
+            continue
+        if rest in module.definitions:
+            return module, module.definitions[rest]
+        head, _, tail = rest.partition(".")
+        if head in module.imports:
+            origin, name = module.imports[head]
+            target = ".".join(filter(None, [origin, name, tail]))
+            if target != dotted:
+                return find(modules, target)
+            return modules[dotted], None
+        break
+    raise KeyError(dotted)
+
+
+def reading_order(modules: list[Module]) -> list[Module]:
+    """Modules of one folder, those first that the others import."""
+    names = {m.name: m for m in modules}
+    graph = {}
+    for m in sorted(modules, key=lambda m: m.name):
+        top = [node for node in m.tree.body if isinstance(node, ast.ImportFrom)]
+        wanted = {m.imports[a.asname or a.name] for node in top for a in node.names if (a.asname or a.name) in m.imports}
+        graph[m.name] = {origin for origin, name in wanted if origin in names and origin != m.name} | {
+            f"{origin}.{name}" for origin, name in wanted if f"{origin}.{name}" in names}
+        graph[m.name].discard(m.name)
+    try:
+        return [names[n] for n in graphlib.TopologicalSorter(graph).static_order()]
+    except graphlib.CycleError:
+        return sorted(modules, key=lambda m: m.name)
+
+
+def chapter_names(modules: dict[str, Module]) -> list[str]:
+    """`minicompile.CHAPTERS`, those that exist, without importing torch."""
+    for node in ast.walk(modules[PACKAGE].tree):
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "CHAPTERS":
+            listed = re.findall(r'"(ch\d\d_\w+)"', ast.unparse(node).replace("'", '"'))
+            return [name for name in listed if any(m.chapter == name for m in modules.values())]
+    raise SiteError("minicompile/__init__.py defines no CHAPTERS")

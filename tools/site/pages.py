@@ -1,0 +1,199 @@
+"""The pages that are neither chapter nor code: front page, exercises, measured results, API, the stepper."""
+from __future__ import annotations
+
+import ast
+import html
+import json
+import pathlib
+import sys
+
+from . import ROOT, highlight, links, names, pipeline
+from .page import Page
+
+
+def front(book: links.Book, chapters: list[str], addresses: dict, root: pathlib.Path) -> Page:
+    page = Page("index", "minicompile")
+    page.prose("# minicompile\n\nA `torch.compile` written from scratch, as a book whose chapters are the compiler. The code you read is the "
+               "code that is installed, and every output was made when this page was.")
+    if "00" in book.chapters:
+        page.prose(f"Start with the [tour]({book.chapters['00']}.html): one function goes through all stages on one page. Or follow a "
+                   "program down the map.")
+    page.block(pipeline.full_map(chapters, addresses))
+    page.prose("## Use it")
+    page.block(highlight.plain("import minicompile\n\nfast = minicompile.compile(model)      # or @minicompile.compile on a function\n"
+                               "loss = fast(x).square().mean()\nloss.backward()"))
+    lines = sum(len(m.source.splitlines()) for m in book.modules.values())
+    page.prose(f"- [Exercises](exercises.html): your functions replace the compiler's, and the compiler runs with them.\n"
+               f"- [The stepper](stepper.html): capture, one bytecode instruction at a time.\n"
+               f"- [Measured results](results.html) on real models.\n"
+               f"- [API](api/index.html), and all {lines:,} lines of the code: each chapter lists its modules.")
+    return page
+
+
+# ---- exercises --------------------------------------------------------------------------------------------
+
+def read_exercises(modules: dict, root: pathlib.Path) -> dict:
+    """identifier -> what is known about it: from tags in the package, and from `@task("ID", title=...)` in exercises/tasks/."""
+    found = {}
+    for module in modules.values():
+        for identifier, line in module.exercises.items():
+            found[identifier] = {"chapter": module.chapter, "module": module, "line": line}
+    for path in sorted((root / "exercises" / "tasks").glob("ch*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "task" and node.args:
+                identifier, values = literal(node.args[0]), {k.arg: literal(k.value) for k in node.keywords}
+                if isinstance(identifier, str):
+                    known = {k: v for k, v in values.items() if v is not None and k in ("title", "minutes", "kind")}
+                    entry = found.setdefault(identifier, {})
+                    entry.update(known)
+                    entry.setdefault("chapter", next((c for c in {m.chapter for m in modules.values()} if c.startswith(path.stem)), path.stem))
+    return found
+
+
+def literal(node):
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+KINDS = {"write": "write the function", "predict": "predict", "bug": "find the bug", "target": "reach a target"}
+
+
+def exercises(book: links.Book, chapters: list[str]) -> Page:
+    page = Page("exercises", "Exercises")
+    page.prose("# Exercises\n\nYour function replaces the book's inside the real compiler, and the compiler runs with it.")
+    page.block(highlight.plain("python -m exercises start ID      # writes my/ID.py, the function without its body\n"
+                               "python -m exercises watch         # grades what you save\n"
+                               "python -m exercises hint ID       # three levels\n"
+                               "python -m exercises status"))
+    for chapter in dict.fromkeys([*chapters, *(e["chapter"] for e in book.exercises.values())]):
+        listed = {i: e for i, e in book.exercises.items() if e["chapter"] == chapter}
+        if not listed:
+            continue
+        number = chapter[2:4]
+        page.prose(f"## [Chapter {int(number)}: {pipeline.label(chapter)}]({book.chapters.get(number, '')}.html)"
+                   if number in book.chapters else f"## {chapter}")
+        rows = "".join(
+            f'<tr id="{html.escape(i)}"><td><code>{html.escape(i)}</code></td><td>{html.escape(str(e.get("title", "")))}</td>'
+            f'<td>{KINDS.get(e.get("kind", "write"), "")}</td><td class="num">{e.get("minutes", "")}</td><td>{place(e)}</td></tr>'
+            for i, e in sorted(listed.items(), key=lambda item: item[1].get("minutes", 0)))
+        page.block('<table class="mc-table"><thead><tr><th scope="col">name</th><th scope="col">task</th><th scope="col">kind</th>'
+                   f'<th scope="col">minutes</th><th scope="col">in</th></tr></thead><tbody>{rows}</tbody></table>', search=True)
+    return page
+
+
+def place(entry: dict) -> str:
+    if "module" not in entry:
+        return ""
+    return f'<a href="{links.href("exercises", entry["module"].page, anchor="L" + str(entry["line"]))}"><code>{entry["module"].path.rpartition("/")[2]}</code></a>'
+
+
+# ---- results ----------------------------------------------------------------------------------------------
+
+def results(root: pathlib.Path) -> Page:
+    """Every committed measurement as a plot of speedups and as a table, with where it was made."""
+    page = Page("results", "Measured results")
+    page.prose("# Measured results\n\nMade with `python -m minicompile bench ... --json`, committed with hardware and versions. Figures are "
+               "medians; more than 1 means faster than eager.")
+    for path in sorted((root / "results").glob("*.json")):
+        data = json.loads(path.read_text())
+        page.prose(f"## {path.stem}\n\n{described(data)}")
+        if rows := training_rows(data):
+            page.block(bars(rows, path.stem))
+            page.prose(table(["compiler", "numbers", "ms per step", "over eager", "first step s", "peak GB"],
+                             [[r["name"], r["dtype"], f"{r['ms']:.2f}", f"{r['speedup']:.2f}x" if r["speedup"] else "-",
+                               f"{r['cold']:.1f}" if r["cold"] else "-", f"{r['peak']:.2f}" if r["peak"] else "-"] for r in rows]))
+        elif isinstance(data.get("ms"), dict):
+            page.prose(table(["work", "eager", "torch.compile", "minicompile"],
+                             [[k, *(f"{v[n]:.2f}" if n in v else "-" for n in ("eager", "torch", "minicompile"))] for k, v in data["ms"].items()]))
+        elif "rows" in data and "ok" in data:
+            page.prose(f"{data['ok']} of {data.get('architectures', len(data['rows']))} architectures run; {data.get('one graph', '?')} of "
+                       "them as one graph.")
+            page.prose(table(["architecture", "graphs", "first break"], [[r["architecture"], str(r.get("graphs", "")),
+                              (r.get("breaks") or [""])[0][:90].replace("|", "/")] for r in data["rows"]]))
+    return page
+
+
+def described(data: dict) -> str:
+    hardware, versions = data.get("hardware", {}), data.get("versions", {})
+    parts = [hardware.get("gpu") or hardware.get("cpu"), *(f"{k} {v}" for k, v in versions.items()),
+             *(f"{k} {data[k]}" for k in ("python", "torch", "transformers") if k in data and not versions),
+             f"commit `{data['commit']}`" if "commit" in data else None, data.get("date")]
+    command = f"\n\n`{data['command']}`" if "command" in data else ""
+    return ", ".join(str(p) for p in parts if p) + "." + command
+
+
+def training_rows(data: dict) -> list[dict]:
+    found = [r for r in data.get("results", []) if isinstance(r, dict) and "ms" in r and isinstance(r.get("task"), dict)]
+    eager = {r["task"].get("dtype"): r["ms"] for r in found if r["task"].get("compiler") == "eager"}
+    return [{"name": r["task"]["compiler"].replace("torch", "torch.compile"), "dtype": r["task"].get("dtype", ""), "ms": r["ms"],
+             "speedup": eager.get(r["task"].get("dtype"), 0) / r["ms"], "cold": r.get("cold_seconds"),
+             "peak": r.get("peak_memory_mb", 0) / 1000} for r in found]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows])
+
+
+def bars(rows: list[dict], name: str) -> str:
+    """Speedups over eager as horizontal bars."""
+    most, high, left = max([r["speedup"] for r in rows] + [1]), 24, 220
+    scale = 380 / most
+    words = f"{name}: " + ", ".join(f"{r['name']} {r['dtype']} {r['speedup']:.2f} times eager" for r in rows)
+    out = "".join(
+        f'<text x="{left - 8}" y="{n * high + 16}" text-anchor="end">{html.escape(r["name"])} {html.escape(r["dtype"])}</text>'
+        f'<rect class="{"ours" if r["name"].startswith("mini") else "other"}" x="{left}" y="{n * high + 4}" width="{max(r["speedup"] * scale, 1):.0f}" height="16" rx="2"/>'
+        f'<text x="{left + r["speedup"] * scale + 6:.0f}" y="{n * high + 16}">{r["speedup"]:.2f}x</text>' for n, r in enumerate(rows))
+    return (f'<figure class="mc-figure mc-bars" tabindex="0" aria-label="Speedups"><svg role="img" aria-label="{html.escape(words)}" viewBox="0 0 680 {len(rows) * high + 4}" width="680">'
+            f'{out}</svg></figure>')
+
+
+# ---- API --------------------------------------------------------------------------------------------------
+
+def api(book: links.Book, chapters: list[str]) -> list[Page]:
+    """The public names, and one page per chapter with every function and class that has a docstring."""
+    package = book.modules[names.PACKAGE]
+    public = next((ast.literal_eval(n.value) for n in package.tree.body if isinstance(n, ast.Assign)
+                   and getattr(n.targets[0], "id", "") == "__all__"), [])
+    index = Page("api/index", "API")
+    index.prose("# API\n\nWhat `import minicompile` offers. It mirrors `torch.compile`.")
+    for name in public:
+        try:
+            module, definition = names.find(book.modules, f"{names.PACKAGE}.{name}")
+        except KeyError:
+            book.findings.append(f"{package.path}:1: __all__ lists {name}, which is not defined")
+            continue
+        entry(index, name, f"{names.PACKAGE}.{name}", module, definition)
+    made = [index]
+    for chapter in chapters:
+        page = Page(f"api/{chapter}", f"API: {pipeline.label(chapter)}", chapter)
+        page.prose(f"# API of chapter {int(chapter[2:4])}: {pipeline.label(chapter)}")
+        for module in names.reading_order([m for m in book.modules.values() if m.chapter == chapter]):
+            listed = [(n, d) for n, d in module.definitions.items() if d.doc and d.kind in ("function", "class") and not n.startswith("_")]
+            if listed:
+                page.prose(f"## {module.name.removeprefix(names.PACKAGE + '.')}")
+            for name, definition in listed:
+                entry(page, name, f"{module.name}.{name}", module, definition, level="###")
+        made.append(page)
+    index.prose("## By chapter\n\n" + "\n".join(f"- [{pipeline.label(c)}]({c}.html)" for c in chapters))
+    return made
+
+
+def entry(page: Page, name: str, dotted: str, module: names.Module, definition, level: str = "##"):
+    page.prose(f"{level} `{name}` {{ #{dotted} }}")
+    address = links.href(page.address, module.page, anchor=f"L{definition.line}" if definition else "")
+    signature = f"{name}{definition.signature}" if definition and definition.kind != "value" else name
+    doc = definition.doc if definition else names.ast.get_docstring(module.tree) or ""
+    page.block(f'<pre class="mc-code mc-signature" tabindex="0"><code>{"".join(highlight.lines_of(wrapped(signature))) if len(signature) < 100 else chr(10).join(highlight.lines_of(wrapped(signature)))}'
+               f'</code></pre><p class="mc-path"><a href="{address}"><code>{module.path}</code></a></p>')
+    if doc:
+        page.block(f'<p class="mc-doc">{html.escape(doc, False)}</p>', search=True)
+
+
+def wrapped(signature: str) -> str:
+    """A long signature over several lines."""
+    if len(signature) < 100:
+        return signature
+    import textwrap
+    return "\n".join(textwrap.wrap(signature, 96, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))

@@ -1,0 +1,62 @@
+"""The pipeline as a picture that is also the navigation."""
+from __future__ import annotations
+
+import html
+import textwrap
+
+LABELS = {"ch01_graphs": "graphs", "ch02_guards": "guards", "ch03_capture": "capture", "ch04_breaks": "breaks", "ch05_autograd": "autograd",
+          "ch06_decompositions": "primitives", "ch07_loops": "loops", "ch08_fusion": "fusion", "ch09_triton": "Triton", "ch10_cpp": "C++",
+          "ch11_runtime": "runtime", "ch12_training": "training", "ch13_tuning": "tuning", "ch14_scale": "scale"}
+IDEAS = {"ch01_graphs": "graphs, fake tensors and sizes: what all stages speak", "ch02_guards": "may compiled code be used again?",
+         "ch03_capture": "bytecode in, graph out", "ch04_breaks": "what cannot be captured, and going on after it",
+         "ch05_autograd": "the backward graph, ahead of time", "ch06_decompositions": "800 operators become a few dozen",
+         "ch07_loops": "each operator as a loop nest", "ch08_fusion": "loops that share memory become one kernel",
+         "ch09_triton": "kernels for a GPU", "ch10_cpp": "kernels for a CPU", "ch11_runtime": "the host program and CUDA graphs",
+         "ch12_training": "a whole training step as one graph", "ch13_tuning": "layouts and autotuning", "ch14_scale": "caches and many GPUs"}
+
+
+def label(chapter: str) -> str:
+    return LABELS.get(chapter, chapter.partition("_")[2])
+
+
+def strip(chapters: list[str], pages: dict, here: str = "") -> str:
+    """A line of stations, one per chapter. pages: chapter -> address without ending. Addresses begin with `@`, the way up to the root."""
+    step, height = 62, 44
+    width = step * len(chapters)
+    words = f"The stages of the compiler in order. You are at {label(here)}." if here in chapters else "The stages of the compiler in order."
+    out = [f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="group" aria-label="{words}">',
+           f'<line class="rail" x1="{step // 2}" y1="14" x2="{width - step // 2}" y2="14"/>']
+    for n, chapter in enumerate(chapters):
+        x, now = step * n + step // 2, chapter == here
+        out.append(f'<a href="@{pages[chapter]}.html"{" aria-current=location" if now else ""}{" class=here" if now else ""}>'
+                   f'<circle cx="{x}" cy="14" r="11"/><text class="num" x="{x}" y="18">{int(chapter[2:4])}</text>'
+                   f'<text x="{x}" y="39">{html.escape(label(chapter))}</text></a>')
+    return f'<nav aria-label="Pipeline">{"".join(out)}</svg></nav>'
+
+
+ROWS = [("every call", ["ch02_guards"]), ("first call: a program becomes graphs", ["ch03_capture", "ch04_breaks", "ch01_graphs"]),
+        ("graphs become simpler graphs", ["ch05_autograd", "ch06_decompositions"]), ("operators become loops", ["ch07_loops", "ch08_fusion"]),
+        ("loops become machine code", ["ch09_triton", "ch10_cpp", "ch11_runtime"]), ("on top", ["ch12_training", "ch13_tuning", "ch14_scale"])]
+
+
+def full_map(chapters: list[str], pages: dict) -> str:
+    """The map of the front page: one row per step of the way down, each box a link. 680 wide."""
+    rows = [(title, [c for c in members if c in chapters]) for title, members in ROWS]
+    rows = [(title, members) for title, members in rows if members]
+    high, width, out = 96, 680, []
+    for r, (title, members) in enumerate(rows):
+        y = r * high + 6
+        out.append(f'<text class="row" x="2" y="{y + 12}">{html.escape(title)}</text>')
+        w = min(218, (width - 12 * (len(members) - 1)) / len(members))
+        for n, chapter in enumerate(members):
+            x = n * (w + 12)
+            lines = textwrap.wrap(IDEAS.get(chapter, ""), 32)[:2]
+            out.append(f'<a href="{pages[chapter]}.html"><rect x="{x + 1:.0f}" y="{y + 19}" width="{w - 2:.0f}" height="56" rx="5"/>'
+                       f'<text class="name" x="{x + 12:.0f}" y="{y + 38}">{int(chapter[2:4])} {html.escape(label(chapter))}</text>'
+                       + "".join(f'<text class="idea" x="{x + 12:.0f}" y="{y + 53 + 14 * k}">{html.escape(t)}</text>' for k, t in enumerate(lines))
+                       + "</a>")
+        if r + 1 < len(rows):
+            out.append(f'<path class="rail" d="M 20 {y + 75} v 15 m -4 -5 l 4 5 l 4 -5"/>')
+    words = "The way of a program through the compiler, from top to bottom; each box leads to its chapter."
+    return (f'<nav aria-label="The pipeline" class="mc-map"><svg viewBox="0 0 {width} {len(rows) * high}" role="group" aria-label="{words}">'
+            f'{"".join(out)}</svg></nav>')
