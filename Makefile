@@ -11,7 +11,18 @@ run: $(VENV)/installed
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(PYTEST_ARGS)
 
-$(VENV)/installed: pyproject.toml setup.py minicompile/ch03_capture/frame_hook.c
+# `make site` builds the book into site/ (open site/index.html); `make serve` also serves it and follows changes.
+site: $(VENV)/installed-site
+	$(BIN)/python -m tools.site build
+
+serve: $(VENV)/installed-site
+	$(BIN)/python -m tools.site serve
+
+$(VENV)/installed-site: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[site]'
+	touch $@
+
+$(VENV)/installed: pyproject.toml setup.py minicompile/ch03_capture/frame_hook.c minicompile/ch02_guards/unchanged.c
 	$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else "minicompile needs Python 3.11 to 3.13, but $(PYTHON) is %d.%d. Name another: make PYTHON=python3.12" % v)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
@@ -19,6 +30,6 @@ $(VENV)/installed: pyproject.toml setup.py minicompile/ch03_capture/frame_hook.c
 	touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info minicompile/ch03_capture/*.so bench-results
+	rm -rf $(VENV) build *.egg-info minicompile/*/*.so bench-results site .site
 
-.PHONY: run test clean
+.PHONY: run test site serve clean

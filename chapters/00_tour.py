@@ -1,11 +1,11 @@
 # %% [markdown]
 # # A tour: one function through every stage
 #
-# This page takes a single function through the whole compiler and shows what it looks like after each stage. Nothing is
-# explained to the end here. Each stop names the chapter that does so.
+# This page takes a single function through the whole compiler and shows what it looks like after each
+# stage. Nothing is explained to the end here. Each stop names the chapter that does so.
 #
-# The function is the second half of a transformer block, cut down to what is interesting: a normalisation, a branch
-# on an ordinary Python value, a matrix product, an activation, a residual connection.
+# The function is the second half of a transformer block, cut down to what is interesting: a normalisation,
+# a branch on an ordinary Python value, a matrix product, an activation, a residual connection.
 
 # %%
 import dis
@@ -14,7 +14,18 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Table, bars, best_time, draw_fx, head, micro, pipeline, results, measured_on, watch
+from chapters._lib import (
+    Table,
+    bars,
+    best_time,
+    draw_fx,
+    head,
+    micro,
+    pipeline,
+    results,
+    measured_on,
+    watch,
+)
 
 
 def half_block(x, w, scale):
@@ -29,8 +40,8 @@ x = torch.randn(256, 64)
 w = torch.randn(64, 64, requires_grad=True)
 
 # %% [markdown]
-# Compile it, call it once, and compare with what PyTorch computes. `watch` does exactly that, and keeps what the stages
-# report on the way; the rest of the page looks into it.
+# Compile it, call it once, and compare with what PyTorch computes. `watch` does exactly that, and keeps
+# what the stages report on the way; the rest of the page looks into it.
 
 # %%
 seen = watch(half_block, x, w, 0.5)
@@ -42,9 +53,9 @@ pipeline()
 # %% [markdown]
 # ## 1. Bytecode
 #
-# A compiler for PyTorch programs meets a function that is already running. What it can get hold of is the bytecode that CPython
-# would execute: instructions for a machine with a stack. The branch is a `POP_JUMP`, the tensors are nameless
-# objects on the stack, and nothing says which call is a matrix product.
+# A compiler for PyTorch programs meets a function that is already running. What it can get hold of is the
+# bytecode that CPython would execute: instructions for a machine with a stack. The branch is a `POP_JUMP`,
+# the tensors are nameless objects on the stack, and nothing says which call is a matrix product.
 
 # %%
 for i in dis.get_instructions(half_block):
@@ -54,10 +65,11 @@ for i in dis.get_instructions(half_block):
 # %% [markdown]
 # ## 2. The captured graph
 #
-# A second implementation of that stack machine, written in Python, runs these instructions on *values* in the place of objects. `scale`
-# is the number 0.5, so the branch has one way out and disappears. A tensor operation does not compute; it writes
-# a line into a graph. The right-hand comments are the user's lines: each node remembers where it came from, and will
-# do so until it is a line of C++. ([Chapter 3](chapter:03); [`interpreter.run`](ref:minicompile.ch03_capture.interpreter.run))
+# A second implementation of that stack machine, written in Python, runs these instructions on *values* in
+# the place of objects. `scale` is the number 0.5, so the branch has one way out and disappears. A tensor
+# operation does not compute; it writes a line into a graph. The right-hand comments are the user's lines:
+# each node remembers where it came from, and will do so until it is a line of C++. ([Chapter
+# 3](chapter:03); [`interpreter.run`](ref:minicompile.ch03_capture.interpreter.run))
 
 # %%
 from minicompile.ch01_graphs.graph import print_graph
@@ -66,14 +78,17 @@ graph = seen.graphs[0]
 print(print_graph(graph))
 
 # %%
-draw_fx(graph, "The captured graph: x goes through layer_norm, mul, a matmul with w, gelu, and is added to itself.")
+draw_fx(
+    graph,
+    "The captured graph: x goes through layer_norm, mul, a matmul with w, gelu, and is added to itself.",
+)
 
 # %% [markdown]
 # ## 3. Guards
 #
-# That graph is right for tensors of these shapes and for `scale == 0.5`. Everything the capture relied on becomes a guard,
-# and all guards become one generated function. A later call runs it first; if it passes, the
-# graph may be used again without looking at the bytecode. ([Chapter 2](chapter:02))
+# That graph is right for tensors of these shapes and for `scale == 0.5`. Everything the capture relied on
+# becomes a guard, and all guards become one generated function. A later call runs it first; if it passes,
+# the graph may be used again without looking at the bytecode. ([Chapter 2](chapter:02))
 
 # %%
 found = minicompile.explain(half_block, backend="eager")(x, w, 0.5)
@@ -93,10 +108,11 @@ print(seen.entry_text())
 # %% [markdown]
 # ## 5. The joint graph
 #
-# `w` requires a gradient. Autograd would build its graph while the program runs; a compiler wants it before. So the captured
-# graph is run on tensors without data, PyTorch's own autograd engine is asked for the gradient, and every operator that it calls on the
-# way, forward or backward, is written down. The result is one graph of ATen operators that takes the inputs and a *tangent*
-# (the gradient of the output) and returns the output and the gradient of `w`. ([Chapter 5](chapter:05))
+# `w` requires a gradient. Autograd would build its graph while the program runs; a compiler wants it
+# before. So the captured graph is run on tensors without data, PyTorch's own autograd engine is asked for
+# the gradient, and every operator that it calls on the way, forward or backward, is written down. The
+# result is one graph of ATen operators that takes the inputs and a *tangent* (the gradient of the output)
+# and returns the output and the gradient of `w`. ([Chapter 5](chapter:05))
 
 # %%
 from minicompile.ch05_autograd.joint import simplify, trace_joint
@@ -108,8 +124,9 @@ print(print_graph(joint.gm))
 # %% [markdown]
 # ## 6. Primitives
 #
-# `native_layer_norm` and `gelu` are large operators. A table rewrites everything in terms of a few primitives. What was one call
-# is now visible arithmetic, which can be fused with its neighbours. ([Chapter 6](chapter:06))
+# `native_layer_norm` and `gelu` are large operators. A table rewrites everything in terms of a few
+# primitives. What was one call is now visible arithmetic, which can be fused with its neighbours. ([Chapter
+# 6](chapter:06))
 
 # %%
 from minicompile.ch06_decompositions.decompose import decompose
@@ -126,10 +143,10 @@ head(print_graph(joint.gm), 24)
 # %% [markdown]
 # ## 7. Two graphs
 #
-# The joint graph is cut in two, because forward runs now and backward runs later. What should be carried from one to the other?
-# Saving costs memory traffic, computing again costs arithmetic. A minimum cut weighs them. Here it saves the two tensors that a
-# matrix product reads or writes, and nothing of the normalisation or of the activation: those are computed again inside of
-# the backward kernel.
+# The joint graph is cut in two, because forward runs now and backward runs later. What should be carried
+# from one to the other? Saving costs memory traffic, computing again costs arithmetic. A minimum cut weighs
+# them. Here it saves the two tensors that a matrix product reads or writes, and nothing of the
+# normalisation or of the activation: those are computed again inside of the backward kernel.
 
 # %%
 from minicompile.ch05_autograd.partition import partition
@@ -140,9 +157,10 @@ print("saved for backward:", halves.saved)
 # %% [markdown]
 # ## 8. Loops
 #
-# An operator says *what* is computed. To put two operators into one kernel one has to know *how*: which element of which
-# buffer goes into which element of the result. So each operator becomes a loop nest with a body for one element. The matrix
-# product does not; libraries are better at it, and it stays a call. Views have no code at all, they are index expressions. ([Chapter 7](chapter:07))
+# An operator says *what* is computed. To put two operators into one kernel one has to know *how*: which
+# element of which buffer goes into which element of the result. So each operator becomes a loop nest with a
+# body for one element. The matrix product does not; libraries are better at it, and it stays a call. Views
+# have no code at all, they are index expressions. ([Chapter 7](chapter:07))
 
 # %%
 from minicompile.ch07_loops.verify import print_program
@@ -153,9 +171,9 @@ print(print_program(forward["program"]))
 # %% [markdown]
 # ## 9. Fused kernels
 #
-# `loop0` computes mean and variance of a row, `loop1` reads the row again and normalises it. Apart, the statistics make a
-# round trip through memory. Together they stay in registers. Each pair that shares data was considered, and each
-# decision has its reason. ([Chapter 8](chapter:08))
+# `loop0` computes mean and variance of a row, `loop1` reads the row again and normalises it. Apart, the
+# statistics make a round trip through memory. Together they stay in registers. Each pair that shares data
+# was considered, and each decision has its reason. ([Chapter 8](chapter:08))
 
 # %%
 from chapters._lib import draw_fusion
@@ -167,9 +185,10 @@ draw_fusion(forward["program"], forward["schedule"], "Fusion of the forward grap
 # %% [markdown]
 # ## 10. C++ and Triton
 #
-# The same kernel for two machines. For a CPU: a loop nest with `omp simd` on the innermost loop ([chapter 10](chapter:10)). For a GPU: a
-# Triton program in which one instance handles a block of rows ([chapter 9](chapter:09)). This page is built without a GPU; the Triton
-# text is generated all the same, since generating needs no device.
+# The same kernel for two machines. For a CPU: a loop nest with `omp simd` on the innermost loop ([chapter
+# 10](chapter:10)). For a GPU: a Triton program in which one instance handles a block of rows ([chapter
+# 9](chapter:09)). This page is built without a GPU; the Triton text is generated all the same, since
+# generating needs no device.
 
 # %%
 from chapters._lib import Listings
@@ -182,40 +201,64 @@ Listings([("C++", forward["compiled"].sources[0].code), ("Triton", emit_triton(k
 # ## 11. The host program
 #
 # Somebody has to allocate buffers and call the kernels in order. That program is generated too, one line a
-# step, with every decision made in advance: when to free, whose memory to take over. ([Chapter 11](chapter:11))
+# step, with every decision made in advance: when to free, whose memory to take over. ([Chapter
+# 11](chapter:11))
 
 # %%
 print(forward["compiled"].source)
 print(seen.half("backward")["compiled"].source)
 
 # %% [markdown]
-# Look at the backward program: `buf0 = mm_default  # takes over its memory`. A saved activation that nothing else needs
-# is overwritten with the gradient.
+# Look at the backward program: `buf0 = mm_default  # takes over its memory`. A saved activation that
+# nothing else needs is overwritten with the gradient.
 #
 # ## 12. How long does it take?
 #
-# Two figures. First this function, on the CPU that built this page, one thread. It is small, so a good part of each bar is the cost of calling
-# anything at all.
+# Two figures. First this function, on the CPU that built this page, one thread. It is small, so a good part
+# of each bar is the cost of calling anything at all.
 
 # %%
 threads = torch.get_num_threads()
 torch.set_num_threads(1)
 compiled = minicompile.compile(half_block)
 with torch.no_grad():
-    eager_s, ours_s = best_time(half_block, x, w, 0.5, repeat=200), best_time(compiled, x, w, 0.5, repeat=200)
+    eager_s, ours_s = best_time(half_block, x, w, 0.5, repeat=200), best_time(
+        compiled, x, w, 0.5, repeat=200
+    )
 torch.set_num_threads(threads)
-bars([("eager", eager_s * 1e6, "plain"), ("compiled", ours_s * 1e6)], "us", "Time of one call of half_block.", form="{:.0f}")
+bars(
+    [("eager", eager_s * 1e6, "plain"), ("compiled", ours_s * 1e6)],
+    "us",
+    "Time of one call of half_block.",
+    form="{:.0f}",
+)
 
 # %% [markdown]
-# Then a whole training step of a small GPT on an H100: the character-level nanoGPT, measured by `python -m minicompile bench nanogpt`: forward,
-# backward, clipping and optimizer.
+# Then a whole training step of a small GPT on an H100: the character-level nanoGPT, measured by `python -m
+# minicompile bench nanogpt`: forward, backward, clipping and optimizer.
 
 # %%
 data = results("h100-nanogpt")
-rows = [(r["task"]["compiler"], r["ms"], "plain" if r["task"]["compiler"] == "eager" else
-         "compute" if "minicompile" in r["task"]["compiler"] else "library") for r in data["results"]]
+rows = [
+    (
+        r["task"]["compiler"],
+        r["ms"],
+        (
+            "plain"
+            if r["task"]["compiler"] == "eager"
+            else "compute" if "minicompile" in r["task"]["compiler"] else "library"
+        ),
+    )
+    for r in data["results"]
+]
 print(measured_on(data))
-bars(rows, "ms", "Milliseconds per training step of nanoGPT on an H100.", "Median of one run; lower is better.", form="{:.2f}")
+bars(
+    rows,
+    "ms",
+    "Milliseconds per training step of nanoGPT on an H100.",
+    "Median of one run; lower is better.",
+    form="{:.2f}",
+)
 
 # %% [markdown]
 # And compile time. Where does it go? `explain` measures each stage of a fresh compilation.
@@ -225,21 +268,24 @@ found = minicompile.explain(half_block)(x, w, 0.25)
 Table(["stage", "milliseconds"], [(stage, f"{1000 * t:.1f}") for stage, t in found.seconds.items()])
 
 # %% [markdown]
-# The stages add up to less than the call. What is left is the C++ compiler and the first run. The emit stage only starts it.
+# The stages add up to less than the call. What is left is the C++ compiler and the first run. The emit
+# stage only starts it.
 #
 # ## What torch.compile does differently
 #
-# The stages are the same, and so is their order. The names differ: TorchDynamo is chapters 2 to 4, AOTAutograd is chapter
-# 5, TorchInductor is chapters 6 to 11. [A map](../internals_map.html) pairs its parts with ours, and [a glossary](../glossary.html) explains the terms. The largest difference
-# is size. The other recurring one is that this compiler writes Python text and lets Python compile it where
+# The stages are the same, and so is their order. The names differ: TorchDynamo is chapters 2 to 4,
+# AOTAutograd is chapter 5, TorchInductor is chapters 6 to 11. [A map](../internals_map.html) pairs its
+# parts with ours, and [a glossary](../glossary.html) explains the terms. The largest difference is size.
+# The other recurring one is that this compiler writes Python text and lets Python compile it where
 # torch.compile assembles bytecode.
 #
 # ## Read on
 #
-# The chapters follow the running example, a GPT block with attention, which is larger than the function above. Every
-# chapter ends with exercises in which your own function takes the place of ours in the compiler.
+# The chapters follow the running example, a GPT block with attention, which is larger than the function
+# above. Every chapter ends with exercises in which your own function takes the place of ours in the
+# compiler.
 #
 # <!-- exercises -->
 #
-# Further reading: J. Ansel and others, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and
-# Graph Compilation* (ASPLOS 2024), is the paper on the original.
+# Further reading: J. Ansel and others, *PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode
+# Transformation and Graph Compilation* (ASPLOS 2024), is the paper on the original.

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Guards: may yesterday's graph be used again?
 #
-# Capturing a function costs milliseconds, running its graph microseconds. So a graph has to be used many times. But it was made for one call, and the next call may
-# bring another shape, another setting, another model. This chapter decides, at each call and in about a microsecond, whether the graph is still right.
+# Capturing a function costs milliseconds, running its graph microseconds. So a graph has to be used many
+# times. But it was made for one call, and the next call may bring another shape, another setting, another
+# model. This chapter decides, at each call and in about a microsecond, whether the graph is still right.
 
 # %%
 import torch
@@ -10,12 +11,25 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Block, Listings, Table, bars, best_time, example, head, lines, tidy, watch, watching
+from chapters._lib import (
+    Block,
+    Listings,
+    Table,
+    bars,
+    best_time,
+    example,
+    head,
+    lines,
+    tidy,
+    watch,
+    watching,
+)
 
 # %% [markdown]
 # ## The naive version: a dictionary of shapes
 #
-# Many a small JIT compiler does this: the key is what the arguments look like, the value is the compiled code.
+# Many a small JIT compiler does this: the key is what the arguments look like, the value is the compiled
+# code.
 
 # %%
 from minicompile.ch01_graphs.fake import FakeMode
@@ -31,6 +45,7 @@ def naive_compile(function):
         if key not in cache:
             cache[key] = trace(lambda t: [function(t)], [FakeMode().from_real(x)])
         return interpret(cache[key], [x])[0]
+
     return run
 
 
@@ -48,14 +63,16 @@ config["slope"] = 0.5
 print("new slope: ", fast(minus).item(), " eager:", activation(minus).item())
 
 # %% [markdown]
-# The arguments look the same, so the old code runs, and the answer is wrong. A function reads much more than its arguments: globals, closures, attributes of modules,
-# whether gradients are recorded, whether somebody registered a hook. One cannot list in advance what a program will look at. But the interpreter of
+# The arguments look the same, so the old code runs, and the answer is wrong. A function reads much more
+# than its arguments: globals, closures, attributes of modules, whether gradients are recorded, whether
+# somebody registered a hook. One cannot list in advance what a program will look at. But the interpreter of
 # [chapter 3](chapter:03) is there when it looks.
 #
 # ## The idea: write down each question with its answer
 #
-# Whenever capture reads something that existed before the call, it notes the *path* to it (a [`Source`](ref:minicompile.ch02_guards.sources.Source)) and what it relied on. That pair is
-# a guard. If all guards hold, running the function again would ask the same questions and get the same answers.
+# Whenever capture reads something that existed before the call, it notes the *path* to it (a
+# [`Source`](ref:minicompile.ch02_guards.sources.Source)) and what it relied on. That pair is a guard. If
+# all guards hold, running the function again would ask the same questions and get the same answers.
 
 # %%
 config["slope"] = 0.1
@@ -63,8 +80,9 @@ facts = minicompile.explain(activation, backend="eager")(minus).guards
 Table(["kind", "source", "in words"], [(f.guard.kind, f.guard.source or "", f) for f in facts])
 
 # %% [markdown]
-# Guards are data: source, kind, expected value. The meaning of a kind is a function that answers with conditions in Python text. Here is the one for constants. It is longer than
-# `==`, because `True == 1`, `0.0 == -0.0` and `nan != nan`:
+# Guards are data: source, kind, expected value. The meaning of a kind is a function that answers with
+# conditions in Python text. Here is the one for constants. It is longer than `==`, because `True == 1`,
+# `0.0 == -0.0` and `nan != nan`:
 #
 # %show minicompile.ch02_guards.guards.constant_match
 #
@@ -76,10 +94,11 @@ Table(["kind", "source", "in words"], [(f.guard.kind, f.guard.source or "", f) f
 from minicompile.ch02_guards import codegen
 
 block, x = example()
-minicompile.reset()
 seen = watch(block, x, backend="eager")
 captured, forward = seen.captured[0], Block.forward
-check = codegen.build_check(captured.guards, captured.inputs, forward.__code__, forward.__globals__, captured.constants)
+check = codegen.build_check(
+    captured.guards, captured.inputs, forward.__code__, forward.__globals__, captured.constants
+)
 
 
 def one_by_one(block, x):
@@ -90,32 +109,46 @@ print("guards of the GPT block:", len(list(captured.guards)))
 print("all hold:", check(forward, block, x) is not None, one_by_one(block, x) is None)
 slow = best_time(one_by_one, block, x, repeat=5)
 quick = best_time(lambda: [check(forward, block, x) for _ in range(200)]) / 200
-bars([("guard after guard", slow * 1e6, "bad"), ("one generated function", quick * 1e6)], "us", "Time to check the guards of the GPT block.", form="{:,.1f}")
+bars(
+    [("guard after guard", slow * 1e6, "bad"), ("one generated function", quick * 1e6)],
+    "us",
+    "Time to check the guards of the GPT block.",
+    form="{:,.1f}",
+)
 
 # %% [markdown]
-# The loop is what we use to *explain* a failure, where time does not matter. The function that runs at every call is generated from the same conditions. Common beginnings of
-# paths are read once, and it returns the values that the graph takes as inputs, since it has read them anyway.
+# The loop is what we use to *explain* a failure, where time does not matter. The function that runs at
+# every call is generated from the same conditions. Common beginnings of paths are read once, and it returns
+# the values that the graph takes as inputs, since it has read them anyway.
 
 # %%
 text = check.source_text
-head(text[text.index("def __check("):], 40)
+head(text[text.index("def __check(") :], 40)
 
 # %% [markdown]
-# Most guards of a module are not even in there as conditions. They depend on dictionaries and classes that rarely change, and CPython counts changes of a dictionary. A *memo* remembers the counts; while they are the same, whatever was true is
-# true ([`stable.py`](code:minicompile/ch02_guards/stable.py)). So depth is cheap, but not free:
+# Most guards of a module are not even in there as conditions. They depend on dictionaries and classes that
+# rarely change, and CPython counts changes of a dictionary. A *memo* remembers the counts; while they are
+# the same, whatever was true is true ([`stable.py`](code:minicompile/ch02_guards/stable.py)). So depth is
+# cheap, but not free:
 
 # %%
 points = []
 for depth in (1, 2, 4, 8):
     stack = nn.Sequential(*[Block() for _ in range(depth)])
-    minicompile.reset()
     deep = watch(stack, x, backend="eager").captured[0]
     fn = nn.Sequential.forward
     c = codegen.build_check(deep.guards, deep.inputs, fn.__code__, fn.__globals__, deep.constants)
     c(fn, stack, x), c(fn, stack, x)
-    points.append((depth, len(list(deep.guards)), best_time(lambda: [c(fn, stack, x) for _ in range(50)]) / 50 * 1e6))
+    points.append(
+        (depth, len(list(deep.guards)), best_time(lambda: [c(fn, stack, x) for _ in range(50)]) / 50 * 1e6)
+    )
 print("guards:", {d: n for d, n, _ in points})
-lines({"us per call": [(d, t) for d, _, t in points]}, "blocks", "", "Time to check all guards against the number of blocks.")
+lines(
+    {"us per call": [(d, t) for d, _, t in points]},
+    "blocks",
+    "",
+    "Time to check all guards against the number of blocks.",
+)
 
 # %% [markdown]
 # ## When a guard fails
@@ -135,25 +168,33 @@ with watching() as seen:
     for rows, n in ((8, 2), (9, 2), (10, 2), (11, 3), (11, 4), (11, True)):
         before = len(seen.recompiles)
         compiled(torch.randn(rows, 4), n)
-        why = seen.recompiles[-1]["why"].split("  #")[0] if len(seen.recompiles) > before else \
-            "compiled" if rows == 8 else "an existing version fits"
+        why = (
+            seen.recompiles[-1]["why"].split("  #")[0]
+            if len(seen.recompiles) > before
+            else "compiled" if rows == 8 else "an existing version fits"
+        )
         print(f"[{rows}, 4], {n!s:5}", why)
 
 # %% [markdown]
-# The second batch size taught the compiler that this size varies. The version made then has a symbol for it ([chapter 1](chapter:01)), so the third and fourth batch size compile nothing. The same happened with the integer `n`. What the generated
-# function of the newest such version checks about `x`:
+# The second batch size taught the compiler that this size varies. The version made then has a symbol for it
+# ([chapter 1](chapter:01)), so the third and fourth batch size compile nothing. The same happened with the
+# integer `n`. What the generated function of the newest such version checks about `x`:
 
 # %%
+from minicompile.explain import in_words
+
 newest = seen.states[0].cache.entries[1]
 for guard in newest.guards:
     if guard.kind in ("TENSOR_MATCH", "SIZE", "CONSTANT_MATCH"):
-        print(guard)
+        print(guard.kind, "-", in_words(guard))
 
 # %% [markdown]
-# `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at each miss, so there is a limit of eight, as in
-# torch.compile. Beyond it calls that fit nothing run eagerly, with one warning that names the guard to blame.
+# `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at
+# each miss, so there is a limit of eight, as in torch.compile. Beyond it calls that fit nothing run
+# eagerly, with one warning that names the guard to blame.
 #
-# The versions form a chain. An entry whose guards fail calls the next with the same arguments; the last calls the compiler.
+# The versions form a chain. An entry whose guards fail calls the next with the same arguments; the last
+# calls the compiler.
 #
 # %show minicompile.ch02_guards.cache.search
 #
@@ -171,8 +212,10 @@ with set_stance("fail_on_recompile"):
 # %% [markdown]
 # ## What is not guarded
 #
-# A guard that is missing is a wrong answer, so the rule is: what capture reads, it guards. Exceptions are deliberate. Functions of torch and of the standard library are assumed to stay what they are. A tensor's *contents* are
-# never guarded, since the graph takes them as input. Parameters of a module are guarded by shape and dtype, not by identity where the memo can fetch the present one.
+# A guard that is missing is a wrong answer, so the rule is: what capture reads, it guards. Exceptions are
+# deliberate. Functions of torch and of the standard library are assumed to stay what they are. A tensor's
+# *contents* are never guarded, since the graph takes them as input. Parameters of a module are guarded by
+# shape and dtype, not by identity where the memo can fetch the present one.
 
 # %%
 block, x = example()
@@ -181,19 +224,37 @@ compiled(x)
 with watching() as seen, torch.no_grad():
     with torch.enable_grad():
         block.up.weight.data.mul_(2)
-        print("other numbers in a weight:", len(seen.recompiles), "recompiles; right:", torch.equal(compiled(x), block(x)))
+        print(
+            "other numbers in a weight:",
+            len(seen.recompiles),
+            "recompiles; right:",
+            torch.equal(compiled(x), block(x)),
+        )
         block.up = nn.Linear(64, 256)
-        print("another layer in its place: right:", torch.equal(compiled(x), block(x)), "; recompiles:", len(seen.recompiles))
+        print(
+            "another layer in its place: right:",
+            torch.equal(compiled(x), block(x)),
+            "; recompiles:",
+            len(seen.recompiles),
+        )
         block.norm1 = nn.Identity()
-        print("a layer of another class: right:", torch.equal(compiled(x), block(x)), "; recompiles:", len(seen.recompiles))
+        print(
+            "a layer of another class: right:",
+            torch.equal(compiled(x), block(x)),
+            "; recompiles:",
+            len(seen.recompiles),
+        )
         print("because", seen.recompiles[-1]["why"].split("  #")[0])
 
 # %% [markdown]
 # ## What torch.compile does differently
 #
-# Its guards are a tree of C++ objects (guard managers), one node for each access path, with dictionary version tags as shortcuts, which is the idea of our memo. Ours are Python text, in which CPython's specialising interpreter is
-# fast enough. The measured comparison, microseconds per call, is in [`stable.py`](code:minicompile/ch02_guards/stable.py). torch.compile guards global state of torch in one C++ call, specialises integers with *automatic dynamic shapes* on the second value as we do, has about forty kinds of sources, and lets users
-# drop guards with a filter function.
+# Its guards are a tree of C++ objects (guard managers), one node for each access path, with dictionary
+# version tags as shortcuts, which is the idea of our memo. Ours are Python text, in which CPython's
+# specialising interpreter is fast enough. The measured comparison, microseconds per call, is in
+# [`stable.py`](code:minicompile/ch02_guards/stable.py). torch.compile guards global state of torch in one
+# C++ call, specialises integers with *automatic dynamic shapes* on the second value as we do, has about
+# forty kinds of sources, and lets users drop guards with a filter function.
 #
 # ## Exercises
 #
@@ -201,6 +262,8 @@ with watching() as seen, torch.no_grad():
 #
 # ## Further reading
 #
-# - L. P. Deutsch, A. M. Schiffman, *Efficient Implementation of the Smalltalk-80 System* (1984): inline caches, the oldest guards.
-# - U. Hölzle, C. Chambers, D. Ungar, *Optimizing Dynamically-Typed Object-Oriented Languages With Polymorphic Inline Caches* (1991): several entries for one place.
+# - L. P. Deutsch, A. M. Schiffman, *Efficient Implementation of the Smalltalk-80 System* (1984): inline
+#   caches, the oldest guards.
+# - U. Hölzle, C. Chambers, D. Ungar, *Optimizing Dynamically-Typed Object-Oriented Languages With
+#   Polymorphic Inline Caches* (1991): several entries for one place.
 # - PEP 509, *Add a private version to dict*, and PEP 659, *Specializing Adaptive Interpreter*.

@@ -1,27 +1,30 @@
 # %% [markdown]
 # # Capture: from a running function to a graph
 #
-# The user hands over a Python function. The compiler wants a list of tensor operations. Between the two lies all of Python: branches,
-# loops, attribute lookups, calls into modules, lists that grow, dictionaries of settings. This chapter is about getting the list
-# without asking the author to write the function differently, and without changing what it does.
+# The user hands over a Python function. The compiler wants a list of tensor operations. Between the two
+# lies all of Python: branches, loops, attribute lookups, calls into modules, lists that grow, dictionaries
+# of settings. This chapter is about getting the list without asking the author to write the function
+# differently, and without changing what it does.
 
 # %%
 import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import (Listings, Table, best_time, example, head, lines, micro, step_through, tidy, watch)
+from chapters._lib import Listings, Table, best_time, example, head, lines, micro, step_through, tidy, watch
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
 # ## The naive version: call it and listen
 #
-# The obvious way: call the function with objects that pretend to be tensors and write down what is done to them. PyTorch offers
-# the door, `__torch_function__`, so a recorder takes fifteen lines.
+# The obvious way: call the function with objects that pretend to be tensors and write down what is done to
+# them. PyTorch offers the door, `__torch_function__`, so a recorder takes fifteen lines.
+
 
 # %%
 class Proxy:
     """Stands for a tensor; every operation on it adds a line to `log`."""
+
     log = []
 
     def __init__(self, name):
@@ -53,7 +56,8 @@ def record(function, *names):
 print("\n".join(record(lambda x, y: F.gelu(x + y) * 2, "x", "y")))
 
 # %% [markdown]
-# It works, and `torch.fx.symbolic_trace` and `jax.jit` are built on this idea. Here is what goes wrong when the program is not written for it.
+# It works, and `torch.fx.symbolic_trace` and `jax.jit` are built on this idea. Here is what goes wrong when
+# the program is not written for it.
 
 # %%
 settings = {"scale": 2}
@@ -61,7 +65,7 @@ calls = []
 
 
 def layer(x):
-    calls.append(1)                    # the program counts its calls
+    calls.append(1)  # the program counts its calls
     return F.relu(x) * settings["scale"]
 
 
@@ -70,7 +74,7 @@ print("\n".join(trace))
 print("calls counted by one trace:", len(calls))
 
 
-def replay(x):                         # what the trace says, as a function
+def replay(x):  # what the trace says, as a function
     return F.relu(x) * 2
 
 
@@ -79,8 +83,9 @@ one = torch.ones(1)
 print("trace:", replay(one).item(), " program:", layer(one).item())
 
 # %% [markdown]
-# Two wrong answers, and no error. The trace contains the 2 but not where it came from, so nobody notices that it is out of date. And the
-# append happened while tracing, once; replaying the trace a hundred times counts nothing. A third case at least complains:
+# Two wrong answers, and no error. The trace contains the 2 but not where it came from, so nobody notices
+# that it is out of date. And the append happened while tracing, once; replaying the trace a hundred times
+# counts nothing. A third case at least complains:
 
 # %%
 try:
@@ -89,14 +94,16 @@ except Exception as error:
     print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
-# What is missing is not a better proxy. A proxy sees what is done *to tensors*. The 2 was read from a dictionary, the list was appended to,
-# the branch was taken: none of that passes through a tensor. To see it one has to be the machine that executes the function.
+# What is missing is not a better proxy. A proxy sees what is done *to tensors*. The 2 was read from a
+# dictionary, the list was appended to, the branch was taken: none of that passes through a tensor. To see
+# it one has to be the machine that executes the function.
 #
 # ## The idea: be the interpreter
 #
-# CPython runs bytecode on a stack machine. Its instructions are few and simple. So write a second such machine, whose stack holds
-# descriptions of objects. For arithmetic on two tensor descriptions it writes a graph node, for everything else it
-# works out the answer at once. It sees every read, so it can guard it, and every write, so it can postpone it.
+# CPython runs bytecode on a stack machine. Its instructions are few and simple. So write a second such
+# machine, whose stack holds descriptions of objects. For arithmetic on two tensor descriptions it writes a
+# graph node, for everything else it works out the answer at once. It sees every read, so it can guard it,
+# and every write, so it can postpone it.
 #
 # The core fits on a page. This one knows four instructions:
 
@@ -110,7 +117,9 @@ def interpret(function, *args):
     variables = dict(zip(function.__code__.co_varnames, args))
     for i in dis.get_instructions(function):
         if i.opname.startswith("LOAD_FAST"):
-            stack += [variables[n] for n in ([i.argval] if isinstance(i.argval, str) else i.argval)]   # 3.13 loads pairs
+            stack += [
+                variables[n] for n in ([i.argval] if isinstance(i.argval, str) else i.argval)
+            ]  # 3.13 loads pairs
         elif i.opname == "LOAD_CONST":
             stack.append(i.argval)
         elif i.opname == "BINARY_OP":
@@ -119,7 +128,7 @@ def interpret(function, *args):
                 graph.append(f"v{len(graph)} = {a} {i.argrepr} {b}")
                 stack.append(f"v{len(graph) - 1}")
             else:
-                stack.append(eval(f"{a} {i.argrepr} {b}"))         # numbers: compute now
+                stack.append(eval(f"{a} {i.argrepr} {b}"))  # numbers: compute now
         elif i.opname == "RETURN_VALUE":
             return graph, stack.pop()
 
@@ -131,21 +140,22 @@ def polynomial(x, n):
 print(interpret(polynomial, "x", 3))
 
 # %% [markdown]
-# `n + 1` is gone: it was computed at compile time, because `n` is a number. That is right as long as `n` is 3. The real machine says so by adding a
-# guard when it reads `n`.
+# `n + 1` is gone: it was computed at compile time, because `n` is a number. That is right as long as `n` is
+# 3. The real machine says so by adding a guard when it reads `n`.
 #
 # ## The real version
 #
-# The loop is the same. The instructions are in a table, filled by decorated functions whose parameters are what the
-# instruction pops and whose result is what it pushes.
+# The loop is the same. The instructions are in a table, filled by decorated functions whose parameters are
+# what the instruction pops and whose result is what it pushes.
 #
 # %show minicompile.ch03_capture.opcodes.for_iter
 #
 # %show minicompile.ch03_capture.interpreter.run
 #
-# What stands on the stack is a [`Value`](ref:minicompile.ch03_capture.values.Value): constants, tensors, containers of values, objects that existed before. Below is
-# the interpreter at work on a small function, instruction by instruction: what is on the stack, and which instructions
-# write to the graph.
+# What stands on the stack is a [`Value`](ref:minicompile.ch03_capture.values.Value): constants, tensors,
+# containers of values, objects that existed before. Below is the interpreter at work on a small function,
+# instruction by instruction: what is on the stack, and which instructions write to the graph.
+
 
 # %%
 def residual(x, w, steps):
@@ -157,11 +167,11 @@ def residual(x, w, steps):
 step_through(residual, x=torch.randn(8, 16), w=torch.randn(16, 16), steps=2)
 
 # %% [markdown]
-# The loop ran twice, at compile time, and left two copies of its body. The jump, the iterator and the counter are gone. This is *specialisation*,
-# and its price is a guard on `steps`.
+# The loop ran twice, at compile time, and left two copies of its body. The jump, the iterator and the
+# counter are gone. This is *specialisation*, and its price is a guard on `steps`.
 #
-# Only one function adds nodes for operations on tensors. It runs the operation on fake tensors ([chapter 1](chapter:01)), so shape
-# errors show up here, with the user's line:
+# Only one function adds nodes for operations on tensors. It runs the operation on fake tensors ([chapter
+# 1](chapter:01)), so shape errors show up here, with the user's line:
 #
 # %show minicompile.ch03_capture.tensors.emit
 #
@@ -182,19 +192,24 @@ settings["scale"] = 3
 print("after the setting changed:", compiled(one).item(), " eager:", layer(one).item())
 
 # %% [markdown]
-# Right both times. The first version of the generated function shows how: `settings["scale"]` is compared with 2 before the graph may run, and
-# the append is Python text after it. When the setting changed, that guard failed and a second version was made ([chapter 2](chapter:02)). While tracing, nothing was appended to the real list. The trace wrote to its own
-# description of the list, and [the epilogue](code:minicompile/ch03_capture/epilogue.py) turned the difference into statements.
+# Right both times. The first version of the generated function shows how: `settings["scale"]` is compared
+# with 2 before the graph may run, and the append is Python text after it. When the setting changed, that
+# guard failed and a second version was made ([chapter 2](chapter:02)). While tracing, nothing was appended
+# to the real list. The trace wrote to its own description of the list, and [the
+# epilogue](code:minicompile/ch03_capture/epilogue.py) turned the difference into statements.
 
 # %%
-print(entry[entry.index("def __compiled"):])
+print(entry[entry.index("def __compiled") :])
 
 # %% [markdown]
 # ### Getting hold of the frame
 #
-# One question is left: who calls the interpreter? The function may be called from anywhere, and after a graph break ([chapter 4](chapter:04)) the compiler
-# wants to see functions that nobody decorated. CPython lets an extension replace the C function that evaluates frames (PEP 523). Ours is
-# one C file. It looks at a code object, asks Python once what to do with it, and remembers the answer. What that costs on top of a plain call:
+# One question is left: who calls the interpreter? The function may be called from anywhere, and after a
+# graph break ([chapter 4](chapter:04)) the compiler wants to see functions that nobody decorated. CPython
+# lets an extension replace the C function that evaluates frames (PEP 523). Ours is one C file. It looks at
+# a code object, asks Python once what to do with it, and remembers the answer. What that costs on top of a
+# plain call:
+
 
 # %%
 def nothing(x):
@@ -206,17 +221,23 @@ plain = best_time(lambda: [nothing(tensor) for _ in range(1000)]) / 1000
 hooked_f = minicompile.compile(nothing, backend="eager")
 hooked = best_time(lambda: [hooked_f(tensor) for _ in range(1000)]) / 1000
 operation = best_time(lambda: [tensor.add(tensor) for _ in range(1000)]) / 1000
-Table(["what", "time of one call"], [("a Python call", f"{plain * 1e9:,.0f} ns"),
-                                     ("the same, compiled: hook, guards, body", f"{hooked * 1e9:,.0f} ns"),
-                                     ("adding two tensors of four elements, eagerly", f"{operation * 1e9:,.0f} ns")])
+Table(
+    ["what", "time of one call"],
+    [
+        ("a Python call", f"{plain * 1e9:,.0f} ns"),
+        ("the same, compiled: hook, guards, body", f"{hooked * 1e9:,.0f} ns"),
+        ("adding two tensors of four elements, eagerly", f"{operation * 1e9:,.0f} ns"),
+    ],
+)
 
 # %% [markdown]
-# A compiled call costs about as much as one or two eager operations. A function that has fewer than that gains nothing from being compiled.
+# A compiled call costs about as much as one or two eager operations. A function that has fewer than that
+# gains nothing from being compiled.
 #
 # ## The running example
 #
-# From here on the book follows one block of a small GPT: attention and a two-layer perceptron, each behind a normalisation and with a
-# residual connection.
+# From here on the book follows one block of a small GPT: attention and a two-layer perceptron, each behind
+# a normalisation and with a residual connection.
 
 # %%
 import inspect
@@ -233,8 +254,9 @@ graph = seen.graphs[0]
 head(print_graph(graph), 45)
 
 # %% [markdown]
-# Modules have disappeared: their `forward`s were interpreted one frame deeper (*inlining*), and their parameters
-# became inputs. So did the list comprehension over `q`, `k`, `v`. How much Python went into this?
+# Modules have disappeared: their `forward`s were interpreted one frame deeper (*inlining*), and their
+# parameters became inputs. So did the list comprehension over `q`, `k`, `v`. How much Python went into
+# this?
 
 # %%
 from minicompile.ch03_capture import capture
@@ -242,14 +264,23 @@ from minicompile.ch03_capture.capture import CaptureOptions
 
 done = capture.trace(Block.forward, {"self": block, "x": x}, CaptureOptions())
 calls_in_graph = sum(n.op in ("call_function", "call_method") for n in done.tx.graph.nodes)
-Table(["", ""], [("instructions interpreted", done.tx.ops), ("in the block's own frame", done.tx.steps),
-                 ("nodes in the graph", calls_in_graph), ("guards", len(list(done.tx.guards)))])
+Table(
+    ["what", "number"],
+    [
+        ("instructions interpreted", done.tx.ops),
+        ("in the block's own frame", done.tx.steps),
+        ("nodes in the graph", calls_in_graph),
+        ("guards", len(list(done.tx.guards))),
+    ],
+)
 
 # %% [markdown]
-# Most of the instructions are those of callees: `Attention.forward`, `LayerNorm.forward`, four times `Linear.forward`. They are executed once,
-# here, instead of at every call. The guards are many because each of these modules could be replaced by another.
+# Most of the instructions are those of callees: `Attention.forward`, `LayerNorm.forward`, four times
+# `Linear.forward`. They are executed once, here, instead of at every call. The guards are many because each
+# of these modules could be replaced by another.
 #
-# Unrolling has a price, too: a model with more layers is a longer graph, even though the code is a loop. Capture time grows in proportion.
+# Unrolling has a price, too: a model with more layers is a longer graph, even though the code is a loop.
+# Capture time grows in proportion.
 
 # %%
 from chapters._lib import watching
@@ -263,14 +294,19 @@ for depth in (1, 2, 4, 8):
     start = time.perf_counter()
     deep = watch(stack, x, backend="eager")
     points.append((depth, len(deep.graphs[0].graph.nodes), 1000 * (time.perf_counter() - start)))
-lines({"graph nodes": [(d, n) for d, n, _ in points], "ms to capture": [(d, t) for d, _, t in points]}, "blocks", "",
-      "Nodes of the captured graph and time of the first call against the number of blocks.")
+lines(
+    {"graph nodes": [(d, n) for d, n, _ in points], "ms to capture": [(d, t) for d, _, t in points]},
+    "blocks",
+    "",
+    "Nodes of the captured graph and time of the first call against the number of blocks.",
+)
 
 # %% [markdown]
 # ## What cannot be captured
 #
-# When the machine meets something that it has no answer for, it raises `Unsupported` with a reason, and the graph ends there. It never guesses. The branch
-# on a tensor's value is such a case, since no value exists at compile time:
+# When the machine meets something that it has no answer for, it raises `Unsupported` with a reason, and the
+# graph ends there. It never guesses. The branch on a tensor's value is such a case, since no value exists
+# at compile time:
 
 # %%
 found = minicompile.explain(lambda x: x * 2 if x.sum() > 0 else x, backend="eager")(torch.ones(3))
@@ -283,17 +319,21 @@ for b in found.breaks:
 #
 # ## What torch.compile does differently
 #
-# TorchDynamo is built on the same two doors, PEP 523 and a Python interpreter of bytecode. Three differences are worth knowing.
+# TorchDynamo is built on the same two doors, PEP 523 and a Python interpreter of bytecode. Three
+# differences are worth knowing.
 #
-# - Its values (`VariableTracker`) are some two hundred classes that carry behaviour. Ours are small records, and behaviour is in tables
-#   keyed by the kind of value. With classes, a subclass can refine one method and inherit the rest, which
-#   pays off when hundreds of people add special cases. With tables, everything that `call` can do is in one place.
-# - It writes new bytecode by hand and installs that as the function's code. We write Python text. Text takes
-#   longer to compile, and it can be read, printed and stepped through.
-# - Its hook builds the replacement frame itself, from copies of CPython's internal functions, one set for each version. Ours calls an
-#   ordinary function and has the interpreter unwind the frame it replaced ([hook](code:minicompile/ch03_capture/hook.py)).
+# - Its values (`VariableTracker`) are some two hundred classes that carry behaviour. Ours are small
+#   records, and behaviour is in tables keyed by the kind of value. With classes, a subclass can refine one
+#   method and inherit the rest, which pays off when hundreds of people add special cases. With tables,
+#   everything that `call` can do is in one place.
+# - It writes new bytecode by hand and installs that as the function's code. We write Python text. Text
+#   takes longer to compile, and it can be read, printed and stepped through.
+# - Its hook builds the replacement frame itself, from copies of CPython's internal functions, one set for
+#   each version. Ours calls an ordinary function and has the interpreter unwind the frame it replaced
+#   ([hook](code:minicompile/ch03_capture/hook.py)).
 #
-# torch.compile handles many more library functions, classes of tensor subclasses, and higher-order operators such as `cond`.
+# torch.compile handles many more library functions, classes of tensor subclasses, and higher-order
+# operators such as `cond`.
 #
 # ## Exercises
 #
@@ -302,6 +342,8 @@ for b in found.breaks:
 # ## Further reading
 #
 # - PEP 523, *Adding a frame evaluation API to CPython*.
-# - J. Ansel and others, *PyTorch 2* (ASPLOS 2024), section 3, on why earlier ways of capture (tracing, `torch.jit.script`, lazy tensors) were not enough.
-# - C. F. Bolz and others, *Tracing the Meta-Level: PyPy's Tracing JIT Compiler* (2009): the same idea, for a language implementation.
+# - J. Ansel and others, *PyTorch 2* (ASPLOS 2024), section 3, on why earlier ways of capture (tracing,
+#   `torch.jit.script`, lazy tensors) were not enough.
+# - C. F. Bolz and others, *Tracing the Meta-Level: PyPy's Tracing JIT Compiler* (2009): the same idea, for
+#   a language implementation.
 # - The CPython documentation of the `dis` module.

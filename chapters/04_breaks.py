@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Graph breaks: compile what can be compiled
 #
-# Some lines cannot be in a graph: `print(x)`, `x.item()`, a branch on the values of a tensor, a call into a library that capture does not know. Real
-# programs have a few of them. This chapter cuts a function at such a line, compiles both sides, and lets Python execute the line itself.
+# Some lines cannot be in a graph: `print(x)`, `x.item()`, a branch on the values of a tensor, a call into a
+# library that capture does not know. Real programs have a few of them. This chapter cuts a function at such
+# a line, compiles both sides, and lets Python execute the line itself.
 
 # %%
 import dis
@@ -11,7 +12,20 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Block, Listings, Table, bars, best_time, example, head, results, row_of_boxes, tidy, watch, watching
+from chapters._lib import (
+    Block,
+    Listings,
+    Table,
+    bars,
+    best_time,
+    example,
+    head,
+    results,
+    row_of_boxes,
+    tidy,
+    watch,
+    watching,
+)
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
@@ -26,7 +40,7 @@ history = []
 def training_loss(x, w):
     y = torch.tanh(x @ w)
     loss = y.square().mean()
-    history.append(loss.item())        # one number per call, for a plot
+    history.append(loss.item())  # one number per call, for a plot
     return loss * 2, y
 
 
@@ -37,17 +51,26 @@ except minicompile.GraphBreakError as error:
     print(tidy(str(error)))
 
 # %% [markdown]
-# One line out of four, and nothing is compiled. The opposite, to guess a value and hope, is worse. A third possibility: split the function by hand. Users of earlier compilers did that.
+# One line out of four, and nothing is compiled. The opposite, to guess a value and hope, is worse. A third
+# possibility: split the function by hand. Users of earlier compilers did that.
 #
 # ## The idea: a function in three parts
 #
-# What comes before the line is a graph. The line is Python. And the rest is *a function of its own*, whose arguments are the variables that are still needed. That function is called like any other, so it is captured like any
-# other, and it may break again.
+# What comes before the line is a graph. The line is Python. And the rest is *a function of its own*, whose
+# arguments are the variables that are still needed. That function is called like any other, so it is
+# captured like any other, and it may break again.
 
 # %%
-row_of_boxes([("graph 1", "x @ w, tanh, mean", "compute"), ("Python", "loss.item()", "bad"), ("resume function", "loss, y", "input"),
-              ("graph 2", "loss * 2", "compute")],
-             "A broken function: graph one, then the instruction in Python, then a resume function with the live variables, which becomes graph two.")
+row_of_boxes(
+    [
+        ("graph 1", "x @ w, tanh, mean", "compute"),
+        ("Python", "loss.item()", "bad"),
+        ("resume function", "loss, y", "input"),
+        ("graph 2", "loss * 2", "compute"),
+    ],
+    "A broken function: graph one, then the instruction in Python, then a resume function with the live "
+    "variables, which becomes graph two.",
+)
 
 # %%
 seen = watch(training_loss, x, w, backend="eager")
@@ -56,37 +79,50 @@ for n, graph in enumerate(seen.graphs, 1):
 print("history:", len(history), "number; right:", torch.equal(seen.result[0], training_loss(x, w)[0]))
 
 # %% [markdown]
-# The first graph returns `loss` and `y`, because the rest reads them, and nothing else. Which variables these are is found by a textbook liveness analysis on the bytecode. Passing all of
-# them would be right as well, but each would have to be written to memory.
+# The first graph returns `loss` and `y`, because the rest reads them, and nothing else. Which variables
+# these are is found by a textbook liveness analysis on the bytecode. Passing all of them would be right as
+# well, but each would have to be written to memory.
 #
 # %show minicompile.ch04_breaks.bytecode.live_table
 #
-# Where to cut is not known before the trace fails, perhaps deep inside a callee, with half of its side effects noted down. There is no rollback. The frame is traced a second time, and told to stop before
-# the instruction under which the first trace failed:
+# Where to cut is not known before the trace fails, perhaps deep inside a callee, with half of its side
+# effects noted down. There is no rollback. The frame is traced a second time, and told to stop before the
+# instruction under which the first trace failed:
 #
 # %show minicompile.ch04_breaks.breaks.capture_until
 #
 # ## Resume functions
 #
-# Write the rest as Python source? There is none that begins in the middle of an expression, with values on the interpreter's stack. So a resume function is made of bytecode: *the original bytecode*, unchanged, behind a new beginning that
-# restores variables and stack and jumps.
+# Write the rest as Python source? There is none that begins in the middle of an expression, with values on
+# the interpreter's stack. So a resume function is made of bytecode: *the original bytecode*, unchanged,
+# behind a new beginning that restores variables and stack and jumps.
 
 # %%
 rest = seen.states[-1].code
-print(rest.co_name, "takes", rest.co_varnames[:rest.co_argcount])
-listing = [f"{i.offset:4} {i.opname:24}{i.argrepr}" for i in dis.get_instructions(rest) if i.opname not in ("CACHE",)]
+print(rest.co_name, "takes", rest.co_varnames[: rest.co_argcount])
+listing = [
+    f"{i.offset:4} {i.opname:24}{i.argrepr}"
+    for i in dis.get_instructions(rest)
+    if i.opname not in ("CACHE",)
+]
 head("\n".join(listing), 14)
 
 # %% [markdown]
-# The jump goes over everything before the break. All offsets in the code object have to move for it: jumps, the exception table, the table of line numbers. [`bytecode.py`](code:minicompile/ch04_breaks/bytecode.py) is a small assembler for
-# that. And the instruction in the middle? The part before the break ends by calling a *step*, a copy of the instruction in a function of its own, which hands its result to the resume function:
+# The jump goes over everything before the break. All offsets in the code object have to move for it: jumps,
+# the exception table, the table of line numbers. [`bytecode.py`](code:minicompile/ch04_breaks/bytecode.py)
+# is a small assembler for that. And the instruction in the middle? The part before the break ends by
+# calling a *step*, a copy of the instruction in a function of its own, which hands its result to the resume
+# function:
 
 # %%
 entry = seen.entry_text(0)
-print(entry[entry.index("    else:"):])
+print(entry[entry.index("    else:") :])
 
 # %% [markdown]
-# Why copy the bytecode of `loss.item()` instead of writing the text `loss.item()`? Because of where it may stand. Inside `try`, its exception belongs to the user's handler. A copied instruction is covered by the copied exception table:
+# Why copy the bytecode of `loss.item()` instead of writing the text `loss.item()`? Because of where it may
+# stand. Inside `try`, its exception belongs to the user's handler. A copied instruction is covered by the
+# copied exception table:
+
 
 # %%
 def careful(x):
@@ -105,7 +141,10 @@ print(found.result.tolist(), "eager:", careful(torch.ones(3)).tolist(), "graphs:
 # %% [markdown]
 # ## Breaks in loops
 #
-# A loop that breaks in every round is the test of any such scheme. Each round resumes at the same instruction, so it gets the same function, and its graph is used again as soon as the loop variable has become an input.
+# A loop that breaks in every round is the test of any such scheme. Each round resumes at the same
+# instruction, so it gets the same function, and its graph is used again as soon as the loop variable has
+# become an input.
+
 
 # %%
 def rounds(x, n):
@@ -116,16 +155,17 @@ def rounds(x, n):
 
 
 for n in (5, 50):
-    minicompile.reset()
     found = watch(rounds, torch.randn(8), n, backend="eager")
     print(f"{n} rounds: {len(found.graphs)} graphs, {len(found.states)} functions")
 
 # %% [markdown]
-# Pieces do not call each other: fifty rounds would be a hundred frames deep. A piece *returns* the next call, and one loop at the top executes it, a *trampoline*.
+# Pieces do not call each other: fifty rounds would be a hundred frames deep. A piece *returns* the next
+# call, and one loop at the top executes it, a *trampoline*.
 #
 # ## What a break costs
 #
 # The running example, with a look at the activations in the middle.
+
 
 # %%
 class Watched(Block):
@@ -146,16 +186,25 @@ for name, module in (("whole", whole), ("broken", broken)):
         compiled(x)
     with torch.no_grad():
         seconds = best_time(compiled, x, repeat=100)
-    rows.append((name, len(seen.graphs), sum(len(h["compiled"].sources) for h in seen.halves),
-                 sum(len(list(c.guards)) for c in seen.captured), f"{seconds * 1e6:.0f} us"))
+    rows.append(
+        (
+            name,
+            len(seen.graphs),
+            sum(len(h["compiled"].sources) for h in seen.halves),
+            sum(len(list(c.guards)) for c in seen.captured),
+            f"{seconds * 1e6:.0f} us",
+        )
+    )
 Table(["block", "graphs", "kernels", "guards", "time of one call"], rows)
 
 # %% [markdown]
-# The result is the same, but two graphs are two sets of guards, nothing is fused across the cut, and `item()` waits for the device. On a GPU that means: the queue of kernels runs dry at every call.
+# The result is the same, but two graphs are two sets of guards, nothing is fused across the cut, and
+# `item()` waits for the device. On a GPU that means: the queue of kernels runs dry at every call.
 #
 # ## Saying why
 #
-# A break that is not reported is a slow program with no explanation. `explain` shows the line, the column, and a way out.
+# A break that is not reported is a slow program with no explanation. `explain` shows the line, the column,
+# and a way out.
 
 # %%
 report = minicompile.explain(broken, backend="eager")(x)
@@ -163,7 +212,8 @@ for b in report.breaks:
     print(f"{b.reason}\n    {b.source}\n    {b.caret}\n-> {b.advice}")
 
 # %% [markdown]
-# How often does this happen in practice? Here are the 92 architectures of the `transformers` library with the reasons for breaks, as measured by the test suite.
+# How often does this happen in practice? Here are the 92 architectures of the `transformers` library with
+# the reasons for breaks, as measured by the test suite.
 
 # %%
 from collections import Counter
@@ -172,16 +222,22 @@ data = results("transformers")
 reasons = Counter()
 for row in data["rows"]:
     reasons.update({b.split(" (")[0][:70] for b in row["breaks"]})
-print(f"{data['ok']} of {data['architectures']} give eager's numbers, {data['one graph']} as one graph "
-      f"(transformers {data['transformers']}, torch {data['torch']}, commit {data['commit']})")
+print(
+    f"{data['ok']} of {data['architectures']} give eager's numbers, {data['one graph']} as one graph "
+    f"(transformers {data['transformers']}, torch {data['torch']}, commit {data['commit']})"
+)
 Table(["reason", "architectures"], reasons.most_common(6))
 
 # %% [markdown]
 # ## What torch.compile does differently
 #
-# TorchDynamo has resume functions, too; the idea is its authors'. It generates the code before the break and the breaking instruction as bytecode, and reconstructs the `with` blocks it knows. A break inside a `for` loop makes it give up on the
-# frame and try the functions that the loop calls, unless nested breaks are enabled. It can capture some of what breaks here: `item()` as an *unbacked* symbol (`capture_scalar_outputs`), and branches on
-# data with `torch.cond`. When tracing fails it restarts from the beginning with a list of places where to break (*speculation log*), which is the same as tracing twice.
+# TorchDynamo has resume functions, too; the idea is its authors'. It generates the code before the break
+# and the breaking instruction as bytecode, and reconstructs the `with` blocks it knows. A break inside a
+# `for` loop makes it give up on the frame and try the functions that the loop calls, unless nested breaks
+# are enabled. It can capture some of what breaks here: `item()` as an *unbacked* symbol
+# (`capture_scalar_outputs`), and branches on data with `torch.cond`. When tracing fails it restarts from
+# the beginning with a list of places where to break (*speculation log*), which is the same as tracing
+# twice.
 #
 # ## Exercises
 #

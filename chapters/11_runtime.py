@@ -1,15 +1,30 @@
 # %% [markdown]
 # # Run time: the program around the kernels
 #
-# Kernels do not call themselves. Somebody allocates memory, launches them in order, calls the libraries, frees what is no longer needed. On a GPU a small kernel takes two microseconds, and Python can spend more than that on the way to it. So this last stage is about not
-# doing things: every decision that can be made before is made before.
+# Kernels do not call themselves. Somebody allocates memory, launches them in order, calls the libraries,
+# frees what is no longer needed. On a GPU a small kernel takes two microseconds, and Python can spend more
+# than that on the way to it. So this last stage is about not doing things: every decision that can be made
+# before is made before.
 
 # %%
 import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Listings, Table, bars, best_time, example, head, measured_on, micro, results, size, timeline, watch
+from chapters._lib import (
+    Listings,
+    Table,
+    bars,
+    best_time,
+    example,
+    head,
+    measured_on,
+    micro,
+    results,
+    size,
+    timeline,
+    watch,
+)
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch10_cpp.build import load_cpp
@@ -21,7 +36,9 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## The naive version: a loop over steps
 #
-# A schedule is a list of kernels and library calls with names for their buffers. An interpreter for it is a dictionary and a loop.
+# A schedule is a list of kernels and library calls with names for their buffers. An interpreter for it is a
+# dictionary and a loop.
+
 
 # %%
 def chain(x):
@@ -33,7 +50,7 @@ def chain(x):
 
 x = torch.randn(4, 16)
 program = watch(chain, x).half()["program"]
-schedule = fuse(program, FusionOptions(enabled=False))          # kept apart, to have several steps
+schedule = fuse(program, FusionOptions(enabled=False))  # kept apart, to have several steps
 functions = load_cpp([emit_cpp(k) for k in schedule.steps])
 arguments = [emit_cpp(k).args for k in schedule.steps]
 
@@ -43,7 +60,9 @@ def naive_run(inputs):
     for step, function, names in zip(schedule.steps, functions, arguments):
         for name in step.outputs:
             b = program.buffers[name]
-            values[name] = torch.empty_strided(b.layout.size, b.layout.stride, dtype=b.dtype, device=b.device)
+            values[name] = torch.empty_strided(
+                b.layout.size, b.layout.stride, dtype=b.dtype, device=b.device
+            )
         function(*[values[n] for n in names])
     out = program.outputs[0]
     return [values[out.buffer].as_strided(out.layout.size, out.layout.stride)]
@@ -55,28 +74,40 @@ with torch.no_grad():
     naive_t = best_time(lambda: naive_run([x]), repeat=400)
     ours_t = best_time(lambda: compiled([x]), repeat=400)
     eager_t = best_time(chain, x, repeat=400)
-bars([("eager", eager_t * 1e6, "plain"), ("loop over steps", naive_t * 1e6, "bad"), ("generated program", ours_t * 1e6)],
-     "us", "Time of four small steps, where nearly all of it is the host.", form="{:.1f}")
+bars(
+    [
+        ("eager", eager_t * 1e6, "plain"),
+        ("loop over steps", naive_t * 1e6, "bad"),
+        ("generated program", ours_t * 1e6),
+    ],
+    "us",
+    "Time of four small steps, where nearly all of it is the host.",
+    form="{:.1f}",
+)
 
 # %% [markdown]
-# Besides the time there is a second fault. `values` keeps every buffer alive until the end. Freeing would need a count of remaining readers for each name, at run time.
+# Besides the time there is a second fault. `values` keeps every buffer alive until the end. Freeing would
+# need a count of remaining readers for each name, at run time.
 #
 # ## The idea: generate the host program
 #
-# All the loop decides is the same in every call: which function, which buffers, which sizes, when each name dies. So write it out, as Python with one line per step:
+# All the loop decides is the same in every call: which function, which buffers, which sizes, when each name
+# dies. So write it out, as Python with one line per step:
 
 # %%
 print(compiled.source)
 
 # %% [markdown]
-# Names are local variables, which CPython keeps in an array. Sizes are constants. `del` stands where the memory plan of [chapter 8](chapter:08) says that a value dies. `args.clear()` drops the caller's references, so that inputs can die, too. The generator has one
-# function for each kind of line:
+# Names are local variables, which CPython keeps in an array. Sizes are constants. `del` stands where the
+# memory plan of [chapter 8](chapter:08) says that a value dies. `args.clear()` drops the caller's
+# references, so that inputs can die, too. The generator has one function for each kind of line:
 #
 # %show minicompile.ch11_runtime.host.generate_host
 #
 # ## The running example
 #
-# The backward pass of the GPT block. Its inputs are the saved activations and the gradient; it is the only owner of both.
+# The backward pass of the GPT block. Its inputs are the saved activations and the gradient; it is the only
+# owner of both.
 
 # %%
 block, x = example()
@@ -85,7 +116,9 @@ seen.result.sum().backward()
 head(seen.half("backward")["compiled"].source, 45)
 
 # %% [markdown]
-# Lines that end in *takes over its memory* write a result over a value that has just died. Equal kernels are one: before a kernel is printed its buffers get neutral names, so twelve blocks of a model share the code of one.
+# Lines that end in *takes over its memory* write a result over a value that has just died. Equal kernels
+# are one: before a kernel is printed its buffers get neutral names, so twelve blocks of a model share the
+# code of one.
 #
 # %show minicompile.ch11_runtime.host.canonical
 
@@ -93,12 +126,15 @@ head(seen.half("backward")["compiled"].source, 45)
 three = watch(torch.nn.Sequential(*[type(block)() for _ in range(3)]), x)
 half = three.half("forward")
 launches = [s for s in half["schedule"].steps if isinstance(s, Kernel)]
-print(f"three blocks, forward: {len(launches)} launches of {len(half['compiled'].sources)} different kernels")
+print(
+    f"three blocks, forward: {len(launches)} launches of {len(half['compiled'].sources)} different kernels"
+)
 
 # %% [markdown]
 # ## Where the time of a call goes
 #
-# From the outside in: the frame hook and the guards, autograd's node, the host program, the kernels and libraries.
+# From the outside in: the frame hook and the guards, autograd's node, the host program, the kernels and
+# libraries.
 
 # %%
 forward = seen.half("forward")["compiled"]
@@ -108,23 +144,35 @@ from minicompile.ch02_guards import codegen
 
 captured = seen.captured[0]
 fn = type(block).forward
-check = codegen.build_check(captured.guards, captured.inputs, fn.__code__, fn.__globals__, captured.constants)
+check = codegen.build_check(
+    captured.guards, captured.inputs, fn.__code__, fn.__globals__, captured.constants
+)
 values = check(fn, block, x)
 compiled = minicompile.compile(block)
 compiled(x)
+guards_t = best_time(lambda: check(fn, block, x), repeat=200)
 with torch.no_grad():
     detached = [v.detach() for v in values]
-    guards_t = best_time(lambda: check(fn, block, x), repeat=200)
     host_t = best_time(lambda: forward(list(detached)), repeat=200)
 whole_t = best_time(compiled, x, repeat=200)
-bars([("guards", guards_t * 1e6), ("host program and kernels", host_t * 1e6, "library"), ("the whole call", whole_t * 1e6, "plain")],
-     "us", "One call of the compiled block, with gradients.", form="{:.1f}")
+bars(
+    [
+        ("guards", guards_t * 1e6),
+        ("host program and kernels", host_t * 1e6, "library"),
+        ("the whole call", whole_t * 1e6, "plain"),
+    ],
+    "us",
+    "One call of the compiled block, with gradients.",
+    form="{:.1f}",
+)
 
 # %% [markdown]
 # ## CUDA graphs
 #
-# On a GPU the next step is to have no host program at all. A CUDA graph is a recording of all launches, replayed with one call. It is the largest gain there is for models of many small kernels, and it comes with a trap: the recording contains *addresses*. A class that behaves
-# like one, on the CPU:
+# On a GPU the next step is to have no host program at all. A CUDA graph is a recording of all launches,
+# replayed with one call. It is the largest gain there is for models of many small kernels, and it comes
+# with a trap: the recording contains *addresses*. A class that behaves like one, on the CPU:
+
 
 # %%
 class Recording:
@@ -147,8 +195,10 @@ graph.replay(torch.tensor([3.0, 4.0]))
 print("the same tensor after a second call:", first.tolist())
 
 # %% [markdown]
-# The user kept a result, and the next call overwrote it. Two more of the kind: an input that has moved is read at its old address, and activations saved by one forward pass are overwritten by a second forward pass before the first backward has run. So whatever leaves the
-# region is copied out, inputs are checked for their address or copied in, and while a backward is pending the next forward runs without the graph:
+# The user kept a result, and the next call overwrote it. Two more of the kind: an input that has moved is
+# read at its old address, and activations saved by one forward pass are overwritten by a second forward
+# pass before the first backward has run. So whatever leaves the region is copied out, inputs are checked
+# for their address or copied in, and while a backward is pending the next forward runs without the graph:
 #
 # %show minicompile.ch11_runtime.cudagraphs.run_recording
 #
@@ -158,19 +208,33 @@ print("the same tensor after a second call:", first.tolist())
 rows = []
 for name in ("h100-nanogpt", "h100-gpt2"):
     data = results(name)
-    rows += [(f"{data['benchmark']}, {r['task']['compiler']}", r["ms"],
-              "compute" if "reduce" in r["task"]["compiler"] else "plain") for r in data["results"]
-             if "minicompile" in r["task"]["compiler"]]
+    rows += [
+        (
+            f"{data['benchmark']}, {r['task']['compiler']}",
+            r["ms"],
+            "compute" if "reduce" in r["task"]["compiler"] else "plain",
+        )
+        for r in data["results"]
+        if "minicompile" in r["task"]["compiler"]
+    ]
 print(measured_on(data))
-bars(rows, "ms", "Milliseconds per training step, with CUDA graphs (reduce-overhead) and without.", form="{:.2f}")
+bars(
+    rows,
+    "ms",
+    "Milliseconds per training step, with CUDA graphs (reduce-overhead) and without.",
+    form="{:.2f}",
+)
 
 # %% [markdown]
-# The small model gains: its kernels are short, and the host could not keep up. GPT-2 has kernels long enough to hide the host, and pays for the copies.
+# The small model gains: its kernels are short, and the host could not keep up. GPT-2 has kernels long
+# enough to hide the host, and pays for the copies.
 #
 # ## What torch.compile does differently
 #
-# Inductor generates the same kind of wrapper, in Python or C++ (`cpp_wrapper`, and AOTInductor for a library without Python). Its CUDA graph trees record a *tree* of graphs that share one memory pool and track which outputs are still alive, so that it need not
-# copy them; in exchange outputs are valid until the next run, and the user has to mark steps or clone. We copy, and nobody has to know.
+# Inductor generates the same kind of wrapper, in Python or C++ (`cpp_wrapper`, and AOTInductor for a
+# library without Python). Its CUDA graph trees record a *tree* of graphs that share one memory pool and
+# track which outputs are still alive, so that it need not copy them; in exchange outputs are valid until
+# the next run, and the user has to mark steps or clone. We copy, and nobody has to know.
 #
 # ## Exercises
 #
@@ -180,5 +244,6 @@ bars(rows, "ms", "Milliseconds per training step, with CUDA graphs (reduce-overh
 #
 # - A. Gray, *Getting Started with CUDA Graphs* (NVIDIA developer blog, 2019).
 # - *CUDAGraph Trees*, in PyTorch's documentation of torch.compile.
-# - B. Steiner and others, *MODeL: Memory Optimizations for Deep Learning* (2023), on memory planning as a search problem.
+# - B. Steiner and others, *MODeL: Memory Optimizations for Deep Learning* (2023), on memory planning as a
+#   search problem.
 # - E. Yang, on the cost of Python and of the dispatcher in PyTorch (PyTorch developer podcast).

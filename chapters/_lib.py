@@ -1,10 +1,11 @@
 """What the chapters share: the running example, a way to watch the compiler at work, and pictures.
 
-Pictures are inline SVG. They take their ink from the page (`currentColor`), so they are readable on light and on
-dark; each carries its text alternative, which is also what a terminal shows.
+Pictures are inline SVG. They take their ink from the page (`currentColor`), so they are readable on light
+and on dark; each carries its text alternative, which is also what a terminal shows.
 
     python chapters/_lib.py chapters/03_capture.py      # run one chapter, printing what its cells show
 """
+
 from __future__ import annotations
 
 import ast
@@ -30,10 +31,11 @@ if str(ROOT) not in sys.path:
 
 import minicompile  # noqa: E402
 
-minicompile.config.raise_on_internal_error = True        # a bug must not hide behind the fallback in a book
+minicompile.config.raise_on_internal_error = True  # a bug must not hide behind the fallback in a book
 
 
-# ---- the running example -------------------------------------------------------------------------------------
+# ---- the running example -------------------------------------------------------------------------
+
 
 class Attention(nn.Module):
     def __init__(self, width, heads):
@@ -45,7 +47,9 @@ class Attention(nn.Module):
     def forward(self, x):
         batch, length, width = x.shape
         q, k, v = self.qkv(x).split(width, dim=2)
-        q, k, v = [t.view(batch, length, self.heads, width // self.heads).transpose(1, 2) for t in (q, k, v)]
+        q, k, v = [
+            t.view(batch, length, self.heads, width // self.heads).transpose(1, 2) for t in (q, k, v)
+        ]
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).reshape(batch, length, width))
 
@@ -71,16 +75,18 @@ def example(batch=4, length=32, width=64):
     return Block(width), torch.randn(batch, length, width)
 
 
-# ---- watching the compiler -----------------------------------------------------------------------------------
+# ---- watching the compiler -----------------------------------------------------------------------
+
 
 @dataclass
 class Watched:
     """What the stages told while something ran."""
-    captured: list = field(default_factory=list)       # ch03 Captured, one per frame
-    graphs: list = field(default_factory=list)         # captured fx graphs
-    halves: list = field(default_factory=list)         # dicts which, program, schedule, compiled
-    recompiles: list = field(default_factory=list)     # dicts version, why
-    states: list = field(default_factory=list)         # one per compiled code object, with its entries
+
+    captured: list = field(default_factory=list)  # ch03 Captured, one per frame
+    graphs: list = field(default_factory=list)  # captured fx graphs
+    halves: list = field(default_factory=list)  # dicts which, program, schedule, compiled
+    recompiles: list = field(default_factory=list)  # dicts version, why
+    states: list = field(default_factory=list)  # one per compiled code object, with its entries
     result: object = None
 
     def entry_text(self, frame=0, entry=0):
@@ -95,14 +101,16 @@ class Watched:
 def watching():
     """Yields a `Watched` that fills while the block runs."""
     from minicompile import logs
+
     found = Watched()
 
     def watch(kind, **data):
         if data.get("state") is not None and data["state"] not in found.states:
             found.states.append(data["state"])
         if kind in ("captured", "graph"):
-            (found.captured if kind == "captured" else found.graphs).append(data["captured"] if kind == "captured"
-                                                                           else data["captured"].gm)
+            (found.captured if kind == "captured" else found.graphs).append(
+                data["captured"] if kind == "captured" else data["captured"].gm
+            )
         elif kind == "schedule":
             found.halves.append(data)
         elif kind == "recompile":
@@ -116,7 +124,8 @@ def watching():
 
 
 def watch(function, *args, **settings):
-    """Compile `function` with these settings, call it once, and tell what happened."""
+    """Compile `function` anew with these settings, call it once, and tell what happened."""
+    minicompile.reset()
     with watching() as found:
         found.result = minicompile.compile(function, **settings)(*args)
     return found
@@ -165,11 +174,13 @@ def results(name):
 
 def measured_on(data):
     """One line that says what was measured where."""
-    return (f"{data['hardware']['gpu']}, torch {data['versions']['torch']}, triton {data['versions']['triton']}, "
-            f"Python {data['versions']['python']}, commit {data['commit']}")
+    return (
+        f"{data['hardware']['gpu']}, torch {data['versions']['torch']}, triton {data['versions']['triton']}, "
+        f"Python {data['versions']['python']}, commit {data['commit']}"
+    )
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------
+# ---- pictures ------------------------------------------------------------------------------------
 
 BLUE, ORANGE, GREEN, RED, GREY = "#3f7fbf", "#d0772a", "#3f9a5f", "#c9504e", "#8a8a8a"
 COLOURS = {"input": GREY, "compute": BLUE, "library": ORANGE, "saved": GREEN, "bad": RED, "plain": GREY}
@@ -180,11 +191,13 @@ class Picture:
 
     def __init__(self, body, width, height, alt, caption=""):
         self.alt, self.caption = " ".join(alt.split()), caption
-        name = "p" + format(abs(hash(body)) % 16 ** 8, "x")
-        self.svg = (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-                    f'role="img" aria-labelledby="{name}" style="max-width:100%;height:auto" '
-                    f'font-family="system-ui, sans-serif" font-size="12" fill="currentColor">'
-                    f'<title id="{name}">{html.escape(self.alt)}</title>{body}</svg>')
+        name = "p" + format(abs(hash(body)) % 16**8, "x")
+        self.svg = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+            f'role="img" aria-labelledby="{name}" style="max-width:100%;height:auto" '
+            f'font-family="system-ui, sans-serif" font-size="12" fill="currentColor">'
+            f'<title id="{name}">{html.escape(self.alt)}</title>{body}</svg>'
+        )
 
     def _repr_html_(self):
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
@@ -202,11 +215,24 @@ class Table:
 
     def _repr_html_(self):
         def cells(row, tag):
-            scope = ' scope="col"' if tag == "th" else ""
-            return "<tr>" + "".join(f"<{tag}{scope}>{html.escape(c)}</{tag}>" for c in row) + "</tr>"
+            return (
+                "<tr>"
+                + "".join(
+                    (
+                        f'<th scope="col">{html.escape(c)}</th>'
+                        if tag == "th" and c
+                        else f"<td>{html.escape(c)}</td>"
+                    )
+                    for c in row
+                )
+                + "</tr>"
+            )
+
         caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
-        return (f"<table>{caption}<thead>{cells(self.header, 'th')}</thead>"
-                f"<tbody>{''.join(cells(row, 'td') for row in self.rows)}</tbody></table>")
+        return (
+            f"<table>{caption}<thead>{cells(self.header, 'th')}</thead>"
+            f"<tbody>{''.join(cells(row, 'td') for row in self.rows)}</tbody></table>"
+        )
 
     def __repr__(self):
         rows = [self.header, *self.rows]
@@ -222,9 +248,13 @@ def text_at(x, y, text, anchor="start", **style):
 
 def box(x, y, w, h, label, colour=BLUE, note=""):
     middle = y + h / 2 + (4 if not note else -2)
-    out = (f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="5" fill="{colour}" fill-opacity="0.16" '
-           f'stroke="{colour}" stroke-width="1.4"/>' + text_at(x + w / 2, middle, label, "middle"))
-    return out + (text_at(x + w / 2, middle + 14, note, "middle", font_size=10.5, opacity=0.75) if note else "")
+    out = (
+        f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="5" fill="{colour}" fill-opacity="0.16" '
+        f'stroke="{colour}" stroke-width="1.4"/>' + text_at(x + w / 2, middle, label, "middle")
+    )
+    return out + (
+        text_at(x + w / 2, middle + 14, note, "middle", font_size=10.5, opacity=0.75) if note else ""
+    )
 
 
 def arrow(x1, y1, x2, y2, dashed=False):
@@ -232,8 +262,10 @@ def arrow(x1, y1, x2, y2, dashed=False):
     tips = [(x2 - 7 * math.cos(angle + d), y2 - 7 * math.sin(angle + d)) for d in (0.42, -0.42)]
     dash = ' stroke-dasharray="4 3"' if dashed else ""
     points = f"{tips[0][0]:.1f},{tips[0][1]:.1f} {x2:.1f},{y2:.1f} {tips[1][0]:.1f},{tips[1][1]:.1f}"
-    return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="currentColor" '
-            f'stroke-opacity="0.65"{dash}/><polygon points="{points}" fill="currentColor" fill-opacity="0.65"/>')
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="currentColor" '
+        f'stroke-opacity="0.65"{dash}/><polygon points="{points}" fill="currentColor" fill-opacity="0.65"/>'
+    )
 
 
 def row_of_boxes(boxes, alt, caption="", per_row=5):
@@ -247,21 +279,42 @@ def row_of_boxes(boxes, alt, caption="", per_row=5):
         if n and column:
             body.append(arrow(x - gap + 2, y + h / 2, x - 2, y + h / 2))
         elif n:
-            body.append(arrow(4 + (columns - 1) * (w + gap) + w / 2, y - 30 + 2, x + w / 2 + 10, y - 2))
+            far, middle = 4 + (columns - 1) * (w + gap) + w / 2, y - 15
+            body.append(
+                f'<path d="M{far} {y - 30}V{middle}H{x + w / 2}" fill="none" stroke="currentColor" stroke-opacity="0.65"/>'
+            )
+            body.append(arrow(x + w / 2, middle, x + w / 2, y - 1))
     rows = math.ceil(len(boxes) / per_row)
     return Picture("".join(body), 8 + columns * (w + gap) - gap, 8 + rows * (h + 30) - 30, alt, caption)
 
 
-STAGES = [("guards", "02"), ("capture", "03"), ("breaks", "04"), ("autograd", "05"), ("primitives", "06"),
-          ("loops", "07"), ("fusion", "08"), ("Triton", "09"), ("C++", "10"), ("runtime", "11")]
+STAGES = [
+    ("guards", "02"),
+    ("capture", "03"),
+    ("breaks", "04"),
+    ("autograd", "05"),
+    ("primitives", "06"),
+    ("loops", "07"),
+    ("fusion", "08"),
+    ("Triton", "09"),
+    ("C++", "10"),
+    ("runtime", "11"),
+]
 
 
 def pipeline(here=""):
     """The stages in order; the one of this chapter is filled in."""
-    boxes = [(name, f"chapter {n}", "library" if n == here else "input") for n, name in [(n, s) for s, n in STAGES]]
+    boxes = [
+        (name, f"chapter {n}", "library" if n == here else "input")
+        for n, name in [(n, s) for s, n in STAGES]
+    ]
     where = next((name for name, n in STAGES if n == here), None)
-    return row_of_boxes(boxes, "The stages of the compiler in order: " + ", ".join(s for s, _ in STAGES)
-                        + (f". This chapter is about {where}." if where else "."))
+    return row_of_boxes(
+        boxes,
+        "The stages of the compiler in order: "
+        + ", ".join(s for s, _ in STAGES)
+        + (f". This chapter is about {where}." if where else "."),
+    )
 
 
 def layers_of(nodes, edges):
@@ -273,10 +326,14 @@ def layers_of(nodes, edges):
     return depth
 
 
+def shortened(text, length):
+    return text if len(text) <= length else text[: length - 1] + "\u2026"
+
+
 def drawing(nodes, edges, alt, caption="", marked=(), width=150):
-    """A small directed graph, top to bottom. nodes: {name: (label, note, kind)}; edges: (from, to); marked: edges drawn
-    dashed."""
-    depth, h, gap = layers_of(list(nodes), edges), 42, 30
+    """A small directed graph, top to bottom. nodes: {name: (label, note, kind)}; edges: (from, to); marked:
+    edges drawn dashed. Edges that skip a row go around the boxes between."""
+    depth, h, gap, margin = layers_of(list(nodes), edges), 42, 30, 62
     rows: dict[int, list] = {}
     for name in nodes:
         rows.setdefault(depth[name], []).append(name)
@@ -284,30 +341,54 @@ def drawing(nodes, edges, alt, caption="", marked=(), width=150):
     total = wide * (width + 18) - 18
     place = {}
     for d, names in rows.items():
-        order = sorted(names, key=lambda n: sum(place[a][0] for a, b in edges if b == n and a in place) /
-                       max(1, sum(b == n and a in place for a, b in edges)))
-        left = (total - (len(names) * (width + 18) - 18)) / 2
+        order = sorted(
+            names,
+            key=lambda n: sum(place[a][0] for a, b in edges if b == n and a in place)
+            / max(1, sum(b == n and a in place for a, b in edges)),
+        )
+        left = margin + (total - (len(names) * (width + 18) - 18)) / 2
         for i, name in enumerate(order):
-            place[name] = (4 + left + i * (width + 18), 4 + d * (h + gap))
-    body = [arrow(place[a][0] + width / 2, place[a][1] + h + 1, place[b][0] + width / 2, place[b][1] - 1,
-                  (a, b) in marked) for a, b in edges]
-    body += [box(*place[n], width, h, label, COLOURS[kind], note) for n, (label, note, kind) in nodes.items()]
-    return Picture("".join(body), total + 8, 8 + len(rows) * (h + gap) - gap, alt, caption)
+            place[name] = (left + i * (width + 18), 4 + d * (h + gap))
+    body, used = [], {-1: 0, 1: 0}
+    for a, b in edges:
+        (xa, ya), (xb, yb) = place[a], place[b]
+        if depth[b] - depth[a] == 1:
+            body.append(arrow(xa + width / 2, ya + h + 1, xb + width / 2, yb - 1, (a, b) in marked))
+            continue
+        between = [place[n][0] for d in range(depth[a], depth[b] + 1) for n in rows[d]]
+        left, right = min(between), max(between) + width
+        side = -1 if (xa - left) + (xb - left) <= (right - xa - width) + (right - xb - width) else 1
+        used[side] += 1
+        way = (left if side < 0 else right) + side * (8 + 7 * min(used[side], 7))
+        dash = ' stroke-dasharray="4 3"' if (a, b) in marked else ""
+        body.append(
+            f'<path d="M{xa + width / 2 + 12 * side:.1f} {ya + h + 1:.1f}V{ya + h + gap * 0.35:.1f}H{way:.1f}V{yb - gap * 0.6:.1f}'
+            f'H{xb + width / 2 + 12 * side:.1f}" fill="none" stroke="currentColor" stroke-opacity="0.65"{dash}/>'
+        )
+        body.append(arrow(xb + width / 2 + 12 * side, yb - gap * 0.6, xb + width / 2 + 12 * side, yb - 1))
+    body += [
+        box(*place[n], width, h, label, COLOURS[kind], note) for n, (label, note, kind) in nodes.items()
+    ]
+    return Picture("".join(body), total + 2 * margin, 8 + len(rows) * (h + gap) - gap, alt, caption)
 
 
 def bars(rows, unit="", alt="", caption="", form="{:,.3g}"):
     """Horizontal bars. rows: (label, value) or (label, value, kind)."""
-    label_width, width, step = 8 + 6.6 * max(len(r[0]) for r in rows), 300, 26
+    label_width, width, step = 12 + 7.2 * max(len(r[0]) for r in rows), 300, 26
     top = max(r[1] for r in rows) or 1
     body = []
     for n, (label, value, *kind) in enumerate(rows):
         y, length = 4 + n * step, max(1, width * value / top)
         colour = COLOURS[kind[0]] if kind else BLUE
         body.append(text_at(label_width - 8, y + 14, label, "end"))
-        body.append(f'<rect x="{label_width:g}" y="{y}" width="{length:.1f}" height="19" rx="2" fill="{colour}"/>')
+        body.append(
+            f'<rect x="{label_width:g}" y="{y}" width="{length:.1f}" height="19" rx="2" fill="{colour}"/>'
+        )
         body.append(text_at(label_width + length + 6, y + 14, f"{form.format(value)} {unit}"))
     said = "; ".join(f"{r[0]}: {form.format(r[1])} {unit}".strip() for r in rows)
-    return Picture("".join(body), label_width + width + 110, 8 + len(rows) * step, f"{alt} {said}.", caption)
+    return Picture(
+        "".join(body), label_width + width + 110, 8 + len(rows) * step, f"{alt} {said}.", caption
+    )
 
 
 def timeline(spans, steps, alt, caption="", step_name="step"):
@@ -320,8 +401,10 @@ def timeline(spans, steps, alt, caption="", step_name="step"):
     for n, (name, first, last, note) in enumerate(spans):
         y = 20 + n * 20
         body.append(text_at(left - 6, y + 12, name, "end"))
-        body.append(f'<rect x="{left + first * cell + 1:g}" y="{y}" width="{(last - first + 1) * cell - 2:g}" height="15" '
-                    f'rx="2" fill="{BLUE}" fill-opacity="0.55"/>')
+        body.append(
+            f'<rect x="{left + first * cell + 1:g}" y="{y}" width="{(last - first + 1) * cell - 2:g}" height="15" '
+            f'rx="2" fill="{BLUE}" fill-opacity="0.55"/>'
+        )
         body.append(text_at(left + (last + 1) * cell + 4, y + 12, note, font_size=10.5, opacity=0.8))
     said = "; ".join(f"{name} lives from {step_name} {a} to {b}" for name, a, b, _ in spans)
     return Picture("".join(body), left + steps * cell + 80, 26 + len(spans) * 20, f"{alt} {said}.", caption)
@@ -333,26 +416,40 @@ def lines(series, x_label, y_label, alt, caption="", log_y=False):
     points = [p for curve in series.values() for p in curve]
     xs, ys = [p[0] for p in points], [p[1] for p in points]
     low, high = (min(ys) if log_y else 0), max(ys)
-    scale = (lambda y: (math.log(y) - math.log(low)) / ((math.log(high) - math.log(low)) or 1)) if log_y else \
-        (lambda y: y / (high or 1))
+    scale = (
+        (lambda y: (math.log(y) - math.log(low)) / ((math.log(high) - math.log(low)) or 1))
+        if log_y
+        else (lambda y: y / (high or 1))
+    )
 
     def at(x, y):
-        return (left + (width - left - 110) * (x - min(xs)) / ((max(xs) - min(xs)) or 1),
-                height - bottom - (height - bottom - 14) * scale(y))
+        return (
+            left + (width - left - 110) * (x - min(xs)) / ((max(xs) - min(xs)) or 1),
+            height - bottom - (height - bottom - 14) * scale(y),
+        )
 
-    body = [f'<path d="M{left} 10V{height - bottom}H{width - 100}" stroke="currentColor" stroke-opacity="0.5" fill="none"/>',
-            text_at((left + width - 110) / 2, height - 6, x_label, "middle"), text_at(4, 10, y_label, font_size=11)]
+    body = [
+        f'<path d="M{left} 10V{height - bottom}H{width - 100}" stroke="currentColor" stroke-opacity="0.5" fill="none"/>',
+        text_at((left + width - 110) / 2, height - 6, x_label, "middle"),
+        text_at(4, 10, y_label, font_size=11),
+    ]
     for x in sorted(set(xs)):
-        body.append(text_at(at(x, high)[0], height - bottom + 15, f"{x:g}", "middle", font_size=10, opacity=0.75))
+        body.append(
+            text_at(at(x, high)[0], height - bottom + 15, f"{x:g}", "middle", font_size=10, opacity=0.75)
+        )
     for y in (low, high):
-        body.append(text_at(left - 5, at(min(xs), y)[1] + 4, f"{y:,.3g}", "end", font_size=10, opacity=0.75))
+        body.append(
+            text_at(left - 5, at(min(xs), y)[1] + 4, f"{y:,.3g}", "end", font_size=10, opacity=0.75)
+        )
     for (name, curve), colour in zip(series.items(), (BLUE, ORANGE, GREEN, RED)):
         spots = [at(*p) for p in curve]
         path = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
         body.append(f'<path d="{path}" stroke="{colour}" stroke-width="2" fill="none"/>')
         body += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in spots]
         body.append(text_at(spots[-1][0] + 7, spots[-1][1] + 4, name))
-    said = ". ".join(f"{name}: " + ", ".join(f"{y:,.3g} at {x:g}" for x, y in c) for name, c in series.items())
+    said = ". ".join(
+        f"{name}: " + ", ".join(f"{y:,.3g} at {x:g}" for x, y in c) for name, c in series.items()
+    )
     return Picture("".join(body), width + 40, height, f"{alt} {said}.", caption)
 
 
@@ -363,15 +460,19 @@ class Listings:
         self.parts = [(title, tidy(text)) for title, text in parts]
 
     def _repr_html_(self):
-        cells = "".join(f'<div style="flex:1 1 20em;min-width:0"><p><strong>{html.escape(t)}</strong></p>'
-                        f'<pre tabindex="0"><code>{html.escape(c.strip(chr(10)))}</code></pre></div>' for t, c in self.parts)
+        cells = "".join(
+            f'<div style="flex:1 1 20em;min-width:0"><p><strong>{html.escape(t)}</strong></p>'
+            f'<pre tabindex="0" style="overflow-x:auto"><code>{html.escape(c.strip(chr(10)))}</code></pre></div>'
+            for t, c in self.parts
+        )
         return f'<div style="display:flex;flex-wrap:wrap;gap:1em">{cells}</div>'
 
     def __repr__(self):
         return "\n\n".join(f"--- {t}\n{c.rstrip()}" for t, c in self.parts)
 
 
-# ---- the interpreter, instruction by instruction --------------------------------------------------------------
+# ---- the interpreter, instruction by instruction -------------------------------------------------
+
 
 class Stepper:
     """Rows (offset, instruction, stack before it, graph node it made). A table; a page may make it walk."""
@@ -381,16 +482,25 @@ class Stepper:
 
     def _repr_html_(self):
         data = [dict(offset=o, instruction=i, stack=s, node=n) for o, i, s, n in self.rows]
-        body = "".join(f"<tr><td>{o}</td><td><code>{html.escape(i)}</code></td><td>{html.escape(' | '.join(s))}</td>"
-                       f"<td><code>{html.escape(n)}</code></td></tr>" for o, i, s, n in self.rows)
-        return (f'<div class="mc-stepper" data-steps="{html.escape(json.dumps(data))}">'
-                f'<table><caption>{self.function}, instruction by instruction</caption><thead><tr><th scope="col">offset</th>'
-                f'<th scope="col">instruction</th><th scope="col">stack before it</th><th scope="col">written to the graph</th>'
-                f'</tr></thead><tbody>{body}</tbody></table></div>')
+        body = "".join(
+            f"<tr><td>{o}</td><td><code>{html.escape(i)}</code></td><td>{html.escape(' | '.join(s))}</td>"
+            f"<td><code>{html.escape(n)}</code></td></tr>"
+            for o, i, s, n in self.rows
+        )
+        return (
+            f'<div class="mc-stepper" data-steps="{html.escape(json.dumps(data))}">'
+            f'<table><caption>{self.function}, instruction by instruction</caption><thead><tr><th scope="col">offset</th>'
+            f'<th scope="col">instruction</th><th scope="col">stack before it</th><th scope="col">written to the graph</th>'
+            f"</tr></thead><tbody>{body}</tbody></table></div>"
+        )
 
     def __repr__(self):
-        return repr(Table(["offset", "instruction", "stack before it", "written to the graph"],
-                          [(o, i, " | ".join(s), n) for o, i, s, n in self.rows]))
+        return repr(
+            Table(
+                ["offset", "instruction", "stack before it", "written to the graph"],
+                [(o, i, " | ".join(s), n) for o, i, s, n in self.rows],
+            )
+        )
 
 
 def step_through(function, **args):
@@ -399,6 +509,7 @@ def step_through(function, **args):
     from minicompile.ch01_graphs.graph import _call_text
     from minicompile.ch03_capture import capture
     from minicompile.ch03_capture.values import describe
+
     rows, real_start = [], capture.start
 
     def short(value):
@@ -414,14 +525,26 @@ def step_through(function, **args):
                 nodes = len(tx.graph.nodes)
                 pushed = handler(tx, frame, instruction, *operands)
                 new = [n for n in list(tx.graph.nodes)[nodes:] if n.op != "placeholder"]
-                rows.append((instruction.offset, f"{instruction.opname} {instruction.argrepr}".strip(), stack,
-                             "; ".join(f"{n.name} = {_call_text(n)}" for n in new)))
+                rows.append(
+                    (
+                        instruction.offset,
+                        f"{instruction.opname} {instruction.argrepr}".strip(),
+                        stack,
+                        "; ".join(f"{n.name} = {_call_text(n)}" for n in new),
+                    )
+                )
                 return pushed
+
             return run
 
         skip = ("RESUME", "PRECALL", "CACHE", "NOP", "KW_NAMES", "PUSH_NULL")
-        frame.decoded = dataclasses.replace(frame.decoded, steps=[
-            (handler if i.opname in skip else watched(handler), pops, i) for handler, pops, i in frame.decoded.steps])
+        frame.decoded = dataclasses.replace(
+            frame.decoded,
+            steps=[
+                (handler if i.opname in skip else watched(handler), pops, i)
+                for handler, pops, i in frame.decoded.steps
+            ],
+        )
         return tx, frame
 
     capture.start = start
@@ -432,18 +555,25 @@ def step_through(function, **args):
     return Stepper(function.__name__, rows)
 
 
-# ---- pictures of the compiler's own data ---------------------------------------------------------------------
+# ---- pictures of the compiler's own data ---------------------------------------------------------
+
 
 def draw_fx(gm, alt, caption="", only=None, width=150):
     """A graph of calls: inputs grey, library calls orange, the rest blue. only: a predicate on nodes."""
     from minicompile.ch01_graphs.graph import describe
+
     chosen = [n for n in gm.graph.nodes if n.op != "output" and (only is None or only(n))]
     nodes = {}
     for n in chosen:
-        target = n.name if n.op == "placeholder" else getattr(n.target, "__name__", str(n.target)).split(".")[0]
-        kind = "input" if n.op == "placeholder" else "library" if re.search(r"mm|linear|matmul|attention", target) else \
-            "compute"
-        nodes[n.name] = (target[:22], describe(n.meta.get("val"))[:24], kind)
+        target = (
+            n.name if n.op == "placeholder" else getattr(n.target, "__name__", str(n.target)).split(".")[0]
+        )
+        kind = (
+            "input"
+            if n.op == "placeholder"
+            else "library" if re.search(r"mm|linear|matmul|attention", target) else "compute"
+        )
+        nodes[n.name] = (shortened(target, 22), describe(n.meta.get("val"))[:24], kind)
     edges = [(a.name, n.name) for n in chosen for a in n.all_input_nodes if a.name in nodes]
     return drawing(nodes, edges, alt, caption, width=width)
 
@@ -451,7 +581,10 @@ def draw_fx(gm, alt, caption="", only=None, width=150):
 def loops_and_kernels(program, schedule):
     """(loop or call, kernel it is in) in program order; None for library calls."""
     from minicompile.ch08_fusion.kernel import Kernel
-    home = {loop.name: step.name for step in schedule.steps if isinstance(step, Kernel) for loop in step.loops}
+
+    home = {
+        loop.name: step.name for step in schedule.steps if isinstance(step, Kernel) for loop in step.loops
+    }
     return [(node, home.get(node.name)) for node in program.nodes]
 
 
@@ -459,37 +592,49 @@ def draw_fusion(program, schedule, alt="", caption=""):
     """Loops in a column on the left, kernels on the right; a line says which loop went where."""
     from minicompile.ch07_loops.ir import Extern
     from minicompile.ch08_fusion.kernel import Kernel
+
     rows, h = loops_and_kernels(program, schedule), 24
     steps = schedule.steps
     height = max(len(rows), len(steps)) * (h + 6) + 30
     gap_right = (height - 30) / max(1, len(steps))
-    y_of, body = {}, [text_at(4, 12, f"{len(rows)} nodes", font_size=11), text_at(330, 12, f"{len(steps)} steps", font_size=11)]
+    y_of, body = {}, [
+        text_at(4, 12, f"{len(rows)} nodes", font_size=11),
+        text_at(330, 12, f"{len(steps)} steps", font_size=11),
+    ]
     for n, step in enumerate(steps):
         y = 22 + n * gap_right
         y_of[step.name] = y + h / 2
         is_kernel = isinstance(step, Kernel)
         label = step.name if is_kernel else str(step.op)
-        body.append(box(330, y, 250, h, label[:38], BLUE if is_kernel else ORANGE))
+        body.append(box(330, y, 250, h, shortened(label, 36), BLUE if is_kernel else ORANGE))
     for n, (node, home) in enumerate(rows):
         y, extern = 22 + n * (h + 6), isinstance(node, Extern)
-        label = (str(node.op) if extern else f"{node.name}: " + ", ".join(node.origins[:2]))[:34]
+        label = str(node.op) if extern else f"{node.name}: " + ", ".join(node.origins[:2])
+        label = shortened(label, 34)
         body.append(box(4, y, 230, h, label, ORANGE if extern else GREY))
         to = y_of.get(node.name if extern else home)
         if to is not None:
             body.append(arrow(236, y + h / 2, 328, to))
     kernels = sum(isinstance(s, Kernel) for s in steps)
-    return Picture("".join(body), 590, height, f"{alt} {len(rows)} loops and library calls on the left become {kernels} "
-                   f"kernels and {len(steps) - kernels} library calls on the right.", caption)
+    return Picture(
+        "".join(body),
+        590,
+        height,
+        f"{alt} {len(rows)} loops and library calls on the left become {kernels} "
+        f"kernels and {len(steps) - kernels} library calls on the right.",
+        caption,
+    )
 
 
-# ---- running a chapter ---------------------------------------------------------------------------------------
+# ---- running a chapter ---------------------------------------------------------------------------
+
 
 @dataclass
 class Cell:
-    kind: str                          # "code" or "markdown"
+    kind: str  # "code" or "markdown"
     tags: list
     text: str
-    line: int                          # of the first line of its text, from 1
+    line: int  # of the first line of its text, from 1
 
 
 def cells(path) -> list[Cell]:
@@ -498,8 +643,12 @@ def cells(path) -> list[Cell]:
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
         if line.startswith("# %%"):
             tags = re.search(r"tags=(\[.*?\])", line)
-            current = Cell("markdown" if "[markdown]" in line else "code", ast.literal_eval(tags[1]) if tags else [], "",
-                           number + 1)
+            current = Cell(
+                "markdown" if "[markdown]" in line else "code",
+                ast.literal_eval(tags[1]) if tags else [],
+                "",
+                number + 1,
+            )
             found.append(current)
         elif current is not None:
             if current.kind == "markdown":
@@ -513,7 +662,11 @@ def run_cell(cell, namespace, path):
     tree = ast.parse("\n" * (cell.line - 1) + cell.text, str(path))
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
     exec(compile(tree, str(path), "exec"), namespace)
-    return eval(compile(ast.Expression(last.value), str(path), "eval"), namespace) if last is not None else None
+    return (
+        eval(compile(ast.Expression(last.value), str(path), "eval"), namespace)
+        if last is not None
+        else None
+    )
 
 
 def run_chapter(path, show=print):

@@ -22,7 +22,7 @@ reported by its path: return a dict whose keys are stages, kernels or nodes, in 
 first that differs. `function` is the real attribute of the real module; a behaviour may as well ignore it and compile something.
 Make observations that cannot be guessed: values and texts, not booleans.
 
-`behaviour(ID, points, name, cases, show=, tolerance=, check=, gpu=)`:
+`behaviour(ID, points=, name=, cases=, show=, tolerance=, check=, gpu=)`:
 
 - `cases(rng)` -> list, `rng` a `random.Random`. Called in each process with the same seed. Default: one case, None.
 - `show(case)` -> str for the report; default: `describe`. Keep it short.
@@ -37,7 +37,7 @@ Make observations that cannot be guessed: values and texts, not booleans.
 - kind "bug": the starter is the original with `plant`, a list of (old text, new text), applied: each old text must occur
   once in the function's source. Graded like "write".
 - kind "target": like "write", but the starter is `starter`, the whole text of the file: slow or naive code that works. Its behaviours
-  have a `check` on what was counted. The file must define the function. (Without `starter`: as "write".)
+  have a `check` on what was counted. The file must define `function`. Without a tagged cell, `solution` is the text of a file that earns all points.
 - kind "predict": no function; `starter` is text that shows the programs and asks, with one assignment `NAME = ...` per
   question. Answers are literals. `@behaviour(ID, points, name, answer="NAME")` on a function of no arguments that
   returns the true answer, computed by the compiler. No tag in the package is needed; `chapter=` places it, from the task file.
@@ -60,6 +60,12 @@ KINDS = ("write", "predict", "bug", "target")
 
 class NotDone(Exception):
     """The body of a starter raises this: the exercise has not been begun."""
+
+    raised = False
+
+    def __init__(self, *args):
+        NotDone.raised = True          # even where the compiler catches it and falls back
+        super().__init__(*args)
 
 
 class ExerciseError(Exception):

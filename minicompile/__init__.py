@@ -234,7 +234,8 @@ def disable(function=None, recursive=True, *, reason=None):
     inner = marks.original(function)
     if not recursive:
         frames.hook.skip_code(inmost(inner).__code__)
-    return marks.mark_disabled(inner, functools.partial(frames.hook.run, None) if recursive else _call, reason)
+    run = functools.partial(frames.hook.run, None) if recursive else _call
+    return marks.mark_disabled(inner, run, reason)
 
 
 def inmost(function):
@@ -254,8 +255,8 @@ def reset() -> None:
 
 
 class set_stance:
-    """set_stance("force_eager"), as a call, in a `with` block, or as a decorator. Stances: default, force_eager,
-    eager_on_recompile, fail_on_recompile."""
+    """set_stance("force_eager"), as a call, in a `with` block, or as a decorator. Stances: default,
+    force_eager, eager_on_recompile, fail_on_recompile."""
 
     def __init__(self, stance: str = "default"):
         from . import frames
@@ -281,6 +282,6 @@ class set_stance:
         return under_stance
 
 
-__all__ = ["BACKENDS", "BackendError", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError", "OptimizedModule",
-           "RecompileError", "Unsupported", "allow_in_graph", "compile", "config", "disable", "explain", "is_compiling",
-           "list_backends", "logs", "mark_dynamic", "register_backend", "reset", "set_logs", "set_stance"]
+__all__ = ["BACKENDS", "BackendError", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError",
+           "OptimizedModule", "RecompileError", "Unsupported", "allow_in_graph", "compile", "config", "disable",
+           "explain", "is_compiling", "list_backends", "logs", "mark_dynamic", "register_backend", "reset", "set_logs", "set_stance"]

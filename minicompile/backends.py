@@ -42,14 +42,14 @@ def compile_graph(captured, context) -> Callable:
 # ## Inputs that share memory
 #
 # A graph that writes to an input was made functional, on the assumption that its inputs are apart. Which
-# tensors are the same object is guarded; whether two different ones overlap depends on addresses, which change
-# with every call. So it is looked up at each call, but only where the graph writes to something.
+# tensors are the same object is guarded; whether two different ones overlap depends on addresses, which
+# change with every call. So it is looked up at each call, but only where the graph writes to something.
 
 # %%
 def watch_overlaps(captured, compiled) -> Callable:
-    """A graph that writes to an input was made functional as if no other input shared its memory. Different
-    tensors may: `f(buffer[:2], buffer[1:])`. Such calls run the captured graph as it is. Two tensors of modules
-    are compared when the graph is compiled (capture gives them fakes that share memory), and not again."""
+    """Calls whose arguments overlap, `f(buffer[:2], buffer[1:])`, run the captured graph as it is. Two tensors
+    of modules are compared when the graph is compiled (capture gives them fakes that share memory), and not
+    again."""
     written = getattr(getattr(compiled, "joint", None), "mutated", ())
     found = [(i, n.name in written, isinstance(source, ModuleAttrSource))
              for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs))
@@ -134,8 +134,8 @@ def custom_backend(captured, context) -> Callable:
         error.add_note(f"raised by the backend {name!r}")
         raise
     if not callable(compiled):
-        raise BackendError(f"The backend {name!r} returned {compiled!r}. It must return a callable that takes the "
-                           "graph's inputs and returns a tuple of its outputs; gm.forward is one.")
+        raise BackendError(f"The backend {name!r} returned {compiled!r}. It must return a callable that takes "
+                           "the graph's inputs and returns a tuple of its outputs; gm.forward is one.")
 
     promised = captured.gm.graph.output_node().args[0]
     promised = [isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor) for n in promised]

@@ -15,6 +15,7 @@
 # %%
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dis
 import functools
@@ -143,7 +144,7 @@ EVALUATED = ("<module>", "__getattribute__", "__getattr__", "__torch_function__"
 
 
 def on_new_code(function, code, context):
-    """Called by the hook. Answers the target for this code: False = never, None = as it is, else a callable."""
+    """Called by the hook. Answers the target for this code: False = never, None = as it is, or a callable."""
     try:
         return target_for(function, code, context)
     except Exception as error:
@@ -213,7 +214,7 @@ def watched() -> bool:
 
 
 def restore_modes(grad: bool, depth: int) -> None:
-    """An interrupt can strike while a mode of the tracer is being left, and leave it on; there were none before."""
+    """An interrupt can strike while a mode of the tracer is being left, and leave it on; none was before."""
     while torch._C._len_torch_dispatch_stack():
         torch._C._pop_torch_dispatch_stack(None)
     while torch._C._len_torch_function_stack() > depth:
@@ -269,7 +270,8 @@ def is_deep() -> bool:
 
 
 def internal_error(code, error: Exception, give_up=lambda: None) -> None:
-    """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one warning."""
+    """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one
+    warning."""
     if config.raise_on_internal_error:
         raise
     give_up()
@@ -278,9 +280,9 @@ def internal_error(code, error: Exception, give_up=lambda: None) -> None:
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     logs.warn_once((id(code), "internal"),
                    f"minicompile: {describe(code)} runs eagerly because of an internal error{where}: "
-                   f"{type(error).__name__}: {error}{notes}. Its results are right, only not faster. To report it, set "
-                   "minicompile.config.raise_on_internal_error = True, run it again, and send that traceback with the "
-                   "function's source.")
+                   f"{type(error).__name__}: {error}{notes}. Its results are right, only not faster. To report it, "
+                   "set minicompile.config.raise_on_internal_error = True, run it again, and send that traceback "
+                   "with the function's source.")
 
 
 def root_module(args):
@@ -301,7 +303,8 @@ def over_limit(state: FrameState, args) -> bool:
 def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
     """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled."""
     if why is not None and not getattr(why, "quiet", False):
-        logs.log("graph_breaks", "%s runs as it is: %s\n  -> %s", describe(state.code), why, advice.for_break(why.reason))
+        logs.log("graph_breaks", "%s runs as it is: %s\n  -> %s", describe(state.code), why,
+                 advice.for_break(why.reason))
         logs.tell("skipped", state=state, reason=why)
     state.given_up = True
     if not state.cache.entries:
@@ -354,7 +357,8 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
         dims = {d for d, (old, new) in enumerate(zip(expected.shape, value.shape))
                 if old != new and new > 1 and (d in expected.dynamic_dims or old > 1)}
         if dims:
-            state.dynamic[guard.source] = frozenset(state.dynamic.get(guard.source) or ()) | dims
+            known = state.dynamic.get(guard.source, frozenset())
+            state.dynamic[guard.source] = dims if known is True else known | dims     # True: it was a number then
     elif guard.kind == "CONSTANT_MATCH" and type(value) in (int, float) and type(expected) is type(value):
         state.dynamic[guard.source] = True
 
@@ -386,7 +390,7 @@ def compile_frame(state: FrameState, function, args):
 
 
 def compile_version(state: FrameState, function, args, symbolic: bool):
-    """Capture, compile and write an entry for these arguments, with symbols for what varies or all is fixed."""
+    """Capture, compile and write an entry for these arguments. symbolic: with symbols for what varies."""
     from .ch04_breaks.breaks import place_of_break
     from .driver import timed
     local_values = dict(zip(state.code.co_varnames, args))
@@ -402,7 +406,7 @@ def compile_version(state: FrameState, function, args, symbolic: bool):
 
 
 def capture_best(state: FrameState, function, local_values: dict, symbolic: bool):
-    """Capture with symbols for what varies; if that breaks the graph earlier, capture for the values at hand."""
+    """Capture with symbols for what varies; if that breaks the graph earlier, for the values at hand."""
     from .ch03_capture.capture import CaptureOptions
     from .ch04_breaks.breaks import capture_frame
     fullgraph, found = state.context.fullgraph, None
@@ -454,8 +458,8 @@ def log_entry(state: FrameState, captured, compiled) -> None:
     if logs.on("guards"):
         from .explain import in_words
         words = [f"  {in_words(g)}{f'  # {g.location}' if g.location else ''}" for g in captured.guards]
-        logs.log("guards", "%s: a call for which one of these does not hold is compiled again\n%s\nchecked by\n%s",
-                 describe(state.code), "\n".join(words), compiled.source_text)
+        logs.log("guards", "%s: a call for which one of these does not hold is compiled again\n%s\n"
+                 "checked by\n%s", describe(state.code), "\n".join(words), compiled.source_text)
     if logs.on("bytecode"):
         logs.log("bytecode", "%s\n%s\nis replaced by\n%s", describe(state.code),
                  dis.Bytecode(state.code).dis(), compiled.source_text)
@@ -498,3 +502,5 @@ def reset() -> None:
 
 
 hook.set_callback(on_new_code, entries.MISSED)
+# What destructors call while Python takes its modules apart finds a compiler without globals: run that as it is
+atexit.register(setattr, stance, "name", "force_eager")

@@ -38,8 +38,8 @@ def log(name: str, message: str, *args) -> None:
 
 
 def set_logs(*names: str) -> None:
-    """Switch on exactly these topics: names, or texts of names with commas ("all": every one). Without names, switch
-    all off. Raises MinicompileError on unknown names."""
+    """Switch on exactly these topics: names, or texts of names with commas ("all": every one). Without names,
+    switch all off. Raises MinicompileError on unknown names."""
     wanted = [n.strip() for text in names for n in str(text).split(",") if n.strip()]
     unknown = [n for n in wanted if n not in ARTIFACTS and n != "all"]
     if unknown:

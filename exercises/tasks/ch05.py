@@ -119,17 +119,18 @@ for _points, _name, _cases in (
 # ---- flow-bug --------------------------------------------------------------------------------------------
 
 task("flow-bug", title="A flow that cannot change its mind", minutes=40, kind="bug", function="maximum_flow",
-     plant=[("net.room[e ^ 1] += pushed", "net.room[e | 1] += pushed")], about="""\
-One character of this function is wrong. On most networks it still finds the maximum flow, on some it finds less, or stops with an error, and
-then the partitioner saves too much, or the wrong values. Find it by hand on the smallest network that a report shows.""", hints=[
+     plant=[("net.room[e ^ 1] += pushed", "net.room[e ^ 1] = pushed")], about="""\
+One character of this function is missing. On most networks it still finds the maximum flow, on some it finds less, and then the partitioner saves too
+much, or the wrong values. Find it by hand on the smallest network that a report shows.""", hints=[
          "Draw the smallest network that a behaviour reports, and push flow by hand, along the paths that the function takes.",
-         "Flow that took a wrong way is led back along reverse edges. What happens to the room of such an edge and of its partner?",
-         "Edges come in pairs (0, 1), (2, 3), ...: the partner of 3 is 2. Which operator gives the partner of an odd number?"])
+         "Flow that took a wrong way is led back along reverse edges. How much room has the reverse of an edge after two pushes along it?",
+         "For every edge, its room and that of its reverse (e ^ 1) always add up to the capacity. Which of the two updates of a push breaks that?"])
 
 
 def rerouting(w):
-    """The only shortest path blocks vertex 4, which a longer way needs: flow has to be led back from 4 to 1."""
-    return [(0, 1, w), (1, 4, w), (4, 8, w), (0, 2, w), (2, 3, w), (3, 4, w), (1, 5, w), (5, 6, w), (6, 7, w), (7, 8, w)], 9
+    """Both shortest paths use 1 -> 4. All of that flow has to be led back from 4 to 1, to make room at 4 for a longer way."""
+    return [(0, 1, 2 * w), (1, 4, 2 * w), (4, 5, w), (4, 6, w), (5, 10, w), (6, 10, w), (0, 2, 2 * w), (2, 3, 2 * w), (3, 4, 2 * w), (1, 7, 2 * w),
+            (7, 8, 2 * w), (8, 9, 2 * w), (9, 10, 2 * w)], 11
 
 
 def flow_outcome(function, case):
@@ -329,13 +330,19 @@ def checkpointed(x, w, v):
     return checkpoint(lambda x: F.gelu(x @ w) @ v, x, use_reentrant=False).relu()
 
 
+def small_inside(x, w, v):
+    """Inside of the checkpoint is a smaller value than at its entrance, but it must not be saved."""
+    from torch.utils.checkpoint import checkpoint
+    return checkpoint(lambda h: h.sum(1, True).exp().sin(), x @ w, use_reentrant=False)
+
+
 CUTS = {
     "relu(x + x)": lambda x, w, v: torch.relu(x + x), "gelu(sin(x)) * x": lambda x, w, v: F.gelu(torch.sin(x)) * x,
     "exp(sin(x) * cos(x))": lambda x, w, v: torch.exp(torch.sin(x) * torch.cos(x)),
     "gelu(x @ w) @ v": lambda x, w, v: F.gelu(x @ w) @ v, "relu(x @ w).sum()": lambda x, w, v: torch.relu(x @ w).sum(), "two layers": two_layers,
     "dropout(gelu(x))": lambda x, w, v: F.dropout(F.gelu(x), 0.5), "softmax(x * x)": lambda x, w, v: F.softmax(x * x, -1),
     "layer_norm(sin(x))": lambda x, w, v: F.layer_norm(torch.sin(x), (16,)),
-    "h = tanh(x @ w); h, sin(h)": with_output, "checkpoint(gelu(x @ w) @ v)": checkpointed,
+    "h = tanh(x @ w); h, sin(h)": with_output, "checkpoint(gelu(x @ w) @ v)": checkpointed, "h = x @ w; checkpoint(sin(exp(h.sum(1))))": small_inside,
 }
 
 
@@ -393,6 +400,6 @@ for _points, _name, _cases in (
         (4, "matrix products are not computed twice", cuts("relu(x @ w).sum()", "gelu(x @ w) @ v", "two layers")),
         (3, "random numbers, reductions, and values that are small", cuts("dropout(gelu(x))", "softmax(x * x)", "layer_norm(sin(x))")),
         (3, "what is in memory anyway costs half", cuts("gelu(x @ w) @ v", "h = tanh(x @ w); h, sin(h)", "two layers", prefers=("speed", "memory"))),
-        (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)")),
+        (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)", "h = x @ w; checkpoint(sin(exp(h.sum(1))))")),
         (3, "random programs", lambda rng: [(random_layers(rng, 3 + k), "speed") for k in range(8)])):
     behaviour("choose-saved", points=_points, name=_name, cases=_cases, show=cut_text)(cut_of)

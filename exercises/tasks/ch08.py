@@ -331,12 +331,12 @@ NAIVE_PAIRS = '''\
 def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
     """Pairs of ids of groups (smaller first) for the fuser to try. f.groups[i].space is None for a library call, which does not fuse."""
     loops = [i for i, g in f.groups.items() if g.space]
-    return set(zip(loops, loops[1:]))
+    return {(i, j) for i in loops for j in loops if i < j}
 '''
 
 task("fewer-kernels", title="Look for partners in the right places", minutes=75, kind="target", function="candidate_pairs", starter=NAIVE_PAIRS, seconds=30, about="""\
-The fuser only tries the pairs that this function proposes. The version here proposes neighbours in the program, and misses many. All pairs would find
-everything, but three thousand loops have four million pairs. Reach the kernel counts of the book with at most three times as many pairs as it proposes.""", hints=[
+The fuser only tries the pairs that this function proposes. The version here proposes all pairs. That finds
+everything, but three thousand loops have four million pairs. Reach the kernel counts of the book with at most twice as many pairs as it proposes.""", hints=[
     "Loops are worth fusing if they share memory. f.writer[name] is the loop that writes a buffer, f.readers[name] are those that read it.",
     "Propose each writer with each of its readers, and readers of one buffer with each other, but of those only the next few in the order of the program with the same number of "
     "elements. Leave out library calls.",
@@ -345,10 +345,10 @@ everything, but three thousand loops have four million pairs. Reach the kernel c
 
 
 def fan(x, w):
+    """Readers of one buffer, with others in between."""
     out = []
     for k in range(6):
-        a, b, c = x + k, w * (k + 1), torch.sin(x * w)
-        out += [a * b, c + k, (a - c).sum(1)]
+        out += [x + k, w.sin() * k, (x * k).sum(1)]
     return out
 
 
@@ -360,11 +360,12 @@ def blocks(x, w):
 
 
 def branches(x, w):
+    """Two programs of different sizes in turns."""
     left, right = [x], [w]
     for k in range(5):
         left.append(torch.relu(left[-1] * 2 + k))
         right.append(torch.sin(right[-1]) - k)
-    return [a * b for a, b in zip(left, right)] + [left[-1].sum(0), right[-1].sum(0)]
+    return left[1:] + right[1:] + [left[-1].sum(0), right[-1].sum(0)]
 
 
 WIDE = {f.__name__: f for f in (fan, blocks, branches)}
@@ -373,13 +374,13 @@ WIDE = {f.__name__: f for f in (fan, blocks, branches)}
 def pair_counts(function, case):
     from minicompile.ch08_fusion.dependencies import remove_dead
     from minicompile.ch08_fusion.fuse import Fuser, FusionOptions, fuse
-    program = lowered(WIDE[case], torch.randn(32, 64), torch.randn(32, 64) if case != "blocks" else torch.randn(64, 64), max_ops=1)
+    program = lowered(WIDE[case], torch.randn(32, 64), torch.randn(64, 64) if case == "blocks" else torch.randn(48, 16), max_ops=1)
     pairs = function(Fuser(program, remove_dead(program), FusionOptions()))
     return {"kernels": len(kernels_of(fuse(program))), "pairs": len(pairs), "loops": len(program.nodes)}
 
 
 def few_enough(case, got, expected):
-    if got["pairs"] > 3 * expected["pairs"]:
+    if got["pairs"] > 2 * expected["pairs"]:
         return f"{got['pairs']} pairs for {got['loops']} loops; {3 * expected['pairs']} are allowed"
     if got["kernels"] > expected["kernels"]:
         return f"{got['kernels']} kernels; {expected['kernels']} are possible"

@@ -43,14 +43,14 @@ def updates_text(case):
 
 for _points, _name, _cases in (
         (2, "direct updates", lambda rng: [(["x"], {}, [("a",)]), (["x", "y"], {"a": "x"}, [("a",)]), (["x", "y"], {"a": "y", "b": "x"}, [("a",), ("b",)])]),
-        (2, "chains of updates, and of values that are not inputs", lambda rng: [(["x"], {"a": "x", "b": "a"}, [("a",), ("b",)]), (["x"], {"b": "a"}, [("a",), ("b",)]),
+        (2, "chains of updates, and of values that are not inputs", lambda rng: [(["x"], {"a": "x", "b": "a"}, [("a",), ("b",)]), (["x"], {"b": "a"}, [("a",), ("b",)]), (["x"], {"a": "x", "b": "a"}, [("b",)]),
                                                                                 (["x", "y"], {"a": "x", "c": "b", "d": "a"}, [("a",), ("b",), ("c",), ("d",)])]),
         (2, "several outputs, None, sizes", lambda rng: [(["x", "s0"], {"b": "x"}, [(None, "a"), ("b", None)]), (["s0", "x", "y"], {"a": "y", "b": "x"}, [("a", "b", None)])]),
         (2, "random programs", random_updates)):
     @behaviour("mutated-inputs", points=_points, name=_name, cases=_cases, show=updates_text)
     def written(function, case):
         inputs, aliases, outputs = case
-        names = {n for step in outputs for n in step if n} | {n for n in inputs if n != "s0"}
+        names = {n for step in outputs for n in step if n} | {n for n in inputs if n != "s0"} | set(aliases)
         buffers = {n: SimpleNamespace(name=n, alias_of=aliases.get(n)) for n in names}
         return function(SimpleNamespace(program=SimpleNamespace(inputs=inputs, buffers=buffers), steps=[SimpleNamespace(outputs=o) for o in outputs]))
 
@@ -175,13 +175,13 @@ def drops(function, case):
 def alive(function, case):
     from torch.utils._python_dispatch import TorchDispatchMode
     host, inputs = hosted(case)
-    seen, counts = weakref.WeakSet(), {}
+    seen, counts = [], {}
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            counts[f"{len(counts)}: {op}"] = len({t.untyped_storage()._cdata for t in seen})
+            counts[f"{len(counts)}: {op}"] = len({t.untyped_storage()._cdata for r in seen if (t := r()) is not None})
             out = op(*args, **(kwargs or {}))
-            seen.update(t for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor))
+            seen.extend(weakref.ref(t) for t in (out if isinstance(out, (tuple, list)) else [out]) if isinstance(t, torch.Tensor))
             return out
     with torch.no_grad(), Watch():
         result = host(list(inputs))
@@ -249,7 +249,7 @@ def replayed(function, case):
         version, args = u._version, [x, w, u]
         out = function(g, r, args)
         results.append(out)
-        found[f"call {k}"] = {"outputs": list(out), "strides": [o.stride() if isinstance(o, torch.Tensor) else None for o in out], "u": u.clone(),
+        found[f"call {k}"] = {"outputs": [o.clone() if isinstance(o, torch.Tensor) else o for o in out], "strides": [o.stride() if isinstance(o, torch.Tensor) else None for o in out], "u": u.clone(),
                               "u's version advanced": u._version > version, "args left": len(args), "pending": g.group.pending,
                               "memory of x, w": [(o.data_ptr() == x.data_ptr(), o.data_ptr() == w[1:].data_ptr()) for o in out if isinstance(o, torch.Tensor)],
                               "x itself": [o is x for o in out]}

@@ -171,6 +171,9 @@ def fake_call(func, args, kwargs):
     meta_args, meta_kwargs = pytree.tree_unflatten([unwrap(x) for x in flat], spec)
     if func in ONE_DTYPE and len({t.dtype for t in tensors}) > 1:
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
+    if func in FIRST_DECIDES and any(t.is_floating_point() for i in args[1:2] if type(i) in (list, tuple)
+                                     for t in i if isinstance(t, torch.Tensor)):     # index_put's does not look
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     device = _result_device(func, args, kwargs, tensors)
     takes_device = any(a.name == "device" for a in func._schema.arguments)
     if takes_device and (not tensors or kwargs.get("device") is not None):

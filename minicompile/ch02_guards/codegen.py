@@ -217,8 +217,9 @@ def check_text(guards, inputs, written=()) -> CheckText:
         tensors = [guard.source for guard in stable if guard.kind == "TENSOR_MATCH"]
         roots = list(dict.fromkeys(root_of(source) for source in (*on_the_way, *tensors, *outputs)))
         read = keys_read(stable, outputs)
-        keys = [tuple(read.get(thing, ())) if read.get(thing, ()) is not None else None for thing in on_the_way]
-        result.add_memo("__stable", write_stable, roots, len(roots), (*(None for _ in watched(stable)), *keys))
+        keys = [read.get(thing, ()) for thing in on_the_way]
+        keys = [None] * len(watched(stable)) + [None if k is None else tuple(k) for k in keys]
+        result.add_memo("__stable", write_stable, roots, len(roots), tuple(keys))
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
     result.lines = [*states.lines, *rest.lines]
     return result

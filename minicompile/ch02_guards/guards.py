@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import types
 import weakref
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from typing import Any, Callable
 import torch
 
 from ..ch01_graphs.fake import stride_pattern
+from .identity import strongly, weakly
 from .sources import GlobalStateSource, InstanceDictSource, Source
 
 
@@ -148,40 +148,9 @@ def type_match(g, x, const):
 
 
 # %% [markdown]
-# **Identity.** Most objects must not be kept alive by a cache entry: a compiled function that pins the
-# user's model leaks gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a
-# remembered number would cost the same and be wrong: once the object is gone, a new one can get its
-# address. Classes of libraries, Python modules, code and builtin functions live long anyway and are held
-# directly. A class of the program is not: its methods lead to their code, to which the entries are attached,
-# and that would be a cycle that the garbage collector does not see.
+# **Identity.** An object is compared with a weak reference to it (`identity.py` says which objects and why).
 
 # %%
-LONG_LIVED = (types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device)
-LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy"))
-HEAP_TYPE = 1 << 9
-
-
-def is_library_type(cls: type) -> bool:
-    return not cls.__flags__ & HEAP_TYPE or str(cls.__module__).partition(".")[0] in LIBRARIES - {"__main__"}
-
-
-def weakly(expected):
-    """A weak reference to what a cache entry must not keep alive; long-lived objects as they are."""
-    if isinstance(expected, (*LONG_LIVED, weakref.ref, type(None))):
-        return expected
-    if isinstance(expected, type) and is_library_type(expected):
-        return expected
-    try:
-        return weakref.ref(expected)
-    except TypeError:                          # no weak references to this type: hold it
-        return expected
-
-
-def strongly(expected):
-    """The object behind what `weakly` returned; None when it is gone."""
-    return expected() if isinstance(expected, weakref.ref) else expected
-
-
 def name_of(expected, const) -> str:
     """Text for an object that `weakly` returned."""
     return const(expected) + "()" * isinstance(expected, weakref.ref)
@@ -408,8 +377,8 @@ def contiguous_strides(shape) -> tuple:
 @dataclass(frozen=True)
 class TensorSpec:
     """What a graph assumes about one tensor. `stride` is a tuple (a `stride_pattern` if sizes may vary),
-    "contiguous", "channels_last", or None when the layout is not strided. `dynamic_dims` are the dimensions whose size may vary (but stays above
-    1)."""
+    "contiguous", "channels_last", or None when the layout is not strided. `dynamic_dims` are the dimensions
+    whose size may vary (but stays above 1)."""
     type: type
     dtype: torch.dtype
     device: torch.device
@@ -467,7 +436,8 @@ def tensor_match(g, x, const):
             base, dims = (pattern, ()) if isinstance(pattern, int) else pattern
             text = " * ".join([str(base), *(f"{x}.size({i})" for i in dims)])
             if s.shape[d] != 1 or d in s.dynamic_dims:
-                condition(f"{x}.stride({d}) == {text}", "stride", text.replace("__x", ""), lambda v: v.stride())
+                condition(f"{x}.stride({d}) == {text}", "stride", text.replace("__x", ""),
+                          lambda v: v.stride())
     elif s.stride is not None:
         condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
     else:
@@ -552,7 +522,7 @@ def autocast_state() -> tuple:
 
 
 def torch_function_state() -> tuple:
-    """(torch functions enabled, TorchFunctionModes: the device, or the class, number of TorchDispatchModes on the stacks, inside of
+    """(torch functions enabled, TorchFunctionModes by device or class, number of TorchDispatchModes, inside of
     torch.func.vmap and its like)."""
     modes = torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
     return (torch._C._is_torch_function_enabled(), tuple(str(getattr(m, "device", type(m))) for m in modes),
@@ -577,10 +547,11 @@ GLOBAL_HOOKS = tuple(vars(torch.nn.modules.module)["_global" + name] for name in
 # The usual states, tested without building a tuple: these run on every compiled call.
 FAST_STATES = {"global_hooks": {(): "not (__hooks[0] or __hooks[1] or __hooks[2] or __hooks[3])"},
                "autocast": {(): "not __torch._C._is_any_autocast_enabled()"},
-               "torch_function": {(True, (), 0, False): "__torch._C._is_torch_function_enabled() and not (__torch._C."
-                                                       "_len_torch_function_stack() or __torch._C."
-                                                       "_len_torch_dispatch_stack() or __torch._C."
-                                                       "_are_functorch_transforms_active())"}}
+               "torch_function": {(True, (), 0, False):
+                                  "__torch._C._is_torch_function_enabled() and not ("
+                                  "__torch._C._len_torch_function_stack() or "
+                                  "__torch._C._len_torch_dispatch_stack() or "
+                                  "__torch._C._are_functorch_transforms_active())"}}
 
 
 def read_state(kind: str):

@@ -20,7 +20,8 @@ import types
 
 @functools.lru_cache(4096)
 def binder_code(code) -> types.CodeType:
-    """Code of a lambda with the parameters of `code` that returns them in the order of the frame's variables."""
+    """Code of a lambda with the parameters of `code` that returns them in the order of the frame's
+    variables."""
     count, positional_only = code.co_argcount, code.co_posonlyargcount
     names = [name.replace(".", "_") for name in code.co_varnames]      # a comprehension's `.0`
     plain, keyword_only = names[:count], names[count:count + code.co_kwonlyargcount]
@@ -36,8 +37,8 @@ def binder_code(code) -> types.CodeType:
 
 
 def bind(code, defaults: tuple | None, kwdefaults: dict | None, args, kwargs) -> tuple:
-    """The arguments of a call in the order of the frame's variables; TypeError, in Python's words, if they do not
-    fit."""
+    """The arguments of a call in the order of the frame's variables; TypeError, in Python's words, if they
+    do not fit."""
     binder = types.FunctionType(binder_code(code), {}, code.co_name, defaults)
     binder.__kwdefaults__ = kwdefaults
     return binder(*args, **kwargs)

@@ -23,7 +23,7 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.floats import MATH
-from ..ch02_guards.guards import HEAP_TYPE
+from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from .attributes import NAMING, found_attribute, get_attribute, store_attribute
 from .contexts import ContextExit, make_context
@@ -260,12 +260,8 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if pure and owner is math and real.__name__ in MATH and args and not kwargs and \
             any(type(a) is SymVal for a in args) and {class_of(a) for a in args} <= {int, float}:
         return emit_float(tx, real.__name__, args)
-    if pure:
-        try:
-            return fold(tx, real, args, kwargs)
-        except NotConstant:
-            pass
-    unsupported(tx, f"a call of the C function {real.__module__ or ''}.{real.__qualname__}")
+    reason = f"a call of the C function {real.__module__ or ''}.{real.__qualname__}"
+    return fold(tx, real, args, kwargs, reason) if pure else unsupported(tx, reason)
 
 
 @REAL_CALLS.of(types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -331,10 +327,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if issubclass(cls, BaseException):
         return make_exception(tx, cls, args, kwargs)
     if cls in FOLDED_CLASSES or cls in IMMUTABLE or isinstance(cls, enum.EnumMeta):
-        try:
-            return fold(tx, cls, args, kwargs)
-        except NotConstant:
-            unsupported(tx, f"{cls.__name__}() of something that is no constant")
+        return fold(tx, cls, args, kwargs, f"{cls.__name__}() of something that is no constant")
     new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
     if typing.is_typeddict(cls):
         return HANDLED[dict](tx, *args, **kwargs)

@@ -146,7 +146,7 @@ def abstract_method(tx, function):
 @handles(dataclasses.dataclass)
 def make_dataclass(tx, cls=None, **options):
     if cls is None or cls is NONE:
-        return BuiltinVal(name="dataclass", call=lambda tx, args, kwargs: make_dataclass(tx, *args, **options))
+        return BuiltinVal(name="dataclass", call=lambda tx, args, _: make_dataclass(tx, *args, **options))
     stands_in = any(isinstance(v, StandIn) for v in vars(cls.real).values())
     if cls.real not in tx.made_classes or stands_in or "slots" in options:
         unsupported(tx, "dataclass() of this class")

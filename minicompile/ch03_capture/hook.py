@@ -29,8 +29,8 @@
 #
 # ## Depth
 #
-# CPython limits the depth of Python calls (`sys.setrecursionlimit`) and, from 3.12 on, of C calls. With a hook
-# installed every Python call is also a C call, and a graph break puts two frames of ours between the
+# CPython limits the depth of Python calls (`sys.setrecursionlimit`) and, from 3.12 on, of C calls. With a
+# hook installed every Python call is also a C call, and a graph break puts two frames of ours between the
 # program's. A recursion that eager Python can do must not fail for that, so the hook takes both out of the
 # counts, and looks at the real end of the thread's stack instead: there is a `RecursionError`, not a crash.
 #
@@ -61,10 +61,10 @@ try:
 except ImportError:                                   # built without CPython's headers
     from . import no_hook as _c
     warnings.warn(
-        f"minicompile's frame hook is not built for Python {sys.version_info[0]}.{sys.version_info[1]}, so code "
-        "after a graph break runs eagerly: install a C compiler and Python's headers (on Debian and Ubuntu: apt "
-        "install gcc python3-dev), then install minicompile again (in a checkout: python setup.py build_ext "
-        "--inplace).",
+        "minicompile's frame hook is not built for Python {}.{}, so code after a graph break runs eagerly: "
+        "install a C compiler and Python's headers (on Debian and Ubuntu: apt install gcc python3-dev), then "
+        "install minicompile again (in a checkout: python setup.py build_ext --inplace).".format(
+            *sys.version_info[:2]),
         RuntimeWarning, stacklevel=2)
 
 EVALUATE = _c.EVALUATE
@@ -108,7 +108,8 @@ def set_target(code, context, func_globals: dict, target) -> None:
 
 
 def set_callback(callback, missed=None) -> None:
-    """callback(function, code, context) -> target | None | False (= skip_code), asked at a code's first frame."""
+    """callback(function, code, context) -> target | None | False (= skip_code), asked at the first frame of a
+    code."""
     _c.set_callback(callback)
     _c.set_missed(missed)
 
@@ -138,7 +139,8 @@ def library_folders() -> tuple[str, ...]:
     names = ("torch", "triton", "numpy", "pytest", "_pytest", "pluggy", "hypothesis")
     own = [os.path.join(here, entry) for entry in sorted(os.listdir(here)) if entry.startswith("ch")
            or (entry.endswith(".py") and entry != "__main__.py")]
-    return (*(os.path.join(packages, name) + os.sep for name in names), *own, os.path.abspath(cache_dir()) + os.sep)
+    others = [os.path.join(packages, name) + os.sep for name in names]
+    return (*others, *own, os.path.abspath(cache_dir()) + os.sep)
 
 
 _libraries: list = []

@@ -11,6 +11,34 @@
 # Calls into Python functions run the callee's bytecode on the same machine, one frame deeper: *inlining*.
 # That is what turns a tree of `nn.Module`s into one flat graph.
 #
+# Here is all that happens to
+#
+#     def f(x, scales):
+#         for s in scales:
+#             x = x * s
+#         return x
+#
+# when it is called with a tensor and `[2, 0.5]`. On the left is the bytecode (of 3.11), in the order in which
+# it is executed; then the stack before each instruction, bottom first; then what grows.
+#
+#     LOAD_FAST      scales                           guards: scales is a list, its length is 2
+#     GET_ITER                a list
+#     FOR_ITER       to 22    iterator                guard: scales[0] == 2
+#     STORE_FAST     s        iterator, int 2
+#     LOAD_FAST      x        iterator                guard: dtype, shape, ... of x; placeholder x
+#     LOAD_FAST      s        iterator, x
+#     BINARY_OP      *        iterator, x, int 2      node mul = x * 2
+#     STORE_FAST     x        iterator, mul
+#     JUMP_BACKWARD  to 6     iterator
+#     FOR_ITER       to 22    iterator                guard: scales[1] == 0.5
+#     ...                                             node mul_1 = mul * 0.5
+#     FOR_ITER       to 22    iterator                exhausted: jump
+#     LOAD_FAST      x
+#     RETURN_VALUE            mul_1                   output mul_1
+#
+# What remains is the graph `mul = x * 2; mul_1 = mul * 0.5`, five guards beside those of the state of the
+# world, and the text `return __out[0]`. No instruction of `f` runs in the next call.
+#
 # State is in two records. `Tracer` is one capture: the graph, the guards, the objects seen. `Frame` is one
 # activation: the instruction pointer, the locals, the stack.
 
@@ -383,9 +411,9 @@ def touch(tx: Tracer, value: Value):
 # ## Code that must not change anything
 #
 # The backward of an autograd function (`regions.py`) runs later, perhaps never; a checkpointed function runs
-# twice; one with an `lru_cache` perhaps not at all. What such code changes outside of itself cannot be part of
-# the one epilogue of this call, so there must be nothing. Objects that the trace makes are numbered; a change
-# of one that is older than the region ends the graph, and eager does it.
+# twice; one with an `lru_cache` perhaps not at all. What such code changes outside of itself cannot be part
+# of the one epilogue of this call, so there must be nothing. Objects that the trace makes are numbered; a
+# change of one that is older than the region ends the graph, and eager does it.
 
 # %%
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from .wrap import dict_contents, guard_keys, realize, wrap
 def as_dict(tx: Tracer, container: Value, method: str) -> Value:
     """The dictionary inside an object whose class derives from dict and does not override `method`; another
     value as it is."""
-    if type(container) is ObjVal and issubclass(container.cls, dict) and not python_method(container.cls, method):
+    if type(container) is ObjVal and not python_method(container.cls, method):
         return dict_contents(tx, container) or container
     return container
 

@@ -53,8 +53,8 @@ from .wrap import key_of, part, realize, wrap
 # %%
 for _function in (
         re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.compile, re.escape,
-        textwrap.dedent, textwrap.indent, textwrap.fill, textwrap.wrap, json.dumps, json.loads, fnmatch.fnmatch,
-        posixpath.join, posixpath.basename, posixpath.dirname, posixpath.splitext, typing.get_origin,
+        textwrap.dedent, textwrap.indent, textwrap.fill, textwrap.wrap, json.dumps, json.loads,
+        fnmatch.fnmatch, posixpath.join, posixpath.basename, posixpath.dirname, posixpath.splitext, typing.get_origin,
         typing.get_args, sys.getrecursionlimit, sys.intern, operator.length_hint):
     HANDLED[_function] = folded(_function)
 
@@ -136,10 +136,10 @@ class Ordered:
 
 
 # %% [markdown]
-# What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are known
-# now it is called now: the program would only find the answer. Other calls are inlined, as are those after a
-# write; then the cache is bypassed, which only a function with side effects would show, and those end the
-# graph. A cache that the trace makes keeps its results in the trace.
+# What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are
+# known now it is called now: the program would only find the answer. Other calls are inlined, as are those
+# after a write; then the cache is bypassed, which only a function with side effects would show, and those end
+# the graph. A cache that the trace makes keeps its results in the trace.
 
 # %%
 @REAL_CALLS.of(functools._lru_cache_wrapper)
@@ -266,8 +266,9 @@ def plain_object(value) -> bool:
     """Whether copying an object is copying its attributes."""
     if type(value) is not ObjVal or value.contents is not None:
         return False
-    return value.cls is types.SimpleNamespace or not any("__slots__" in vars(base) for base in value.cls.__mro__) \
-        and all(lookup(value.cls, hook) in (MISSING, vars(object).get(hook)) for hook in COPY_HOOKS)
+    slots = any("__slots__" in vars(base) for base in value.cls.__mro__)
+    return value.cls is types.SimpleNamespace or not slots and all(
+        lookup(value.cls, hook) in (MISSING, vars(object).get(hook)) for hook in COPY_HOOKS)
 
 
 def deep_object(tx, value, memo):

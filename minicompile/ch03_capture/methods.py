@@ -52,14 +52,13 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
             if "positional argument" not in str(error) and "keyword argument" not in str(error):
                 raise
             unsupported(tx, f"this call of {describe(value)}.{name}: {error}")
-    if type(value) in FOLDED and name not in ("__enter__", "__exit__", "__call__"):
-        try:
-            if type(value) is Const and isinstance(value.value, str) and name == "join":
-                args = [TupleVal(items=unpack(tx, args[0]))]
-            return fold(tx, getattr(as_python(tx, value), name), args, kwargs)
-        except NotConstant:
-            pass
-    unsupported(tx, f"the method {name} of {describe(value)}")
+    reason = f"the method {name} of {describe(value)}"
+    if type(value) not in FOLDED or name in ("__enter__", "__exit__", "__call__"):
+        unsupported(tx, reason)
+    if type(value) is Const and isinstance(value.value, str) and name == "join":
+        args = [TupleVal(items=unpack(tx, args[0]))]
+    return fold(tx, lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs), [value, *args], kwargs,
+                reason)
 
 
 METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (Value, "__getitem__"): get_item,
@@ -211,8 +210,8 @@ def size_numel(tx, self):
 # %% [markdown]
 # ## dict
 #
-# `keys()`, `values()` and `items()` are views: they show the dictionary as it is when one looks. Views of keys
-# and items are sets as well.
+# `keys()`, `values()` and `items()` are views: they show the dictionary as it is when one looks, so a view is
+# no list of items but the dictionary and what to show of it. Views of keys and items are sets as well.
 
 # %%
 def entries(tx, self: DictVal) -> dict:
@@ -489,6 +488,7 @@ def generator_throw(tx, self, exc, *more):
 def generator_close(tx, self):
     if self.started and not self.done:
         thrown = ExcVal(cls=GeneratorExit)
-        if unless_raised((GeneratorExit, StopIteration), lambda: advance(tx, self, thrown=thrown)) is not None:
+        ends = GeneratorExit, StopIteration
+        if unless_raised(ends, lambda: advance(tx, self, thrown=thrown)) is not None:
             user_error(RuntimeError, "generator ignored GeneratorExit")
     self.done = True

@@ -2,9 +2,25 @@
 # # The instructions
 #
 # One handler per bytecode instruction, one to five lines each. CPython changes its bytecode in every
-# release: 3.12 fused `LOAD_METHOD` into `LOAD_ATTR` and inlined comprehensions, 3.13 fused pairs of loads
-# and moved the NULL of a call. Names that exist in one release only are simply handlers that the others
-# never meet; where one name means different things, the handler asks `PYTHON`.
+# release:
+#
+# | | 3.11 | 3.12 | 3.13 |
+# |---|---|---|---|
+# | `o.m()` | `LOAD_METHOD` | `LOAD_ATTR`, lowest bit of its argument set | |
+# | `super().m()` | a call of `super`, `LOAD_METHOD` | `LOAD_SUPER_ATTR` | |
+# | stack of a call | NULL, callable, arguments | | callable, NULL, arguments |
+# | `f(k=1)` | `KW_NAMES`, `CALL` | | `CALL_KW` |
+# | comprehension | a function of its own | inlined: `LOAD_FAST_AND_CLEAR` | |
+# | end of a loop | `FOR_ITER` jumps behind it | to an `END_FOR` | to `END_FOR`, `POP_TOP` |
+# | `return 1` | `LOAD_CONST`, `RETURN_VALUE` | `RETURN_CONST` | |
+# | `x[a:b]` | `BUILD_SLICE`, `BINARY_SUBSCR` | `BINARY_SLICE` | |
+# | two locals | two instructions | | `LOAD_FAST_LOAD_FAST` and its like |
+# | `if x` | `POP_JUMP_FORWARD_IF_TRUE` | `POP_JUMP_IF_TRUE` | `TO_BOOL` before it |
+# | `f"{x!r}"` | `FORMAT_VALUE` | | `CONVERT_VALUE`, `FORMAT_SIMPLE` |
+# | extras of a `def` | on the stack of `MAKE_FUNCTION` | | `SET_FUNCTION_ATTRIBUTE` |
+#
+# (An empty field: as before.) Names that exist in one release only are simply handlers that the others never
+# meet; where one name means different things, the handler asks `PYTHON`.
 #
 # Locals and cells share one dictionary, as they share one array in CPython: a captured variable's entry is
 # a `CellVal`.
@@ -98,6 +114,8 @@ def load_fast_load_fast(tx, frame, i):
 
 @opcode("LOAD_FAST_AND_CLEAR")
 def load_fast_and_clear(tx, frame, i):
+    if i.argval in frame.code.co_freevars:           # in the body of a class: a second slot of that name, never read
+        return NULL
     return frame.locals.pop(i.argval, NULL)
 
 
@@ -330,7 +348,8 @@ def delete_attr(tx, frame, i, owner):
 # %% [markdown]
 # ## Operators
 #
-# Instructions that only compute, without an argument of their own, need no more than the function that does it.
+# Instructions that only compute, without an argument of their own, need no more than the function that does
+# it.
 
 # %%
 computes({

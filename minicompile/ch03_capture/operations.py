@@ -69,7 +69,8 @@ def as_python(tx: Tracer, value: Value):
     if kind is SliceVal:
         return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
     if kind is ObjVal and value.real is not NEW and not value.attrs and (
-            isinstance(value.real, FIXED) or value.source is None and type(value.real).__module__ == "typing"):
+            isinstance(value.real, FIXED)
+            or value.source is None and type(value.real).__module__ == "typing"):
         return value.real
     raise NotConstant
 
@@ -89,10 +90,16 @@ def user_errors():
         user_error(type(error), *error.args)
 
 
-def fold(tx: Tracer, function, args, kwargs=None) -> Value:
-    """Call a real function on constants now; what it raises, the traced program raises."""
-    python_args = [as_python(tx, a) for a in args]
-    python_kwargs = {k: as_python(tx, v) for k, v in (kwargs or {}).items()}
+def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> Value:
+    """Call a real function on constants now; what it raises, the traced program raises. If some argument is no
+    constant, the graph breaks for this reason; without one, NotConstant is raised."""
+    try:
+        python_args = [as_python(tx, a) for a in args]
+        python_kwargs = {k: as_python(tx, v) for k, v in (kwargs or {}).items()}
+    except NotConstant:
+        if reason is None:
+            raise
+        unsupported(tx, reason)
     with user_errors():
         result = function(*python_args, **python_kwargs)
     return wrap_constant(tx, result)
@@ -161,7 +168,8 @@ def raise_as_python(tx, function, name, *operands):
 def enum_number(value, name) -> Value:
     """A member of an IntEnum as the int that it is in arithmetic."""
     real = value.real if type(value) is ObjVal else None
-    if isinstance(real, enum.Enum) and isinstance(real, (int, float)) and not python_method(value.cls, f"__{name}__"):
+    number = isinstance(real, enum.Enum) and isinstance(real, (int, float))
+    if number and not python_method(value.cls, f"__{name}__"):
         return Const(value=value.real.value)
     return value
 
@@ -193,13 +201,8 @@ def unary(tx: Tracer, name: str, a: Value) -> Value:
     """name: 'neg', 'pos', 'abs' or 'invert'."""
     if type(a) is TensorVal or type(a) is SymVal:
         return emit(tx, "call_function", getattr(operator, name), [a], {})
-    result = special(tx, a, f"__{name}__")
-    if result is not None:
-        return result
-    try:
-        return fold(tx, getattr(operator, name), [a])
-    except NotConstant:
-        unsupported(tx, f"{name} of {describe(a)}")
+    return special(tx, a, f"__{name}__") or fold(
+        tx, getattr(operator, name), [a], reason=f"{name} of {describe(a)}")
 
 
 # %% [markdown]
@@ -223,10 +226,7 @@ def truth(tx: Tracer, value: Value) -> bool:
     if type(value) in (TupleVal, ListVal, SetVal, DictVal, ViewVal):
         return length(tx, value).value > 0
     if type(value) is ObjVal and any(lookup(value.cls, m) is not MISSING for m in ("__bool__", "__len__")):
-        try:
-            return bool(as_python(tx, value))
-        except NotConstant:
-            unsupported(tx, f"bool() of {describe(value)}")
+        return fold(tx, bool, [value], reason=f"bool() of {describe(value)}").value
     return True
 
 
@@ -396,13 +396,8 @@ def get_item(tx: Tracer, container: Value, key: Value) -> Value:
         return get_from_sequence(tx, container, index)
     if kind is DictVal:
         return get_from_dict(tx, container, key)
-    result = special(tx, container, "__getitem__", key)
-    if result is not None:
-        return result
-    try:
-        return fold(tx, operator.getitem, [container, key])
-    except NotConstant:
-        unsupported(tx, f"a subscript of {describe(container)}")
+    return special(tx, container, "__getitem__", key) or fold(
+        tx, operator.getitem, [container, key], reason=f"a subscript of {describe(container)}")
 
 
 def select_symbolic(tx, tensor, key) -> Value | None:

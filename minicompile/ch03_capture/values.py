@@ -44,7 +44,8 @@ from typing import Any
 import numpy
 import torch
 
-from ..ch02_guards.guards import HEAP_TYPE, MISSING, class_lookup
+from ..ch02_guards.guards import MISSING, class_lookup
+from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import Source
 
 
@@ -103,7 +104,9 @@ class SymVal(Value):
 # %% [markdown]
 # ## Containers
 #
-# What can change is numbered in the order in which the trace made it (`born`).
+# What can change is numbered in the order in which the trace made it (`born`). Two questions need that: may
+# code that runs twice or never change this object (`effect_free` in `interpreter.py`), and, when something
+# turns out to be impossible to rebuild, where must the graph break so that it is not made at all?
 #
 # Items of a container that existed before the call are `Lazy` until somebody reads them: reading is what
 # adds guards, and a configuration dictionary of fifty entries of which the program reads two should be
@@ -133,8 +136,8 @@ class TupleVal(Value):
 @dataclass(eq=False)
 class ListVal(Value):
     """A list or a collections.deque; `items` is one, too. Until somebody looks at the items of a list that
-    existed before (`on_look` guards its length then), what is appended waits in `added`: a log that only grows
-    needs no guard on its length."""
+    existed before (`on_look` guards its length then), what is appended waits in `added`: a log that only
+    grows needs no guard on its length."""
     items: list = field(default_factory=list)
     cls: type = list
     real: Any = None
@@ -323,8 +326,8 @@ class CellVal(Value):
 @dataclass(eq=False)
 class ContextVal(Value):
     """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'device'
-    (device,), 'null' (). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made; result: of
-    `__enter__`."""
+    (device,), 'null' (). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made;
+    result: of `__enter__`."""
     kind: str = ""
     state: tuple = ()
     saved: list = field(default_factory=list)
@@ -346,8 +349,8 @@ class GenVal(Value):
 
 @dataclass(eq=False)
 class ExcVal(Value):
-    """An exception object. cause: of `raise ... from`; context: what was handled when it was raised; attrs: as
-    of any object."""
+    """An exception object. cause: of `raise ... from`; context: what was handled when it was raised; seen:
+    whether it has been raised before; attrs: as of any object."""
     cls: type = Exception
     args: list = field(default_factory=list)
     cause: Value | None = None
@@ -371,7 +374,8 @@ def boolean(flag) -> Const:
 NUMPY_SCALARS = frozenset(type(numpy.zeros((), k)[()]) for k in numpy.typecodes["AllInteger"] + "?efdFD")
 NUMPY_TYPES = frozenset(type(numpy.dtype(scalar)) for scalar in NUMPY_SCALARS)
 IMMUTABLE = NUMPY_SCALARS | NUMPY_TYPES | {
-    re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.timedelta, datetime.date, datetime.datetime}
+    re.Pattern, re.Match, fractions.Fraction, decimal.Decimal, datetime.timedelta, datetime.date,
+    datetime.datetime}
 
 
 class Identity(int):
@@ -412,6 +416,11 @@ def user_error(cls, *args, **attributes):
 #
 # What a value can do is decided by the class of the object it stands for. `lookup` reads a class without
 # running anything: it ignores metaclasses and leaves descriptors as they are.
+#
+# A program may replace a method of a class between two calls, or give a class one that it did not have. So
+# each search in a class that a `class` statement made is noted, with its answer, also when nothing was found;
+# when the trace ends, `capture` turns each into a `CLASS_ATTR` guard. The guards cost little: they are looked
+# at again only after some class has changed (`stable.py` in chapter 2).
 
 # %%
 CLASS_OF = {FuncVal: types.FunctionType, MethodVal: types.MethodType,
@@ -437,7 +446,8 @@ def class_of(value: Value) -> type:
     return CLASS_OF.get(type(value), object)
 
 
-class_reads: list = [{}]             # the searches of the captures in progress: (class, name) -> what was found
+# The searches of the captures in progress: (class, name) -> what was found
+class_reads: list = [{}]
 
 
 def lookup(cls: type, name: str):

@@ -343,7 +343,8 @@ def dynamic_dims(tx, real, source) -> frozenset:
     options = tx.options
     if not options.symbolic or 0 in real.shape:
         return frozenset()
-    dims = {*options.dynamic.get(source, ()), *getattr(real, marks.DYNAMIC, ())}
+    learned = options.dynamic.get(source, ())
+    dims = {*(() if learned is True else learned), *getattr(real, marks.DYNAMIC, ())}    # True: it was a number then
     if options.everything and is_argument(source) and not isinstance(real, torch.nn.Parameter):
         dims = range(real.dim())
     return frozenset(d for d in dims if real.shape[d] > 1)
@@ -359,8 +360,8 @@ def fixed_marks(tx) -> list[str]:
         if isinstance(size, torch.SymInt) and not why:
             continue
         reason = f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else "0 and 1 never vary"
-        found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one size: "
-                     f"{reason}. Drop the mark, or the code that needs the size.")
+        found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one "
+                     f"size: {reason}. Drop the mark, or the code that needs the size.")
     return found
 
 

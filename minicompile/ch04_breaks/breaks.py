@@ -235,7 +235,6 @@ def place_of_break(why) -> list:
 
 def fullgraph_message(func, error) -> str:
     why = break_reason(error)
-    lines = [f"fullgraph=True, but the graph of {func.__qualname__} breaks: {why.reason}.", *place_of_break(why),
-             f"Hint: {why.hint}"]
-    lines.append("Change that line, or allow graph breaks with fullgraph=False.")
-    return "\n".join(lines)
+    return "\n".join([f"fullgraph=True, but the graph of {func.__qualname__} breaks: {why.reason}.",
+                      *place_of_break(why), f"Hint: {why.hint}",
+                      "Change that line, or allow graph breaks with fullgraph=False."])

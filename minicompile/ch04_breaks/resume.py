@@ -418,6 +418,7 @@ def execute(w: Walk, i):
         else:
             kinds[-i.arg], kinds[-1] = kinds[-1], kinds[-i.arg]
         return
+    top = kinds[-1] if kinds else None
     if effect < 0:
         del kinds[effect:]
     else:
@@ -437,7 +438,8 @@ def execute(w: Walk, i):
             kinds[-2:] = [NULL, VALUE]
     if name in ("STORE_FAST", "DELETE_FAST"):
         variable = w.draft.names[i.arg]
-        (w.bound.add if name == "STORE_FAST" else w.bound.discard)(variable)
+        # At the end of a comprehension 3.12 puts back what it has hidden: NULL if the variable was unbound
+        (w.bound.add if name == "STORE_FAST" and top != NULL else w.bound.discard)(variable)
 
 
 def is_method_load(i) -> bool:

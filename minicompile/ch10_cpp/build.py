@@ -190,6 +190,16 @@ def _executor() -> ThreadPoolExecutor:
     return _pool[0]
 
 
+def _start(group) -> Future:
+    """When the main thread has ended, pools take no more work, but other threads and exit handlers still compile: here."""
+    try:
+        return _executor().submit(_load_file, group)
+    except RuntimeError:
+        future = Future()
+        future.set_result(_load_file(group))
+        return future
+
+
 def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
     """Start compiling `sources`; one callable each, taking tensors then ints in the order of
     `KernelSource.args`. The tensors must have the layouts that the kernel was generated for. Raises
@@ -202,6 +212,6 @@ def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
     for i in range(files):
         group = ordered[i::files]
         if group:
-            future = _executor().submit(_load_file, group)
+            future = _start(group)
             _loaded.update((name, future) for name, _, _ in group)
     return [LazyKernel(name, _loaded[name]) for name, _, _ in named]

@@ -181,3 +181,14 @@ def test_identity_of_arguments():
     assert compiled(x, [0], [0]) == (False, 1, 2)
     assert compiled(x, one, one) == (True, 2, 2)
     assert compiled(x, [0], [0]) == (False, 1, 2)
+
+
+def test_arguments_of_an_exception():
+    def f(x, error):
+        try:
+            raise error
+        except ValueError as e:
+            return x + e.args[0]
+    compiled = minicompile.compile(f, backend="eager")
+    for n in (1, 2):
+        assert torch.equal(compiled(torch.ones(1), ValueError(n)), torch.ones(1) + n)

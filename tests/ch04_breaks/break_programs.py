@@ -194,6 +194,11 @@ def nested_comprehension(x):
     return [[effect(y * i + j) for j in range(2)] for i in range(2)], y
 
 
+def two_comprehensions(x):
+    first = [n for n in (1, 2, 3) if effect(x.sum() * n) is not None]       # `n` is unbound again after it
+    return x, first, [n + float(x.sum()) for i, n in enumerate(first)]
+
+
 def comprehension_with_closure(x):
     fs = [lambda v: v * i + effect(x).sum() for i in range(3)]
     effect(x)

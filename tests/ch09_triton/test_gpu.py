@@ -73,6 +73,36 @@ def test_integers(dtype):
     check(lambda a, b: (a // b, a % b, a + b, a * b, a & b, torch.fmod(a, b), a.sum(), torch.div(a, b, rounding_mode="trunc"), a.amax()), a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool])
+@pytest.mark.parametrize("source", [F32, torch.float64, torch.float16])
+def test_casts_of_what_does_not_fit(source, dtype):
+    """Undefined in C++ and Python alike; the answer is eager's on this GPU."""
+    numbers = [0.0, -0.0, 1.9, -1.9, 300.0, -300.0, 40000.0, 3e9, -3e9, 1e30, -1e30, float("inf"), -float("inf"), float("nan")]
+    x = torch.tensor(numbers, device="cuda").repeat(20).to(source)
+    run = compiled(lambda x: (x * 1).to(dtype), x)
+    assert torch.equal(run(x)[0], x.to(dtype)), (source, dtype, run(x)[0][:14].tolist(), x.to(dtype)[:14].tolist())
+
+
+@pytest.mark.parametrize("mode", [None, "reduce-overhead"])
+def test_floats_that_vary(mode):
+    import minicompile
+    from minicompile import driver
+    minicompile.reset()
+    before = driver.counters.graphs
+
+    def f(x, w, s):
+        return (x * s + w / (s + 2)).tanh().sum(-1) * s
+    run = minicompile.compile(f, mode=mode)
+    for s in (0.5, 0.25, 0.125, -3.75, 1e-3, 7.5, 0.1):
+        x, w = r(64, 33).requires_grad_(), r(64, 33, dtype=BF16)
+        got, want = run(x, w, s), f(x, w, s)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        for a, b in zip(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x)):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    assert driver.counters.graphs - before <= 2
+    minicompile.reset()
+
+
 @pytest.mark.parametrize("shape", [(96, 200), (1000, 1000), (33, 65)])
 def test_transposes(shape):
     x, y = r(*shape), r(*reversed(shape))

@@ -134,7 +134,7 @@ def navigation(book: links.Book, chapters: list[str], made: dict) -> list:
     def listed(chapter):
         return [{m.title: f"{m.page}.md"} for m in names.reading_order([m for m in book.modules.values() if m.chapter == chapter])]
 
-    nav = [{"minicompile": "index.md"}]
+    nav = [{"The map": "index.md"}]
     if "00" in book.chapters:
         nav.append({short(made[book.chapters["00"]].title): f"{book.chapters['00']}.md"})
     for chapter in chapters:

@@ -1,6 +1,7 @@
 """Narratives: executed cells as Markdown, `%show` of the package's source, and the download as a notebook."""
 from __future__ import annotations
 
+import dataclasses
 import html
 import pathlib
 import re
@@ -42,7 +43,8 @@ def chapter_page(book: links.Book, path: pathlib.Path, outputs: list, stage: str
 
 def prose(book: links.Book, page: Page, cell: cells.Cell, where: str):
     """Markdown with links resolved; a line `%show NAME` becomes the source of that name."""
-    position = 0
+    position, listed = 0, exercise_list(book, page.address.rpartition("/")[2][:2])
+    cell = dataclasses.replace(cell, source=cell.source.replace("<!-- exercises -->", listed))
     for found in SHOW.finditer(cell.source):
         page.prose(links.rewrite(book, page.address, cell.source[position:found.start()], f"{where}:{cell.line}"))
         position = found.end()
@@ -51,6 +53,15 @@ def prose(book: links.Book, page: Page, cell: cells.Cell, where: str):
         except KeyError:
             book.findings.append(f"{where}:{cell.line + cell.source[:found.start()].count(chr(10))}: no such name to show: {found[1]}")
     page.prose(links.rewrite(book, page.address, cell.source[position:], f"{where}:{cell.line + cell.source[:position].count(chr(10))}"))
+
+
+def exercise_list(book: links.Book, number: str) -> str:
+    """The exercises of a chapter as a Markdown list, the shortest first; page 00 has none."""
+    found = [(e.get("minutes") or 0, e.get("title") or name, name, e.get("kind")) for name, e in book.exercises.items()
+             if e.get("chapter", "").startswith(f"ch{number}")]
+    kinds = {"write": "write the function", "predict": "predict", "bug": "find the bug", "target": "reach a target"}
+    return "\n".join(f"- [{title}](exercise:{name}): {kinds.get(kind, 'write the function')}"
+                     f"{f', about {minutes} minutes' if minutes else ''}" for minutes, title, name, kind in sorted(found, key=lambda f: f[:3]))
 
 
 def source_of(book: links.Book, page: str, dotted: str) -> str:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 from dataclasses import dataclass, field
 
 MARK = "MCBLOCK"
@@ -22,7 +23,7 @@ class Page:
 
     def block(self, html: str, search: bool = False):
         self.parts.append(f"{MARK}{len(self.blocks):04d}X")
-        self.blocks.append(html if search else f"<div data-search-exclude>{html}</div>")
+        self.blocks.append(html if search else re.sub(r"^<\w+", r"\g<0> data-search-exclude", html))
 
     def write(self, docs: pathlib.Path):
         """Write the page and, beside it, its blocks; files that have not changed keep their time."""

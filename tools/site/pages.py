@@ -181,11 +181,14 @@ def api(book: links.Book, chapters: list[str]) -> list[Page]:
 
 
 def entry(page: Page, name: str, dotted: str, module: names.Module, definition, level: str = "##"):
-    page.prose(f"{level} `{name}` {{ #{dotted} }}")
+    if level == "##":
+        page.prose(f"## `{name}` {{ #{dotted} }}")
+    else:                                       # no entry in the table of contents: a chapter has hundreds of names
+        page.block(f'<h3 id="{dotted}"><code>{html.escape(name)}</code></h3>', search=True)
     address = links.href(page.address, module.page, anchor=f"L{definition.line}" if definition else "")
     signature = f"{name}{definition.signature}" if definition and definition.kind != "value" else name
     doc = definition.doc if definition else names.ast.get_docstring(module.tree) or ""
-    page.block(f'<pre class="mc-code mc-signature" tabindex="0"><code>{"".join(highlight.lines_of(wrapped(signature))) if len(signature) < 100 else chr(10).join(highlight.lines_of(wrapped(signature)))}'
+    page.block(f'<pre class="mc-code mc-signature" tabindex="0"><code>{html.escape(wrapped(signature), False)}'
                f'</code></pre><p class="mc-path"><a href="{address}"><code>{module.path}</code></a></p>')
     if doc:
         page.block(f'<p class="mc-doc">{html.escape(doc, False)}</p>', search=True)

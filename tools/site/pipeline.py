@@ -50,7 +50,7 @@ def full_map(chapters: list[str], pages: dict) -> str:
         w = min(218, (width - 12 * (len(members) - 1)) / len(members))
         for n, chapter in enumerate(members):
             x = n * (w + 12)
-            lines = textwrap.wrap(IDEAS.get(chapter, ""), 32)[:2]
+            lines = textwrap.wrap(IDEAS.get(chapter, ""), 29)[:2]
             out.append(f'<a href="{pages[chapter]}.html"><rect x="{x + 1:.0f}" y="{y + 19}" width="{w - 2:.0f}" height="56" rx="5"/>'
                        f'<text class="name" x="{x + 12:.0f}" y="{y + 38}">{int(chapter[2:4])} {html.escape(label(chapter))}</text>'
                        + "".join(f'<text class="idea" x="{x + 12:.0f}" y="{y + 53 + 14 * k}">{html.escape(t)}</text>' for k, t in enumerate(lines))

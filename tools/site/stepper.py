@@ -65,7 +65,7 @@ def record() -> dict:
             return "not looked at yet"
         if kind == "IterVal":
             return "iterator"
-        return "NULL" if type(value) is values.Value else values.describe(value)
+        return "NULL" if value is values.NULL else values.describe(value)
 
     interpreter.Frame.__post_init__ = watch
     try:

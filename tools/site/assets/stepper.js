@@ -5,7 +5,7 @@ document.querySelectorAll(".mc-stepper").forEach(root => {
   const slider = find("input"), ops = find(".mc-ops code"), graph = find(".mc-graph code")
   let at = 0
 
-  const line = (text, className) => Object.assign(document.createElement("span"), { textContent: text + "\n", className })
+  const line = (text, className) => Object.assign(document.createElement("span"), { textContent: text, className })
   const item = (tag, text, fresh) => Object.assign(document.createElement(tag), { textContent: text, className: fresh ? "fresh" : "" })
 
   function show(step) {

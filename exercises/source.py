@@ -1,0 +1,153 @@
+"""From the compiler's sources to starters and solutions. Sources are read when needed and never kept: the process that runs a
+learner's code is a fork of this one."""
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import pathlib
+import pkgutil
+import re
+from dataclasses import dataclass
+
+import minicompile
+
+from . import TASKS, ExerciseError, Task
+
+PACKAGE = pathlib.Path(minicompile.__file__).parent
+TAG = re.compile(r'^# %%.*"exercise:([\w-]+)"')
+
+
+def load_tasks() -> dict[str, Task]:
+    """All tasks, in the order of the book."""
+    from . import tasks
+    for module in sorted(m.name for m in pkgutil.iter_modules(tasks.__path__) if m.name.startswith("ch")):
+        known = set(TASKS)
+        importlib.import_module(f"{tasks.__name__}.{module}")
+        for id in set(TASKS) - known:
+            TASKS[id].chapter = TASKS[id].chapter or next(c for c in minicompile.CHAPTERS if c.startswith(module))
+    order = sorted(TASKS.values(), key=lambda t: minicompile.CHAPTERS.index(t.chapter))
+    return {t.id: t for t in order}
+
+
+def find_task(id: str) -> Task:
+    tasks = load_tasks()
+    if id not in tasks:
+        raise ExerciseError(f"There is no exercise {id!r}.{minicompile.did_you_mean(id, tasks)} "
+                            "`python -m exercises list` shows all.")
+    return tasks[id]
+
+
+def tags() -> dict[str, tuple[pathlib.Path, int]]:
+    """Where each tagged cell begins: ID -> (file, line)."""
+    return {m[1]: (path, n) for path in sorted(PACKAGE.rglob("*.py"))
+            for n, line in enumerate(path.read_text().splitlines(), 1) if (m := TAG.match(line))}
+
+
+@dataclass
+class Original:
+    """A tagged function. `text` is its source without decorators."""
+    module: str
+    path: pathlib.Path
+    name: str
+    text: str
+    header: str          # signature and docstring
+    imports: str         # the import statements it needs, absolute
+
+
+def original(task: Task) -> Original | None:
+    """The function of the package behind a task; None if it has none (predictions, targets of their own)."""
+    found = tags().get(task.id)
+    if found is None:
+        if task.kind == "predict" or task.solution:
+            return None
+        raise ExerciseError(f"No cell of the package has the tag exercise:{task.id}.")
+    path, start = found
+    text = path.read_text()
+    lines = text.splitlines()
+    end = next((n for n in range(start, len(lines)) if lines[n].startswith("# %%")), len(lines))
+    tree = ast.parse(text)
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef) and start < n.lineno <= end
+                 and task.function in ("", n.name)]
+    if len(functions) != 1:
+        raise ExerciseError(f"The cell of exercise:{task.id} defines {len(functions)} functions: name one with function=.")
+    node, = functions
+    module = ".".join(("minicompile", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    head = [line for line in lines[node.lineno - 1:node.body[0].lineno - 1] if line.strip() and not line.lstrip().startswith("#")]
+    if ast.get_docstring(node):
+        head += lines[node.body[0].lineno - 1:node.body[0].end_lineno]
+    return Original(module, path, node.name, "\n".join(lines[node.lineno - 1:node.end_lineno]), "\n".join(head),
+                    "\n".join(needed_imports(tree, node, module)))
+
+
+def needed_imports(tree: ast.Module, function: ast.FunctionDef, module: str) -> list[str]:
+    """Statements that bind the names the function reads but does not define."""
+    names = [n for n in ast.walk(function) if isinstance(n, ast.Name)]
+    own = {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)} | {function.name}
+    own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    used = {n.id for part in (function.args, *function.body, *filter(None, [function.returns]))
+            for n in ast.walk(part) if isinstance(n, ast.Name)} - own
+    used |= {n.value for n in ast.walk(function) if isinstance(n, ast.Constant) and n.value == "np"}
+    package = module.split(".")[:-1]
+    bound: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for a in node.names:
+                bound[a.asname or a.name.split(".")[0]] = f"import {a.name}" + (f" as {a.asname}" if a.asname else "")
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join([*package[:len(package) - node.level + 1], *filter(None, [node.module])]) if node.level else node.module
+            for a in node.names:
+                bound[a.asname or a.name] = f"from {base} import {a.name}" + (f" as {a.asname}" if a.asname else "")
+    local = {n for node in tree.body for n in defined(node)}
+    statements = {bound.get(n) or (f"from {module} import {n}" if n in local else "") for n in used
+                  if n in local or n in bound or not hasattr(builtins, n)}
+    groups: dict[str, list[str]] = {}
+    for s in statements - {""}:
+        base, _, name = s.partition(" import ")
+        groups.setdefault(base if name else s, []).append(name)
+    plain = sorted(base for base, n in groups.items() if n == [""])
+    return plain + [f"{base} import {', '.join(sorted(n))}" for base, n in sorted(groups.items()) if n != [""]]
+
+
+def defined(node: ast.stmt) -> list[str]:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return []
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+
+
+def introduction(task: Task) -> str:
+    about = "\n".join(f"# {line}".rstrip() for line in task.about.strip().splitlines())
+    return (f"# {task.id}: {task.title} ({task.points} points, about {task.minutes} minutes)\n#\n{about}\n#\n"
+            f"# python -m exercises watch {task.id}      checks this file whenever you save it\n"
+            f"# python -m exercises hint {task.id}       three hints, one at a time\n")
+
+
+def starter(task: Task) -> str:
+    """The file that a learner begins with."""
+    if task.starter:
+        return f"{introduction(task)}\n{task.starter.strip()}\n"
+    o = original(task)
+    if o is None:
+        raise ExerciseError(f"Task {task.id!r} has neither a tagged cell nor a starter.")
+    if not task.plant:
+        body = f"{o.header}\n    raise NotDone({task.id!r})"
+        imports = f"{o.imports}\nfrom exercises import NotDone".strip()
+    else:
+        body, imports = o.text, o.imports
+        for old, new in task.plant:
+            if body.count(old) != 1:
+                raise ExerciseError(f"Task {task.id!r}: {old!r} occurs {body.count(old)} times in {o.name}.")
+            body = body.replace(old, new)
+    return f"{introduction(task)}from __future__ import annotations\n\n{imports}\n\n\n{body}\n"
+
+
+def solution(task: Task) -> str:
+    """A file that earns all points."""
+    if task.kind == "predict":
+        raise ExerciseError("The answers of a prediction are computed, not stored: `python -m exercises grade` shows them.")
+    o = original(task)
+    if o is None:
+        return task.solution
+    return f"from __future__ import annotations\n\n{o.imports}\n\n\n{o.text}\n"

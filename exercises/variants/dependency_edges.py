@@ -1,0 +1,72 @@
+from minicompile.ch07_loops.ir import Extern
+from minicompile.ch08_fusion.dependencies import has_effect
+
+
+def _edges(steps, reads, writes, buffers, *, flow=True, anti=True, output=True, chain=True, effects=True, loops=False, all_effects=False):
+    writer = {name: i for i, names in writes.items() for name in names}
+    readers = {}
+    for i, names in reads.items():
+        for name in names:
+            readers.setdefault(name, []).append(i)
+    before = {i: set() for i in steps}
+    drawing = sorted(i for i, s in steps.items() if isinstance(s, Extern) and (has_effect(s) or all_effects))
+    for earlier, later in zip(drawing, drawing[1:]) if effects else ():
+        before[later].add(earlier)
+    for i in steps:
+        if flow:
+            before[i].update(writer[n] for n in reads[i] if n in writer)
+        for name in writes[i]:
+            old = buffers[name].alias_of
+            while old is not None:
+                if anti:
+                    before[i].update(readers.get(old, ()))
+                if output and old in writer:
+                    before[i].add(writer[old])
+                old = buffers[old].alias_of if chain else None
+        if not loops:
+            before[i].discard(i)
+    return before
+
+
+def wrong_only_flow(*args):
+    return _edges(*args, anti=False, output=False)
+
+
+def wrong_no_write_after_read(*args):
+    return _edges(*args, anti=False)
+
+
+def wrong_no_write_after_write(*args):
+    return _edges(*args, output=False)
+
+
+def wrong_one_alias_deep(*args):
+    return _edges(*args, chain=False)
+
+
+def wrong_draws_in_any_order(*args):
+    return _edges(*args, effects=False)
+
+
+def wrong_every_call_is_ordered(*args):
+    return _edges(*args, all_effects=True)
+
+
+def wrong_before_itself(*args):
+    return _edges(*args, loops=True)
+
+
+def right_pairwise(steps, reads, writes, buffers):
+    def below(name):
+        found = []
+        while (name := buffers[name].alias_of) is not None:
+            found.append(name)
+        return set(found)
+    before = {}
+    effects = [i for i in sorted(steps) if isinstance(steps[i], Extern) and has_effect(steps[i])]
+    for i in steps:
+        old = set().union(*(below(n) for n in writes[i])) if writes[i] else set()
+        before[i] = {j for j in steps if j != i and (set(writes[j]) & (set(reads[i]) | old) or set(reads[j]) & old)}
+        if i in effects and effects.index(i):
+            before[i].add(effects[effects.index(i) - 1])
+    return before

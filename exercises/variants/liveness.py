@@ -1,0 +1,78 @@
+from minicompile.ch04_breaks.bytecode import LOCAL_OPS, NO_INDEX, decode, split_pairs, successors
+
+
+def _backwards(code, *, rounds=100, union=True, kill=True, with_handlers=True, before=True, stores_read=False):
+    instructions, handlers = decode(code)
+    instructions = split_pairs(instructions, handlers)
+    follow = successors(instructions, handlers if with_handlers else [])
+    live = [frozenset()] * len(instructions)
+    result = list(live)
+    for _ in range(rounds):
+        old = list(live)
+        for n in range(len(instructions) - 1, -1, -1):
+            i = instructions[n]
+            sets = [live[m] for m in follow[n]]
+            after = frozenset().union(*sets) if union or not sets else frozenset.intersection(*sets)
+            result[n] = after
+            if i.op in LOCAL_OPS and i.op not in NO_INDEX:
+                if i.name == "STORE_FAST":
+                    after = after | {i.arg} if stores_read else after - {i.arg} if kill else after
+                elif i.name != "MAKE_CELL":
+                    after = after | {i.arg}
+            live[n] = after
+        if old == live:
+            break
+    return {i.offset: s for i, s in reversed(list(zip(instructions, live if before else result)))}
+
+
+def wrong_one_round(code):
+    return _backwards(code, rounds=1)
+
+
+def wrong_two_rounds(code):
+    return _backwards(code, rounds=2)
+
+
+def wrong_live_on_all_ways(code):
+    return _backwards(code, union=False)
+
+
+def wrong_writes_do_not_end_it(code):
+    return _backwards(code, kill=False)
+
+
+def wrong_no_handlers(code):
+    return _backwards(code, with_handlers=False)
+
+
+def wrong_after_instead_of_before(code):
+    return _backwards(code, before=False)
+
+
+def wrong_writes_read(code):
+    return _backwards(code, stores_read=True)
+
+
+def right_worklist(code):
+    instructions, handlers = decode(code)
+    instructions = split_pairs(instructions, handlers)
+    follow = successors(instructions, handlers)
+    preceding = {n: [] for n in follow}
+    for n, targets in follow.items():
+        for m in targets:
+            preceding[m].append(n)
+    live = {n: set() for n in follow}
+    for n, i in enumerate(instructions):
+        if i.op not in LOCAL_OPS or i.op in NO_INDEX or i.name in ("STORE_FAST", "MAKE_CELL"):
+            continue
+        pending = [n]
+        while pending:
+            m = pending.pop()
+            if i.arg in live[m]:
+                continue
+            live[m].add(i.arg)
+            pending += [p for p in preceding[m] if not (instructions[p].name == "STORE_FAST" and instructions[p].arg == i.arg)]
+    found = {}
+    for n, i in enumerate(instructions):
+        found.setdefault(i.offset, frozenset(live[n]))
+    return found

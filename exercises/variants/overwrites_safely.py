@@ -1,0 +1,76 @@
+from minicompile.ch08_fusion.dependencies import accesses
+
+
+def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, modes=True, places=True, later=True, rows=True, deep=True, needs_read=False):
+    if names and same_memory - {old}:
+        return False
+    depends, at, found, after = {old}, None, [], False
+    for loop in kernel.loops:
+        reads, writes, _ = accesses(loop.body)
+        if after and later and any(r.buffer == old for r in reads):
+            return False
+        if after and rows and kernel.reduction_vars and any(r.buffer in depends for r in reads):
+            return False
+        found += [r for r in reads if r.buffer == old]
+        if any(r.buffer in (depends if deep else {old}) for r in reads):
+            depends.update(w.buffer for w in writes)
+        for w in writes:
+            if w.buffer == new:
+                if modes and (w.masked or w.mode is not None):
+                    return False
+                at, after = w.index, True
+    if at is None or needs_read and not found:
+        return False
+    return all((not places or r.index == at) and (not masks or not r.masked) for r in found)
+
+
+def wrong_other_names_do_not_matter(kernel, old, new, same_memory=frozenset()):
+    return _safe(kernel, old, new, same_memory, names=False)
+
+
+def wrong_masked_reads(kernel, old, new, same_memory=frozenset()):
+    return _safe(kernel, old, new, same_memory, masks=False)
+
+
+def wrong_atomic_writes(kernel, old, new, same_memory=frozenset()):
+    return _safe(kernel, old, new, same_memory, modes=False)
+
+
+def wrong_any_index(kernel, old, new, same_memory=frozenset()):
+    return _safe(kernel, old, new, same_memory, places=False)
+
+
+def wrong_later_reads(kernel, old, new, same_memory=frozenset()):
+    return _safe(kernel, old, new, same_memory, later=False)
+
+
+def wrong_rows_are_walked_once(kernel, old, new, same_memory=frozenset()):
+    return _safe(kernel, old, new, same_memory, rows=False)
+
+
+def wrong_one_step_of_dependence(kernel, old, new, same_memory=frozenset()):
+    return _safe(kernel, old, new, same_memory, deep=False)
+
+
+def wrong_refuses_reductions(kernel, old, new, same_memory=frozenset()):
+    return not kernel.reduction_vars and _safe(kernel, old, new, same_memory)
+
+
+def right_in_two_parts(kernel, old, new, same_memory=frozenset()):
+    if any(n != old for n in same_memory):
+        return False
+    touched = [accesses(loop.body)[:2] for loop in kernel.loops]
+    where = [k for k, (_, writes) in enumerate(touched) if any(w.buffer == new for w in writes)]
+    stores = [w for _, writes in touched for w in writes if w.buffer == new]
+    if not where or any(w.masked or w.mode for w in stores):
+        return False
+    loads = [(k, r) for k, (reads, _) in enumerate(touched) for r in reads if r.buffer == old]
+    if any(r.masked or r.index != stores[-1].index or k > where[0] for k, r in loads):
+        return False
+    tainted = {old}
+    for k, (reads, writes) in enumerate(touched):
+        if tainted & {r.buffer for r in reads}:
+            if k > where[0] and kernel.reduction_vars:
+                return False
+            tainted |= {w.buffer for w in writes}
+    return True

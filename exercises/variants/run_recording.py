@@ -1,0 +1,92 @@
+import weakref
+
+import torch
+
+from minicompile.ch11_runtime.cudagraphs import _alias_of_input
+from minicompile.ch11_runtime.host import raise_versions
+
+
+def _run(g, r, args, *, copy_in=True, write_back=True, versions=True, copy_out=True, alias=True, note=True, clear=True, of_call=True, count=True, strides=True):
+    with torch._C._AutoDispatchBelowAutograd():
+        if r.copied and copy_in:
+            torch._foreach_copy_(r.placeholders, [args[i] for i in r.copied])
+        r.replay()
+        for i, placeholder in r.written if write_back else ():
+            args[i].copy_(placeholder)
+        if g.mutated and versions:
+            raise_versions(*[args[i] for i in g.mutated])
+        out = []
+        for kind, *rest in r.recipes:
+            if kind == "leaves":
+                t = r.leaving[rest[0]]
+                new = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) if strides else torch.empty_like(t, memory_format=torch.contiguous_format)
+                out.append(new.copy_(t) if copy_out else t)
+            elif kind == "stays":
+                t = rest[0].as_strided(rest[0].shape, rest[0].stride()) if alias else rest[0]
+                if note:
+                    g.group.inside.append(weakref.ref(t))
+                out.append(t)
+            elif kind == "input":
+                source = args[rest[0]]
+                if not of_call and rest[0] in r.copied:
+                    source = r.placeholders[r.copied.index(rest[0])]
+                out.append(_alias_of_input(source, *rest[1:]))
+            else:
+                out.append(rest[0])
+    if clear:
+        args.clear()
+    g.counts["replayed"] += count
+    return out
+
+
+def wrong_old_inputs(g, r, args):
+    return _run(g, r, args, copy_in=False)
+
+
+def wrong_no_write_back(g, r, args):
+    return _run(g, r, args, write_back=False, versions=False)
+
+
+def wrong_outputs_are_overwritten(g, r, args):
+    return _run(g, r, args, copy_out=False, strides=False)
+
+
+def wrong_keeps_arguments(g, r, args):
+    return _run(g, r, args, clear=False)
+
+
+def wrong_aliases_of_placeholders(g, r, args):
+    return _run(g, r, args, of_call=False)
+
+
+def wrong_nobody_is_inside(g, r, args):
+    return _run(g, r, args, note=False)
+
+
+def wrong_always_inside(g, r, args):
+    return _run(g, r, args, alias=False)
+
+
+def wrong_contiguous_outputs(g, r, args):
+    return _run(g, r, args, strides=False)
+
+
+def right_by_kind(g, r, args):
+    makers = {"leaves": lambda k: leaving[k], "input": lambda i, *where: _alias_of_input(args[i], *where), "constant": lambda value: value}
+
+    def stays(t):
+        t = t.as_strided(t.size(), t.stride())
+        g.group.inside.append(weakref.ref(t))
+        return t
+    with torch._C._AutoDispatchBelowAutograd():
+        for place, i in zip(r.placeholders, r.copied):
+            place.copy_(args[i])
+        r.replay()
+        for i, place in r.written:
+            args[i].copy_(place)
+        raise_versions(*(args[i] for i in g.mutated))
+        leaving = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t) for t in r.leaving]
+        out = [(stays if kind == "stays" else makers[kind])(*rest) for kind, *rest in r.recipes]
+    args.clear()
+    g.counts["replayed"] += 1
+    return out

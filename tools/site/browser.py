@@ -1,0 +1,233 @@
+"""python -m tools.site.browser [--all] [--axe FILE]: the finished site in headless Chromium, from file://.
+
+Every page has to load without a console error, an exception or a request to the outside. Search has to find, the stepper has to step, by
+mouse and by keyboard. axe-core looks at the pages in both colour schemes (all kinds of pages; `--all`: every page). axe-core comes from
+the npm registry into .site/ and is not part of the project; without npm, pass `--axe`.
+"""
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import pathlib
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+from . import ROOT
+
+AXE = "4.10.2"
+TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+
+
+class Browser:
+    """A Chromium that is spoken to over two pipes, in the DevTools protocol: JSON texts that end with a zero byte."""
+
+    def __init__(self):
+        name = next((n for n in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")) if n), None)
+        if name is None:
+            raise SystemExit("The browser tests need Chromium.")
+        self.profile = tempfile.mkdtemp(prefix="site-browser-")
+        (theirs, self.send_to), (self.read_from, back) = os.pipe(), os.pipe()
+        high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 60) for fd in (theirs, back)]
+
+        def wire():
+            os.dup2(high[0], 3)
+            os.dup2(high[1], 4)
+
+        self.process = subprocess.Popen(
+            [name, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--remote-debugging-pipe", f"--user-data-dir={self.profile}", "about:blank"],
+            pass_fds=(3, 4), preexec_fn=wire, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for fd in (theirs, back, *high):
+            os.close(fd)
+        self.buffer, self.number, self.events = b"", 0, []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    session = None
+
+    def message(self, limit: float):
+        """The next message, or None when there is none for `limit` seconds."""
+        while b"\0" not in self.buffer:
+            if not select.select([self.read_from], [], [], limit)[0]:
+                return None
+            data = os.read(self.read_from, 1 << 20)
+            if not data:
+                raise SystemExit("Chromium ended.")
+            self.buffer += data
+        text, _, self.buffer = self.buffer.partition(b"\0")
+        return json.loads(text)
+
+    def call(self, method: str, **params):
+        self.number += 1
+        about = {"id": self.number, "method": method, "params": params, **({"sessionId": self.session} if self.session else {})}
+        os.write(self.send_to, json.dumps(about).encode() + b"\0") if len(json.dumps(about)) < 60_000 else self.write_long(about)
+        while True:
+            answer = self.message(60)
+            if answer is None:
+                raise SystemExit(f"{method}: no answer in a minute")
+            if answer.get("id") == self.number:
+                if "error" in answer:
+                    raise RuntimeError(f"{method}: {answer['error']['message']}")
+                return answer["result"]
+            self.events.append(answer)
+
+    def write_long(self, about):
+        data = json.dumps(about).encode() + b"\0"
+        while data:
+            data = data[os.write(self.send_to, data[:1 << 16]):]
+
+    def open(self, address: str):
+        """Go to an address and wait until it has loaded. Events from before are forgotten."""
+        self.events.clear()
+        self.call("Page.navigate", url=address)
+        self.wait(lambda: any(e.get("method") == "Page.loadEventFired" for e in self.events), "load")
+
+    def wait(self, ready, what: str, limit: float = 20):
+        end = time.monotonic() + limit
+        while not ready():
+            if time.monotonic() > end:
+                raise AssertionError(f"{what}: not in {limit:.0f} s")
+            if event := self.message(0.05):
+                self.events.append(event)
+
+    def run(self, script: str):
+        """The value of a JavaScript expression; promises are awaited."""
+        answer = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        if "exceptionDetails" in answer:
+            raise AssertionError(answer["exceptionDetails"].get("exception", {}).get("description", str(answer["exceptionDetails"])))
+        return answer["result"].get("value")
+
+    def until(self, script: str, what: str, limit: float = 20):
+        self.wait(lambda: self.run(script), what, limit)
+
+    def complaints(self) -> list[str]:
+        """Errors and outside requests since the page was opened."""
+        found = []
+        for event in self.events:
+            method, params = event.get("method"), event.get("params", {})
+            if method == "Runtime.exceptionThrown":
+                found.append("exception: " + params["exceptionDetails"].get("exception", {}).get("description", "")[:200])
+            elif method == "Log.entryAdded" and params["entry"]["level"] == "error":
+                found.append("error: " + params["entry"]["text"][:200])
+            elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "assert"):
+                found.append("console: " + str([a.get("value") for a in params["args"]])[:200])
+            elif method == "Network.requestWillBeSent" and not params["request"]["url"].startswith(("file:", "data:", "blob:", "about:")):
+                found.append("request to " + params["request"]["url"])
+        return found
+
+    def scheme(self, name: str):
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
+
+    def close(self):
+        self.process.terminate()
+        self.process.wait()
+        shutil.rmtree(self.profile, ignore_errors=True)
+
+
+def axe_source(work: pathlib.Path, given: str | None) -> str | None:
+    """The text of axe-core, fetched once through npm; None where that is not possible."""
+    if given:
+        return pathlib.Path(given).read_text()
+    file = work / "axe" / "node_modules" / "axe-core" / "axe.min.js"
+    if not file.exists() and shutil.which("npm"):
+        subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(work / "axe"), f"axe-core@{AXE}"],
+                       capture_output=True, timeout=120)
+    return file.read_text() if file.exists() else None
+
+
+def violations(browser: Browser, axe: str) -> list[str]:
+    browser.run(axe + "; 0")
+    found = browser.run("axe.run(document, {resultTypes: ['violations'], runOnly: " + json.dumps(TAGS) + "}).then(r => r.violations.map("
+                        "v => v.id + ': ' + v.nodes.length + ' x, e.g. ' + v.nodes[0].html.slice(0, 140) + ' | ' + "
+                        "(v.nodes[0].any[0] ? v.nodes[0].any[0].message.slice(0, 140) : '')))")
+    return [f"axe: {line}" for line in found]
+
+
+def check_search(browser: Browser, site: pathlib.Path) -> list[str]:
+    """Typing a word into the search field lists pages with it."""
+    browser.open((site / "index.html").as_uri())
+    browser.run("document.querySelector('[data-md-toggle=search]').click(); document.querySelector('.md-search__input').focus()")
+    for word, expected in (("partitioner", "ch05"), ("choose_saved", "partition")):
+        browser.run(f"(i => {{ i.value = {word!r}; i.dispatchEvent(new Event('input', {{bubbles: true}})); i.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}})) }})"
+                    "(document.querySelector('.md-search__input'))")
+        try:
+            browser.until(f"[...document.querySelectorAll('.md-search-result__link')].some(a => a.href.includes({expected!r}))",
+                          f"search for {word} does not find {expected}")
+        except AssertionError as error:
+            return [str(error)]
+    return browser.complaints()
+
+
+def check_stepper(browser: Browser, site: pathlib.Path) -> list[str]:
+    browser.open((site / "stepper.html").as_uri())
+    browser.until("!document.querySelector('.mc-stepper').hidden", "the stepper does not show itself")
+    said, click = "document.querySelector('.mc-now').textContent", "document.querySelector('[data-go={}]').click()"
+    nodes = "document.querySelectorAll('.mc-graph span').length"
+    first = browser.run(said)
+    browser.run(click.format("on"))
+    second = browser.run(said)
+    browser.run("document.querySelector('[data-go=on]').focus()")
+    for kind in ("rawKeyDown", "keyUp"):
+        browser.call("Input.dispatchKeyEvent", type=kind, key="ArrowRight", code="ArrowRight", windowsVirtualKeyCode=39)
+    third = browser.run("document.querySelector('output').textContent")
+    browser.run(click.format("last"))
+    end = browser.run(nodes)
+    found = []
+    if first == second or not first:
+        found.append(f"the button Next does nothing: {first!r}")
+    if not third.startswith("3 of"):
+        found.append(f"the arrow key does nothing: {third!r}")
+    if end < 3:
+        found.append(f"the graph has {end} nodes at the end")
+    return found + browser.complaints()
+
+
+def main(arguments=None) -> int:
+    options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    options.add_argument("--all", action="store_true")
+    options.add_argument("--axe")
+    options = options.parse_args(arguments)
+    site, start = ROOT / "site", time.perf_counter()
+    pages = sorted(p for p in site.rglob("*.html") if p.name != "404.html")
+    if not pages:
+        print("There is no site: make site", file=sys.stderr)
+        return 1
+    axe, findings, browser = axe_source(ROOT / ".site", options.axe), [], Browser()
+    if axe is None:
+        findings.append("axe-core could not be had; pass --axe FILE")
+    code = sorted((p for p in pages if "code" in p.relative_to(site).parts), key=lambda p: -p.stat().st_size)
+    looked_at = set(pages) - (set() if options.all else set(code[3:]))
+    try:
+        for page in pages:
+            name = page.relative_to(site).as_posix()
+            for scheme in ("light", "dark") if page in looked_at else ("light",):
+                browser.scheme(scheme)
+                browser.open(page.as_uri())
+                complaints = browser.complaints()
+                if axe and page in looked_at:
+                    complaints += violations(browser, axe)
+                findings += [f"{name} ({scheme}): {text}" for text in complaints]
+        browser.scheme("dark")
+        browser.open((site / "index.html").as_uri())
+        browser.run("__md_set && 0")
+        if browser.run("document.body.dataset.mdColorScheme") != "slate":
+            findings.append("index.html: the dark scheme is not taken from the system")
+        findings += [f"search: {text}" for text in check_search(browser, site)]
+        findings += [f"stepper.html: {text}" for text in check_stepper(browser, site)]
+    finally:
+        browser.close()
+    print("\n".join(findings) or "no findings")
+    print(f"{len(pages)} pages, {len(looked_at) if axe else 0} of them with axe-core in both schemes, {time.perf_counter() - start:.0f} s")
+    return bool(findings)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
