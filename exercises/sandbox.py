@@ -162,7 +162,6 @@ def child(pipe: int, task: Task, behaviour: Behaviour, source: str | None, seed:
         os.dup2(pipe, 3)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    write = os.write                # a copy of the learner's patches comes too late
     modules = set(sys.modules)
     NotDone.raised = False
     line = None
@@ -212,7 +211,6 @@ def child(pipe: int, task: Task, behaviour: Behaviour, source: str | None, seed:
         memory = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
         kind = "not done" if NotDone.raised else "memory" if memory else "error"
         say(error=kind, text="not done yet" if kind == "not done" else f"needs more than {task.memory} MiB" if memory else text[:400])
-    del write
 
 
 def show(behaviour: Behaviour, case) -> str:

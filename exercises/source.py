@@ -87,7 +87,6 @@ def needed_imports(tree: ast.Module, function: ast.FunctionDef, module: str) -> 
     own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
     used = {n.id for part in (function.args, *function.body, *filter(None, [function.returns]))
             for n in ast.walk(part) if isinstance(n, ast.Name)} - own
-    used |= {n.value for n in ast.walk(function) if isinstance(n, ast.Constant) and n.value == "np"}
     package = module.split(".")[:-1]
     bound: dict[str, str] = {}
     for node in ast.walk(tree):

@@ -49,7 +49,8 @@ def rows(record: dict):
         numbers = r["task"]["dtype"] + (" channels_last" if r["task"]["channels_last"] else "")
         cold = [figure(run, lambda run: run["cold_seconds"], "{:.1f}") for run in (r, torch)]
         peak = [figure(run, lambda run: run["peak_memory_mb"] / 1000, "{:.2f}") for run in (r, eager)]
-        yield line([f"{title(r['task'])}, {numbers}", mode or "default",
+        note = f"; {record['note']}" if "note" in record else ""
+        yield line([f"{title(r['task'])}, {numbers}{note}", mode or "default",
                     *(figure(run, lambda run: run["ms"], "{:.2f}") for run in (eager, torch)),
                     f"**{r['ms']:.2f}**",
                     *(figure(run, lambda run: run["ms"] / r["ms"], "{:.2f}x") for run in (eager, torch)),

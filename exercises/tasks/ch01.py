@@ -30,7 +30,7 @@ def random_graph(rng, calls: int, inputs: int = 2) -> fx.Graph:
 
 
 def graph_text(graph: fx.Graph) -> str:
-    return "\n".join(f"{n} = {n.op if n.op != 'call_function' else n.target.__name__}({', '.join(map(str, n.all_input_nodes))})"
+    return "\n".join(f"{n} = {n.op if n.op != 'call_function' else n.target.__name__}({', '.join(map(str, n.args))})"
                      for n in graph.nodes)
 
 
@@ -81,3 +81,45 @@ def interpreter_holds(function, graph):
     generator = torch.Generator().manual_seed(0)
     result = interpret(gm, [torch.rand(3, generator=generator) for n in graph.nodes if n.op == "placeholder"], on_node)
     return {**counts, "result": result}
+
+
+# ---- bounds ------------------------------------------------------------------------------------------------
+
+task("bounds", title="Between which numbers?", minutes=45, kind="write", function="bounds", about="""\
+`(64*i + j) // 64` is `i` where 0 <= j < 64: divisions disappear from generated kernels only if the compiler knows bounds. Find the inclusive
+bounds of an expression: `e.terms` maps products of atoms (tuples) to coefficients, `e.const` is added. `_atom_bounds(atom)` knows one atom;
+None is an unknown bound. A product of several atoms is bounded only where no atom can be negative.""",
+     hints=["An int is its own bound. Otherwise begin with (const, const) and add the bounds of one term after the other.",
+            "What does a negative coefficient do to a lower bound? And once one bound is unknown, the sum stays unknown on that side.",
+            "For one atom take its bounds as they are. For several, multiply lower with lower and upper with upper, but give (None, None) if "
+            "any lower is None or negative. If c < 0 swap the two. Then add c times each."])
+
+
+def random_expressions(shape):
+    def cases(rng):
+        from minicompile.ch01_graphs.symbolic import Symbol, add, floordiv, mod, mul
+        found = []
+        for _ in range(14):
+            atoms = [Symbol(n, rng.choice([None, rng.randrange(2, 40)]), rng.choice([0, 0, 1, -3]) if shape != "one" else rng.randrange(3)).expr
+                     for n in "abc"]
+            e = mul(atoms[0], rng.choice([-5, -1, 1, 3]))
+            if shape != "one":
+                e = add(e, mul(mul(atoms[1], atoms[2]), rng.choice([-2, 1, 4])))
+            if shape == "divided":
+                e = add(mod(e, rng.randrange(3, 9)), mul(floordiv(atoms[1], rng.randrange(2, 7)), rng.choice([-3, 2])))
+            found.append(add(e, rng.randrange(-9, 9)))
+        return found
+    return cases
+
+
+def expression_text(e) -> str:
+    from minicompile.ch01_graphs.symbolic import symbols, to_text
+    return f"{to_text(e)} with " + ", ".join(f"{s.lower} <= {s.name}" + (f" < {s.size}" if s.size else "")
+                                             for s in sorted(symbols(e), key=lambda s: s.name))
+
+
+for _points, _name, _shape in ((3, "one variable", "one"), (4, "sums and products", "sum"), (3, "divisions and remainders", "divided")):
+    @behaviour("bounds", points=_points, name=_name, cases=random_expressions(_shape), show=expression_text)
+    def _(function, e):
+        low, high = function(e)
+        return {"lower": low, "upper": high}

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import behaviour, task
-from .kit import graph_lines, joint_graph, program_file, questions, traced
+from .kit import SOURCES, graph_lines, keep_sources, joint_graph, program_file, questions, traced
 
 aten = torch.ops.aten
 
@@ -235,9 +235,11 @@ def merged(function, case):
     return {"operations": graph_lines(gm), "origins": {n.name: tuple(n.meta["origins"]) for n in gm.graph.nodes if n.op == "call_function"}}
 
 
+keep_sources(sines, sums, kinds_of_one, kinds_of_zero, keepdims, draws, fresh)
+
+
 def program_text(case):
-    import inspect
-    return inspect.getsource(case) if callable(case) else "random program of " + ", ".join(op for op, *_ in case)
+    return SOURCES[case.__name__] if callable(case) else "random program of " + ", ".join(op for op, *_ in case)
 
 
 for _points, _name, _cases in (

@@ -75,13 +75,12 @@ for _points, _name, _cases in ((3, "exact", slopes("none")), (3, 'approximate="t
     behaviour("gelu-backward", points=_points, name=_name, cases=_cases, show=slope_text, tolerance=1e-5)(slope)
 
 
-@behaviour("gelu-backward", points=2, name="training a GELU through the decompositions", tolerance=1e-4, cases=lambda rng: [
-    (rng.randrange(1000), a) for a in ("none", "tanh")], show=lambda c: f"gelu(x, approximate={c[1]!r}).sum().backward(), x: float32[4, 5], seed {c[0]}")
-def trained(function, case):
-    import minicompile
-    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(case[0])).requires_grad_()
-    minicompile.compile(lambda x: torch.nn.functional.gelu(x, approximate=case[1]).sum(), backend="decomposed")(x).backward()
-    return x.grad
+@behaviour("gelu-backward", points=2, name="bfloat16 through the table of decompositions", tolerance=1e-2, cases=lambda rng: [
+    slopes(a, torch.bfloat16)(rng)[k] for a in ("none", "tanh") for k in (1, 2, 3, 4)], show=slope_text)
+def through_the_table(function, case):
+    from minicompile.ch06_decompositions.table import TABLE
+    x, grad, approximate = case
+    return TABLE[aten.gelu_backward.default](grad, x, approximate=approximate)
 
 
 # ---- layer-norm-backward ---------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import behaviour, task
-from .kit import kernels_of, lowered, program_file, questions
+from .kit import SOURCES, keep_sources, kernels_of, lowered, program_file, questions
 
 F32, CPU = torch.float32, torch.device("cpu")
 
@@ -137,6 +137,9 @@ def transposed_read(x, y):
 SCORED = {f.__name__: f for f in (chain, shared_value, normalised, transposed_read)}
 
 
+keep_sources(*SCORED.values())
+
+
 def fuser_of(name):
     from minicompile.ch08_fusion.dependencies import remove_dead
     from minicompile.ch08_fusion.fuse import Fuser, FusionOptions
@@ -145,8 +148,7 @@ def fuser_of(name):
 
 
 def source_of(name):
-    import inspect
-    return inspect.getsource(SCORED[name]) + "# x, y: float32 [6, 8]; one loop for each operation"
+    return SOURCES[name] + "# x, y: float32 [6, 8]; one loop for each operation"
 
 
 def scored(name, wanted):
@@ -371,6 +373,9 @@ def branches(x, w):
 WIDE = {f.__name__: f for f in (fan, blocks, branches)}
 
 
+keep_sources(*WIDE.values())
+
+
 def pair_counts(function, case):
     from minicompile.ch08_fusion.dependencies import remove_dead
     from minicompile.ch08_fusion.fuse import Fuser, FusionOptions, fuse
@@ -389,6 +394,5 @@ def few_enough(case, got, expected):
 
 for _points, _name in ((3, "fan"), (4, "blocks"), (3, "branches")):
     def show_source(case):
-        import inspect
-        return inspect.getsource(WIDE[case])
+        return SOURCES[case]
     behaviour("fewer-kernels", points=_points, name=f"kernels and pairs of {_name}", cases=lambda rng, name=_name: [name], check=few_enough, show=show_source)(pair_counts)

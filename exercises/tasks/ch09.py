@@ -43,7 +43,7 @@ def random_indices(rng):
 
 for _points, _name, _cases in (
         (2, "contiguous and transposed", indices(((8, 64), (64, 1)), ((8, 64), (1, 8)), ((64,), (1,)), ((4, 8, 16), (16, 64, 1)), ((4, 8, 16), (8, 1, 32)))),
-        (2, "no variable of stride 1", indices(((8, 64), (128, 2)), ((64,), (2,)), ((8, 64), (0, 0)), ((8, 64), (2, 0)))),
+        (2, "no variable of stride 1", indices(((8, 64), (64, 1)), ((8, 64), (128, 2)), ((64,), (2,)), ((8, 64), (0, 0)), ((8, 64), (2, 0)))),
         (2, "variables of one value, unused and symbolic ones", indices(((8, 1), (1, 1)), ((1, 8), (1, 4)), ((8, 64), (1, 0)), (("n", 4), (4, 1)), (("n", 4), (1, 0)))),
         (2, "indices that are not linear in a variable", indices(((4, 64), ("mod", 8, 4, 1)), ((4, 64), ("mod", 1, 32, 32)))),
         (2, "random indices", random_indices)):

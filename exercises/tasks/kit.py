@@ -72,3 +72,12 @@ def seeded(rng):
 
 def tensor_text(t) -> str:
     return f"{str(t.dtype)[6:]}{list(t.shape)}" + ("" if t.is_contiguous() else f" strides {t.stride()}")
+
+
+SOURCES: dict = {}
+
+
+def keep_sources(*functions) -> None:
+    """Read the texts of functions while files may be opened: a graded process may not."""
+    import inspect
+    SOURCES.update((f.__name__, inspect.getsource(f)) for f in functions)

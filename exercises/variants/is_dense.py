@@ -2,10 +2,6 @@ def wrong_contiguous_only(t):
     return t.is_contiguous()
 
 
-def wrong_span_equals_count(t):
-    return sum((n - 1) * s for n, s in zip(t.shape, t.stride())) + 1 == t.numel()
-
-
 def wrong_ones_count(t):
     expected = 1
     for stride, size in sorted(zip(t.stride(), t.shape)):

@@ -26,10 +26,6 @@ def wrong_from_the_source(net, sink):
     return set(range(len(net.out))) - seen
 
 
-def wrong_only_real_edges(net, sink):
-    return _search(net, sink, lambda net, e: net.room[e ^ 1] and e % 2 == 1)
-
-
 def wrong_without_the_sink(net, sink):
     return _search(net, sink, lambda net, e: net.room[e ^ 1]) - {sink}
 

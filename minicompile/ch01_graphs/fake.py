@@ -153,6 +153,19 @@ ONE_DTYPE = {getattr(aten, name).default for name in
              ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")}
 
 
+def _check_indices(tensor, indices) -> None:
+    """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, and masks of another shape."""
+    d = 0
+    for index in indices:
+        if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        if index is not None and index.dtype is torch.bool and index.shape != tensor.shape[d:d + width]:
+            raise IndexError(f"the shape of the mask {list(index.shape)} does not match that of the indexed tensor "
+                             f"{list(tensor.shape)} at dimension {d}")
+        d += width
+
+
 def fake_call(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
@@ -171,9 +184,8 @@ def fake_call(func, args, kwargs):
     meta_args, meta_kwargs = pytree.tree_unflatten([unwrap(x) for x in flat], spec)
     if func in ONE_DTYPE and len({t.dtype for t in tensors}) > 1:
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
-    if func in FIRST_DECIDES and any(t.is_floating_point() for i in args[1:2] if type(i) in (list, tuple)
-                                     for t in i if isinstance(t, torch.Tensor)):     # index_put's does not look
-        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+    if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
+        _check_indices(args[0], args[1])
     device = _result_device(func, args, kwargs, tensors)
     takes_device = any(a.name == "device" for a in func._schema.arguments)
     if takes_device and (not tensors or kwargs.get("device") is not None):

@@ -181,7 +181,7 @@ def mul(a: Int, b: Int) -> Int:
 # when its bounds say `0 <= b < n`. With a symbolic `n` we ask whether `n - 1 - b` has a non-negative lower
 # bound after putting each loop variable at its largest value.
 
-# %%
+# %% tags=["exercise:bounds"]
 def symbols(e: Int) -> set[Symbol]:
     """All symbols in an expression, those inside divisions and those of loop sizes excluded."""
     e = as_expr(e)

@@ -365,7 +365,7 @@ def module_structure(g, x, const):
 # Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and
 # 1 get their own graph: broadcasting makes them different programs.
 
-# %%
+# %% tags=["exercise:contiguous-strides"]
 def contiguous_strides(shape) -> tuple:
     strides, step = [], 1
     for size in reversed(shape):

@@ -129,6 +129,14 @@ GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 PROFILER_CLASSES = (torch.profiler.record_function, torch.autograd.profiler.record_function)
 
 
+def grad_switch(mode: bool, previous: bool) -> torch.set_grad_enabled:
+    """The `set_grad_enabled(mode)` that the trace made when the grad mode was `previous`. The constructor would
+    note, and switch, the mode of the moment at which the object is rebuilt."""
+    context = object.__new__(torch.set_grad_enabled)
+    context.mode, context.prev = mode, previous
+    return context
+
+
 def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
     """The context value for a call of a known class, or None when the class is not known."""
     autocast = issubclass(cls, torch.amp.autocast_mode.autocast)

@@ -29,6 +29,7 @@ import torch
 
 from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
+from .contexts import grad_switch
 from .interpreter import Tracer, constant_source, location
 from .values import (
     ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal,
@@ -286,7 +287,9 @@ def context_text(ep, value):
         return pool(ep, value.state[0])
     if value.kind == "null":
         return f"{pool(ep, value.factory)}({expression(ep, value.result)})"
-    return f"{pool(ep, value.factory)}({value.state[0] if value.factory is torch.set_grad_enabled else ''})"
+    if value.factory is torch.set_grad_enabled:
+        return f"{pool(ep, grad_switch)}({value.state[0]}, {value.immediate})"
+    return f"{pool(ep, value.factory)}()"
 
 
 # %% [markdown]

@@ -121,7 +121,8 @@ def load_fast_and_clear(tx, frame, i):
 
 @opcode("STORE_FAST")
 def store_fast(tx, frame, i, value):
-    store_local(frame, i.argval, value)
+    if value is not NULL or i.argval not in frame.code.co_freevars:
+        store_local(frame, i.argval, value)
 
 
 @opcode("STORE_FAST_STORE_FAST")

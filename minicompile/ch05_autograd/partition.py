@@ -397,13 +397,15 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
 
 
 def private(joint, halves, saved) -> set[fx.Node]:
-    """The saved values whose memory only the backward graph needs, and under no second name."""
+    """The saved values whose memory only the backward graph needs, and under no second name. What depends on no
+    input may be a constant, the same memory in every call."""
     def memory_of(nodes):
         return [storage_key(n.meta["val"]) for n in nodes
                 if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), torch.Tensor)]
     times = Counter(memory_of(saved))
     public = {*memory_of(joint.gm.graph.find_nodes(op="placeholder")), *memory_of(halves.outputs)}
-    return {n for n in saved for key in memory_of([n]) if times[key] == 1 and key not in public}
+    return {n for n in saved for key in memory_of([n]) if times[key] == 1 and key not in public
+            and any(a.op == "placeholder" for a in with_ancestors([n]))}
 
 
 def _backward_graph(joint, halves, saved) -> fx.GraphModule:

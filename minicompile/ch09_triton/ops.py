@@ -145,18 +145,21 @@ OPS["sign"] = _sign_of
 # %% [markdown]
 # ## Conversions
 #
-# A float becomes a small unsigned integer by way of a signed one: negative numbers wrap around, as they do
-# in eager, and are not clamped. float64 reaches the half types through float32.
+# A float becomes a small integer by way of a larger one: what does not fit wraps around, as it does in eager,
+# and is not clamped. float64 reaches the half types through float32.
 
 # %%
+BY_WAY_OF = {torch.uint8: "tl.int64", torch.int8: "tl.int32", torch.int16: "tl.int32"}
+
+
 def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:
     """Text of `x` converted from `source` to `target` with the meaning of a torch cast."""
     if source == target:
         return x
     if target == torch.bool:
         return f"{x} != 0"
-    if source.is_floating_point and target == torch.uint8:
-        return f"{x}.to(tl.int32).to(tl.uint8)"
+    if source.is_floating_point and target in BY_WAY_OF:
+        return f"{x}.to({BY_WAY_OF[target]}).to({triton_type(target)})"
     if source == torch.float64 and target in (torch.float16, torch.bfloat16):
         return f"{x}.to(tl.float32).to({triton_type(target)})"
     return f"{x}.to({triton_type(target)})"

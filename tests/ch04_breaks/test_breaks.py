@@ -287,3 +287,18 @@ def test_many_rounds_do_not_nest():
 def test_generators_are_not_captured():
     with pytest.raises(SkipFrame):
         capture_frame(lambda x: (yield), {"x": 1})
+
+
+def test_a_grad_switch_made_before_a_break_restores_the_mode_it_was_made_in():
+    def f(x):
+        with torch.no_grad():
+            with torch.set_grad_enabled(False):
+                try:
+                    x.view(5, 11)
+                except RuntimeError as e:
+                    name = type(e).__name__
+        return x + 1, name, torch.is_grad_enabled()
+    compiled = minicompile.compile(f, backend="eager")
+    for _ in range(3):
+        assert compiled(torch.ones(4, 4))[1:] == ("RuntimeError", True)
+        assert torch.is_grad_enabled()

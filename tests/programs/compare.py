@@ -28,6 +28,7 @@ OPAQUE = (types.ModuleType, types.BuiltinFunctionType, types.GeneratorType, stat
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, type(Ellipsis))
 UNBOUND = re.compile("cannot access (local|free) variable")
 ADDRESS = re.compile(r"0x[0-9a-f]+")
+NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
 INTERNAL = {"_backward_hooks", "_forward_hooks", "_parameters", "_buffers", "_modules"}
 
 
@@ -140,10 +141,13 @@ def execute(code, compile_, *, words=True) -> list:
     module = sys.modules[name] = types.ModuleType(name)          # dataclasses look themselves up there
     space, shots, out = module.__dict__, [], io.StringIO()
 
+    def printed(text):
+        return ADDRESS.sub("", text) if words else NODE.sub("grad_fn", ADDRESS.sub("", text))
+
     def shoot(what, result, args):
         photo = Photo(name)
         state = {k: v for k, v in space.items() if k not in SKIPPED and not isinstance(v, types.ModuleType)}
-        shots.append((what, photo.of(result), photo.of(list(args)), {k: photo.of(v) for k, v in state.items()}, ADDRESS.sub("", out.getvalue()),
+        shots.append((what, photo.of(result), photo.of(list(args)), {k: photo.of(v) for k, v in state.items()}, printed(out.getvalue()),
                       torch.is_grad_enabled()))
 
     def call(function, *args, **kwargs):

@@ -124,6 +124,7 @@ class Browser:
         return found
 
     def scheme(self, name: str):
+        self.run("location.protocol === 'file:' && localStorage.clear()")      # the theme remembers a choice
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     def close(self):
@@ -217,7 +218,7 @@ def main(arguments=None) -> int:
                 findings += [f"{name} ({scheme}): {text}" for text in complaints]
         browser.scheme("dark")
         browser.open((site / "index.html").as_uri())
-        browser.run("__md_set && 0")
+        browser.until("document.body.dataset.mdColorScheme", "the theme")
         if browser.run("document.body.dataset.mdColorScheme") != "slate":
             findings.append("index.html: the dark scheme is not taken from the system")
         findings += [f"search: {text}" for text in check_search(browser, site)]

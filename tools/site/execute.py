@@ -186,5 +186,5 @@ def record(path: pathlib.Path, root: pathlib.Path = ROOT) -> pathlib.Path:
 def output_html(outputs: list[dict], note: str = "") -> str:
     """What a cell showed, as one block."""
     parts = [f'<pre class="mc-out" tabindex="0"><code>{html.escape(o["text"], False)}</code></pre>' if o["kind"] == "text"
-             else f'<div class="mc-rich">{o["text"]}</div>' for o in outputs]
+             else f'<div class="mc-rich" tabindex="0">{o["text"]}</div>' for o in outputs]
     return "".join(parts) + (f'<p class="mc-note">Measured on {html.escape(note)}</p>' if note else "")

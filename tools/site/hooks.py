@@ -19,3 +19,10 @@ def on_page_content(html, page, config, files):
     up = "../" * address.count("/")
     here = strip.get(stage, strip[""]).replace('href="@', f'href="{up}')
     return f'<div data-search-exclude class="mc-strip">{here}</div>{html}' if address != "index" else html.replace("@@UP@@", up)
+
+
+def on_post_page(output, page, config):
+    """What the theme leaves out for screen readers and the keyboard."""
+    output = output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"')
+    output = output.replace("<th></th>", "<td></td>").replace('<th scope="col"></th>', "<td></td>")
+    return re.sub(r"<pre>(<span></span>)?<code>", r'<pre>\1<code tabindex="0">', output)

@@ -1,5 +1,6 @@
 /* The stepper: shows one recorded step at a time. Without this script the page has the same steps as a table. */
 document.querySelectorAll(".mc-stepper").forEach(root => {
+  if (!root.querySelector(".mc-data")) return
   const data = JSON.parse(root.querySelector(".mc-data").textContent), all = data.steps
   const find = selector => root.querySelector(selector)
   const slider = find("input"), ops = find(".mc-ops code"), graph = find(".mc-graph code")

@@ -1,0 +1,47 @@
+from minicompile.ch01_graphs.symbolic import _atom_bounds, as_expr
+
+
+def general(e, swap=True, const=True, negative=True, upper=0, unknown=False):
+    e = as_expr(e)
+    if isinstance(e, int):
+        return e, e
+    lows, highs = [e.const if const else 0], [e.const if const else 0]
+    for term, c in e.terms.items():
+        pairs = [_atom_bounds(a) for a in term]
+        if len(pairs) > 1 and (negative and any(p[0] is None or p[0] < 0 for p in pairs)):
+            pairs = [(None, None)]
+        low = high = 1
+        for a, b in pairs:
+            low = None if a is None or low is None else low * a
+            high = None if b is None or high is None else high * b
+        if c < 0 and swap:
+            low, high = high, low
+        lows.append(None if low is None else low * c)
+        highs.append(None if high is None else high * c)
+    total = lambda xs: sum(x or 0 for x in xs) if unknown or None not in xs else None
+    high = total(highs)
+    return total(lows), high if high is None else high + upper
+
+
+def wrong_signs(e):
+    return general(e, swap=False)
+
+
+def wrong_constant(e):
+    return general(e, const=False)
+
+
+def wrong_products(e):
+    return general(e, negative=False)
+
+
+def wrong_exclusive(e):
+    return general(e, upper=1)
+
+
+def wrong_unknown_is_zero(e):
+    return general(e, unknown=True)
+
+
+def right_lists(e):
+    return general(e)

@@ -1,0 +1,142 @@
+"""The engine of the exercises: starters, the sandbox, comparison, report formats, bad input, cheats."""
+import base64
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import jsonschema
+import pytest
+import torch
+
+from exercises import ExerciseError, reports, validate
+from exercises.data import NotPlain, decode, difference, encode
+from exercises.grade import grade
+from exercises.source import find_task, solution, starter
+
+ID = "last-uses"
+HEAD = "def last_uses(graph):\n"
+
+
+@pytest.fixture(scope="module")
+def results():
+    return [grade(ID, starter(find_task(ID)), 1), grade(ID, solution(find_task(ID)), 1), grade(ID, HEAD + "    return {}\n", 1)]
+
+
+def test_starter_fails_and_original_passes(results):
+    begun, right, wrong = results
+    assert {o.status for o in begun.outcomes} == {"not done"} and right.passed
+    assert wrong.earned < wrong.points and wrong.outcomes[0].where
+
+
+def test_starter_holds_no_solution():
+    text = starter(find_task(ID))
+    assert "raise NotDone" in text and "setdefault" not in text
+
+
+@pytest.mark.parametrize("body, status, says", [
+    ("    while True: pass\n", "timeout", "endless"), ("    return bytearray(1 << 36)\n", "memory", "MiB"), ("    return {\n", "syntax", "line"),
+    ("    import os; os._exit(0)\n", "error", "before it gave"), ("    import os; os.kill(os.getppid(), 9)\n", "error", "os.kill"),
+    ("    return 1 / 0\n", "error", "line 2: return 1 / 0"), ("    return last_uses(graph)\n", "error", "RecursionError"),
+    ("    open('x', 'w')\n", "error", "Error")])
+def test_bad_files_get_one_line(body, status, says, monkeypatch):
+    task = find_task(ID)
+    monkeypatch.setattr(task, "seconds", 2.0)
+    monkeypatch.setattr(task, "behaviours", task.behaviours[:1])
+    outcome, = grade(ID, HEAD + body, 1).outcomes
+    assert outcome.status == status and says in outcome.message and "\n" not in outcome.message and not outcome.earned
+
+
+def test_no_such_exercise():
+    with pytest.raises(ExerciseError, match="last-uses"):
+        find_task("last-use")
+
+
+@pytest.mark.parametrize("name", validate.CHEATS)
+def test_cheats_earn_nothing(name):
+    o = validate.original(find_task(ID))
+    assert len(validate.CHEATS) >= 8
+    assert grade(ID, validate.CHEATS[name].format(module=o.module, name=o.name, path=str(o.path)), 3).earned == 0
+
+
+def test_zero_behaviours_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(validate, "load_tasks", dict)
+    assert validate.main([]) == 1
+
+
+def test_data_round_trip():
+    value = {"a": [1, 2.5, float("nan"), (True, None)], 3: {"x"}, "t": torch.tensor([1.0, float("inf")]), "c": torch.tensor([1 + 2j])}
+    assert difference(decode(json.loads(json.dumps(encode(value)))), value) is None
+    class Sly(int):
+        def __eq__(self, other):
+            return True
+    with pytest.raises(NotPlain):
+        encode([Sly(3)])
+
+
+def test_first_difference_is_named():
+    assert difference({"capture": 1, "fuse": [1, 2]}, {"capture": 1, "fuse": [1, 3]}) == (("fuse", 1), 2, 3)
+    assert difference(1.0, 1.0 + 1e-9, 1e-6) is None and difference(1, True) and difference({}, {"k": 1})
+
+
+GRADESCOPE = {"type": "object", "required": ["tests"], "additionalProperties": False, "properties": {
+    "score": {"type": "number"}, "execution_time": {"type": "number"}, "output": {"type": "string"},
+    "visibility": {"enum": ["hidden", "after_due_date", "after_published", "visible"]},
+    "stdout_visibility": {"enum": ["hidden", "after_due_date", "after_published", "visible"]}, "extra_data": {"type": "object"},
+    "leaderboard": {"type": "array"},
+    "tests": {"type": "array", "items": {"type": "object", "additionalProperties": False, "required": ["score", "max_score"], "properties": {
+        "score": {"type": "number"}, "max_score": {"type": "number"}, "status": {"enum": ["passed", "failed"]}, "name": {"type": "string"},
+        "name_format": {"type": "string"}, "number": {"type": "string"}, "output": {"type": "string"}, "output_format": {"type": "string"},
+        "tags": {"type": "array", "items": {"type": "string"}}, "visibility": {"enum": ["hidden", "after_due_date", "after_published", "visible"]},
+        "extra_data": {"type": "object"}}}}}}
+CLASSROOM = {"type": "object", "required": ["version", "status", "max_score", "tests"], "properties": {
+    "version": {"const": 1}, "status": {"enum": ["pass", "fail", "error"]}, "max_score": {"type": "number"},
+    "tests": {"type": "array", "items": {"type": "object", "required": ["name", "status", "score"], "properties": {
+        "name": {"type": "string"}, "status": {"enum": ["pass", "fail", "error"]}, "score": {"type": "number"}, "message": {"type": "string"},
+        "test_code": {"type": "string"}, "filename": {"type": "string"}, "line_no": {"type": "integer"}, "execution_time": {"type": "string"}}}}}}
+OWN = {"type": "object", "required": ["version", "earned", "points", "exercises"], "properties": {"version": {"const": 1}, "exercises": {
+    "type": "array", "items": {"type": "object", "required": ["id", "earned", "points", "passed", "outcomes"]}}}}
+
+
+@pytest.mark.parametrize("name, schema", [("gradescope", GRADESCOPE), ("classroom", CLASSROOM), ("json", OWN)])
+def test_json_reports(results, name, schema):
+    data = json.loads(reports.FORMATS[name](results))
+    jsonschema.validate(data, schema)
+    base64.b64encode(json.dumps(data).encode())
+    if name != "json":
+        assert sum(t["score"] for t in data["tests"]) == sum(r.earned for r in results)
+
+
+def test_junit(results):
+    root = ET.fromstring(reports.junit(results))
+    assert root.tag == "testsuites"
+    for suite, result in zip(root, results, strict=True):
+        cases = list(suite)
+        assert suite.tag == "testsuite" and int(suite.get("tests")) == len(cases) == len(result.outcomes)
+        assert int(suite.get("failures")) == sum(c.find("failure") is not None for c in cases)
+        assert int(suite.get("errors")) == sum(c.find("error") is not None for c in cases)
+        assert all(c.tag == "testcase" and c.get("name") and c.get("classname") and float(c.get("time")) >= 0 for c in cases)
+
+
+def test_text_report_is_small(results):
+    text = reports.text(results)
+    assert "expected:" in text and "Traceback" not in text
+
+
+def test_the_loop(tmp_path):
+    def call(*args):
+        done = subprocess.run([sys.executable, "-m", "exercises", *args, "--dir", str(tmp_path)], capture_output=True, text=True)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout + done.stderr
+
+    path = tmp_path / f"{ID}.py"
+    assert call("start", ID)[0] == 0
+    path.write_text("mine(")
+    assert "stays as it is" in call("start", ID)[1] and path.read_text() == "mine("
+    assert "syntax error" in call("grade", ID)[1] and "--give-up" in call("solution", ID)[1]
+    assert "Hint 1" in call("hint", ID)[1] and "Hint 2" in call("hint", ID)[1]
+    assert call("reset", ID)[0] == 0 and [p.read_text() for p in (tmp_path / "backup").iterdir()] == ["mine("]
+    path.write_text(solution(find_task(ID)))
+    assert call("watch", ID, "--once")[0] == 0 and "def last_uses" in call("solution", ID)[1]
+    path.unlink()
+    assert "does not exist" in call("grade", ID)[1]
