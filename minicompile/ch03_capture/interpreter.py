@@ -462,9 +462,10 @@ def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaul
     functions that give a value. namespace: of a class body."""
     if code.co_flags & REFUSED_FLAGS:
         unsupported(tx, f"the coroutine {name}")
+    from .wrap import realize
     frame = Frame(code, globals_, globals_source, closure=closure, namespace=namespace)
     try:
-        bound = bind(code, tuple(defaults), kwdefaults, args, kwargs)
+        bound = bind(code, tuple(defaults), kwdefaults, [realize(tx, a) for a in args], kwargs)
     except TypeError as error:
         user_error(TypeError, *error.args)
     frame.locals = {name: as_local(value) for name, value in zip(code.co_varnames, bound)}
