@@ -1,5 +1,5 @@
 # `make run` trains a small GPT in eager, minicompile and torch.compile and compares them. `make test` runs the test suite.
-# Both create the environment first. Override with e.g. `make run PYTHON=python3.12 TORCH=torch==2.12.0`.
+# Both create the environment first. A test that takes five minutes has hung: it fails, with the stacks of its threads. Override with e.g. `make run PYTHON=python3.12 TORCH=torch==2.12.0`.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 VENV ?= .venv
@@ -9,7 +9,7 @@ run: $(VENV)/installed
 	$(BIN)/python -m minicompile bench nanogpt
 
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
 # `make site` builds the book into site/ (open site/index.html); `make serve` also serves it and follows changes.
 site: $(VENV)/installed-site
@@ -17,6 +17,17 @@ site: $(VENV)/installed-site
 
 serve: $(VENV)/installed-site
 	$(BIN)/python -m tools.site serve
+
+# Looks at the finished site in headless Chromium. Exit status 3 of the tool: there is no Chromium.
+check-site: site
+	$(BIN)/python -m tools.site.browser
+
+# Starters fail, originals pass, wrong variants and cheats earn nothing.
+check-exercises: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m exercises.validate
+
+# Everything that the other targets need.
+install: $(VENV)/installed-site
 
 $(VENV)/installed-site: $(VENV)/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[site]'
@@ -32,4 +43,4 @@ $(VENV)/installed: pyproject.toml setup.py minicompile/ch03_capture/frame_hook.c
 clean:
 	rm -rf $(VENV) build *.egg-info minicompile/*/*.so bench-results site .site
 
-.PHONY: run test site serve clean
+.PHONY: run test site serve check-site check-exercises install clean

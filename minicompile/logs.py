@@ -3,6 +3,7 @@
 Each artifact is an ordinary logger, `minicompile.NAME`. Producers ask `logs.on("code")` before they build a
 long text.
 """
+import functools
 import logging
 import os
 import sys
@@ -25,6 +26,7 @@ ARTIFACTS = {
 _warned: set = set()
 
 
+@functools.cache          # `getLogger` takes a lock, which an interrupt inside it would leave taken for ever
 def get(name: str) -> logging.Logger:
     return logging.getLogger("minicompile." + name)
 

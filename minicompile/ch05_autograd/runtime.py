@@ -284,8 +284,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 
     def run(*inputs):
         if needs_enabling:
-            with torch.enable_grad():
-                return finish(apply(*inputs), inputs)
+            return with_grad_mode(True, lambda: finish(apply(*inputs), inputs))
         return finish(apply(*inputs), inputs)
 
     run.joint, run.partition = joint, halves
@@ -306,13 +305,22 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     finish = build_finish(joint)
 
     def run(*inputs):
-        with torch.no_grad():
-            results = call_compiled(compiled, list(inputs))
+        results = with_grad_mode(False, call_compiled, compiled, list(inputs))
         advance_versions(inputs, joint.copied)
         return finish(results, inputs)
 
     run.joint, run.partition = joint, None
     return run
+
+
+def with_grad_mode(enabled: bool, function: Callable, *args):
+    """Not `with torch.no_grad()`: a signal handler that raises inside its `__exit__` leaves gradients off."""
+    before = torch.is_grad_enabled()
+    try:
+        torch._C._set_grad_enabled(enabled)
+        return function(*args)
+    finally:
+        torch._C._set_grad_enabled(before)
 
 
 def _fakes(gm: fx.GraphModule) -> list:
