@@ -23,14 +23,13 @@ class Config:
     split_reductions: bool = True
     emulate_precision_casts: bool = False  # round to half precision wherever eager would
     fuse_dropout: bool = False             # draw dropout masks in loops (CUDA): not eager's random numbers
-    debug_index_asserts: bool = False
     # run time
     cudagraphs: bool = False
     max_autotune: bool = False
 
 
-OPTIONS = {"cudagraphs", "max_autotune", "split_reductions", "emulate_precision_casts", "debug_index_asserts",
-           "check_passes", "fuse_dropout"}
+OPTIONS = {"cudagraphs", "max_autotune", "split_reductions", "emulate_precision_casts", "check_passes",
+           "fuse_dropout"}
 ALIASES = {"triton.cudagraphs": "cudagraphs"}        # torch.compile's name for it
 MODES = {
     "default": {},

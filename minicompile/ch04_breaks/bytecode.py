@@ -233,13 +233,6 @@ def split_pairs(instructions: list[Instruction], handlers: list[Handler]) -> lis
     return result
 
 
-def relocate(instructions: list[Instruction], index: dict[int, int]) -> None:
-    """Translate every localsplus index."""
-    for i in instructions:
-        if i.op in LOCAL_OPS and i.op not in NO_INDEX:
-            i.arg = index[i.arg]
-
-
 # %% [markdown]
 # ## Liveness
 #

@@ -63,10 +63,10 @@ def index_select(g, x, dim, indices):
 # the indexed dims are neighbours: in their place if so, at the front if not.
 
 # %%
-def index_plan(x_rank: int, indices):
+def index_plan(indices):
     """(dims that are indexed, rank of the broadcast index, position of its dims in the result).
 
-    indices: for each of the leading dims of a tensor of rank `x_rank` an index (`.size` is its shape, a tuple),
+    indices: for each of the leading dims of a tensor an index (`.size` is its shape, a tuple),
     or None where the whole dim is taken. At least one is not None. In a tuple of indexed dims they ascend."""
     dims = [d for d, i in enumerate(indices) if i is not None]
     rank = max(len(indices[d].size) for d in dims)
@@ -98,7 +98,7 @@ def index_tensor(g, x, indices):
     indices = integer_indices(g, indices)
     if indices is None or all(i is None for i in indices) or 0 in x.size:
         return NotImplemented
-    plan = index_plan(len(x.size), indices)
+    plan = index_plan(indices)
 
     def inner(b, index):
         return b.read(x, indexed_position(b, x, indices, index, plan))

@@ -112,7 +112,7 @@ def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int
     return plan
 
 
-def in_blocks(g: Lowering, x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
+def in_blocks(x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
     """`x` with each planned dim cut in two, (block, place in block): the tensor, its block dims and its
     dims to reduce first. `filler` is the value past the end of a short last block."""
     size, stride, blocks, inside, source = [], [], [], [], []
@@ -152,7 +152,7 @@ def block_results(g: Lowering, x: Lazy, dims, plan, dtypes, finish, filler) -> t
     """The first loop of a split reduction. Returns the results of the blocks, and which of their dims to
     reduce next."""
     columns = memory_order(x.size, x.stride)[-1] not in dims
-    cut, blocks, inside = in_blocks(g, x, dims, plan, filler)
+    cut, blocks, inside = in_blocks(x, dims, plan, filler)
     kept = [d for d in range(len(cut.size)) if d not in inside]
     size = tuple(cut.size[d] for d in kept)
     rank = {d: i for i, d in enumerate(memory_order(cut.size, cut.stride))}

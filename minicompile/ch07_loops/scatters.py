@@ -47,7 +47,7 @@ def index_put(g, x, indices, values, accumulate=False):
     if g.val.dtype is torch.bool and accumulate:
         return NotImplemented
     indices = list(indices) + [None] * (len(x.size) - len(indices))
-    dims, rank, place = index_plan(len(x.size), indices)
+    dims, rank, place = index_plan(indices)
     rest = [x.size[d] for d in range(len(x.size)) if d not in dims]
     broadcast = [1] * rank
     for d in dims:

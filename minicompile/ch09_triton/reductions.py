@@ -86,7 +86,7 @@ def _masked(r: Reduction, tile: str, hidden, dtype: torch.dtype) -> str:
     return tile if r.mask is None else f"tl.where({r.mask}, {tile}, {constant(hidden, dtype, 2)})"
 
 
-def _result(r: Reduction, folded: str, dtype: torch.dtype) -> str:
+def _result(r: Reduction, folded: str) -> str:
     """The folded row, shaped [XBLOCK, 1], in the instruction's dtype."""
     text = f"{folded}[:, None]"
     if r.dtype == torch.bool:
@@ -108,7 +108,7 @@ def persistent(r: Reduction) -> tuple[list[str], list[str]]:
         _, fold = SIMPLE[r.kind]
         dtype = compute_dtype(r)
         tile = _masked(r, _tile(r, dtype), identity(r.kind, dtype), dtype)
-        return [f"{n} = {_result(r, fold(tile, dtype), dtype)}"], [n]
+        return [f"{n} = {_result(r, fold(tile, dtype))}"], [n]
     if r.kind in ("argmax", "argmin"):
         dtype = compute_dtype(r)
         _, fold = SIMPLE[r.kind[3:]]
@@ -172,7 +172,7 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
         acc = f"{n}_acc"
         return ([f"{acc} = {full(identity(r.kind, dtype), dtype)}"],
                 [f"{acc} = {keep(merge(acc, _tile(r, dtype), dtype), acc)}"],
-                [f"{n} = {_result(r, fold(acc, dtype), dtype)}"], [n])
+                [f"{n} = {_result(r, fold(acc, dtype))}"], [n])
     if r.kind in ("argmax", "argmin"):
         dtype = compute_dtype(r)
         _, fold = SIMPLE[r.kind[3:]]

@@ -289,7 +289,7 @@ def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int
     return largest
 
 
-def lane_headers(e: Emitter, lane: Symbol, block: int | None) -> tuple[list[str], list[str], str, str]:
+def lane_headers(lane: Symbol, block: int | None) -> tuple[list[str], list[str], str, str]:
     """(headers of the block loop, prologue inside it, header of the lane loop, text that defines the lane's
     variable)."""
     size = size_text(lane.size)
@@ -347,7 +347,7 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
     elif atomic:
         block = None
         outer = tuple(sorted(outer, key=lambda v: v is not direct))
-    blocks, prologue, lane_header, define = lane_headers(e, lane, block)
+    blocks, prologue, lane_header, define = lane_headers(lane, block)
     loops = [for_(v.name, size_text(v.size)) for v in outer]
     work = product(v.size for v in variables)
     nest = child(function, outer)

@@ -112,7 +112,7 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
                  if v.op in EXPENSIVE and any(v in later for later in uses[i + 1:])}
         kept = dict.fromkeys(sorted(twice, key=lambda v: v.number)[:MOST_SCRATCH])
     for reductions, stores in plan:
-        _row_pass(e, nest, lane, reductions, stores, kept, atomic)
+        _row_pass(e, nest, lane, reductions, stores, kept)
     store_lines(e, [s for s in e.graph.stores if not s.element], nest)
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     loops = [for_(v.name, size_text(v.size)) for v in outer]
@@ -134,7 +134,7 @@ class RowStep:
     result: str | tuple[str, ...]
 
 
-def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: dict, atomic: bool) -> None:
+def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: dict) -> None:
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
     chunk = child(middle, ())
@@ -257,7 +257,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
     atomic = any(s.mode == "atomic_add" for s in e.graph.stores)
     outer = tuple(v for v in kernel.vars if v is not lane)
     block = lane_block(e, lane, outer, 512)
-    blocks, prologue, lane_header, define = lane_headers(e, lane, block)
+    blocks, prologue, lane_header, define = lane_headers(lane, block)
     width = block if block is not None else lane.size
     nest = child(function, outer)
 
