@@ -60,7 +60,7 @@ pipeline()
 # %%
 for i in dis.get_instructions(half_block):
     if i.opname not in ("RESUME", "CACHE", "PRECALL", "PUSH_NULL"):
-        print(f"{i.offset:4}  {i.opname:22}{i.argrepr}")
+        print(f"{i.offset:4}  {i.opname:28}{i.argrepr}")
 
 # %% [markdown]
 # ## 2. The captured graph
@@ -99,8 +99,9 @@ for guard in found.guards:
 # ## 4. The compiled function
 #
 # Guards and graph together are one ordinary Python function. The `try` block is the check, the `else` is
-# what runs when it passes, and `__next` is the next version in line, or the compiler itself. No bytecode is
-# assembled; Python compiles this text.
+# what runs when it passes, and `__next` is the next version in line, or the compiler itself. `__tensors` is
+# a memo in C that has seen the conditions of `__tensors_full` hold for such tensors, and looks only at what
+# may have changed. No bytecode is assembled; Python compiles this text.
 
 # %%
 print(seen.entry_text())

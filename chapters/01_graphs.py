@@ -119,7 +119,8 @@ with mode:
         print("eager's own message:", error)
 
 # %% [markdown]
-# One function does the work: unwrap, run the meta kernel, wrap.
+# One function does the work: unwrap, run the meta kernel, wrap. (A few questions only the real kernel can
+# answer, such as whether it takes this dtype. It is asked once, with zeros.)
 #
 # %show minicompile.ch01_graphs.fake.fake_call
 #

@@ -33,7 +33,7 @@ from chapters._lib import (
 
 # %%
 from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch01_graphs.graph import interpret
+from minicompile.ch01_graphs.graph import interpret, print_graph
 from minicompile.ch01_graphs.trace import trace
 
 
@@ -178,7 +178,7 @@ with watching() as seen:
 # %% [markdown]
 # The second batch size taught the compiler that this size varies. The version made then has a symbol for it
 # ([chapter 1](chapter:01)), so the third and fourth batch size compile nothing. The same happened with the
-# integer `n`. What the generated function of the newest such version checks about `x`:
+# integer `n`. What is left of the checks of `x` and `n` in the version with symbols for both:
 
 # %%
 from minicompile.explain import in_words
@@ -192,6 +192,35 @@ for guard in newest.guards:
 # `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at
 # each miss, so there is a limit of eight, as in torch.compile. Beyond it calls that fit nothing run
 # eagerly, with one warning that names the guard to blame.
+#
+# Floats vary as well, and more often: a learning rate changes at every step. The second value makes it an
+# input, too, and what is computed from it stays Python arithmetic on numbers, written into the graph:
+
+# %%
+minicompile.reset()
+
+
+def update(weight, gradient, rate, step):
+    return weight - rate / (1 - 0.9**step) * gradient
+
+
+stepping = minicompile.compile(update, backend="eager")
+weight, gradient = torch.ones(3), torch.ones(3)
+with watching() as varying:
+    for step in range(1, 6):
+        now = weight, gradient, 0.1 / step, step
+        assert torch.equal(stepping(*now), update(*now))
+print(f"5 rates, {len(varying.graphs)} graphs. The second:\n")
+print(print_graph(varying.graphs[-1]), "\n")
+for guard in varying.captured[-1].guards:
+    if guard.kind in ("TYPE_MATCH", "SIZE"):
+        print(guard.kind, "-", in_words(guard))
+
+# %% [markdown]
+# `rate` and `step` were guarded by value in the first graph; in the second they are inputs, and two
+# questions that Python's arithmetic asks have become guards: `0.9**step` is a float (it would be complex for
+# a negative base and a fraction), and the quotient is one (no division by zero). A float that a program
+# branches on, or that an operator needs as a constant, stays a guard by value.
 #
 # The versions form a chain. An entry whose guards fail calls the next with the same arguments; the last
 # calls the compiler.

@@ -175,6 +175,45 @@ step_through(residual, x=torch.randn(8, 16), w=torch.randn(16, 16), steps=2)
 #
 # %show minicompile.ch03_capture.tensors.emit
 #
+# ### Three Pythons
+#
+# CPython changes its instructions in every release. Here is one function as 3.11, 3.12 and 3.13 compile it.
+# The listings are recorded; the cell checks the one of the Python that runs it.
+
+# %%
+import sys
+
+
+def means(xs, training):
+    if training:
+        xs = [x.mean() for x in xs]
+    return xs
+
+
+RECORDED = {
+    "3.11": """RESUME, LOAD_FAST training, POP_JUMP_FORWARD_IF_FALSE, LOAD_CONST <listcomp>, MAKE_FUNCTION, LOAD_FAST xs,
+        GET_ITER, PRECALL, CALL, STORE_FAST xs, LOAD_FAST xs, RETURN_VALUE""",
+    "3.12": """RESUME, LOAD_FAST training, POP_JUMP_IF_FALSE, LOAD_FAST xs, GET_ITER, LOAD_FAST_AND_CLEAR x, SWAP,
+        BUILD_LIST, SWAP, FOR_ITER, STORE_FAST x, LOAD_FAST x, LOAD_ATTR mean, CALL, LIST_APPEND, JUMP_BACKWARD,
+        END_FOR, STORE_FAST xs, STORE_FAST x, LOAD_FAST xs, RETURN_VALUE, SWAP, POP_TOP, SWAP, STORE_FAST x, RERAISE""",
+    "3.13": """RESUME, LOAD_FAST training, TO_BOOL, POP_JUMP_IF_FALSE, LOAD_FAST xs, GET_ITER, LOAD_FAST_AND_CLEAR x,
+        SWAP, BUILD_LIST, SWAP, FOR_ITER, STORE_FAST_LOAD_FAST x x, LOAD_ATTR mean, CALL, LIST_APPEND, JUMP_BACKWARD,
+        END_FOR, POP_TOP, STORE_FAST xs, STORE_FAST x, LOAD_FAST xs, RETURN_VALUE, SWAP, POP_TOP, SWAP, STORE_FAST x,
+        RERAISE""",
+}
+recorded = {version: [" ".join(i.split()) for i in text.split(",")] for version, text in RECORDED.items()}
+here = recorded[f"{sys.version_info[0]}.{sys.version_info[1]}"]
+assert [i.opname for i in dis.get_instructions(means)] == [i.split()[0] for i in here]
+Listings([(version, "\n".join(listing)) for version, listing in recorded.items()])
+
+# %% [markdown]
+# In 3.11 a comprehension is a function of its own, made and called on the spot. Since 3.12 it is a loop in
+# the same frame, which hides an outer `x` and puts it back, also when an exception passes (the last five
+# instructions). A method is `LOAD_METHOD` in 3.11 and a flag of `LOAD_ATTR` later; 3.13 asks for a truth value
+# before it jumps, packs two locals into one instruction, and leaves the spent iterator to a `POP_TOP`. The
+# differences are many and small: a name that one release has is a handler that the others never meet.
+# [`opcodes.py`](code:minicompile/ch03_capture/opcodes.py) begins with the whole table.
+#
 # ### Side effects
 #
 # Here is the counting layer again.

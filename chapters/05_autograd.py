@@ -173,9 +173,12 @@ print("read by backward:", [n.name for n in crossing], size(weight(crossing)))
 print("chosen:          ", [n.name for n in cut], size(weight(cut)), "besides inputs")
 
 # %% [markdown]
-# The addition `x + bias` is computed again from inputs that are alive in any case, and so is everything of
-# GELU that is arithmetic. The result of GELU is saved: the library call that computes the gradient of `w`
-# needs it in memory, and forward has just written it there.
+# `w` is free: it is in memory anyway, and since eager's product saves it, autograd complains if the program
+# changes it before backward. The result of GELU is saved: the library call that computes the gradient of
+# `w` needs it, and forward has just written it. And the slope of GELU, `add_tensor_3`, is computed in the
+# forward kernel and saved as one tensor. Why not computed again from `x` and `bias`, which are inputs? Because
+# eager's addition saves neither. A program may overwrite them before it calls `backward`, and eager gives the
+# right gradient. To need them later is to save copies of them, and that costs more than the slope.
 #
 # ### As a minimum cut
 #

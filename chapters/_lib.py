@@ -189,12 +189,13 @@ COLOURS = {"input": GREY, "compute": BLUE, "library": ORANGE, "saved": GREEN, "b
 class Picture:
     """An SVG with a text alternative and, optionally, a caption."""
 
-    def __init__(self, body, width, height, alt, caption=""):
+    def __init__(self, body, width, height, alt, caption="", shrinks=0.85):
+        """shrinks: how far it may shrink on a narrow screen before it scrolls; its smallest text is still to be read."""
         self.alt, self.caption = " ".join(alt.split()), caption
         name = "p" + format(abs(hash(body)) % 16**8, "x")
         self.svg = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-            f'role="img" aria-labelledby="{name}" style="max-width:100%;height:auto" '
+            f'role="img" aria-labelledby="{name}" style="min-width:{shrinks * width:g}px;max-width:100%;height:auto" '
             f'font-family="system-ui, sans-serif" font-size="12" fill="currentColor">'
             f'<title id="{name}">{html.escape(self.alt)}</title>{body}</svg>'
         )
@@ -374,7 +375,8 @@ def drawing(nodes, edges, alt, caption="", marked=(), width=150):
 
 def bars(rows, unit="", alt="", caption="", form="{:,.3g}"):
     """Horizontal bars. rows: (label, value) or (label, value, kind)."""
-    label_width, width, step = 12 + 7.2 * max(len(r[0]) for r in rows), 300, 26
+    label_width, width, step = 14 + 7.2 * max(len(r[0]) for r in rows), 240, 26
+    right = 16 + 6.8 * max(len(f"{form.format(r[1])} {unit}") for r in rows)
     top = max(r[1] for r in rows) or 1
     body = []
     for n, (label, value, *kind) in enumerate(rows):
@@ -387,7 +389,7 @@ def bars(rows, unit="", alt="", caption="", form="{:,.3g}"):
         body.append(text_at(label_width + length + 6, y + 14, f"{form.format(value)} {unit}"))
     said = "; ".join(f"{r[0]}: {form.format(r[1])} {unit}".strip() for r in rows)
     return Picture(
-        "".join(body), label_width + width + 110, 8 + len(rows) * step, f"{alt} {said}.", caption
+        "".join(body), label_width + width + right, 8 + len(rows) * step, f"{alt} {said}.", caption, shrinks=0.7
     )
 
 
@@ -460,8 +462,9 @@ class Listings:
         self.parts = [(title, tidy(text)) for title, text in parts]
 
     def _repr_html_(self):
+        wide = min(20, 3 + 0.6 * max(len(line) for _, text in self.parts for line in text.splitlines()))
         cells = "".join(
-            f'<div style="flex:1 1 20em;min-width:0"><p><strong>{html.escape(t)}</strong></p>'
+            f'<div style="flex:1 1 {wide:g}em;min-width:0"><p><strong>{html.escape(t)}</strong></p>'
             f'<pre tabindex="0" style="overflow-x:auto"><code>{html.escape(c.strip(chr(10)))}</code></pre></div>'
             for t, c in self.parts
         )

@@ -28,7 +28,7 @@ Make observations that cannot be guessed: values and texts, not booleans.
 - `show(case)` -> str for the report; default: `describe`. Keep it short.
 - `tolerance`: relative and absolute, for floats and tensors; default 0.
 - `check(case, got, expected)` replaces the comparison where several answers are right. It runs in the grading process on
-  decoded plain data. Return None if `got` is right, a sentence if not, or raise `Wrong(...)`.
+  decoded plain data. Return None if `got` is right, a sentence if not.
 - `gpu`: needs a CUDA device.
 
 `task(ID, title, minutes, kind, hints, about=, function=, plant=, starter=, seconds=, memory=, compiler=)`:
@@ -40,20 +40,22 @@ Make observations that cannot be guessed: values and texts, not booleans.
   have a `check` on what was counted. The file must define `function`. Without a tagged cell, `solution` is the text of a file that earns all points.
 - kind "predict": no function; `starter` is text that shows the programs and asks, with one assignment `NAME = ...` per
   question. Answers are literals. `@behaviour(ID, points, name, answer="NAME")` on a function of no arguments that
-  returns the true answer, computed by the compiler. No tag in the package is needed; `chapter=` places it, from the task file.
+  returns the true answer, computed by the compiler. No tag in the package is needed.
 - `seconds` (of one behaviour, default 10) and `memory` (MiB beyond torch, default 2048) limit a run.
 - `compiler=True`: behaviours build C++ kernels, so the process may start the compiler and open files.
 
 Wrong and right variants for CI: `exercises/variants/ID.py` (underscores for dashes) defines functions `wrong_*` (five or
-more for "write") and `right_*` (one or more; not the original's text), with the imports that they need. Each in turn is given the
-function's name and graded. For "predict": `wrong_NAME = value` are tried against the true answers.
+more for "write", two for "bug" and "target") and `right_*` (one or more; not the original's text), with the imports that they need. Each in turn is
+given the function's name and graded. A list of (old text, new text) instead of a function changes the original. For "predict":
+`wrong_NAME = value`, one for each question; it stands among true answers, and has to cost that question's points.
 
 `python -m exercises.validate [ID ...]` checks all this; tests use `exercises.grade.grade(ID, source, seed)`.
 """
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Callable
 
 KINDS = ("write", "predict", "bug", "target")
 
@@ -70,14 +72,6 @@ class NotDone(Exception):
 
 class ExerciseError(Exception):
     """Wrong use of this package; the message is one line for the learner."""
-
-
-class Wrong(AssertionError):
-    """What a `check` may raise instead of returning a sentence."""
-
-    def __init__(self, message: str = "", *, input: Any = None, expected: Any = None, got: Any = None, where: str = ""):
-        super().__init__(message)
-        self.input, self.expected, self.got, self.where = input, expected, got, where
 
 
 @dataclass
@@ -125,7 +119,8 @@ def task(id: str, *, title: str, minutes: int, kind: str = "write", hints: list[
         raise ExerciseError(f"Two tasks are called {id!r}.")
     if kind not in KINDS or len(hints) != 3:
         raise ExerciseError(f"Task {id!r}: kind is one of {', '.join(KINDS)}, and there are three hints.")
-    TASKS[id] = Task(id, title, minutes, kind, hints, **settings)
+    chapter = sys._getframe(1).f_globals["__name__"].rpartition(".")[2]           # the task file's: ch05
+    TASKS[id] = Task(id, title, minutes, kind, hints, chapter=chapter, **settings)
     return TASKS[id]
 
 

@@ -18,8 +18,9 @@ from rich.table import Table
 from minicompile.errors import MinicompileError
 
 from . import ExerciseError, reports
-from .grade import Result, grade as grade_text
-from .source import find_task, load_tasks, solution as solution_text, starter
+from .grade import Result, grade as grade_text, solution as solution_text
+from .sandbox import leave
+from .source import find_task, load_tasks, starter
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Exercises: write parts of the compiler yourself, and run it with them.")
@@ -214,16 +215,18 @@ def run(what: Annotated[str, typer.Argument(help="nanogpt")], folder: Folder = M
     print(f"graphs: {ours['graphs']}, kernels: {ours['kernels']}")
 
 
-
-
-def main():
+def main() -> int:
     try:
         app()
     except (ExerciseError, MinicompileError, OSError) as error:
-        sys.exit(f"exercises: {error}")
+        print(f"exercises: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        sys.exit(130)
+        return 130
+    except SystemExit as ended:
+        return ended.code
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    leave(main())

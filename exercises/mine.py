@@ -4,63 +4,72 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import select
-import signal
+import resource
+import sys
+import threading
+import time
 import warnings
 from dataclasses import replace
 
 from minicompile.bench.run import default_tasks, resolve_device
 from minicompile.bench.worker import train
 
-from . import NotDone, sandbox
+from . import TASKS, NotDone, sandbox
 from .source import load_tasks
 
+PATIENCE = 20.0          # seconds that one call of a learner's function may take
+MEMORY = 8192            # MiB beyond PyTorch
 
-def run(files: dict[str, pathlib.Path], steps: int, device: str | None, seconds: float = 600.0) -> dict:
+
+def run(files: dict[str, pathlib.Path], steps: int, device: str | None, seconds: float = 900.0) -> dict:
     """Train eagerly and compiled, each in a fork. files: exercise -> the learner's file. Returns both results by compiler."""
     sandbox.warm()
     load_tasks()
-    first = default_tasks("nanogpt", resolve_device(device), None)[0]
-    return {name: in_fork(replace(first, compiler=name, steps=steps), files if name == "minicompile" else {}, seconds)
-            for name in ("eager", "minicompile")}
-
-
-def in_fork(task, files, seconds) -> dict:
+    first, results = default_tasks("nanogpt", resolve_device(device), None)[0], {}
     for id in files:
         sandbox.target(id)
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
-        try:
-            result = body(task, files)
-        except BaseException as error:
-            result = {"error": "an exercise is not done yet" if NotDone.raised else f"{type(error).__name__}: {str(error)[:300]}"}
-        try:
-            with os.fdopen(write, "w") as out:
-                json.dump(result, out)
-        finally:
-            os._exit(0)
-    os.close(write)
-    data, piece = b"", b"x"
-    with os.fdopen(read, "rb", buffering=0) as out:
-        while piece and select.select([out], [], [], seconds)[0]:
-            piece = out.read(1 << 16)
-            data += piece
-    try:
-        os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    os.waitpid(pid, 0)
-    return json.loads(data) if data else {"error": "it ended or hung without a result"}
+    for name in ("eager", "minicompile"):
+        task, mine = replace(first, compiler=name, steps=steps), files if name == "minicompile" else {}
+        data, ended, _ = sandbox.in_fork(lambda pipe: os.write(pipe, json.dumps(body(task, mine, pipe)).encode()), seconds)
+        results[name] = json.loads(data) if data else \
+            {"error": "the process ended without a result" if ended else f"training did not end within {seconds:g} s"}
+    return results
 
 
-def body(task, files) -> dict:
-    from . import TASKS
-    warnings.filterwarnings("error", message="minicompile: ")
+def body(task, files: dict[str, pathlib.Path], pipe: int) -> dict:
     import minicompile
+    warnings.filterwarnings("error", message="minicompile: ")
     minicompile.config.raise_on_internal_error = True
-    for id, path in files.items():
-        NotDone.raised = False
-        sandbox.install(TASKS[id], path.read_text(), str(path))
-    return train(task)
+    try:
+        if task.device == "cpu":            # CUDA reserves addresses without end
+            resource.setrlimit(resource.RLIMIT_AS, (sandbox.address_space() + MEMORY * 2**20,) * 2)
+        threading.Thread(target=watch, args=({str(p) for p in files.values()}, pipe), daemon=True).start()
+        for id, path in files.items():
+            NotDone.raised = False
+            sandbox.install(TASKS[id], path.read_text(), str(path))
+        return train(task)
+    except BaseException as error:
+        if NotDone.raised:
+            return {"error": "an exercise is not done yet"}
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+            return {"error": f"needs more than {MEMORY} MiB"}
+        return {"error": " ".join(f"{type(error).__name__}: {error}"[:300].split())}
+
+
+def watch(filenames: set[str], pipe: int) -> None:
+    """End the process if a call of a learner's function does not return."""
+    began: dict = {}
+    while True:
+        time.sleep(0.5)
+        running = {}
+        for frame in sys._current_frames().values():
+            while frame:
+                if frame.f_code.co_filename in filenames:
+                    running[frame] = began.get(frame, time.monotonic())
+                frame = frame.f_back
+        began = running
+        for frame, since in began.items():
+            if time.monotonic() - since > PATIENCE:
+                where = f"{frame.f_code.co_filename}, line {frame.f_lineno}"
+                os.write(pipe, json.dumps({"error": f"{where}: not finished after {PATIENCE:g} s: an endless loop?"}).encode())
+                os._exit(1)

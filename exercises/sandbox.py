@@ -34,6 +34,13 @@ FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork",
 KEPT: list[dict] = []          # caches of expected values, emptied in every fork
 
 
+def leave(status: int) -> None:
+    """End the process without tearing down the compiler, whose libraries then complain of leaks."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status or 0)
+
+
 @functools.cache
 def warm() -> None:
     """Import the whole compiler, once."""
@@ -117,9 +124,13 @@ def wanted_imports(source: str) -> None:
                     pass
 
 
+def address_space() -> int:
+    """Bytes of addresses in use."""
+    return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+
+
 def restrict(task: Task, seconds: float) -> None:
-    pages = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (pages + task.memory * 2**20,) * 2)
+    resource.setrlimit(resource.RLIMIT_AS, (address_space() + task.memory * 2**20,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if not task.compiler:
@@ -156,7 +167,6 @@ def child(pipe: int, task: Task, behaviour: Behaviour, source: str | None, seed:
     def say(**message):
         os.write(3, (json.dumps(message) + "\n").encode())
 
-    os.setsid()
     null = os.open("/dev/null", os.O_RDWR)
     if pipe != 3:
         os.dup2(pipe, 3)
@@ -219,21 +229,18 @@ def show(behaviour: Behaviour, case) -> str:
     return behaviour.show(case) if behaviour.show else short(case)
 
 
-def run(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str = "", limited: bool = True) -> list[dict]:
-    """Run one behaviour in a fork and return its messages; the last has `done` or `error`."""
-    warm()
-    target(task.id)
+def in_fork(body, seconds: float) -> tuple[bytes, bool, int]:
+    """Call body(pipe) in a fork. Returns what it wrote to the pipe, whether it ended within `seconds`, and its exit status."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            child(write, task, behaviour, source, seed, filename, limited)
+            os.setsid()
+            body(write)
         finally:
             os._exit(0)
     os.close(write)
-    seconds = task.seconds * (1 if source is not None else 3)
-    deadline, data = time.monotonic() + seconds, b""
-    ended = False
+    deadline, data, ended = time.monotonic() + seconds, b"", False
     try:
         while not ended and len(data) < 64 << 20:
             ready, _, _ = select.select([read], [], [], max(0.0, deadline - time.monotonic()))
@@ -249,6 +256,15 @@ def run(task: Task, behaviour: Behaviour, source: str | None, seed: int, filenam
             except (ProcessLookupError, PermissionError):
                 pass
         _, status = os.waitpid(pid, 0)
+    return data, ended, status
+
+
+def run(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str = "", limited: bool = True) -> list[dict]:
+    """Run one behaviour in a fork and return its messages; the last has `done` or `error`."""
+    warm()
+    target(task.id)
+    seconds = task.seconds * (1 if source is not None else 3)
+    data, ended, status = in_fork(lambda pipe: child(pipe, task, behaviour, source, seed, filename, limited), seconds)
     messages = []
     for text in data.splitlines():
         try:

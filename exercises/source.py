@@ -8,6 +8,7 @@ import importlib
 import pathlib
 import pkgutil
 import re
+import textwrap
 from dataclasses import dataclass
 
 import minicompile
@@ -22,10 +23,9 @@ def load_tasks() -> dict[str, Task]:
     """All tasks, in the order of the book."""
     from . import tasks
     for module in sorted(m.name for m in pkgutil.iter_modules(tasks.__path__) if m.name.startswith("ch")):
-        known = set(TASKS)
         importlib.import_module(f"{tasks.__name__}.{module}")
-        for id in set(TASKS) - known:
-            TASKS[id].chapter = TASKS[id].chapter or next(c for c in minicompile.CHAPTERS if c.startswith(module))
+    for t in TASKS.values():
+        t.chapter = next(c for c in minicompile.CHAPTERS if c.startswith(t.chapter))
     order = sorted(TASKS.values(), key=lambda t: minicompile.CHAPTERS.index(t.chapter))
     return {t.id: t for t in order}
 
@@ -117,7 +117,7 @@ def defined(node: ast.stmt) -> list[str]:
 
 
 def introduction(task: Task) -> str:
-    about = "\n".join(f"# {line}".rstrip() for line in task.about.strip().splitlines())
+    about = textwrap.fill(" ".join(task.about.split()), 110, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
     return (f"# {task.id}: {task.title} ({task.points} points, about {task.minutes} minutes)\n#\n{about}\n#\n"
             f"# python -m exercises watch {task.id}      checks this file whenever you save it\n"
             f"# python -m exercises hint {task.id}       three hints, one at a time\n")
@@ -134,18 +134,21 @@ def starter(task: Task) -> str:
         body = f"{o.header}\n    raise NotDone({task.id!r})"
         imports = f"{o.imports}\nfrom exercises import NotDone".strip()
     else:
-        body, imports = o.text, o.imports
-        for old, new in task.plant:
-            if body.count(old) != 1:
-                raise ExerciseError(f"Task {task.id!r}: {old!r} occurs {body.count(old)} times in {o.name}.")
-            body = body.replace(old, new)
+        body, imports = edited(o.text, task.plant), o.imports
     return f"{introduction(task)}from __future__ import annotations\n\n{imports}\n\n\n{body}\n"
 
 
-def solution(task: Task) -> str:
-    """A file that earns all points."""
-    if task.kind == "predict":
-        raise ExerciseError("The answers of a prediction are computed, not stored: `python -m exercises grade` shows them.")
+def edited(text: str, edits) -> str:
+    """`text` after (old, new) replacements, each of a text that occurs once."""
+    for old, new in edits:
+        if text.count(old) != 1:
+            raise ExerciseError(f"{old!r} occurs {text.count(old)} times in what is to be changed.")
+        text = text.replace(old, new)
+    return text
+
+
+def original_text(task: Task) -> str:
+    """A file with the original, which earns all points."""
     o = original(task)
     if o is None:
         return task.solution

@@ -1,87 +1,128 @@
-"""`python -m exercises.validate [ID ...]`: starters fail, originals pass, wrong variants and cheats earn nothing they should not."""
+"""`python -m exercises.validate [ID ...]`: starters fail, originals pass, wrong variants, constants and cheats earn nothing they should not."""
 from __future__ import annotations
 
 import ast
+import collections
+import multiprocessing
+import os
 import pathlib
 import sys
+import time
 
-from . import ExerciseError, Task
+import minicompile
+
+from . import ExerciseError, Task, sandbox, tasks as task_files
 from .cheats import CHEATS
-from .grade import grade
-from .source import find_task, load_tasks, original, solution, starter
+from .grade import grade, solution
+from .source import edited, find_task, load_tasks, original, starter, tags
 
 VARIANTS = pathlib.Path(__file__).parent / "variants"
+WANTED = {"write": (5, 1), "bug": (2, 1), "target": (2, 1)}            # wrong and right variants
+CONSTANTS = ("None", "True", "False", "0", "1", "()", "set()", "args[0] if args else None")
 
 
 def variants(task: Task) -> dict[str, str]:
-    """name -> text of a learner's file in which that variant stands as the exercise's function."""
+    """name -> text of a learner's file in which that variant stands as the exercise's function, or as one answer among true ones."""
     path = VARIANTS / f"{task.id.replace('-', '_')}.py"
     if not path.exists():
         return {}
-    text, o = path.read_text(), original(task)
-    name = o.name if o else task.function
-    names = [n.name for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name.startswith(("wrong_", "right_"))]
+    text, o, found = path.read_text(), original(task), {}
     before = f"from __future__ import annotations\n{o.imports if o else ''}\n"
-    return {n: f"{before}{text}\n\n{name} = {n}\n" for n in names}
+    for node in ast.parse(text).body:
+        name = node.name if isinstance(node, ast.FunctionDef) else node.targets[0].id if isinstance(node, ast.Assign) else ""
+        if not name.startswith(("wrong_", "right_")):
+            continue
+        if task.kind == "predict":
+            found[name] = f"{solution(task)}{name.partition('_')[2]} = {ast.unparse(node.value)}\n"
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
+            found[name] = edited(solution(task), ast.literal_eval(node.value))
+        else:
+            found[name] = f"{before}{text}\n\n{o.name if o else task.function} = {name}\n"
+    return found
 
 
-def problems(task: Task, seed: int = 7, cheats: bool = True):
+def problems(task: Task, seed: int = 7):
     """What is wrong with one exercise, sentence by sentence."""
     if not task.behaviours:
         yield "no behaviours"
         return
-    begun = grade(task.id, starter(task), seed)
-    for o in begun.outcomes:
-        intended = ("not done",) if task.kind in ("write", "predict") else ("not done", "wrong", "error")
-        if o.status not in (*intended, "skipped") and not (task.kind == "bug" and begun.earned < begun.points):
+    for o in grade(task.id, starter(task), seed).outcomes:
+        if o.status not in (("not done",) if task.kind in ("write", "predict") else ("wrong", "error")) + ("skipped",):
             yield f"the starter's {o.name!r} is {o.status} ({o.message})"
-    if task.kind == "predict":
-        return
-    right = grade(task.id, solution(task), seed)
-    for o in right.outcomes:
+    for o in grade(task.id, solution(task), seed).outcomes:
         if o.status not in ("passed", "skipped"):
             yield f"the original's {o.name!r} is {o.status}: {o.message} {o.where} expected {o.expected} got {o.got}"
     files = variants(task)
     wrong = [n for n in files if n.startswith("wrong_")]
-    if task.kind == "write" and (len(wrong) < 5 or len(wrong) == len(files)):
-        yield f"{len(wrong)} wrong and {len(files) - len(wrong)} right variants; needed: 5 and 1"
+    if task.kind == "predict":
+        missing = {b.answer for b in task.behaviours} - {n.partition("_")[2] for n in wrong}
+        if missing:
+            yield f"no wrong variant for {', '.join(sorted(missing))}"
+    elif len(wrong) < WANTED[task.kind][0] or len(files) - len(wrong) < WANTED[task.kind][1]:
+        yield f"{len(wrong)} wrong and {len(files) - len(wrong)} right variants; needed: {WANTED[task.kind]}"
     for name, text in files.items():
         result = grade(task.id, text, seed)
-        if result.passed != name.startswith("right_"):
-            bad = next((o for o in result.outcomes if o.status != "passed"), None)
-            yield f"variant {name} earns {result.earned} of {result.points} {bad or ''}"
+        bad = [o for o in result.outcomes if o.status not in ("passed", "skipped")]
+        if bool(bad) == name.startswith("right_"):
+            yield f"variant {name} earns {result.earned} of {result.points} {' '.join(str(bad[:1]).split())}"
+        if task.kind == "predict" and [o.name for o in bad] != [b.name for b in task.behaviours if b.answer == name.partition("_")[2]]:
+            yield f"variant {name} fails {', '.join(o.name for o in bad) or 'nothing'}"
     o = original(task)
-    if cheats and o:
-        for name, text in CHEATS.items():
-            result = grade(task.id, text.format(module=o.module, name=o.name, path=str(o.path)), seed)
-            if result.earned:
-                yield f"cheat {name!r} earns {result.earned} points"
+    place = {"module": o.module, "name": o.name, "path": str(o.path)} if o else \
+        {"module": f"{task_files.__name__}.{task.chapter[:4]}", "name": task.function or "answers", "path": str(VARIANTS.parent / f"tasks/{task.chapter[:4]}.py")}
+    ways = {f"cheat {name!r}": text.format(**place) for name, text in CHEATS.items()}
+    ways |= {f"a function that returns {c}": f"def {place['name']}(*args, **kwargs):\n    return {c}\n" for c in CONSTANTS}
+    for name, text in ways.items():
+        for earned in (o for o in grade(task.id, text, seed).outcomes if o.earned):
+            yield f"{name} earns {earned.points} points for {earned.name!r}"
+
+
+def check(id: str) -> tuple[str, float, list[str]]:
+    began, task = time.perf_counter(), find_task(id)
+    try:
+        found = list(problems(task))
+    except ExerciseError as error:
+        found = [str(error)]
+    return id, time.perf_counter() - began, found
+
+
+def of_the_whole(tasks: list[Task]):
+    """What is wrong with all exercises together."""
+    every = [b for t in tasks for b in t.behaviours]
+    if not every:
+        yield "no behaviours were collected"
+        return
+    without = sum(b.points for b in every if not b.gpu) / sum(b.points for b in every)
+    if without < 0.9:
+        yield f"only {without:.0%} of the points can be earned without a GPU"
+    for id in sorted(set(tags()) - {t.id for t in tasks}):
+        yield f"the package has a cell with the tag exercise:{id}, and no task has that name"
+    counts = collections.Counter(t.chapter for t in tasks)
+    for chapter in minicompile.CHAPTERS[:11]:
+        if counts[chapter] < 2:
+            yield f"{chapter} has {counts[chapter]} exercises; needed: 2"
 
 
 def main(ids: list[str]) -> int:
     tasks = [find_task(i) for i in ids] if ids else list(load_tasks().values())
-    every = [b for t in tasks for b in t.behaviours]
-    if not every:
-        print("no behaviours were collected")
-        return 1
-    bad = 0
-    without = sum(b.points for b in every if not b.gpu) / sum(b.points for b in every)
-    if without < 0.9:
-        print(f"only {without:.0%} of the points can be earned without a GPU")
-        bad += 1
-    for task in tasks:
-        try:
-            found = list(problems(task))
-        except ExerciseError as error:
-            found = [str(error)]
-        bad += len(found)
-        print(f"{task.id}: {'ok' if not found else ''}", *found, sep="\n  " if found else "", flush=True)
-    print(f"{len(tasks)} exercises, {sum(t.points for t in tasks)} points, {without:.0%} without a GPU, {bad} problems")
-    return bool(bad)
+    general = list(of_the_whole(tasks)) if not (ids and tasks) else []
+    print(*(f"all: {text}" for text in general), sep="\n", end="\n" * bool(general))
+    bad = len(general)
+    if tasks:
+        sandbox.warm()
+        with multiprocessing.get_context("fork").Pool(min(2, os.cpu_count() or 1)) as pool:
+            for id, seconds, found in pool.imap_unordered(check, sorted((t.id for t in tasks), key=lambda id: id not in SLOW), chunksize=1):
+                bad += len(found)
+                print(f"{id}: {'ok' if not found else f'{len(found)} problems'} ({seconds:.1f} s)", *found, sep="\n  ", flush=True)
+    print(f"{len(tasks)} exercises, {sum(t.points for t in tasks)} points, {bad} problems")
+    return int(bad > 0)
+
+
+SLOW = ("choose-saved", "no-breaks", "cpp-cast")           # first, so that one process does not end long after the other
 
 
 if __name__ == "__main__":
     try:
-        sys.exit(main(sys.argv[1:]))
+        sandbox.leave(main(sys.argv[1:]))
     except ExerciseError as error:
         sys.exit(str(error))

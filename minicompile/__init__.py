@@ -283,5 +283,6 @@ class set_stance:
 
 
 __all__ = ["BACKENDS", "BackendError", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError",
-           "OptimizedModule", "RecompileError", "Unsupported", "allow_in_graph", "compile", "config", "disable",
-           "explain", "is_compiling", "list_backends", "logs", "mark_dynamic", "register_backend", "reset", "set_logs", "set_stance"]
+           "OptimizedModule", "RecompileError", "Unsupported", "allow_in_graph", "compile", "config",
+           "disable", "explain", "is_compiling", "list_backends", "logs", "mark_dynamic", "register_backend",
+           "reset", "set_logs", "set_stance"]

@@ -7,22 +7,32 @@ import re
 
 BREAKS = [                       # (pattern in the reason, what to do); the first that fits
     (r"branch on the values|bool\(\) of a tensor",
-     "Write the choice as torch.where(condition, a, b), or decide on something that is no tensor, such as a shape."),
+     "Write the choice as torch.where(condition, a, b), or decide on something that is no tensor, such "
+     "as a shape."),
     (r"\bprint\(\)", "Print after the compiled function has returned, or use a logger outside of it."),
-    (r"Tensor\.(item|tolist|numpy)\(\)|(int|float)\(\) of a tensor|range\(\) of a tensor|the text of a tensor",
+    (r"Tensor\.(item|tolist|numpy)\(\)|(int|float|range)\(\) of a tensor|the text of a tensor",
      "Keep the value a 0-d tensor, or read it after the compiled function has returned."),
-    (r"__bool__|`in` of a tensor", "Compare with tensor operations, such as (a == b).any(), and keep the result a tensor."),
+    (r"__bool__|`in` of a tensor",
+     "Compare with tensor operations, such as (a == b).any(), and keep the result a tensor."),
     (r"nonzero|masked_select|unique|depends on tensor values|boolean mask",
-     "The size of the result depends on values: use torch.where, or move it out of the compiled function."),
-    (r"is disabled for compilation", "Remove minicompile.disable from that function, or call it outside of the compiled one."),
-    (r"needs the frame of its caller", "Debug with set_stance('force_eager'): it steps through your own lines."),
-    (r"\bnumpy\b", "Use the torch function of the same name, or call it before or after the compiled function."),
+     "The size of the result depends on values: use torch.where, or move it out of the compiled "
+     "function."),
+    (r"is disabled for compilation",
+     "Remove minicompile.disable from that function, or call it outside of the compiled one."),
+    (r"needs the frame of its caller",
+     "Debug with set_stance('force_eager'): it steps through your own lines."),
+    (r"\bnumpy\b",
+     "Use the torch function of the same name, or call it before or after the compiled function."),
     (r"\btime\.|\brandom\.|\blogging\.|\bjson\.|\bpickle\.|\bos\.|open\b.*file",
      "Call it before or after the compiled function and pass the result as an argument."),
-    (r"C function|call of the C|a call of", "Move the call out of the compiled function, write it with tensor operations, or make "
-     "it an operator with torch.library.custom_op."),
-    (r"inside a loop", "Move the instruction that breaks out of the loop, or compile the loop's body as a function of its own."),
-    (r"inside a try|inside a with", "Move the instruction that breaks out of the block, or compile the code inside as a function."),
+    (r"C function|call of the C|a call of",
+     "Move the call out of the compiled function, write it with tensor operations, or make it an "
+     "operator with torch.library.custom_op."),
+    (r"inside a loop",
+     "Move the instruction that breaks out of the loop, or compile the loop's body as a function of its "
+     "own."),
+    (r"inside a try|inside a with",
+     "Move the instruction that breaks out of the block, or compile the code inside as a function."),
     (r"generator|coroutine", "Compile the functions that it calls instead."),
     (r"creating a|making a class", "Create it once, outside of the compiled function."),
     (r"changing the parameters or submodules", "Change the module outside of the compiled function."),
@@ -31,22 +41,28 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
     (r"subclass|layout", "Convert to a plain dense tensor before the call."),
     (r"nested too deeply", "Turn the recursion into a loop."),
 ]
-BREAK_DEFAULT = "Rewrite that line with tensor operations, or put it in a function marked with minicompile.disable."
+BREAK_DEFAULT = ("Rewrite that line with tensor operations, or put it in a function marked with "
+                 "minicompile.disable.")
 
 RECOMPILES = [
-    (r"size mismatch", "Sizes that vary become symbols by themselves, unless dynamic=False; mark_dynamic(tensor, dim) does it "
-     "from the first call. Or pad to a few sizes."),
-    (r"rank mismatch|dtype mismatch|device mismatch|class mismatch", "Call it with one kind of tensor, or compile one function for each kind."),
+    (r"size mismatch",
+     "Sizes that vary become symbols by themselves, unless dynamic=False; mark_dynamic(tensor, dim) does"
+     " it from the first call. Or pad to a few sizes."),
+    (r"rank mismatch|dtype mismatch|device mismatch|class mismatch",
+     "Call it with one kind of tensor, or compile one function for each kind."),
     (r"stride mismatch", "Call .contiguous() before, so that the layout is always the same."),
-    (r"requires_grad mismatch|grad mode|inference mode", "Training and evaluation are two programs: one version of each is normal."),
+    (r"requires_grad mismatch|grad mode|inference mode",
+     "Training and evaluation are two programs: one version of each is normal."),
     (r"training|MODULE|hook was registered|class of module|parameters of module|modules of module",
      "Finish building the model, hooks included, before the first call."),
-    (r"another object|another function", "Pass the same object in every call: make lambdas and helpers once, outside of the loop."),
+    (r"another object|another function",
+     "Pass the same object in every call: make lambdas and helpers once, outside of the loop."),
     (r"length of|keys of", "Keep containers at one length, or pass one stacked tensor."),
     (r"autocast|default dtype|deterministic|torch function", "Set it once, before the first call."),
     (r"size guard", "A branch on a size was answered for this size; avoid the branch, or pad."),
-    (r"changed", "A number used only as data becomes an input by itself; a value that the code decides on costs one version each. "
-     "Pass it as a tensor if it is data."),
+    (r"changed",
+     "A number used only as data becomes an input by itself; a value that the code decides on costs one "
+     "version each. Pass it as a tensor if it is data."),
 ]
 RECOMPILE_DEFAULT = "Keep this value the same between calls, or pass it as a tensor."
 

@@ -47,18 +47,19 @@ def compile_graph(captured, context) -> Callable:
 
 # %%
 def watch_overlaps(captured, compiled) -> Callable:
-    """Calls whose arguments overlap, `f(buffer[:2], buffer[1:])`, run the captured graph as it is. Two tensors
-    of modules are compared when the graph is compiled (capture gives them fakes that share memory), and not
-    again."""
+    """Calls whose arguments overlap, `f(buffer[:2], buffer[1:])`, run the captured graph as it is. Two
+    tensors of modules are compared when the graph is compiled (capture gives them fakes that share memory),
+    and not again."""
     written = getattr(getattr(compiled, "joint", None), "mutated", ())
-    found = [(i, n.name in written, isinstance(source, ModuleAttrSource))
-             for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs))
-             if isinstance(n.meta["val"], torch.Tensor)]
-    loose = [(i, is_written) for i, is_written, of_module in found if not of_module]
-    any_loose = any(is_written for _, is_written in loose)
-    owned = [(i, memory_range(captured.example_inputs[i])) for i, is_written, of_module in found
-             if of_module and (is_written or any_loose)]
-    owned = [(i, end - start, i in {j for j, w, _ in found if w}) for i, (start, end) in owned]
+    loose, of_modules = [], []
+    for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs)):
+        if isinstance(n.meta["val"], torch.Tensor):
+            (of_modules if isinstance(source, ModuleAttrSource) else loose).append((i, n.name in written))
+    any_loose, owned = any(is_written for _, is_written in loose), []
+    for i, is_written in of_modules:
+        if is_written or any_loose:
+            start, end = memory_range(captured.example_inputs[i])
+            owned.append((i, end - start, is_written))
     if not loose or len(loose) + len(owned) < 2 or not (any_loose or owned):
         return compiled
     eager = eager_callable(captured.gm)
@@ -134,8 +135,8 @@ def custom_backend(captured, context) -> Callable:
         error.add_note(f"raised by the backend {name!r}")
         raise
     if not callable(compiled):
-        raise BackendError(f"The backend {name!r} returned {compiled!r}. It must return a callable that takes "
-                           "the graph's inputs and returns a tuple of its outputs; gm.forward is one.")
+        raise BackendError(f"The backend {name!r} returned {compiled!r}. It must return a callable that "
+                           "takes the graph's inputs and returns a tuple of its outputs; gm.forward is one.")
 
     promised = captured.gm.graph.output_node().args[0]
     promised = [isinstance(getattr(n, "meta", {}).get("val"), torch.Tensor) for n in promised]

@@ -32,8 +32,8 @@ import torch
 from torch import fx
 
 from . import logs
-from .ch01_graphs.graph import interpret, print_graph
-from .ch05_autograd.runtime import compile_training
+from .ch01_graphs.graph import print_graph
+from .ch05_autograd.runtime import compile_training, interpret_aten
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.ir import Extern
 from .ch07_loops.lower import lower
@@ -86,15 +86,6 @@ class timed:
 # raises `Unsupported`, and the graph then runs on the rung below that stage: slower, and right.
 
 # %%
-def interpreted(gm: fx.GraphModule) -> Callable[[list], list]:
-    """The graph as it is, operator by operator."""
-    def call(inputs: list) -> list:
-        arguments = list(inputs)
-        inputs.clear()
-        return list(interpret(gm, arguments))
-    return call
-
-
 def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
                  is_backward: bool = False) -> Callable[[list], list]:
     """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it
@@ -103,7 +94,7 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
     if logs.on("aot"):
         logs.log("aot", "%s\n%s", which, print_graph(gm))
     if rung in ("aot_eager", "decomposed"):
-        return interpreted(gm)
+        return interpret_aten(gm, fakes)
     try:
         with timed("lower"):
             program = lower(gm)
@@ -115,16 +106,15 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
         with timed("emit"):
             compiled = compile_schedule(schedule, rung)
     except Unsupported as reason:
-        logs.log("perf_hints", "the %s graph runs operator by operator, because %s\n  -> take that operation out of the "
-                 "compiled function, and the rest becomes kernels", which, reason)
+        logs.log("perf_hints", "the %s graph runs operator by operator, because %s\n  -> take that operation "
+                 "out of the compiled function, and the rest becomes kernels", which, reason)
         logs.tell("fallback", which=which, reason=reason)
-        return interpreted(gm)
+        return interpret_aten(gm, fakes)
     logs.tell("schedule", which=which, program=program, schedule=schedule, compiled=compiled)
     log_stages(which, program, schedule, compiled)
     counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
     counters.externs += sum(isinstance(step, Extern) for step in schedule.steps)
     return compiled
-
 
 
 # Matrix products and their like, which libraries do better than generated loops
@@ -135,13 +125,16 @@ def log_stages(which: str, program, schedule, compiled) -> None:
     """What `MINICOMPILE_LOGS` asks to see of one compiled graph."""
     if logs.on("loops"):
         logs.log("loops", "%s\n%s", which, print_program(program))
-    for d in schedule.decisions if logs.on("fusion") else ():
-        done = "fused" if d.accepted else "did not fuse"
-        logs.log("fusion", "%s %s with %s (%d bytes): %s", done, d.a, d.b, d.score, d.reason)
-    for op in sorted({str(step.op) for step in schedule.steps if isinstance(step, Extern)} if logs.on("perf_hints") else ()):
-        if not any(name in op for name in BEST_AS_LIBRARY_CALLS):
-            logs.log("perf_hints", "the %s graph calls %s, for which no kernel is generated\n  -> it runs as in eager, and "
-                     "nothing fuses with it; simpler operations in its place may", which, op)
+    if logs.on("fusion"):
+        for d in schedule.decisions:
+            done = "fused" if d.accepted else "did not fuse"
+            logs.log("fusion", "%s %s with %s (%d bytes): %s", done, d.a, d.b, d.score, d.reason)
+    if logs.on("perf_hints"):
+        for op in sorted({str(step.op) for step in schedule.steps if isinstance(step, Extern)}):
+            if not any(name in op for name in BEST_AS_LIBRARY_CALLS):
+                logs.log("perf_hints", "the %s graph calls %s, for which no kernel is generated\n"
+                         "  -> it runs as in eager, and nothing fuses with it; simpler operations in its "
+                         "place may", which, op)
     if logs.on("code"):
         logs.log("code", "%s\n%s", which, "\n".join([compiled.source, *(s.code for s in compiled.sources)]))
 

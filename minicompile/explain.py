@@ -1,7 +1,9 @@
-"""`minicompile.explain(f)(*args)`: what the compiler makes of one call, as data, as text, and as HTML in a notebook.
+"""`minicompile.explain(f)(*args)`: what the compiler makes of one call, as data, as text, and as HTML in a
+notebook.
 
 It compiles f anew, apart from what is compiled already, runs it once, and listens to what the stages tell
-(`logs.tell`). With `backend="eager"` it stops after capture: graphs, breaks and guards, without building kernels.
+(`logs.tell`). With `backend="eager"` it stops after capture: graphs, breaks and guards, without building
+kernels.
 """
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ from . import advice, logs
 
 @dataclass
 class Operation:
-    """One node of a captured graph. result: its type, such as `f32[8, 64]`. where: `file.py:12`; source: that line."""
+    """One node of a captured graph. result: its type, such as `f32[8, 64]`. where: `file.py:12`; source: that
+    line."""
     call: str
     result: str
     where: str
@@ -32,9 +35,9 @@ class Operation:
 
 @dataclass
 class Kernels:
-    """What became of one ATen graph. which: "forward" or "backward". loops: before fusion. bytes_saved: of memory
-    traffic, by fusing. refused: pairs that share data and were not fused, with the reason. fallback: why it runs
-    operator by operator, or None."""
+    """What became of one ATen graph. which: "forward" or "backward". loops: before fusion. bytes_saved: of
+    memory traffic, by fusing. refused: pairs that share data and were not fused, with the reason. fallback:
+    why it runs operator by operator, or None."""
     which: str
     kernels: list[str] = field(default_factory=list)
     library_calls: list[str] = field(default_factory=list)
@@ -57,7 +60,8 @@ class Graph:
 
 @dataclass
 class Break:
-    """A graph break. chain: lines of the calls that lead to it, outermost first. advice: what to do about it."""
+    """A graph break. chain: lines of the calls that lead to it, outermost first. advice: what to do about
+    it."""
     frame: str
     reason: str
     where: str
@@ -100,7 +104,8 @@ class Recompile:
 
 @dataclass
 class Explanation:
-    """What `explain` found; `print` it, or let a notebook show it. seconds: per stage; "call": all of the call."""
+    """What `explain` found; `print` it, or let a notebook show it. seconds: per stage; "call": all of the
+    call."""
     name: str
     graphs: list[Graph] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
@@ -148,8 +153,8 @@ _graph = contextvars.ContextVar("graph being explained", default=None)
 
 
 def explain(function, **settings):
-    """explain(f)(*args, **kwargs): compile f anew with these settings of `compile`, run it once, and return an
-    Explanation."""
+    """explain(f)(*args, **kwargs): compile f anew with these settings of `compile`, run it once, and return
+    an Explanation."""
     def run(*args, **kwargs):
         from . import compile, driver, frames, marks
         target = marks.original(function)
@@ -186,7 +191,8 @@ def compile_apart(compile, target, settings):
 
 
 def point_to_causes(breaks: list[Break]) -> None:
-    """A break in a callee is found twice: by the caller, whose graph ends at the call, and by the callee itself."""
+    """A break in a callee is found twice: by the caller, whose graph ends at the call, and by the callee
+    itself."""
     for b in breaks:
         for n, other in enumerate(breaks, 1):
             if other.where == b.where and len(other.chain) < len(b.chain):
@@ -221,15 +227,16 @@ def frame_name(code) -> str:
 def heard_captured(found, code, captured):
     from .ch02_guards.codegen import in_users_words
     frame = frame_name(code)
-    found.guards += [Fact(frame, in_users_words(in_words(g), code), short_place(g.location), g) for g in captured.guards]
+    found.guards += [Fact(frame, in_users_words(in_words(g), code), short_place(g.location), g)
+                     for g in captured.guards]
     found.breaks += [explain_break(frame, reason) for reason in captured.breaks]
 
 
 def heard_graph(found, code, captured):
+    from .ch01_graphs import graph as printing
     graph = Graph(frame_name(code), captured.gm)
     for node in captured.gm.graph.nodes:
         if node.op in ("call_function", "call_method"):
-            from .ch01_graphs import graph as printing
             place = node.meta.get("location")
             graph.operations.append(Operation(f"{node.name} = {printing._call_text(node)}",
                                               printing.describe(node.meta.get("val")), short_place(place),
@@ -288,7 +295,8 @@ def explain_break(frame: str, reason) -> Break:
     from .ch04_breaks.breaks import source_with_caret
     place = reason.location
     source, caret = (*(source_with_caret(place, reason.position) if place else ()), "", "")[:2]
-    return Break(frame, reason.reason, str(place or "unknown line"), source, caret, reason.chain[:-1], reason.hint)
+    where = str(place or "unknown line")
+    return Break(frame, reason.reason, where, source, caret, reason.chain[:-1], reason.hint)
 
 
 def tensor_in_words(spec) -> str:
@@ -317,7 +325,8 @@ def in_words(guard) -> str:
         "NO_ATTR": lambda: f"{source} has no attribute {expected!r}",
         "NO_KEY": lambda: f"{source} has no key {expected!r}",
         "FUNCTION_CODE": lambda: f"{source} is the same function",
-        "MODULE_STRUCTURE": lambda: f"{source} is a {expected.type.__qualname__} with the same children and no hooks",
+        "MODULE_STRUCTURE": lambda: f"{source} is a {expected.type.__qualname__} with the same children "
+        "and no hooks",
         "GRAD_MODE": lambda: f"gradients are {'' if expected else 'not '}recorded",
         "INFERENCE_MODE": lambda: f"inference mode is {'on' if expected else 'off'}",
         "DETERMINISTIC": lambda: f"deterministic algorithms are {'on' if expected else 'off'}",
@@ -327,7 +336,7 @@ def in_words(guard) -> str:
         "ALIASED": lambda: f"{source} and {expected} are one object",
         "NOT_ALIASED": lambda: f"{source} is another tensor than " + ", ".join(
             map(str, expected if isinstance(expected, tuple) else (expected,))),
-        "SIZE": lambda: f"{expected[0]} where " + ", ".join(f"{name} is {where}" for name, where in expected[1]),
+        "SIZE": lambda: f"{expected[0]} where " + ", ".join(f"{n} is {where}" for n, where in expected[1]),
     }.get(guard.kind, lambda: f"{source or guard.kind} is {short(expected)}")
     try:
         return say()
@@ -340,8 +349,8 @@ def count(number: int, noun: str) -> str:
 
 
 def summary(e: Explanation) -> str:
-    parts = [count(e.graph_count, "graph"), count(e.graph_break_count, "graph break"), count(e.op_count, "operation"),
-             count(len(e.guards), "guard")]
+    parts = [count(e.graph_count, "graph"), count(e.graph_break_count, "graph break"),
+             count(e.op_count, "operation"), count(len(e.guards), "guard")]
     if any(g.halves for g in e.graphs):
         parts.append(count(e.kernel_count, "kernel"))
     return ", ".join(parts)
@@ -353,7 +362,8 @@ def half_in_words(half: Kernels) -> str:
     text = f"{half.which}: {count(half.loops, 'loop')} in {count(len(half.kernels), 'kernel')}"
     if half.library_calls:
         text += f" and {count(len(half.library_calls), 'library call')}"
-    return text + (f"; fusion saves {size_in_words(half.bytes_saved)} of memory traffic" if half.bytes_saved else "")
+    saved = size_in_words(half.bytes_saved)
+    return text + (f"; fusion saves {saved} of memory traffic" if half.bytes_saved else "")
 
 
 def size_in_words(number: float) -> str:
@@ -367,7 +377,8 @@ def size_in_words(number: float) -> str:
 
 
 def times_in_words(seconds: dict) -> str:
-    return ", ".join(f"{'in all' if stage == 'call' else stage} {1000 * t:,.0f} ms" for stage, t in seconds.items())
+    return ", ".join(f"{'in all' if stage == 'call' else stage} {1000 * t:,.0f} ms"
+                     for stage, t in seconds.items())
 
 
 def by_frame(items) -> dict:
@@ -390,24 +401,30 @@ def as_text(e: Explanation) -> str:
             last = o.where, o.source
             lines.append(f"  {o.call:{width}}  {o.result:14}  {comment}".rstrip())
         for half in graph.halves:
-            lines += textwrap.wrap(half_in_words(half), 110, initial_indent="  -> ", subsequent_indent="     ")
+            lines += pointed(half_in_words(half))
             lines += [f"       {name}" for name in half.kernels]
     for n, b in enumerate(e.breaks, 1):
         lines += ["", f"Graph break {n}: {b.reason}", f"  {b.where}"]
         lines += [f"    {line}" for line in (b.source, b.caret) if line]
         lines += [f"  called from {line}" for line in reversed(b.chain)]
-        lines += textwrap.wrap(b.advice, 110, initial_indent="  -> ", subsequent_indent="     ")
+        lines += pointed(b.advice)
     for s in e.skipped:
         lines += ["", f"Runs as it is: {s.frame}", f"  {s.reason}", f"  -> {s.advice}"]
     for r in e.recompiles:
         lines += ["", f"Version {r.version} of {r.frame}", f"  because {r.why}", f"  -> {r.advice}"]
     for frame, facts in by_frame(e.guards).items():
-        lines += ["", f"Guards of {frame}"] + [f"  {f.text}" + (f"  # {f.where}" if f.where else "") for f in facts]
+        lines += ["", f"Guards of {frame}"]
+        lines += [f"  {f.text}" + (f"  # {f.where}" if f.where else "") for f in facts]
     if e.operators:
         lines += ["", "Operators: " + ", ".join(f"{name} {n}" for name, n in e.operators.most_common())]
     if e.seconds:
         lines += ["Times: " + times_in_words(e.seconds)]
     return "\n".join(lines)
+
+
+def pointed(text: str) -> list[str]:
+    """Lines of a text behind an arrow."""
+    return textwrap.wrap(text, 110, initial_indent="  -> ", subsequent_indent="     ")
 
 
 # ---- HTML ------------------------------------------------------------------------------------------------
@@ -420,18 +437,21 @@ TEMPLATE = """
 .mc-explain section{border:1px solid rgba(128,128,128,.35);border-left:4px solid #4285d8;border-radius:5px;
   padding:.5rem .8rem;margin:.55rem 0}
 .mc-explain section.mc-break{border-left-color:#d9822b}.mc-explain section.mc-quiet{border-left-color:#888}
-.mc-explain pre{background:rgba(128,128,128,.13);color:inherit;padding:.4rem .6rem;border-radius:4px;margin:.35rem 0;
-  overflow-x:auto;font:12.5px/1.4 ui-monospace,monospace}
-.mc-explain table{border-collapse:collapse;font:12.5px/1.4 ui-monospace,monospace;margin:.35rem 0;color:inherit;
-  background:none}
-.mc-explain td{padding:.1rem 1rem .1rem 0;text-align:left;vertical-align:top;border:0;background:none;color:inherit}
+.mc-explain pre{background:rgba(128,128,128,.13);color:inherit;padding:.4rem .6rem;border-radius:4px;
+  margin:.35rem 0;overflow-x:auto;font:12.5px/1.4 ui-monospace,monospace}
+.mc-explain table{border-collapse:collapse;font:12.5px/1.4 ui-monospace,monospace;margin:.35rem 0;
+  color:inherit;background:none}
+.mc-explain td{padding:.1rem 1rem .1rem 0;text-align:left;vertical-align:top;border:0;background:none;
+  color:inherit}
 .mc-explain .mc-dim{opacity:.72}.mc-explain summary{cursor:pointer}
 </style>
-<h4>{{ e.name }}</h4><p>{{ summary(e) }}{% if e.seconds %}<br><span class="mc-dim">{{ times(e.seconds) }}</span>{% endif %}</p>
+<h4>{{ e.name }}</h4>
+<p>{{ summary(e) }}{% if e.seconds %}<br><span class="mc-dim">{{ times(e.seconds) }}</span>{% endif %}</p>
 {% for g in e.graphs %}<section><details open><summary><b>Graph {{ loop.index }}</b> {{ g.frame }}</summary>
 <table>{% for o in g.operations %}<tr><td>{{ o.call }}</td><td style="white-space:nowrap">{{ o.result }}</td>
 <td class="mc-dim">{{ o.where }} {{ o.source }}</td></tr>{% endfor %}</table></details>
-{% for h in g.halves %}<details><summary>{{ half(h) }}</summary><pre>{{ '\n'.join(h.kernels + h.library_calls) }}
+{% for h in g.halves %}<details><summary>{{ half(h) }}</summary>
+<pre>{{ '\n'.join(h.kernels + h.library_calls) }}
 {%- for r in h.refused %}
 not fused: {{ r }}{% endfor %}</pre></details>{% endfor %}</section>{% endfor %}
 {% for b in e.breaks %}<section class="mc-break"><b>Graph break {{ loop.index }}</b> {{ b.reason }}
@@ -444,11 +464,14 @@ called from {{ line }}{% endfor %}</pre><p>{{ b.advice }}</p></section>{% endfor
 {% for r in e.recompiles %}<section class="mc-break"><b>Version {{ r.version }}</b> of {{ r.frame }}
 <pre>because {{ r.why }}</pre><p>{{ r.advice }}</p></section>{% endfor %}
 {% if e.guards %}<section class="mc-quiet"><details><summary><b>Guards</b> {{ e.guards|length }}</summary>
-{% for frame, facts in by_frame(e.guards).items() %}<p class="mc-dim">{{ frame }}</p><table>{% for f in facts %}
-<tr><td>{{ f.text }}</td><td class="mc-dim">{{ f.where }}</td></tr>{% endfor %}</table>{% endfor %}</details></section>{% endif %}
-{% if e.operators %}<section class="mc-quiet"><details><summary><b>Operators</b> {{ e.operators|length }}</summary><table>
-{% for name, n in e.operators.most_common() %}<tr><td>{{ name }}</td><td>{{ n }}</td></tr>{% endfor %}</table></details>
-</section>{% endif %}</div>"""
+{% for frame, facts in by_frame(e.guards).items() %}<p class="mc-dim">{{ frame }}</p>
+<table>{% for f in facts %}
+<tr><td>{{ f.text }}</td><td class="mc-dim">{{ f.where }}</td></tr>{% endfor %}</table>{% endfor %}
+</details></section>{% endif %}
+{% if e.operators %}<section class="mc-quiet"><details>
+<summary><b>Operators</b> {{ e.operators|length }}</summary><table>
+{% for name, n in e.operators.most_common() %}<tr><td>{{ name }}</td><td>{{ n }}</td></tr>{% endfor %}
+</table></details></section>{% endif %}</div>"""
 
 
 def as_html(e: Explanation) -> str:

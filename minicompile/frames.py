@@ -27,7 +27,7 @@ import traceback
 import types
 import weakref
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.utils.checkpoint
@@ -190,13 +190,14 @@ def on_miss(state: FrameState, function, args):
         return EVALUATE
     if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or watched():
         return EVALUATE                # a mode of the program, or vmap, wants to see every operation
+    if is_deep():
+        return EVALUATE                # the compiler would reach the recursion limit before the program does
     grad, depth = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
     try:
         with hook.outside_region(), without_saved_tensor_hooks(), _lock:
             entry = new_entry(state, function, args)
-    except BaseException:
+    finally:
         restore_modes(grad, depth)
-        raise
     return EVALUATE if entry is None else entry.function(function, *args)
 
 
@@ -214,12 +215,14 @@ def watched() -> bool:
 
 
 def restore_modes(grad: bool, depth: int) -> None:
-    """An interrupt can strike while a mode of the tracer is being left, and leave it on; none was before."""
+    """An interrupt, or the recursion limit, can strike while a mode of the tracer is being left, and leave it
+    on; none was before."""
     while torch._C._len_torch_dispatch_stack():
         torch._C._pop_torch_dispatch_stack(None)
     while torch._C._len_torch_function_stack() > depth:
         torch._C._pop_torch_function_stack()
-    torch._C._set_grad_enabled(grad)
+    if torch.is_grad_enabled() != grad:
+        torch._C._set_grad_enabled(grad)
 
 
 def new_entry(state: FrameState, function, args):
@@ -256,8 +259,7 @@ def new_entry(state: FrameState, function, args):
                        f"minicompile: {error} Until then, what was compiled runs eagerly.")
         skip_frame(state)
     except Exception as error:
-        if not isinstance(error, RecursionError) or not is_deep():
-            internal_error(state.code, error, lambda: skip_frame(state))
+        internal_error(state.code, error, lambda: skip_frame(state))
     return None
 
 
@@ -280,9 +282,9 @@ def internal_error(code, error: Exception, give_up=lambda: None) -> None:
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     logs.warn_once((id(code), "internal"),
                    f"minicompile: {describe(code)} runs eagerly because of an internal error{where}: "
-                   f"{type(error).__name__}: {error}{notes}. Its results are right, only not faster. To report it, "
-                   "set minicompile.config.raise_on_internal_error = True, run it again, and send that traceback "
-                   "with the function's source.")
+                   f"{type(error).__name__}: {error}{notes}. Its results are right, only not faster. To "
+                   "report it, set minicompile.config.raise_on_internal_error = True, run it again, and send "
+                   "that traceback with the function's source.")
 
 
 def root_module(args):
@@ -358,7 +360,8 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
                 if old != new and new > 1 and (d in expected.dynamic_dims or old > 1)}
         if dims:
             known = state.dynamic.get(guard.source, frozenset())
-            state.dynamic[guard.source] = dims if known is True else known | dims     # True: it was a number then
+            # True: it was a number then
+            state.dynamic[guard.source] = dims if known is True else known | dims
     elif guard.kind == "CONSTANT_MATCH" and type(value) in (int, float) and type(expected) is type(value):
         state.dynamic[guard.source] = True
 
@@ -370,9 +373,6 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
 # hand.
 
 # %%
-observers: list[Callable] = []         # called with (state, captured) after each capture
-
-
 def compile_frame(state: FrameState, function, args):
     symbolic = state.context.dynamic is not False
     try:
@@ -400,8 +400,6 @@ def compile_version(state: FrameState, function, args, symbolic: bool):
         logs.log("graph_breaks", "%s: %s\n%s\n  -> %s", describe(state.code), reason.reason,
                  "\n".join(place_of_break(reason)), reason.hint)
     logs.tell("captured", state=state, captured=captured)
-    for observe in observers:
-        observe(state, captured)
     return build_entry(state, function, args, captured)
 
 
@@ -424,7 +422,7 @@ def capture_best(state: FrameState, function, local_values: dict, symbolic: bool
 
 def build_entry(state: FrameState, function, args, captured):
     body = captured.body
-    namespace = {"__K": captured.constants, **(getattr(captured, "namespace", None) or {})}
+    namespace = {"__K": captured.constants}
     if captured.gm is None and not captured.breaks:
         body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold
         namespace["__EVALUATE"] = EVALUATE
@@ -434,6 +432,13 @@ def build_entry(state: FrameState, function, args, captured):
             logs.log("graph", "%s\n%s", describe(state.code), print_graph(captured.gm))
         logs.tell("graph", state=state, captured=captured)
         namespace["__graph"] = compile_graph(captured, state.context)
+        if not callable(state.context.backend):
+            namespace["__EVALUATE"] = EVALUATE
+            gm = captured.gm if captured.traceless else None
+            eager = state.context.backend == "eager"
+            namespace["__refused"] = functools.partial(
+                hook.run, None, refused, gm, eager, torch.is_grad_enabled())
+            body = body.replace(CALL_OF_GRAPH, WATCHED_CALL, 1)
     for problem in captured.close():
         if state.context.fullgraph:
             raise MinicompileError(problem)
@@ -451,6 +456,40 @@ def build_entry(state: FrameState, function, args, captured):
     return entries.Entry(compiled, namespace["__next"], weak_identities(captured.guards), captured.constants,
                          extra={"breaks": captured.breaks, "gm": captured.gm,
                                 "root": None if root is None else weakref.ref(root)})
+
+
+# %% [markdown]
+# **When the graph itself raises.** An index out of range or a singular matrix is not known when compiling.
+# Eager would raise in the middle of the frame, after its earlier side effects and perhaps inside a `try`; the
+# graph raises before all side effects that the entry applies. So a graph that has left no trace is forgotten,
+# and the frame evaluated as it is. That would hide a faulty kernel, so the graph as it was captured has to
+# fail, too.
+
+# %%
+CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
+WATCHED_CALL = f"""try:
+    {CALL_OF_GRAPH}except Exception:
+    if __refused(*__inputs):
+        return __EVALUATE
+    raise
+"""
+
+
+def refused(gm, eager: bool, grad: bool, *inputs) -> bool:
+    """Whether the frame is to be evaluated after its graph has raised. gm: the captured graph, or None if it
+    leaves traces. eager: whether it was this graph that ran. grad: the grad mode when it began."""
+    torch._C._set_grad_enabled(grad)
+    if gm is None:
+        return False
+    if eager:
+        return True
+    try:
+        gm.forward(*inputs)
+    except Exception:
+        return True
+    finally:
+        torch._C._set_grad_enabled(grad)
+    return False
 
 
 def log_entry(state: FrameState, captured, compiled) -> None:
@@ -502,5 +541,6 @@ def reset() -> None:
 
 
 hook.set_callback(on_new_code, entries.MISSED)
-# What destructors call while Python takes its modules apart finds a compiler without globals: run that as it is
+# What destructors call while Python takes its modules apart finds a compiler without globals: run that as it
+# is
 atexit.register(setattr, stance, "name", "force_eager")

@@ -29,8 +29,8 @@ def original(function):
 
 
 def own_mark(function, name):
-    """A mark that was put on this very function; None if there is none. `functools.wraps` copies attributes, so
-    a decorator around a compiled function carries its marks: they say which code they belong to."""
+    """A mark that was put on this very function; None if there is none. `functools.wraps` copies attributes,
+    so a decorator around a compiled function carries its marks: they say which code they belong to."""
     code, value = getattr(function, name, (None, None))
     return value if code is not None and code is getattr(function, "__code__", None) else None
 
@@ -43,9 +43,9 @@ IN_GRAPH: dict = {}                     # id -> function whose calls are single 
 
 
 def allow_in_graph(function):
-    """Calls of this function become one operation of the graph; capture does not look inside. It must take and
-    return tensors, numbers, and lists or tuples of them, depend on nothing else, and have no side effects.
-    Also a decorator; takes lists of functions, too."""
+    """Calls of this function become one operation of the graph; capture does not look inside. It must take
+    and return tensors, numbers, and lists or tuples of them, depend on nothing else, and have no side
+    effects. Also a decorator; takes lists of functions, too."""
     if isinstance(function, (list, tuple)):
         return [allow_in_graph(f) for f in function]
     if not callable(function) or isinstance(function, type):
@@ -55,8 +55,8 @@ def allow_in_graph(function):
 
 
 def mark_dynamic(tensor, dim) -> None:
-    """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes do not recompile. If the
-    program fixes the size all the same, a warning says where; under fullgraph=True it is an error."""
+    """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes do not recompile. If
+    the program fixes the size all the same, a warning says where; under fullgraph=True it is an error."""
     dims = (dim,) if isinstance(dim, int) else tuple(dim)
     for d in dims:
         if not -tensor.dim() <= d < tensor.dim():

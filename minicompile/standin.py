@@ -1,9 +1,10 @@
 """`torch.compile` and its neighbours, for the time of one script, meaning minicompile's.
 
-An unmodified script asks for compilation in several ways: `torch.compile(model)`, as a decorator, `model.compile()` (which calls
-`torch.compile` inside), `torch.compiler.disable` and `.reset`. All of them are replaced. What is torch's own and harmless stays, such as
-assignments to `torch._dynamo.config`: they set options of a compiler that is not running. `torch.compiler.is_compiling` stays False
-everywhere, because torch's own library asks it in order to suit its own compiler.
+An unmodified script asks for compilation in several ways: `torch.compile(model)`, as a decorator,
+`model.compile()` (which calls `torch.compile` inside), `torch.compiler.disable` and `.reset`. All of them are
+replaced. What is torch's own and harmless stays, such as assignments to `torch._dynamo.config`: they set
+options of a compiler that is not running. `torch.compiler.is_compiling` stays False everywhere, because
+torch's own library asks it in order to suit its own compiler.
 """
 from __future__ import annotations
 
@@ -23,33 +24,36 @@ from .errors import MinicompileError
 BACKENDS = {"inductor": None, "aot_eager_decomp_partition": "decomposed"}
 
 
-def compile_like_torch(model=None, *, fullgraph=False, dynamic=None, backend="inductor", mode=None, options=None,
-                       disable=False, **other):
-    """`minicompile.compile` with the signature of `torch.compile`: its default backend is ours, and its options that we have
-    no use for are left out, with a note."""
-    if backend in BACKENDS if isinstance(backend, str) else False:
-        if backend == "inductor" and options:
-            unknown = sorted(name for name in options if name not in OPTIONS and name not in ALIASES)
-            if unknown:
-                logs.warn_once(("options", *unknown), f"minicompile has no use for the options {', '.join(unknown)} of "
-                               "torch's inductor; they are ignored.")
-            options = {name: value for name, value in options.items() if name not in unknown} or None
-        backend = BACKENDS[backend]
+def compile_like_torch(model=None, *, fullgraph=False, dynamic=None, backend="inductor", mode=None,
+                       options=None, disable=False, **other):
+    """`minicompile.compile` with the signature of `torch.compile`: its default backend is ours, and its
+    options that we have no use for are left out, with a note."""
+    if backend == "inductor" and options:
+        unknown = sorted(name for name in options if name not in OPTIONS and name not in ALIASES)
+        if unknown:
+            logs.warn_once(("options", *unknown), "minicompile has no use for the options "
+                           f"{', '.join(unknown)} of torch's inductor; they are ignored.")
+        options = {name: value for name, value in options.items() if name not in unknown} or None
+    if isinstance(backend, str):
+        backend = BACKENDS.get(backend, backend)
     if other:
-        logs.warn_once(("arguments", *other), f"minicompile has no use for the arguments {', '.join(other)} of torch.compile; "
-                       "they are ignored.")
-    return our_compile(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options, disable=disable)
+        logs.warn_once(("arguments", *other), "minicompile has no use for the arguments "
+                       f"{', '.join(other)} of torch.compile; they are ignored.")
+    return our_compile(model, fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode,
+                       options=options, disable=disable)
 
 
 def install() -> None:
     """From now on, in this process."""
     torch.compile = torch.compiler.compile = compile_like_torch
     torch.compiler.disable, torch.compiler.reset, torch.compiler.set_stance = disable, reset, set_stance
-    torch.compiler.cudagraph_mark_step_begin = lambda: None     # our CUDA graphs keep escaping outputs valid without it
+    # Our CUDA graphs keep the outputs that escape valid without it
+    torch.compiler.cudagraph_mark_step_begin = lambda: None
 
 
 def run_script(arguments: list[str]) -> None:
-    """Run arguments[0] as `__main__` with the rest as its arguments. Raises MinicompileError if there is no such file."""
+    """Run arguments[0] as `__main__` with the rest as its arguments. Raises MinicompileError if there is no
+    such file."""
     if not arguments:
         raise MinicompileError("`run` needs a script: python -m minicompile run SCRIPT ARGS...")
     script = Path(arguments[0])

@@ -1,5 +1,8 @@
-"""What was compiled: a backend that keeps the graphs it is given, and a block that sees all captures made inside it."""
-from minicompile import backends, frames
+"""What was compiled: a backend that keeps the graphs it is given, and a block that sees all captures made inside it. And whether two
+results are the same."""
+import torch
+
+from minicompile import backends, logs
 
 
 class Recorder:
@@ -24,13 +27,33 @@ class Captures:
 
     def __enter__(self):
         self.graphs, self.breaks = [], []
-        frames.observers.append(self.see)
+        logs.watchers.append(self.see)
         return self
 
-    def see(self, state, captured):
+    def see(self, kind, captured=None, **data):
+        if kind != "captured":
+            return
         if captured.gm is not None:
             self.graphs.append(captured.gm)
         self.breaks.extend(captured.breaks)
 
     def __exit__(self, *error):
-        frames.observers.remove(self.see)
+        logs.watchers.remove(self.see)
+
+
+def same(a, b):
+    """Equal, of the same types, down to the tensors."""
+    assert type(a) is type(b), (a, b)
+    if isinstance(a, torch.Tensor):
+        torch.testing.assert_close(a, b)
+        assert a.requires_grad == b.requires_grad
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), (a, b)
+        for x, y in zip(a, b):
+            same(x, y)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for k in a:
+            same(a[k], b[k])
+    else:
+        assert a == b

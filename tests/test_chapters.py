@@ -69,6 +69,29 @@ def test_runs(path):
     assert str(ROOT) not in done.stdout, "a page must not show where it was built"
 
 
+AS_NOTEBOOK = """
+import json, pathlib
+namespace = {"__name__": "__main__"}
+for n, cell in enumerate(json.load(open("page.ipynb"))["cells"]):
+    if cell["cell_type"] == "code":
+        file = pathlib.Path(f"cell_{n}.py")
+        file.write_text("".join(cell["source"]))
+        exec(compile(file.read_text(), str(file.resolve()), "exec"), namespace)
+"""
+
+
+@pytest.mark.parametrize("path", [p if p.stem[:2] == "09" else pytest.param(p, marks=pytest.mark.slow) for p in PAGES], ids=ids(PAGES))
+def test_the_notebook_runs_wherever_it_was_saved(path, tmp_path):
+    jupytext = pytest.importorskip("jupytext", reason="which `make site` installs")
+    from tools.site import build, chapter_pages
+    (tmp_path / "page.ipynb").write_text(chapter_pages.notebook(build.read_book(ROOT), path, ROOT))
+    made = jupytext.read(tmp_path / "page.ipynb")
+    text = "".join(cell["source"] for cell in made["cells"] if cell["cell_type"] == "markdown")
+    assert not re.search(r"%show|\]\((ref|chapter|code|exercise):|<!-- exercises", text)
+    done = subprocess.run([sys.executable, "-c", AS_NOTEBOOK], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_pictures_have_a_text_alternative():
     made = [_lib.bars([("a", 1.0), ("b", 2.5)], "ms", "Two bars."), _lib.pipeline("03"),
             _lib.timeline([("x", 0, 2, "8 B")], 3, "One buffer."), _lib.lines({"f": [(1, 2), (2, 4)]}, "n", "t", "A curve."),

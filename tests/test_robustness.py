@@ -23,7 +23,7 @@ import minicompile
 from minicompile import driver, frames
 from minicompile.ch02_guards import codegen
 from minicompile.ch03_capture import capture, hook
-from minicompile.ch04_breaks import breaks, resume
+from minicompile.ch04_breaks import breaks, steps
 
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 
@@ -134,7 +134,7 @@ def test_an_internal_error_after_a_break(monkeypatch):
 def test_making_the_resume_function_fails(monkeypatch):
     def fails(*args, **kwargs):
         raise IndexError("injected")
-    monkeypatch.setattr(resume, "make_resume", fails)
+    monkeypatch.setattr(steps, "make_resume", fails)
     x = torch.randn(3)
     result, texts = warned(minicompile.compile(broken_in_two, backend="eager"), x)
     assert torch.equal(result, broken_in_two(x)) and len(texts) == 1 and "broken_in_two" in texts[0]
@@ -631,6 +631,37 @@ def test_an_exception_of_a_kernel_reaches_the_caller():
     with pytest.raises(IndexError):
         compiled(table, torch.tensor([1, 9]))
     assert torch.equal(compiled(table, torch.tensor([3, 0])), f(table, torch.tensor([3, 0])))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_an_exception_of_a_kernel_is_raised_where_eager_raises_it(backend):
+    """After the side effects that come before it, and inside of the `try` and the `with` around it."""
+    log = []
+
+    def f(table, index):
+        log.append("before")
+        try:
+            with torch.no_grad():
+                return table[index] * 2
+        except IndexError:
+            log.append(torch.is_grad_enabled())
+        return table.index_select(0, index - 9)
+    compiled = minicompile.compile(f, backend=backend)
+    table = torch.randn(4)
+    assert torch.equal(compiled(table, torch.tensor([1, 2])), table[1:3] * 2) and log == ["before"]
+    assert torch.equal(compiled(table, torch.tensor([9, 10])), table[:2])
+    assert log == ["before", "before", True] and torch.is_grad_enabled()
+    with pytest.raises(IndexError):
+        compiled(table, torch.tensor([5]))
+    assert log[3:] == ["before", True] and torch.is_grad_enabled()
+
+
+def test_a_faulty_kernel_is_not_hidden(monkeypatch):
+    def faulty(inputs):
+        raise RuntimeError("injected")
+    monkeypatch.setattr(driver, "compile_aten", lambda *args, **kwargs: faulty)
+    with pytest.raises(RuntimeError, match="injected"):
+        minicompile.compile(chain, backend="aot_eager")(torch.ones(2))
 
 
 # ---- copies --------------------------------------------------------------------------------------------------------

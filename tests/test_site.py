@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from tools.site import cells, chapter_pages, execute, highlight, links, names
+from tools.site import cells, chapter_pages, code_pages, execute, highlight, links, names, pages
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,22 @@ def test_highlighting_keeps_the_text():
 def test_every_tagged_exercise_and_every_chapter_has_code(modules):
     chapters = names.chapter_names(modules)
     assert chapters[0] == "ch01_graphs" and all(any(m.chapter == c for m in modules.values()) for c in chapters)
+
+
+def test_the_answer_of_every_exercise_is_folded_away(modules):
+    import pathlib
+    import re
+    book = links.Book(modules)
+    book.exercises = pages.read_exercises(modules, pathlib.Path(__file__).parent.parent)
+    for module in modules.values():
+        shown = "".join(code_pages.module_page(book, module, "").blocks)
+        assert len(re.findall(r" id=L\d+>", shown)) == sum(len(c.source.splitlines()) for c in module.cells if c.kind == "code"), module.path
+        for exercise in module.exercises:
+            name = next(n for n in module.definitions if links.solution(book, module, n) == exercise)
+            d, folded = module.definitions[name], re.search(rf"<details[^>]*><summary>[^<]*solves exercise {exercise}</summary>(.*?)</details>", shown, re.S)
+            assert [int(n) for n in re.findall(r" id=L(\d+)>", folded[1])] == list(range(d.body, d.end + 1)), exercise
+    assert "<details>" in chapter_pages.fenced(book, "minicompile.ch08_fusion.fuse.score")
+    assert "<details " in chapter_pages.source_of(book, "chapters/08_fusion", "minicompile.ch08_fusion.fuse.score")
 
 
 def test_a_finished_site_with_a_broken_link_is_refused(tmp_path):

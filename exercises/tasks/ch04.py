@@ -167,7 +167,7 @@ def item(x):
 '''
 GRAPHS = ("straight", "shape", "printing", "at_the_end", "data", "loop", "item")
 
-task("predict-breaks", compiler=True, title="How many graphs?", minutes=20, kind="predict", chapter="ch04_breaks", about="""\
+task("predict-breaks", compiler=True, title="How many graphs?", minutes=20, kind="predict", about="""\
 Each function is compiled and called once, with x = torch.randn(8). How many graphs does that compile? A part without a tensor operation is
 no graph. Answer first, then try: minicompile.explain(f)(x) shows graphs and breaks.""",
      starter=PROGRAMS + questions(**{name.upper(): f"graphs that one call of {name}(torch.randn(8)) compiles" for name in GRAPHS}), hints=[
@@ -228,7 +228,7 @@ def step(x, weights, log):
     return x, total
 '''
 
-task("no-breaks", compiler=True, title="One graph instead of many", minutes=40, kind="target", function="step", starter=BROKEN, solution=UNBROKEN, chapter="ch04_breaks", about="""\
+task("no-breaks", compiler=True, title="One graph instead of many", minutes=40, kind="target", function="step", starter=BROKEN, solution=UNBROKEN, about="""\
 This step breaks in every layer. Change it so that it compiles to one graph, with the same results and the same entries in `log` after the call.
 Nobody needs what it prints.""", hints=[
     "minicompile.explain(step)(x, weights, log) lists the breaks with their lines. Which of them need the value of an element?",

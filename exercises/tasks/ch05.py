@@ -79,7 +79,8 @@ def network(edges, n):
 
 
 def saturate(net, source, sink):
-    """Maximum flow, one shortest path after the other."""
+    """Maximum flow, one shortest path after the other. Returns its value."""
+    total = 0
     while True:
         came, queue = {source: None}, [source]
         for v in queue:
@@ -88,7 +89,7 @@ def saturate(net, source, sink):
                     came[net.head[e]] = e
                     queue.append(net.head[e])
         if sink not in came:
-            return
+            return total
         path, v = [], sink
         while came[v] is not None:
             path.append(came[v])
@@ -97,6 +98,7 @@ def saturate(net, source, sink):
         for e in path:
             net.room[e] -= amount
             net.room[e ^ 1] += amount
+        total += amount
 
 
 def network_text(case):
@@ -280,7 +282,7 @@ def checkpointed(x, b):
 '''
 SAVING = ("bias_gelu", "dropout", "two_products", "softmax", "checkpointed")
 
-task("predict-saved", title="What the forward pass keeps", minutes=30, kind="predict", chapter="ch05_autograd", about="""\
+task("predict-saved", title="What the forward pass keeps", minutes=30, kind="predict", about="""\
 x and b are float32 tensors of sizes [64, 64] that require gradients: 16384 bytes each. They stay alive anyway. How many bytes does the compiled
 forward pass save for the backward pass besides them?""", starter=SAVED + questions(**{n.upper(): f"bytes that {n}(x, b) saves besides x and b" for n in SAVING}),
      hints=["For each operation ask what its derivative reads, and whether that is cheap to compute again from something that is there.",

@@ -196,7 +196,7 @@ def transposed(x, w):
 '''
 LOOPING = ("chain", "column_means", "softmax", "two_results", "through_a_product", "transposed")
 
-task("predict-loops", title="How many loops?", minutes=20, kind="predict", chapter="ch07_loops", about="""\
+task("predict-loops", title="How many loops?", minutes=20, kind="predict", about="""\
 x and w are float32 [64, 64]. Into how many loops does each function lower, before fusion, on a CPU with one thread? Library calls, such as a matrix
 product, do not count.""", starter=LOOPS + questions(**{n.upper(): f"loops of {n}(x, w)" for n in LOOPING}), hints=[
     "Pointwise operations stay lazy: they are inlined into whatever reads them. Views are index maps.",

@@ -1,3 +1,4 @@
+from functools import partial
 from minicompile.ch01_graphs.symbolic import _atom_bounds, as_expr
 
 
@@ -23,24 +24,11 @@ def general(e, swap=True, const=True, negative=True, upper=0, unknown=False):
     return total(lows), high if high is None else high + upper
 
 
-def wrong_signs(e):
-    return general(e, swap=False)
-
-
-def wrong_constant(e):
-    return general(e, const=False)
-
-
-def wrong_products(e):
-    return general(e, negative=False)
-
-
-def wrong_exclusive(e):
-    return general(e, upper=1)
-
-
-def wrong_unknown_is_zero(e):
-    return general(e, unknown=True)
+wrong_signs = partial(general, swap=False)
+wrong_constant = partial(general, const=False)
+wrong_products = partial(general, negative=False)
+wrong_exclusive = partial(general, upper=1)
+wrong_unknown_is_zero = partial(general, unknown=True)
 
 
 def right_lists(e):

@@ -1,3 +1,4 @@
+from functools import partial
 import math
 from collections import Counter
 
@@ -24,28 +25,12 @@ def wrong_always_one(vars, reduction_vars, accesses):
     return _axes(vars, reduction_vars, []) if not reduction_vars else _axes(vars, reduction_vars, accesses)
 
 
-def wrong_small_nests_too(vars, reduction_vars, accesses):
-    return _axes(vars, reduction_vars, accesses, least=0)
-
-
-def wrong_small_accesses_too(vars, reduction_vars, accesses):
-    return _axes(vars, reduction_vars, accesses, heavy=False)
-
-
-def wrong_short_variables_too(vars, reduction_vars, accesses):
-    return _axes(vars, reduction_vars, accesses, short=2)
-
-
-def wrong_names_swapped(vars, reduction_vars, accesses):
-    return _axes(vars, reduction_vars, accesses, names="xy")
-
-
-def wrong_rank_of_reductions(vars, reduction_vars, accesses):
-    return _axes(vars, reduction_vars, accesses, reduce_rank=1)
-
-
-def wrong_cut_before(vars, reduction_vars, accesses):
-    return _axes(vars, reduction_vars, accesses, extra=0)
+wrong_small_nests_too = partial(_axes, least=0)
+wrong_small_accesses_too = partial(_axes, heavy=False)
+wrong_short_variables_too = partial(_axes, short=2)
+wrong_names_swapped = partial(_axes, names="xy")
+wrong_rank_of_reductions = partial(_axes, reduce_rank=1)
+wrong_cut_before = partial(_axes, extra=0)
 
 
 def right_counted(vars, reduction_vars, accesses):

@@ -1,3 +1,4 @@
+from functools import partial
 import math
 import struct
 
@@ -25,28 +26,17 @@ def _text(value, dtype, *, digits=9, suffix="f", point=".0", cast=True, lowest=T
     return text + (point if not any(c in text for c in ".e") else "") + (suffix if single else "")
 
 
-def wrong_no_suffix(value, dtype):
-    return _text(value, dtype, suffix="")
-
-
-def wrong_six_digits(value, dtype):
-    return _text(value, dtype, digits=6)
-
-
-def wrong_no_point(value, dtype):
-    return _text(value, dtype, point="")
-
-
-def wrong_untyped_integers(value, dtype):
-    return _text(value, dtype, cast=False)
+wrong_no_suffix = partial(_text, suffix="")
+wrong_six_digits = partial(_text, digits=6)
+wrong_no_point = partial(_text, point="")
+wrong_untyped_integers = partial(_text, cast=False)
 
 
 def wrong_lowest_integer(value, dtype):
     return _text(value, dtype) if value != -2**63 else "(int64_t)9223372036854775807"
 
 
-def wrong_float_specials(value, dtype):
-    return _text(value, dtype, special=False)
+wrong_float_specials = partial(_text, special=False)
 
 
 def wrong_doubles_are_floats(value, dtype):

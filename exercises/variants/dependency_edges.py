@@ -1,3 +1,4 @@
+from functools import partial
 from minicompile.ch07_loops.ir import Extern
 from minicompile.ch08_fusion.dependencies import has_effect
 
@@ -28,32 +29,13 @@ def _edges(steps, reads, writes, buffers, *, flow=True, anti=True, output=True, 
     return before
 
 
-def wrong_only_flow(*args):
-    return _edges(*args, anti=False, output=False)
-
-
-def wrong_no_write_after_read(*args):
-    return _edges(*args, anti=False)
-
-
-def wrong_no_write_after_write(*args):
-    return _edges(*args, output=False)
-
-
-def wrong_one_alias_deep(*args):
-    return _edges(*args, chain=False)
-
-
-def wrong_draws_in_any_order(*args):
-    return _edges(*args, effects=False)
-
-
-def wrong_every_call_is_ordered(*args):
-    return _edges(*args, all_effects=True)
-
-
-def wrong_before_itself(*args):
-    return _edges(*args, loops=True)
+wrong_only_flow = partial(_edges, anti=False, output=False)
+wrong_no_write_after_read = partial(_edges, anti=False)
+wrong_no_write_after_write = partial(_edges, output=False)
+wrong_one_alias_deep = partial(_edges, chain=False)
+wrong_draws_in_any_order = partial(_edges, effects=False)
+wrong_every_call_is_ordered = partial(_edges, all_effects=True)
+wrong_before_itself = partial(_edges, loops=True)
 
 
 def right_pairwise(steps, reads, writes, buffers):

@@ -1,3 +1,4 @@
+from functools import partial
 from minicompile.ch08_fusion.dependencies import nbytes
 
 
@@ -11,24 +12,11 @@ def _score(f, a, b, flows, common, *, alone=2, shared=1, half=2, outside=True, b
     return total
 
 
-def wrong_flows_once(*args):
-    return _score(*args, alone=1)
-
-
-def wrong_flows_always_twice(*args):
-    return _score(*args, outside=False)
-
-
-def wrong_ignores_common(*args):
-    return _score(*args, both=False)
-
-
-def wrong_common_always_full(*args):
-    return _score(*args, half=1)
-
-
-def wrong_elements_not_bytes(*args):
-    return _score(*args, size=lambda b: nbytes(b) // b.dtype.itemsize)
+wrong_flows_once = partial(_score, alone=1)
+wrong_flows_always_twice = partial(_score, outside=False)
+wrong_ignores_common = partial(_score, both=False)
+wrong_common_always_full = partial(_score, half=1)
+wrong_elements_not_bytes = partial(_score, size=lambda b: nbytes(b) // b.dtype.itemsize)
 
 
 def wrong_readers_of_a(f, a, b, flows, common):

@@ -1,3 +1,4 @@
+from functools import partial
 import torch
 
 from minicompile.ch06_decompositions.normalization import _affine, _folded, _inner, _input_gradient
@@ -21,28 +22,12 @@ def _backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask, 
     return dx, dw, db
 
 
-def wrong_without_weight(*args):
-    return _backward(*args, use_weight=False)
-
-
-def wrong_without_mean(*args):
-    return _backward(*args, centered=False)
-
-
-def wrong_ignores_mask(*args):
-    return _backward(*args, masks=False)
-
-
-def wrong_only_last_dim(*args):
-    return _backward(*args, last_only=True)
-
-
-def wrong_keeps_dims(*args):
-    return _backward(*args, folded=False)
-
-
-def wrong_gradient_of_weight(*args):
-    return _backward(*args, with_n=False)
+wrong_without_weight = partial(_backward, use_weight=False)
+wrong_without_mean = partial(_backward, centered=False)
+wrong_ignores_mask = partial(_backward, masks=False)
+wrong_only_last_dim = partial(_backward, last_only=True)
+wrong_keeps_dims = partial(_backward, folded=False)
+wrong_gradient_of_weight = partial(_backward, with_n=False)
 
 
 def wrong_float32_results(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):

@@ -1,3 +1,4 @@
+from functools import partial
 from minicompile.ch04_breaks.bytecode import LOCAL_OPS, NO_INDEX, decode, split_pairs, successors
 
 
@@ -25,32 +26,13 @@ def _backwards(code, *, rounds=100, union=True, kill=True, with_handlers=True, b
     return {i.offset: s for i, s in reversed(list(zip(instructions, live if before else result)))}
 
 
-def wrong_one_round(code):
-    return _backwards(code, rounds=1)
-
-
-def wrong_two_rounds(code):
-    return _backwards(code, rounds=2)
-
-
-def wrong_live_on_all_ways(code):
-    return _backwards(code, union=False)
-
-
-def wrong_writes_do_not_end_it(code):
-    return _backwards(code, kill=False)
-
-
-def wrong_no_handlers(code):
-    return _backwards(code, with_handlers=False)
-
-
-def wrong_after_instead_of_before(code):
-    return _backwards(code, before=False)
-
-
-def wrong_writes_read(code):
-    return _backwards(code, stores_read=True)
+wrong_one_round = partial(_backwards, rounds=1)
+wrong_two_rounds = partial(_backwards, rounds=2)
+wrong_live_on_all_ways = partial(_backwards, union=False)
+wrong_writes_do_not_end_it = partial(_backwards, kill=False)
+wrong_no_handlers = partial(_backwards, with_handlers=False)
+wrong_after_instead_of_before = partial(_backwards, before=False)
+wrong_writes_read = partial(_backwards, stores_read=True)
 
 
 def right_worklist(code):

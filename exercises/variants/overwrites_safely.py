@@ -1,3 +1,5 @@
+from functools import partial
+
 from minicompile.ch08_fusion.dependencies import accesses
 
 
@@ -24,32 +26,13 @@ def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, 
     return all((not places or r.index == at) and (not masks or not r.masked) for r in found)
 
 
-def wrong_other_names_do_not_matter(kernel, old, new, same_memory=frozenset()):
-    return _safe(kernel, old, new, same_memory, names=False)
-
-
-def wrong_masked_reads(kernel, old, new, same_memory=frozenset()):
-    return _safe(kernel, old, new, same_memory, masks=False)
-
-
-def wrong_atomic_writes(kernel, old, new, same_memory=frozenset()):
-    return _safe(kernel, old, new, same_memory, modes=False)
-
-
-def wrong_any_index(kernel, old, new, same_memory=frozenset()):
-    return _safe(kernel, old, new, same_memory, places=False)
-
-
-def wrong_later_reads(kernel, old, new, same_memory=frozenset()):
-    return _safe(kernel, old, new, same_memory, later=False)
-
-
-def wrong_rows_are_walked_once(kernel, old, new, same_memory=frozenset()):
-    return _safe(kernel, old, new, same_memory, rows=False)
-
-
-def wrong_one_step_of_dependence(kernel, old, new, same_memory=frozenset()):
-    return _safe(kernel, old, new, same_memory, deep=False)
+wrong_other_names_do_not_matter = partial(_safe, names=False)
+wrong_masked_reads = partial(_safe, masks=False)
+wrong_atomic_writes = partial(_safe, modes=False)
+wrong_any_index = partial(_safe, places=False)
+wrong_later_reads = partial(_safe, later=False)
+wrong_rows_are_walked_once = partial(_safe, rows=False)
+wrong_one_step_of_dependence = partial(_safe, deep=False)
 
 
 def wrong_refuses_reductions(kernel, old, new, same_memory=frozenset()):

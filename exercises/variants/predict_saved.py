@@ -1,4 +1,4 @@
-wrong_BIAS_GELU = 16384
+wrong_BIAS_GELU = 0
 wrong_DROPOUT = 16384
 wrong_TWO_PRODUCTS = 32768
 wrong_SOFTMAX = 16384

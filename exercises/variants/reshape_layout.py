@@ -1,3 +1,4 @@
+from functools import partial
 from minicompile.ch07_loops.ir import Layout
 from minicompile.ch07_loops.lazy import contiguous_strides
 
@@ -15,24 +16,11 @@ def _layout(base, size, groups, *, check=True, ones=True, offset=True, step=-1, 
     return Layout(size, tuple(stride), base.offset if offset else 0)
 
 
-def wrong_always_possible(base, size, groups):
-    return _layout(base, size, groups, check=False)
-
-
-def wrong_ones_count(base, size, groups):
-    return _layout(base, size, groups, ones=False)
-
-
-def wrong_loses_offset(base, size, groups):
-    return _layout(base, size, groups, offset=False)
-
-
-def wrong_first_stride(base, size, groups):
-    return _layout(base, size, groups, step=0)
-
-
-def wrong_size_of_the_outer(base, size, groups):
-    return _layout(base, size, groups, product=True)
+wrong_always_possible = partial(_layout, check=False)
+wrong_ones_count = partial(_layout, ones=False)
+wrong_loses_offset = partial(_layout, offset=False)
+wrong_first_stride = partial(_layout, step=0)
+wrong_size_of_the_outer = partial(_layout, product=True)
 
 
 def wrong_contiguous(base, size, groups):

@@ -1,3 +1,4 @@
+from functools import partial
 import weakref
 
 import torch
@@ -39,36 +40,14 @@ def _run(g, r, args, *, copy_in=True, write_back=True, versions=True, copy_out=T
     return out
 
 
-def wrong_old_inputs(g, r, args):
-    return _run(g, r, args, copy_in=False)
-
-
-def wrong_no_write_back(g, r, args):
-    return _run(g, r, args, write_back=False, versions=False)
-
-
-def wrong_outputs_are_overwritten(g, r, args):
-    return _run(g, r, args, copy_out=False, strides=False)
-
-
-def wrong_keeps_arguments(g, r, args):
-    return _run(g, r, args, clear=False)
-
-
-def wrong_aliases_of_placeholders(g, r, args):
-    return _run(g, r, args, of_call=False)
-
-
-def wrong_nobody_is_inside(g, r, args):
-    return _run(g, r, args, note=False)
-
-
-def wrong_always_inside(g, r, args):
-    return _run(g, r, args, alias=False)
-
-
-def wrong_contiguous_outputs(g, r, args):
-    return _run(g, r, args, strides=False)
+wrong_old_inputs = partial(_run, copy_in=False)
+wrong_no_write_back = partial(_run, write_back=False, versions=False)
+wrong_outputs_are_overwritten = partial(_run, copy_out=False, strides=False)
+wrong_keeps_arguments = partial(_run, clear=False)
+wrong_aliases_of_placeholders = partial(_run, of_call=False)
+wrong_nobody_is_inside = partial(_run, note=False)
+wrong_always_inside = partial(_run, alias=False)
+wrong_contiguous_outputs = partial(_run, strides=False)
 
 
 def right_by_kind(g, r, args):

@@ -1,51 +1,22 @@
-def wrong_seven_bits(value, big_endian=False):
-    groups = [value & 0x7F]
-    while value := value >> 7:
-        groups.append(value & 0x7F)
-    if big_endian:
+from functools import partial
+
+
+def _varint(value, big_endian=False, *, bits=6, one=True, early=False, reverse=True, flagged=-1, most=99):
+    groups = [value & (1 << bits) - 1] if one or value else []
+    while (value := value >> bits) and len(groups) < most:
+        groups.append(value & (1 << bits) - 1)
+    if big_endian and reverse and not early:
         groups.reverse()
-    return bytes(g | 0x80 for g in groups[:-1]) + bytes(groups[-1:])
+    groups = [g | 1 << bits for g in groups[:flagged]] + (groups[flagged:] if flagged else [])
+    return bytes(reversed(groups)) if early and big_endian else bytes(groups)
 
 
-def wrong_no_byte_for_zero(value, big_endian=False):
-    groups = []
-    while value:
-        groups.append(value & 0x3F)
-        value >>= 6
-    if big_endian:
-        groups.reverse()
-    return bytes(g | 0x40 for g in groups[:-1]) + bytes(groups[-1:])
-
-
-def wrong_flags_before_reversing(value, big_endian=False):
-    groups = [value & 0x3F]
-    while value := value >> 6:
-        groups[-1] |= 0x40
-        groups.append(value & 0x3F)
-    return bytes(reversed(groups)) if big_endian else bytes(groups)
-
-
-def wrong_always_low_first(value, big_endian=False):
-    groups = [value & 0x3F]
-    while value := value >> 6:
-        groups.append(value & 0x3F)
-    return bytes(g | 0x40 for g in groups[:-1]) + bytes(groups[-1:])
-
-
-def wrong_last_byte_continues(value, big_endian=False):
-    groups = [value & 0x3F]
-    while value := value >> 6:
-        groups.append(value & 0x3F)
-    if big_endian:
-        groups.reverse()
-    return bytes(g | 0x40 for g in groups)
-
-
-def wrong_at_most_two(value, big_endian=False):
-    groups = [value & 0x3F, value >> 6 & 0x3F] if value > 63 else [value]
-    if big_endian:
-        groups.reverse()
-    return bytes(g | 0x40 for g in groups[:-1]) + bytes(groups[-1:])
+wrong_seven_bits = partial(_varint, bits=7)
+wrong_no_byte_for_zero = partial(_varint, one=False)
+wrong_flags_before_reversing = partial(_varint, early=True)
+wrong_always_low_first = partial(_varint, reverse=False)
+wrong_last_byte_continues = partial(_varint, flagged=None)
+wrong_at_most_two = partial(_varint, most=2)
 
 
 def right_by_length(value, big_endian=False):

@@ -144,7 +144,8 @@ def main(argv: list[str] | None = None) -> None:
               f"{statistics.geometric_mean(shares):10.2f}")
     if options.out:
         with open(options.out, "w") as file:
-            json.dump({"benchmark": "chains", **environment("minicompile.bench.chains"), "ms": record}, file, indent=1)
+            record = {"benchmark": "chains", **environment("minicompile.bench.chains"), "ms": record}
+            json.dump(record, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
 GPT: Radford et al., "Language Models are Unsupervised Multitask Learners" (2019), pre-norm transformer with
 learned positions and tied embeddings.
 ResNet-50: He et al., "Deep Residual Learning" (2015), with the stride in the 3x3 convolution.
-Llama: Touvron et al., "LLaMA" (2023): RMS norms, rotary positions, gated linear units. It is written the way model
-libraries write it: settings are read from a config object in `forward`, attention is looked up in a table, the
-result is a dataclass. Only the overhead benchmark uses it.
+Llama: Touvron et al., "LLaMA" (2023): RMS norms, rotary positions, gated linear units. It is written the way
+model libraries write it: settings are read from a config object in `forward`, attention is looked up in a
+table, the result is a dataclass. Only the overhead benchmark uses it.
 """
 
 from __future__ import annotations
@@ -153,14 +153,16 @@ class LlamaBlock(nn.Module):
         self.config, width = config, config.width
         self.norm1, self.norm2 = RMSNorm(config), RMSNorm(config)
         self.q = nn.Linear(width, width, bias=False)
-        self.k, self.v = (nn.Linear(width, width // config.heads * config.key_heads, bias=False) for _ in range(2))
+        inner = width // config.heads * config.key_heads
+        self.k, self.v = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.o = nn.Linear(width, width, bias=False)
         self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
         self.down = nn.Linear(3 * width, width, bias=False)
 
     def forward(self, x, cos, sin):
         c, h = self.config, self.norm1(x)
-        q, k, v = (p(h).view(*h.shape[:2], -1, c.width // c.heads).transpose(1, 2) for p in (self.q, self.k, self.v))
+        q, k, v = (p(h).view(*h.shape[:2], -1, c.width // c.heads).transpose(1, 2)
+                   for p in (self.q, self.k, self.v))
         k, v = (t.repeat_interleave(c.heads // c.key_heads, dim=1) for t in (rotated(k, cos, sin), v))
         h = ATTENTION[c.attention](rotated(q, cos, sin), k, v).transpose(1, 2).reshape(x.shape)
         x = x + self.o(h)
@@ -178,7 +180,8 @@ class Llama(nn.Module):
         self.blocks = nn.ModuleList(LlamaBlock(config) for _ in range(config.layers))
         self.norm, self.head = RMSNorm(config), nn.Linear(config.width, config.vocab_size, bias=False)
         size = config.width // config.heads
-        self.register_buffer("frequencies", config.theta ** (-torch.arange(0, size, 2) / size), persistent=False)
+        frequencies = config.theta ** (-torch.arange(0, size, 2) / size)
+        self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, tokens, labels=None, **settings):
         x = self.token(tokens)

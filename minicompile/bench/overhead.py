@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import statistics
-import sys
 import threading
 import time
 
@@ -65,7 +63,8 @@ COMPILERS = {"minicompile": (minicompile.compile, minicompile.reset),
 
 def summary(seconds: list, unit: float) -> dict:
     """Median, fastest and slowest, in the unit given in seconds."""
-    return {"median": statistics.median(seconds) / unit, "low": min(seconds) / unit, "high": max(seconds) / unit}
+    facts = {"median": statistics.median(seconds), "low": min(seconds), "high": max(seconds)}
+    return {name: value / unit for name, value in facts.items()}
 
 
 def call_costs(function, arguments, rounds: int) -> dict:
@@ -154,16 +153,16 @@ def hook_costs(rounds: int, calls: int = 20_000) -> dict:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(cases())}; default: all")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--captures", type=int, default=5)
     parser.add_argument("--out", default="overhead.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    record = {"benchmark": "overhead", **environment(), "command": shlex.join(
-        ["python", "-m", "minicompile.bench.overhead", *sys.argv[1:]]), "hook_ns": hook_costs(args.rounds), "call_us": {},
-              "capture_ms": {}}
+    record = {"benchmark": "overhead", **environment("minicompile.bench.overhead"),
+              "hook_ns": hook_costs(args.rounds), "call_us": {}, "capture_ms": {}}
     for name, (function, arguments) in cases().items():
         if not args.names or name in args.names:
             record["call_us"][name] = call_costs(function, arguments, args.rounds)

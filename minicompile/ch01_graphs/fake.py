@@ -69,8 +69,8 @@ def storage_key(fake: FakeTensor) -> int:
 # `x.to("cuda")`). A CPU scalar tensor may be combined with tensors of another device, as in eager. In-place
 # operators return the very object they were given, as they must: Python code compares identities.
 #
-# A symbolic float (`floats.py`) is replaced by its present value on the way to the meta kernel, which is right
-# where no shape depends on it. Those operators are listed; elsewhere the float is fixed by a guard.
+# A symbolic float (`floats.py`) is replaced by its present value on the way to the meta kernel, which is
+# right where no shape depends on it. Those operators are listed; elsewhere the float is fixed by a guard.
 #
 # Some operators have results whose *shape* depends on data (`nonzero`, `x[mask]`) or that are Python numbers
 # (`item`). There is nothing to fake there; they raise `DataDependent`, which capture turns into a graph
@@ -117,24 +117,25 @@ def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
     return _common_device(tensors) if tensors else torch.device("cpu")
 
 
-# Operators for which a float is data: no shape or dtype depends on its value, no kernel refuses some values, and the
-# graph of primitives is the same for all.
+# Operators for which a float is data: no shape or dtype depends on its value, no kernel refuses some values,
+# and the graph of primitives is the same for all.
 FLOATS_ARE_DATA = {op for name in (
-    "add.Tensor add.Scalar add_.Tensor add_.Scalar sub.Tensor sub.Scalar sub_.Tensor sub_.Scalar rsub.Scalar rsub.Tensor "
-    "mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar div.Tensor div.Scalar div_.Tensor div_.Scalar div.Tensor_mode "
-    "div.Scalar_mode floor_divide floor_divide.Scalar remainder.Scalar remainder.Tensor fmod.Scalar fmod.Tensor "
-    "pow.Tensor_Scalar pow.Scalar pow_.Scalar eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar "
-    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ "
-    "lerp.Scalar lerp_.Scalar addcmul addcmul_ addcdiv addcdiv_ full full_like new_full scalar_tensor fill.Scalar "
-    "fill_.Scalar masked_fill.Scalar masked_fill_.Scalar where.ScalarSelf where.ScalarOther where.Scalar leaky_relu "
+    "add.Tensor add.Scalar add_.Tensor add_.Scalar sub.Tensor sub.Scalar sub_.Tensor sub_.Scalar "
+    "rsub.Scalar rsub.Tensor mul.Tensor mul.Scalar mul_.Tensor mul_.Scalar div.Tensor div.Scalar "
+    "div_.Tensor div_.Scalar div.Tensor_mode div.Scalar_mode floor_divide floor_divide.Scalar "
+    "remainder.Scalar remainder.Tensor fmod.Scalar fmod.Tensor pow.Tensor_Scalar pow.Scalar pow_.Scalar "
+    "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar eq.Tensor ne.Tensor lt.Tensor le.Tensor "
+    "gt.Tensor ge.Tensor clamp clamp_ clamp_min clamp_min_ clamp_max clamp_max_ lerp.Scalar lerp_.Scalar "
+    "addcmul addcmul_ addcdiv addcdiv_ full full_like new_full scalar_tensor fill.Scalar fill_.Scalar "
+    "masked_fill.Scalar masked_fill_.Scalar where.ScalarSelf where.ScalarOther where.Scalar leaky_relu "
     "leaky_relu_backward hardtanh threshold threshold_backward elu addmm baddbmm addmv addbmm addr addmm_ "
     "index_fill.int_Scalar index_fill_.int_Scalar xlogy.Scalar_Other xlogy.Scalar_Self maximum minimum "
-    "_foreach_add.Scalar _foreach_add_.Scalar _foreach_mul.Scalar _foreach_mul_.Scalar _foreach_sub.Scalar "
-    "_foreach_sub_.Scalar _foreach_div.Scalar _foreach_div_.Scalar _foreach_add.List _foreach_add_.List "
-    "_foreach_sub.List _foreach_sub_.List _foreach_lerp.Scalar _foreach_lerp_.Scalar _foreach_addcmul.Scalar "
-    "_foreach_addcmul_.Scalar _foreach_addcdiv.Scalar _foreach_addcdiv_.Scalar _foreach_pow.Scalar _foreach_pow_.Scalar "
-    "_foreach_clamp_min.Scalar _foreach_clamp_max.Scalar "
-    "").split() for packet, _, kind in [name.partition(".")]
+    "_foreach_add.Scalar _foreach_add_.Scalar _foreach_mul.Scalar _foreach_mul_.Scalar "
+    "_foreach_sub.Scalar _foreach_sub_.Scalar _foreach_div.Scalar _foreach_div_.Scalar _foreach_add.List "
+    "_foreach_add_.List _foreach_sub.List _foreach_sub_.List _foreach_lerp.Scalar _foreach_lerp_.Scalar "
+    "_foreach_addcmul.Scalar _foreach_addcmul_.Scalar _foreach_addcdiv.Scalar _foreach_addcdiv_.Scalar "
+    "_foreach_pow.Scalar _foreach_pow_.Scalar _foreach_clamp_min.Scalar _foreach_clamp_max.Scalar"
+    ).split() for packet, _, kind in [name.partition(".")]
     for op in [getattr(getattr(aten, packet, None), kind or "default", None)] if op is not None}
 
 
@@ -145,7 +146,8 @@ def settle_floats(func, args, kwargs):
     leaves = pytree.tree_leaves((args, kwargs))
     if not any(isinstance(x, torch.SymFloat) for x in leaves):
         return args, kwargs
-    return pytree.tree_map(lambda x: x.node.guard_float() if isinstance(x, torch.SymFloat) else x, (args, kwargs))
+    return pytree.tree_map(lambda x: x.node.guard_float() if isinstance(x, torch.SymFloat) else x,
+                           (args, kwargs))
 
 
 # Their kernels refuse operands of different dtypes, their meta kernels do not.
@@ -154,16 +156,91 @@ ONE_DTYPE = {getattr(aten, name).default for name in
 
 
 def _check_indices(tensor, indices) -> None:
-    """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, and masks of another shape."""
+    """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, and masks of
+    another shape."""
     d = 0
     for index in indices:
         if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
             raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
         width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
         if index is not None and index.dtype is torch.bool and index.shape != tensor.shape[d:d + width]:
-            raise IndexError(f"the shape of the mask {list(index.shape)} does not match that of the indexed tensor "
-                             f"{list(tensor.shape)} at dimension {d}")
+            raise IndexError(f"the shape of the mask {list(index.shape)} does not match that of the indexed "
+                             f"tensor {list(tensor.shape)} at dimension {d}")
         d += width
+
+
+# Which dtypes a kernel takes, and whether it may write where it also reads, only the kernel knows: the
+# softmax of integers and `x.copy_(x.t())` are fine on the meta device. So the kernel is asked: once for each
+# operator and dtypes, and whenever something is written that shares memory with another argument, it is run
+# on zeros that lie as the tensors would. That costs microseconds; beyond `TRIED_BYTES`, where it would not,
+# the call will find out.
+REFUSALS = ("not implemented for", "unsupported operation")
+TRIED_BYTES = 1 << 20
+_ANSWERS: dict = {}                     # (operator, dtypes, empty?) -> None, or the kernel's refusal
+
+
+def _check_with_kernel(func, flat, spec) -> None:
+    fakes = [x for x in flat if isinstance(x, FakeTensor)]
+    if not fakes or func.namespace != "aten" or any(t.device.type != "cpu" for t in fakes) \
+            or torch.Tag.nondeterministic_seeded in func.tags:
+        return
+    forms = [_form(t) for t in fakes]
+    shared = func._schema.is_mutable and (
+        len({storage_key(t) for t in fakes}) < len(set(map(id, fakes))) or any(
+            stride == 0 and size > 1 for sizes, strides, _ in forms for size, stride in zip(sizes, strides)))
+    key = func, tuple([(t.dtype, 0 in sizes) for t, (sizes, _, _) in zip(fakes, forms)])
+    if not shared and key in _ANSWERS:
+        error = _ANSWERS[key]
+    else:
+        if sum(_length(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
+            return
+        error = _kernel_refuses(func, flat, spec)
+        if not shared:
+            _ANSWERS[key] = error
+    if error is not None:
+        raise type(error)(*error.args)
+
+
+def _hint(x):
+    return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
+
+
+def _form(t: FakeTensor) -> tuple:
+    """(sizes, strides, offset) of the present call."""
+    return tuple(map(_hint, t.meta.shape)), tuple(map(_hint, t.meta.stride())), _hint(t.meta.storage_offset())
+
+
+def _length(form) -> int:
+    """How many elements the memory must have, at least."""
+    sizes, strides, offset = form
+    return 1 + offset + sum((n - 1) * s for n, s in zip(sizes, strides) if n)
+
+
+def _kernel_refuses(func, flat, spec):
+    """The exception with which a kernel refuses tensors like these, or None."""
+    blank: dict = {}                    # storage -> zeros
+
+    def real(x):
+        if not isinstance(x, FakeTensor):
+            return _hint(x)
+        sizes, strides, offset = form = _form(x)
+        memory = blank.setdefault(storage_key(x), torch.UntypedStorage(0))
+        if memory.nbytes() < _length(form) * x.dtype.itemsize:
+            memory.resize_(_length(form) * x.dtype.itemsize)
+        return torch.empty(0, dtype=x.dtype).set_(memory, offset, sizes, strides)
+
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        args, kwargs = pytree.tree_unflatten([real(x) for x in flat], spec)
+        for memory in blank.values():
+            memory.fill_(0)
+        try:
+            func(*args, **kwargs)
+        except (RuntimeError, NotImplementedError) as error:
+            if any(words in str(error) for words in REFUSALS):
+                return error
+        except Exception:               # about the zeros
+            pass
+    return None
 
 
 def fake_call(func, args, kwargs):
@@ -186,6 +263,7 @@ def fake_call(func, args, kwargs):
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
     if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
         _check_indices(args[0], args[1])
+    _check_with_kernel(func, flat, spec)
     device = _result_device(func, args, kwargs, tensors)
     takes_device = any(a.name == "device" for a in func._schema.arguments)
     if takes_device and (not tensors or kwargs.get("device") is not None):
@@ -205,8 +283,10 @@ def fake_call(func, args, kwargs):
             out = CPU_LAYOUTS[func](out, *meta_args)
     except NotImplementedError as error:
         if func.namespace not in ("aten", "prims", "minicompile"):
-            raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its result is not "
-                              f"known (torch.library.register_fake({func.name().split('.')[0]!r}) gives it one)") from error
+            name = func.name().split(".")[0]
+            raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its "
+                              f"result is not known (torch.library.register_fake({name!r}) gives it "
+                              "one)") from error
         raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
     except ZeroDivisionError as error:          # the meta kernel of a mean's gradient, for an empty tensor
         raise Unsupported(f"the meta kernel of {func} divides by a size of zero") from error
@@ -269,18 +349,20 @@ def _ask_the_kernel(op):
     return layout
 
 
-# Most pointwise kernels share one rule for the order of dims in the result: the operands are asked in turn, and one in
-# which a dim is broadcast has no opinion about it. Meta kernels written in Python only approximate it. `add` has an
-# exact one, so these borrow its answer.
-POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default,
-             aten.xlogy.Tensor, aten.special_xlog1py.default, aten.div.Tensor_mode, aten.floor_divide.default,
+# Most pointwise kernels share one rule for the order of dims in the result: the operands are asked in turn,
+# and one in which a dim is broadcast has no opinion about it. Meta kernels written in Python only approximate
+# it. `add` has an exact one, so these borrow its answer.
+POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.default,
+             aten.logical_xor.default, aten.xlogy.Tensor, aten.special_xlog1py.default,
+             aten.div.Tensor_mode, aten.floor_divide.default,
              aten.logaddexp.default, aten.logaddexp2.default, aten.heaviside.default,
              aten.native_dropout_backward.default}
 
 
 def _pointwise_layout(out, operands):
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    if not tensors or any(isinstance(s, torch.SymInt) for t in (out, *tensors) for s in (*t.shape, *t.stride())):
+    if not tensors or any(isinstance(s, torch.SymInt)
+                          for t in (out, *tensors) for s in (*t.shape, *t.stride())):
         return out
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
         like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else torch.neg(tensors[0].float())
@@ -290,8 +372,8 @@ def _pointwise_layout(out, operands):
 
 
 def _index_operands(x, indices, out):
-    """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices, and they
-    along the other dims. Indexed dims that are not neighbours move to the front."""
+    """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices,
+    and they along the other dims. Indexed dims that are not neighbours move to the front."""
     places = [d for d, index in enumerate(indices) if index is not None]
     if not places or any(isinstance(s, torch.SymInt) for s in (*out.shape, *x.shape, *x.stride())):
         return ()
@@ -300,7 +382,8 @@ def _index_operands(x, indices, out):
     count = out.dim() - len(kept)
     strides = [x.stride(d) for d in kept]
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-        broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides[:first] + [0] * count + strides[first:])
+        strides[first:first] = [0] * count
+        broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides)
         after = (1,) * (len(kept) - first)
         return [broadcast, *(i.reshape((*i.shape, *after)) for i in indices if i is not None)]
 
@@ -348,8 +431,8 @@ class DispatchMode(TorchDispatchMode):
 
 @contextlib.contextmanager
 def plain_tensors():
-    """Inference mode is off inside: tensors made under it have no version counter, which is how capture notices
-    that an operation writes to a tensor. Gradients stay off."""
+    """Inference mode is off inside: tensors made under it have no version counter, which is how capture
+    notices that an operation writes to a tensor. Gradients stay off."""
     if not torch.is_inference_mode_enabled():
         yield
         return
@@ -362,10 +445,12 @@ class FakeMode(DispatchMode):
 
     def __init__(self):
         super().__init__()
+        self.draws = False                  # whether an operator has drawn random numbers
         self._fakes: dict[int, tuple[weakref.ref, FakeTensor]] = {}
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
         return fake_call(func, args, kwargs or {})
 
     def from_real(self, tensor: torch.Tensor, sizes: tuple | None = None) -> FakeTensor:
@@ -401,15 +486,15 @@ class FakeMode(DispatchMode):
 
 
 # %% [markdown]
-# Strides of a tensor with symbolic sizes follow from what they are now. In a dense tensor each stride is the product of
-# the sizes inside of it, and varies with them; a stride that is larger, as that of `buffer[:, :n]`, is that of some other
-# memory, and a number. The pattern found here is guarded (chapter 2): a stride that is such a product by chance is one
-# only as long as it stays one.
+# Strides of a tensor with symbolic sizes follow from what they are now. In a dense tensor each stride is the
+# product of the sizes inside of it, and varies with them; a stride that is larger, as that of `buffer[:,
+# :n]`, is that of some other memory, and a number. The pattern found here is guarded (chapter 2): a stride
+# that is such a product by chance is one only as long as it stays one.
 
 # %%
 def stride_pattern(tensor, dynamic) -> tuple:
-    """For each dim its stride: an int, or (base, dims) for `base` times the sizes of `dims`, where one of these is in
-    `dynamic`."""
+    """For each dim its stride: an int, or (base, dims) for `base` times the sizes of `dims`, where one of
+    these is in `dynamic`."""
     pattern: list = [0] * tensor.dim()
     base, inside, running = 1, (), 1
     for d in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d])):

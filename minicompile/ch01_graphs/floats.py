@@ -3,8 +3,8 @@
 #
 # A learning rate that a schedule changes on every step, a temperature, a dropout of attention scaled by
 # `1 / sqrt(n)`: Python floats vary too. A graph that treats them as constants is compiled again for each
-# value. Most programs only *use* such a number: they multiply a tensor by it, or compute another float from it
-# first. For that the number may stay unknown, as a size may.
+# value. Most programs only *use* such a number: they multiply a tensor by it, or compute another float from
+# it first. For that the number may stay unknown, as a size may.
 #
 # Nothing is ever simplified here. Floating-point arithmetic has no algebra worth trusting (`(a + b) - b` is
 # not `a`), and a float never decides an address. So an expression is just a tree of what the program
@@ -56,8 +56,8 @@ def float_symbol(name: str) -> Float:
 # %%
 INFIX = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}
 OPERATIONS: dict[str, Callable] = {name: getattr(operator, name) for name in (*INFIX, "neg", "pos", "abs")}
-MATH = tuple("sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh atan2 hypot fabs "
-             "erf erfc degrees radians copysign".split())
+MATH = tuple("sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh atan2 hypot "
+             "fabs erf erfc degrees radians copysign".split())
 OPERATIONS.update({name: getattr(math, name) for name in MATH if hasattr(math, name)}, float=float)
 TOTAL = {"add", "sub", "mul", "neg", "pos", "abs", "float", "fabs", "copysign", "symbol", "constant"}
 

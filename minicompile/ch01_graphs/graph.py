@@ -65,9 +65,9 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
 # checked against this. The `on_node` hook lets a caller replace the meaning of single nodes; tracing into the
 # next, lower-level graph is this same loop run under a recording mode.
 #
-# Numbers that are symbolic stand in a node's arguments as expressions (`Expr` for sizes, `Float`). Each symbol
-# has a placeholder of its own, so running the graph starts by learning the symbols' values, be they numbers
-# or, when tracing again, SymInts and SymFloats.
+# Numbers that are symbolic stand in a node's arguments as expressions (`Expr` for sizes, `Float`). Each
+# symbol has a placeholder of its own, so running the graph starts by learning the symbols' values, be they
+# numbers or, when tracing again, SymInts and SymFloats.
 
 # %% tags=["exercise:last-uses"]
 def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:

@@ -298,7 +298,8 @@ def expr_of(size: "int | torch.SymInt | torch.SymFloat") -> "Int | Float":
 
 
 def at_run_time(e: "Int | Float", values: dict):
-    """The value of an expression, given each symbol's by name: a number, or SymInts and SymFloats for such."""
+    """The value of an expression, given each symbol's by name: a number, or SymInts and SymFloats for
+    such."""
     if isinstance(e, Float):
         env = next((v.node.env for v in values.values() if is_symbolic(v)), None)
         if env is not None:

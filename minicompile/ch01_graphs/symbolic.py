@@ -30,8 +30,8 @@ from typing import Callable, Iterable, Union
 @dataclass(frozen=True, eq=False)
 class Symbol:
     """An integer unknown with `lower <= value < size`; `size` None means unbounded. Identity is the name.
-    `real`: a float that a kernel takes as an argument; it occurs in no arithmetic. `hint`: the value in the call
-    that was traced, for decisions that may be wrong."""
+    `real`: a float that a kernel takes as an argument; it occurs in no arithmetic. `hint`: the value in the
+    call that was traced, for decisions that may be wrong."""
 
     name: str
     size: "int | Expr | None" = None
@@ -406,8 +406,9 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
 
 def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: str = "//",
             truncates: bool = False) -> str:
-    """Render for Python by default; backends pass their own spelling of division. `truncates`: it rounds toward
-    zero. That is no difference for indices, which are not negative where they are used, but for sizes it is."""
+    """Render for Python by default; backends pass their own spelling of division. `truncates`: it rounds
+    toward zero. That is no difference for indices, which are not negative where they are used, but for sizes
+    it is."""
     e = as_expr(e)
     if isinstance(e, int):
         return str(e)
@@ -421,7 +422,8 @@ def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: 
             return name(a)
         over, under = operand(a.numerator), operand(a.divisor)
         text = f"{over} {floordiv if isinstance(a, FloorDiv) else '%'} {under}"
-        if truncates and not provably_nonnegative(a.numerator) and all(s.size is None for s in symbols(a.numerator)):
+        if truncates and not provably_nonnegative(a.numerator) and \
+                all(s.size is None for s in symbols(a.numerator)):
             text = f"({over} % {under} + {under}) % {under}"
             if isinstance(a, FloorDiv):
                 text = f"({over} - {text}) {floordiv} {under}"

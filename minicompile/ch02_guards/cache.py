@@ -53,6 +53,7 @@ class EntryCache:
     candidate: Entry | None = None                       # served the last call although it is not in front
 
 
+# %% tags=["exercise:cache-bug"]
 def link(cache: EntryCache) -> None:
     """Connect head -> search -> tail after the list has changed."""
     entries = cache.entries

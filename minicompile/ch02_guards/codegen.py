@@ -46,7 +46,8 @@ def frame_parameters(code) -> list[str]:
 def helpers() -> dict:
     """Globals that the text of sources and guards may name."""
     return {"__torch": torch, "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
-            "__class_has": g.class_has, "__function_has": g.function_has, "__autocast_state": g.autocast_state,
+            "__class_has": g.class_has, "__function_has": g.function_has,
+            "__autocast_state": g.autocast_state,
             "__torch_function_state": g.torch_function_state, "__global_hooks": g.global_hooks,
             "__hooks": g.GLOBAL_HOOKS,
             "__new_cell": types.CellType, "__builtins__": builtins, "__math": math}
@@ -119,19 +120,28 @@ def twice(write, parameters=(), **settings) -> tuple[str, Emitter]:
     return write(second), second
 
 
-def tuple_text(reads) -> str:
-    """A tuple display. Neighbours in the memo's answer are taken as a slice: `(x, *__w[0:74], )`."""
-    parts, run = [], []
-    for read in [*reads, ""]:
-        at = re.fullmatch(r"__w\[(\d+)\]", read)
-        if run and (at is None or int(at[1]) != run[-1] + 1):
-            parts.append(f"*__w[{run[0]}:{run[-1] + 1}]" if len(run) > 1 else f"__w[{run[0]}]")
-            run = []
-        if at is not None:
+def tuple_text(reads, answer: int | None = None) -> str:
+    """An expression for a tuple. Neighbours in the memo's answer, which has `answer` items, are taken as a
+    slice, or as it is: `(x, ) + __w[0:74]`. (`(x, *__w)` makes a list of it first: better for many parts.)"""
+    parts, single, run = [], [], []
+
+    def end(items, text):
+        if items:
+            parts.append(text)
+            items.clear()
+
+    for read in [*reads, None]:
+        at = read and re.fullmatch(r"__w\[(\d+)\]", read)
+        if run and (not at or int(at[1]) != run[-1] + 1):
+            first, last = run[0], run[-1] + 1
+            end(run, "__w" if last - first == answer else f"__w[{first}:{last}]")
+        if at:
+            end(single, f"({', '.join(single)}, )")
             run.append(int(at[1]))
         elif read:
-            parts.append(read)
-    return "(" + "".join(part + ", " for part in parts) + ")"
+            single.append(read)
+    end(single, f"({', '.join(single)}, )")
+    return " + ".join(parts) or "()" if len(parts) < 5 else f"({', '.join('*' + part for part in parts)})"
 
 
 # %% [markdown]
@@ -148,8 +158,8 @@ def tuple_text(reads) -> str:
 # %%
 @dataclass
 class CheckText:
-    """lines: statements that raise when a guard does not hold; inputs: a tuple display; functions: definitions
-    that the lines need; names: objects that all of it names."""
+    """lines: statements that raise when a guard does not hold; inputs: the text of a tuple; functions:
+    definitions that the lines need; names: objects that all of it names."""
     lines: list = field(default_factory=list)
     inputs: str = "()"
     functions: list = field(default_factory=list)
@@ -188,7 +198,7 @@ def check_text(guards, inputs, written=()) -> CheckText:
         if loose:
             reads = list(dict.fromkeys(emitter.read(guard.source) for guard in loose))
             emitter.lines += memo_call("__tensors", reads, "__t")
-        return tuple_text([emitter.read(source) for source in inputs])
+        return tuple_text([emitter.read(source) for source in inputs], len(outputs))
 
     def write_stable(emitter):
         for guard in stable:

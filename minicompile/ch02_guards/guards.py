@@ -76,11 +76,11 @@ def changed(what, expected, got) -> str:
 # %%
 def identity_key(value):
     """A hashable stand-in for `value`, equal exactly when the expected values are interchangeable."""
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list, frozenset)):
         return (type(value), tuple(map(identity_key, value)))
     if isinstance(value, float):
         return (float, "nan") if value != value else (float, value, math.copysign(1.0, value))
-    if isinstance(value, (Source, TensorSpec, ModuleSpec, int, str, bytes, type(None), frozenset)):
+    if isinstance(value, (Source, TensorSpec, ModuleSpec, int, str, bytes, type(None))):
         return (type(value), value)
     return ("id", id(value))
 
@@ -188,7 +188,7 @@ def weak_identities(guards) -> GuardSet:
 # dtypes, so types are compared first. It is also too strict: `nan != nan`. And `0.0 == -0.0` although `1 /
 # x` differs.
 
-# %%
+# %% tags=["exercise:same-constant"]
 def same_constant(a, b) -> bool:
     """Whether no program can tell `a` from `b`; for compound constants of tuples, frozensets, slices,
     floats."""
@@ -198,7 +198,7 @@ def same_constant(a, b) -> bool:
         return (a != a and b != b) or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
     if isinstance(a, complex):
         return same_constant(a.real, b.real) and same_constant(a.imag, b.imag)
-    if isinstance(a, (tuple, list)):
+    if isinstance(a, (tuple, list, frozenset)):          # a loop over a set was unrolled in its order
         return len(a) == len(b) and all(map(same_constant, a, b))
     if isinstance(a, slice):
         return same_constant((a.start, a.stop, a.step), (b.start, b.stop, b.step))
@@ -357,21 +357,25 @@ def module_structure(g, x, const):
 # ## Tensors
 #
 # A graph is specialised to a tensor's class, dtype, device, shape, strides and need of gradients. Each
-# condition is one attribute read implemented in C, together about 0.4 microseconds (`stable.py` avoids most
-# of that for metadata that was accepted before). Strides are the
-# interesting one: in the common case of a contiguous tensor, `is_contiguous()` is cheaper than building and
-# comparing a tuple, and ignores the strides of dimensions of size one, which nothing can observe.
+# condition is one attribute read implemented in C, together about 0.4 microseconds (`stable.py` takes 0.02
+# for metadata that was accepted before). Strides are the interesting one: in the common case of a contiguous
+# tensor, `is_contiguous()` is cheaper than building and comparing a tuple, and ignores the strides of
+# dimensions of size one, which nothing can observe.
 #
 # Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and
 # 1 get their own graph: broadcasting makes them different programs.
 
 # %% tags=["exercise:contiguous-strides"]
 def contiguous_strides(shape) -> tuple:
+    """The strides of a row-major tensor; sizes may be symbolic."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
-        step *= max(int(size), 1)
+        step = step * (max(size, 1) if isinstance(size, int) else size)
     return tuple(reversed(strides))
+
+
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)       # classes without behaviour of their own
 
 
 @dataclass(frozen=True)
@@ -447,9 +451,11 @@ def tensor_match(g, x, const):
               lambda v: v.requires_grad)
     if s.dtype.is_complex:
         condition(f"{x}.is_conj() is {s.is_conj}", "conjugate bit", s.is_conj, lambda v: v.is_conj())
-    # `z.conj().imag` is float32
-    if s.dtype.is_complex or s.dtype.is_floating_point and s.type is torch.Tensor:
+    # `z.conj().imag` is float32, and can be the `data` of a parameter
+    if s.dtype.is_complex or s.dtype.is_floating_point and s.type in PLAIN_TYPES:
         condition(f"{x}.is_neg() is {s.is_neg}", "negative bit", s.is_neg, lambda v: v.is_neg())
+    if s.type in PLAIN_TYPES:                          # tangents of forward-mode AD may be without memory
+        condition(f"{x}._is_zerotensor() is False", "zero bit", False, lambda v: v._is_zerotensor())
     if s.is_inference:
         condition(f"{x}.is_inference()", "inference flag", True, lambda v: False)
     return result
@@ -522,8 +528,8 @@ def autocast_state() -> tuple:
 
 
 def torch_function_state() -> tuple:
-    """(torch functions enabled, TorchFunctionModes by device or class, number of TorchDispatchModes, inside of
-    torch.func.vmap and its like)."""
+    """(torch functions enabled, TorchFunctionModes by device or class, number of TorchDispatchModes,
+    inside of torch.func.vmap and its like)."""
     modes = torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
     return (torch._C._is_torch_function_enabled(), tuple(str(getattr(m, "device", type(m))) for m in modes),
             torch._C._len_torch_dispatch_stack(), torch._C._are_functorch_transforms_active())

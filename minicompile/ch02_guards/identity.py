@@ -2,10 +2,11 @@
 # # Whom an entry keeps alive
 #
 # Most objects must not be kept alive by a cache entry: a compiled function that pins the user's model leaks
-# gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a remembered number would cost the same and be wrong: once the object is gone, a new one can get its
-# address. Classes of libraries, Python modules, code and builtin functions live long anyway and are held
-# directly. A class of the program is not: its methods lead to their code, to which the entries are attached,
-# and that would be a cycle that the garbage collector does not see.
+# gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a remembered number would
+# cost the same and be wrong: once the object is gone, a new one can get its address. Classes of
+# libraries, Python modules, code and builtin functions live long anyway and are held directly. A class of the
+# program is not: its methods lead to their code, to which the entries are attached, and that would be a cycle
+# that the garbage collector does not see.
 
 # %%
 from __future__ import annotations

@@ -15,31 +15,35 @@
 #
 # | per call, CPython 3.11 | guards one by one | with memos | torch.compile |
 # |---|---|---|---|
-# | two lines | 2.4 us | 1.9 us | 9.0 us |
-# | GPT, 12 layers | 97 us | 19 us | 46 us |
-# | ResNet-50 | 254 us | 60 us | 126 us |
-# | Llama, 16 layers | | 37 us | 72 us |
+# | two lines | 2.4 us | 1.5 us | 9.0 us |
+# | GPT, 12 layers | 97 us | 8 us | 46 us |
+# | ResNet-50 | 254 us | 15 us | 126 us |
+# | Llama, 16 layers | | 12 us | 72 us |
 #
-# Nearly all that is left is tensors: 0.15 microseconds each for the class, dtype, device, sizes, strides and
-# flags, because `parameter.data = other` changes those and no counter. `python -m minicompile.bench.overhead`
-# measures it.
+# What is left of ResNet-50's 15 microseconds: 3.5 for the versions of 1300 dictionaries and objects, 6 for
+# its 320 tensors, which must be looked at because `parameter.data = other` changes no number, and the rest
+# for the calls around it. `python -m minicompile.bench.overhead` measures it.
 #
 # (torch.compile does the same for modules, with its dictionary tags, inside a C++ tree of guard managers.)
 
 # %%
 from __future__ import annotations
 
+import ctypes
 import functools
 import weakref
 
 import torch
 
+from .guards import PLAIN_TYPES
 from .identity import strongly
 from .sources import InstanceDictSource, ItemSource, ModuleAttrSource, Source, TupleItemSource
 
 try:
     from . import unchanged
 except ImportError:                          # built without CPython's headers: every check is a full one
+    unchanged = None
+
     class Memo:
         def __init__(self, roots: int, keys: tuple):
             pass
@@ -51,9 +55,46 @@ except ImportError:                          # built without CPython's headers: 
             return False
 else:
     Memo = unchanged.Memo
-    unchanged.setup((torch.Tensor, torch.nn.Parameter), torch._C.TensorBase.requires_grad,
-                    torch._C.TensorBase.is_neg,
-                    getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
+
+
+# %% [markdown]
+# ## What is a tensor, for C?
+#
+# Asking 160 parameters for seven facts through Python's methods costs more than everything else in a call.
+# `is_neg()` alone takes 100 nanoseconds: it looks for modes, gives up the GIL and takes it again. So the memo
+# asks through PyTorch's C interface, whose functions are found by name in the library that is loaded anyway:
+# 20 nanoseconds a tensor. The place of the tensor in its Python object, and that of the dispatch keys in the
+# tensor, have no function; `unchanged.c` looks for them in examples. If these do not agree, no memo knows any
+# tensor and every check is a full one.
+
+# %%
+QUESTIONS = (*(f"aoti_torch_get_{fact}" for fact in (
+    "dim", "sizes", "strides", "dtype", "device_type", "device_index", "layout")),
+    "_ZNK3c1010TensorImpl13requires_gradEv")           # c10::TensorImpl::requires_grad() const
+
+
+def examples() -> list[torch.Tensor]:
+    """Tensors with different dispatch keys and classes."""
+    z = torch.zeros(2, dtype=torch.complex64, device="cpu")
+    x = torch.zeros(2, 2, device="cpu")
+    with torch.inference_mode():
+        inference = torch.zeros(1, device="cpu")
+    return [x, x.to_sparse(), x.to("meta"), z, z.conj(), z.conj().imag, torch.nn.Parameter(x), inference]
+
+
+def find_tensors() -> bool:
+    """Tell the memos what a tensor is; False when that cannot be found out."""
+    try:
+        library = ctypes.CDLL(torch._C.__file__)           # the search goes on in the libraries that it needs
+        addresses = tuple(ctypes.cast(library[name], ctypes.c_void_p).value for name in QUESTIONS)
+    except (OSError, AttributeError):
+        return False
+    return unchanged.setup(PLAIN_TYPES, addresses, [
+        (t, t._cdata, torch._C._dispatch_keys(t).raw_repr()) for t in examples()])
+
+
+if unchanged is not None:
+    find_tensors()
 
 
 # %% [markdown]
@@ -169,9 +210,11 @@ def watched(guards) -> list[weakref.ref]:
 #
 # `self.step += 1` in a model, or `model.epoch = 3` around it, changes the version of a dictionary through
 # which every parameter is read. The naive memo then never answers, and a GPT that counts its calls pays 160
-# microseconds instead of 19. So when `record` finds a dictionary with another version than the time before,
-# it no longer compares the version, but the values at the keys that guards need: a lookup each, and only in
-# the dictionaries that are written. For that the memo is told, for each thing, which keys those are.
+# microseconds instead of 12. So when `record` finds a dictionary with another version than the time before,
+# another version is no longer a change: the values at the keys that guards need are compared, a lookup each,
+# and if they are the same, the version is learned. For that the memo is told, for each thing, which keys
+# those are. (`model.train()` writes to all modules, once; and so does, on CPython 3.12, whoever *watches* a
+# dictionary, as torch.compile does: the version holds a bit for each watcher.)
 #
 # The written attribute itself has no place in a memo, if the function reads it: its value is new each time.
 # Such **varying** slots are numbers that became inputs of the graph, and what the function itself writes.

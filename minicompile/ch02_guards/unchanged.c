@@ -7,10 +7,9 @@
  *   1. the roots, the first arguments, are the same objects as then;
  *   2. `things` that are reached from them are as they were: a dict by its version, which CPython changes at every write;
  *      an object by its class, the version of that class, and its `__dict__`; a class by its version, a
- *      function by its code and defaults (both given as weak references). A dict that was found written once is
- *      compared by the values at the keys that guards read, from then on: `model.step += 1` costs no full check;
- *   3. tensors have the class, dtype, device, sizes, strides and flags they had, told by one call of the DLPack exchange
- *      interface, which fills a C struct.
+ *      function by its code and defaults (both given as weak references). A dict that was found written once is,
+ *      at another version, compared by the values at the keys that guards read: `model.step += 1` costs no full check;
+ *   3. tensors have the class, dispatch keys, dtype, device, sizes, strides and `requires_grad` they had.
  *
  * All pointers are borrowed: a memo keeps nothing alive but numbers and strings. A pointer is followed only after the
  * dict that holds the object was found unchanged; `things` must therefore be given in the order in which they are
@@ -26,66 +25,84 @@
 #define MOST_VARIANTS 64 /* modules that share an entry, such as the blocks of a transformer */
 #define MOST_SHAPES 4    /* for arguments without a root */
 #define MOST_DIMS 8
+#define MOST_OF_IMPL 192 /* bytes of a TensorImpl: the dispatch keys are its last field */
 
-/* ---- DLPack, as far as it is needed: https://dmlc.github.io/dlpack/latest/c_api.html --------------------------- */
+/* ---- tensors ---------------------------------------------------------------------------------------------------- */
 
+/* A tensor object holds a pointer to its TensorImpl, and the place of that pointer is what PyTorch's C interface for
+ * compiled code (torch/csrc/inductor/aoti_torch/c/shim.h) calls an AtenTensorHandle. Asking through it costs 2
+ * nanoseconds a question; the methods of Python cost 30 to 100, since they look for modes and release the GIL. Two facts
+ * have no function there. `requires_grad` is a member function of TensorImpl. The dispatch keys, which tell dense from
+ * sparse, pending negation and conjugation, inference tensors and wrappers, are a field, whose place `setup` finds by
+ * comparing tensors of many kinds with the keys they say they have. */
+typedef void *const *Handle;
 typedef struct {
-    void *data;
-    int32_t device_type, device_id, ndim;
-    struct { uint8_t code, bits; uint16_t lanes; } dtype;
-    int64_t *shape, *strides;
-    uint64_t byte_offset;
-} DLTensor;
+    int32_t (*dim)(Handle, int64_t *);
+    int32_t (*sizes)(Handle, int64_t **);
+    int32_t (*strides)(Handle, int64_t **);
+    int32_t (*dtype)(Handle, int32_t *);
+    int32_t (*device_type)(Handle, int32_t *);
+    int32_t (*device_index)(Handle, int32_t *);
+    int32_t (*layout)(Handle, int32_t *);
+    _Bool (*requires_grad)(const void *impl);
+} Questions;
 
-typedef struct {
-    struct { uint32_t major, minor; } version;
-    void *previous, *allocate, *export_managed, *import_managed;
-    int (*borrow)(void *object, DLTensor *out);
-} DLPackExchange;
-
-static const DLPackExchange *dlpack = NULL;
-static PyObject *plain_types = NULL;   /* tuple of tensor classes without behaviour of their own */
-static PyObject *requires_grad = NULL; /* the descriptor and the method of the tensor class */
-static PyObject *is_neg = NULL;
+static Questions ask;
+static PyObject *plain_types = NULL; /* tuple of tensor classes without behaviour of their own; NULL: no tensor is known */
+static Py_ssize_t impl_at, keys_at;  /* offsets in bytes: in the Python object, in the TensorImpl */
 
 typedef struct {
     PyTypeObject *type;
-    int64_t sizes[2 * MOST_DIMS];
-    int32_t device_type, device_id, ndim;
-    uint8_t code, bits, requires_grad, is_neg;
+    uint64_t keys;
+    int64_t ndim, sizes[2 * MOST_DIMS];
+    int32_t dtype, device_type, device_index;
+    _Bool requires_grad;
 } Facts;
+
+static inline Handle handle_of(PyObject *t) { return (Handle)((char *)t + impl_at); }
+static inline uint64_t keys_of(Handle h) { return *(const uint64_t *)((const char *)*h + keys_at); }
 
 /* 1 and the facts, or 0 when this tensor cannot be described by them. */
 static int tensor_facts(PyObject *t, Facts *facts)
 {
-    DLTensor d;
+    int64_t *sizes, *strides;
+    int32_t layout;
     int plain = 0;
     for (Py_ssize_t i = 0; plain_types != NULL && i < PyTuple_GET_SIZE(plain_types) && !plain; i++)
         plain = (PyObject *)Py_TYPE(t) == PyTuple_GET_ITEM(plain_types, i);
-    if (!plain || dlpack == NULL || dlpack->borrow(t, &d) != 0 || d.ndim > MOST_DIMS || d.dtype.code == 5 /* complex */)
-        goto no;
+    if (!plain)
+        return 0;
+    Handle h = handle_of(t);
     memset(facts, 0, sizeof(Facts));
     facts->type = Py_TYPE(t);
-    facts->device_type = d.device_type, facts->device_id = d.device_id, facts->ndim = d.ndim;
-    facts->code = d.dtype.code, facts->bits = d.dtype.bits;
-    memcpy(facts->sizes, d.shape, d.ndim * sizeof(int64_t));
-    memcpy(facts->sizes + MOST_DIMS, d.strides, d.ndim * sizeof(int64_t));
-    PyObject *flag = Py_TYPE(requires_grad)->tp_descr_get(requires_grad, t, (PyObject *)Py_TYPE(t));
-    if (flag == NULL)
-        goto no;
-    facts->requires_grad = flag == Py_True;
-    Py_DECREF(flag);
-    if (d.dtype.code == 2 || d.dtype.code == 4) { /* float, bfloat: `z.conj().imag` is one with its sign pending */
-        flag = PyObject_Vectorcall(is_neg, &t, 1, NULL);
-        if (flag == NULL)
-            goto no;
-        facts->is_neg = flag == Py_True;
-        Py_DECREF(flag);
-    }
+    facts->keys = keys_of(h);
+    if (ask.layout(h, &layout) || layout != 0 /* strided */ || ask.dim(h, &facts->ndim) || facts->ndim > MOST_DIMS ||
+        ask.sizes(h, &sizes) || ask.strides(h, &strides) || ask.dtype(h, &facts->dtype) ||
+        ask.device_type(h, &facts->device_type) || ask.device_index(h, &facts->device_index))
+        return 0;
+    memcpy(facts->sizes, sizes, facts->ndim * sizeof(int64_t));
+    memcpy(facts->sizes + facts->ndim, strides, facts->ndim * sizeof(int64_t));
+    facts->requires_grad = ask.requires_grad(*h);
     return 1;
-no:
-    PyErr_Clear();
-    return 0;
+}
+
+/* The keys come first: with those of then, the other questions have answers. */
+static inline int has_facts(PyObject *t, const Facts *facts)
+{
+    if (Py_TYPE(t) != facts->type)
+        return 0;
+    Handle h = handle_of(t);
+    int64_t ndim, *sizes, *strides;
+    int32_t dtype, device_type, device_index;
+    if (keys_of(h) != facts->keys || ask.dim(h, &ndim) || ndim != facts->ndim || ask.dtype(h, &dtype) ||
+        dtype != facts->dtype || ask.device_type(h, &device_type) || device_type != facts->device_type ||
+        ask.device_index(h, &device_index) || device_index != facts->device_index ||
+        ask.requires_grad(*h) != facts->requires_grad || ask.sizes(h, &sizes) || ask.strides(h, &strides))
+        return 0;
+    for (int64_t i = 0; i < ndim; i++)
+        if (sizes[i] != facts->sizes[i] || strides[i] != facts->sizes[ndim + i])
+            return 0;
+    return 1;
 }
 
 /* ---- versions --------------------------------------------------------------------------------------------------- */
@@ -176,7 +193,7 @@ typedef struct {
     unsigned int type_version;
     PyObject *dict; /* the dict, that of an object, or a function's keyword-only defaults; NULL if there is none */
     uint64_t dict_version;
-    Slot *slot; /* instead of the version; NULL if the version is compared */
+    Slot *slot; /* what to compare when the version differs; NULL: that is a change */
     Py_ssize_t slots;
 } Thing;
 
@@ -272,17 +289,23 @@ static int describe_thing(PyObject *object, Thing *thing, const Thing *before, P
     return (thing->type_version = type_version(thing->type)) != 0;
 }
 
-static inline int dict_unchanged(const Thing *thing)
+/* A dict that is sometimes written has the version with which its values were last found to be the same. It is read
+ * before the values are, so that a write in between is seen the next time. */
+static inline int dict_unchanged(Thing *thing)
 {
+    uint64_t version = DICT_VERSION(thing->dict);
+    if (version == thing->dict_version)
+        return 1;
     if (thing->slot == NULL)
-        return DICT_VERSION(thing->dict) == thing->dict_version;
+        return 0;
     for (Py_ssize_t i = 0; i < thing->slots; i++)
         if (!slot_unchanged(thing->dict, &thing->slot[i]))
             return 0;
+    thing->dict_version = version;
     return 1;
 }
 
-static inline int thing_unchanged(const Thing *thing)
+static inline int thing_unchanged(Thing *thing)
 {
     switch (thing->kind) {
     case DICT:
@@ -300,13 +323,6 @@ static inline int thing_unchanged(const Thing *thing)
         return Py_TYPE(thing->object) == thing->type && thing->type->tp_version_tag == thing->type_version &&
                (thing->dict == NULL || (dict_of(thing->object) == thing->dict && dict_unchanged(thing)));
     }
-}
-
-static inline int tensor_unchanged(const Tensor *tensor, PyObject *object)
-{
-    Facts now;
-    return Py_TYPE(object) == tensor->facts.type && tensor_facts(object, &now) &&
-           memcmp(&now, &tensor->facts, sizeof(Facts)) == 0;
 }
 
 /* ---- the memo --------------------------------------------------------------------------------------------------- */
@@ -352,7 +368,7 @@ static int holds(const Memo *self, const Variant *v, PyObject *const *args, Py_s
         if (!thing_unchanged(&v->thing[i]))
             return 0;
     for (Py_ssize_t i = 0; i < v->tensors; i++)
-        if (!tensor_unchanged(&v->tensor[i], i < loose ? args[self->roots + i] : v->tensor[i].object))
+        if (!has_facts(i < loose ? args[self->roots + i] : v->tensor[i].object, &v->tensor[i].facts))
             return 0;
     return 1;
 }
@@ -486,25 +502,41 @@ static PyTypeObject memo_type = {
     .tp_methods = memo_methods,
 };
 
-/* setup(tensor classes, requires_grad descriptor, is_neg method, DLPack exchange capsule or None) */
+/* The offset of the word `wanted` in memory from `start` on, or -1. */
+static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
+{
+    for (Py_ssize_t at = 0; at < size; at += sizeof(uint64_t))
+        if (*(const uint64_t *)((const char *)start + at) == wanted)
+            return at;
+    return -1;
+}
+
+/* setup(tensor classes, addresses of the functions, [(tensor, address of its TensorImpl, its dispatch keys), ...]) -> bool
+ * False: the examples are not laid out in one way, and no tensor will be known. */
 static PyObject *setup(PyObject *self, PyObject *args)
 {
-    PyObject *types, *descriptor, *method, *capsule;
-    if (!PyArg_ParseTuple(args, "O!OOO", &PyTuple_Type, &types, &descriptor, &method, &capsule))
+    PyObject *types, *list;
+    unsigned long long f[8], impl, keys;
+    if (!PyArg_ParseTuple(args, "O!(KKKKKKKK)O!", &PyTuple_Type, &types, &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6],
+                          &f[7], &PyList_Type, &list))
         return NULL;
-    if (Py_TYPE(descriptor)->tp_descr_get == NULL) {
-        PyErr_SetString(PyExc_TypeError, "expected a descriptor");
-        return NULL;
+    Py_CLEAR(plain_types);
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
+        PyObject *tensor;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "OKK", &tensor, &impl, &keys))
+            return NULL;
+        Py_ssize_t object_at = find_word(tensor, Py_TYPE(tensor)->tp_basicsize, impl);
+        Py_ssize_t field_at = object_at < 0 ? -1 : find_word((void *)(uintptr_t)impl, MOST_OF_IMPL, keys);
+        if (field_at < 0 || (i > 0 && (object_at != impl_at || field_at != keys_at)))
+            Py_RETURN_FALSE;
+        impl_at = object_at, keys_at = field_at;
     }
-    dlpack = capsule == Py_None ? NULL : PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
-    if (dlpack == NULL && capsule != Py_None)
-        return NULL;
-    if (dlpack != NULL && dlpack->version.major != 1)
-        dlpack = NULL;
-    Py_XSETREF(plain_types, Py_NewRef(types));
-    Py_XSETREF(requires_grad, Py_NewRef(descriptor));
-    Py_XSETREF(is_neg, Py_NewRef(method));
-    Py_RETURN_NONE;
+    ask.dim = (void *)(uintptr_t)f[0], ask.sizes = (void *)(uintptr_t)f[1], ask.strides = (void *)(uintptr_t)f[2];
+    ask.dtype = (void *)(uintptr_t)f[3], ask.device_type = (void *)(uintptr_t)f[4];
+    ask.device_index = (void *)(uintptr_t)f[5], ask.layout = (void *)(uintptr_t)f[6];
+    ask.requires_grad = (void *)(uintptr_t)f[7];
+    plain_types = Py_NewRef(types);
+    Py_RETURN_TRUE;
 }
 
 static PyMethodDef methods[] = {

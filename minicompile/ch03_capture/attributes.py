@@ -17,6 +17,7 @@ import types
 
 import torch
 
+from ..ch02_guards.guards import CHILD_DICTS
 from ..ch02_guards.sources import AttrSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .interpreter import (
     PYTHON, Tracer, call, constant_source, guard, is_library, touch, unless_raised, unsupported)
@@ -52,7 +53,14 @@ def special(tx: Tracer, value: Value, name: str, *args) -> Value | None:
 
     None when there is no such method, or one written in C, which the interpreter must know by itself."""
     method = python_method(value.cls, name) if type(value) in (ObjVal, ExcVal, TupleVal) else None
-    return method and call(tx, wrap(tx, method), [value, *args])
+    answer = method and call(tx, wrap(tx, method), [value, *args])
+    if method and class_of(answer) is not ANSWERS.get(name, class_of(answer)):
+        unsupported(tx, f"{value.cls.__name__}.{name} gives another type, which Python converts or refuses")
+    return answer
+
+
+ANSWERS = {"__int__": int, "__index__": int, "__len__": int, "__hash__": int, "__bool__": bool,
+           "__float__": float, "__complex__": complex, "__str__": str, "__repr__": str, "__format__": str}
 
 
 SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else None
@@ -89,6 +97,7 @@ def found_attribute(tx, obj, name):
         found = obj.attrs[name]
         if found is DELETED:
             no_attribute(obj.cls, name)
+        obj.attrs[name] = found = realize(tx, found)         # what a copy took over may be waiting
         return found
     real = obj.real
     if name == "__class__":
@@ -210,17 +219,14 @@ def store_in_dict(tx, obj, key, value):
 # searches. Following it by inlining would be right and slow; the search is short enough to write down.
 
 # %%
-CHILDREN = ("_parameters", "_buffers", "_modules")
-
-
 def module_child(tx, obj, name):
     if obj.real is NEW:
-        for kind in CHILDREN:
+        for kind in CHILD_DICTS:
             if kind in obj.attrs and name in obj.attrs[kind].items:
                 return realize(tx, obj.attrs[kind].items[name][1])
         no_attribute(obj.cls, name)
     fields = obj.real.__dict__
-    for kind in CHILDREN:
+    for kind in CHILD_DICTS:
         children = fields.get(kind)
         if children is not None and name in children:
             overlay = module_dict(tx, obj, kind)
@@ -580,7 +586,7 @@ def set_module_attribute(tx, obj, name, value):
 def set_new_module_attribute(tx, obj, name, value):
     """The same for a module that the trace itself has made, such as a loss: nothing guards its structure."""
     cls = class_of(value) if value is not None else type(None)
-    known = [kind for kind in CHILDREN if kind in obj.attrs and name in obj.attrs[kind].items]
+    known = [kind for kind in CHILD_DICTS if kind in obj.attrs and name in obj.attrs[kind].items]
     kind = next((k for k, c in (("_modules", torch.nn.Module), ("_parameters", torch.nn.Parameter))
                  if issubclass(cls, c)), known[0] if known else None)
     if kind is not None and kind not in obj.attrs:

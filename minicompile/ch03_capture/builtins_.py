@@ -26,7 +26,7 @@ from .attributes import (
     get_attribute, has_attribute, module_child, set_attribute, set_module_attribute, special)
 from .calls import HANDLED, handles
 from .interpreter import call, location, unsupported
-from .iterate import iterate, length, next_value, unless_raised, unpack, values_of
+from .iterate import length, next_value, unless_raised, unpack, values_of
 from .methods import dict_update, items_of_set, result_of, sort_values, stop_iteration
 from .opcodes import read_cell, read_local
 from .operations import (
@@ -51,7 +51,8 @@ HANDLED.update({
     torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
     tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real),
     set: lambda tx, items=EMPTY: SetVal(items=items_of_set(tx, items)),
-    frozenset: lambda tx, items=EMPTY: SetVal(items=items_of_set(tx, items), cls=frozenset),
+    frozenset: lambda tx, items=EMPTY: items if class_of(items) is frozenset else SetVal(
+        items=items_of_set(tx, items), cls=frozenset),
     dict: lambda tx, *args, **kwargs: fill(tx, DictVal(), args, kwargs),
     collections.OrderedDict: lambda tx, *args, **kwargs: fill(
         tx, DictVal(cls=collections.OrderedDict), args, kwargs),
@@ -400,7 +401,6 @@ def sliced(tx, items, *bounds):
 
 
 HANDLED.update({
-    iter: iterate,
     len: length,
     zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*each(tx, sequences), strict=strict.value)),
     map: lambda tx, function, *sequences: IterVal(

@@ -23,6 +23,7 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.floats import MATH
+from ..ch02_guards.guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from .attributes import NAMING, found_attribute, get_attribute, store_attribute
@@ -156,8 +157,9 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if getattr(real, marks.CONSTANT, False) is True:
         return call_handler(tx, describe(function), lambda tx, *args, **kwargs: fold(tx, real, args, kwargs),
                             args, kwargs)
-    if real.__module__ == "torch._dynamo.mutation_guard":       # `Module.__init__`, once torch.compile has run:
-        return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)      # it counts modules
+    if real.__module__ == "torch._dynamo.mutation_guard":
+        # `Module.__init__`, once torch.compile has run: it counts modules
+        return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     if code in RECURSION_CHECKS:
@@ -220,19 +222,16 @@ def is_refused_module(name: str) -> bool:
 # hooks (the guard on the module's structure says so) that is all it does.
 
 # %%
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
 def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
-    new, shared = function.real is NEW, vars(torch.nn.modules.module)
-    fields = {k: v.items for k, v in function.attrs.items() if k in HOOKS} if new else function.real.__dict__
+    fields = {k: v.items for k, v in function.attrs.items() if k in HOOK_DICTS} if function.real is NEW else \
+        function.real.__dict__
     if issubclass(function.cls, torch.jit.ScriptModule):
         unsupported(tx, "a call of a TorchScript module")
     call_of_class = lookup(function.cls, "__call__")
     if call_of_class is not torch.nn.Module.__call__:
         return call(tx, wrap(tx, call_of_class), [function, *args], kwargs)
     tx.guards.add(None, "GLOBAL_HOOKS")
-    if any(fields.get(h) or shared["_global" + h] for h in HOOKS):
+    if any(map(fields.get, HOOK_DICTS)) or any(GLOBAL_HOOKS):
         return call(tx, wrap(tx, torch.nn.Module._call_impl), [function, *args], kwargs)
     return call(tx, get_attribute(tx, function, "forward"), args, kwargs)
 

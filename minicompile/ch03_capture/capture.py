@@ -20,21 +20,24 @@ from __future__ import annotations
 import bisect
 import functools
 import inspect
+import re
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import torch
 
-from ..ch01_graphs.fake import FakeMode, plain_tensors
+from .. import marks
+from ..ch01_graphs.fake import FakeMode, plain_tensors, storage_key
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet, STATE_KINDS, read_state
 from ..ch02_guards.sources import ClosureCellSource, ConstantSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported
 from . import (  # noqa: F401 (they fill tables)
     builtins_, builtins_torch, classes, contexts, library, opcodes, opcodes_calls, regions)
-from .contexts import close_all, set_grad
-from .epilogue import Epilogue, expression, write_effects
-from .interpreter import Frame, StopTrace, Tracer, location, run
+from .contexts import close_all, enter_autocast, exit_autocast, set_grad
+from .epilogue import Epilogue, expression, refuse_to_leave, write_effects
+from .interpreter import Frame, StopTrace, Tracer, location, run, written_storages
+from .tensors import OPERATORS
 from .values import Lazy, ObjVal, TensorVal, UserError, class_reads, describe
 from .wrap import fixed_marks, guard_sizes, realize, wrap
 
@@ -80,6 +83,7 @@ class Captured:
     breaks: list = field(default_factory=list)
     close: Callable = lambda: []         # adds the guards that later stages asked for, the last ones
     written: tuple = ()                  # attributes that the body writes: (source of the object, name)
+    traceless: bool = False              # whether the graph may fail half-way without leaving a trace
 
 
 @dataclass(eq=False)
@@ -230,7 +234,10 @@ def finish(ep: Epilogue) -> list:
     write_effects(ep)
     if ep.tx.grad_after != torch.is_grad_enabled():
         ep.writes.append(f"__torch._C._set_grad_enabled({ep.tx.grad_after})")
-    return [*ep.reads, *ep.writes]
+    for name, (value, _) in ep.late.items():
+        if any(re.search(rf"\b{name}\b", line) for line in (*ep.reads, *ep.writes)):
+            refuse_to_leave(ep, "an iterator that something else refers to", value)
+    return [*ep.reads, *ep.writes, *(line for _, line in ep.late.values())]
 
 
 def guard_aliasing(tx):
@@ -238,7 +245,7 @@ def guard_aliasing(tx):
     of modules are left out: they are many, and who rebinds them to each other?"""
     loose = [v for v in tx.tracked.values() if type(v) is TensorVal and v.real is not None
              and not isinstance(v.source, (ModuleAttrSource, ConstantSource))]
-    if len(loose) > 1 and any(v.fake._version > v.version for v in loose):
+    if len(loose) > 1 and written_storages(tx) & {storage_key(v.fake) for v in loose}:
         tx.guards.add(loose[0].source, "NOT_ALIASED", tuple(v.source for v in loose[1:]))
 
 
@@ -257,11 +264,26 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     inputs = tx.inputs if gm is not None else []
-    written = [(value.source, name) for value in tx.dirty.values() if isinstance(value, ObjVal) and value.source
-               for name in value.attrs]
+    written = [(value.source, name) for value in tx.dirty.values()
+               if isinstance(value, ObjVal) and value.source for name in value.attrs]
     return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
                     "\n".join(lines),
-                    tuple(tx.constants), list(breaks), functools.partial(close_guards, tx), tuple(written))
+                    tuple(tx.constants), list(breaks), functools.partial(close_guards, tx), tuple(written),
+                    leaves_no_trace(tx))
+
+
+def leaves_no_trace(tx) -> bool:
+    """Whether running a part of the graph changes nothing but the grad mode. An index out of range is noticed
+    by the kernel only, and the program may handle it; then the frame can be evaluated from its beginning."""
+    def harmless(node):
+        target = node.target
+        if isinstance(target, OPERATORS):
+            return str(target).startswith(("aten.", "prims."))
+        return target not in (enter_autocast, exit_autocast) and id(target) not in marks.IN_GRAPH
+
+    inputs = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None}
+    return not inputs & written_storages(tx) and not tx.fake_mode.draws and all(
+        harmless(n) for n in tx.graph.nodes if n.op == "call_function")
 
 
 def close_guards(tx) -> list[str]:
@@ -293,6 +315,7 @@ def order_placeholders(graph):
             first.prepend(node)
 
 
+# %% tags=["exercise:drop-dead"]
 def drop_dead(graph):
     """Forget nodes whose results nobody reads, when running them has no other effect."""
     for node in reversed(list(graph.nodes)):

@@ -130,8 +130,8 @@ PROFILER_CLASSES = (torch.profiler.record_function, torch.autograd.profiler.reco
 
 
 def grad_switch(mode: bool, previous: bool) -> torch.set_grad_enabled:
-    """The `set_grad_enabled(mode)` that the trace made when the grad mode was `previous`. The constructor would
-    note, and switch, the mode of the moment at which the object is rebuilt."""
+    """The `set_grad_enabled(mode)` that the trace made when the grad mode was `previous`. The constructor
+    would note, and switch, the mode of the moment at which the object is rebuilt."""
     context = object.__new__(torch.set_grad_enabled)
     context.mode, context.prev = mode, previous
     return context

@@ -34,16 +34,17 @@ from .interpreter import Tracer, constant_source, location
 from .values import (
     ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal,
     Lazy, ListVal, MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, Value, ViewVal, describe)
+    TupleVal, Value, ViewVal, describe, like)
 
 
 @dataclass(eq=False)
 class Epilogue:
-    """The text under construction. `reads` come before `writes`; `outputs` are the nodes that the graph
-    returns."""
+    """The text under construction. `reads` come before `writes`, and iterators over what is written to are
+    made `late`, name -> text; `outputs` are the nodes that the graph returns."""
     tx: Tracer
     reads: list = field(default_factory=list)
     writes: list = field(default_factory=list)
+    late: dict = field(default_factory=dict)
     outputs: list = field(default_factory=list)
     names: dict = field(default_factory=dict)
     building: set = field(default_factory=set)
@@ -163,7 +164,16 @@ def dict_text(ep, value):
 
 @reconstructs(SetVal)
 def set_text(ep, value):
-    return f"{pool(ep, value.cls)}([{expressions(ep, value.items.values())}])"
+    return f"{pool(ep, value.cls)}({set_content(ep, value)})"
+
+
+def set_content(ep, value) -> str:
+    """What an empty set becomes this one by."""
+    if any(type(v) is not Const or type(v.value) is Identity for v in value.items.values()):
+        return f"[{expressions(ep, dict.values(value.items))}]"
+    content = like(value.items.order)
+    return refuse_to_leave(ep, "a set whose copy would have another order", value) if content is None else \
+        pool(ep, content)
 
 
 @reconstructs(ViewVal)
@@ -179,9 +189,20 @@ def slice_text(ep, value):
 @reconstructs(IterVal)
 def iterator_text(ep, value):
     """Where the loop has come to: a real iterator over the real container, or over the values that are left.
-    Other iterators (`map`, `zip`, ...) would have to be run to know what is left."""
+    Other iterators (`map`, `zip`, ...) would have to be run to know what is left. Dictionaries, sets and
+    deques do not let themselves be changed while somebody iterates over them, so where the trace has changed
+    one, what matters is whether it did so before it made the iterator."""
     if value.over is not None:
-        return f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
+        if not value.unchanged():
+            refuse_to_leave(ep, "an iterator over what has changed meanwhile", value)
+        text = f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
+        container = value.over.of if type(value.over) is ViewVal else value.over
+        if id(container) in ep.tx.dirty and not (type(container) is ListVal and container.cls is list):
+            name = ep.names[id(value)] = f"__t{len(ep.names)}"
+            ep.late[name] = value, f"{name} = {text}"
+        else:
+            variable(ep, value, text)
+        return ep.names[id(value)]
     if type(value.it) not in PLAIN_ITERATORS:
         refuse_to_leave(ep, "an iterator", value)
     return f"iter(({expressions(ep, value.it)}))"
@@ -348,9 +369,8 @@ def key_text(ep, key):
 
 
 def write_set(ep, value, target):
-    items = expressions(ep, value.items.values())
     ep.writes.append(f"{target}.clear()")
-    ep.writes.append(f"{target}.update([{items}])")
+    ep.writes.append(f"{target}.update({set_content(ep, value)})")
 
 
 def write_object(ep, value, target):

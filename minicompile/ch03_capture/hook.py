@@ -6,8 +6,7 @@
 # then on every Python call made on the way, also deep inside library code, passes through ours before its
 # first instruction runs.
 #
-# The replacement is `frame_hook.c`, 420 lines, the only C in the capture half of this book. It decides by
-# code object:
+# The replacement is `frame_hook.c`, 420 lines, the only C of this chapter. It decides by code object:
 #
 # | known about the code | what happens |
 # |---|---|

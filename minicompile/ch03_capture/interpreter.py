@@ -55,6 +55,7 @@ from typing import Any
 
 import torch
 
+from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
@@ -300,6 +301,7 @@ def unless_raised(cls, function):
         raise
 
 
+# %% tags=["exercise:unwind"]
 def unwind(frame: Frame, offset: int, exc: ExcVal) -> bool:
     """Jump to the handler that covers `offset`; False when there is none."""
     for entry in frame.decoded.table:
@@ -416,6 +418,14 @@ def touch(tx: Tracer, value: Value):
 # change of one that is older than the region ends the graph, and eager does it.
 
 # %%
+def written_storages(tx: Tracer, versions: dict | None = None) -> set:
+    """Keys of the storages that the trace has written to. versions: id of a value -> its version to begin with,
+    where that is not the one it was made with. `x.data` has a version counter of its own, and the storage of x."""
+    versions = versions or {}
+    return {storage_key(v.fake) for v in tx.tensor_of_fake.values()
+            if v.fake._version > versions.get(id(v), v.version)}
+
+
 @contextlib.contextmanager
 def effect_free(tx: Tracer, what: str):
     """Code traced inside may change only what it has made."""
@@ -426,10 +436,9 @@ def effect_free(tx: Tracer, what: str):
         yield
     finally:
         tx.pure_since = since
-    old = any(v.fake._version != version for v, version in known.values())
-    new = any(v.real is not None and v.fake._version != v.version
-              for v in tx.tensor_of_fake.values() if id(v) not in known)
-    if old or new or before != (len(tx.replays), tx.global_writes):
+    outside = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None or id(v) in known}
+    written = outside & written_storages(tx, {key: version for key, (_, version) in known.items()})
+    if written or before != (len(tx.replays), tx.global_writes):
         unsupported(tx, f"{what} with a side effect")
 
 

@@ -18,7 +18,7 @@ from .tensors import emit, tensor_shape
 from .values import (
     Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, Value, ViewVal,
     class_of, describe, lookup, python_method, user_error)
-from .wrap import dict_contents, guard_keys, realize, wrap
+from .wrap import dict_contents, guard_keys, order_of, realize, wrap
 
 
 def as_dict(tx: Tracer, container: Value, method: str) -> Value:
@@ -35,14 +35,20 @@ def iterate(tx: Tracer, value: Value) -> Value:
     kind = type(value)
     if kind in (IterVal, GenVal):
         return value
+    if kind is ListVal and value.cls is collections.deque:
+        first, it = iter(value.items), natively(iter(value.items))
+        return IterVal(it=(realize(tx, item) for item in it), over=value, unchanged=lambda: may_go_on(first))
     if kind in (TupleVal, ListVal):
         return IterVal(it=sequence(tx, value), over=value)
     if kind in (DictVal, ViewVal):
         view = value if kind is ViewVal else ViewVal(of=value)
         guard_keys(tx, view.of)
-        return IterVal(it=entries_of(tx, view), over=value)
+        keys = list(view.of.items)
+        return IterVal(it=entries_of(tx, view), over=value, unchanged=lambda: list(view.of.items) == keys)
     if kind is SetVal:
-        return IterVal(it=iter(list(value.items.values())))
+        keys = list(order_of(tx, value))
+        return IterVal(it=members(value), over=value,
+                       unchanged=lambda: list(value.items.order) == keys)
     if kind is Const:
         if not hasattr(value.value, "__iter__"):
             user_error(TypeError, f"'{type(value.value).__name__}' object is not iterable")
@@ -69,22 +75,54 @@ def sequence(tx, value):
         i += 1
 
 
-def stable_entries(value):
-    """The [key, value] pairs of a DictVal, as long as nobody adds or removes one."""
-    size = len(value.items)
+def natively(iterator):
+    """Python's own iterator over a container of values. What it says about a change meanwhile is for the
+    program."""
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            user_error(RuntimeError, *error.args)
+        yield item
+
+
+def may_go_on(iterator) -> bool:
+    """Whether Python would not refuse the next item, because of a change."""
+    try:
+        next(iterator, None)
+        return True
+    except RuntimeError:
+        return False
+
+
+def members(value):
+    """The items of a SetVal. The first change may replace the `order` that is iterated over by a copy."""
+    order = value.items.order
+    for key in natively(iter(order)):
+        if len(value.items.order) != len(order):
+            break
+        if key in value.items:
+            yield value.items[key]
+    if len(value.items.order) != len(order):
+        user_error(RuntimeError, "Set changed size during iteration")
+
+
+def ordered_entries(value):
+    """The [key, value] pairs of an OrderedDict. Its iterator knows the next key in advance, and after the
+    last one does not look any more."""
+    keys = list(value.items)
     for entry in list(value.items.values()):
-        if len(value.items) != size:
-            ordered = value.cls is collections.OrderedDict
-            words = "OrderedDict mutated" if ordered else "dictionary changed size"
-            user_error(RuntimeError, f"{words} during iteration")
+        if list(value.items) != keys:
+            user_error(RuntimeError, "OrderedDict mutated during iteration")
         yield entry
-    if len(value.items) != size:
-        user_error(RuntimeError, "dictionary changed size during iteration")
 
 
 def entries_of(tx, view):
     wanted = {"keys": (0,), "values": (1,), "items": (0, 1)}[view.kind]
-    for entry in stable_entries(view.of):
+    ordered = issubclass(view.of.cls, collections.OrderedDict)
+    for entry in ordered_entries(view.of) if ordered else natively(iter(view.of.items.values())):
         for i in wanted:
             entry[i] = realize(tx, entry[i])
         yield TupleVal(items=list(entry)) if view.kind == "items" else entry[wanted[0]]
@@ -105,14 +143,30 @@ def next_value(tx: Tracer, iterator: Value) -> Value | None:
         iterator.taken += 1
         item = next(iterator.it, None)
         if item is None:
-            iterator.it = iter(())
-            iterator.over = None
+            iterator.it, iterator.taken = iter(()), 0
+            iterator.over, iterator.unchanged = emptied(iterator.over), lambda: True
         return item
     if type(iterator) is GenVal:
         return advance(tx, iterator)
     if type(iterator) is ObjVal and python_method(iterator.cls, "__next__"):
         return unless_raised(StopIteration, lambda: special(tx, iterator, "__next__"))
     unsupported(tx, f"next() of {describe(iterator)}")
+
+
+def emptied(container):
+    """An empty container of the same kind: an exhausted iterator stays so whatever becomes of its own."""
+    kind = type(container)
+    if kind is ViewVal:
+        return ViewVal(of=emptied(container.of), kind=container.kind)
+    if kind in (ListVal, TupleVal):
+        return kind(items=type(container.items)()) if container.cls in (list, tuple) else None
+    if kind is SetVal:
+        return SetVal(cls=container.cls)
+    if kind is DictVal and container.cls in (dict, collections.OrderedDict):
+        return DictVal(cls=container.cls)
+    if kind is Const and type(container.value) in (str, bytes):
+        return Const(value=type(container.value)())
+    return None
 
 
 def values_of(tx: Tracer, value: Value):

@@ -54,8 +54,8 @@ from .wrap import key_of, part, realize, wrap
 for _function in (
         re.match, re.search, re.fullmatch, re.sub, re.subn, re.split, re.findall, re.compile, re.escape,
         textwrap.dedent, textwrap.indent, textwrap.fill, textwrap.wrap, json.dumps, json.loads,
-        fnmatch.fnmatch, posixpath.join, posixpath.basename, posixpath.dirname, posixpath.splitext, typing.get_origin,
-        typing.get_args, sys.getrecursionlimit, sys.intern, operator.length_hint):
+        fnmatch.fnmatch, posixpath.join, posixpath.basename, posixpath.dirname, posixpath.splitext,
+        typing.get_origin, typing.get_args, sys.getrecursionlimit, sys.intern, operator.length_hint):
     HANDLED[_function] = folded(_function)
 
 

@@ -25,9 +25,9 @@ from .operations import (
     set_item, specialize, truth, user_errors)
 from .tensors import call_tensor_method
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetVal,
-    SliceVal, TRUE, TensorVal, TupleVal, Value, ViewVal, boolean, describe, is_class, user_error)
-from .wrap import guard_keys, key_of, keyed, realize
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetItems,
+    SetVal, SliceVal, TRUE, TensorVal, TupleVal, Value, ViewVal, boolean, describe, is_class, user_error)
+from .wrap import guard_keys, key_of, keyed, order_of, realize
 
 
 def method(kind, *names):
@@ -57,8 +57,8 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
         unsupported(tx, reason)
     if type(value) is Const and isinstance(value.value, str) and name == "join":
         args = [TupleVal(items=unpack(tx, args[0]))]
-    return fold(tx, lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs), [value, *args], kwargs,
-                reason)
+    return fold(tx, lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs), [value, *args],
+                kwargs, reason)
 
 
 METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (Value, "__getitem__"): get_item,
@@ -347,31 +347,39 @@ def dict_move_to_end(tx, self, key, last=TRUE):
 
 # %%
 def items_of_set(tx, value) -> dict:
-    return dict(value.items) if type(value) is SetVal else keyed(tx, unpack(tx, value))
+    """What set(value) has as `items`."""
+    if type(value) is SetVal:
+        order_of(tx, value)
+        return value.items.copy()
+    items = keyed(tx, unpack(tx, value))
+    return SetItems(items, set(items)) if type(value) is DictVal else items
 
 
 def set_operation(tx, name, self, others):
-    """set.<name>(self, *others): a dictionary key -> value, or a bool."""
-    operands = [items_of_set(tx, other) for other in others]
-    keys = getattr(set(self.items), name)(*operands)
-    if isinstance(keys, bool):
-        return keys
-    everything = functools.reduce(lambda found, more: {**found, **more, **found}, operands, self.items)
-    return {key: value for key, value in everything.items() if key in keys}
+    """set.<name>(self, *others): the keys, or a bool; and id of a key -> value of all that may be among them.
+    Of equal keys Python may keep either."""
+    operands = [other.items if type(other) is SetVal else items_of_set(tx, other) for other in others]
+    for other in (self, *others):
+        order_of(tx, other)
+    order = self.items.own() if name.endswith("update") else self.items.order
+    known = {id(key): value for items in (*operands, self.items) for key, value in items.items()}
+    keys = getattr(order, name)(*(o.order if type(o) is SetItems else list(o) for o in operands))
+    return keys, known
 
 
 def set_methods(name, inplace=None, symbol=None):
     """Register `s.union(t)`, `s.update(t)`, `s | t` and `s |= t`, or those of them that exist."""
     def combine(tx, self, *others):
-        result = set_operation(tx, name, self, others)
-        if isinstance(result, bool):
-            return boolean(result)
-        return SetVal(items=result, cls=frozenset if self.cls is frozenset else set)
+        keys, known = set_operation(tx, name, self, others)
+        if isinstance(keys, bool):
+            return boolean(keys)
+        items = SetItems({key: known[id(key)] for key in keys}, keys)
+        return SetVal(items=items, cls=frozenset if self.cls is frozenset else set)
 
     def change(tx, self, *others):
-        result = set_operation(tx, name, self, others)
         touch(tx, self)
-        self.items = result
+        _, known = set_operation(tx, inplace, self, others)
+        self.items.replace({key: known[id(key)] for key in self.items.order})
 
     def operate(tx, self, other):
         return combine(tx, self, other) if type(other) is SetVal else None
@@ -432,15 +440,25 @@ def set_remove(tx, self, item):
     set_discard(tx, self, item)
 
 
+@method(SetVal, "pop")
+def set_pop(tx, self):
+    if not self.items:
+        user_error(KeyError, "pop from an empty set")
+    touch(tx, self)
+    order_of(tx, self)
+    return self.items.pop(self.items.own().pop())
+
+
 @method(SetVal, "clear")
 def set_clear(tx, self):
     touch(tx, self)
-    self.items.clear()
+    self.items.own().clear()
+    self.items.replace({})
 
 
 @method(SetVal, "copy", "__copy__")
 def set_copy(tx, self):
-    return SetVal(items=dict(self.items), cls=self.cls)
+    return self if self.cls is frozenset else SetVal(items=items_of_set(tx, self))
 
 
 # %% [markdown]

@@ -18,6 +18,7 @@ import weakref
 
 import torch
 
+from ..ch02_guards.guards import HOOK_DICTS
 from .binding import bind
 
 EVALUATE = object()
@@ -90,8 +91,7 @@ def is_installed() -> bool:
 # module runs as it is.
 
 # %%
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks",
-          "_compiled_call_impl")
+_HOOKS = (*HOOK_DICTS, "_compiled_call_impl")
 
 
 def python_function(function, args, kwargs):

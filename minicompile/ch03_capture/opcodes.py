@@ -35,7 +35,7 @@ from .attributes import get_attribute, set_attribute
 from .interpreter import (
     PYTHON, call, computes, constant_source, guard, jump, location, opcode, pop_many, touch, unsupported)
 from .iterate import iterate, next_value, unpack
-from .methods import dict_update
+from .methods import call_method, dict_update
 from .operations import (
     as_python, binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary)
 from .values import (
@@ -114,8 +114,8 @@ def load_fast_load_fast(tx, frame, i):
 
 @opcode("LOAD_FAST_AND_CLEAR")
 def load_fast_and_clear(tx, frame, i):
-    if i.argval in frame.code.co_freevars:           # in the body of a class: a second slot of that name, never read
-        return NULL
+    if i.argval in frame.code.co_freevars:
+        return NULL                                  # in a class body: a second slot of that name, never read
     return frame.locals.pop(i.argval, NULL)
 
 
@@ -524,7 +524,7 @@ def grown(tx, frame, i):
 
 @opcode("SET_ADD")
 def set_add(tx, frame, i, item):
-    grown(tx, frame, i).setdefault(key_of(tx, item), item)
+    call_method(tx, frame.stack[-i.arg], "add", [item])
 
 
 @opcode("MAP_ADD")
@@ -539,8 +539,7 @@ def list_extend(tx, frame, i, items):
 
 @opcode("SET_UPDATE")
 def set_update(tx, frame, i, items):
-    target = grown(tx, frame, i)
-    target.update({**keyed(tx, unpack(tx, items)), **target})
+    call_method(tx, frame.stack[-i.arg], "update", [items])
 
 
 @opcode("DICT_UPDATE")

@@ -25,8 +25,8 @@ from .tensors import emit, emit_float
 from .values import (
     Const, DictVal, ExcVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, UserError, Value, ViewVal, boolean,
-    class_of, describe, lookup, python_method, user_error)
-from .wrap import dict_contents, guard_keys, guard_missing, key_of, realize, wrap_constant
+    class_of, describe, like, lookup, python_method, user_error)
+from .wrap import dict_contents, guard_keys, guard_missing, key_of, order_of, realize, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -56,7 +56,12 @@ def as_python(tx: Tracer, value: Value):
             return items if value.cls is list else value.cls(items, value.items.maxlen)
         return value.cls(*items) if hasattr(value.cls, "_fields") else value.cls(items)
     if kind is SetVal:
-        return value.cls(as_python(tx, item) for item in value.items.values())
+        if all(type(item) is Const for item in value.items.values()):
+            content = like(order_of(tx, value))
+            if content is None:
+                raise NotConstant
+            return value.cls(content)
+        return value.cls([as_python(tx, item) for item in value.items.values()])
     if kind is DictVal:
         guard_keys(tx, value)
         if value.cls is not dict:
@@ -91,8 +96,8 @@ def user_errors():
 
 
 def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> Value:
-    """Call a real function on constants now; what it raises, the traced program raises. If some argument is no
-    constant, the graph breaks for this reason; without one, NotConstant is raised."""
+    """Call a real function on constants now; what it raises, the traced program raises. If some argument is
+    no constant, the graph breaks for this reason; without one, NotConstant is raised."""
     try:
         python_args = [as_python(tx, a) for a in args]
         python_kwargs = {k: as_python(tx, v) for k, v in (kwargs or {}).items()}

@@ -24,7 +24,7 @@ from .. import marks
 from ..ch01_graphs.fake import FakeTensor
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function, is_symbolic
-from ..ch02_guards.sources import AttrSource
+from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
@@ -95,6 +95,10 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     before = [f._version for f in fakes]
     result = run_fake(tx, op, target, fake_args, fake_kwargs)
     changed = before != [f._version for f in fakes]
+    if changed and torch.is_grad_enabled():
+        for fake, version in zip(fakes, before):
+            if fake.requires_grad and fake._version != version:
+                guard_not_a_view(tx, fake)
     if not changed and not holds_tensor(result) and result is not None:
         return wrap_constant(tx, result)
     if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:
@@ -102,6 +106,18 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
         return tx.tensor_of_fake[id(result)]
     node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
     return wrap_result(tx, node, result)
+
+
+def guard_not_a_view(tx: Tracer, written):
+    """`written`, a fake, was given a gradient in place. If it belongs to an input of the graph that is a view
+    of another tensor, eager has that tensor to think of, too, and may refuse: it was one of several views
+    that one operator gave, was made with gradients off, or shows a leaf. The fake does not know: a break."""
+    value = tx.tensor_of_fake.get(id(written if written._base is None else written._base))
+    if value is None or value.real is None:
+        return
+    if value.real._is_view():
+        unsupported(tx, "a gradient is written to an input that is a view of another tensor")
+    guard(tx, part(CallSource, value.source, "_is_view"), "CONSTANT_MATCH", False)
 
 
 def emit_float(tx: Tracer, op: str, args) -> Value:
@@ -190,10 +206,8 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
         return tensor_shape(tx, tensor)
     if name in METADATA:
         return wrap_constant(tx, getattr(fake, name))
-    if name in VIEW_ATTRIBUTES:
+    if name in VIEW_ATTRIBUTES or name == "data":
         return emit(tx, "call_function", getattr, [tensor, Const(value=name)], {})
-    if name == "data":
-        return emit(tx, "call_method", "detach", [tensor], {})
     if name == "__class__":
         return wrap(tx, cls)
     if name == "grad_fn" and (real if real is not None else fake).grad_fn is not None:

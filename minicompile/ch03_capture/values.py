@@ -37,6 +37,7 @@ import fractions
 import functools
 import itertools
 import re
+import sys
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +48,7 @@ import torch
 from ..ch02_guards.guards import MISSING, class_lookup
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import Source
+from ..errors import Unsupported
 
 
 class Table(dict):
@@ -189,13 +191,73 @@ VIEW_CLASSES = {name: type(getattr({}, name)()) for name in ("keys", "values", "
 ODICT_VIEWS = {name: type(getattr(collections.OrderedDict(), name)()) for name in VIEW_CLASSES}
 
 
+def like(order):
+    """What a set is made of, by `set(...)`, that gives its items in the order of the set `order`, and
+    preferably has as much room for more; None when there is no such thing."""
+    found = [(content, made) for content in (order, tuple(order)) for made in [set(content)]
+             if list(made) == list(order)]
+    roomy = [content for content, made in found if sys.getsizeof(made) == sys.getsizeof(order)]
+    return next(iter((*roomy, *(content for content, _ in found))), None)
+
+
+class SetItems(dict):
+    """key -> value of a set. The order in which a set gives its items depends on all that was ever done to
+    it, so there is one, `order`, of the keys, to which the same is done, and which is asked. borrowed: it is
+    an object of the program, and not to be changed."""
+
+    def __init__(self, items=(), order=None, borrowed=False):
+        super().__init__(items)
+        self.order, self.borrowed = set(dict.keys(self)) if order is None else order, borrowed
+
+    def own(self) -> set:
+        """The order, to be changed."""
+        if self.borrowed:
+            content = like(self.order)
+            if content is None:
+                raise Unsupported("changing a set whose copy would have another order")
+            self.order, self.borrowed = set(content), False
+        return self.order
+
+    def keys(self):
+        return self.order
+
+    def __iter__(self):
+        return iter(self.order)
+
+    def values(self):
+        return [self[key] for key in self.order]
+
+    def items(self):
+        return [(key, self[key]) for key in self.order]
+
+    def copy(self):
+        return SetItems({key: self[key] for key in self.order}, set(self.order))
+
+    def __setitem__(self, key, value):
+        self.own().add(key)
+        super().__setitem__(key, value)
+
+    def pop(self, key, default=None):
+        self.own().discard(key)
+        return super().pop(key, default)
+
+    def replace(self, items: dict):
+        """Take over `items`, whose keys are in the order by now."""
+        super().clear()
+        super().update(items)
+
+
 @dataclass(eq=False)
 class SetVal(Value):
-    """set or frozenset. items: key -> value."""
-    items: dict = field(default_factory=dict)
+    """set or frozenset."""
+    items: SetItems = field(default_factory=SetItems)
     cls: type = set
     real: Any = None
     born: int = birth()
+
+    def __post_init__(self):
+        if type(self.items) is not SetItems:
+            self.items = SetItems(self.items)
 
 
 @dataclass(eq=False)
@@ -208,11 +270,13 @@ class SliceVal(Value):
 @dataclass(eq=False)
 class IterVal(Value):
     """An iterator; `it` is a Python iterator that yields values. over: the container that it has taken
-    `taken` items from, if that is all there is to it."""
+    `taken` items from, if that is all there is to it; unchanged: function() -> whether the container has not
+    changed since in a way that the iterator minds."""
     it: Any = None
     born: int = birth()
     over: Value | None = None
     taken: int = 0
+    unchanged: Any = field(default=lambda: True)
 
 
 @dataclass(frozen=True)
@@ -220,6 +284,9 @@ class ByIdentity:
     """The dictionary key standing for a value that hashes by identity."""
     value: Any = field(hash=False, compare=False)
     ident: int = 0
+
+    def __hash__(self):
+        return hash(self.ident if isinstance(self.value, Value) else self.value)
 
 
 @dataclass(frozen=True)
@@ -443,6 +510,10 @@ def class_of(value: Value) -> type:
         return (ODICT_VIEWS if value.of.cls is collections.OrderedDict else VIEW_CLASSES)[value.kind]
     if isinstance(value, SymVal):
         return float if isinstance(value.sym, torch.SymFloat) else int
+    if isinstance(value, IterVal) and value.over is not None:
+        over = value.over
+        return type(iter(over.value if type(over) is Const else () if type(over) is TupleVal else
+                         getattr(over.of.cls(), over.kind)() if type(over) is ViewVal else over.cls()))
     return CLASS_OF.get(type(value), object)
 
 

@@ -39,8 +39,8 @@ from ..ch02_guards.sources import (
 from .interpreter import Tracer, constant_source, guard, location, unsupported
 from .values import (
     ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal,
-    MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal,
-    Value, class_of, describe, user_error)
+    MethodName, MethodVal, NEW, ObjVal, PartialVal, SetItems, SetVal, SliceVal, SymVal, Table, TensorVal,
+    TupleVal, Value, class_of, describe, user_error)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
@@ -107,7 +107,7 @@ def wrap_constant(tx, result) -> Value:
     if kind is dict:
         return DictVal(items={k: [wrap_constant(tx, k), wrap_constant(tx, v)] for k, v in result.items()})
     if kind in (set, frozenset):
-        return SetVal(items={r: wrap_constant(tx, r) for r in result}, cls=kind)
+        return SetVal(items=SetItems({r: wrap_constant(tx, r) for r in result}, result, True), cls=kind)
     if kind is slice:
         return SliceVal(*(Const(value=v) for v in (result.start, result.stop, result.step)))
     if isinstance(result, numpy.ndarray):
@@ -235,7 +235,18 @@ def wrap_set(tx, real, kind, source):
             type(item) in CONSTANT_TYPES or isinstance(item, type) for item in real):
         return None
     guard(tx, source, "CONSTANT_MATCH", kind(real))
-    return SetVal(items={item: wrap(tx, item) for item in real}, cls=kind, real=real, source=source)
+    items = SetItems({item: wrap(tx, item) for item in real}, real, borrowed=True)
+    return SetVal(items=items, cls=kind, real=real, source=source)
+
+
+def order_of(tx, value: Value) -> set:
+    """The keys in the order in which a set gives them. Equal sets may differ in that, which is guarded when
+    somebody asks."""
+    if type(value) is not SetVal:
+        return set()
+    if value.real is not None and value.source is not None:
+        guard(tx, CallSource(value.source, "__repr__"), "CONSTANT_MATCH", repr(value.real))
+    return value.items.order
 
 
 # %%
@@ -327,7 +338,7 @@ def wrap_tensor(tx, real, source):
 
 def is_argument(source) -> bool:
     """Whether a source is an argument, or an item of one: what `dynamic=True` means by "all sizes"."""
-    while isinstance(source, (ItemSource, TupleItemSource, DictGetSource)):
+    while isinstance(source, (ItemSource, DictGetSource)):
         source = source.base
     return isinstance(source, LocalSource)
 
@@ -344,7 +355,8 @@ def dynamic_dims(tx, real, source) -> frozenset:
     if not options.symbolic or 0 in real.shape:
         return frozenset()
     learned = options.dynamic.get(source, ())
-    dims = {*(() if learned is True else learned), *getattr(real, marks.DYNAMIC, ())}    # True: it was a number then
+    learned = () if learned is True else learned         # True: it was a number then
+    dims = {*learned, *getattr(real, marks.DYNAMIC, ())}
     if options.everything and is_argument(source) and not isinstance(real, torch.nn.Parameter):
         dims = range(real.dim())
     return frozenset(d for d in dims if real.shape[d] > 1)
@@ -368,7 +380,8 @@ def fixed_marks(tx) -> list[str]:
 def add_input(tx, real, fake, source) -> torch.fx.Node:
     """A placeholder of the graph, fed from `source`."""
     node = (tx.outer or tx.graph).placeholder(placeholder_name(source))
-    node.meta.update(val=fake, location=location(tx), origins=(), source=source)
+    node.meta.update(val=fake, location=location(tx), origins=(), source=source,
+                     parameter=isinstance(real, torch.nn.Parameter))
     tx.inputs.append(source)
     tx.example_inputs.append(real)
     return node

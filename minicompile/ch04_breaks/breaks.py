@@ -3,8 +3,8 @@
 #
 # `print(x)`, `x.item()`, `if x.sum() > 0`: some instructions cannot be part of a graph. The naive answer is
 # to give up on the function. The better one is to cut it there: a graph for what comes before, the
-# instruction itself in plain Python (a *step*), and a *resume function* for the rest (`resume.py`), which
-# is captured in turn when it runs.
+# instruction itself in plain Python (a *step*, `steps.py`), and a *resume function* for the rest
+# (`resume.py`), which is captured in turn when it runs.
 #
 #     def f(x):                  def compiled_f(x):
 #         y = x.relu()               __out = __graph(x)                   # x.relu()
@@ -30,7 +30,7 @@ from ..ch03_capture.contexts import ContextExit
 from ..ch03_capture.epilogue import Epilogue, expression, pool
 from ..ch03_capture.values import CellVal, HandlingVal, LASTI, NULL, NotConstant
 from ..errors import GraphBreakError, SkipFrame, Unsupported
-from . import resume
+from . import resume, steps
 
 
 def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -> cap.Captured:
@@ -120,7 +120,7 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
 
 
 def make_step(*args):
-    point = resume.make_step(*args)
+    point = steps.make_step(*args)
     hook.skip_code(point.code)
     return point
 
@@ -184,10 +184,10 @@ def only_step(done: cap.Trace, path: list):
     code, executed = done.frame.code, [done.frame.decoded.instructions[ip].offset for ip, _ in done.tx.path]
     if not resume.is_resume(code) or len(executed) > LONGEST_STEP:
         return None
-    point, origin = resume.POINTS[id(code)], resume.ORIGINS[id(code)][1]
-    whole = [*(origin.offsets[offset] for offset in executed if offset in origin.offsets), path[-1]]
+    point = resume.POINTS[id(code)]
+    whole = [*(point.offsets[offset] for offset in executed if offset in point.offsets), path[-1]]
     try:
-        step = make_step(origin.code, whole, set(point.locals), point.stack, point.globals)
+        step = make_step(point.original, whole, set(point.locals), point.stack, point.globals)
     except Unsupported:
         return None
     slots = [LocalSource(f"__stack{n}").text() for n, kind in enumerate(point.stack)

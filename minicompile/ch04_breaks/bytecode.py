@@ -173,8 +173,9 @@ def encode(instructions: list[Instruction], handlers: list[Handler], first_line:
 
 # %% tags=["exercise:varint"]
 def varint(value: int, big_endian: bool = False) -> bytes:
-    """`value` >= 0 in groups of six bits, one byte a group, at least one byte. Bit 6 (0x40) of a byte says that
-    another follows; bit 7 stays clear. The lowest group comes first, or with `big_endian` the highest."""
+    """`value` >= 0 in groups of six bits, one byte a group, at least one byte. Bit 6 (0x40) of a byte says
+    that another follows; bit 7 stays clear. The lowest group comes first, or with `big_endian` the
+    highest."""
     groups = [value & 0x3F]
     while value := value >> 6:
         groups.append(value & 0x3F)
@@ -265,9 +266,9 @@ def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict
 def live_table(code) -> dict[int, frozenset]:
     """Offset of each instruction -> the localsplus indices that are live before it: {offset: frozenset}.
 
-    Take the instructions and handlers of `decode`, pairs split by `split_pairs`, and the edges of `successors`.
-    An instruction with an op in LOCAL_OPS and not in NO_INDEX names the variable `arg`: STORE_FAST writes it,
-    MAKE_CELL neither reads nor writes it, every other one reads it."""
+    Take the instructions and handlers of `decode`, pairs split by `split_pairs`, and the edges of
+    `successors`. An instruction with an op in LOCAL_OPS and not in NO_INDEX names the variable `arg`:
+    STORE_FAST writes it, MAKE_CELL neither reads nor writes it, every other one reads it."""
     instructions, handlers = decode(code)
     instructions = split_pairs(instructions, handlers)
     follow = successors(instructions, handlers)

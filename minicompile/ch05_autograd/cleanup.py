@@ -12,8 +12,13 @@
 # %%
 from __future__ import annotations
 
+import functools
+import operator
+
 import torch
 from torch import fx
+
+from ..ch01_graphs.fake import FakeTensor, storage_key
 
 aten = torch.ops.aten
 
@@ -93,6 +98,41 @@ def merge_common_subexpressions(gm: fx.GraphModule) -> None:
 
 
 # %% [markdown]
+# Fakes say who shares memory with whom. Views of a node that was erased show the memory of the node that
+# stands for it now, and their fakes have to say so.
+
+# %%
+def renew_views(gm: fx.GraphModule) -> None:
+    for node in gm.graph.nodes:
+        if node.target is operator.getitem:
+            base = node.args[0].meta["val"][node.args[1]]
+        elif is_always_view(node.target):
+            base = node.args[0].meta["val"]
+        else:
+            continue
+        node.meta["val"] = rebase(node.meta["val"], base)
+
+
+@functools.cache
+def is_always_view(op) -> bool:
+    """A view by its schema. (Composite operators such as `reshape` say so, too, and sometimes copy.)"""
+    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+        return False
+    composite = op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return op is aten._unsafe_view.default or \
+        not composite and any(r.alias_info is not None for r in op._schema.returns)
+
+
+def rebase(val, base):
+    """The fake `val` (or fakes) in the memory of `base`."""
+    if isinstance(val, (list, tuple)):
+        return type(val)([rebase(v, base) for v in val])
+    if not (isinstance(val, FakeTensor) and isinstance(base, FakeTensor)) or val.dtype != base.dtype \
+            or storage_key(val) == storage_key(base):
+        return val
+    return FakeTensor(base.meta.as_strided(val.shape, val.stride(), val.storage_offset()), val.device)
+
+# %% [markdown]
 # Derivatives of matmuls transpose what forward transposed already. `t(t(x))` is `x`.
 
 # %%
@@ -103,8 +143,9 @@ def cancel_transposes(gm: fx.GraphModule) -> None:
 
 
 def clean(gm: fx.GraphModule) -> fx.GraphModule:
-    """All three, in place."""
+    """All of them, in place."""
     cancel_transposes(gm)
     merge_common_subexpressions(gm)
+    renew_views(gm)
     eliminate_dead_code(gm)
     return gm

@@ -35,7 +35,6 @@
 # %%
 from __future__ import annotations
 
-import functools
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,6 +49,8 @@ from ..ch01_graphs.floats import Float
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
+from .schemas import (check_no_metadata_change, functional_counterpart, is_mutable, signature,
+                      written_arguments)
 
 aten = torch.ops.aten
 
@@ -87,62 +88,10 @@ class Alias:
     version: int = -1
 
 # %% [markdown]
-# ## What the schema says
+# ## An operator whose schema lies
 #
-# PyTorch's operator schemas state which arguments are written and which results are views of which
-# arguments: `add_(Tensor(a!) self, ...) -> Tensor(a!)`, `select(Tensor(a) self, int dim, int index) ->
-# Tensor(a)`. So the functional counterpart of an operator need not be listed. Its name is the name without
-# the underscore, or without the `out` overload, or with `_functional` appended; its arguments have the same
-# names; and it returns what the original returns followed by the new contents of each argument that was
-# written.
-
-# %%
-def written_arguments(op) -> list:
-    """The schema arguments that `op` writes."""
-    return [a for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-
-
-def is_mutable(op) -> bool:
-    return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
-
-
-def signature(op) -> list[tuple[str, str]]:
-    """(name, type) of each argument but those for `out` tensors."""
-    return [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
-
-
-@functools.cache
-def functional_counterpart(op):
-    """The operator that computes what `op` writes without writing it."""
-    namespace, name = op._schema.name.split("::")
-    ops = getattr(torch.ops, namespace)
-    wanted = signature(op)
-    stem = name.removesuffix("_")
-    for candidate in (name if len(wanted) < len(op._schema.arguments) else stem, f"{stem}_functional"):
-        packet = getattr(ops, candidate, None)
-        if packet is None:
-            continue
-        overloads = [getattr(packet, o) for o in packet.overloads()]
-        fitting = [o for o in overloads if not o._schema.is_mutable and signature(o)[:len(wanted)] == wanted]
-        if fitting:
-            return min(fitting, key=lambda o: o._overloadname != op._overloadname)
-    raise Unsupported(f"{op} writes to its arguments and has no functional counterpart")
-
-
-METADATA_OPS = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::as_strided_", "aten::detach_",
-                "aten::resize", "aten::_resize_output_", "aten::swap_"}
-
-
-def check_no_metadata_change(op):
-    """Refuse operators that change what a tensor *is* (its shape, its storage) rather than what it
-    contains."""
-    name = op._schema.name
-    if name in METADATA_OPS or name.endswith("_") and any(
-            r.alias_info is not None for r in functional_counterpart(op)._schema.returns):
-        raise Unsupported(f"{op} changes the shape or the storage of a tensor in place")
-
-# %% [markdown]
-# Batch norm is the one operator whose schema lies: `native_batch_norm` updates the running statistics and
+# What an operator writes, and what it would be called if it wrote nothing, its schema says (`schemas.py`).
+# Batch norm is the one whose schema lies: `native_batch_norm` updates the running statistics and
 # does not say so. Its backward takes them too, though in training it does not read them; naming them there
 # would keep their old values alive for nothing.
 
@@ -483,6 +432,30 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
 # An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors
 # that were written. `copy_` and `zero_` need no counterpart: what they write does not depend on what was
 # there.
+#
+# `x -= x.t()` would overwrite elements that it has yet to read. Eager refuses it, by a rule that looks at
+# windows without gaps only; the same rule here leaves the refusal to eager.
+
+# %%
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two windows without gaps onto one memory share elements, and not simply all in the same order?"""
+    if a.numel() == 0 or b.numel() == 0 or not (is_dense(a) and is_dense(b)):
+        return False
+    (start, end), (other, last) = ((t.storage_offset(), t.storage_offset() + t.numel()) for t in (a, b))
+    if start == other and end == last:
+        return not same_strides(a, b)
+    return start < last and other < end
+
+
+def check_no_overlap(f: Functionalizer, node: fx.Node, targets: list) -> None:
+    written = [t for t in targets if isinstance(t, fx.Node) and isinstance(t.meta["val"], FakeTensor)]
+    for target in written:
+        val, memory = target.meta["val"], f.env[target].memory
+        for operand in node.all_input_nodes:
+            alias = f.env[operand]
+            if isinstance(alias, Alias) and alias.memory is memory and overlap(val, alias.fake):
+                raise Unsupported(f"{node.target} writes to a tensor that overlaps one that it reads")
+
 
 # %%
 def visit_mutation(f: Functionalizer, node: fx.Node):
@@ -490,6 +463,7 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
     check_no_metadata_change(op)
     bound = dict(zip([a.name for a in op._schema.arguments if not a.kwarg_only], node.args)) | node.kwargs
     targets = [bound.get(a.name) for a in written]
+    check_no_overlap(f, node, targets)
     if op is aten.copy_.default:
         results = [read_args(f, node.args[1])]
         if not isinstance(results[0], fx.Node):
@@ -556,10 +530,26 @@ def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
 # %% [markdown]
 # ## From graph to graph
 #
+# A result that is a view shows a place in a larger memory, and the caller can see which (`storage_offset`).
+# What was last written through it need not be laid out like that; then the view is taken once more.
+#
 # Two graph inputs that share memory are refused when one of them is written: which bytes overlap would have
 # to become part of the graph.
 
 # %%
+def view_again(f: Functionalizer, alias: Alias) -> fx.Node:
+    return alias.memory.value if alias.step is None else \
+        emit_step(f, view_again(f, alias.parent), alias.step)
+
+
+def read_result(f: Functionalizer, x):
+    node = read_args(f, x)
+    alias = f.env[x] if isinstance(x, fx.Node) else None
+    if isinstance(alias, Alias) and node.meta["val"].storage_offset() != alias.fake.storage_offset():
+        return view_again(f, alias)
+    return node
+
+
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     """A graph that writes nothing, and for each placeholder that `gm` writes (by name) the node of its
     final contents."""
@@ -572,7 +562,7 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
             if isinstance(f.env[node], Alias):
                 f.inputs[node.name] = f.env[node]
         elif node.op == "output":
-            f.graph.output(read_args(f, node.args[0]))
+            f.graph.output(pytree.tree_map(lambda x: read_result(f, x), node.args[0]))
         else:
             visit_call(f, node)
     mutations = {name: alias.memory.value for name, alias in f.inputs.items() if alias.memory.version > 0}

@@ -20,6 +20,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from dataclasses import dataclass, field
 from typing import Any, Sequence
@@ -28,15 +29,16 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
 from .cleanup import clean
-from .functionalize import (Functionalizer, Step, append_mutations, emit, functionalize_with_mutations,
-                            is_mutable, restride, viewed_argument)
+from .functionalize import (Functionalizer, Step, append_mutations, emit, emit_step,
+                            functionalize_with_mutations, is_dense, restride, viewed_argument)
+from .schemas import is_mutable
 
 aten = torch.ops.aten
 
@@ -89,7 +91,11 @@ class Joint:
     recipes: list                   # how to make each output
     mutated: set[str] = field(default_factory=set)      # names of all placeholders that are written
     copied: list[int] = field(default_factory=list)     # the written inputs that the graph itself copies into
+    hidden: list[int] = field(default_factory=list)     # of those, the ones written through `.data` only
     symbols: dict[str, tuple[int, int | None]] = field(default_factory=dict)     # where to read each size
+    exposed: set[str] = field(default_factory=set)      # placeholders that may be written before backward
+    windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
+    watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
 
 # %% [markdown]
 # ## Following views back
@@ -226,11 +232,13 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
 
     Raises Unsupported for in-place changes of metadata, and for aliased inputs that are written."""
     recorder, leaves, entries, position = Recorder(), {}, [], {}
-    names = [n.name for n in gm.graph.nodes if n.op == "placeholder"]
+    inputs = gm.graph.find_nodes(op="placeholder")
+    names, parameters = [n.name for n in inputs], {n.name for n in inputs if n.meta.get("parameter")}
     for i, (name, fake) in enumerate(zip(names, fakes, strict=True)):
         entry = fake
         if isinstance(fake, torch.Tensor):
-            entry = FakeTensor(fake.meta.detach(), fake.device, fake.requires_grad and differentiate)
+            needs = fake.requires_grad and fake.is_leaf     # when it came in: capture wrote to it since
+            entry = FakeTensor(fake.meta.detach(), fake.device, needs and differentiate)
             if entry.requires_grad:
                 leaves[i] = entry
                 with torch.enable_grad():
@@ -239,6 +247,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
         position[recorder.placeholder(name, entry)] = i
     history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
     layouts = [_layout(e) for e in entries]
+    versions = [e._version if isinstance(e, torch.Tensor) else None for e in entries]
     with _tracing(recorder):
         if not differentiate:
             torch._C._set_grad_enabled(False)
@@ -252,12 +261,69 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
         written = [i for i, e in enumerate(entries)
                    if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]
+        kept = memory_kept(returned)
         differentiable = [i for i, t in enumerate(returned) if differentiate and t.requires_grad]
+        changed = {i: e for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and
+                   e._version != versions[i]}
+        watched = saved_after_writing(changed, kept, [returned[i] for i in differentiable])
         gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
     recorded = recorder.finish(returned + gradients)
+    exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
+               if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
-                  symbols=_symbols(entries))
-    return _finish(recorded, joint, entries, returned)
+                  symbols=_symbols(entries), exposed=exposed, watched=watched)
+    joint = _finish(recorded, joint, entries, returned)
+    joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
+    return joint
+
+
+# %% [markdown]
+# Between forward and backward the caller may write to what it gave. Eager notices if a derivative formula
+# has saved the tensor, and raises; if none has, all is well. Our backward may choose other values to start
+# from, and must not fail where eager does not: it needs a copy of an input that eager has not saved. (Not of
+# parameters. They change between steps, and copying them would cost.) What eager has saved can be read off
+# the nodes of its autograd graph.
+#
+# What the program wrote into an input and a formula then saved, eager saves as that input. Our backward has
+# values of its own, which nobody can change, and yet must fail where eager does: such inputs are watched.
+
+# %%
+def saved_after_writing(changed: dict, kept: dict, outputs: list) -> dict[int, set[int]]:
+    """For the written inputs (`changed`: position -> fake) that derivatives have saved as they are in the
+    end: which of the differentiable `outputs` they belong to."""
+    def saved(fake, memory):
+        return fake._version in memory.get(storage_key(fake), ())
+    changed = {i: fake for i, fake in changed.items() if saved(fake, kept)}
+    memory = [memory_kept([t]) for t in outputs] if changed else []
+    return {i: {k for k, own in enumerate(memory) if saved(fake, own)} for i, fake in changed.items()}
+
+
+def memory_kept(outputs: Sequence) -> dict[int, set[int]]:
+    """The storages of all tensors that the derivatives of `outputs` have saved, each with the versions that
+    these tensors are at (`x.data` counts its versions apart from `x`)."""
+    found, seen, pending = {}, set(), [t.grad_fn for t in outputs]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        pending.extend(next_node for next_node, _ in node.next_functions)
+        for name in _saved_names(type(node)):
+            try:
+                values = getattr(node, name)
+            except RuntimeError:        # it was modified, and the derivative would fail
+                continue
+            for t in values if isinstance(values, (list, tuple)) else [values]:
+                if isinstance(t, FakeTensor):
+                    found.setdefault(storage_key(t), set()).add(t._version)
+    return found
+
+
+@functools.cache
+def _saved_names(kind: type) -> list[str]:
+    # Of tensors only: reading a saved number that varies would make a constant of it
+    raw = [n.removeprefix("_raw") for n in dir(kind) if n.startswith("_raw_saved_")]
+    return [n if hasattr(kind, n) else n[1:] for n in raw]
 
 
 def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
@@ -301,6 +367,7 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
     joint.mutated = set(mutations)
     inside = {name: new for name, new in mutations.items() if name not in {names[i] for i in joint.written}}
     joint.copied = [names.index(name) for name in inside]
+    joint.windows = {i for i, t in enumerate(returned[:joint.results]) if is_window(t)}
     output = next(iter(reversed(gm.graph.nodes)))
     f = Functionalizer(gm, gm.graph)
     values, count = list(output.args[0]), len(returned)
@@ -317,26 +384,33 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
     return simplify(joint)
 
 
+def is_window(t: FakeTensor) -> bool:
+    return t.storage_offset() != 0 or not is_dense(t)
+
+
 def simplify(joint: Joint, rewrite=None) -> Joint:
     """Apply a pass (graph -> graph) to the joint graph, and clean up."""
     joint.gm = clean(rewrite(joint.gm) if rewrite is not None else joint.gm)
-    separate_results(joint.gm, joint.results + len(joint.written))
+    separate_results(joint)
     return joint
 
 
-def separate_results(gm: fx.GraphModule, count: int) -> None:
-    """Results are distinct tensors for the caller, also where the graph computes one value, or an input. So
-    are gradients among themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the
-    next in place."""
+def separate_results(joint: Joint) -> None:
+    """Results are distinct tensors for the caller, also where the graph computes one value, or an input. One
+    that is a window onto a larger memory remains one: the memory is copied. Gradients are distinct among
+    themselves: the engine keeps the first gradient of a leaf as its `.grad`, and adds the next in place."""
+    gm, count = joint.gm, joint.results + len(joint.written)
     output = next(iter(reversed(gm.graph.nodes)))
     values, seen = list(output.args[0]), set()
     f = Functionalizer(gm, gm.graph)
     with gm.graph.inserting_before(output):
         for i, value in enumerate(values[:count]):
-            root = view_chain(value)[0]
+            root, steps = view_chain(value)
             if root in seen or root.op in ("placeholder", "get_attr"):
-                f.current = value
-                values[i] = emit(f, aten.clone.default, (value,))
+                f.current, window = value, i in joint.windows
+                values[i] = emit(f, aten.clone.default, (root if window else value,))
+                for step in steps if window else ():
+                    values[i] = emit_step(f, values[i], step)
             seen.add(root)
         seen.clear()
         for i, value in enumerate(values[count:], count):

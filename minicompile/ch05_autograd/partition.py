@@ -35,7 +35,8 @@
 # - *windows that overlap*: the maximum of a 3x3 pool reads every pixel two to nine times; the place of the
 #   maximum is one byte a window.
 #
-# Views and casts from a saved half-precision copy are free or nearly so; inputs cost nothing to save.
+# Views and casts from a saved half-precision copy are free or nearly so; inputs cost nothing to save, unless
+# somebody may write to them before backward runs.
 #
 # The program may decide for itself. What `torch.utils.checkpoint` computes is not saved at any price, except
 # what leaves the checkpoint (it is the next one's input) and random numbers.
@@ -296,15 +297,15 @@ def with_ancestors(nodes) -> set[fx.Node]:
 def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx.Node]:
     """The forward values that backward gets: a minimum cut of the nodes that do not depend on tangents.
 
-    joint: the joint graph; halves: its `split_nodes`. prefer: "speed" keeps what is in memory anyway, "memory"
-    recomputes it. Returns nodes in the order of the graph.
+    joint: the joint graph; halves: its `split_nodes`. prefer: "speed" keeps what is in memory anyway,
+    "memory" recomputes it. Returns nodes in the order of the graph.
 
     Needed is what a node of `halves.backward` reads, or what is itself a gradient. Every path to it from a
-    placeholder, or from a node that `must_not_recompute`, has to contain a saved node (perhaps its first or its
-    last one). Saving a node costs its `price`, where `written` means that a library call, a later stage or an
-    output needs it in memory, or that it is not fusible; what is checkpointed and does not leave its region has
-    no price at which it is saved (INFINITE). The sum of the prices is minimal; among equal cuts the one nearest
-    to backward wins. Raises AssertionError if every cut is INFINITE."""
+    placeholder, or from a node that `must_not_recompute`, has to contain a saved node (perhaps its first or
+    its last one). Saving a node costs its `price`, where `written` means that a library call, a later stage
+    or an output needs it in memory, or that it is not fusible; what is checkpointed and does not leave its
+    region has no price at which it is saved (INFINITE). The sum of the prices is minimal; among equal cuts
+    the one nearest to backward wins. Raises AssertionError if every cut is INFINITE."""
     nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
     stage = stages(nodes, halves)
     consumed = {n for n in nodes if any(u in halves.backward for u in n.users)} | \
@@ -334,14 +335,19 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx
 
 
 # %%
+def is_safe(node: fx.Node, joint: Joint) -> bool:
+    """Will an input be the same in backward, or eager fail as well? If not, a copy has to be saved."""
+    return node.name not in joint.mutated and node.name not in joint.exposed
+
+
 def price(node: fx.Node, joint: Joint, written: bool) -> int:
-    """What saving `node` costs, in bytes moved. Inputs are free unless the program overwrites them."""
+    """What saving `node` costs, in bytes moved. Inputs are free, except those that have to be copied."""
     val = node.meta.get("val")
-    if node.op == "placeholder" and node.name not in joint.mutated:
+    if node.op == "placeholder" and is_safe(node, joint):
         return 0
     if node.op == "get_attr" or not isinstance(val, torch.Tensor) or is_view(node):
         return INFINITE if node.op != "placeholder" else 0
-    return size_in_bytes(node) * (1 if written else 2)
+    return size_in_bytes(node) * (1 if written and node.op != "placeholder" else 2)
 
 # %% [markdown]
 # ## Two graphs
@@ -366,7 +372,7 @@ def partition(joint: Joint, prefer: str = "speed") -> Partition:
     inputs = [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n not in halves.backward]
     if joint.symbols:       # every size goes to backward
         saved = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved] + saved
-    positions = [inputs.index(n) if n in inputs and n.name not in joint.mutated else None for n in saved]
+    positions = [inputs.index(n) if n in inputs and is_safe(n, joint) else None for n in saved]
     computed = [n for n, p in zip(saved, positions) if p is None]
     return Partition(_forward_graph(joint, halves, inputs, computed), _backward_graph(joint, halves, saved),
                      [n.name for n in saved], positions)
@@ -397,8 +403,8 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
 
 
 def private(joint, halves, saved) -> set[fx.Node]:
-    """The saved values whose memory only the backward graph needs, and under no second name. What depends on no
-    input may be a constant, the same memory in every call."""
+    """The saved values whose memory only the backward graph needs, and under no second name. What depends on
+    no input may be a constant, the same memory in every call."""
     def memory_of(nodes):
         return [storage_key(n.meta["val"]) for n in nodes
                 if isinstance(n, fx.Node) and isinstance(n.meta.get("val"), torch.Tensor)]

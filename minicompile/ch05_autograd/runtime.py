@@ -37,14 +37,17 @@ Compile = Callable[..., Callable[[list], Sequence]]
 #
 # Grad mode is off inside of a `Function`. The inference path turns it off itself.
 #
-# A generated kernel that writes an input does so behind PyTorch's back. Autograd's version counters are
-# advanced by hand, or a tensor that some other graph has saved could be overwritten unnoticed.
+# Whoever runs a graph advances the version counters of the inputs that it writes (generated kernels write
+# behind PyTorch's back, chapter 11), or a tensor that some other graph has saved could be overwritten
+# unnoticed. What the program writes to `x.data` is meant to go unnoticed: there the compiled code gets
+# `x.data`, too.
 
 # %%
-def advance_versions(inputs: Sequence, positions: list[int]) -> None:
-    for i in positions:
-        if not inputs[i].is_inference():
-            torch.autograd.graph.increment_version(inputs[i])
+def call_forward(compiled: Callable, inputs: Sequence, joint: Joint):
+    arguments = list(inputs)
+    for i in joint.hidden:
+        arguments[i] = inputs[i].data
+    return call_compiled(compiled, arguments)
 
 
 def call_compiled(compiled: Callable, inputs: list):
@@ -103,12 +106,16 @@ def _tangents(joint: Joint) -> list[torch.Tensor]:
             if n.op == "placeholder" and n.name.startswith("tangent")]
 
 
-def backward_versions(halves: Partition, compile_aten: Compile) -> Callable[[frozenset], Callable]:
-    """`version(absent)` is the compiled backward without those tangents."""
+Backward = Callable[[frozenset], tuple[Callable, set[int]]]
+
+
+def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
+    """`version(absent)` is the compiled backward without those tangents, and the positions of the saved
+    values that it reads."""
     tangents = [n.name for n in halves.backward.graph.nodes if n.op == "placeholder"][len(halves.saved):]
     context, lock, known = contextvars.copy_context(), threading.Lock(), {}
 
-    def version(absent: frozenset) -> Callable:
+    def version(absent: frozenset) -> tuple[Callable, set[int]]:
         found = known.get(absent)
         if found is None:
             with lock:
@@ -116,7 +123,10 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Callable[[fro
                     gm = halves.backward
                     if absent:
                         gm = without_tangents(gm, {tangents[k] for k in absent})
-                    known[absent] = context.copy().run(compile_aten, gm, _fakes(gm), is_backward=True)
+                    inputs = gm.graph.find_nodes(op="placeholder")
+                    reads = {i for i, node in enumerate(inputs[:len(halves.saved)]) if node.users}
+                    compiled = context.copy().run(compile_aten, gm, _fakes(gm), is_backward=True)
+                    known[absent] = compiled, reads
                 found = known[absent]
         return found
 
@@ -150,8 +160,45 @@ def layout_of(t: torch.Tensor) -> tuple:
 # The compiled backward goes one step further, and writes gradients over activations that it has no more use
 # for (`overwritten`). That must not be seen: not by a second backward pass over a retained graph, nor by
 # saved-tensor hooks, which may have kept the tensor. Those calls get copies.
+#
+# The engine refuses to hand out the saved tensors if one of them was modified. Where tangents are absent,
+# that may be one that eager's backward would not have asked for, and that our version of it does not read.
+# Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
+# inputs that are watched (`saved_after_writing`), by way of an alias.
 
 # %%
+def saved_tensors(ctx, reads: list[int]) -> list[torch.Tensor]:
+    """The saved tensors; those at the positions `reads` are as they were. Otherwise RuntimeError, as the
+    engine raises it. ctx.versions: of the tensors when they were saved; None where the engine's check is
+    enough."""
+    if ctx.modified is None:
+        try:
+            return list(ctx.saved_tensors)
+        except RuntimeError as error:
+            if ctx.versions is None:
+                raise
+            for saved in ctx._raw_saved_tensors:
+                saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
+            ctx.modified = str(error)
+    tensors = list(ctx.saved_tensors)
+    if torch.is_grad_enabled() or any(tensors[i]._version != ctx.versions[i] for i in reads):
+        raise RuntimeError(ctx.modified)
+    return tensors
+
+
+def _as_it_is(tensor):
+    return tensor
+
+
+def check_watched(watched: list, absent: frozenset) -> None:
+    """watched: (alias of an input, the version that it should be at, the tangents for which that matters)."""
+    for alias, version, tangents in watched:
+        if alias._version != version and not tangents <= absent:
+            raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
+                               f"inplace operation: a tensor of shape {tuple(alias.shape)} that the compiled "
+                               f"region wrote is at version {alias._version}; expected version {version}")
+
+
 def sharing_memory(saved: list, others: list) -> set[int]:
     """Positions of the saved tensors that share memory with one another or with one of `others`."""
     keys = [t.untyped_storage()._cdata if isinstance(t, torch.Tensor) else None for t in [*saved, *others]]
@@ -160,7 +207,7 @@ def sharing_memory(saved: list, others: list) -> set[int]:
 
 
 def build_function(joint: Joint, halves: Partition, forward: Callable,
-                   backward: Callable[[frozenset], Callable]) -> type[torch.autograd.Function]:
+                   backward: Backward) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
     count = joint.results + len(joint.written)
     plain = [i for i in range(count) if i not in joint.differentiable]
@@ -169,19 +216,24 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
     from_inputs = halves.saved_inputs
     is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in halves.backward.graph.nodes
                  if n.op == "placeholder"][:len(from_inputs)]
+    order = {i: place for place, i in enumerate(i for i, tensor in enumerate(is_tensor) if tensor)}
+    some_absent = len(joint.differentiable) > 1
     sizes_of = [joint.differentiable[k] for k, layout in enumerate(layouts) if layout is None]
     shared: list[set[int]] = []      # filled by the first call: saved values with memory in common
 
     def run_forward(ctx, *inputs):
-        outputs = call_compiled(forward, list(inputs))
-        advance_versions(inputs, joint.copied)
+        outputs = call_forward(forward, inputs, joint)
         extra = iter(outputs[count:])
         saved = [next(extra) if i is None else inputs[i] for i in from_inputs]
         if not shared:
             shared.append(sharing_memory(saved, [*inputs, *outputs[:count]]))
         ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
         ctx.numbers = [s for s, tensor in zip(saved, is_tensor) if not tensor]
-        ctx.save_for_backward(*[s for s, tensor in zip(saved, is_tensor) if tensor])
+        tensors = [s for s, tensor in zip(saved, is_tensor) if tensor]
+        ctx.save_for_backward(*tensors)
+        ctx.versions, ctx.modified = [t._version for t in tensors] if some_absent else None, None
+        ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
+                       for i, tangents in joint.watched.items()]       # `finish` writes once more
         ctx.set_materialize_grads(False)
         results = tuple(outputs[:count])
         ctx.layouts = [layout_of(results[i]) for i in sizes_of]
@@ -190,19 +242,22 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
         return results
 
     def run_backward(ctx, *tangents):
-        tensors, numbers, dynamic = iter(list(ctx.saved_tensors)), iter(ctx.numbers), iter(ctx.layouts)
+        absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
+        check_watched(ctx.watched, absent)
+        with torch.no_grad():
+            compiled, reads = backward(absent)
+        tensors = iter(saved_tensors(ctx, [order[i] for i in reads if is_tensor[i]]))
+        numbers, dynamic = iter(ctx.numbers), iter(ctx.layouts)
         arguments = [next(tensors) if tensor else next(numbers) for tensor in is_tensor]
         del tensors
         ctx.maybe_clear_saved_tensors()
         causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
             if torch.is_grad_enabled() else ()
         with torch.no_grad():
-            absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
             for k, (i, layout) in enumerate(zip(joint.differentiable, layouts)):
                 layout = layout or next(dynamic)
                 if k not in absent:
                     arguments.append(match_tangent(tangents[i], *layout))
-            compiled = backward(absent)
             copied = getattr(compiled, "overwritten", ())
             if not (ctx.hooked or torch._C._autograd._get_current_graph_task_keep_graph()):
                 copied = shared[0].intersection(copied)
@@ -305,8 +360,7 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     finish = build_finish(joint)
 
     def run(*inputs):
-        results = with_grad_mode(False, call_compiled, compiled, list(inputs))
-        advance_versions(inputs, joint.copied)
+        results = with_grad_mode(False, call_forward, compiled, inputs, joint)
         return finish(results, inputs)
 
     run.joint, run.partition = joint, None
@@ -334,8 +388,8 @@ def _fakes(gm: fx.GraphModule) -> list:
 # %%
 def interpret_aten(gm: fx.GraphModule, fakes: list, *, is_backward: bool = False) -> Callable[[list], list]:
     """The `compile_aten` of the backend `aot_eager`: the graph as it is, operator by operator."""
-    return lambda inputs: list(interpret(gm, inputs))
-
-
-def aot_eager(gm: fx.GraphModule, fakes: Sequence) -> Callable:
-    return compile_training(gm, fakes, interpret_aten)
+    def call(inputs: list) -> list:
+        arguments = list(inputs)
+        inputs.clear()
+        return list(interpret(gm, arguments))
+    return call

@@ -38,21 +38,27 @@ LINEAR = {
     aten.gelu_backward.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
     aten.nll_loss_backward.default, aten.embedding_dense_backward.default, aten.convolution_backward.default,
     aten.native_layer_norm_backward.default, aten.native_batch_norm_backward.default,
-    aten.native_dropout_backward.default,
+    aten.native_dropout_backward.default, aten.tanh_backward.default, aten.sigmoid_backward.default,
+    aten.mul.Scalar, aten.div.Scalar, aten.flip.default, aten.index.Tensor, aten.masked_fill.Scalar,
 }
+ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}      # zero as soon as either operand is
 
 
 def _is_absent(node: fx.Node, absent: set[fx.Node]) -> bool:
     """Is the value of `node` zero because gradients that it is computed from are?"""
-    def is_zero(operand):
-        return operand in absent or (isinstance(operand, fx.Node) and operand.target is aten.full.default
-                                     and operand.args[1] == 0)
+    def is_zero(x):
+        return x in absent or isinstance(x, fx.Node) and (
+            x.target in ZEROS or x.target is aten.full.default and x.args[1] == 0)
 
     if node.target in PRODUCTS:
         return any(a in absent for a in node.args[:2])
     if node.target is aten.where.self:
         return all(map(is_zero, node.args[1:3]))
+    if node.target is aten.index_put.default:
+        return is_zero(node.args[0]) and node.args[2] in absent
+    if node.target is aten.masked_fill.Scalar and node.args[2] != 0:
+        return False
     return node.target in LINEAR and node.args[0] in absent
 
 

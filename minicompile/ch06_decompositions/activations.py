@@ -70,8 +70,8 @@ def gelu(x, approximate="none"):
 # %% tags=["exercise:gelu-backward"]
 @decomposition("gelu_backward", float32=True)
 def gelu_backward(grad, x, approximate="none"):
-    """grad times the derivative of `gelu(x, approximate)`, in torch calls. `grad` and `x` are float32 or float64
-    here (`float32=True` takes care of half types)."""
+    """grad times the derivative of `gelu(x, approximate)`, in torch calls. `grad` and `x` are float32 or
+    float64 here (`float32=True` takes care of half types)."""
     if approximate == "tanh":
         scale = math.sqrt(2 / math.pi)
         t = torch.tanh(scale * (x + 0.044715 * (x * x * x)))

@@ -64,8 +64,8 @@ def log_softmax(x, dim, half_to_float):
 # %%
 @decomposition("_softmax_backward_data")
 def softmax_backward(grad, y, dim, input_dtype):
-    """The gradient of x for `y = softmax(x, dim)`, as `input_dtype`, given y and the gradient of y: `y * (grad -
-    sum(grad * y))`, computed at least in float32. NotImplemented where `_is_empty(y, dim)`."""
+    """The gradient of x for `y = softmax(x, dim)`, as `input_dtype`, given y and the gradient of y: `y *
+    (grad - sum(grad * y))`, computed at least in float32. NotImplemented where `_is_empty(y, dim)`."""
     if _is_empty(y, dim):
         return NotImplemented
     weighted = widen(grad) * widen(y)
@@ -133,9 +133,9 @@ def _input_gradient(g, n, rstd, dims, centered=True):
 # %% tags=["exercise:layer-norm-backward"]
 @decomposition("native_layer_norm_backward")
 def native_layer_norm_backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask):
-    """(gradient of x, of weight, of bias); each is None where `output_mask` is False, or where there is no such
-    parameter. mean, rstd: saved by the forward pass, of x's shape with the normalized dims of size 1. Half types
-    are widened; each gradient has the dtype of what it is the gradient of."""
+    """(gradient of x, of weight, of bias); each is None where `output_mask` is False, or where there is no
+    such parameter. mean, rstd: saved by the forward pass, of x's shape with the normalized dims of size 1.
+    Half types are widened; each gradient has the dtype of what it is the gradient of."""
     inner = _inner(x, normalized_shape)
     outer = list(range(inner[0]))
     grad, n, rstd = widen(grad), (widen(x) - widen(mean)) * widen(rstd), widen(rstd)

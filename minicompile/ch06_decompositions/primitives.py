@@ -23,7 +23,7 @@ import dataclasses
 
 import torch
 
-aten = torch.ops.aten
+from .table import overload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,8 +43,7 @@ def primitives(category: str, meanings: str) -> None:
     """Register one `overload: meaning` per line. Overloads that this version of torch lacks are left out."""
     for line in meanings.strip().splitlines():
         name, meaning = (part.strip() for part in line.split(":", 1))
-        packet, _, overload = name.partition(".")
-        op = getattr(getattr(aten, packet, None), overload or "default", None)
+        op = overload(name)
         if op is not None:
             PRIMITIVES[op] = Primitive(op, category, meaning)
 

@@ -220,10 +220,11 @@ def dist(a, b, p=2):
 @decomposition("logsumexp", float32=True)
 def logsumexp(x, dim, keepdim=False):
     x = real(x)
+    dims = dims_of(dim, x.dim())
     if 0 in x.shape:                                  # no largest element: log(0)
-        total = torch.log(torch.sum(torch.exp(x), dims_of(dim, x.dim()), True))
-        return total if keepdim or not x.dim() else torch.squeeze(total, dims_of(dim, x.dim()))
-    top = torch.amax(x, dims_of(dim, x.dim()), True)
-    top = torch.where(torch.abs(top) == math.inf, constant(0, top), top)
-    total = torch.log(torch.sum(torch.exp(x - top), dims_of(dim, x.dim()), True)) + top
-    return total if keepdim or not x.dim() else torch.squeeze(total, dims_of(dim, x.dim()))
+        total = torch.log(torch.sum(torch.exp(x), dims, True))
+    else:
+        top = torch.amax(x, dims, True)
+        top = torch.where(torch.abs(top) == math.inf, constant(0, top), top)
+        total = torch.log(torch.sum(torch.exp(x - top), dims, True)) + top
+    return total if keepdim or not x.dim() else torch.squeeze(total, dims)

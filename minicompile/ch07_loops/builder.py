@@ -23,9 +23,9 @@ import torch
 
 from ..ch01_graphs.symbolic import (Int, Symbol, add, as_expr, floordiv, mod, mul, provably_less,
                                      provably_nonnegative)
+from ..ch06_decompositions.table import HALF
 from .ir import Inst, Ref
 
-HALF = (torch.float16, torch.bfloat16)
 SUPPORTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8,
              torch.int16, torch.int32, torch.int64}
 

@@ -89,7 +89,7 @@ def call_extern(g: Lowering, op):
 
 def emit_extern(g: Lowering, op, args, kwargs, names) -> None:
     name, location = f"extern{len(g.program.nodes)}", g.node.meta.get("location")
-    call = Extern(name, op, tuple(args), dict(kwargs), tuple(names), (), location, (g.node.name,))
+    call = Extern(name, op, tuple(args), dict(kwargs), tuple(names), location, (g.node.name,))
     g.program.nodes.append(call)
 
 

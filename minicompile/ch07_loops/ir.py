@@ -154,16 +154,15 @@ class Loop:
 
 @dataclass
 class Extern:
-    """A call of an ATen operator. `args`/`kwargs` are pytrees with `View`s for tensors and `Int`s for sizes.
-    `outputs`: one name per tensor result, None where a result is not used or not a tensor. In-place calls
-    (`mutates`) list the buffer names that the call writes; the matching outputs are alias buffers."""
+    """A call of an ATen operator that writes nothing. `args`/`kwargs` are pytrees with `View`s for tensors
+    and `Int`s for sizes. `outputs`: one name per tensor result, None where a result is not used or not a
+    tensor."""
 
     name: str
     op: Any
     args: tuple
     kwargs: dict
     outputs: tuple[str | None, ...]
-    mutates: tuple[str, ...] = ()
     location: Location | None = None
     origins: tuple[str, ...] = ()
 
@@ -178,6 +177,6 @@ class Program:
     nodes: list[Loop | Extern]
     outputs: list[View | Int | None]
     symbols: dict[str, Symbol] = field(default_factory=dict)
-    numbers: dict[Symbol, Float] = field(default_factory=dict)      # float arguments of kernels, computed on the host
+    numbers: dict[Symbol, Float] = field(default_factory=dict)    # float arguments of kernels, from the host
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    owned: set[str] = field(default_factory=set)    # inputs that nobody else needs: free, or overwritten, after their last use
+    owned: set[str] = field(default_factory=set)    # inputs that nobody else needs after their last use

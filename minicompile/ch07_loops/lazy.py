@@ -22,6 +22,7 @@ from torch import fx
 
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, evaluate, product, symbols
+from ..ch02_guards.guards import contiguous_strides
 from ..config import config
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
@@ -80,14 +81,6 @@ def linear(index, stride, offset: Int = 0) -> Int:
 # get the layout their fakes promised. Sizes that are symbols sort by their present values.
 
 # %%
-def contiguous_strides(size) -> tuple[Int, ...]:
-    out, running = [], 1
-    for s in reversed(size):
-        out.append(running)
-        running = running * (s if not isinstance(s, int) else max(s, 1))
-    return tuple(reversed(out))
-
-
 def magnitude(e: Int) -> int:
     """An integer to sort strides by: the value in the traced call."""
     return e if isinstance(e, int) else evaluate(e, {s.name: s.hint for s in symbols(e)})

@@ -161,8 +161,8 @@ SCALAR = {name: getattr(torch, name) for name in
           "neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh "
           "cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid floor ceil round trunc sign "
           "isnan isinf signbit logical_not bitwise_not add sub mul remainder fmod pow atan2 hypot maximum "
-          "minimum copysign nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and bitwise_or "
-          "bitwise_xor".split()}
+          "minimum copysign nextafter eq ne lt le gt ge logical_and logical_or logical_xor bitwise_and "
+          "bitwise_or bitwise_xor".split()}
 SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
               truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),
               lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift)
@@ -255,7 +255,7 @@ def run_program(program: Program, inputs) -> list:
     def run_extern(node: Extern):
         out = node.op(*map(value, node.args), **{k: value(v) for k, v in node.kwargs.items()})
         for name, result in zip(node.outputs, out if isinstance(out, (tuple, list)) else [out]):
-            if name is not None and not node.mutates:
+            if name is not None:
                 allocate(name)
                 strided(View(name, program.buffers[name].layout)).copy_(result)
 

@@ -55,8 +55,8 @@ def permute(g, x, dims):
 # ## Picking
 #
 # `slice` and `select` change offsets and strides. PyTorch clamps slice bounds to the size; the size of the
-# fake already says how many elements are left. Where bounds or sizes are symbols, the meta kernel has asked how
-# they compare, so the answers for the present values are guarded, and may be used again.
+# fake already says how many elements are left. Where bounds or sizes are symbols, the meta kernel has asked
+# how they compare, so the answers for the present values are guarded, and may be used again.
 
 # %%
 def present(g: Lowering, e: Int) -> int:
@@ -239,8 +239,8 @@ def reshape(g: Lowering, x: Lazy, size) -> Lazy:
 # %% tags=["exercise:reshape-layout"]
 def reshape_layout(base: Layout, size, groups) -> Layout | None:
     """The layout of `base` reshaped to `size` without a copy, or None if a merged group of dims does not lie
-    evenly in memory. groups: `dim_groups(base.size, size)`. The offset stays. Within a group, the last new dim
-    has the stride of the last old dim that is not of size 1 (1 if there is none), and the others are
+    evenly in memory. groups: `dim_groups(base.size, size)`. The offset stays. Within a group, the last new
+    dim has the stride of the last old dim that is not of size 1 (1 if there is none), and the others are
     contiguous on top of it."""
     stride: list = [1] * len(size)
     for left, right in groups:

@@ -61,7 +61,6 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
     program ends."""
     if any(d.size == 0 for d in g.space.vars):
         return None
-    inside = set(g.members)
     local, dead = set(), set()
     for name in g.writes:
         if name in visible or f.root[name] in f.aliased:

@@ -19,14 +19,14 @@
 # %%
 from __future__ import annotations
 
-from typing import Any, Iterable, Iterator, NamedTuple
+from typing import Any, Iterable, NamedTuple
 
 import torch
-from torch.utils import _pytree as pytree
 
-from ..ch01_graphs.symbolic import (Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, evaluate, mul, product,
-                                    substitute, symbols)
+from ..ch01_graphs.symbolic import (Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, evaluate, mul, substitute,
+                                    symbols)
 from ..ch07_loops.ir import Body, Buffer, Extern, Inst, Loop, Program, View
+from ..ch07_loops.verify import views_in
 
 
 class Access(NamedTuple):
@@ -139,21 +139,13 @@ def root_of(buffers: dict[str, Buffer], name: str) -> str:
 # %% [markdown]
 # ## What a library call touches
 #
-# A call reads the buffers of the `View`s among its arguments, whole. In-place calls list what they write in
-# `mutates`.
+# A call reads the buffers of the `View`s among its arguments, whole.
 
 # %%
-def views_of(tree) -> Iterator[View]:
-    """The `View`s in a pytree of arguments. A `View` is a tuple itself, so it must be a leaf."""
-    for leaf in pytree.tree_leaves(tree, is_leaf=lambda x: isinstance(x, View)):
-        if isinstance(leaf, View):
-            yield leaf
-
-
 def node_reads(node: Loop | Extern) -> list[str]:
     if isinstance(node, Loop):
         return list(dict.fromkeys(a.buffer for a in accesses(node.body)[0]))
-    return list(dict.fromkeys(v.buffer for v in views_of((node.args, node.kwargs))))
+    return list(dict.fromkeys(v.buffer for v in views_in((node.args, node.kwargs))))
 
 
 def node_writes(node: Loop | Extern) -> list[str]:
@@ -174,8 +166,8 @@ def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], wri
     position; reads and writes: the names of buffers, by the same positions.
 
     Before a step runs: the writers of the names it reads; for a name it writes that is an alias, the writers
-    and all readers of every earlier name of that memory (the chain of `alias_of`); and if it is a library call
-    that `has_effect`, the one before it among those. A step is not before itself."""
+    and all readers of every earlier name of that memory (the chain of `alias_of`); and if it is a library
+    call that `has_effect`, the one before it among those. A step is not before itself."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     for i, names in writes.items():

@@ -130,24 +130,23 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
 # is read at the index at which it was written.
 
 # %%
+def numel(dims) -> Int:
+    return product(d.size for d in dims)
+
+
 def find_alignment(a: Group, b: Group, shared: list[str]) -> Alignment | str:
     """How a and b share a nest, or a reason why they do not."""
     flip = b.reduces and not a.reduces
     base, other = (b, a) if flip else (a, b)
-    absent: tuple[Symbol, ...] = ()
+    mine, its = base.space, other.space
+    dims, absent = mine.all, ()
+    same = numel(mine.vars) == numel(its.vars) and numel(mine.rvars) == numel(its.rvars)
     if base.reduces and not other.reduces:
-        numel = product(d.size for d in other.space.vars)
-        if numel == product(d.size for d in base.space.all):
-            dims = base.space.all
-        elif numel == product(d.size for d in base.space.vars):
-            dims, absent = base.space.vars, base.space.rvars
-        else:
-            return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
-    else:
-        dims = base.space.all
-        if product(d.size for d in base.space.vars) != product(d.size for d in other.space.vars) or \
-                product(d.size for d in base.space.rvars) != product(d.size for d in other.space.rvars):
-            return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
+        same = numel(its.vars) == numel(mine.all)
+        if not same and numel(its.vars) == numel(mine.vars):
+            same, dims, absent = True, mine.vars, mine.rvars
+    if not same:
+        return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
     tried = set()
     reason = f"no common refinement of {_sizes(a)} and {_sizes(b)}"
     for pieces in _candidates(base, other, dims, shared):
@@ -270,9 +269,9 @@ class Fuser:
 def makes_cycle(f: Fuser, a: int, b: int) -> bool:
     """Is there a third group on a path from a to b, or from b to a?
 
-    a, b: ids in `f.groups`. A group's `successors` are the ids of groups that directly need it, perhaps merged
-    into another one since: `f.find(id)` is who they are now. Bit i of `ancestors` says that group i must run
-    before, directly or not; it is kept right for ids that are in `f.groups`."""
+    a, b: ids in `f.groups`. A group's `successors` are the ids of groups that directly need it, perhaps
+    merged into another one since: `f.find(id)` is who they are now. Bit i of `ancestors` says that group i
+    must run before, directly or not; it is kept right for ids that are in `f.groups`."""
     groups, find = f.groups, f.find
     for x, y in ((a, b), (b, a)):
         above = groups[y].ancestors
@@ -329,7 +328,8 @@ def disjoint(a: Int, b: Int) -> bool:
         return False
     *inner, outer = terms[0] or [(None, abs(distance) + 1, 1)]
     reach = sum(stride * (v.size - 1) for v, stride, _ in inner)
-    for stride in (outer[1], reach + outer[1] * outer[2] + abs(distance) + 1):     # interleaved, or in sequence
+    # Interleaved, or in sequence
+    for stride in (outer[1], reach + outer[1] * outer[2] + abs(distance) + 1):
         covered = reach if stride == outer[1] else reach + outer[1] * (outer[2] - 1)
         if covered < abs(distance) % stride and abs(distance) % stride + covered < stride:
             return True
@@ -338,7 +338,7 @@ def disjoint(a: Int, b: Int) -> bool:
 
 def _is_wide(y: Group, x: Group) -> bool:
     """A pointwise group that would run over the reduction dimensions of x."""
-    return not y.reduces and product(d.size for d in y.space.vars) != product(d.size for d in x.space.vars)
+    return not y.reduces and numel(y.space.vars) != numel(x.space.vars)
 
 # %% [markdown]
 # ## The score
@@ -381,10 +381,10 @@ def _starved(a: Group, b: Group) -> str | None:
     if a.reduces == b.reduces:
         return None
     base, other = (a, b) if a.reduces else (b, a)
-    rows, row = (hint(product(d.size for d in ds)) for ds in (base.space.vars, base.space.rvars))
-    columns = any(coefficient(e, v) == 1 for v in base.space.vars[-1:] for es in base.reads.values() for e in es
-                  if not symbols(e).isdisjoint(base.space.rvars))
-    wide = hint(product(d.size for d in other.space.vars)) > rows
+    rows, row = (hint(numel(dims)) for dims in base.space)
+    columns = any(coefficient(e, v) == 1 for v in base.space.vars[-1:] for es in base.reads.values()
+                  for e in es if not symbols(e).isdisjoint(base.space.rvars))
+    wide = hint(numel(other.space.vars)) > rows
     if row > 2048 and rows < (2048 if columns else 128) and wide:
         return f"a reduction to {rows} values would slow down a loop over {rows * row} elements"
     return None
@@ -508,8 +508,7 @@ def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
 # %% tags=["exercise:fewer-kernels"]
 def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
     pairs: set[tuple[int, int]] = set()
-    numel = {i: tuple(sorted((str(product(d.size for d in g.space.vars)), str(product(d.size for d in g.space.all)))))
-             for i, g in f.groups.items() if g.space}
+    sizes = {i: {str(numel(g.space.vars)), str(numel(g.space.all))} for i, g in f.groups.items() if g.space}
     for name, readers in f.readers.items():
         writer = f.writer.get(name)
         loops = sorted(r for r in readers if f.groups[r].space)
@@ -517,7 +516,7 @@ def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
             pairs.update((writer, r) for r in loops)
         by_size: dict[str, list[int]] = defaultdict(list)
         for r in loops:
-            for n in set(numel[r]):
+            for n in sizes[r]:
                 by_size[n].append(r)
         for same in by_size.values():
             for k, r in enumerate(same):
@@ -572,7 +571,7 @@ def fuse_siblings(f: Fuser, g: Group) -> None:
                 continue
             key = tuple(tuple(d.size for d in ds) for ds in f.groups[r].space)
             first = alike.setdefault(key, r)
-            if f.find(first) != r and hint(product(d.size for ds in f.groups[r].space for d in ds)) <= SHORT:
+            if f.find(first) != r and hint(numel(f.groups[r].space.all)) <= SHORT:
                 try_fuse(f, f.find(first), r)
 
 
@@ -591,11 +590,8 @@ def fuse(program: Program, options: FusionOptions | None = None) -> Schedule:
         fuse_groups(f)
     visible = {v.buffer for v in program.outputs if isinstance(v, View)} | set(program.inputs)
     visible |= {n for n in f.buffers if f.root[n] in visible}
-    kernels: dict[int, Kernel | Extern] = {}
-    for i, g in f.groups.items():
-        step = nodes[i] if g.space is None else build_kernel(f, g, visible, i)
-        if step is not None:
-            kernels[i] = step
+    built = ((i, build_kernel(f, g, visible, i) if g.space else nodes[i]) for i, g in f.groups.items())
+    kernels = {i: step for i, step in built if step is not None}
     order = order_for_memory(program, kernels)
     steps = [kernels[i] for i in order]
     plan = plan_memory(program, steps, options.reuse_memory)

@@ -186,13 +186,13 @@ class MemoryPlan:
 def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = True) -> MemoryPlan:
     """Who gets which memory: a `StepPlan` for each of `steps`, in their order.
 
-    A value is a root (`root_of`) that a kernel or a call writes for the first time (`lifetimes` says when, and
-    when it dies). Before that step it is allocated, or with `reuse` takes over the memory of another root. A
-    call that does not `takes_out` allocates its own results: neither. Candidates for a take-over: first, in
-    place, a root that dies in this step (`_in_place`: of values born earlier, and of inputs in
+    A value is a root (`root_of`) that a kernel or a call writes for the first time (`lifetimes` says when,
+    and when it dies). Before that step it is allocated, or with `reuse` takes over the memory of another
+    root. A call that does not `takes_out` allocates its own results: neither. Candidates for a take-over:
+    first, in place, a root that dies in this step (`_in_place`: of values born earlier, and of inputs in
     `program.owned`); then, `_from_pool`, a value that died earlier, of equal `_memory_class`, if keeping it
-    until now does not raise the peak above that of the lifetimes. No root is taken twice. A root is freed after
-    the step in which it dies, or, if its memory is taken over, after the step that takes it."""
+    until now does not raise the peak above that of the lifetimes. No root is taken twice. A root is freed
+    after the step in which it dies, or, if its memory is taken over, after the step that takes it."""
     b = program.buffers
     times = lifetimes(program, steps)
     peak = max(times.live, default=0)
@@ -238,7 +238,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
 def takes_out(step: Extern) -> bool:
     """Can the host give this call the tensor to write into? Only the matrix products, whose `out=` forms cost
     nothing."""
-    return str(step.op) in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default", "aten.baddbmm.default")
+    return str(step.op) in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default",
+                            "aten.baddbmm.default")
 
 
 def _memory_class(buffer: Buffer) -> tuple:
@@ -281,9 +282,10 @@ def _in_place(program: Program, step, name: str, candidates: list[str]) -> str |
         return None
     b = program.buffers
     for x in candidates:
-        if x in step.inputs and _memory_class(b[x]) == _memory_class(b[name]) and b[x].alias_of is None \
-                and overwrites_safely(step, x, name, {n for n in step.inputs + step.outputs if root_of(b, n) == x}):
-            return x
+        if x in step.inputs and _memory_class(b[x]) == _memory_class(b[name]) and b[x].alias_of is None:
+            same = {n for n in step.inputs + step.outputs if root_of(b, n) == x}
+            if overwrites_safely(step, x, name, same):
+                return x
     return None
 
 

@@ -68,7 +68,8 @@ def load_reference(sources: list[KernelSource]) -> list:
         count = len(kernel.inputs) + len(kernel.outputs)
 
         def run(*values):
-            sizes = {s.name: float_of_bits(n) if s.real else n for s, n in zip(kernel.symbols, values[count:])}
+            sizes = {s.name: float_of_bits(n) if s.real else n
+                     for s, n in zip(kernel.symbols, values[count:])}
             run_kernel(kernel, dict(zip(source.args[:count], values)), sizes)
         return run
     return [bind(s) for s in sources]
@@ -81,22 +82,25 @@ def load_reference(sources: list[KernelSource]) -> list:
 # %%
 def verify_kernel(kernel: Kernel) -> None:
     """Raise AssertionError with a sentence about the first rule that `kernel` breaks."""
-    shapes = {(kernel.vars, ()), (kernel.vars + kernel.reduction_vars, ()), (kernel.vars, kernel.reduction_vars)}
+    vars, rvars = kernel.vars, kernel.reduction_vars
+    shapes = {(vars, ()), (vars + rvars, ()), (vars, rvars)}
     written: dict[str, object] = {}
     for loop in kernel.loops:
-        assert (loop.vars, loop.reduction_vars) in shapes, f"{loop.name} runs over {loop.vars}, {loop.reduction_vars}"
+        assert (loop.vars, loop.reduction_vars) in shapes, f"{loop.name} runs over other variables"
         reads, writes, bound = accesses(loop.body)
         known = set(loop.vars) | set(loop.reduction_vars) | set(kernel.symbols) | set(bound)
         for a in reads + writes:
-            assert symbols(a.index) <= known, f"{loop.name}: {a.buffer} at {a.index}, which is not over its variables"
+            assert symbols(a.index) <= known, f"{loop.name}: {a.buffer} at {a.index}, not over its variables"
             assert a.buffer in kernel.buffers, f"{a.buffer} is not described"
         for a in reads:
             if a.buffer in written:
-                assert a.index == written[a.buffer] and not a.masked, f"{loop.name} reads {a.buffer} elsewhere"
+                same = a.index == written[a.buffer] and not a.masked
+                assert same, f"{loop.name} reads {a.buffer} elsewhere"
             else:
-                assert a.buffer in kernel.inputs, f"{loop.name} reads {a.buffer}, which is neither input nor written"
+                assert a.buffer in kernel.inputs, f"{loop.name} reads {a.buffer}: neither input nor written"
         for a in writes:
-            assert a.buffer in kernel.local or a.buffer in kernel.outputs, f"{a.buffer} is neither local nor output"
+            known_output = a.buffer in kernel.local or a.buffer in kernel.outputs
+            assert known_output, f"{a.buffer} is neither local nor output"
             written[a.buffer] = a.index if a.mode is None and not a.masked else None
     assert kernel.local <= set(written) and not kernel.local & set(kernel.outputs)
 

@@ -35,6 +35,7 @@ from typing import Iterable
 import torch
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, substitute, symbols
+from ..ch07_loops.builder import HALF
 from ..ch07_loops.ir import Loop, Ref
 from ..errors import Unsupported
 from .kernel import Kernel
@@ -156,9 +157,6 @@ def add(g: Graph, loop: Loop, op: str, args: tuple, dtype: torch.dtype) -> Value
 # explicit `round_to`.)
 
 # %%
-HALVES = (torch.float16, torch.bfloat16)
-
-
 def _load(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value:
     buffer, index, mask = (*args, None)[:3]
     if buffer not in g.written:
@@ -167,7 +165,7 @@ def _load(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value:
         raise Unsupported(f"a fused kernel reads {buffer} at {index}, where it did not write it",
                           loop.location)
     value = g.written[buffer][index]
-    if not (value.dtype == torch.float32 and dtype in HALVES):
+    if not (value.dtype == torch.float32 and dtype in HALF):
         value = add(g, loop, "to_dtype", (value,), dtype)
     if mask is not None:
         nothing = add(g, loop, "constant", (0,), value.dtype)

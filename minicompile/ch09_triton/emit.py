@@ -33,15 +33,17 @@ from dataclasses import dataclass, field
 import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, product, symbols, to_text
+from ..ch07_loops.builder import COMPARISONS
 from ..ch07_loops.ir import Loop
+from ..ch08_fusion.dependencies import storage_size
 from ..ch08_fusion.kernel import Kernel, KernelSource
 from ..ch08_fusion.values import Graph, Store, Value, link
 from ..errors import Unsupported
 from . import heuristics, reductions
 from .ops import OPS, constant, convert, pointer_type, triton_type
-from .passes import CHOOSE, COMPARE, narrow_positions, schedule_passes
+from .passes import CHOOSE, narrow_positions, schedule_passes
 from .prelude import prelude_for
-from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, extent, fits_int32, hint, visits
+from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, fits_int32, hint, visits
 
 # %% [markdown]
 # ## Planning
@@ -126,7 +128,7 @@ def comment(loop: Loop) -> str:
     return _comments[where]
 
 
-LITERALS_FIT = {"add", "sub", "mul", "truediv"} | COMPARE | CHOOSE
+LITERALS_FIT = {"add", "sub", "mul", "truediv"} | COMPARISONS | CHOOSE
 
 
 def value_text(p: Printer, value: Value, literal: bool = False) -> str:
@@ -227,13 +229,10 @@ def print_value(p: Printer, value: Value):
         p.say(f"{name} = {text}", value.loop)
 
 
-def philox_text(p: Printer, seed: Value, offset: Value, index: Value | Int, kind) -> str:
-    """`kind` is the layout of the random stream: (elements per thread at a time, threads)."""
-    if not isinstance(kind, tuple):
-        raise Unsupported(f"random numbers in the layout {kind!r}")
-    where = value_text(p, index) if isinstance(index, Value) else p.indexer.text(index)
+def philox_text(p: Printer, seed: Value, offset: Value, index: Int, layout: tuple) -> str:
+    """`layout` of the random stream: (elements per thread at a time, threads)."""
     start = f"{value_text(p, seed)}, {value_text(p, offset)}"
-    return f"philox_uniform({start}, ({where}).to(tl.int64), {kind[0]}, {kind[1]})"
+    return f"philox_uniform({start}, ({p.indexer.text(index)}).to(tl.int64), {layout[0]}, {layout[1]})"
 
 
 def describe_reduction(p: Printer, value: Value) -> reductions.Reduction:
@@ -336,7 +335,7 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     graph = link(kernel, online_softmax=True)
     axes, default = plan(graph)
     config = config or default
-    sizes = [extent(b.layout) for n, b in kernel.buffers.items() if n not in kernel.local]
+    sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
     index_type = "tl.int32" if fits_int32([*sizes, product(a.numel for a in axes)]) else "tl.int64"
     if index_type == "tl.int32":
         narrow_positions(graph)

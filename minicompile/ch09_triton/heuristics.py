@@ -50,7 +50,7 @@ def pointwise(numel: int, operands: int) -> Config:
     block = 1024 if operands <= 8 else 512
     while block > 128 and numel < block * MULTIPROCESSORS * 2:
         block //= 2
-    return Config({"x": block}, num_warps=clamp(block // 256, 1, 4) if block >= 512 else clamp(block // 64, 1, 4))
+    return Config({"x": block}, num_warps=clamp(block // (256 if block >= 512 else 64), 1, 4))
 
 
 def tiled(ynumel: int, xnumel: int, operands: int) -> Config:
@@ -86,7 +86,8 @@ def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sum
             while x > 1 and xnumel < x * MULTIPROCESSORS * 2:
                 x //= 2
             per_thread = 16 if row >= 4096 else 8
-            return Config({"x": x, "r": row}, num_warps=clamp(x * row // (32 * per_thread), 1, 16), persistent=True)
+            warps = clamp(x * row // (32 * per_thread), 1, 16)
+            return Config({"x": x, "r": row}, warps, persistent=True)
         if xnumel >= 4 * MULTIPROCESSORS or rnumel < 8192:
             return Config({"x": 1, "r": 8192}, num_warps=16) if row >= 16384 and live > 1 else \
                 Config({"x": 1, "r": min(row, 2048)}, num_warps=8)
@@ -120,9 +121,8 @@ def alternatives(config: Config) -> list[Config]:
     for factor in (2, 4):
         blocks = dict(config.blocks)
         if "r" not in blocks:
-            found.append(Config({a: b * factor if a == "x" else b for a, b in blocks.items()}, config.num_warps))
-        elif config.persistent:
-            found.append(Config(blocks | {"x": blocks["x"] * factor}, min(16, config.num_warps * factor), persistent=True))
+            found.append(Config(blocks | {"x": blocks["x"] * factor}, config.num_warps))
         else:
-            found.append(Config(blocks | {"r": blocks["r"] * factor}, min(16, config.num_warps * factor)))
+            axis, warps = "x" if config.persistent else "r", min(16, config.num_warps * factor)
+            found.append(Config(blocks | {axis: blocks[axis] * factor}, warps, persistent=config.persistent))
     return list(dict.fromkeys(found))

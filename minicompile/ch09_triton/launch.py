@@ -105,7 +105,8 @@ class Pool:
         slots = max(1, min(len(os.sched_getaffinity(0)), 32))
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         command = [sys.executable, "-P", "-u", worker.__file__, str(slots)]
-        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE)
         self.numbers, self.lock = itertools.count(), threading.Lock()
         self.events: dict[int, threading.Event] = {}
         self.errors: dict[int, str] = {}
@@ -180,12 +181,13 @@ def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
     options = source.options
     text = re.sub(r"  # .*$", "", source.code, flags=re.M)
     anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
-    settings = (sorted(options["signature"].items()), sorted(options["constants"].items()), options["num_warps"],
-                options["num_stages"], arch, aligned)
+    settings = (sorted(options["signature"].items()), sorted(options["constants"].items()),
+                options["num_warps"], options["num_stages"], arch, aligned)
     key = cache_key("triton", anonymous, settings, triton_version())
-    return dict(name=source.name, key=key, code=text, signature=options["signature"], constants=options["constants"],
-                num_warps=options["num_warps"], num_stages=options["num_stages"], arch=arch,
-                aligned=pointer_names(source) if aligned else [], path=str(cache_dir() / key[:2] / f"{key}.cubin"))
+    return dict(name=source.name, key=key, code=text, signature=options["signature"],
+                constants=options["constants"], num_warps=options["num_warps"],
+                num_stages=options["num_stages"], arch=arch, aligned=pointer_names(source) if aligned else [],
+                path=str(cache_dir() / key[:2] / f"{key}.cubin"))
 
 
 def triton_version() -> str:
@@ -256,9 +258,10 @@ def make_callable(source: KernelSource, result: dict, device: int, aligned: bool
         return unaligned[0](*args)
 
     narrow = any(source.options["signature"][s] == "i32" for s in symbols)
-    return launcher().Kernel(result["cubin"], result["name"], device, 32 * result["num_warps"], result["shared"],
-                             len(pointer_names(source)), len(symbols), narrow, fixed, grid if symbols else None,
-                             torch._C._cuda_getCurrentRawStream, 15 if aligned else 0, fallback)
+    return launcher().Kernel(result["cubin"], result["name"], device, 32 * result["num_warps"],
+                             result["shared"], len(pointer_names(source)), len(symbols), narrow, fixed,
+                             grid if symbols else None, torch._C._cuda_getCurrentRawStream,
+                             15 if aligned else 0, fallback)
 
 # %% [markdown]
 # ## Loading a list of kernels

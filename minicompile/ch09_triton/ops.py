@@ -23,8 +23,9 @@ from ..errors import Unsupported
 
 # dtype: (its name in Triton code, its name in a kernel's signature)
 TYPES = {
-    torch.float64: ("float64", "fp64"), torch.float32: ("float32", "fp32"), torch.float16: ("float16", "fp16"),
-    torch.bfloat16: ("bfloat16", "bf16"), torch.bool: ("int1", "i1"), torch.int8: ("int8", "i8"),
+    torch.float64: ("float64", "fp64"), torch.float32: ("float32", "fp32"),
+    torch.float16: ("float16", "fp16"), torch.bfloat16: ("bfloat16", "bf16"),
+    torch.bool: ("int1", "i1"), torch.int8: ("int8", "i8"),
     torch.int16: ("int16", "i16"), torch.int32: ("int32", "i32"), torch.int64: ("int64", "i64"),
     torch.uint8: ("uint8", "u8"), torch.uint16: ("uint16", "u16"), torch.uint32: ("uint32", "u32"),
     torch.uint64: ("uint64", "u64"),
@@ -85,7 +86,8 @@ def form(name: str, **forms: str) -> None:
     OPS[name] = emit
 
 
-_LIBDEVICE = "expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv lgamma"
+_LIBDEVICE = ("expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv "
+              "lgamma")
 _INFIX = {"sub": "-", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
           "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "lshift": "<<", "rshift": ">>"}
 for _name in _LIBDEVICE.split():

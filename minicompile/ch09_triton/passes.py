@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from ..ch07_loops.builder import COMPARISONS
 from ..ch08_fusion.values import Graph, Store, Value, elements, memory_of
 
 # %% [markdown]
@@ -25,8 +26,8 @@ from ..ch08_fusion.values import Graph, Store, Value, elements, memory_of
 
 # %%
 def schedule_passes(g: Graph) -> list[tuple[list, list]]:
-    """For each pass, in order: the steps before its loop (once per row), and those inside it. The last pass has
-    no loop.
+    """For each pass, in order: the steps before its loop (once per row), and those inside it. The last pass
+    has no loop.
 
     There are as many loops as the steps have phases. Loop k computes (`elements`: with all they need) the
     reductions of phase k + 1 and the element stores whose pass is k. A step that is no element stands before
@@ -66,7 +67,6 @@ def _is_element(g: Graph, step: Value | Store) -> bool:
 # stays as it is.
 
 # %%
-COMPARE = {"eq", "ne", "lt", "le", "gt", "ge"}
 CHOOSE = {"minimum", "maximum", "where"}
 
 
@@ -84,7 +84,7 @@ def narrow_positions(g: Graph) -> None:
             if step.op in CHOOSE and not together:
                 wide.add(step)
             if step.op not in ("indirect", "to_dtype") and not (
-                    together and (step.op in COMPARE or step.op in CHOOSE and step in narrow)):
+                    together and (step.op in COMPARISONS or step.op in CHOOSE and step in narrow)):
                 wide.update(step.operands)
         if narrow.isdisjoint(wide):
             break

@@ -81,7 +81,8 @@ def digamma(x):
         shift = tl.where(small, shift + 1 / z, shift)
         z = tl.where(small, z + 1, z)
     y = 1 / (z * z)
-    series = y * (1 / 12 - y * (1 / 120 - y * (1 / 252 - y * (1 / 240 - y * (1 / 132 - y * (691 / 32760 - y / 12))))))
+    series = 1 / 240 - y * (1 / 132 - y * (691 / 32760 - y / 12))
+    series = y * (1 / 12 - y * (1 / 120 - y * (1 / 252 - y * series)))
     value = tl.log(z) - 0.5 / z - series - shift
     angle = x - tl.floor(x)
     value = tl.where(reflected, value - 3.141592653589793 / libdevice.tan(3.141592653589793 * angle), value)

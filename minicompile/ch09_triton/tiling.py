@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..ch01_graphs.symbolic import (Int, Symbol, add, as_expr, bounds, coefficient, mul, product, substitute,
+from ..ch01_graphs.symbolic import (Int, Symbol, as_expr, bounds, coefficient, mul, product, substitute,
                                     symbols, to_text)
 
 
@@ -71,8 +71,8 @@ def stride_of(index: Int, var: Symbol) -> int:
 # %% tags=["exercise:contiguous-var"]
 def contiguous_var(index: Int, vars: tuple[Symbol, ...]) -> Symbol | None:
     """The variable along which neighbours in the nest are neighbours in memory: of those with more than one
-    value (`hint`) that the index depends on, the one with the smallest stride (`stride_of`), if that is 1. None
-    if there is none. The earlier of two equals wins."""
+    value (`hint`) that the index depends on, the one with the smallest stride (`stride_of`), if that is 1.
+    None if there is none. The earlier of two equals wins."""
     used = [(stride_of(index, v), v) for v in vars if hint(v.size) > 1]
     best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))
     return best[1] if best[0] == 1 else None
@@ -89,11 +89,12 @@ def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
     """The axes of a kernel, in the order of the tile's dimensions, given the indices of its loads and
     stores.
 
-    With reduction variables: x over `vars` and r over `reduction_vars`. Otherwise one axis x of rank 1, unless
-    the nest has at least 4096 elements and some access that `visits` more than half of them is contiguous in a
-    variable that is not the last one of more than one value. Then the most frequent such variable ends the axis
-    y, dim 0, and the variables after it are the axis x, dim 1, of rank 2; provided that this variable has at
-    least 4 values and the axis x more than one element. (Sizes are compared by their `hint`.)"""
+    With reduction variables: x over `vars` and r over `reduction_vars`. Otherwise one axis x of rank 1,
+    unless the nest has at least 4096 elements and some access that `visits` more than half of them is
+    contiguous in a variable that is not the last one of more than one value. Then the most frequent such
+    variable ends the axis y, dim 0, and the variables after it are the axis x, dim 1, of rank 2; provided
+    that this variable has at least 4 values and the axis x more than one element. (Sizes are compared by
+    their `hint`.)"""
     if reduction_vars:
         return [Axis("x", vars, 0, 2), Axis("r", reduction_vars, 1, 2)]
     total = math.prod(hint(v.size) for v in vars)
@@ -125,7 +126,7 @@ class Indexer:
     axes: list[Axis]
     index_type: str                                    # "tl.int32" or "tl.int64"
     defs: dict[str, dict[str, str]] = field(default_factory=dict)
-    names: dict[Symbol, str] = field(default_factory=dict)     # indirect symbols -> the variable that holds them
+    names: dict[Symbol, str] = field(default_factory=dict)     # indirect symbol -> the text of its value
 
     def chain(self, axis: Axis, first: int, last: int) -> str:
         """The name of the flattened variables `first..last` of an axis."""
@@ -175,16 +176,6 @@ def _paren(value: Int) -> str:
 # Index arithmetic in 64 bits takes twice the instructions and registers. A kernel uses 32 where neither its
 # iteration space nor any of its buffers reaches 2^31 elements; with symbolic sizes nothing is known, and it
 # uses 64.
-
-# %%
-def extent(layout) -> Int:
-    """One more than the largest element offset of a layout. Strides are not negative, sizes are at least 1;
-    either may be symbolic (use `add` and `mul`)."""
-    total: Int = layout.offset
-    for size, stride in zip(layout.size, layout.stride):
-        total = add(total, mul(add(size, -1), stride))
-    return add(total, 1)
-
 
 # %%
 def fits_int32(values: list[Int]) -> bool:

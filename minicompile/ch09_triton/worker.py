@@ -37,7 +37,8 @@ def compile_kernel(task: dict) -> dict:
     exec(compile(task["code"], filename, "exec"), namespace)
     function = namespace[task["name"]]
     signature = dict(task["signature"]) | {name: "constexpr" for name in task["constants"]}
-    attributes = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in task["aligned"]}
+    attributes = {(i,): [["tt.divisibility", 16]]
+                  for i, name in enumerate(signature) if name in task["aligned"]}
     constants = {(function.arg_names.index(n),): v for n, v in task["constants"].items()}
     source = ASTSource(function, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
@@ -45,8 +46,8 @@ def compile_kernel(task: dict) -> dict:
     data = compiled.metadata
     if getattr(data, "global_scratch_size", 0) or getattr(data, "profile_scratch_size", 0):
         raise RuntimeError("the kernel needs scratch memory")
-    return {"name": data.name, "cubin": compiled.asm["cubin"], "shared": data.shared, "num_warps": data.num_warps,
-            "ptx": compiled.asm["ptx"] if task.get("keep_ptx") else None}
+    return {"name": data.name, "cubin": compiled.asm["cubin"], "shared": data.shared,
+            "num_warps": data.num_warps}
 
 
 def write_result(path: str, result: dict) -> None:
@@ -64,7 +65,8 @@ def write_result(path: str, result: dict) -> None:
 # %%
 def run_task(task: dict) -> str:
     """In the child: compile, write, and say how it went: nothing, or one line."""
-    scratch = tempfile.mkdtemp(prefix="minicompile-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    fast = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    scratch = tempfile.mkdtemp(prefix="minicompile-", dir=fast)
     os.environ["TRITON_CACHE_DIR"] = scratch
     try:
         write_result(task["path"], compile_kernel(task))

@@ -58,7 +58,8 @@ def compiler() -> str:
             return path
     raise MinicompileError(
         f"compiling for the CPU needs a C++ compiler, and {asked or 'g++'} was not found. Install g++ (for "
-        "example `apt install g++`), set CXX to another compiler, or use backend=\"aot_eager\", which needs none.")
+        "example `apt install g++`), set CXX to another compiler, or use backend=\"aot_eager\", which needs "
+        "none.")
 
 
 @functools.cache
@@ -91,7 +92,8 @@ def _openmp() -> tuple[str, ...]:
 @functools.cache
 def _companions() -> tuple[str, str]:
     here = Path(__file__).parent
-    prelude, reductions, launch = ((here / f"{name}.h").read_text() for name in ("prelude", "reductions", "launch"))
+    prelude, reductions, launch = ((here / f"{name}.h").read_text()
+                                   for name in ("prelude", "reductions", "launch"))
     return prelude + reductions, launch
 
 # %% [markdown]
@@ -191,7 +193,8 @@ def _executor() -> ThreadPoolExecutor:
 
 
 def _start(group) -> Future:
-    """When the main thread has ended, pools take no more work, but other threads and exit handlers still compile: here."""
+    """When the main thread has ended, pools take no more work, but other threads and exit handlers still
+    compile: here."""
     try:
         return _executor().submit(_load_file, group)
     except RuntimeError:

@@ -384,8 +384,9 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     for name in dict.fromkeys(tensors):
         t = ("" if name in kernel.outputs else "const ") + memory_type(kernel.buffers[name].dtype)
         lines.append(f"{t}* {pointers[name]} = ({t}*)pointers[{tensors.index(name)}];")
-    lines += [f"const double {s.name} = mc_bits<double>(sizes[{i}]);" if s.real else f"const int64_t {s.name} = sizes[{i}];"
-              for i, s in enumerate(kernel.symbols)]
+    for i, s in enumerate(kernel.symbols):
+        lines.append(f"const double {s.name} = mc_bits<double>(sizes[{i}]);" if s.real else
+                     f"const int64_t {s.name} = sizes[{i}];")
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
     text = "\n".join([head, *("  " + line for line in lines + function.lines), "}", ""])
     options = {"tensors": len(tensors), "sizes": len(kernel.symbols)}

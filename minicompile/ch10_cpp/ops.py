@@ -44,11 +44,11 @@ def register_type(dtype: torch.dtype) -> str:
 
 # %% tags=["exercise:cpp-literal"]
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
-    """A C++ constant of `dtype`, as an expression. Floats are exact: the text of a float or half `dtype` ends in
-    `f`, is a floating literal (with a point or an exponent), and reads back as the nearest float; of a double
-    as the same double. Infinities and NaN are MC_INF and MC_NAN, cast where `dtype` is float64. What overflows
-    a float is infinite. Booleans are `true` and `false`. Integers are cast to the register type; the lowest
-    int64 cannot be written as a literal and is `(-9223372036854775807L - 1)`."""
+    """A C++ constant of `dtype`, as an expression. Floats are exact: the text of a float or half `dtype` ends
+    in `f`, is a floating literal (with a point or an exponent), and reads back as the nearest float; of a
+    double as the same double. Infinities and NaN are MC_INF and MC_NAN, cast where `dtype` is float64. What
+    overflows a float is infinite. Booleans are `true` and `false`. Integers are cast to the register type;
+    the lowest int64 cannot be written as a literal and is `(-9223372036854775807L - 1)`."""
     if dtype is torch.bool:
         return "true" if value else "false"
     if not (dtype.is_floating_point):
@@ -78,9 +78,6 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 # %%
 Rule = Callable[[torch.dtype, list, list], str]
 CPP_OPS: dict[str, Rule] = {}
-EXPENSIVE = frozenset("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh "
-                      "acosh atanh erf erfc erfinv "
-                      "lgamma digamma sigmoid pow atan2".split())
 
 
 def cpp_op(*names: str):
@@ -262,10 +259,10 @@ def _pow(dtype, args, arg_dtypes):
 # %% tags=["exercise:cpp-cast"]
 @cpp_op("to_dtype")
 def _to_dtype(dtype, args, arg_dtypes):
-    """C++ text of the first of `args`, a value of `arg_dtypes[0]`, as a value of `dtype`. Both are in registers
-    (`register_type`), where half types are floats. To bool: is it not 0? From bool to floating: 1 or 0, chosen
-    by `?:`. From floating to integers through `mc_integer<W>`, with W int64_t for int64, uint32 and uint64 and
-    int32_t for the others, then cast. Everything else is a C++ cast, or nothing."""
+    """C++ text of the first of `args`, a value of `arg_dtypes[0]`, as a value of `dtype`. Both are in
+    registers (`register_type`), where half types are floats. To bool: is it not 0? From bool to floating: 1
+    or 0, chosen by `?:`. From floating to integers through `mc_integer<W>`, with W int64_t for int64, uint32
+    and uint64 and int32_t for the others, then cast. Everything else is a C++ cast, or nothing."""
     source, target = register_type(arg_dtypes[0]), register_type(dtype)
     if source == target:
         return args[0]
@@ -281,10 +278,8 @@ def _to_dtype(dtype, args, arg_dtypes):
 
 # %%
 def round_text(x: str, dtype: torch.dtype) -> str:
-    """`x` (float) rounded to the values that `dtype` can represent."""
-    if dtype in HALVES:
-        return f"mc_from_{HALVES[dtype]}(mc_to_{HALVES[dtype]}({x}))"
-    return f"(float){x}" if dtype is torch.float32 else x
+    """`x` (float) rounded to the values that a half `dtype` can represent."""
+    return from_memory(to_memory(x, dtype), dtype)
 
 
 @cpp_op("bitcast")

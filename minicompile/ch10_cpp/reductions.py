@@ -23,12 +23,14 @@ from typing import Sequence
 import torch
 
 from ..ch01_graphs.symbolic import Symbol, product
+from ..ch07_loops.builder import compute_dtype
 from ..ch07_loops.ir import identity
-from ..ch08_fusion.values import HALVES, Store, Value, elements
+from ..ch07_loops.pointwise import HEAVY
+from ..ch08_fusion.values import Store, Value, elements
 from ..errors import Unsupported
 from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
-                   index_text, lane_block, lane_headers, parallel_pragma, size_text, store_lines)
-from .ops import EXPENSIVE, literal, register_type
+                   lane_block, lane_headers, parallel_pragma, size_text, store_lines)
+from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
 LONGEST_SCRATCH = 4096       # longest row of which expensive values are kept rather than computed again
@@ -53,7 +55,7 @@ def start_text(kind: str, dtype: torch.dtype) -> str:
 def accumulator_type(value: Value) -> torch.dtype:
     kind, source, _ = value.args
     dtype = source.dtype if kind in ("argmax", "argmin") else value.dtype
-    return torch.float32 if dtype in HALVES else dtype
+    return compute_dtype(dtype)
 
 
 def unknown(r: Value) -> Unsupported:
@@ -109,7 +111,7 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     uses = [elements(e.graph, reductions + stores) for reductions, stores in plan]
     if isinstance(lane.size, int) and lane.size <= LONGEST_SCRATCH and len(kernel.reduction_vars) == 1:
         twice = {v for i, used in enumerate(uses) for v in used
-                 if v.op in EXPENSIVE and any(v in later for later in uses[i + 1:])}
+                 if v.op in HEAVY and any(v in later for later in uses[i + 1:])}
         kept = dict.fromkeys(sorted(twice, key=lambda v: v.number)[:MOST_SCRATCH])
     for reductions, stores in plan:
         _row_pass(e, nest, lane, reductions, stores, kept)

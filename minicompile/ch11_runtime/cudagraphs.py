@@ -34,20 +34,20 @@
 # %%
 from __future__ import annotations
 
-import logging
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
 
 import torch
 
+from .. import logs
 from ..ch08_fusion.memory import step_reads, step_writes
-from .host import mutated_inputs, raise_versions
-
-log = logging.getLogger("minicompile")
+from .host import raise_versions
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 MAX_KEYS = 64             # combinations of integers and floats; beyond, they change at every call
+COPY = torch.ops.aten.copy_.default
+OFF = "CUDA graphs are off for one graph: %s"
 
 # %% [markdown]
 # ## Recording
@@ -71,7 +71,7 @@ class CudaRecorder:
     def objection(self, compiled: Callable) -> str | None:
         """Why a compiled graph cannot be recorded, or None."""
         schedule = getattr(compiled, "schedule", None)
-        for step in schedule.steps if schedule else ():             # an interpreted graph is judged by its inputs
+        for step in schedule.steps if schedule else ():     # an interpreted graph is judged by its inputs
             for name in (*step_reads(step), *step_writes(step)):
                 if schedule.program.buffers[name].device.type != "cuda":
                     return f"{step.name} uses {name}, which is on the CPU"
@@ -126,7 +126,7 @@ class GraphSet:
     inside: list[weakref.ref] = field(default_factory=list)
     members: list[Any] = field(default_factory=list)
     addresses: set[int] = field(default_factory=set)      # static inputs of forward
-    stays: dict[int, Any] = field(default_factory=dict)   # address -> activation, until a backward is recorded
+    stays: dict[int, Any] = field(default_factory=dict)   # address -> activation, until backward is recorded
 
     def __post_init__(self):
         self.recorder = self.recorder or CudaRecorder()
@@ -159,14 +159,17 @@ class GraphedCallable:
     """A callable from a list of inputs to a list of outputs that replays a CUDA graph whenever that is
     safe."""
 
-    def __init__(self, group: GraphSet, fn: Callable, is_backward: bool, results: int | None, mutated: frozenset):
-        self.group, self.fn, self.is_backward, self.results, self.mutated = group, fn, is_backward, results, mutated
+    def __init__(self, group: GraphSet, fn: Callable, is_backward: bool, results: int | None,
+                 mutated: frozenset):
+        self.group, self.fn, self.is_backward = group, fn, is_backward
+        self.results, self.mutated = results, mutated
         self.seen: dict[tuple, list] = {}
         self.recordings: dict[tuple, Recording] = {}
         self.made = 0
         self.moved: set[int] = set()
         self.counts = {"plain": 0, "recorded": 0, "replayed": 0}
         self.disabled: str | None = None
+        self.overwritten = getattr(fn, "overwritten", ())       # positions of inputs whose memory `fn` reuses
 
     def __call__(self, args: list) -> list:
         if self.disabled is not None:
@@ -186,7 +189,8 @@ class GraphedCallable:
         backward, and those that saved-tensor hooks may keep. A backward pass: its own, if they are retained,
         and those of another forward pass."""
         if not self.is_backward:
-            return self.group.pending or torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+            hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+            return hooked or self.group.pending
         if torch._C._autograd._get_current_graph_task_keep_graph():
             return True
         own = any(isinstance(a, torch.Tensor) and a.data_ptr() in self.group.stays for a in args)
@@ -198,7 +202,7 @@ class GraphedCallable:
 
     def disable(self, reason: str, args: list) -> list:
         self.disabled = reason
-        log.info("CUDA graphs are off for one graph: %s", reason)
+        logs.log("perf_hints", OFF, reason)
         return self.plain(args)
 
     def start(self, key: tuple, args: list) -> list:
@@ -213,7 +217,8 @@ class GraphedCallable:
             self.seen[key] = [weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args]
             return self.plain(args)
         if self.made >= MAX_RECORDINGS:
-            return self.disable(f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses", args)
+            reason = f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses"
+            return self.disable(reason, args)
         static = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self.moved and
                   self.is_static(a, self.seen[key][i])]
         if self.is_backward and any(self.group.stays.get(args[i].data_ptr(), 0) is None for i in static):
@@ -255,14 +260,13 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
     copied = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in fixed]
     inputs = list(args)
     for i in copied:
-        inputs[i] = torch.empty_strided(args[i].shape, args[i].stride(), dtype=args[i].dtype, device=args[i].device)
-        inputs[i].copy_(args[i].detach())
+        a = args[i].detach()
+        inputs[i] = torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device=a.device).copy_(a)
     inputs = [a.detach() if isinstance(a, torch.Tensor) else a for a in inputs]
     placeholders = [inputs[i] for i in copied]
     written = [(i, inputs[i]) for i in copied if i in g.mutated]
-    given_away = set(getattr(g.fn, "overwritten", ()))
     storages = {a.untyped_storage()._cdata: i for i, a in enumerate(inputs)
-                if isinstance(a, torch.Tensor) and i not in given_away}
+                if isinstance(a, torch.Tensor) and i not in g.overwritten}
     for i in static if g.is_backward else ():
         address = inputs[i].data_ptr()
         if g.group.stays.get(address) is not None:
@@ -290,14 +294,14 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
 
 # %% tags=["exercise:run-recording"]
 def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
-    """Copy in, replay, copy out. Returns the outputs of `g.fn(args)`, one for each of `r.recipes`, and empties
-    `args`.
+    """Copy in, replay, copy out. Returns the outputs of `g.fn(args)`, one for each of `r.recipes`, and
+    empties `args`.
 
-    `r.copied` are copied to `r.placeholders`, the graph replays, and what it wrote into placeholders (`r.written`)
-    goes back into the arguments; `raise_versions` tells autograd which arguments have changed (`g.mutated`).
-    Recipes: ("leaves", k) is a fresh copy of `r.leaving[k]`, with its strides; ("stays", tensor) a new alias of
-    it, of which `g.group.inside` gets a weak reference; ("input", i, shape, stride, offset) is
-    `_alias_of_input` of argument i; ("constant", value) the value."""
+    `r.copied` are copied to `r.placeholders`, the graph replays, and what it wrote into placeholders
+    (`r.written`) goes back into the arguments; `raise_versions` tells autograd which arguments have changed
+    (`g.mutated`). Recipes: ("leaves", k) is a fresh copy of `r.leaving[k]`, with its strides; ("stays",
+    tensor) a new alias of it, of which `g.group.inside` gets a weak reference; ("input", i, shape, stride,
+    offset) is `_alias_of_input` of argument i; ("constant", value) the value."""
     with torch._C._AutoDispatchBelowAutograd():
         if r.copied:
             torch._foreach_copy_(r.placeholders, [args[i] for i in r.copied])
@@ -338,23 +342,22 @@ def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
 #
 # The driver asks a `GraphSet` for a version of its lower half that wraps what it compiles, and tells the
 # set afterwards how many of the forward's outputs leave the region: results and values to be written back.
-# A program with a step on the CPU is not recorded: a replay would not run it.
+# The `copy_` nodes at the end of a functional graph say which inputs it writes. A program with a step on the
+# CPU is not recorded: a replay would not run it.
 
 # %%
 def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
     """`compile_aten(gm, fakes, is_backward=...)` whose results are recorded as CUDA graphs of one set."""
-    def compile_graph(gm, fakes, *, is_backward: bool = False, **kw):
-        compiled = compile_aten(gm, fakes, is_backward=is_backward, **kw)
+    def compile_graph(gm, fakes, *, is_backward: bool = False):
+        inputs = gm.graph.find_nodes(op="placeholder")
+        mutated = [inputs.index(n.args[0]) for n in gm.graph.find_nodes(op="call_function", target=COPY)]
+        compiled = compile_aten(gm, fakes, is_backward=is_backward)
         reason = graphs.recorder.objection(compiled)
         if reason is not None:
-            log.info("CUDA graphs are off for one graph: %s", reason)
+            logs.log("perf_hints", OFF, reason)
             return compiled
-        schedule = getattr(compiled, "schedule", None)
-        mutated = [schedule.program.inputs.index(n) for n in mutated_inputs(schedule)] if schedule else ()
-        wrapped = graphs.wrap(compiled, is_backward=is_backward, mutated=mutated)
-        wrapped.schedule = schedule
-        graphs.members.append(wrapped)
-        return wrapped
+        graphs.members.append(graphs.wrap(compiled, is_backward=is_backward, mutated=mutated))
+        return graphs.members[-1]
     return compile_graph
 
 

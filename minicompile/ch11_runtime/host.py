@@ -28,13 +28,12 @@
 # %%
 from __future__ import annotations
 
-import itertools
 import keyword
-import linecache
 import math
 import os
 import re
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Callable, Sequence
 
 import torch
@@ -42,6 +41,7 @@ import torch
 from .. import logs
 from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.symbolic import Expr, Int, to_text
+from ..ch02_guards.codegen import define
 from ..ch07_loops.ir import Extern, Inst, Layout, Program, View
 from ..ch08_fusion.dependencies import root_of
 from ..ch08_fusion.fuse import Schedule
@@ -51,7 +51,6 @@ from ..config import config
 from ..errors import MinicompileError, Unsupported
 
 aten = torch.ops.aten
-_numbers = itertools.count()
 
 # %% [markdown]
 # ## Names
@@ -79,8 +78,8 @@ class Writer:
         root = root_of(self.program.buffers, name)
         if root not in self.locals:
             text = re.sub(r"\W", "_", root)
-            if not text.isidentifier() or keyword.iskeyword(text) or text in RESERVED or CONSTANT.match(text) or \
-                    text in self.globals or text in self.locals.values() or \
+            if not text.isidentifier() or keyword.iskeyword(text) or text in RESERVED or \
+                    CONSTANT.match(text) or text in self.globals or text in self.locals.values() or \
                     any(s.name == text for s in self.program.symbols.values()):
                 text = f"t_{len(self.locals)}_{text}"
             self.locals[root] = text
@@ -95,8 +94,8 @@ class Writer:
         return self.known[key]
 
 
-RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device", "outer_device", "bits_of_float",
-            "raise_versions", "below_autograd", "torch"}
+RESERVED = {"args", "call", "empty", "as_strided", "relayout", "view", "result", "exchange_device",
+            "outer_device", "bits_of_float", "raise_versions", "below_autograd", "torch"}
 CONSTANT = re.compile(r"(k|x|c|dtype|device|number|unused_)\d+$")       # how `Writer.constant` names globals
 
 
@@ -143,10 +142,11 @@ def view(tensor: torch.Tensor, size, stride, offset) -> torch.Tensor:
 # %% tags=["exercise:relayout"]
 def relayout(tensor: torch.Tensor, size, stride) -> torch.Tensor:
     """What a library call returned, in the layout that the kernels were compiled for: `tensor` itself if its
-    strides are `stride`, else a copy with these strides. Strides of dims of size 1 do not matter, nor does any
-    if the tensor is empty. Raises RuntimeError if the shape is not `size`. size, stride: tuples."""
+    strides are `stride`, else a copy with these strides. Strides of dims of size 1 do not matter, nor does
+    any if the tensor is empty. Raises RuntimeError if the shape is not `size`. size, stride: tuples."""
     if tuple(tensor.shape) != size:
-        raise RuntimeError(f"a library call returned a tensor of shape {tuple(tensor.shape)} where {size} was expected")
+        raise RuntimeError(f"a library call returned a tensor of shape {tuple(tensor.shape)} where {size} "
+                           "was expected")
     if all(a == b or n == 1 for a, b, n in zip(tensor.stride(), stride, size)) or 0 in size:
         return tensor
     out = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
@@ -193,7 +193,7 @@ def write_extern(w: Writer, step: Extern) -> None:
         return
     fn = w.constant(getattr(step.op, "_op", step.op), "x")
     call = f"{fn}({', '.join(args)})"
-    if step.mutates or not any(step.outputs):
+    if not any(step.outputs):
         w.emit(call)
         return
     single = len(step.op._schema.returns) == 1 and str(step.op._schema.returns[0].type) == "Tensor" \
@@ -219,8 +219,8 @@ def write_allocation(w: Writer, name: str) -> None:
     b = w.program.buffers[name]
     w.fresh.add(name)
     dtype, device = w.constant(b.dtype, "dtype"), w.constant(b.device, "device")
-    w.emit(f"{w.local(name)} = empty({tuple_text(b.layout.size)}, {tuple_text(b.layout.stride)}, dtype={dtype}, "
-           f"device={device})")
+    w.emit(f"{w.local(name)} = empty({tuple_text(b.layout.size)}, {tuple_text(b.layout.stride)}, "
+           f"dtype={dtype}, device={device})")
 
 
 def write_reuse(w: Writer, new: str, old: str) -> None:
@@ -250,8 +250,9 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | N
     callable and the buffer and symbol names to pass."""
     p = schedule.program
     w = Writer(p)
-    w.globals.update(torch=torch, empty=torch.empty_strided, as_strided=torch.as_strided, relayout=relayout, view=view,
-                     bits_of_float=bits_of_float, __math=math, below_autograd=torch._C._AutoDispatchBelowAutograd)
+    w.globals.update(torch=torch, empty=torch.empty_strided, as_strided=torch.as_strided, relayout=relayout,
+                     view=view, bits_of_float=bits_of_float, __math=math,
+                     below_autograd=torch._C._AutoDispatchBelowAutograd)
     for name, tensor in p.constants.items():
         w.globals[w.local(name)] = tensor
     names = []
@@ -279,9 +280,11 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | N
     changed = [w.local(n) for n in mutated_inputs(schedule)]
     outputs = ", ".join(output_text(w, o) for o in p.outputs)
     body = w.lines + [f"result = [{outputs}]"]
-    if any(isinstance(s, Extern) for s in schedule.steps) or any("as_strided(" in l or "view(" in l for l in body):
+    calls_torch = any(isinstance(s, Extern) for s in schedule.steps)
+    if calls_torch or any("as_strided(" in line or "view(" in line for line in body):
         body = ["with below_autograd():", *_indent(body)]
-    index = next((s.device.index for s in schedule.steps if isinstance(s, Kernel) and s.device.type == "cuda"), None)
+    index = next((s.device.index for s in schedule.steps
+                  if isinstance(s, Kernel) and s.device.type == "cuda"), None)
     if index is not None and torch.cuda.device_count() > 1:
         w.globals["exchange_device"] = torch.cuda._exchange_device
         body = [f"outer_device = exchange_device({index})", "try:", *_indent(body),
@@ -300,7 +303,9 @@ def _indent(lines: list[str]) -> list[str]:
 
 
 def output_text(w: Writer, output) -> str:
-    return view_text(w, output) if isinstance(output, View) else "None" if output is None else f"({float_text(output)})"
+    if isinstance(output, View):
+        return view_text(w, output)
+    return "None" if output is None else f"({float_text(output)})"
 
 
 # %% tags=["exercise:mutated-inputs"]
@@ -318,9 +323,7 @@ def mutated_inputs(schedule: Schedule) -> list[str]:
 
 # %%
 def raise_versions(*tensors: torch.Tensor) -> None:
-    for t in tensors:
-        if not t.is_inference():
-            torch.autograd.graph.increment_version(t)
+    torch.autograd.graph.increment_version(tensors)      # those of inference mode have none, and are left out
 
 # %% [markdown]
 # ## Equal kernels
@@ -333,8 +336,8 @@ def raise_versions(*tensors: torch.Tensor) -> None:
 def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
     """The kernel with canonical buffer names, and the map from those names back to the program's.
 
-    Inputs become in0, in1, ..., outputs out0, ... and local buffers tmp0, ..., counted apart, in that order of
-    kinds; a buffer that has a name already keeps it. All places that name a buffer are renamed: the fields
+    Inputs become in0, in1, ..., outputs out0, ... and local buffers tmp0, ..., counted apart, in that order
+    of kinds; a buffer that has a name already keeps it. All places that name a buffer are renamed: the fields
     `buffers` (keys, `name`, `alias_of`; an alias of a buffer outside becomes None), `local`, `inputs`,
     `outputs`, and of the loops `outputs` and the first argument of load and store. Loops are called loop0,
     loop1, ... The given kernel is not changed."""
@@ -344,14 +347,15 @@ def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
         for n in members:
             if n not in names:
                 names[n] = f"{kind}{sum(1 for v in names.values() if v.startswith(kind))}"
-    buffers = {names[n]: replace(b, name=names[n], alias_of=names.get(b.alias_of)) for n, b in kernel.buffers.items()
-               if n in names}
+    buffers = {names[n]: replace(b, name=names[n], alias_of=names.get(b.alias_of))
+               for n, b in kernel.buffers.items() if n in names}
     loops = [replace(loop, name=f"loop{i}", outputs=tuple(names[o] for o in loop.outputs),
                      body=tuple(Inst(op, (names[args[0]], *args[1:]), dtype) if op in ("load", "store") else
                                 Inst(op, args, dtype) for op, args, dtype in loop.body))
              for i, loop in enumerate(kernel.loops)]
     twin = replace(kernel, loops=loops, buffers=buffers, local=frozenset(names[n] for n in kernel.local),
-                   inputs=tuple(names[n] for n in kernel.inputs), outputs=tuple(names[n] for n in kernel.outputs))
+                   inputs=tuple(names[n] for n in kernel.inputs),
+                   outputs=tuple(names[n] for n in kernel.outputs))
     return twin, {v: k for k, v in names.items()}
 
 
@@ -364,8 +368,8 @@ def canonical_key(k: Kernel) -> tuple:
 
     def inst(i):
         return (i.op, repr(i.args), i.dtype) if i.op == "constant" else i
-    return (k.device, tuple(map(symbol, k.vars)), tuple(map(symbol, k.reduction_vars)), k.local, k.inputs, k.outputs,
-            k.symbols, tuple((n, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
+    return (k.device, tuple(map(symbol, k.vars)), tuple(map(symbol, k.reduction_vars)), k.local, k.inputs,
+            k.outputs, k.symbols, tuple((n, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
             tuple((tuple(map(symbol, l.vars)), tuple(map(symbol, l.reduction_vars)), tuple(map(inst, l.body)))
                   for l in k.loops))
 
@@ -412,7 +416,7 @@ class HostProgram:
     sources: list[KernelSource]                     # unique kernels
     kernels: list[Kernel]                           # what each source was emitted from
     namespace: dict                                 # globals of the host program: kernels are bound here
-    numbers: dict[str, int]                         # name in the namespace -> position of the kernel in `sources`
+    numbers: dict[str, int]                         # name in the namespace -> position in `sources`
     run: Callable[[list], list]
     resolved: bool = False
 
@@ -421,7 +425,7 @@ class HostProgram:
             resolve_kernels(self)
         return self.run(args)
 
-    @property
+    @cached_property
     def overwritten(self) -> list[int]:
         """Positions of the inputs whose memory the program uses for other values."""
         return [i for i, name in enumerate(self.schedule.program.inputs)
@@ -446,8 +450,8 @@ def resolve_kernels(program: HostProgram) -> None:
                 if config.raise_on_internal_error:
                     raise
                 source, kernel = program.sources[number], program.kernels[number]
-                logs.warn_once(source.name, f"minicompile: kernel {source.name} could not be built and runs in the slow "
-                               f"reference interpreter: {str(error).splitlines()[0]}")
+                logs.warn_once(source.name, f"minicompile: kernel {source.name} could not be built and runs "
+                               f"in the slow reference interpreter: {str(error).splitlines()[0]}")
                 program.namespace[name] = reference_function(kernel, source.args)
     program.resolved = True
 
@@ -489,13 +493,5 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
             functions[i] = fn
     text, namespace = generate_host(schedule, [b and (functions[b[0]], b[1]) for b in bindings])
     numbers = {name: i for i, fn in enumerate(functions) for name, value in namespace.items() if value is fn}
-    return HostProgram(schedule, text, sources, kernels, namespace, numbers, load_host(text, namespace))
-
-
-def load_host(text: str, namespace: dict) -> Callable[[list], list]:
-    """Compile the generated text. It is registered with `linecache`, so tracebacks and debuggers show its
-    lines."""
-    filename = f"<minicompile host {next(_numbers)}>"
-    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-    exec(compile(text, filename, "exec"), namespace)
-    return namespace["call"]
+    run = define(text, "call", namespace, "host")
+    return HostProgram(schedule, text, sources, kernels, namespace, numbers, run)

@@ -106,3 +106,30 @@ def test_backward_nodes_know_the_forward_line():
     gm = recorder.finish([grad])
     cos = next(n for n in gm.graph.nodes if n.target is torch.ops.aten.cos.default)
     assert str(cos.meta["location"]) == "model.py:7 in forward" and cos.meta["origins"] == ("sin",)
+
+
+def test_what_only_the_kernel_refuses():
+    """Dtypes without a kernel, and writing what is also read, though the meta kernels take both."""
+    mode = FakeMode()
+    ints, square = mode.from_real(torch.ones(2, 3).long()), mode.from_real(torch.arange(9.0).reshape(3, 3))
+    row = mode.from_real(torch.arange(3.0)).expand(3, 3)
+    with mode:
+        assert mode.from_real(torch.ones(0, 3).long()).softmax(-1).shape == (0, 3)          # nothing is computed
+        for _ in range(2):
+            with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+                ints.softmax(-1)
+        assert ints.float().softmax(-1).shape == (2, 3) and square.add_(square) is square
+        with pytest.raises(RuntimeError, match="refer to a single memory location"):
+            square.sub_(square.t())
+        with pytest.raises(RuntimeError, match="refers to a single memory location"):
+            row.add_(1)
+        assert square[0].copy_(square[1]).shape == (3,)
+
+
+def test_asking_the_kernel_fixes_no_size():
+    env, mode = ShapeEnv(), FakeMode()
+    x = mode.from_real(torch.ones(4, 3, dtype=torch.int32), (env.create(4), 3))
+    with mode:
+        y = (x * 2).float().softmax(-1)
+        x.add_(1)
+    assert isinstance(y.shape[0], torch.SymInt) and not env.guards

@@ -69,6 +69,7 @@ def test_sources_read_what_they_say():
     (float("nan"), [float("nan")], [0.0, None]), (0.0, [0.0], [-0.0, 0, False]), (-0.0, [-0.0], [0.0]),
     (math.inf, [math.inf], [-math.inf]), ("a", ["a"], ["b", b"a"]), (None, [None], [0, False]), (b"a", [b"a"], ["a"]),
     ((1, 2.0), [(1, 2.0)], [(1, 2), (1.0, 2.0), [1, 2.0], (1,)]), (torch.float32, [torch.float32], [torch.float64]),
+    (frozenset({2}), [frozenset({2})], [frozenset({2.0}), frozenset({2, 3}), {2}]),
     (2j, [2j], [2, 3j]), (slice(1, 2), [slice(1, 2)], [slice(1, 2, 1)]), (Ellipsis, [Ellipsis], [None]),
     (torch.device("cpu"), [torch.device("cpu")], [torch.device("meta"), "cpu"])])
 def test_constants(expected, same, different):

@@ -582,7 +582,7 @@ class Counting(nn.Module):
         return self.last
 
 
-@pytest.mark.skipif(not hasattr(stable, "unchanged"), reason="the C extension is not built")
+@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
 def test_objects_that_are_written_to_need_no_full_checks(monkeypatch):
     checks, refresh = [], codegen.refresh
     monkeypatch.setattr(codegen, "refresh", lambda *args: checks.append(args[0]) or refresh(*args))
@@ -682,3 +682,146 @@ def test_reset_removes_everything():
     assert frames.hook.targets_of(f.__code__) is None and not frames.hook.is_installed()
     assert target() is None
     assert torch.equal(compiled(m, x), f(m, x)) and not frames.hook.is_installed()
+
+
+# ---- what the memo asks of tensors ------------------------------------------------------------------------
+
+def complex_part(conjugate):
+    """The imaginary parts of the same memory, with the negation done or pending: nothing else differs."""
+    z = torch.ones(3, 4, dtype=torch.complex64) * 1j
+    return (z.conj() if conjugate else z).imag, z
+
+
+def written(before, after):
+    """make, change: `t.data` is set to two tensors in turn."""
+    def make():
+        t = nn.Parameter(torch.ones(3, 4))
+        t.data = before()
+        return t
+    return make, lambda t: setattr(t, "data", after())
+
+
+def same_memory(before, after):
+    held = []
+
+    def make():
+        held[:] = before()
+        return held[0]
+    return make, lambda t: setattr(t, "data", after(*held))
+
+
+IN_PLACE = {
+    "size": written(lambda: torch.ones(3, 4), lambda: torch.ones(3, 5)),
+    "rank": written(lambda: torch.ones(3, 4), lambda: torch.ones(12)),
+    "strides": written(lambda: torch.ones(4, 4), lambda: torch.ones(4, 4).t()),
+    "dtype": written(lambda: torch.ones(3, 4), lambda: torch.ones(3, 4, dtype=torch.float16)),
+    "dtype without a kernel": (lambda: torch.ones(4), lambda t: setattr(t, "data", torch.empty(4, dtype=torch.uint3))),
+    "bits": (lambda: torch.ones(4), lambda t: setattr(t, "data", torch.ones(4).view(torch.int32))),
+    "device": (lambda: torch.ones(3), lambda t: torch.utils.swap_tensors(t, torch.ones(3, device="meta"))),
+    "negation pending": same_memory(lambda: complex_part(False), lambda t, z: z.conj().imag),
+    "conjugation pending": same_memory(lambda: (torch.ones(3, dtype=torch.complex64) * 1j,), lambda t: t.clone().conj()),
+    "requires_grad": (lambda: torch.ones(3), lambda t: t.requires_grad_()),
+    "requires_grad of a parameter": (lambda: nn.Parameter(torch.ones(3)), lambda t: t.requires_grad_(False)),
+    "grad_fn": (lambda: torch.ones(3), lambda t: t.mul_(torch.ones(3, requires_grad=True))),
+    "resize_": (lambda: torch.ones(3), lambda t: t.resize_(2)), "t_": (lambda: torch.ones(3, 4), lambda t: t.t_()),
+    "as_strided_": (lambda: torch.ones(4, 4), lambda t: t.as_strided_((4, 4), (1, 4))),
+    "unsqueeze_": (lambda: torch.ones(3), lambda t: t.unsqueeze_(0)), "set_": (lambda: torch.ones(3), lambda t: t.set_(torch.ones(5))),
+    "no memory": (lambda: torch.zeros(3), lambda t: torch.utils.swap_tensors(t, torch._efficientzerotensor(3))),
+    "sparse": (lambda: torch.ones(3, 3), lambda t: torch.utils.swap_tensors(t, torch.ones(3, 3).to_sparse())),
+    "inference": (lambda: torch.ones(3), lambda t: torch.utils.swap_tensors(t, torch.inference_mode()(torch.ones)(3))),
+    "class": (lambda: torch.ones(3), lambda t: setattr(t, "__class__", Sub)),
+    "parameter": (lambda: nn.Parameter(torch.ones(3)), lambda t: setattr(t, "__class__", torch.Tensor)),
+}
+
+
+@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_memo_sees_every_change_of_a_tensor_in_place(name):
+    make, change = IN_PLACE[name]
+    with torch.no_grad() if name != "grad_fn" else contextlib.nullcontext():
+        reached, argument = make(), make()
+        parts = {"weight": reached}
+        by_root, by_value = stable.Memo(1, (None,)), stable.Memo(0, ())
+        assert by_root.record((parts,), (parts,), (reached,), (reached,)) and by_value.record((argument,), (), (), ())
+        for _ in range(2):
+            assert by_root(parts) == (reached,) and by_value(argument) == ()
+        change(reached)
+        assert by_root(parts) is None
+        change(argument)
+        assert by_value(argument) is None
+
+
+@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
+def test_tensors_that_cannot_be_asked_are_checked_in_full(monkeypatch):
+    m, x = model(), double(torch.float32)
+    wrong = [(t, t._cdata, torch._C._dispatch_keys(t).raw_repr() + i) for i, t in enumerate(stable.examples())]
+    real_setup, memo = stable.unchanged.setup, stable.Memo(0, ())
+    try:
+        assert not real_setup(stable.PLAIN_TYPES, (0,) * len(stable.QUESTIONS), wrong)
+        assert not memo.record((x,), (), (), ()) and memo(x) is None
+        compiled = minicompile.compile(apply, backend="eager")
+        for _ in range(3):
+            torch.testing.assert_close(compiled(m, x), apply(m, x))
+        m.blocks[0].linear.weight.data = torch.ones(4, 4)
+        torch.testing.assert_close(compiled(m, x), apply(m, x))
+    finally:
+        assert stable.find_tensors()
+    assert memo.record((x,), (), (), ()) and memo(x) == ()
+
+
+@pytest.mark.parametrize("name", ["negation pending", "no memory"])
+def test_memory_that_is_not_the_value(name):
+    """Neither is visible in sizes, strides or dtype, and generated code reads the memory."""
+    class Bias(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.p = nn.Parameter(torch.ones(3, 4))
+
+        def forward(self, x):
+            return x * 2 + self.p
+
+    m, x, (part, z) = Bias(), torch.ones(3, 4), complex_part(False)
+    m.p.data = part
+    compiled = minicompile.compile(m)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), m(x))
+    if name == "no memory":
+        x = torch._efficientzerotensor((3, 4))
+    else:
+        m.p.data = z.conj().imag
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), m(x))
+
+
+@pytest.mark.parametrize("reads, answer, text", [
+    (["x", "__w[0]", "__w[1]"], 2, "(x, ) + __w"), (["x", "__w[0]", "__w[1]"], 3, "(x, ) + __w[0:2]"), ([], 0, "()"),
+    (["__w[0]"], 1, "__w"), (["__w[1]", "__w[0]", "y", "z"], 2, "__w[1:2] + __w[0:1] + (y, z, )"),
+    (["__w[3]", "x", "__w[0]", "y", "__w[2]"], 4, "(*__w[3:4], *(x, ), *__w[0:1], *(y, ), *__w[2:3])")])
+def test_inputs_are_put_together(reads, answer, text):
+    w = ("a", "b", "c", "d")[:answer]
+    assert codegen.tuple_text(reads, answer) == text
+    assert eval(text, {"__w": w, "x": 1, "y": 2, "z": 3}) == tuple(eval(r, {"__w": w, "x": 1, "y": 2, "z": 3}) for r in reads)
+
+
+@pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
+def test_a_version_is_believed_only_after_the_values_were_compared():
+    d = {"read": nn.Linear(2, 2), "unread": 0}
+    memo, first = stable.Memo(1, (("read",),)), d["read"]
+    assert memo.record((d,), (d,), (), (first,)) and memo(d) == (first,)
+    d["unread"] = 1
+    assert memo(d) is None and memo.record((d,), (d,), (), (first,))     # from now on by value
+    for i in range(3):
+        d["unread"] = i
+        assert memo(d) == (first,) and memo(d) == (first,)
+    d["read"] = nn.Linear(2, 2)
+    assert memo(d) is None and memo(d) is None
+    d["unread"] = 7
+    assert memo(d) is None
+    d["read"] = first
+    assert memo(d) == (first,) and memo(d) == (first,)
+    del first
+    for _ in range(20):                                                  # at the address of the first, perhaps
+        d["read"] = None
+        gc.collect()
+        d["read"] = nn.Linear(2, 2)
+        assert memo(d) is None

@@ -65,6 +65,48 @@ def set_methods(x):
 
 
 @program
+def order_of_sets(x):
+    """Python gives the items of a set in an order that depends on its history."""
+    a, b = set(), frozenset([38, 50, 13, 30])
+    for n in (9, 1, 16, 40):
+        a.add(n)
+    c = a | b
+    orders = [list(a), list(b), list(c), list(c - a), list(b ^ a), [*{8, 0, 16}], repr(c), [n for n in {n % 8 for n in b}]]
+    d = set(c)
+    first = d.pop()
+    return x + len(d), orders, a, b, c, first, list(d), {1} & {True}
+
+
+@program
+def changed_while_iterated(x):
+    found = []
+    for container, change in (
+            (collections.deque([1, 2]), lambda c: c.append(3)), (collections.deque([1, 2]), lambda c: c.rotate(1)),
+            (collections.deque([1, 2]), lambda c: c.reverse()), ({1: 2, 3: 4}, lambda c: c.pop(3)),
+            ({1: 2, 3: 4}, lambda c: c.setdefault(5, 6)), ({1: 2, 3: 4}, lambda c: c.update({1: c.pop(1)})),
+            (collections.OrderedDict({1: 2}), lambda c: c.setdefault(5, 6)), ({1, 2}, lambda c: c.add(3)),
+            (collections.OrderedDict({1: 2, 3: 4}), lambda c: c.setdefault(5, 6)), ([1, 2], lambda c: len(c) > 3 or c.append(3))):
+        seen = []
+        try:
+            for item in container:
+                seen.append(item)
+                change(container)
+        except RuntimeError as error:
+            seen.append(str(error))
+        found.append(seen)
+    return x + 1, found
+
+
+@program
+def exhausted_iterators(x):
+    iterators = [iter([]), iter([1]), iter((1,)), iter({1: 2}), iter({1: 2}.items()), iter("k")]
+    for it in iterators:
+        for item in it:
+            pass
+    return x + 1, [type(it).__name__ for it in iterators], [next(it, "end") for it in iterators]
+
+
+@program
 def dict_methods(x):
     d = {"a": x, "b": x + 1}
     e = d | {"b": x + 2, "c": x}

@@ -263,3 +263,65 @@ def test_unknown_context_manager_runs_eagerly():
             return torch.zeros(2) + x
     with contextlib.nullcontext():
         same(minicompile.compile(f, backend="eager")(torch.ones(2)), f(torch.ones(2)))
+
+
+class Odd:
+    """Its special methods give other types than Python asks for."""
+
+    def __int__(self):
+        return 0.5
+
+    def __float__(self):
+        return 1
+
+    def __len__(self):
+        return True
+
+    def __bool__(self):
+        return 1
+
+    def __str__(self):
+        return 1
+
+    def __hash__(self):
+        return True
+
+
+def test_answers_of_another_type():
+    def f(x, odd):
+        answers = []
+        for function in (int, float, len, bool, str, hash, lambda o: f"{o}", lambda o: not o):
+            try:
+                answers.append(function(odd))
+            except TypeError as error:
+                answers.append(str(error))
+        return x + 1, answers
+    plain, compiled = f(torch.ones(2), Odd()), minicompile.compile(f, backend="eager")(torch.ones(2), Odd())
+    same(compiled, plain)
+    assert list(map(type, compiled[1])) == list(map(type, plain[1]))
+
+
+def test_a_gradient_written_to_an_input_that_is_a_view():
+    """Whether eager goes on or refuses depends on what the input is a view of, and the graph cannot know."""
+    weight = torch.ones(3, requires_grad=True)
+
+    def f(x):
+        try:
+            x[0] += weight
+            x += 1
+        except RuntimeError as error:
+            return str(error)[:40]
+        return x * 2
+    views = [lambda: torch.ones(2, 3), lambda: torch.ones(6).reshape(2, 3), lambda: torch.ones(1, 2, 3).unbind(0)[0],
+             lambda: torch.no_grad()(lambda: torch.ones(1, 2, 3)[0])(), lambda: (torch.ones(6) * 1).view(2, 3)]
+    for order in (views, views[::-1]):
+        backend = Recorder()
+        compiled = minicompile.compile(f, backend=backend)
+        for make in order:
+            same(compiled(make()), f(make()))
+    with torch.no_grad():                               # no gradient: one graph for both
+        backend = Recorder()
+        compiled = minicompile.compile(f, backend=backend, fullgraph=True)
+        for make in views:
+            same(compiled(make()), f(make()))
+    assert len(backend.graphs) == 1

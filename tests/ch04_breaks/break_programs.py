@@ -1,4 +1,5 @@
 """Programs that break in awkward places. Each takes a tensor; `effect` is something no graph can hold."""
+import collections
 import contextlib
 import io
 import itertools
@@ -65,6 +66,29 @@ def loop_dict(x):
         effect(k)
         out[k + k] = d[k] - 1
     return out
+
+
+def loop_over_what_has_changed(x):
+    """An iterator that waits at a break is over the changed container, and does not mind changes before it was made."""
+    queue, d, members, out = collections.deque([1, 2], maxlen=3), {"a": 1, "b": 2}, {8, 0, 16}, []
+    queue.append(3), d.update(c=3), members.add(24)
+    for container in (queue, d.items(), members):
+        for item in container:
+            effect(item)
+            out.append((item, x * 2))
+    for item in queue:
+        queue.rotate(1)
+        try:
+            effect(item)
+        finally:
+            break
+    try:
+        for item in members:
+            effect(item)
+            members.add(32)
+    except RuntimeError as error:
+        out.append(str(error))
+    return x + 1, out, queue, members
 
 
 def nested_loops(x):

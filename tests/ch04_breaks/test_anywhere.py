@@ -6,7 +6,7 @@ import torch
 
 import minicompile
 import break_programs as programs
-from recorders import Recorder
+from recorders import Recorder, same
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -18,23 +18,6 @@ def outcome(function, x, capsys):
     except Exception as error:
         result = type(error), str(error), repr(error.__cause__), repr(error.__context__)
     return result, list(programs.LOG), capsys.readouterr().out
-
-
-def same(a, b):
-    assert type(a) is type(b), (a, b)
-    if isinstance(a, torch.Tensor):
-        torch.testing.assert_close(a, b)
-        assert a.requires_grad == b.requires_grad
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), (a, b)
-        for x, y in zip(a, b):
-            same(x, y)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for k in a:
-            same(a[k], b[k])
-    else:
-        assert a == b
 
 
 def check(function, capsys, graphs=None):

@@ -10,7 +10,7 @@ import minicompile
 from minicompile.ch03_capture.capture import CaptureOptions
 from minicompile.ch04_breaks.breaks import capture_frame
 from minicompile.errors import GraphBreakError, SkipFrame
-from recorders import Recorder
+from recorders import Recorder, same
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -211,23 +211,6 @@ PROGRAMS = [  # function, number of graphs over inputs (x, -x), or None when it 
     (loop_breaks, 4), (loop_before_and_after, 2), (try_breaks, 2), (store_attribute, None), (tolist_and_f_string, None),
     (unpack_starred, None), (mask_index, None), (star_call, None), (in_place_operator, None), (suppress, None),
     (generator_expression, None)]
-
-
-def same(a, b):
-    assert type(a) is type(b)
-    if isinstance(a, torch.Tensor):
-        torch.testing.assert_close(a, b)
-        assert a.requires_grad == b.requires_grad
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for x, y in zip(a, b):
-            same(x, y)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for k in a:
-            same(a[k], b[k])
-    else:
-        assert a == b
 
 
 @pytest.mark.parametrize("function, graphs", PROGRAMS, ids=[p[0].__name__ for p in PROGRAMS])

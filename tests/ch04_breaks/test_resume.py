@@ -349,7 +349,7 @@ def test_resume_of_a_resume_uses_the_original():
     third = next(i.offset for i in dis.get_instructions(code) if i.opname == "STORE_FAST")
     point = rs.make_resume(code, third, {"a", "b"}, (rs.VALUE,), globals())
     later = next(o for o in offsets if o > third)
-    translated = next(k for k, v in rs.ORIGINS[id(point.code)][1].offsets.items() if v == later)
+    translated = next(k for k, v in point.offsets.items() if v == later)
     again = rs.make_resume(point.code, translated, {"a", "b", "c"}, (), globals())
     assert again is rs.make_resume(code, later, {"a", "b", "c"}, (), globals())
     assert again.target(4, 5, 13) == straight(4, 5)

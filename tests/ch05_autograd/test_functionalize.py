@@ -9,7 +9,8 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import interpret
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch05_autograd.cleanup import clean, is_random
-from minicompile.ch05_autograd.functionalize import functional_counterpart, functionalize, is_mutable
+from minicompile.ch05_autograd.functionalize import functionalize
+from minicompile.ch05_autograd.schemas import functional_counterpart, is_mutable
 from minicompile.errors import Unsupported
 from helpers import check, same
 

@@ -533,3 +533,137 @@ def test_a_zero_that_is_still_needed_is_made():
     compiled, _ = _compiled_backwards(f, [x])
     got, = torch.autograd.grad(compiled(x)[1], x)
     torch.testing.assert_close(got, torch.full((3,), 2.0))
+
+
+# ---- what the caller writes between forward and backward
+
+def test_an_input_that_eager_does_not_save_may_be_written_before_backward():
+    def f(x):
+        return torch.where(x > 1, x, 1)
+    for fn in (f, lambda x: F.relu(x) * x.sign()):
+        gradients = []
+        for run in (fn, lambda x: compile_function(fn, [x])(x)[0]):
+            x = torch.arange(6.0).reshape(2, 3).requires_grad_()
+            h = x * 1
+            y = run(h)
+            h.sub_(3)
+            gradients.append(torch.autograd.grad(y.sum(), x)[0])
+        torch.testing.assert_close(*gradients)
+    c = compile_function(f, [rand(2, 3)])
+    assert c.partition.saved_inputs == [None]
+
+
+def test_an_input_that_eager_saves_is_not_copied():
+    c = compile_function(lambda x, w: x.sin() * w, [rand(3), rand(3)])
+    assert all(i is not None for n, i in zip(c.partition.saved, c.partition.saved_inputs) if n.startswith("x"))
+    x, w = rand(3), rand(3)
+    h = x * 1
+    y = c(h, w)[0]
+    h.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_a_modified_value_fails_only_the_backward_that_reads_it():
+    def f(x):
+        return x * 2, torch.tanh(x)
+    x = rand(3)
+    a, b = compile_function(f, [x])(x)
+    with torch.no_grad():
+        b.add_(1)
+    for _ in range(2):
+        got, = torch.autograd.grad(a.sum(), x, retain_graph=True)
+        torch.testing.assert_close(got, torch.full((3,), 2.0))
+    for use in (b, a + b):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(use.sum(), x, retain_graph=True)
+    torch.autograd.grad(a.sum(), x)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(a.sum(), x)
+
+
+@pytest.mark.parametrize("write", [lambda x, w: x.add_(1), lambda x, w: x.add_(w), lambda x, w: x.data.add_(1).sum() + x.mul_(2)])
+def test_an_input_that_was_written_and_saved_must_stay_as_it_is(write):
+    """Eager's formulas have saved the input itself; the compiled backward has a value of its own."""
+    def f(x, w):
+        write(x, w)
+        return x @ w, w * 2
+    x, w = torch.ones(3, 3), rand(3, 3)
+    assert list(compile_function(f, [x, w]).joint.watched.values()) == [{0}]
+    for run in (f, compile_function(f, [x, w])):
+        x = torch.ones(3, 3)
+        y, z = run(x, w)
+        y.sum().backward(retain_graph=True)
+        x.data.add_(1)                              # which autograd is not to see
+        y.sum().backward(retain_graph=True)
+        x.detach().add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward(retain_graph=True)
+        z.sum().backward()
+
+
+def test_an_input_that_is_written_after_all_uses_is_not_watched():
+    def f(x, y, w):
+        y.add_(1)
+        x.data.add_(1)
+        return (x * 1 + y) @ w + x.data @ w, y
+    assert not compile_function(f, [torch.ones(3, 3), torch.ones(3, 3), rand(3, 3)]).joint.watched
+
+
+@pytest.mark.parametrize("where", ["x.data.add_(1)", "x.add_(1)"])
+def test_autograd_does_not_see_what_is_written_to_data(where):
+    def f(x):
+        exec(where)
+        return x.sum()
+    for run in (f, compile_function(f, [torch.zeros(3)])):
+        x = torch.zeros(3)
+        run(x)
+        assert x.tolist() == [1, 1, 1] and (x._version == 0) == ("data" in where)
+
+
+def test_data_of_a_view_of_a_leaf():
+    def f(v):
+        v.data.mul_(3)
+        return v * 2
+    results = []
+    for run in (f, compile_function(f, [rand(2, 3)[1]])):
+        x = torch.ones(2, 3, requires_grad=True)
+        v = x[1]
+        run(v)
+        v.sum().backward()
+        results.append((x.detach(), x.grad))
+    torch.testing.assert_close(*results)
+
+
+# ---- places in memory
+
+def test_equal_results_have_their_own_strides():
+    def f(x):
+        return x * 2, (x * 2)[1], (x * 2)[:, 1:]
+    for x in (torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(3, 2).t()):
+        for a, b in zip(f(x), compile_function(f, [x])(x)):
+            assert (a.stride(), a.storage_offset(), a.tolist()) == (b.stride(), b.storage_offset(), b.tolist())
+        results = compile_function(f, [x])(x)
+        assert len({t.untyped_storage().data_ptr() for t in results}) == 3
+
+
+def test_a_row_that_was_written_keeps_its_place():
+    def f(x, y):
+        row = (x + 1).unbind()[1]
+        part = row[1:]
+        part.copy_(y)
+        return part
+    x, y = torch.arange(6.0).reshape(2, 3), torch.ones(2)
+    a, (b,) = f(x, y), compile_function(f, [x, y])(x, y)
+    assert (a.stride(), a.storage_offset(), a.tolist()) == (b.stride(), b.storage_offset(), b.tolist())
+
+
+def test_writing_what_is_read_is_left_to_eager():
+    from minicompile.ch05_autograd.functionalize import overlap
+    x = torch.empty(4, 4)
+    assert overlap(x, x.t()) and overlap(x[1:], x[:-1])
+    assert not overlap(x, x.view(4, 4)) and not overlap(x[:2], x[2:])
+    assert not overlap(x[:, 2:], x[:, :2]) and not overlap(x[:0], x)
+    with pytest.raises(Unsupported):
+        compile_function(lambda x: x.sub_(x.t()), [torch.empty(600, 600)])
+    check(lambda x: x[:2].add_(x[2:]), rand(4, 3, grad=False))

@@ -1,8 +1,15 @@
 """The rules of safe CUDA graphs, with a fake graph on any machine and with real ones on a GPU."""
+import operator
+from functools import partial
+
 import pytest
 import torch
 
-from minicompile.ch11_runtime.cudagraphs import CudaRecorder, GraphSet
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch05_autograd.runtime import compile_training
+from minicompile.ch06_decompositions.decompose import decompose
+from minicompile.ch11_runtime.cudagraphs import CudaRecorder, GraphSet, graphed, outputs_that_leave
+from minicompile.driver import compile_aten
 
 KINDS = [pytest.param("cpu", id="fake"), pytest.param("cuda", id="real", marks=pytest.mark.gpu)]
 
@@ -231,39 +238,32 @@ def test_dropout_differs_between_replays_and_follows_the_seed():
     assert torch.equal(f([x])[0], expected)
 
 
+def pipeline(fn, examples, device, rung):
+    """(fn compiled like a captured graph, for inputs like the examples, the set of its CUDA graphs)"""
+    graph, graphs = torch.fx.Graph(), group(device)
+    inputs = [graph.placeholder(f"x{i}") for i in range(len(examples))]
+    for node, t in zip(inputs, examples):
+        node.meta["val"] = FakeMode().from_real(t)
+    call = graph.call_function(fn, tuple(inputs))
+    graph.output(tuple(graph.call_function(operator.getitem, (call, i)) for i in range(2)))
+    prepare = None if rung == "aot_eager" else decompose
+    run = compile_training(torch.fx.GraphModule(torch.nn.Module(), graph), [node.meta["val"] for node in inputs],
+                           graphed(graphs, partial(compile_aten, rung=rung)), prepare)
+    outputs_that_leave(graphs, run.joint.results + len(run.joint.written))
+    return run, graphs
+
+
 @pytest.mark.parametrize("device", KINDS)
 def test_a_compiled_function_with_saved_activations(device):
     """The real pipeline: forward results are copied out, activations stay in the pool, gradients are right."""
-    from minicompile.ch01_graphs.fake import FakeMode
-    from minicompile.ch05_autograd.runtime import compile_training
-    from minicompile.ch06_decompositions.decompose import decompose
-    from minicompile.ch07_loops.lower import lower
-    from minicompile.ch08_fusion.fuse import fuse
-    from minicompile.ch11_runtime.cudagraphs import graphed, outputs_that_leave
-    from minicompile.ch11_runtime.host import compile_schedule
-
     def fn(x, w, b):
         h = torch.nn.functional.gelu(x @ w + b)
         return torch.nn.functional.layer_norm(h, (8,)).sum(1), h
 
-    def lower_half(gm, fakes, *, is_backward=False):
-        return compile_schedule(fuse(lower(decompose(gm))), "loops" if device == "cpu" else "triton")
-
     torch.manual_seed(0)
     w = torch.randn(4, 8, device=device, requires_grad=True)
     b = torch.randn(8, device=device, requires_grad=True)
-    fakes = [FakeMode().from_real(t) for t in (torch.randn(6, 4, device=device), w, b)]
-    graph = torch.fx.Graph()
-    inputs = []
-    for i, fake in enumerate(fakes):
-        inputs.append(graph.placeholder(f"x{i}"))
-        inputs[-1].meta["val"] = fake
-    call = graph.call_function(fn, tuple(inputs))
-    import operator
-    graph.output(tuple(graph.call_function(operator.getitem, (call, i)) for i in range(2)))
-    graphs = group(device)
-    run = compile_training(torch.fx.GraphModule(torch.nn.Module(), graph), fakes, graphed(graphs, lower_half))
-    outputs_that_leave(graphs, run.joint.results + len(run.joint.written))
+    run, graphs = pipeline(fn, [torch.randn(6, 4, device=device), w, b], device, "loops" if device == "cpu" else "triton")
     kept = []
     for step in range(5):
         x = torch.randn(6, 4, device=device)
@@ -285,3 +285,40 @@ def test_a_compiled_function_with_saved_activations(device):
     assert forward.results == 2
     if device == "cpu":
         assert not graphs.pending
+
+
+@pytest.mark.parametrize("device", KINDS)
+@pytest.mark.parametrize("rung", ["aot_eager", "default"])
+def test_writes_to_inputs_that_are_copied_in(device, rung):
+    def fn(x, count):
+        x.add_(count)
+        count.mul_(2)
+        return x * 2, count + 0
+
+    count = torch.ones(3, device=device)
+    run, graphs = pipeline(fn, [torch.zeros(3, device=device), count.clone()], device, rung)
+    for step in range(5):
+        x = torch.zeros(3, device=device)
+        before = x._version, count._version
+        out, _ = run(x, count)
+        assert x.tolist() == [2.0 ** step] * 3 and out.tolist() == [2.0 ** (step + 1)] * 3 and count.tolist() == out.tolist()
+        assert x._version > before[0] and count._version > before[1]
+    assert graphs.members[0].counts["replayed"] == 4
+
+
+@pytest.mark.parametrize("device", KINDS)
+def test_a_retained_graph_is_not_overwritten(device):
+    def fn(x, w):
+        y = (torch.exp(x @ w) @ w).tanh()
+        return y.sum(), y.detach()
+
+    x, w = (0.1 * torch.randn(64, 64, device=device) for _ in range(2))
+    x.requires_grad_(), w.requires_grad_()
+    expected = torch.autograd.grad(fn(x, w)[0], (x, w))
+    run, graphs = pipeline(fn, [x, w], device, "default")
+    for _ in range(4):
+        out, _ = run(x, w)
+        for retain in (True, True, False):
+            torch.testing.assert_close(torch.autograd.grad(out, (x, w), retain_graph=retain), expected)
+    forward, *_, backward = graphs.members
+    assert backward.overwritten and forward.counts["replayed"] == 3

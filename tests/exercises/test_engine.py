@@ -11,8 +11,8 @@ import torch
 
 from exercises import ExerciseError, reports, validate
 from exercises.data import NotPlain, decode, difference, encode
-from exercises.grade import grade
-from exercises.source import find_task, solution, starter
+from exercises.grade import grade, solution
+from exercises.source import find_task, starter
 
 ID = "last-uses"
 HEAD = "def last_uses(graph):\n"
@@ -62,6 +62,37 @@ def test_cheats_earn_nothing(name):
 def test_zero_behaviours_is_an_error(monkeypatch, capsys):
     monkeypatch.setattr(validate, "load_tasks", dict)
     assert validate.main([]) == 1
+
+
+def test_missing_variants_and_untested_tags_are_found(monkeypatch, tmp_path):
+    for name, value in {"VARIANTS": tmp_path, "CHEATS": {}, "CONSTANTS": ()}.items():
+        monkeypatch.setattr(validate, name, value)
+    assert list(validate.problems(find_task(ID))) == ["0 wrong and 0 right variants; needed: (5, 1)"]
+    monkeypatch.setattr(find_task(ID), "behaviours", [])
+    assert list(validate.problems(find_task(ID))) == ["no behaviours"]
+    found = list(validate.of_the_whole([t for t in validate.load_tasks().values() if t.id != "unwind"]))
+    assert found == ["the package has a cell with the tag exercise:unwind, and no task has that name"]
+
+
+def test_predictions_are_compared_with_what_the_compiler_says():
+    task = find_task("predict-loops")
+    answers = solution(task)
+    assert grade(task.id, answers, 1).passed and len(answers.splitlines()) == len(task.behaviours)
+    result = grade(task.id, answers + "CHAIN = 77\n", 1)
+    assert [o.name for o in result.outcomes if not o.earned] == ["chain"]
+
+
+@pytest.mark.parametrize("body, says", [("    while True: pass\n", "line 2: not finished"), ("    return bytearray(1 << 40)\n", "MiB"),
+                                        ("    return 1 / 0\n", "ZeroDivisionError")])
+def test_training_with_a_bad_function_ends_with_one_line(body, says, monkeypatch, tmp_path):
+    from exercises import mine
+    from minicompile.ch01_graphs import graph
+    path = tmp_path / f"{ID}.py"
+    path.write_text(HEAD + body)
+    monkeypatch.setattr(mine, "PATIENCE", 1.0)
+    monkeypatch.setattr(mine, "train", lambda task: {"losses": []} if task.compiler == "eager" else graph.last_uses(None))
+    results = mine.run({ID: path}, 4, "cpu")
+    assert "error" not in results["eager"] and says in results["minicompile"]["error"] and "\n" not in results["minicompile"]["error"]
 
 
 def test_data_round_trip():
@@ -140,3 +171,4 @@ def test_the_loop(tmp_path):
     assert call("watch", ID, "--once")[0] == 0 and "def last_uses" in call("solution", ID)[1]
     path.unlink()
     assert "does not exist" in call("grade", ID)[1]
+    assert "--give-up" in call("solution", "predict-loops")[1] and "CHAIN = " in call("solution", "predict-loops", "--give-up")[1]

@@ -20,7 +20,7 @@ import warnings
 import torch
 
 import minicompile
-from minicompile import frames
+from minicompile import frames, logs
 
 SKIPPED = {"__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__warningregistry__", "entry", "drive"}
 OPAQUE = (types.ModuleType, types.BuiltinFunctionType, types.GeneratorType, staticmethod, classmethod, property, functools.cached_property,
@@ -33,10 +33,11 @@ INTERNAL = {"_backward_hooks", "_forward_hooks", "_parameters", "_buffers", "_mo
 
 
 class Photo:
-    """One moment. seen: id -> number in order of discovery; owners: storage -> number."""
+    """One moment. seen: id -> number in order of discovery; owners: storage -> number. exact: note the strides of
+    dims of size 1, too, which address nothing and which only capture preserves."""
 
-    def __init__(self, module: str):
-        self.module, self.seen, self.storages, self.keep = module, {}, {}, []
+    def __init__(self, module: str, exact: bool):
+        self.module, self.exact, self.seen, self.storages, self.keep = module, exact, {}, {}, []
 
     def of(self, x, depth=0):
         kind = type(x)
@@ -88,9 +89,18 @@ class Photo:
 
     def tensor(self, t, depth):
         storage = self.storages.setdefault(t.untyped_storage()._cdata, len(self.storages))
-        info = (str(t.dtype), tuple(t.shape), t.stride() if t.numel() > 1 else (), t.storage_offset(), t.requires_grad, t.is_leaf, t.is_inference())
+        leaf, strides = is_leaf(t), tuple([s if n != 1 or self.exact else None for n, s in zip(t.shape, t.stride())])
+        info = (str(t.dtype), tuple(t.shape), strides if t.numel() > 1 else (), t.storage_offset(), t.requires_grad, leaf, t.is_inference())
         values = t.detach().double().flatten().tolist() if t.dtype.is_floating_point or t.numel() else []
-        return "tensor", type(t).__name__, storage, info, values, None if not t.is_leaf else self.of(t.grad, depth)
+        return "tensor", type(t).__name__, storage, info, values, None if leaf is not True else self.of(t.grad, depth)
+
+
+def is_leaf(t):
+    """Autograd refuses to say so of a view that an in-place operation has invalidated."""
+    try:
+        return t.is_leaf
+    except RuntimeError as error:
+        return str(error)[:60]
 
 
 def plain_words(argument):
@@ -135,8 +145,24 @@ def tensors_in(x, found, depth=0):
     return found
 
 
+def gradients_behind(tensors) -> list:
+    """(leaf, its gradient, a copy of that) for each leaf that a backward from `tensors` reaches."""
+    found, seen, pending = [], set(), [t.grad_fn for t in tensors]
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        pending.extend(before for before, _ in node.next_functions)
+        if hasattr(node, "variable"):
+            gradient = node.variable.grad
+            found.append((node.variable, gradient, None if gradient is None else gradient.clone()))
+    return found
+
+
 def execute(code, compile_, *, words=True) -> list:
-    """The photographs of one run of a module: one per call, and the last. words: compare the texts of exceptions."""
+    """The photographs of one run of a module: one per call, and the last. words: compare the texts of exceptions, and
+    the strides that address nothing."""
     name = "random_program"
     module = sys.modules[name] = types.ModuleType(name)          # dataclasses look themselves up there
     space, shots, out = module.__dict__, [], io.StringIO()
@@ -145,7 +171,7 @@ def execute(code, compile_, *, words=True) -> list:
         return ADDRESS.sub("", text) if words else NODE.sub("grad_fn", ADDRESS.sub("", text))
 
     def shoot(what, result, args):
-        photo = Photo(name)
+        photo = Photo(name, words)
         state = {k: v for k, v in space.items() if k not in SKIPPED and not isinstance(v, types.ModuleType)}
         shots.append((what, photo.of(result), photo.of(list(args)), {k: photo.of(v) for k, v in state.items()}, printed(out.getvalue()),
                       torch.is_grad_enabled()))
@@ -165,13 +191,16 @@ def execute(code, compile_, *, words=True) -> list:
                 raise
         shoot(what, result, [*args, kwargs])
         if what == "returned" and torch.is_grad_enabled():
-            wanted = [t for t in tensors_in(result, []) if t.requires_grad and t.grad_fn is not None][:2]
+            wanted = [t for t in tensors_in(result, []) if t.requires_grad and is_leaf(t) is False][:2]
             if wanted:
+                before = gradients_behind(wanted)
                 try:
                     sum(t.sum() for t in wanted).backward(retain_graph=True)
                     what = "backward"
                 except RuntimeError as error:
                     what = "backward raised " + str(error)[:60]
+                    for leaf, gradient, copy in before:         # how far the engine had come is not for the program to know
+                        leaf.grad = gradient if copy is None else gradient.copy_(copy)
                 shoot(what, None, [*args, kwargs])
         return result
 
@@ -237,7 +266,11 @@ def compare(text, backend, statistics, settings):
             problems.append(error)
             raise
 
-    frames.observers.append(lambda state, captured: observed.append(captured))
+    def observe(kind, captured=None, **data):
+        if kind == "captured":
+            observed.append(captured)
+
+    logs.watchers.append(observe)
     frames.compile_frame = compile_frame
     try:
         compiled = execute(code, lambda f: minicompile.compile(f, backend=backend, **settings), words=backend == "eager")
@@ -247,7 +280,7 @@ def compare(text, backend, statistics, settings):
         compiled = None
         problems.append(error)
     finally:
-        frames.observers.pop()
+        logs.watchers.remove(observe)
         frames.compile_frame = original
         minicompile.reset()
     if statistics is not None:
@@ -261,12 +294,15 @@ def compare(text, backend, statistics, settings):
         where = f"{place.tb_frame.f_code.co_filename.split('/')[-1]}:{place.tb_frame.f_code.co_name}:{place.tb_lineno}"
         return f"internal {type(error).__name__} at {where}", f"{type(error).__name__}: {error}"
     for number, (a, b) in enumerate(zip(plain, compiled)):
-        found = difference(a, b, "", tolerance)
+        endless = a[0].startswith("raised RecursionError")
+        found = difference(a[0].split()[:2], b[0].split()[:2], "[0]") if endless else difference(a, b, "", tolerance)
         if found is not None:
             path, x, y = found
             part = ["outcome", "result", "arguments", "globals", "output", "grad mode"][int(path[1])] if path[:1] == "[" else path
             part = "exception" if part == "result" and a[0].startswith("raised") else part
             return f"difference in {part}", f"photograph {number}, {part} at {path}: plain {brief(x)}, compiled {brief(y)}; {a[0]}"
+        if endless:                                          # how far the program had come is not for Python to say
+            return None
     if len(plain) != len(compiled):
         return "difference in length", f"{len(plain)} photographs, {len(compiled)} compiled"
     return None

@@ -1,12 +1,16 @@
 """python -m tools.site.browser [--all] [--axe FILE]: the finished site in headless Chromium, from file://.
 
 Every page has to load without a console error, an exception or a request to the outside. Search has to find, the stepper has to step, by
-mouse and by keyboard. axe-core looks at the pages in both colour schemes (all kinds of pages; `--all`: every page). axe-core comes from
-the npm registry into .site/ and is not part of the project; without npm, pass `--axe`.
+mouse and by keyboard. On a phone no page is wider than the screen, and pictures stay readable. axe-core looks at the pages in both colour schemes (all kinds of pages; `--all`: every page). axe-core comes from
+the npm registry into .site/, or an older one from PyPI, and is not part of the project; `--axe` names a file instead.
+
+Exit status: 0 no findings, 1 findings, 3 nothing was looked at because there is no Chromium.
 """
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
+import contextlib
 import fcntl
 import json
 import os
@@ -21,16 +25,21 @@ import time
 from . import ROOT
 
 AXE = "4.10.2"
-TAGS = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]
+AXE_ON_PYPI = "axe-core-python==0.1.0"
+NOT_RUN = 3
+RULES = {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+COLOURS = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}       # all that the other scheme can change
+
+
+def chromium() -> str | None:
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
 
 class Browser:
     """A Chromium that is spoken to over two pipes, in the DevTools protocol: JSON texts that end with a zero byte."""
 
     def __init__(self):
-        name = next((n for n in map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome")) if n), None)
-        if name is None:
-            raise SystemExit("The browser tests need Chromium.")
+        name = chromium()
         self.profile = tempfile.mkdtemp(prefix="site-browser-")
         (theirs, self.send_to), (self.read_from, back) = os.pipe(), os.pipe()
         high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 60) for fd in (theirs, back)]
@@ -134,22 +143,71 @@ class Browser:
 
 
 def axe_source(work: pathlib.Path, given: str | None) -> str | None:
-    """The text of axe-core, fetched once through npm; None where that is not possible."""
+    """The text of axe-core, fetched once through npm or else pip; None where neither can."""
     if given:
         return pathlib.Path(given).read_text()
-    file = work / "axe" / "node_modules" / "axe-core" / "axe.min.js"
-    if not file.exists() and shutil.which("npm"):
-        subprocess.run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(work / "axe"), f"axe-core@{AXE}"],
-                       capture_output=True, timeout=120)
-    return file.read_text() if file.exists() else None
+    folder = work / "axe"
+    for found, command in (("node_modules/axe-core", ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, f"axe-core@{AXE}"]),
+                           ("axe_core_python", [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, AXE_ON_PYPI])):
+        file = folder / found / "axe.min.js"
+        if not file.exists():
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+        if file.exists():
+            return file.read_text()
+    return None
 
 
-def violations(browser: Browser, axe: str) -> list[str]:
+def violations(browser: Browser, axe: str, rules: dict) -> list[str]:
     browser.run(axe + "; 0")
-    found = browser.run("axe.run(document, {resultTypes: ['violations'], runOnly: " + json.dumps(TAGS) + "}).then(r => r.violations.map("
+    found = browser.run("axe.run(document, {resultTypes: ['violations'], runOnly: " + json.dumps(rules) + "}).then(r => r.violations.map("
                         "v => v.id + ': ' + v.nodes.length + ' x, e.g. ' + v.nodes[0].html.slice(0, 140) + ' | ' + "
                         "(v.nodes[0].any[0] ? v.nodes[0].any[0].message.slice(0, 140) : '')))")
     return [f"axe: {line}" for line in found]
+
+
+NARROW = """(() => {
+  const found = [], width = document.documentElement.clientWidth
+  if (document.documentElement.scrollWidth > width) found.push('the page is wider than the screen')
+  for (const svg of document.querySelectorAll('.md-content svg')) {
+    const box = svg.viewBox.baseVal, about = svg.querySelector('title')?.textContent || svg.getAttribute('aria-label') || ''
+    if (!about && !svg.closest('a, button, label, [aria-hidden=true]')) found.push('a picture has no text alternative')
+    for (const text of svg.querySelectorAll('text')) {
+      const size = parseFloat(getComputedStyle(text).fontSize) * svg.getBoundingClientRect().width / box.width, r = text.getBBox()
+      if (size && size < 8) found.push(`text of ${size.toFixed(1)} px in: ${about.slice(0, 60)}`)
+      if (r.x < box.x - 1 || r.x + r.width > box.x + box.width + 1) found.push(`"${text.textContent}" is cut off in: ${about.slice(0, 60)}`)
+    }
+  }
+  return [...new Set(found)]
+})()"""
+
+
+def on_a_phone(browser: Browser) -> list[str]:
+    """What is wrong with the open page on a screen of 390 points."""
+    browser.call("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    found = browser.run(NARROW)
+    browser.call("Emulation.clearDeviceMetricsOverride")
+    return [f"phone: {text}" for text in found]
+
+
+def check_pages(browser: Browser, pages: list, looked_at: set, axe: str | None, site: pathlib.Path) -> list[str]:
+    findings = []
+    try:
+        for page in pages:
+            for scheme in ("light", "dark") if page in looked_at else ("light",):
+                browser.scheme(scheme)
+                browser.open(page.as_uri())
+                complaints = browser.complaints()
+                if axe and page in looked_at:
+                    complaints += violations(browser, axe, RULES if scheme == "light" else COLOURS)
+                if scheme == "dark":
+                    complaints += on_a_phone(browser)
+                for text in complaints:
+                    findings.append(f"{page.relative_to(site).as_posix()} ({scheme}): {text}")
+                    print(findings[-1], flush=True)
+    finally:
+        browser.close()
+    return findings
 
 
 def check_search(browser: Browser, site: pathlib.Path) -> list[str]:
@@ -201,21 +259,19 @@ def main(arguments=None) -> int:
     if not pages:
         print("There is no site: make site", file=sys.stderr)
         return 1
-    axe, findings, browser = axe_source(ROOT / ".site", options.axe), [], Browser()
-    if axe is None:
-        findings.append("axe-core could not be had; pass --axe FILE")
+    if chromium() is None:
+        print("The browser tests were not run: there is no Chromium.", file=sys.stderr)
+        return NOT_RUN
+    axe = axe_source(ROOT / ".site", options.axe)
+    findings = [] if axe else ["axe-core could not be had; pass --axe FILE"]
     code = sorted((p for p in pages if "code" in p.relative_to(site).parts), key=lambda p: -p.stat().st_size)
     looked_at = set(pages) - (set() if options.all else set(code[3:]))
+    browsers = [Browser(), Browser()]                                   # one for each of two cores
+    with concurrent.futures.ThreadPoolExecutor(2) as both:
+        for found in both.map(lambda b, some: check_pages(b, some, looked_at, axe, site), browsers, (pages[::2], pages[1::2])):
+            findings += found
+    browser = Browser()
     try:
-        for page in pages:
-            name = page.relative_to(site).as_posix()
-            for scheme in ("light", "dark") if page in looked_at else ("light",):
-                browser.scheme(scheme)
-                browser.open(page.as_uri())
-                complaints = browser.complaints()
-                if axe and page in looked_at:
-                    complaints += violations(browser, axe)
-                findings += [f"{name} ({scheme}): {text}" for text in complaints]
         browser.scheme("dark")
         browser.open((site / "index.html").as_uri())
         browser.until("document.body.dataset.mdColorScheme", "the theme")
@@ -225,7 +281,7 @@ def main(arguments=None) -> int:
         findings += [f"stepper.html: {text}" for text in check_stepper(browser, site)]
     finally:
         browser.close()
-    print("\n".join(findings) or "no findings")
+    print("\n".join(["findings:", *findings]) if findings else "no findings")
     print(f"{len(pages)} pages, {len(looked_at) if axe else 0} of them with axe-core in both schemes, {time.perf_counter() - start:.0f} s")
     return bool(findings)
 

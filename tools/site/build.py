@@ -44,7 +44,10 @@ def in_child(work, out: pathlib.Path):
     """Call `work()` in a forked process and return what it answers, through a JSON file. SiteError if it fails."""
     process = multiprocessing.get_context("fork").Process(target=lambda: out.write_text(json.dumps(work())))
     process.start()
-    process.join()
+    process.join(execute.LIMIT)
+    if process.is_alive():
+        process.kill()
+        process.join()
     if process.exitcode:
         raise SiteError(f"{getattr(work, '__module__', '')}.{work.__name__} failed")
     return json.loads(out.read_text())
@@ -179,8 +182,6 @@ def build(root: pathlib.Path = ROOT, say=print) -> pathlib.Path:
             old.unlink()
     for asset in (OWN / "assets").iterdir():
         write(docs / "assets" / asset.name, asset.read_text())
-    if (root / "chapters" / "_lib.py").exists():
-        write(docs / "chapters" / "_lib.py", (root / "chapters" / "_lib.py").read_text())
     write(root / WORK / "strip.json", json.dumps({c: pipeline.strip(chapters, addresses, c) for c in ["", *chapters]}))
     say(f"rendered {len(made)} pages in {time.perf_counter() - start:.1f} s")
     make_html(root, navigation(book, chapters, made), say)

@@ -6,7 +6,7 @@ import html
 import pathlib
 import re
 
-from . import cells, execute, highlight, links, names
+from . import cells, code_pages, execute, highlight, links, names
 from .page import Page
 
 SHOW = re.compile(r"^%show +(\S+) *$", re.M)
@@ -68,10 +68,10 @@ def source_of(book: links.Book, page: str, dotted: str) -> str:
     module, definition = names.find(book.modules, dotted)
     if definition is None:
         raise KeyError(dotted)
-    lines = highlight.lines_of(module.source)[definition.first - 1:definition.end]
+    lines = highlight.lines_of(module.source)
     address = links.href(page, module.page, anchor=f"L{definition.line}")
     return (f'<div class="mc-shown"><p class="mc-path"><a href="{address}"><code>{module.path}</code>, lines {definition.first} to '
-            f'{definition.end}</a></p>{highlight.numbered(lines, definition.first, anchors=False)}</div>')
+            f'{definition.end}</a></p>{code_pages.shown(book, module, page, lines, definition.first, definition.end, anchors=False)}</div>')
 
 
 def footer(book: links.Book, page: Page, path: pathlib.Path, stage: str):
@@ -81,7 +81,7 @@ def footer(book: links.Book, page: Page, path: pathlib.Path, stage: str):
         page.prose("## The code of this chapter")
         page.prose("\n".join(f"- [{m.title}]({links.href(page.address, m.page)}) (`{m.path.rpartition('/')[2]}`, "
                              f"{len(m.source.splitlines())} lines)" for m in modules))
-    page.prose(f"This page is a program: [download it as a notebook]({path.stem}.ipynb){{ download }} that runs where minicompile is installed.")
+    page.prose(f"This page is a program: [download it as a notebook]({path.stem}.ipynb){{ download }} that runs where minicompile is installed (`make install`).")
 
 
 def bare_page(book: links.Book, chapter: str, words: str) -> Page:
@@ -95,20 +95,19 @@ def bare_page(book: links.Book, chapter: str, words: str) -> Page:
 
 
 def notebook(book: links.Book, path: pathlib.Path, root: pathlib.Path) -> str:
-    """The page as .ipynb: `%show` lines become the source, links to the book become plain words, and a first cell makes the chapters'
-    helper importable."""
+    """The page as .ipynb: `%show` lines become the source, links to the book become plain words, the exercises a list, and a first code
+    cell finds the chapters' helper."""
     import jupytext
-    helper = (root / "chapters" / "_lib.py")
     text = []
     for cell in cells.split(path.read_text()):
         source = cell.source
         if cell.kind == "markdown":
-            source = SHOW.sub(lambda f: fenced(book, f[1]), source)
+            source = SHOW.sub(lambda f: fenced(book, f[1]), source.replace("<!-- exercises -->", exercise_list(book, path.stem[:2])))
             source = links.LINK.sub(lambda f: f["text"] or f"`{f['target']}`", source)
             text.append("# %% [markdown]\n" + "\n".join(f"# {line}".rstrip() for line in source.split("\n")))
         else:
             text.append("# %%\n" + source)
-    if helper.exists() and re.search(r"\b_lib\b", path.read_text()):
+    if re.search(r"\b_lib\b", path.read_text()):
         text.insert(1, "# %%\n" + SETUP)
     made = jupytext.reads("\n\n".join(text) + "\n", fmt="py:percent")
     made["metadata"]["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -117,9 +116,9 @@ def notebook(book: links.Book, path: pathlib.Path, root: pathlib.Path) -> str:
     return jupytext.writes(made, fmt="ipynb")
 
 
-SETUP = """# The pictures come from the book's helper, chapters/_lib.py in a checkout of the repository or the file beside this notebook.
-import sys
-sys.path[:0] = [".", "chapters", "../chapters", ".."]"""
+SETUP = """# The book's helper and its measured results are in the checkout from which minicompile was installed.
+import pathlib, sys, minicompile
+sys.path.insert(0, str(pathlib.Path(minicompile.__file__).parents[1]))"""
 
 
 def fenced(book: links.Book, dotted: str) -> str:
@@ -127,5 +126,7 @@ def fenced(book: links.Book, dotted: str) -> str:
         module, definition = names.find(book.modules, dotted)
     except KeyError:
         return ""
-    lines = module.source.splitlines()[definition.first - 1:definition.end]
-    return "\n".join([f"`{module.path}`:", "", "```python", *lines, "```"])
+    lines = ["```python", *module.source.splitlines()[definition.first - 1:definition.end], "```"]
+    if exercise := links.solution(book, module, dotted.removeprefix(f"{module.name}.")):
+        lines = [f"<details><summary>The book's own version: solves exercise {exercise}</summary>", "", *lines, "", "</details>"]
+    return "\n".join([f"`{module.path}`:", "", *lines])

@@ -14,21 +14,33 @@ def module_page(book: links.Book, module: names.Module, chapter_title: str) -> P
     prose_first = module.cells and module.cells[0].kind == "markdown" and module.cells[0].source.startswith("# ")
     if not prose_first:
         page.prose(f"# {module.title}\n\n" + links.link_files(book, module, (module_doc(module))))
-    started = {line: exercise for exercise, line in module.exercises.items()}
     for n, cell in enumerate(module.cells):
         if cell.kind == "markdown":
             page.prose(links.rewrite(book, module.page, links.link_files(book, module, cell.source), f"{module.path}:{cell.line}"))
         else:
-            if exercise := started.get(cell.line):
-                page.block(f'<p class="mc-exercise"><a href="{links.href(module.page, "exercises", anchor=exercise)}">Exercise '
-                           f'{html.escape(exercise)}</a>: write this yourself before you read it.</p>')
             last = cell.line + len(cell.source.splitlines()) - 1
-            page.block(highlight.numbered(coloured[cell.line - 1:last], cell.line))
+            page.block(shown(book, module, module.page, coloured, cell.line, last))
         if n == 0:
             page.block(header(module, chapter_title))
     if not module.cells:
         page.block(highlight.numbered(coloured, 1))
     return page
+
+
+def shown(book: links.Book, module: names.Module, page: str, coloured: list[str], first: int, last: int, anchors: bool = True) -> str:
+    """Lines `first` to `last`; the body of a function that answers an exercise is folded away."""
+    parts, at = [], first
+    for name, d in sorted(module.definitions.items(), key=lambda item: item[1].line):
+        if first <= d.line <= last and (exercise := links.solution(book, module, name)):
+            address = links.href(page, "exercises", anchor=exercise)
+            parts += [f'<p class="mc-exercise"><a href="{address}">Exercise {html.escape(exercise)}</a>: write this yourself before you '
+                      f'read it.</p>{highlight.numbered(coloured[at - 1:d.body - 1], at, anchors)}',
+                      f'<details class="mc-solution"><summary>The book\'s own version: solves exercise {html.escape(exercise)}</summary>'
+                      f'{highlight.numbered(coloured[d.body - 1:d.end], d.body, anchors)}</details>']
+            at = d.end + 1
+    if at <= last:
+        parts.append(highlight.numbered(coloured[at - 1:last], at, anchors))
+    return f'<div class="mc-parts">{"".join(parts)}</div>' if len(parts) > 1 else parts[0]
 
 
 def module_doc(module: names.Module) -> str:

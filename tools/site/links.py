@@ -34,6 +34,17 @@ def href(page: str, target: str, ending: str = ".html", anchor: str = "") -> str
     return posixpath.relpath(target + ending, posixpath.dirname(page) or ".") + (f"#{anchor}" if anchor else "")
 
 
+def solution(book: Book, module, name: str) -> str:
+    """The exercise whose answer is the body of this function of a module, or ""."""
+    definition = module.definitions[name]
+    for cell in module.cells:
+        if cell.line <= definition.line < cell.line + len(cell.source.splitlines()):
+            exercise = next((tag.partition(":")[2] for tag in cell.tags if tag.startswith("exercise:")), "")
+            known = book.exercises.get(exercise, {}).get("function") or name
+            return exercise if known == name and definition.kind == "function" else ""
+    return ""
+
+
 def resolve(book: Book, page: str, kind: str, target: str, ending: str = ".html") -> tuple[str, str]:
     """(address, words for an empty text); KeyError for a target that does not exist."""
     if kind == "ref":

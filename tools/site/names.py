@@ -15,13 +15,15 @@ PACKAGE = "minicompile"
 
 @dataclass
 class Definition:
-    """kind: "function", "class", "method" or "value". first counts decorators, line does not."""
+    """kind: "function", "class", "method" or "value". first counts decorators, line does not. body: where what stands below a
+    function's signature and docstring begins."""
     kind: str
     first: int
     line: int
     end: int
     doc: str = ""
     signature: str = ""
+    body: int = 0
 
 
 @dataclass
@@ -103,7 +105,7 @@ def collect(module: Module, body: list, prefix: str):
             returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
             module.definitions[prefix + node.name] = Definition(
                 "method" if prefix else "function", first, node.lineno, node.end_lineno,
-                ast.get_docstring(node) or "", f"({ast.unparse(node.args)}){returns}")
+                ast.get_docstring(node) or "", f"({ast.unparse(node.args)}){returns}", body_line(node, module.source))
         elif isinstance(node, ast.ClassDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             bases = ", ".join(ast.unparse(b) for b in node.bases)
@@ -118,6 +120,15 @@ def collect(module: Module, body: list, prefix: str):
                         module.definitions.setdefault(prefix + name.id, Definition("value", node.lineno, node.lineno, node.end_lineno))
         elif isinstance(node, (ast.If, ast.Try, ast.With)):
             collect(module, node.body, prefix)
+
+
+def body_line(function: ast.FunctionDef, source: str) -> int:
+    if ast.get_docstring(function):
+        return function.body[0].end_lineno + 1
+    lines, line = source.splitlines(), function.body[0].lineno
+    while not lines[line - 2].strip() or lines[line - 2].lstrip().startswith("#"):
+        line -= 1
+    return line
 
 
 def find(modules: dict[str, Module], dotted: str) -> tuple[Module, Definition | None]:
@@ -152,7 +163,7 @@ def reading_order(modules: list[Module]) -> list[Module]:
         wanted = {m.imports[a.asname or a.name] for node in top for a in node.names if (a.asname or a.name) in m.imports}
         graph[m.name] = {origin for origin, name in wanted if origin in names and origin != m.name} | {
             f"{origin}.{name}" for origin, name in wanted if f"{origin}.{name}" in names}
-        graph[m.name].discard(m.name)
+        graph[m.name] = sorted(graph[m.name] - {m.name})         # a set would give another order each time
     try:
         return [names[n] for n in graphlib.TopologicalSorter(graph).static_order()]
     except graphlib.CycleError:

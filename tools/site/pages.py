@@ -43,7 +43,7 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "task" and node.args:
                 identifier, values = literal(node.args[0]), {k.arg: literal(k.value) for k in node.keywords}
                 if isinstance(identifier, str):
-                    known = {k: v for k, v in values.items() if v is not None and k in ("title", "minutes", "kind")}
+                    known = {k: v for k, v in values.items() if v is not None and k in ("title", "minutes", "kind", "function")}
                     entry = found.setdefault(identifier, {})
                     entry.update(known)
                     entry.setdefault("chapter", next((c for c in {m.chapter for m in modules.values()} if c.startswith(path.stem)), path.stem))
@@ -78,8 +78,8 @@ def exercises(book: links.Book, chapters: list[str]) -> Page:
             f'<tr id="{html.escape(i)}"><td><code>{html.escape(i)}</code></td><td>{html.escape(str(e.get("title", "")))}</td>'
             f'<td>{KINDS.get(e.get("kind", "write"), "")}</td><td class="num">{e.get("minutes", "")}</td><td>{place(e)}</td></tr>'
             for i, e in sorted(listed.items(), key=lambda item: item[1].get("minutes", 0)))
-        page.block('<table class="mc-table"><thead><tr><th scope="col">name</th><th scope="col">task</th><th scope="col">kind</th>'
-                   f'<th scope="col">minutes</th><th scope="col">in</th></tr></thead><tbody>{rows}</tbody></table>', search=True)
+        page.block('<div class="mc-wide" tabindex="0"><table class="mc-table mc-exercises"><thead><tr><th scope="col">name</th><th scope="col">task</th><th scope="col">kind</th>'
+                   f'<th scope="col">minutes</th><th scope="col">in</th></tr></thead><tbody>{rows}</tbody></table></div>', search=True)
     return page
 
 
@@ -107,6 +107,13 @@ def results(root: pathlib.Path) -> Page:
         elif isinstance(data.get("ms"), dict):
             page.prose(table(["work", "eager", "torch.compile", "minicompile"],
                              [[k, *(f"{v[n]:.2f}" if n in v else "-" for n in ("eager", "torch", "minicompile"))] for k, v in data["ms"].items()]))
+        elif "call_us" in data:
+            page.prose(table(["apart from kernels", "torch.compile", "minicompile"],
+                             [[f"{work}: {what}", *(f"{row[n]['median']:,.1f}" for n in ("torch", "minicompile"))]
+                              for key, what in (("call_us", "one call, microseconds"), ("capture_ms", "capture, milliseconds"))
+                              for work, row in data.get(key, {}).items()]))
+        elif "seeds that differ" in data:
+            page.prose(f"{data['programs']:,} programs made {data['graphs']:,} graphs; {data['differ']} of them behave differently when compiled.")
         elif "rows" in data and "ok" in data:
             page.prose(f"{data['ok']} of {data.get('architectures', len(data['rows']))} architectures run; {data.get('one graph', '?')} of "
                        "them as one graph.")
@@ -138,8 +145,8 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def bars(rows: list[dict], name: str) -> str:
     """Speedups over eager as horizontal bars."""
-    most, high, left = max([r["speedup"] for r in rows] + [1]), 24, 220
-    scale = 380 / most
+    most, high, left = max([r["speedup"] for r in rows] + [1]), 24, 250
+    scale = 370 / most
     words = f"{name}: " + ", ".join(f"{r['name']} {r['dtype']} {r['speedup']:.2f} times eager" for r in rows)
     out = "".join(
         f'<text x="{left - 8}" y="{n * high + 16}" text-anchor="end">{html.escape(r["name"])} {html.escape(r["dtype"])}</text>'
@@ -181,15 +188,16 @@ def api(book: links.Book, chapters: list[str]) -> list[Page]:
 
 
 def entry(page: Page, name: str, dotted: str, module: names.Module, definition, level: str = "##"):
+    address = links.href(page.address, module.page, anchor=f"L{definition.line}" if definition else "")
     if level == "##":
         page.prose(f"## `{name}` {{ #{dotted} }}")
+        place = f'<p class="mc-path"><a href="{address}"><code>{module.path}</code></a></p>'
     else:                                       # no entry in the table of contents: a chapter has hundreds of names
-        page.block(f'<h3 id="{dotted}"><code>{html.escape(name)}</code></h3>', search=True)
-    address = links.href(page.address, module.page, anchor=f"L{definition.line}" if definition else "")
+        page.block(f'<h3 id="{dotted}"><a href="{address}"><code>{html.escape(name)}</code></a></h3>', search=True)
+        place = ""
     signature = f"{name}{definition.signature}" if definition and definition.kind != "value" else name
     doc = definition.doc if definition else names.ast.get_docstring(module.tree) or ""
-    page.block(f'<pre class="mc-code mc-signature" tabindex="0"><code>{html.escape(wrapped(signature), False)}'
-               f'</code></pre><p class="mc-path"><a href="{address}"><code>{module.path}</code></a></p>')
+    page.block(f'<pre class="mc-code mc-signature" tabindex="0"><code>{html.escape(wrapped(signature), False)}</code></pre>{place}')
     if doc:
         page.block(f'<p class="mc-doc">{html.escape(doc, False)}</p>', search=True)
 

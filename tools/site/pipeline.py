@@ -21,17 +21,10 @@ def label(chapter: str) -> str:
 
 def strip(chapters: list[str], pages: dict, here: str = "") -> str:
     """A line of stations, one per chapter. pages: chapter -> address without ending. Addresses begin with `@`, the way up to the root."""
-    step, height = 62, 44
-    width = step * len(chapters)
     words = f"The stages of the compiler in order. You are at {label(here)}." if here in chapters else "The stages of the compiler in order."
-    out = [f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="group" aria-label="{words}">',
-           f'<line class="rail" x1="{step // 2}" y1="14" x2="{width - step // 2}" y2="14"/>']
-    for n, chapter in enumerate(chapters):
-        x, now = step * n + step // 2, chapter == here
-        out.append(f'<a href="@{pages[chapter]}.html"{" aria-current=location" if now else ""}{" class=here" if now else ""}>'
-                   f'<circle cx="{x}" cy="14" r="11"/><text class="num" x="{x}" y="18">{int(chapter[2:4])}</text>'
-                   f'<text x="{x}" y="39">{html.escape(label(chapter))}</text></a>')
-    return f'<nav aria-label="Pipeline">{"".join(out)}</svg></nav>'
+    stations = "".join(f'<li><a href="@{pages[c]}.html"{" aria-current=location" if c == here else ""}><b>{int(c[2:4])}</b> '
+                       f'<span>{html.escape(label(c))}</span></a></li>' for c in chapters)
+    return f'<nav aria-label="{words}"><ol>{stations}</ol></nav>'
 
 
 ROWS = [("every call", ["ch02_guards"]), ("first call: a program becomes graphs", ["ch03_capture", "ch04_breaks", "ch01_graphs"]),

@@ -1,0 +1,310 @@
+"""Chapter 3: capture."""
+import contextlib
+from types import SimpleNamespace
+
+import torch
+
+from .. import behaviour, task
+from .kit import SOURCES, keep_sources, program_file, questions
+
+# ---- drop-dead -------------------------------------------------------------------------------------------
+
+task("drop-dead", title="Sizes that nobody needs", minutes=20, function="drop_dead", about="""\
+`n = x.shape[0] * 2` adds a node to the graph if that size is a symbol. Often it only served to build a message or to choose a branch, and once the trace is done nobody
+reads it. Such nodes go, and so do those that only they read. Inputs and the output stay, and so does every node that is not `is_pure`: a tensor operation may write or draw
+random numbers, which later stages know better. graph.erase_node(node) removes a node that has no `users`.""",
+     hints=["A node can become dead because another one went. In which order does each node have to be looked at only once?",
+            "Walk the nodes backwards: all users of a node come after it. Take the list first, since erasing changes what you walk.",
+            'for node in reversed(list(graph.nodes)): erase it if its op is neither "placeholder" nor "output", it has no users and is_pure(node).'])
+
+
+def random_sizes(rng, calls: int):
+    """A graph of sizes and tensors as data: (kind, name of inputs), and which are returned."""
+    nodes, made = [("size", ()), ("tensor", ())], []
+    for _ in range(calls):
+        kind = rng.choice(["size", "size", "tensor"])
+        fitting = [k for k, (other, _) in enumerate(nodes) if other == "size" or kind == "tensor"]
+        nodes.append((kind, tuple(rng.choice(fitting) for _ in range(2))))
+        made.append(len(nodes) - 1)
+    return nodes, rng.sample(made, min(len(made), rng.randrange(3)))
+
+
+def size_graph(case):
+    from minicompile.ch01_graphs.shapes import ShapeEnv
+    nodes, returned = case
+    graph, made = torch.fx.Graph(), []
+    size = ShapeEnv().create(7)
+    for k, (kind, inputs) in enumerate(nodes):
+        if inputs:
+            node = graph.call_function(torch.add, tuple(made[i] for i in inputs), name=f"{kind}{k}")
+        else:
+            node = graph.placeholder(f"{kind}{k}")
+        node.meta["val"] = size + k if kind == "size" else torch.empty(2, device="meta")
+        made.append(node)
+    graph.output(tuple(made[k] for k in returned))
+    return graph
+
+
+def size_text(case):
+    lines = [f"{n} = {n.op if n.op != 'call_function' else 'add'}({', '.join(map(str, n.args))})" for n in size_graph(case).nodes]
+    return "\n".join(lines)
+
+
+def remaining(function, case):
+    graph = size_graph(case)
+    function(graph)
+    graph.lint()
+    return {str(n): True for n in graph.nodes}
+
+
+S, T = ("size", ()), ("tensor", ())
+for _points, _name, _cases in (
+        (2, "sizes that nothing reads", lambda rng: [([S, T, ("size", (0, 0))], []), ([S, T, ("size", (0, 0))], [2]), ([S, ("size", (0, 0)), ("tensor", (1, 1))], [2])]),
+        (3, "chains of them", lambda rng: [([S, T, ("size", (0, 0)), ("size", (2, 0))], []), ([S, T, ("size", (0, 0)), ("size", (2, 2)), ("size", (3, 2)), ("size", (2, 0))], [3])]),
+        (2, "tensor operations and inputs stay", lambda rng: [([S, T, ("tensor", (1, 1))], []), ([S, T], []), ([S, T, ("size", (0, 0)), ("tensor", (1, 2)), ("size", (2, 2))], [])]),
+        (2, "random graphs", lambda rng: [random_sizes(rng, n) for n in (2, 3, 4, 6, 8, 10, 12, 15, 20, 30, 40)])):
+    behaviour("drop-dead", points=_points, name=_name, cases=_cases, show=size_text)(remaining)
+
+
+def message(x):
+    n, m = x.shape
+    text = f"{n * m} elements" if n > 2 else ""
+    return x + 1
+
+
+def half(x):
+    half, rest = x.shape[0] // 2, x.shape[0] % 2
+    return x[:half] if len(x) > 3 else x[:rest]
+
+
+def dead_tensor(x):
+    y = x * (x.shape[0] * 3)
+    return x + 1
+
+
+keep_sources(message, half, dead_tensor)
+
+
+@behaviour("drop-dead", points=2, name="captured functions of a tensor with symbolic sizes", cases=lambda rng: ["message", "half", "dead_tensor"],
+           show=lambda name: SOURCES[name] + "# x: float32 [6, 5], both sizes dynamic")
+def captured_sizes(function, name):
+    from minicompile.ch03_capture.capture import CaptureOptions, capture
+    return called(capture(globals()[name], {"x": torch.zeros(6, 5)}, CaptureOptions(everything=True)).gm)
+
+
+def called(gm) -> dict:
+    """name -> text of each operation, without the address that the repr of a function has."""
+    return {n.name: f"{getattr(n.target, '__name__', n.target)}({', '.join(map(str, n.args))})" for n in gm.graph.nodes if n.op != "placeholder"}
+
+
+# ---- unwind ----------------------------------------------------------------------------------------------
+
+task("unwind", title="Where an exception goes", minutes=35, function="unwind", about="""\
+Since CPython 3.11 a `try` costs nothing: a table says which instructions a handler covers. When the instruction at `offset` raises, look in `frame.decoded.table` for the
+entry that covers it: `start` is the first offset covered, `end` the first after it, and entries do not overlap. The handler expects `entry.depth` values on the stack, then LASTI if
+`entry.lasti` is set (the place of the instruction, for a later re-raise), then the exception. `jump(frame, entry.target)` goes on there. Return True then; without
+an entry leave everything as it is and return False. The interpreter holds on to the list `frame.stack`: change it in place.""",
+     hints=["What is on the stack above `depth` belonged to the expression that raised. What becomes of it?",
+            "start <= offset < end. The stack is cut to `depth` values before anything is pushed.",
+            "del frame.stack[entry.depth:]; if entry.lasti: frame.stack.append(LASTI); frame.stack.append(exc); jump(frame, entry.target); return True"])
+
+
+def random_table(rng, entries):
+    """(start, end, target, depth, lasti) of ranges that do not overlap, some with gaps between."""
+    table, offset = [], rng.choice([0, 2, 6])
+    for _ in range(entries):
+        end = offset + 2 * rng.randrange(1, 5)
+        table.append((offset, end, 2 * rng.randrange(40, 60), rng.randrange(4), rng.random() < 0.5))
+        offset = end + 2 * rng.choice([0, 0, 1, 3])
+    return table
+
+
+def raising(entries):
+    def cases(rng):
+        found = []
+        for n in entries:
+            table = random_table(rng, n)
+            for offset in sorted({0, table[0][0], table[-1][1], *(rng.choice(table)[rng.randrange(2)] for _ in range(4)), 2 * rng.randrange(30)}):
+                found.append((table, 4 + rng.randrange(3), offset))
+        return found
+    return cases
+
+
+def raising_text(case):
+    table, height, offset = case
+    return f"offset {offset}, {height} values on the stack; table (start, end, target, depth, lasti): " + ", ".join(map(str, table))
+
+
+def unwound(what):
+    def observe(function, case):
+        from minicompile.ch03_capture.interpreter import LASTI
+        table, height, offset = case
+        entries = [SimpleNamespace(start=s, end=e, target=t, depth=d, lasti=i) for s, e, t, d, i in table]
+        stack = [f"value {k}" for k in range(height)]
+        frame = SimpleNamespace(stack=stack, ip=1000, decoded=SimpleNamespace(table=entries, index={k: k // 2 + 100 for k in range(0, 200, 2)}))
+        handled = bool(function(frame, offset, "the exception"))
+        return {"handled": handled, "next instruction": frame.ip} if what == "jump" else \
+            {"stack": ["LASTI" if v is LASTI else v for v in stack], "the same list": frame.stack is stack, "handled": handled}
+    return observe
+
+
+behaviour("unwind", points=3, name="which handler, and where it begins", cases=raising((1, 1, 2, 3, 5, 8)), show=raising_text)(unwound("jump"))
+behaviour("unwind", points=3, name="what the handler finds on the stack", cases=raising((1, 1, 2, 3, 5, 8)), show=raising_text)(unwound("stack"))
+
+
+def two_errors(x):
+    for k in range(4):
+        try:
+            if k % 2:
+                raise ValueError(k)
+            x = x * {"a": k}["b"]
+        except KeyError:
+            x = x + 1
+        except ValueError as error:
+            x = x - error.args[0]
+    return x
+
+
+def cleaned_up(x):
+    log = []
+
+    def inner(y):
+        try:
+            return y + [1.5, 2.5][3]
+        finally:
+            log.append(y * 2)
+    try:
+        return x + (x * 3 + inner(x))
+    except IndexError:
+        return x, log
+
+
+@contextlib.contextmanager
+def counted(log):
+    try:
+        yield
+    except ZeroDivisionError:
+        log.append(7.5)
+
+
+def in_a_context(x):
+    log = []
+    with counted(log):
+        x = x.sin()
+        x = x * (1 // 0)
+    with torch.no_grad():
+        y = x * log[0]
+    return x + y
+
+
+def raised_again(x):
+    try:
+        try:
+            raise TypeError("first")
+        except TypeError as error:
+            x = x.cos()
+            raise RuntimeError("second") from error
+    except RuntimeError as error:
+        return x * len(error.args[0]) * len(error.__cause__.args[0])
+
+
+keep_sources(two_errors, cleaned_up, in_a_context, raised_again)
+
+
+def observe_program(function, name):
+    from minicompile.ch03_capture.capture import capture
+    made = capture(globals()[name], {"x": torch.zeros(3)})
+    return {**called(made.gm), "result": made.gm(*made.example_inputs)}
+
+
+for _points, _name, _programs in ((2, "programs that catch", ["two_errors", "raised_again"]), (3, "finally and with, through several frames", ["cleaned_up", "in_a_context"])):
+    behaviour("unwind", points=_points, name=_name, cases=lambda rng, programs=_programs: programs, show=lambda name: SOURCES[name])(observe_program)
+
+
+# ---- predict-graph ---------------------------------------------------------------------------------------
+
+PROGRAMS = '''\
+import torch
+import torch.nn.functional as F
+
+
+def formula(x):
+    scale = 2 * 3 ** 2
+    return F.gelu(x) * scale
+
+
+def unrolled(x):
+    for k in range(3):
+        x = x * k
+    return x
+
+
+def collected(x):
+    results = {}
+    for name in ("a", "b"):
+        results[name] = x.relu()
+    results["c"] = len(results)
+    return results
+
+
+def guarded(x):
+    try:
+        return x / {}["missing"]
+    except KeyError:
+        return x - 1
+
+
+def looked_at(x):
+    if x.dim() == 2 and x.dtype == torch.float32 and x.shape[0] > 3:
+        return x.t()
+    return x.sin().t()
+
+
+def thrown_away(x):
+    y = torch.exp(x)
+    z = x.shape[0] * 100
+    return x + 1
+
+
+def no_change(x):
+    return x.contiguous().float()
+
+
+def in_place(x):
+    y = x.clone()
+    y += 1
+    y[0] = 2
+    return y
+
+
+def total(x):
+    return sum(row * k for k, row in enumerate([x, x]))
+
+
+def closure(x):
+    def twice(f):
+        return lambda y: f(f(y))
+    return twice(twice(torch.sin))(x)
+
+'''
+GRAPHS = ("formula", "unrolled", "collected", "guarded", "looked_at", "thrown_away", "no_change", "in_place", "total", "closure")
+
+task("predict-graph", title="What reaches the graph", minutes=25, kind="predict", about="""\
+Each function is captured with x = torch.randn(4, 4). How many operations are in its graph: nodes that are neither inputs nor the output? No stage but capture has
+seen it yet.""", starter=PROGRAMS + questions(**{name.upper(): f"operations in the graph of {name}" for name in GRAPHS}), hints=[
+    "The interpreter runs the Python, once. Only an operation on a tensor is written down, each time that it runs.",
+    "Sizes and dtypes are known and leave no node. A loop is unrolled. An operation that gives back the very tensor that it got is no node. Tensor operations whose results "
+    "nobody reads are left for later stages.",
+    "minicompile.explain(f, backend='eager')(x) shows the graph. sum() begins with 0 + its first item; y[0] = 2 is one operation that writes."])
+
+
+def nodes_in_graph(name) -> int:
+    from minicompile.ch03_capture.capture import capture
+    gm = capture(program_file(PROGRAMS)[name], {"x": torch.randn(4, 4)}).gm
+    return sum(n.op not in ("placeholder", "output") for n in gm.graph.nodes) if gm else 0
+
+
+for _name in GRAPHS:
+    @behaviour("predict-graph", points=1 + (_name in ("in_place", "total", "closure")), name=_name, answer=_name.upper())
+    def _(name=_name):
+        return nodes_in_graph(name)

@@ -1,0 +1,10 @@
+wrong_FORMULA = 3
+wrong_UNROLLED = 1
+wrong_COLLECTED = 1
+wrong_GUARDED = 2
+wrong_LOOKED_AT = 2
+wrong_THROWN_AWAY = 1
+wrong_NO_CHANGE = 2
+wrong_IN_PLACE = 2
+wrong_TOTAL = 3
+wrong_CLOSURE = 2
