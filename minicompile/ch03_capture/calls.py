@@ -36,7 +36,7 @@ from .values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, MISSING, MethodName, MethodVal,
     NEW, NONE, NotConstant, ObjVal, PartialVal, SymVal, Table, TupleVal, Value, boolean, class_of, describe,
     lookup, python_method, user_error)
-from .wrap import dict_contents, is_made_per_call, part, wrap
+from .wrap import dict_contents, guard_keys, is_made_per_call, part, wrap
 
 
 # %%
@@ -165,10 +165,15 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if code in RECURSION_CHECKS:
         return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
     library = is_library(code.co_filename)
-    if not library:
+    reread = source if is_made_per_call(real) else None        # where defaults are read from again
+    if reread is not None and not library:      # the next call may bring another function of the same code
+        wrap(tx, real.__defaults__, part(AttrSource, reread, "__defaults__"))
+        names = wrap(tx, real.__kwdefaults__, part(AttrSource, reread, "__kwdefaults__"))
+        if type(names) is DictVal:
+            guard_keys(tx, names)
+    elif not library:
         facts = (real, code, real.__defaults__, tuple((real.__kwdefaults__ or {}).items()))
         tx.guards.add(None, "FUNCTION", facts, location(tx))
-    reread = source if is_made_per_call(real) else None        # where defaults are read from again
     if reread is None and not library and not plain_defaults(real):
         reread = constant_source(tx, real)
     positional, named = part(AttrSource, reread, "__defaults__"), part(AttrSource, reread, "__kwdefaults__")

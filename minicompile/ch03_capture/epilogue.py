@@ -31,6 +31,7 @@ from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from .contexts import grad_switch
 from .interpreter import Tracer, constant_source, location
+from .iterate import PLAIN_ITERATORS
 from .values import (
     ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal,
     Lazy, ListVal, MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal,
@@ -206,9 +207,6 @@ def iterator_text(ep, value):
     if type(value.it) not in PLAIN_ITERATORS:
         refuse_to_leave(ep, "an iterator", value)
     return f"iter(({expressions(ep, value.it)}))"
-
-
-PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(reversed([])))
 
 
 def iterator_at(container, taken: int):

@@ -419,8 +419,9 @@ def touch(tx: Tracer, value: Value):
 
 # %%
 def written_storages(tx: Tracer, versions: dict | None = None) -> set:
-    """Keys of the storages that the trace has written to. versions: id of a value -> its version to begin with,
-    where that is not the one it was made with. `x.data` has a version counter of its own, and the storage of x."""
+    """Keys of the storages that the trace has written to. versions: id of a value -> its version to begin
+    with, where that is not the one it was made with. `x.data` has a version counter of its own, and the
+    storage of x."""
     versions = versions or {}
     return {storage_key(v.fake) for v in tx.tensor_of_fake.values()
             if v.fake._version > versions.get(id(v), v.version)}
@@ -436,7 +437,8 @@ def effect_free(tx: Tracer, what: str):
         yield
     finally:
         tx.pure_since = since
-    outside = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None or id(v) in known}
+    outside = {storage_key(v.fake) for v in tx.tensor_of_fake.values()
+               if v.real is not None or id(v) in known}
     written = outside & written_storages(tx, {key: version for key, (_, version) in known.items()})
     if written or before != (len(tx.replays), tx.global_writes):
         unsupported(tx, f"{what} with a side effect")

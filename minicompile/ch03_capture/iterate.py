@@ -143,14 +143,18 @@ def next_value(tx: Tracer, iterator: Value) -> Value | None:
         iterator.taken += 1
         item = next(iterator.it, None)
         if item is None:
-            iterator.it, iterator.taken = iter(()), 0
             iterator.over, iterator.unchanged = emptied(iterator.over), lambda: True
+            plain = iterator.over is not None or type(iterator.it) in PLAIN_ITERATORS
+            iterator.it, iterator.taken = iter(()) if plain else (v for v in ()), 0
         return item
     if type(iterator) is GenVal:
         return advance(tx, iterator)
     if type(iterator) is ObjVal and python_method(iterator.cls, "__next__"):
         return unless_raised(StopIteration, lambda: special(tx, iterator, "__next__"))
     unsupported(tx, f"next() of {describe(iterator)}")
+
+
+PLAIN_ITERATORS = (type(iter([])), type(iter(())), type(reversed([])))
 
 
 def emptied(container):

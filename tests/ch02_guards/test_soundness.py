@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import functools
 import gc
+import re
 import types
 import weakref
 
@@ -18,6 +19,7 @@ from torch import nn
 import minicompile
 from minicompile import frames
 from minicompile.ch02_guards import codegen, stable
+from recorders import Recorder
 
 SCALE, TABLE, LIST = 2.0, {"a": 1, "b": 2}, [1, 2]
 
@@ -215,6 +217,34 @@ def test_classes(name):
         for _ in range(2):
             same(apply, compiled, state, twin, x)
     same(apply, compiled, state, twin, x)
+
+
+def made_per_call():
+    def scaled(x, factor=2, *, shift=1):
+        return x * factor + shift
+    return scaled
+
+
+def test_functions_made_for_each_call():
+    """What counts is the code and the defaults, not which function it is: the one of the first call is gone."""
+    def apply_it(g, x):
+        return g(x)
+    recorder, x = Recorder(), torch.ones(2)
+    compiled = minicompile.compile(apply_it, backend=recorder)
+    for _ in range(20):
+        assert torch.equal(compiled(made_per_call(), x), x * 2 + 1)
+        gc.collect()
+    assert len(recorder.graphs) == 1
+    for defaults, named in (((3,), {"shift": 1}), ((3,), {"shift": 4}), ((), {"shift": 4}), (None, {"shift": 4}), ((3,), None)):
+        g = made_per_call()
+        g.__defaults__, g.__kwdefaults__ = defaults, named
+        try:
+            expected = apply_it(g, x)
+        except TypeError as error:
+            with pytest.raises(TypeError, match=re.escape(str(error))):
+                compiled(g, x)
+        else:
+            assert torch.equal(compiled(g, x), expected)
 
 
 def test_function_changed_in_place():
