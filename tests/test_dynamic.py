@@ -466,3 +466,21 @@ def train(make, inputs, backend):
 def test_training_with_varying_batches(make, inputs):
     torch.testing.assert_close(train(make, inputs, "cpp"), train(make, inputs, None), rtol=1e-3, atol=1e-4)
     assert driver.counters.graphs <= 4
+
+
+def test_expressions_that_grow_without_bound_are_fixed():
+    """Each round doubles the text of the expression; a graph for one size is better than none."""
+    def sizes(x):
+        n = x.shape[0]
+        for k in range(2, 40):
+            n = (n + k) % (n // 2 + 3) + 5
+        return x * n
+
+    def floats(x, f):
+        for k in range(1, 40):
+            f = (f + k) / (f * f + 1.0)
+        return x * f
+    compiled, number = minicompile.compile(sizes, backend="eager"), minicompile.compile(floats, backend="eager")
+    for n in (4, 5, 6, 7):
+        assert torch.equal(compiled(torch.ones(n)), sizes(torch.ones(n)))
+        assert torch.equal(number(torch.ones(2), n / 3), floats(torch.ones(2), n / 3))

@@ -23,7 +23,7 @@ import operator
 from dataclasses import dataclass
 from typing import Callable
 
-from .symbolic import Expr, evaluate, symbols, to_text
+from .symbolic import Expr, count_atoms, evaluate, symbols, to_text
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,13 @@ def evaluate_float(e, values: dict[str, object]):
     if e.op == "symbol":
         return values[e.args[0]]
     return OPERATIONS[e.op](*[evaluate_float(a, values) for a in e.args])
+
+
+def tree_size(e) -> int:
+    """The number of leaves of a tree, or of symbols in a size."""
+    if not isinstance(e, Float):
+        return count_atoms(e) if isinstance(e, Expr) else 0
+    return 1 if e.op in ("constant", "symbol") else sum(map(tree_size, e.args))
 
 
 def free_names(e) -> set[str]:

@@ -22,7 +22,8 @@ from typing import Callable
 import torch
 
 from ..errors import Unsupported
-from .floats import (Float, OPERATIONS, evaluate_float, float_operation, float_symbol, float_text, is_partial)
+from .floats import (Float, OPERATIONS, evaluate_float, float_operation, float_symbol, float_text, is_partial,
+                     tree_size)
 from .symbolic import Int, Symbol, add, bounds, floordiv, mod, mul, product
 
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -143,9 +144,21 @@ class Node:
     def wrap_bool(self, value): return ConditionNode("eq", 0 if value else 1, 0, self.env)
 
 # %% [markdown]
-# An integer is an expression. Asking for its value (`guard_int`) fixes it by a guard.
+# An integer is an expression. Asking for its value (`guard_int`) fixes it by a guard. So does computing with
+# expressions that have grown too large: twenty times `n = n % (n + k)` is a text of a million symbols.
 
 # %%
+LARGEST = 64
+
+
+def kept_small(env, *operands) -> tuple:
+    """The operands of an operation, fixed to their present values if the result would be too large."""
+    if sum(map(tree_size, operands)) <= LARGEST:
+        return operands
+    return tuple([e if isinstance(e, (int, float)) else FloatNode(e, env).guard_float()
+                  if isinstance(e, Float) else SizeNode(e, env).guard_int() for e in operands])
+
+
 class SizeNode(Node):
     """An integer expression with its environment."""
 
@@ -189,13 +202,13 @@ class SizeNode(Node):
     def pow(self, other):
         if other.is_float() or other.guard_int() < 0:
             return float_node(self.env, "pow", self.expr, other.expr)
-        return SizeNode(product([self.expr] * other.guard_int()), self.env)
+        return SizeNode(product(kept_small(self.env, *[self.expr] * other.guard_int())), self.env)
 
     pow_by_natural = pow
 
 
 def _arithmetic(fn):
-    return lambda self, other: SizeNode(fn(self.expr, other.expr), self.env)
+    return lambda self, other: SizeNode(fn(*kept_small(self.env, self.expr, other.expr)), self.env)
 
 
 def _comparison(op):
@@ -272,7 +285,7 @@ class FloatNode(Node):
 
 def float_node(env: ShapeEnv, op: str, *operands) -> FloatNode:
     """The node of a float operation. Raises what Python raises for the present values."""
-    e = float_operation(op, *operands)
+    e = float_operation(op, *kept_small(env, *operands))
     if is_partial(e):
         if type(env.hint(e)) is not float:
             raise TypeError(f"{e} is not a float")

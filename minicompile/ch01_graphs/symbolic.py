@@ -82,6 +82,13 @@ Atom = Union[Symbol, FloorDiv, Mod]
 Int = Union[int, "Expr"]
 
 
+def count_atoms(e: "Int") -> int:
+    """How many symbols the text of a size has."""
+    return 0 if isinstance(e, int) else sum(
+        1 if isinstance(a, Symbol) else count_atoms(a.numerator) + count_atoms(a.divisor)
+        for term in e.terms for a in term)
+
+
 def _atom_key(atom: Atom):
     return atom.name if isinstance(atom, Symbol) else repr(atom)
 
