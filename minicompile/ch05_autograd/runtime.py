@@ -235,7 +235,10 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
         ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
                        for i, tangents in joint.watched.items()]       # `finish` writes once more
         ctx.set_materialize_grads(False)
-        results = tuple(outputs[:count])
+        # The engine forbids writing to a view that was made in here. A detached alias is none, and has the
+        # same version counter.
+        results = tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r
+                         for r in outputs[:count]])
         ctx.layouts = [layout_of(results[i]) for i in sizes_of]
         if plain:
             ctx.mark_non_differentiable(*[results[i] for i in plain])

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
+import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch05_autograd.runtime import compile_inference, compile_training, interpret_aten
@@ -667,3 +668,25 @@ def test_writing_what_is_read_is_left_to_eager():
     with pytest.raises(Unsupported):
         compile_function(lambda x: x.sub_(x.t()), [torch.empty(600, 600)])
     check(lambda x: x[:2].add_(x[2:]), rand(4, 3, grad=False))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_results_that_are_parts_of_larger_memory_can_be_written(backend):
+    def part(x):
+        return (x * 2)[1]
+
+    def saved_part(x):
+        return x.softmax(1)[1]
+    results = []
+    for run in (part, minicompile.compile(part, backend=backend)):
+        x = torch.arange(9.0).reshape(3, 3).requires_grad_()
+        y = run(x)
+        y[0] = 3
+        y.sum().backward()
+        results.append((y.detach(), x.grad))
+    torch.testing.assert_close(results[1], results[0])
+    for run in (saved_part, minicompile.compile(saved_part, backend="aot_eager")):
+        y = run(torch.arange(9.0).reshape(3, 3).requires_grad_())
+        y[0] = 3
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
