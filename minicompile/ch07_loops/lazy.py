@@ -150,6 +150,7 @@ class Lowering:
     count: int = 0
     moved: dict = field(default_factory=dict)
     position: dict[str, int] = field(default_factory=dict)
+    in_rows: set[str] = field(default_factory=set)       # buffers read together with numbers per row
     hints: dict[str, int | float] = field(default_factory=dict)      # the symbols' values in the present call
 
     @property

@@ -71,6 +71,10 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 # first reduces blocks, the second reduces the results of the blocks. The plan says into how many blocks each
 # reduced dim is cut; slow dims are cut first, so that a block stays contiguous. Exact divisors are preferred.
 # Where there is none, the last block is short and the loads beyond the end are masked.
+#
+# Column sums over something that has numbers per row, as in the gradients of a layer norm, come with a
+# reduction of those rows, and one kernel can do both (chapter 8, `align_across`): a program takes a block of
+# whole rows. There are then more and shorter blocks, of 16 rows, than a kernel of its own would want.
 
 # %%
 def block_count(size: int, wanted: int) -> int:
@@ -78,6 +82,10 @@ def block_count(size: int, wanted: int) -> int:
     near."""
     near = [p for p in range(max(wanted // 2, 2), min(2 * wanted, size) + 1) if size % p == 0]
     return min(near, key=lambda p: (abs(math.log(p / wanted)), -p)) if near else wanted
+
+
+LONGEST_ROW = 2048        # elements of a row, and of its column sums, that fit in registers
+ENOUGH_BLOCKS = 512       # programs that keep a GPU busy when each is one warp
 
 
 def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int] | None:
@@ -97,6 +105,8 @@ def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int
         enough, shortest = 2 * g.options.processors, 64 if columns else 2048
         programs = -(-results // 32) if columns else results
         wanted = -(-4 * g.options.processors // max(programs, 1))
+        if columns and folded >= 16 * ENOUGH_BLOCKS and results <= LONGEST_ROW and of_rows(g, x, folded):
+            wanted, shortest = 8 * g.options.processors, 16
     wanted = min(wanted, folded // shortest)
     if programs >= enough or wanted < 2:
         return None
@@ -110,6 +120,13 @@ def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int
         plan[d] = blocks
         wanted = -(-wanted // blocks)
     return plan
+
+
+def of_rows(g: Lowering, x: Lazy, rows: int) -> bool:
+    """Is `x` computed with numbers per row, such as the statistics of a layer norm, or from what is?"""
+    sizes = {n: product(g.program.buffers[n].layout.size) for n in footprint(x)[1]}
+    g.in_rows.update(n for n in sizes if rows in sizes.values())
+    return not g.in_rows.isdisjoint(sizes)
 
 
 def in_blocks(x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
@@ -215,8 +232,8 @@ for _kind, _overload in (("sum", "sum.dim_IntList"), ("prod", "prod.dim_int"), (
 @lowering("var_mean.correction", loops=True)
 def var_mean(g, x, dims, *, correction=1, keepdim=False):
     """[variance, mean] of `dims` by Welford's method."""
-    count = product(x.size[d] for d in dims or [])
-    if not dims or count == 0 or not x.dtype.is_floating_point:
+    count = product(x.size[d] for d in dims or [] if x.size)
+    if not dims or count == 0 or not x.dtype.is_floating_point or not x.size:
         return NotImplemented
     dtype = compute_dtype(x.dtype)
     divisor = max(count - correction, 0) if isinstance(count, int) else add(count, -int(correction))

@@ -78,9 +78,10 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
             indices += [a for a in (args[1:2] if op in ("load", "store") else args) if type(a) is not int and
                         hasattr(a, "terms")]
     indices = list(dict.fromkeys(indices))
-    vars, map_v = merge_dims(g.space.vars, indices, "i")
+    blocks, map_v = merge_dims(g.space.vars[:len(g.space.vars) - len(g.walked)], indices, "i")
+    walked, map_w = merge_dims(g.walked, indices, "w")
     rvars, map_r = merge_dims(g.space.rvars, indices, "r")
-    mapping = {**map_v, **map_r}
+    vars, mapping = blocks + walked, {**map_v, **map_w, **map_r}
     bound = 0
     for i in g.members:
         node, body = f.nodes[i], bodies[i]
@@ -94,7 +95,8 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
                 bound += 1
         body = rewrite(body, names)
         if node.reduction_vars:
-            shape = (vars, rvars)
+            over = set().union(*(symbols(g.mapping[i][v]) for v in node.reduction_vars))
+            shape = (vars, rvars) if over.isdisjoint(g.walked) else (blocks + rvars, walked)
         else:
             covers = any(not symbols(e).isdisjoint(wide) for e in g.mapping[i].values())
             shape = (vars + rvars, ()) if covers else (vars, ())
@@ -102,10 +104,10 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
                              outputs=tuple(o for o in node.outputs if o in stored)))
     if not loops:
         return None
-    return finish_kernel(f, g, loops, vars, rvars, local - dead, number)
+    return finish_kernel(f, g, loops, vars, rvars, walked, local - dead, number)
 
 
-def finish_kernel(f: Fuser, g: Group, loops, vars, rvars, local, number: int) -> Kernel:
+def finish_kernel(f: Fuser, g: Group, loops, vars, rvars, walked, local, number: int) -> Kernel:
     written, read, symbol_set = [], [], set()
     for loop in loops:
         for op, args, _ in loop.body:
@@ -125,4 +127,4 @@ def finish_kernel(f: Fuser, g: Group, loops, vars, rvars, local, number: int) ->
     members = [f.nodes[i] for i in g.members]
     return Kernel(kernel_name(members, number), g.device, vars, rvars, loops, frozenset(local),
                   {n: f.buffers[n] for n in names}, inputs, outputs, tuple(sizes),
-                  tuple(dict.fromkeys(o for m in members for o in m.origins)), g.notes)
+                  tuple(dict.fromkeys(o for m in members for o in m.origins)), g.notes, walked)

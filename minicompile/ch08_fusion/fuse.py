@@ -23,13 +23,13 @@ from typing import NamedTuple
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, product, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
 from .dependencies import (accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead,
                            root_of)
 from .build import build_kernel
-from .iteration import (Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order,
-                        roles_agree, strided)
+from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
+from .iteration import Alignment, Space, apply, strided
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
 
@@ -54,6 +54,7 @@ class FusionOptions:
     max_loops: int = 64
     max_distance: int = 100
     reuse_memory: bool = True
+    columns_with_rows: bool | None = None            # see `align_across`; None: on GPUs
 
 
 @dataclass
@@ -85,6 +86,7 @@ class Group:
     guarded: set[str] = field(default_factory=set)   # read under a mask or at a loaded index: needs memory
     scattered: set[str] = field(default_factory=set)  # written at a loaded index, atomically, or under a mask
     wide_reads: set[str] = field(default_factory=set)  # read by loops that cover the reduction dimensions
+    walked: tuple[Symbol, ...] = ()                  # last output variables, which some members sum over
     instructions: int = 0
     notes: list[str] = field(default_factory=list)   # why the members are together
     successors: set[int] = field(default_factory=set)
@@ -119,106 +121,6 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
         if twice or a.mode is not None or a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
             group.scattered.add(a.buffer)
     return group
-
-# %% [markdown]
-# ## Finding a common nest
-#
-# A reduction dictates the nest, and a pointwise loop adapts: either it covers the output dimensions, or
-# output and reduction dimensions together. Between two pointwise loops the earlier one is the base.
-# Evidence is tried first: the buffers that both touch, those written by one and read by the other before
-# those that both read. Whatever alignment results, it counts only if every value that flows from `a` to `b`
-# is read at the index at which it was written.
-
-# %%
-def numel(dims) -> Int:
-    return product(d.size for d in dims)
-
-
-def find_alignment(a: Group, b: Group, shared: list[str]) -> Alignment | str:
-    """How a and b share a nest, or a reason why they do not."""
-    flip = b.reduces and not a.reduces
-    base, other = (b, a) if flip else (a, b)
-    mine, its = base.space, other.space
-    dims, absent = mine.all, ()
-    same = numel(mine.vars) == numel(its.vars) and numel(mine.rvars) == numel(its.rvars)
-    if base.reduces and not other.reduces:
-        same = numel(its.vars) == numel(mine.all)
-        if not same and numel(its.vars) == numel(mine.vars):
-            same, dims, absent = True, mine.vars, mine.rvars
-    if not same:
-        return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
-    tried = set()
-    reason = f"no common refinement of {_sizes(a)} and {_sizes(b)}"
-    for pieces in _candidates(base, other, dims, shared):
-        if pieces is None or tuple(pieces) in tried:
-            continue
-        if other.reduces and not roles_agree(base.space, other.space, pieces):
-            continue
-        tried.add(tuple(pieces))
-        # Dimensions of the base that the other loop does not have stay whole.
-        pieces = pieces + [Piece(d, _ABSENT, d.size) for d in absent]
-        alignment = combine(base.space, pieces, other.space.all)
-        alignment.b.pop(_ABSENT, None)
-        if flip:
-            alignment = alignment._replace(a=alignment.b, b=alignment.a)
-        bad = _first_mismatch(a, b, alignment)
-        if bad is None:
-            return alignment
-        reason = f"{bad} is read at another index than it was written"
-    return reason
-
-
-_ABSENT = Symbol("_absent")
-
-
-def _candidates(base: Group, other: Group, dims, shared):
-    for name in shared:
-        x, y = (g.writes[name] if name in g.writes else min(g.reads.get(name, ()), key=repr, default=None)
-                for g in (base, other))
-        if x is not None and y is not None:
-            yield pieces_by_access(x, dims, y, other.space.all)
-    yield pieces_in_order(dims, other.space.all)
-
-
-def _first_mismatch(a: Group, b: Group, alignment: Alignment) -> str | None:
-    for name, index in a.writes.items():
-        if name in b.reads:
-            at = apply(index, alignment.a)
-            if any(apply(e, alignment.b) != at for e in b.reads[name]):
-                return name
-    return None
-
-
-def _same_reads(a: Group, b: Group, name: str, alignment: Alignment) -> bool:
-    mine = {apply(e, alignment.a) for e in a.reads[name]}
-    return not mine.isdisjoint(apply(e, alignment.b) for e in b.reads[name])
-
-
-def _scattered_stores(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
-    """A large buffer of one group that is not contiguous along the variable along which the other group's
-    memory is. Pointwise kernels can be tiled in two dimensions and absorb a transposition; it is no good
-    inside a reduction, and not worth it without a flow."""
-    base, other = (b, a) if b.reduces and not a.reduces else (a, b)
-    moved = [(n, e, m) for g, m in ((a, alignment.a), (b, alignment.b)) for n, e in g.writes.items()]
-    if base.reduces:
-        mapping = alignment.a if base is a else alignment.b
-        moved += [(n, e, mapping) for n, es in base.reads.items() for e in es]
-    fast = {_fastest(apply(e, m), alignment.space) for n, e, m in moved if nbytes(f.buffers[n]) >= 4096}
-    fast.discard(None)
-    return None if len(fast) < 2 else next(iter(other.writes))
-
-
-def _fastest(index: Int, space: Space) -> Symbol | None:
-    """The variable along which an access is contiguous; None for one that does not move over the whole
-    nest."""
-    if space.rvars and symbols(index).isdisjoint(space.rvars):
-        return None
-    return next((v for v in space.all if v.size != 1 and coefficient(index, v) == 1), None)
-
-
-def _sizes(g: Group) -> str:
-    text = "x".join(str(d.size) for d in g.space.vars) or "1"
-    return text + (" reducing " + "x".join(str(d.size) for d in g.space.rvars) if g.space.rvars else "")
 
 # %% [markdown]
 # ## May they be one kernel?
@@ -394,8 +296,9 @@ def _traffic(f: Fuser, g: Group) -> int:
     return sum(nbytes(f.buffers[n]) for n in g.reads.keys() | g.writes.keys())
 
 
-def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
-    """Fuse groups ia and ib if that is legal and useful; either way, record why."""
+def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
+    """Fuse groups ia and ib if that is legal and useful; either way, record why. `across`: if one reduces
+    rows and the other columns."""
     a, b = f.groups[ia], f.groups[ib]
     if b.ancestors >> ia & 1 == 0 and (a.ancestors >> ib & 1 or ib < ia):
         ia, ib, a, b = ib, ia, b, a
@@ -409,6 +312,8 @@ def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
 
     if a.device != b.device:
         return refuse("different devices")
+    if a.walked or b.walked:
+        return refuse("one of them sums up columns on the way along its rows")
     if len(a.members) + len(b.members) > f.options.max_loops or \
             a.instructions + b.instructions > f.options.max_instructions:
         return refuse("the kernel would be too long")
@@ -428,16 +333,24 @@ def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
         return refuse("too little in common")
     if makes_cycle(f, ia, ib):
         return refuse("something between them needs one and feeds the other")
-    same = a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
+    walked: tuple[Symbol, ...] = ()
+    same = not across and a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
         all(x.size == y.size for x, y in zip(a.space.all, b.space.all)) and \
         all(b.reads[n] == {a.writes[n]} for n in flows) and all(a.reads[n] == b.reads[n] for n in common)
-    alignment = Alignment(a.space, {}, {}) if same else find_alignment(a, b, flows + common)
+    if same:
+        alignment = Alignment(a.space, {}, {})
+    elif across:
+        alignment = align_across(f, a, b, flows + common)
+        if not isinstance(alignment, str):
+            alignment, walked = alignment
+    else:
+        alignment = find_alignment(a, b, flows + common)
     if isinstance(alignment, str):
         return refuse(alignment)
-    if not same and common and not flows and not any(_same_reads(a, b, n, alignment) for n in common):
+    if not same and common and not flows and not any(same_reads(a, b, n, alignment) for n in common):
         return refuse("both read " + ", ".join(common) + ", but at different elements")
     if alignment.permuted and (a.reduces or b.reduces or not flows) and \
-            (bad := _scattered_stores(f, a, b, alignment)):
+            (bad := scattered_stores(f, a, b, alignment)):
         return refuse(f"{bad} would be written across memory")
     if a.device.type == "cuda" and (problem := _starved(a, b)):
         return refuse(problem)
@@ -449,6 +362,7 @@ def try_fuse(f: Fuser, ia: int, ib: int) -> bool:
     f.decisions[key] = Decision(key[0], key[1], True, points, reason)
     a.notes = a.notes + b.notes + [f"{key[0]} and {key[1]}: {reason}"]
     merge(f, ia, ib, alignment)
+    a.walked = walked
     return True
 
 # %% [markdown]
@@ -503,7 +417,7 @@ def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
 # each of its readers, and neighbouring readers of one buffer that have the same number of elements. Three
 # thousand loops give some ten thousand pairs. A round scores them all, tries them best first, and rounds
 # repeat until nothing fuses, because a fusion can remove the obstacle of another: what stood between two
-# loops may now be inside one of them.
+# loops may now be inside one of them. Column sums join the rows last: a nest that has them is fixed.
 
 # %% tags=["exercise:fewer-kernels"]
 def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
@@ -555,6 +469,12 @@ def fuse_groups(f: Fuser, rounds: int = 8) -> None:
                 refused.add(version)
         if not fused:
             break
+    for i, j in sorted(scored, key=lambda p: (-scored[p], p)):
+        i, j = sorted((f.find(i), f.find(j)))
+        across = f.options.columns_with_rows
+        if i != j and f.groups[i].reduces and f.groups[j].reduces and \
+                (f.groups[i].device.type == "cuda" if across is None else across):
+            try_fuse(f, i, j, across=True)
     for i in sorted(f.groups):
         if i in f.groups and f.groups[i].space:
             fuse_siblings(f, f.groups[i])

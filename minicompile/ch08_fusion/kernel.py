@@ -17,7 +17,9 @@ from ..ch07_loops.ir import Buffer, Loop
 # been rewritten to the kernel's own variables, so both code generators see one set of names: `vars` (with
 # sizes) for the output dimensions and `reduction_vars`. A loop in the group is one of three things:
 # *pointwise over `vars`* (no reduction variables), *pointwise over `vars x reduction_vars`* (the elements
-# that a reduction consumes or that are computed from its result), or a *reduction*.
+# that a reduction consumes or that are computed from its result), or a *reduction*. If there are `walked`
+# variables, it may also be a *column sum*: over `walked`, for each of the other `vars` and the
+# `reduction_vars`; its result is stored and not read in the kernel.
 #
 # `local` names buffers that live only inside the kernel: nothing outside reads them, so they are never
 # stored. Where a loop reads a local buffer, the code generator uses the value in its register; if that was
@@ -42,6 +44,7 @@ class Kernel:
     symbols: tuple[Symbol, ...] = ()        # size symbols and floats, last in argument order
     origins: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)   # why each loop is here
+    walked: tuple[Symbol, ...] = ()         # the last of `vars`: a program walks along them, to sum columns
 
 # %% [markdown]
 # Arguments are addresses and 64-bit integers. A float is passed as the integer with the same bits

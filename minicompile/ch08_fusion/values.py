@@ -141,6 +141,8 @@ def add(g: Graph, loop: Loop, op: str, args: tuple, dtype: torch.dtype) -> Value
         operands, dims, phase = inputs_of(g, args)
         if op == "reduce":
             dims, phase = frozenset(g.kernel.vars), phase + 1
+        elif op == "column_sum":
+            dims = g.variables.difference(g.kernel.walked)
         g.known[key] = Value(op, args, dtype, loop, operands, dims, phase)
         g.steps.append(g.known[key])
     return g.known[key]
@@ -201,7 +203,8 @@ def _indirect(g: Graph, loop: Loop, value: Value, size: Int) -> tuple[Value, Sym
 # %% [markdown]
 # ## Reductions
 #
-# Two of them are not what they seem. Dimensions of size 1 are gone by now, and a reduction over nothing
+# A sum over the rows that a program walks along is a value of its own kind, `column_sum`: complete when the
+# program ends. Two of the others are not what they seem. Dimensions of size 1 are gone by now, and a reduction over nothing
 # else is a pointwise operation. And a kernel that has both `max(x)` and `sum(exp(x - max(x)))` can compute
 # the two in one walk along the row, with the online softmax; for code generators that ask for it, the
 # maximum becomes a `softmax` reduction of two results and the sum becomes the second of them. (As an
@@ -212,6 +215,8 @@ def _reduce(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value | tu
     kind, value, index = (*args, None)[:3]
     if not loop.reduction_vars:
         return _reduce_one(g, loop, kind, value, index, dtype)
+    if loop.reduction_vars == g.kernel.walked:
+        return add(g, loop, "column_sum", (value,), dtype)
     if g.online_softmax and kind == "sum" and (top := _shifted_by(value)) is not None and top.dtype == dtype:
         top.args = ("softmax", top.args[1], None)
         return add(g, loop, "get", (top, 1), dtype)

@@ -61,6 +61,8 @@ def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
     total = hint(product(v.size for v in vars))
     heavy = [i for i in accesses if visits(i, vars) * 2 > total]
     sizes = {a.name: hint(a.numel) for a in axes}
+    if kernel.walked:
+        return axes, heuristics.walking(hint(product(v.size for v in kernel.walked)), sizes["r"])
     if "y" in sizes:
         return axes, heuristics.tiled(sizes["y"], sizes["x"], len(heavy))
     if "r" not in sizes:
@@ -94,6 +96,7 @@ class Printer:
     policy: dict[Value, str] = field(default_factory=dict)           # load -> eviction policy in this pass
 
     def __post_init__(self):
+        self.cast = ".to(tl.int64)" if self.indexer.index_type == "tl.int64" else ""
         self.axis_of: dict[Symbol, str] = {v: a.name for a in self.axes for v in a.vars}
         self.everything = frozenset(a.name for a in self.axes)
         self.per_row = self.everything - {"r"}
@@ -304,27 +307,66 @@ def print_pass(p: Printer, inside: list[Value | Store]) -> None:
     p.lines = [*outer, loop, *(("    " + s, c) for s, c in body), *ends]
 
 # %% [markdown]
+# ## Rows, and columns on the way
+#
+# A program with `walked` variables takes a block of rows, a tile of whole rows at a time. Each tile is
+# treated as in a persistent reduction, and added to the tiles of column sums. These are folded and stored
+# behind the loop.
+
+# %%
+def print_walk(p: Printer) -> None:
+    kernel, (x, r) = p.graph.kernel, p.axes
+    blocks = kernel.vars[:len(kernel.vars) - len(kernel.walked)]
+    behind = Indexer([Axis("block", blocks, 0, 2), r], p.indexer.index_type)
+    sums = {s: f"sum{s.number}" for s in p.graph.steps if s.op == "column_sum"}
+    ends: list[tuple[str, str]] = []
+    for step in p.graph.steps:
+        if step in sums:
+            text = convert(value_text(p, step.args[0]), step.args[0].dtype, step.dtype)
+            p.say(f"{sums[step]} += " + (f"tl.where({p.masks['x']}, {text}, 0)" if "x" in p.masks else text),
+                  step.loop)
+        elif step.op == "store" and step.value in sums:
+            target = kernel.buffers[step.buffer].dtype
+            text = convert(f"tl.sum({sums[step.value]}, 0)[None, :]", step.value.dtype, target)
+            pointer = f"{p.parameters[step.buffer]} + ({behind.text(step.index)})"
+            mask = f", {p.masks['r']}" if "r" in p.masks else ""
+            ends.append((f"tl.store({pointer}, {text}{mask})", comment(step.loop)))
+        else:
+            print_step(p, step)
+    length = to_text(product(v.size for v in kernel.walked))
+    head = axis_lines(p, x, f"blockindex * {length} + xoffset + ", f"(blockindex + 1) * {length}")
+    starts = [f"blockindex = tl.program_id(0){p.cast}", *axis_lines(p, r),
+              *(f"{name} = tl.zeros([XBLOCK, RBLOCK], {triton_type(s.dtype)})" for s, name in sums.items()),
+              f"for xoffset in range(0, {length}, XBLOCK):"]
+    names = [f"{n} = {text}" for defs in behind.defs.values() for n, text in defs.items()]
+    p.lines = [*((s, "") for s in starts), *(("    " + s, "") for s in head),
+               *(("    " + s, c) for s, c in p.lines), *((s, "") for s in names), *ends]
+
+# %% [markdown]
 # ## The whole kernel
 
 # %%
-def _header(p: Printer, looped: bool) -> list[str]:
+def axis_lines(p: Printer, a: Axis, start: str = "", end: str | None = None) -> list[str]:
+    """Statements that define the index of an axis, its mask, and the parts of it that offsets use."""
+    lines = [f"{a.name}index = {start}tl.arange(0, {a.block}){a.slot}{p.cast}"]
+    if a.name in p.masks:
+        lines.append(f"{p.masks[a.name]} = {a.name}index < {end or to_text(a.numel, truncates=True)}")
+    return lines + [f"{n} = {text}" for n, text in p.indexer.defs.get(a.name, {}).items()]
+
+
+def header(p: Printer, looped: bool) -> list[str]:
     """Statements that define the axes' indices and masks."""
     lines = ["xpid = tl.program_id(0)"]
-    cast = ".to(tl.int64)" if p.indexer.index_type == "tl.int64" else ""
     if "y" in p.everything:
         count = f"(({to_text(p.axes[1].numel, truncates=True)} + XBLOCK - 1) // XBLOCK)"
         lines = [f"xpid = tl.program_id(0) % {count}", f"ypid = tl.program_id(0) // {count}"]
     for a in p.axes:
-        if a.name == "r":
-            lines.append(f"rbase = tl.arange(0, RBLOCK){a.slot}{cast}")
-            if looped:
-                continue
-            lines.append("rindex = rbase")
+        if a.name != "r":
+            lines += axis_lines(p, a, f"{a.name}pid{p.cast} * {a.block} + ")
+        elif looped:
+            lines.append(f"rbase = tl.arange(0, RBLOCK){a.slot}{p.cast}")
         else:
-            lines.append(f"{a.name}index = {a.name}pid{cast} * {a.block} + tl.arange(0, {a.block}){a.slot}")
-        if a.name in p.masks:
-            lines.append(f"{p.masks[a.name]} = {a.name}index < {to_text(a.numel, truncates=True)}")
-        lines += [f"{n} = {text}" for n, text in p.indexer.defs.get(a.name, {}).items()]
+            lines += axis_lines(p, a)
     return lines
 
 
@@ -339,13 +381,18 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     index_type = "tl.int32" if fits_int32([*sizes, product(a.numel for a in axes)]) else "tl.int64"
     if index_type == "tl.int32":
         narrow_positions(graph)
-    masks = {a.name: f"{a.name}mask" for a in axes if not divides(config.blocks[a.name], a.numel)}
+    lengths = {a.name: a.numel for a in axes}
+    if kernel.walked:
+        lengths["x"] = product(v.size for v in kernel.walked)
+    masks = {n: f"{n}mask" for n, length in lengths.items() if not divides(config.blocks[n], length)}
     arguments = tuple(dict.fromkeys(kernel.inputs + kernel.outputs))
     parameters = {b: b if b.isidentifier() else f"buffer{k}" for k, b in enumerate(arguments)}
     p = Printer(graph, axes, Indexer(axes, index_type), masks, parameters)
     looped = bool(kernel.reduction_vars) and not config.persistent
     if looped:
         print_passes(p)
+    elif kernel.walked:
+        print_walk(p)
     else:
         for step in graph.steps:
             print_step(p, step)
@@ -354,12 +401,14 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     signature |= {s.name: "i64" if wide else "i32" for s in kernel.symbols}
     constants = {a.block: config.blocks[a.name] for a in axes}
     head = f"def {kernel.name}({', '.join([*signature, *(f'{c}: tl.constexpr' for c in constants)])}):"
-    body = [(line, "") for line in _header(p, looped)] + p.lines
+    body = p.lines if kernel.walked else [(line, "") for line in header(p, looped)] + p.lines
     text = "\n".join([head, *(f"    {s}  # {c}" if c else f"    {s}" for s, c in body)]) + "\n"
     code = ("import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n\n"
             + prelude_for(text) + "@triton.jit\n" + text)
     grid = " * ".join(f"(({to_text(a.numel)} + {config.blocks[a.name] - 1}) // {config.blocks[a.name]})"
                       for a in axes if a.name != "r")
+    if kernel.walked:
+        grid = to_text(product(v.size for v in kernel.vars if v not in kernel.walked))
     names = arguments + tuple(s.name for s in kernel.symbols)
     return KernelSource(kernel.name, "triton", code, names, dict(
         signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,

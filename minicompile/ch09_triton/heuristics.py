@@ -101,6 +101,15 @@ def reduction(xnumel: int, rnumel: int, inner: bool, passes: int, live: int, sum
     return Config({"x": x, "r": r}, num_warps=clamp(x * r // 256, 1, 8))
 
 
+def walking(rows: int, row: int) -> Config:
+    """`rows` rows in one program, a tile of whole rows at a time. One warp per program: sums along a row need
+    no shared memory, and many independent programs hide the latency that the loop cannot (47 us where
+    four warps take 64)."""
+    row = power_of_2(row)
+    x = clamp(1024 // row, 1, power_of_2(rows))
+    return Config({"x": x, "r": row}, num_warps=max(1, x * row // 1024), persistent=True)
+
+
 def unknown_row(inner: bool) -> Config:
     """A row whose length is known only at run time cannot be held in one tile: always a loop."""
     return Config({"x": 1, "r": 1024}, num_warps=8) if inner else Config({"x": 64, "r": 32}, num_warps=8)

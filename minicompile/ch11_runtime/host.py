@@ -368,8 +368,9 @@ def canonical_key(k: Kernel) -> tuple:
 
     def inst(i):
         return (i.op, repr(i.args), i.dtype) if i.op == "constant" else i
-    return (k.device, tuple(map(symbol, k.vars)), tuple(map(symbol, k.reduction_vars)), k.local, k.inputs,
-            k.outputs, k.symbols, tuple((n, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
+    return (k.device, tuple(map(symbol, k.vars)), tuple(map(symbol, k.reduction_vars)), len(k.walked),
+            k.local, k.inputs, k.outputs, k.symbols,
+            tuple((n, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
             tuple((tuple(map(symbol, l.vars)), tuple(map(symbol, l.reduction_vars)), tuple(map(inst, l.body)))
                   for l in k.loops))
 

@@ -155,6 +155,19 @@ def test_layer_norm(columns):
     check(lambda x, w, b: F.layer_norm(x, (columns,), w, b), x, w, b, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("size", [(64, 256, 384), (12, 1024, 768), (8192, 5), (65536, 33), (16384, 2048), (16384, 2049), (100, 40)])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_layer_norm_backward(size, dtype):
+    """The large ones in one kernel, but for the last step of the column sums."""
+    x, weight = r(*size), r(size[-1])
+    _, mean, rstd = torch.native_layer_norm(x, size[-1:], weight, weight, 1e-5)
+
+    def gradients(g, x, mean, rstd, weight, residual):
+        dx, dw, db = torch.ops.aten.native_layer_norm_backward(g.float(), x, size[-1:], mean, rstd, weight, weight, [True] * 3)
+        return dx + residual, dw, db
+    check(gradients, r(*size, dtype=dtype), x, mean, rstd, weight, r(*size), rtol=2e-3, atol=2e-2)
+
+
 def test_extremes_take_the_first_index_and_nan():
     x = torch.randint(0, 3, (200, 3000), device="cuda").float()
     x[5, 100] = x[5, 7] = float("nan")

@@ -218,11 +218,11 @@ EXPRESSIONS = {
         $s[::-1]
         $s[$i % 3:]
         $s * ($i % 3)
-        ','.join(str(@1) for @1 in $L)
+        ','.join(str(@1) for @1 in $L)[:20]
         '-'.join([$s, $s])
         str($i)
         repr($U)
-        str($L)
+        str($L)[:20]
         repr($P)
         repr($N)
         repr($O)
@@ -233,7 +233,7 @@ EXPRESSIONS = {
         $s if $b else $s
         type($X).__name__
         $O.__class__.__name__
-        str($D)
+        str($D)[:20]
         sorted($D)[0] if $D else ''
         $s.strip().title()
         $s.partition('b')[0]
