@@ -4,6 +4,11 @@
 # This page takes a single function through the whole compiler and shows what it looks like after each
 # stage. Nothing is explained to the end here. Each stop names the chapter that does so.
 #
+# Four words first. An *operator* is a function of PyTorch's library, ATen: a matrix product, an addition. A
+# *kernel* is machine code that loops over the elements of tensors, started by one call. A *graph* is a list of
+# operator calls in which each line names the lines whose results it uses. *Lowering* replaces what should be done
+# by how to do it, in several steps: graph, loops, kernels.
+#
 # The function is the second half of a transformer block, cut down to what is interesting: a normalisation,
 # a branch on an ordinary Python value, a matrix product, an activation, a residual connection.
 
@@ -12,22 +17,12 @@ import dis
 
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minicompile
-from chapters._lib import (
-    Table,
-    bars,
-    best_time,
-    draw_fx,
-    head,
-    micro,
-    pipeline,
-    results,
-    measured_on,
-    watch,
-)
+from chapters._lib import Table, bars, best_time, draw_fx, head, measured, watch
 
-
+# %%
 def half_block(x, w, scale):
     h = F.layer_norm(x, (64,))
     if scale is not None:
@@ -40,15 +35,41 @@ x = torch.randn(256, 64)
 w = torch.randn(64, 64, requires_grad=True)
 
 # %% [markdown]
-# Compile it, call it once, and compare with what PyTorch computes. `watch` does exactly that, and keeps
+# ## What there is to gain
+#
+# Eager PyTorch executes one operator after the other. PyTorch lets us listen at its dispatcher, below which
+# the kernels are: which operators run, and how many bytes do they read and write?
+
+
+# %%
+class Listen(TorchDispatchMode):
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        out = operator(*args, **(kwargs or {}))
+        touched = [t for t in (*args, *(out if isinstance(out, tuple) else [out])) if isinstance(t, torch.Tensor)]
+        moved = sum(t.numel() * t.element_size() for t in touched)
+        self.total = getattr(self, "total", 0) + moved
+        print(f"{str(operator):32}{moved / 1e3:6.0f} kB")
+        return out
+
+
+with torch.no_grad(), Listen() as listening:
+    half_block(x, w, 0.5)
+needed = sum(t.numel() * t.element_size() for t in (x, w, x))
+print(f"\nmoved {listening.total / 1e3:.0f} kB; the arguments and the result are {needed / 1e3:.0f} kB")
+
+# %% [markdown]
+# Except for the matrix product, each operator does next to no arithmetic: its time is that of reading its operands
+# and writing its result, and of being called. Most of that traffic is between neighbours. One operator writes 66 kB that the next one
+# reads. If both were one kernel, the values would stay in registers. To write such kernels for every combination of
+# operators by hand is hopeless, so a compiler has to do it, and for that it needs the whole list of operators
+# before the first of them runs. Python does not give such a list away: it is a program, with branches and side effects.
+#
+# Compile the function, call it once, and compare with what PyTorch computes. `watch` does exactly that, and keeps
 # what the stages report on the way; the rest of the page looks into it.
 
 # %%
 seen = watch(half_block, x, w, 0.5)
 print("largest difference from eager:", (seen.result - half_block(x, w, 0.5)).abs().max().item())
-
-# %%
-pipeline()
 
 # %% [markdown]
 # ## 1. Bytecode
@@ -210,7 +231,7 @@ print(forward["compiled"].source)
 print(seen.half("backward")["compiled"].source)
 
 # %% [markdown]
-# Look at the backward program: `buf0 = mm_default  # takes over its memory`. A saved activation that
+# In the backward program a line ends in *takes over its memory*. A saved activation that
 # nothing else needs is overwritten with the gradient.
 #
 # ## 12. How long does it take?
@@ -219,14 +240,11 @@ print(seen.half("backward")["compiled"].source)
 # of each bar is the cost of calling anything at all.
 
 # %%
-threads = torch.get_num_threads()
-torch.set_num_threads(1)
 compiled = minicompile.compile(half_block)
 with torch.no_grad():
     eager_s, ours_s = best_time(half_block, x, w, 0.5, repeat=200), best_time(
         compiled, x, w, 0.5, repeat=200
     )
-torch.set_num_threads(threads)
 bars(
     [("eager", eager_s * 1e6, "plain"), ("compiled", ours_s * 1e6)],
     "us",
@@ -238,21 +256,11 @@ bars(
 # Then a whole training step of a small GPT on an H100: the character-level nanoGPT, measured by `python -m
 # minicompile bench nanogpt`: forward, backward, clipping and optimizer.
 
-# %%
-data = results("h100-nanogpt")
+# %% tags=["gpu-result", "results:h100-nanogpt"]
 rows = [
-    (
-        r["task"]["compiler"],
-        r["ms"],
-        (
-            "plain"
-            if r["task"]["compiler"] == "eager"
-            else "compute" if "minicompile" in r["task"]["compiler"] else "library"
-        ),
-    )
-    for r in data["results"]
+    (name, r["ms"], {"e": "plain", "m": "compute", "t": "library"}[name[0]])
+    for name, r in measured("h100-nanogpt").items()
 ]
-print(measured_on(data))
 bars(
     rows,
     "ms",

@@ -6,13 +6,12 @@
 # their contents. This chapter makes both. All later chapters use them.
 
 # %%
-import time
 import tracemalloc
 
 import torch
 import torch.nn.functional as F
 
-from chapters._lib import Listings, Table, bars, best_time, draw_fx, example, head, micro, size, watch
+from chapters._lib import Table, best_time, draw_fx, example, head, size, watch
 from minicompile.ch01_graphs.graph import interpret, print_graph
 from minicompile.ch01_graphs.trace import trace
 
@@ -209,7 +208,7 @@ for text in dict.fromkeys(g.text() for g in env.guards):
 # expressions over loop variables, and a view such as flattening must not leave divisions behind.
 
 # %%
-from minicompile.ch01_graphs.symbolic import Symbol, coefficient, mod
+from minicompile.ch01_graphs.symbolic import Symbol
 
 i0, i1 = Symbol("i0", 8).expr, Symbol("i1", 64).expr  # 0 <= i0 < 8, 0 <= i1 < 64
 flat = 64 * i0 + i1

@@ -11,19 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import (
-    Block,
-    Listings,
-    Table,
-    bars,
-    best_time,
-    example,
-    head,
-    lines,
-    tidy,
-    watch,
-    watching,
-)
+from chapters._lib import Block, Table, bars, best_time, check_of, example, head, lines, tidy, watch, watching
 
 # %% [markdown]
 # ## The naive version: a dictionary of shapes
@@ -96,9 +84,7 @@ from minicompile.ch02_guards import codegen
 block, x = example()
 seen = watch(block, x, backend="eager")
 captured, forward = seen.captured[0], Block.forward
-check = codegen.build_check(
-    captured.guards, captured.inputs, forward.__code__, forward.__globals__, captured.constants
-)
+check = check_of(captured, forward)
 
 
 def one_by_one(block, x):
@@ -137,7 +123,7 @@ for depth in (1, 2, 4, 8):
     stack = nn.Sequential(*[Block() for _ in range(depth)])
     deep = watch(stack, x, backend="eager").captured[0]
     fn = nn.Sequential.forward
-    c = codegen.build_check(deep.guards, deep.inputs, fn.__code__, fn.__globals__, deep.constants)
+    c = check_of(deep, fn)
     c(fn, stack, x), c(fn, stack, x)
     points.append(
         (depth, len(list(deep.guards)), best_time(lambda: [c(fn, stack, x) for _ in range(50)]) / 50 * 1e6)
@@ -250,30 +236,17 @@ with set_stance("fail_on_recompile"):
 block, x = example()
 compiled = minicompile.compile(block, backend="eager")
 compiled(x)
-with watching() as seen, torch.no_grad():
-    with torch.enable_grad():
-        block.up.weight.data.mul_(2)
-        print(
-            "other numbers in a weight:",
-            len(seen.recompiles),
-            "recompiles; right:",
-            torch.equal(compiled(x), block(x)),
-        )
-        block.up = nn.Linear(64, 256)
-        print(
-            "another layer in its place: right:",
-            torch.equal(compiled(x), block(x)),
-            "; recompiles:",
-            len(seen.recompiles),
-        )
-        block.norm1 = nn.Identity()
-        print(
-            "a layer of another class: right:",
-            torch.equal(compiled(x), block(x)),
-            "; recompiles:",
-            len(seen.recompiles),
-        )
-        print("because", seen.recompiles[-1]["why"].split("  #")[0])
+changes = {
+    "other numbers in a weight": lambda: block.up.weight.data.mul_(2),
+    "another layer in its place": lambda: setattr(block, "up", nn.Linear(64, 256)),
+    "a layer of another class": lambda: setattr(block, "norm1", nn.Identity()),
+}
+with watching() as seen:
+    for what, change in changes.items():
+        change()
+        right = torch.equal(compiled(x), block(x))
+        print(f"{what}: {'right' if right else 'WRONG'}, {len(seen.recompiles)} recompiles so far")
+print("because", seen.recompiles[-1]["why"].split("  #")[0])
 
 # %% [markdown]
 # ## What torch.compile does differently

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Listings, Table, best_time, example, head, lines, micro, step_through, tidy, watch
+from chapters._lib import Listings, Table, best_time, example, head, lines, step_through, watch
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
@@ -180,7 +180,7 @@ step_through(residual, x=torch.randn(8, 16), w=torch.randn(16, 16), steps=2)
 # CPython changes its instructions in every release. Here is one function as 3.11, 3.12 and 3.13 compile it.
 # The listings are recorded; the cell checks the one of the Python that runs it.
 
-# %%
+# %% tags=["fold"]
 import sys
 
 
@@ -322,23 +322,19 @@ Table(
 # Capture time grows in proportion.
 
 # %%
-from chapters._lib import watching
 import time
 
-points = []
+points, counts = [], {}
 for depth in (1, 2, 4, 8):
     torch.manual_seed(0)
     stack = torch.nn.Sequential(*[Block() for _ in range(depth)])
     minicompile.reset()
     start = time.perf_counter()
     deep = watch(stack, x, backend="eager")
-    points.append((depth, len(deep.graphs[0].graph.nodes), 1000 * (time.perf_counter() - start)))
-lines(
-    {"graph nodes": [(d, n) for d, n, _ in points], "ms to capture": [(d, t) for d, _, t in points]},
-    "blocks",
-    "",
-    "Nodes of the captured graph and time of the first call against the number of blocks.",
-)
+    points.append((depth, 1000 * (time.perf_counter() - start)))
+    counts[depth] = len(deep.graphs[0].graph.nodes)
+print("nodes in the graph, by number of blocks:", counts)
+lines({"first call": points}, "blocks", "ms", "Milliseconds of the first call against the number of blocks.")
 
 # %% [markdown]
 # ## What cannot be captured

@@ -13,18 +13,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters._lib import (
-    Block,
-    Listings,
-    Table,
-    bars,
-    best_time,
-    example,
-    head,
-    results,
-    row_of_boxes,
-    tidy,
-    watch,
-    watching,
+    Block, Table, best_time, example, head, results, row_of_boxes, tidy, watch, watching
 )
 from minicompile.ch01_graphs.graph import print_graph
 

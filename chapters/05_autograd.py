@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Listings, Table, bars, draw_fx, drawing, example, head, size, watch
+from chapters._lib import Table, bars, draw_fx, drawing, example, measured, size, watch
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import interpret, print_graph
 from minicompile.ch01_graphs.trace import Recorder, trace
@@ -187,7 +187,7 @@ print("chosen:          ", [n.name for n in cut], size(weight(cut)), "besides in
 # whatever backward reads. A set of saved values is sufficient when it cuts every way from the source to the
 # sink. The cheapest sufficient set is a minimum cut, and maximum flow finds it.
 
-# %%
+# %% tags=["fold"]
 from minicompile.ch05_autograd.partition import forward_use, must_not_recompute, price, stages, is_fusible
 
 forward_nodes = [n for n in made.gm.graph.nodes if n.op != "output" and n not in halves.backward]
@@ -249,19 +249,17 @@ def kept(function):
     return found
 
 
-eager_kept = kept(block)
-compiled = minicompile.compile(block)
-compiled(x)
-ours_kept = kept(compiled)
-bars(
-    [
-        (f"eager, {len(eager_kept)} tensors", sum(eager_kept.values()) / 1e3, "bad"),
-        (f"compiled, {len(ours_kept)} tensors", sum(ours_kept.values()) / 1e3),
-    ],
-    "kB",
-    "Memory kept between forward and backward.",
-    form="{:.0f}",
-)
+def compare_kept(function, alt):
+    compiled = minicompile.compile(function)
+    compiled(x)
+    rows = [
+        (f"{name}, {len(found)} tensors", sum(found.values()) / 1e3, kind)
+        for name, kind, found in (("eager", "bad", kept(function)), ("compiled", "compute", kept(compiled)))
+    ]
+    return bars(rows, "kB", alt, form="{:.0f}")
+
+
+compare_kept(block, "Memory kept between forward and backward.")
 
 # %% [markdown]
 # No difference. This block consists of operators whose authors chose by hand what to save: layer norm,
@@ -278,19 +276,7 @@ def perceptron(x):
     return x + F.dropout(block.down(written_gelu(block.up(block.norm2(x)))), 0.1)
 
 
-eager_kept = kept(perceptron)
-compiled_p = minicompile.compile(perceptron)
-compiled_p(x)
-ours_kept = kept(compiled_p)
-bars(
-    [
-        (f"eager, {len(eager_kept)} tensors", sum(eager_kept.values()) / 1e3, "bad"),
-        (f"compiled, {len(ours_kept)} tensors", sum(ours_kept.values()) / 1e3),
-    ],
-    "kB",
-    "Kept for the perceptron with its GELU written out.",
-    form="{:.0f}",
-)
+compare_kept(perceptron, "Kept for the perceptron with its GELU written out.")
 
 # %% [markdown]
 # Eager keeps an intermediate for each line of the formula, because no operator knows of its neighbours. The
@@ -317,13 +303,55 @@ for prefer in ("speed", "memory"):
 Table(["prefer", "saved", "bytes", "operators in backward", "which"], rows)
 
 # %% [markdown]
+# ### On a GPU, in a real model
+#
+# GPT-2 is built from the same kinds of operators, at a width of 768 with 12 layers. Peak memory of a training step:
+
+# %% tags=["gpu-result", "results:h100-gpt2"]
+bars(
+    [
+        (name, measured("h100-gpt2")[run]["peak_memory_mb"] / 1000, kind)
+        for name, run, kind in (("eager", "eager", "bad"), ("minicompile", "minicompile", "compute"), ("torch.compile", "torch", "library"))
+    ],
+    "GB",
+    "Peak memory of a training step of GPT-2 124M.",
+    form="{:.2f}",
+)
+
+# %% [markdown]
+# ## What it costs
+#
+# The time to differentiate ahead of time, for one block and for more. The cut is a maximum flow over the nodes of forward; recording
+# runs the autograd engine and every meta kernel once.
+
+# %%
+import time
+
+from minicompile.ch05_autograd.joint import simplify, trace_joint
+from minicompile.ch06_decompositions.decompose import decompose
+
+rows = []
+for depth in (1, 2):
+    graph = watch(torch.nn.Sequential(*[type(block)() for _ in range(depth)]), x, backend="eager").graphs[0]
+    inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+    clock = [time.perf_counter()]
+    made = trace_joint(graph, inputs)
+    clock.append(time.perf_counter())
+    simplify(made, decompose)
+    clock.append(time.perf_counter())
+    partition(made)
+    clock.append(time.perf_counter())
+    rows.append((depth, len(made.gm.graph.nodes), *(f"{1000 * (b - a):.0f} ms" for a, b in zip(clock, clock[1:]))))
+Table(["blocks", "nodes of the joint graph", "record it", "to primitives", "cut it"], rows)
+
+# %% [markdown]
 # ## Putting it back into PyTorch
 #
 # The user calls `loss.backward()`, so the two graphs have to be one node of PyTorch's own autograd graph: a
 # `torch.autograd.Function` whose forward calls the compiled forward and saves what the cut chose.
 
 # %%
-y = compiled(x)
+y = minicompile.compile(block)(x)
 print("the block is one autograd node:", y.grad_fn.name())
 eager_y = block(x)
 names, pending = set(), [eager_y.grad_fn]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Table, bars, best_time, example, head, lines, watch
+from chapters._lib import Table, bars, best_time, example, watch
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.trace import trace

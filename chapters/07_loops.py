@@ -7,13 +7,11 @@
 
 # %%
 import torch
-import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Listings, Table, bars, example, head, size, watch
-from minicompile.ch01_graphs.graph import print_graph
+from chapters._lib import Listings, Table, bars, example, head, watch
 from minicompile.ch07_loops.ir import Extern, Loop, replay
-from minicompile.ch07_loops.verify import print_loop, print_program
+from minicompile.ch07_loops.verify import print_program
 
 # %% [markdown]
 # ## The naive version: a loop for each operator

@@ -13,11 +13,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters._lib import Listings, Table, bars, best_time, example, head, tidy, watch
-from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch10_cpp.build import FLAGS, load_cpp
-from minicompile.ch10_cpp.emit import emit_cpp
-
-torch.set_num_threads(1)
 
 # %% [markdown]
 # ## The naive version: print the loop
@@ -195,7 +191,6 @@ bars(rows, "ms", "Transposing and doubling a square matrix.", form="{:.2f}")
 # even the standard library's; what kernels need is declared in three small files.
 
 # %%
-import shutil
 import subprocess
 import tempfile
 import time

@@ -8,30 +8,14 @@
 
 # %%
 import torch
-import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import (
-    Listings,
-    Table,
-    bars,
-    best_time,
-    example,
-    head,
-    measured_on,
-    micro,
-    results,
-    size,
-    timeline,
-    watch,
-)
+from chapters._lib import Table, bars, best_time, check_of, example, head, measured, results, watch
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch10_cpp.build import load_cpp
 from minicompile.ch10_cpp.emit import emit_cpp
 from minicompile.ch11_runtime.host import compile_schedule
-
-torch.set_num_threads(1)
 
 # %% [markdown]
 # ## The naive version: a loop over steps
@@ -138,15 +122,8 @@ print(
 
 # %%
 forward = seen.half("forward")["compiled"]
-graph_inputs = [n.name for n in seen.graphs[0].graph.nodes if n.op == "placeholder"]
-entry = seen.states[0].cache.entries[0]
-from minicompile.ch02_guards import codegen
-
-captured = seen.captured[0]
 fn = type(block).forward
-check = codegen.build_check(
-    captured.guards, captured.inputs, fn.__code__, fn.__globals__, captured.constants
-)
+check = check_of(seen.captured[0], fn)
 values = check(fn, block, x)
 compiled = minicompile.compile(block)
 compiled(x)
@@ -202,33 +179,47 @@ print("the same tensor after a second call:", first.tolist())
 #
 # %show minicompile.ch11_runtime.cudagraphs.run_recording
 #
-# What it brings, measured: a training step of two GPTs, with and without.
+# What it brings depends on the host. Here is one training step of the small GPT on two machines that have the
+# same GPU and different processors:
 
-# %%
+# %% tags=["gpu-result", "results:h100-nanogpt-slow-host", "results:h100-nanogpt"]
 rows = []
-for name in ("h100-nanogpt", "h100-gpt2"):
-    data = results(name)
-    rows += [
-        (
-            f"{data['benchmark']}, {r['task']['compiler']}",
-            r["ms"],
-            "compute" if "reduce" in r["task"]["compiler"] else "plain",
+for host, name in (("slow host", "h100-nanogpt-slow-host"), ("fast host", "h100-nanogpt")):
+    runs = measured(name)
+    for label, run in (("eager", "eager"), ("compiled", "minicompile"), ("graph replayed", "minicompile:reduce-overhead")):
+        rows.append((f"{host}, {label}", runs[run]["ms"], {"e": "bad", "c": "plain", "g": "compute"}[label[0]]))
+bars(rows, "ms", "Milliseconds per training step of nanoGPT on an H100.", form="{:.2f}")
+
+# %% [markdown]
+# On the slow host, eager and compiled code are as fast as the processor that launches the kernels. The replayed graph takes the
+# same time on both machines: what is left is the GPU. The fast host had little to gain, because it already kept ahead of the GPU.
+# Two larger models on the fast host:
+
+# %% tags=["gpu-result", "results:h100-gpt2", "results:h100-resnet50"]
+rows = []
+for name in ("h100-gpt2", "h100-resnet50"):
+    for mode in ("minicompile", "minicompile:reduce-overhead"):
+        run = measured(name)[mode]
+        rows.append(
+            (name.removeprefix("h100-"), "graph replayed" if ":" in mode else "compiled", f"{run['ms']:.2f}", f"{run['peak_memory_mb'] / 1000:.2f}")
         )
-        for r in data["results"]
-        if "minicompile" in r["task"]["compiler"]
-    ]
-print(measured_on(data))
-bars(
-    rows,
-    "ms",
-    "Milliseconds per training step, with CUDA graphs (reduce-overhead) and without.",
-    form="{:.2f}",
+Table(["work, bf16", "how", "ms per step", "peak GB"], rows)
+
+# %% [markdown]
+# ResNet-50 has hundreds of short kernels and still gains. GPT-2 has kernels long enough to hide the host: a replay gains nothing,
+# the copies cost time, and the graphs' pool costs memory.
+#
+# What is left of a compiled call when its kernels are taken away: a graph that does nothing, called on that host. Guards on
+# hundreds of parameters are in there; without the C memo ([chapter 2](chapter:02)) they alone would cost more.
+
+# %% tags=["gpu-result", "results:h100-overhead"]
+calls = results("h100-overhead")["call_us"]
+Table(
+    ["one call without kernels", "minicompile", "torch.compile"],
+    [(work, *(f"{row[c]['median']:.1f} us" for c in ("minicompile", "torch"))) for work, row in calls.items()],
 )
 
 # %% [markdown]
-# The small model gains: its kernels are short, and the host could not keep up. GPT-2 has kernels long
-# enough to hide the host, and pays for the copies.
-#
 # ## What torch.compile does differently
 #
 # Inductor generates the same kind of wrapper, in Python or C++ (`cpp_wrapper`, and AOTInductor for a

@@ -31,6 +31,7 @@ if str(ROOT) not in sys.path:
 
 import minicompile  # noqa: E402
 
+torch.set_num_threads(1)  # the times on the pages are those of one core
 minicompile.config.raise_on_internal_error = True  # a bug must not hide behind the fallback in a book
 
 
@@ -131,6 +132,13 @@ def watch(function, *args, **settings):
     return found
 
 
+def check_of(captured, function):
+    """The generated guard check of a captured frame: check(function, *arguments) -> inputs of the graph, or None."""
+    from minicompile.ch02_guards.codegen import build_check
+
+    return build_check(captured.guards, captured.inputs, function.__code__, function.__globals__, captured.constants)
+
+
 def best_time(function, *args, repeat=30):
     """Seconds of the fastest of `repeat` calls, after two that are not counted."""
     function(*args), function(*args)
@@ -172,12 +180,9 @@ def results(name):
     return json.loads((ROOT / "results" / f"{name}.json").read_text())
 
 
-def measured_on(data):
-    """One line that says what was measured where."""
-    return (
-        f"{data['hardware']['gpu']}, torch {data['versions']['torch']}, triton {data['versions']['triton']}, "
-        f"Python {data['versions']['python']}, commit {data['commit']}"
-    )
+def measured(name, dtype="bf16"):
+    """The training runs of `results/NAME.json`: {compiler and mode: row}."""
+    return {r["task"]["compiler"]: r for r in results(name)["results"] if r["task"]["dtype"] == dtype}
 
 
 # ---- pictures ------------------------------------------------------------------------------------
@@ -289,35 +294,6 @@ def row_of_boxes(boxes, alt, caption="", per_row=5):
     return Picture("".join(body), 8 + columns * (w + gap) - gap, 8 + rows * (h + 30) - 30, alt, caption)
 
 
-STAGES = [
-    ("guards", "02"),
-    ("capture", "03"),
-    ("breaks", "04"),
-    ("autograd", "05"),
-    ("primitives", "06"),
-    ("loops", "07"),
-    ("fusion", "08"),
-    ("Triton", "09"),
-    ("C++", "10"),
-    ("runtime", "11"),
-]
-
-
-def pipeline(here=""):
-    """The stages in order; the one of this chapter is filled in."""
-    boxes = [
-        (name, f"chapter {n}", "library" if n == here else "input")
-        for n, name in [(n, s) for s, n in STAGES]
-    ]
-    where = next((name for name, n in STAGES if n == here), None)
-    return row_of_boxes(
-        boxes,
-        "The stages of the compiler in order: "
-        + ", ".join(s for s, _ in STAGES)
-        + (f". This chapter is about {where}." if where else "."),
-    )
-
-
 def layers_of(nodes, edges):
     """Longest-path layering: node -> depth."""
     depth = dict.fromkeys(nodes, 0)
@@ -373,23 +349,39 @@ def drawing(nodes, edges, alt, caption="", marked=(), width=150):
     return Picture("".join(body), total + 2 * margin, 8 + len(rows) * (h + gap) - gap, alt, caption)
 
 
+class Bars:
+    """Horizontal bars in HTML: on a narrow screen a label stands above its bar."""
+
+    def __init__(self, rows, alt, caption):
+        """rows: (label, share of the longest, colour, value as text)."""
+        self.rows, self.caption = rows, caption
+        self.alt = " ".join(f"{alt} {'; '.join(f'{label}: {value}' for label, _, _, value in rows)}.".split())
+
+    def _repr_html_(self):
+        room, wide = 0.56 * max(len(r[3]) for r in self.rows) + 1, 0.52 * max(len(r[0]) for r in self.rows) + 1
+        body = "".join(
+            f'<div style="display:flex;flex-wrap:wrap;gap:0 1em;margin:.25em 0"><span style="flex:0 0 {wide:.1f}em">{html.escape(label)}</span>'
+            f'<span style="flex:1 1 14em;display:flex;align-items:center;gap:.5em;padding-right:{room:.1f}em;white-space:nowrap">'
+            f'<span style="flex:none;height:1.2em;border-radius:2px;width:{max(share, 0.003):.1%};background:{colour}"></span>{html.escape(value)}</span></div>'
+            for label, share, colour, value in self.rows
+        )
+        caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
+        return (
+            f'<figure class="mc-figure" style="text-align:left;width:auto"><div role="img" aria-label="{html.escape(self.alt)}" '
+            f'style="max-width:44em;font:13px/1.5 system-ui,sans-serif">{body}</div>{caption}</figure>'
+        )
+
+    def __repr__(self):
+        return f"[picture: {self.alt}]"
+
+
 def bars(rows, unit="", alt="", caption="", form="{:,.3g}"):
     """Horizontal bars. rows: (label, value) or (label, value, kind)."""
-    label_width, width, step = 14 + 7.2 * max(len(r[0]) for r in rows), 240, 26
-    right = 16 + 6.8 * max(len(f"{form.format(r[1])} {unit}") for r in rows)
     top = max(r[1] for r in rows) or 1
-    body = []
-    for n, (label, value, *kind) in enumerate(rows):
-        y, length = 4 + n * step, max(1, width * value / top)
-        colour = COLOURS[kind[0]] if kind else BLUE
-        body.append(text_at(label_width - 8, y + 14, label, "end"))
-        body.append(
-            f'<rect x="{label_width:g}" y="{y}" width="{length:.1f}" height="19" rx="2" fill="{colour}"/>'
-        )
-        body.append(text_at(label_width + length + 6, y + 14, f"{form.format(value)} {unit}"))
-    said = "; ".join(f"{r[0]}: {form.format(r[1])} {unit}".strip() for r in rows)
-    return Picture(
-        "".join(body), label_width + width + right, 8 + len(rows) * step, f"{alt} {said}.", caption, shrinks=0.7
+    return Bars(
+        [(r[0], r[1] / top, COLOURS[r[2]] if len(r) > 2 else BLUE, f"{form.format(r[1])} {unit}".strip()) for r in rows],
+        alt,
+        caption,
     )
 
 
@@ -462,7 +454,7 @@ class Listings:
         self.parts = [(title, tidy(text)) for title, text in parts]
 
     def _repr_html_(self):
-        wide = min(20, 3 + 0.6 * max(len(line) for _, text in self.parts for line in text.splitlines()))
+        wide = min(20, 2 + 0.36 * max(len(line) for _, text in self.parts for line in text.splitlines()))
         cells = "".join(
             f'<div style="flex:1 1 {wide:g}em;min-width:0"><p><strong>{html.escape(t)}</strong></p>'
             f'<pre tabindex="0" style="overflow-x:auto"><code>{html.escape(c.strip(chr(10)))}</code></pre></div>'
@@ -487,7 +479,7 @@ class Stepper:
         data = [dict(offset=o, instruction=i, stack=s, node=n) for o, i, s, n in self.rows]
         body = "".join(
             f"<tr><td>{o}</td><td><code>{html.escape(i)}</code></td><td>{html.escape(' | '.join(s))}</td>"
-            f"<td><code>{html.escape(n)}</code></td></tr>"
+            f"<td>{f'<code>{html.escape(n)}</code>' if n else ''}</td></tr>"
             for o, i, s, n in self.rows
         )
         return (
@@ -524,7 +516,7 @@ def step_through(function, **args):
 
         def watched(handler):
             def run(tx, frame, instruction, *operands):
-                stack = [short(v) for v in (*frame.stack, *operands)]
+                stack = [said for v in (*frame.stack, *operands) if (said := short(v)) != "NULL"]
                 nodes = len(tx.graph.nodes)
                 pushed = handler(tx, frame, instruction, *operands)
                 new = [n for n in list(tx.graph.nodes)[nodes:] if n.op != "placeholder"]

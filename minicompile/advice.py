@@ -10,6 +10,7 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
      "Write the choice as torch.where(condition, a, b), or decide on something that is no tensor, such "
      "as a shape."),
     (r"\bprint\(\)", "Print after the compiled function has returned, or use a logger outside of it."),
+    (r"out=", "Write t.copy_(operation), or make t in the shape and dtype of the result."),
     (r"Tensor\.(item|tolist|numpy)\(\)|(int|float|range)\(\) of a tensor|the text of a tensor",
      "Keep the value a 0-d tensor, or read it after the compiled function has returned."),
     (r"__bool__|`in` of a tensor",
@@ -17,13 +18,14 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
     (r"nonzero|masked_select|unique|depends on tensor values|boolean mask",
      "The size of the result depends on values: use torch.where, or move it out of the compiled "
      "function."),
+    (r"inference_mode", "Enter it around the call of the compiled function, or use torch.no_grad() inside."),
     (r"is disabled for compilation",
      "Remove minicompile.disable from that function, or call it outside of the compiled one."),
     (r"needs the frame of its caller",
      "Debug with set_stance('force_eager'): it steps through your own lines."),
-    (r"\bnumpy\b",
+    (r"(?i)numpy|ndarray",
      "Use the torch function of the same name, or call it before or after the compiled function."),
-    (r"\btime\.|\brandom\.|\blogging\.|\bjson\.|\bpickle\.|\bos\.|open\b.*file",
+    (r"\btime\.|\brandom\.|\blogging\.|\bjson\.|\bpickle\.|\bos\.|Generator object|open\b.*file",
      "Call it before or after the compiled function and pass the result as an argument."),
     (r"C function|call of the C|a call of",
      "Move the call out of the compiled function, write it with tensor operations, or make it an "

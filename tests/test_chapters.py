@@ -93,7 +93,9 @@ def test_the_notebook_runs_wherever_it_was_saved(path, tmp_path):
 
 
 def test_pictures_have_a_text_alternative():
-    made = [_lib.bars([("a", 1.0), ("b", 2.5)], "ms", "Two bars."), _lib.pipeline("03"),
+    chart = _lib.bars([("a", 1.0), ("b", 2.5)], "ms", "Two bars.")
+    assert 'role="img" aria-label="Two bars. a: 1 ms; b: 2.5 ms."' in chart._repr_html_() and "b: 2.5 ms" in repr(chart)
+    made = [_lib.row_of_boxes([("a", "", "input"), ("b", "", "compute")], "Two boxes."),
             _lib.timeline([("x", 0, 2, "8 B")], 3, "One buffer."), _lib.lines({"f": [(1, 2), (2, 4)]}, "n", "t", "A curve."),
             _lib.drawing({"a": ("a", "", "input"), "b": ("b", "", "compute")}, [("a", "b")], "Two nodes.")]
     for picture in made:

@@ -4,7 +4,8 @@ import textwrap
 
 import pytest
 
-from tools.site import cells, chapter_pages, code_pages, execute, highlight, links, names, pages
+from tools.site import SiteError, build, cells, chapter_pages, code_pages, execute, highlight, links, names, pages
+from tools.site.page import HOLE, PLACE, Page
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,8 @@ def test_a_page_shows_what_its_cells_print_and_return(folder, modules):
     results = execute.run_page(path, folder)
     assert [o["text"] for o in results[0]] == ["said", "42"]
     book = links.Book(modules)
-    page = chapter_pages.chapter_page(book, path, results, "", folder)
+    page = chapter_pages.chapter_page(book, path, "", folder)
+    chapter_pages.fill(book, page, path, results, folder)
     assert page.title == "Tiny" and not book.findings
     line = modules["minicompile.driver"].definitions["Counters"].line
     assert f"[`Counters`](../code/driver.html#L{line})" in "".join(page.parts)
@@ -56,7 +58,7 @@ def test_an_unknown_target_is_a_finding_with_its_line(modules, target):
 def test_an_unknown_name_to_show_is_a_finding(folder, modules):
     path = page_in(folder, "# %% [markdown]\n# # Tiny\n#\n# %show minicompile.driver.nothing\n")
     book = links.Book(modules)
-    chapter_pages.chapter_page(book, path, [], "", folder)
+    chapter_pages.chapter_page(book, path, "", folder)
     assert book.findings == ["chapters/42_tiny.py:4: no such name to show: minicompile.driver.nothing"]
 
 
@@ -71,11 +73,147 @@ def test_an_exception_fails_with_its_line_and_outputs_are_cached(folder):
     assert execute.outputs([path], cache, folder)[0] != first
 
 
+CLOCK = "import time\ntime.perf_counter_ns()\n"
+MODULE = "# %% [markdown]\n# # Prose\n\n# %%\ndef f():  # why\n    return 1\n"
+
+
+@pytest.fixture
+def ran(folder):
+    """Writes files, runs the page when it has to, and says whether it ran."""
+    last = {}
+
+    def ran(**texts):
+        for name, text in texts.items():
+            path = folder / {"page": "chapters/42_tiny.py", "module": "minicompile/part.py", "unused": "minicompile/other.py",
+                             "data": "results/data.json"}[name]
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        found, failures = execute.outputs([folder / "chapters" / "42_tiny.py"], folder / "cache", folder)
+        assert not failures
+        same, last["found"] = last.get("found") == found, found
+        return not same
+
+    return ran
+
+
+LOAD = """# %%
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("part", "minicompile/part.py")
+part = sys.modules["part"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(part)
+"""
+
+
+def test_prose_and_comments_do_not_run_a_page_again_but_code_does(ran):
+    assert ran(page=LOAD + CLOCK, module=MODULE, unused="x = 1\n")
+    assert not ran()
+    assert not ran(module=MODULE.replace("Prose", "Other prose\n#\n# longer").replace("# why", "# why not"))
+    assert not ran(page="# %% [markdown]\n# More words.\n\n" + LOAD + CLOCK)
+    assert ran(module=MODULE.replace("return 1", "return 2"))
+    assert ran(module=MODULE.replace("return 1", '"""A docstring can be shown."""'))
+    assert not ran(unused="x = 2\n")                                    # a module that the page has not loaded
+    assert ran(page=LOAD + "# a comment in a cell is shown\n" + CLOCK)
+
+
+def test_a_page_that_shows_source_runs_again_when_its_text_changes(ran):
+    assert ran(page=LOAD + "import inspect\nprint(inspect.getsource(part.f))\n" + CLOCK, module=MODULE)
+    assert not ran()
+    assert ran(module=MODULE.replace("# why", "# why not"))
+
+
+def test_a_page_whose_outputs_name_a_file_runs_again_when_its_lines_move(ran):
+    page = LOAD + "print(f'part.py:{part.f.__code__.co_firstlineno}')\n" + CLOCK
+    assert ran(page=page, module=MODULE)
+    assert ran(module="\n" + MODULE)
+    assert not ran(page="# %% [markdown]\n# Words.\n\n" + page)        # its own name is not among them
+    own = LOAD + "print('42_tiny.py:5')\n" + CLOCK
+    assert ran(page=own) and ran(page="# %% [markdown]\n# Words.\n\n" + own)
+    assert not ran(page="# %% [markdown]\n# Other words.\n\n" + own)   # the lines stand where they stood
+
+
+def test_a_page_runs_again_when_a_file_that_it_read_changes(ran):
+    assert ran(page="# %%\nimport pathlib\nprint(pathlib.Path('results/data.json').read_text())\n" + CLOCK, data="1", unused="x = 1\n")
+    assert not ran(unused="x = 2\n")
+    assert ran(data="2")
+
+
+def test_what_was_edited_while_a_page_ran_is_not_taken_for_what_it_read(ran):
+    page = "# %%\nimport pathlib, time\nfile = pathlib.Path('results/data.json')\nprint(file.read_text())\n"
+    assert ran(page=page + "time.sleep(0.05)\nfile.write_text('later')\n" + CLOCK, data="first")
+    assert ran()
+
+
+def test_a_code_page_is_made_again_when_what_it_links_to_moves(modules):
+    import copy
+    book = links.Book(modules)
+    module = modules["minicompile.ch08_fusion.fuse"]
+    page, kept = code_pages.module_page(book, module)
+    assert code_pages.module_page(book, module, kept)[0].blocks is kept[1]
+    origin, name = next(v for v in module.imports.values() if v[0] in modules and v[1] in modules[v[0]].definitions)
+    moved = links.Book({**modules, origin: copy.deepcopy(modules[origin])})
+    moved.modules[origin].definitions[name].line += 1000
+    assert code_pages.module_page(moved, module, kept)[0].blocks != kept[1]
+
+
+def test_a_changed_block_reaches_the_page_without_mkdocs(tmp_path):
+    (tmp_path / ".site/html").mkdir(parents=True)
+    (tmp_path / ".site/html/a.html").write_text("<p>before</p>" + PLACE.format(0) + PLACE.format(1))
+    page, said = Page("a", "A"), []
+    page.block("<b>one</b>")
+    page.block(f"<i>{HOLE}</i>")
+    page.fill(["two"])
+    build.publish(tmp_path, {"a": page}, said.append)
+    made = tmp_path / "site" / "a.html"
+    assert made.read_text() == "<p>before</p><b data-search-exclude>one</b><i data-search-exclude>two</i>"
+    build.publish(tmp_path, {"a": page}, said.append)
+    page.blocks[0] = "three"
+    made.touch()                                                       # edited by hand: written again
+    build.publish(tmp_path, {"a": page}, said.append)
+    assert "three" in made.read_text() and said == ["1 file has changed", "nothing has changed", "1 file has changed"]
+    page.blocks[0] = '<a href="gone.html">'
+    with pytest.raises(SiteError, match="no such page: gone.html"):
+        build.publish(tmp_path, {"a": page}, said.append)
+    with pytest.raises(SiteError):                                     # also when nothing has changed since
+        build.publish(tmp_path, {"a": page}, said.append)
+
+
 def test_a_recorded_result_is_shown_only_while_its_cell_is_the_same(folder, modules):
     path = page_in(folder, '# %% tags=["gpu-result"]\nmeasure()\n')
     book = links.Book(modules)
-    chapter_pages.chapter_page(book, path, [None], "", folder)
+    chapter_pages.fill(book, chapter_pages.chapter_page(book, path, "", folder), path, [None], folder)
     assert "no recorded result" in book.findings[0]
+
+
+def test_a_cell_of_measurements_says_where_they_were_made(folder, modules):
+    import json
+    source = """# %% tags=["gpu-result", "results:h100-a"]\nimport json, pathlib\njson.loads(pathlib.Path("results", "h100-a" + ".json").read_text())["ms"]\n"""
+    path, file = page_in(folder, source), folder / "results" / "h100-a.json"
+
+    def findings_and_page():
+        book, page = links.Book(modules), chapter_pages.chapter_page(links.Book(modules), path, "", folder)
+        outputs, failures = execute.outputs([path], folder / "cache", folder)
+        chapter_pages.fill(book, page, path, outputs.get("42_tiny", []), folder)
+        return book.findings + failures, "".join(page.blocks)
+
+    file.parent.mkdir()
+    file.write_text(json.dumps({"ms": 1.25, "commit": "abc123", "versions": {"torch": "2"}, "hardware": {"gpu": "H100"}}))
+    findings, shown = findings_and_page()
+    assert not findings and "1.25" in shown and "Measured on H100, torch 2: h100-a at commit abc123" in shown
+    file.write_text(json.dumps({"ms": 2.5, "commit": "def456", "versions": {"torch": "2"}, "hardware": {"gpu": "H100"}}))
+    assert "2.5" in findings_and_page()[1]                              # never what an older file said
+    for damaged in ({"ms": 1, "commit": "abc123", "versions": {}, "hardware": {}}, {"ms": 1, "versions": {}, "hardware": {"gpu": "H100"}}):
+        file.write_text(json.dumps(damaged))
+        assert "42_tiny.py:2: no measurement on a GPU" in findings_and_page()[0][0]
+    page_in(folder, source.replace("results:h100-a", "results:h100-b"))
+    assert "no measurement on a GPU" in findings_and_page()[0][0]
+
+
+def test_a_page_that_failed_and_a_heading_in_a_code_cell_are_findings_and_nothing_else(folder, modules):
+    path, book = page_in(folder, "# %%\nimport os\n\n# %%\n1\n#\n# ## A lost heading\n"), links.Book(modules)
+    page = chapter_pages.chapter_page(book, path, "", folder)
+    chapter_pages.fill(book, page, path, [], folder)
+    assert book.findings == ["chapters/42_tiny.py:7: a heading in a code cell: # %% [markdown] is missing"]
+    assert "<summary>Imports</summary>" in page.blocks[0] and "<summary>" not in page.blocks[1]
 
 
 def test_cells_know_their_lines_and_tags():
@@ -102,7 +240,7 @@ def test_the_answer_of_every_exercise_is_folded_away(modules):
     book = links.Book(modules)
     book.exercises = pages.read_exercises(modules, pathlib.Path(__file__).parent.parent)
     for module in modules.values():
-        shown = "".join(code_pages.module_page(book, module, "").blocks)
+        shown = "".join(code_pages.module_page(book, module)[0].blocks)
         assert len(re.findall(r" id=L\d+>", shown)) == sum(len(c.source.splitlines()) for c in module.cells if c.kind == "code"), module.path
         for exercise in module.exercises:
             name = next(n for n in module.definitions if links.solution(book, module, n) == exercise)

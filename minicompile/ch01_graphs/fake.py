@@ -174,7 +174,7 @@ def _check_indices(tensor, indices) -> None:
 # operator and dtypes, and whenever something is written that shares memory with another argument, it is run
 # on zeros that lie as the tensors would. That costs microseconds; beyond `TRIED_BYTES`, where it would not,
 # the call will find out.
-REFUSALS = ("not implemented for", "unsupported operation")
+REFUSALS = ("not implemented for", "unsupported operation", "for input.numel() == 0")
 TRIED_BYTES = 1 << 20
 _ANSWERS: dict = {}                     # (operator, dtypes, empty?) -> None, or the kernel's refusal
 
@@ -201,13 +201,14 @@ def _check_with_kernel(func, flat, spec) -> None:
         raise type(error)(*error.args)
 
 
-def _hint(x):
+def present(x):
+    """The value of a symbolic number in the present call, without a guard; anything else as it is."""
     return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
 
 def _form(t: FakeTensor) -> tuple:
     """(sizes, strides, offset) of the present call."""
-    return tuple(map(_hint, t.meta.shape)), tuple(map(_hint, t.meta.stride())), _hint(t.meta.storage_offset())
+    return tuple(map(present, t.meta.shape)), tuple(map(present, t.meta.stride())), present(t.meta.storage_offset())
 
 
 def _length(form) -> int:
@@ -222,7 +223,7 @@ def _kernel_refuses(func, flat, spec):
 
     def real(x):
         if not isinstance(x, FakeTensor):
-            return _hint(x)
+            return present(x)
         sizes, strides, offset = form = _form(x)
         memory = blank.setdefault(storage_key(x), torch.UntypedStorage(0))
         if memory.nbytes() < _length(form) * x.dtype.itemsize:
@@ -269,7 +270,7 @@ def fake_call(func, args, kwargs):
     if takes_device and (not tensors or kwargs.get("device") is not None):
         meta_kwargs["device"] = torch.device("meta")
     if "pin_memory" in meta_kwargs:
-        meta_kwargs["pin_memory"] = None
+        meta_kwargs = {**meta_kwargs, "pin_memory": None}
     try:
         with _python_dispatcher(flat):
             out = func(*meta_args, **meta_kwargs)
@@ -294,6 +295,8 @@ def fake_call(func, args, kwargs):
     for schema, value in zip(func._schema.arguments, args):
         if schema.alias_info is not None and schema.alias_info.is_write:
             written |= {id(t.meta): t for t in pytree.tree_leaves(value) if isinstance(t, FakeTensor)}
+    if func._schema.name.startswith("aten::_foreach_"):     # the only writers that count versions themselves
+        torch.autograd.graph.increment_version(written.values())
     for t in written.values():
         if t.shape != t.meta.shape or t.stride() != t.meta.stride():
             _take_over_metadata(t)
@@ -397,6 +400,8 @@ CPU_LAYOUTS = {
     aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
     aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
     aten.max_unpool2d.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
+    aten.pow.Scalar: lambda out, *_: out.contiguous(),
+    aten.roll.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
 }
 
 

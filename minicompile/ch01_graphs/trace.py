@@ -111,7 +111,8 @@ class Recorder(DispatchMode):
             raise Unsupported("an input of the graph changes its shape in place")
         if node.meta["val"] is fake:
             as_it_is = fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset())
-            node.meta["val"] = FakeTensor(as_it_is, fake.device)
+            node.meta["val"] = before = FakeTensor(as_it_is, fake.device)
+            self.nodes[id(before)] = before, node
 
     def _alias(self, fake):
         meta = fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta")    # a constant is real

@@ -202,7 +202,7 @@ def store_in_dict(tx, obj, key, value):
     """`vars(obj)[key] = value`, or del without a value: an attribute past all that the class has to say."""
     name, kind = key.value, object if value is None else class_of(value)
     if type(obj) is not ObjVal or hasattr(type(lookup(obj.cls, name)), "__set__") or \
-            issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
+            issubclass(obj.cls, torch.nn.Module) and issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
         unsupported(tx, f"writing {name} into the __dict__ of {describe(obj)}")
     if value is None and (obj.real is NEW or name not in obj.real.__dict__):
         del obj.attrs[name]
@@ -359,6 +359,7 @@ FIELDS = {
     (ExcVal, "__cause__"): lambda v: v.cause or NONE,
     (ExcVal, "__context__"): lambda v: v.context or NONE,
     (ExcVal, "__suppress_context__"): lambda v: boolean(v.cause is not None),
+    (ExcVal, "__traceback__"): lambda v: v.traceback if v.seen else NONE,
     (ExcVal, "with_traceback"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: v),
     (ExcVal, "add_note"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: add_note(v, *args)),
     (ExcVal, "__dict__"): lambda v: dict_of(v.attrs, owner=NONE),
@@ -500,17 +501,15 @@ FIXED_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__c
 
 def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     """obj.name = value, or `del obj.name` when value is None."""
-    settable = type(obj) is FuncVal or type(obj) is PartialVal and obj.source is None
-    if settable and value is not None and (name not in FIXED_FUNCTION or type(obj) is PartialVal):
+    fixed = FIXED_FUNCTION if type(obj) is FuncVal else ()
+    if type(obj) in (FuncVal, PartialVal) and obj.source is None and value is not None and name not in fixed:
         obj.attrs[name] = value
         return
     if type(obj) is ExcVal and value is not None and obj.real is None:
-        set_exception_attribute(tx, obj, name, value)
-        return
+        return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.made_classes:
         from .classes import set_class_attribute
-        set_class_attribute(tx, obj, name, value)
-        return
+        return set_class_attribute(tx, obj, name, value)
     if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
     method, arguments = ("__delattr__", []) if value is None else ("__setattr__", [value])
@@ -528,7 +527,7 @@ def set_exception_attribute(tx, exc, name, value):
     if name in ("__cause__", "__context__"):
         setattr(exc, name.strip("_"), None if value is NONE else value)
     elif name == "__traceback__":
-        pass                                     # the trace has none
+        exc.traceback = value
     elif name.startswith("__") or name == "args" or hasattr(type(found), "__set__") or \
             python_method(exc.cls, "__setattr__"):
         unsupported(tx, f"setting {name} of an exception")
@@ -552,11 +551,13 @@ def store_attribute(tx, obj, name, value):
         unsupported(tx, f"the descriptor {name} of {obj.cls.__name__}")
     if name in ("__class__", "__dict__"):
         unsupported(tx, f"assigning {name}")
-    if value is None and not has_attribute(tx, obj, name):
+    own = name in obj.attrs or obj.real is not NEW and (
+        type(found) is types.MemberDescriptorType or name in getattr(obj.real, "__dict__", ()))
+    if value is None and not (has_attribute(tx, obj, name) and own):
         no_attribute(obj.cls, name)
     if found is MISSING and not obj.cls.__dictoffset__ and value is not None and obj.cls is not object:
         no_attribute(obj.cls, name, SLOTS_ONLY)
-    if value is None and (obj.real is NEW or not hasattr(obj.real, name)):
+    if value is None and obj.real is NEW:
         obj.attrs.pop(name)
     else:
         obj.attrs[name] = DELETED if value is None else value
@@ -569,8 +570,7 @@ def set_module_attribute(tx, obj, name, value):
     """nn.Module.__setattr__ sorts values into three dictionaries. Buffers and plain attributes are simple;
     replacing a parameter or a child changes the structure that guards describe."""
     if obj.real is NEW:
-        set_new_module_attribute(tx, obj, name, value)
-        return
+        return set_new_module_attribute(tx, obj, name, value)
     fields = obj.real.__dict__
     structural = name in fields["_parameters"] or name in fields["_modules"]
     adds = isinstance(value, TensorVal) and isinstance(value.real, torch.nn.Parameter) \

@@ -17,11 +17,14 @@ from .. import marks
 from .builtins_ import folded
 from .calls import HANDLED, handles
 from .contexts import fresh, make_context
-from .interpreter import is_library, location
+from .interpreter import is_library, location, unsupported
+from .iterate import unpack
 from .methods import call_method
 from .operations import fold, identical, truth
 from .tensors import emit, make_tensor, name_device
-from .values import Const, NONE, ObjVal, TensorVal, boolean, user_error
+from .values import (
+    Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, user_error)
+from .wrap import wrap_constant
 
 
 def constant_answer(answer):
@@ -59,7 +62,7 @@ def setting(function):
 for _function in (
         torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_default_dtype, torch.promote_types,
         torch.can_cast, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available,
-        torch.cuda.device_count, torch.broadcast_shapes):
+        torch.cuda.device_count, torch.broadcast_shapes, torch._C._get_privateuse1_backend_name):
     HANDLED[_function] = folded(_function)
 for _function in (
         torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_float32_matmul_precision,
@@ -93,6 +96,19 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
     if type(data) is not TensorVal:
         return make_tensor(tx, torch.as_tensor, [data], named)
     return call_method(tx, data, "to", [], named) if named else data
+
+
+@handles(torch._C._group_tensors_by_device_and_dtype)
+def group_tensors(tx, lists, with_indices=FALSE):
+    """{(device, dtype): ([the tensors of each list that belong there], their positions)}; one group only."""
+    lists = [unpack(tx, one) for one in unpack(tx, lists)]
+    kinds = {(t.fake.device, t.fake.dtype) for t in lists[0]}
+    if len(kinds) > 1:
+        unsupported(tx, "grouping tensors of several dtypes or devices")
+    positions = range(len(lists[0])) if truth(tx, with_indices) else ()
+    group = TupleVal(items=[ListVal(items=[ListVal(items=one) for one in lists]),
+                            wrap_constant(tx, list(positions))])
+    return DictVal(items={kind: [wrap_constant(tx, kind), group] for kind in kinds})
 
 
 @handles(torch._assert)

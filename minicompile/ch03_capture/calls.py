@@ -33,9 +33,9 @@ from .methods import call_method
 from .operations import as_python, fold, user_errors
 from .tensors import call_graph_function, emit_float, is_graph_function
 from .values import (
-    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, IMMUTABLE, MISSING, MethodName, MethodVal,
-    NEW, NONE, NotConstant, ObjVal, PartialVal, SymVal, Table, TupleVal, Value, boolean, class_of, describe,
-    lookup, python_method, user_error)
+    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, MISSING, MethodName,
+    MethodVal, NEW, NONE, NotConstant, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean,
+    class_of, describe, is_class, lookup, python_method, user_error)
 from .wrap import dict_contents, guard_keys, is_made_per_call, part, wrap
 
 
@@ -79,7 +79,7 @@ def call_new_function(tx, function, args, kwargs):
 HANDLED = Table()
 handles = HANDLED.of
 HANDLED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType, functools._lru_cache_wrapper)
-# A functional given one of these is inlined instead
+# A functional given one of these, or `out=`, is inlined instead
 NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
 
@@ -91,8 +91,9 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call_handler(tx, describe(function), handler, args, kwargs)
     if isinstance(real, type):
         return call_class(tx, function, args, kwargs)
-    if is_graph_function(real) and not (
-            kind is types.FunctionType and any(type(v) in NO_ARGUMENT for v in (*args, *kwargs.values()))):
+    if is_graph_function(real) and not (kind is types.FunctionType and (
+            isinstance(kwargs.get("out"), TensorVal)
+            or any(type(v) in NO_ARGUMENT for v in (*args, *kwargs.values())))):
         return call_graph_function(tx, real, args, kwargs)
     if kind in REAL_CALLS:
         return REAL_CALLS[kind](tx, function, args, kwargs)
@@ -150,6 +151,8 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     code, source = real.__code__, function.source
     if (compiled := marks.original(real)) is not real:
         return call(tx, wrap(tx, compiled), args, kwargs)
+    if args and type(args[0]) is ContextVal and lookup(class_of(args[0]), real.__name__) is real:
+        return call(tx, get_attribute(tx, args[0], real.__name__), args[1:], kwargs)
     if marks.is_disabled(real):
         because = marks.own_mark(real, marks.DISABLED)
         why = f": {because}" if because else ""
@@ -162,6 +165,10 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
+    if code is DISPATCH and is_class(args[0]):         # what it looks up is in weak dictionaries
+        found = real(args[0].real)
+        tx.guards.add(None, "ANSWER", (real, (args[0].real,), found), location(tx))
+        return wrap(tx, found)
     if code in RECURSION_CHECKS:
         return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
     library = is_library(code.co_filename)
@@ -195,6 +202,9 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 # `__repr__` of dataclasses notes which objects it is in the middle of; capture has its own limit of depth
 RECURSION_CHECKS = {reprlib.recursive_repr()(len).__code__,
                     getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())(len).__code__}
+
+
+DISPATCH = functools.singledispatch(len).dispatch.__code__
 
 
 def plain_defaults(real) -> bool:

@@ -19,6 +19,7 @@ from torch.utils._device import DeviceContext
 
 from .attributes import attributes_of
 from .interpreter import CALLS, Tracer, call, unsupported
+from .operations import METHODS
 from .tensors import finish_node
 from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value
 from .wrap import wrap
@@ -101,6 +102,22 @@ def context_attribute(tx, value, name):
     unsupported(tx, f"the attribute {name} of a context manager")
 
 
+def device_context(device: Const) -> ContextVal:
+    return ContextVal(kind="device", state=(device.value,), factory=torch.device, result=device)
+
+
+METHODS[Const, "__enter__"] = lambda tx, device: enter(tx, device_context(device))
+
+
+@METHODS.of((Const, "__exit__"))
+def leave_device(tx, device, *error):
+    """A device is a context manager without a state of its own: what it leaves is what was entered last."""
+    innermost = tx.contexts[-1] if tx.contexts else None
+    if innermost is None or innermost.result is not device:
+        unsupported(tx, "a device left in another order than entered")
+    leave(tx, innermost)
+
+
 @dataclass(eq=False)
 class ContextExit(BuiltinVal):
     """The bound `__exit__` that `with` keeps on the stack; a resume function makes it anew."""
@@ -153,6 +170,8 @@ def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
         return context
     if cls in GRAD_CLASSES:
         return ContextVal(kind="grad", state=(cls is torch.enable_grad,), factory=cls)
+    if cls is torch.inference_mode:              # what is made inside stays such a tensor outside
+        unsupported(tx, "inference_mode(), whose results are inference tensors")
     if cls in PROFILER_CLASSES:
         return ContextVal(kind="null", factory=contextlib.nullcontext, result=NONE)
     if cls is contextlib.nullcontext:

@@ -375,12 +375,19 @@ def write_object(ep, value, target):
     plain = value.cls.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
     for name, item in value.attrs.items():
         if item is DELETED:
-            delete = "delattr" if plain else pool(ep, object.__delattr__)
-            ep.writes.append(f"{delete}({target}, {name!r})")
+            ep.writes.append(f"{pool(ep, forget)}({target}, {name!r})")
         elif plain and name.isidentifier() and not name.startswith("__"):
             ep.writes.append(f"{target}.{name} = {expression(ep, item)}")
         else:
             ep.writes.append(f"{pool(ep, object.__setattr__)}({target}, {name!r}, {expression(ep, item)})")
+
+
+def forget(obj, name):
+    """Delete an attribute, which the program may have written just before: then there need not be one now."""
+    try:
+        object.__delattr__(obj, name)
+    except AttributeError:
+        pass
 
 
 def write_cell(ep, value, target):

@@ -10,9 +10,10 @@
 from __future__ import annotations
 
 import _thread
+import collections
 import contextvars
 import copy
-import enum
+import copyreg
 import fnmatch
 import functools
 import heapq
@@ -32,18 +33,20 @@ import weakref
 
 import torch
 
-from ..ch02_guards.sources import CallSource
+from ..ch01_graphs.fake import storage_key
+from ..ch02_guards.identity import HEAP_TYPE
+from ..ch02_guards.sources import AttrSource, CallSource
 from .attributes import get_attribute
 from .builtins_ import folded, function_of
-from .calls import HANDLED, REAL_CALLS, handles
-from .interpreter import call, effect_free, guard, handled_exception, unsupported
+from .calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function
+from .interpreter import call, constant_source, effect_free, guard, handled_exception, location, unsupported
 from .iterate import iterate, unpack, values_of
 from .methods import call_method, method
-from .operations import equal, fold, identical, set_item, truth, user_errors
+from .operations import contains, equal, fold, identical, set_item, truth, user_errors
 from .values import (
-    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MISSING,
-    MethodVal, NEW, NONE, NotConstant, ObjVal, SetVal, SliceVal, TupleVal, class_of, describe, dict_of,
-    lookup)
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW,
+    NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TupleVal, class_of, describe, dict_of,
+    python_method)
 from .wrap import key_of, part, realize, wrap
 
 
@@ -137,30 +140,36 @@ class Ordered:
 
 # %% [markdown]
 # What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are
-# known now it is called now: the program would only find the answer. Other calls are inlined, as are those
-# after a write; then the cache is bypassed, which only a function with side effects would show, and those end
-# the graph. A cache that the trace makes keeps its results in the trace.
+# known now it is called now: the program would only find the answer. A tensor or a list is read from the cache
+# again in each call, since the program may write to it. After a write of the trace the function might see
+# what it should not; then it is inlined, and has to give a constant. Calls with other objects are inlined as
+# well, which bypasses the cache: only a function with side effects would show that, and those end the graph.
+# A cache that the trace makes keeps its results in the trace.
 
 # %%
 @REAL_CALLS.of(functools._lru_cache_wrapper)
 def call_cached(tx, function, args, kwargs):
     arguments = [*args, *kwargs.values()]
-    if not tx.dirty and not tx.global_writes and all(is_known(v) for v in arguments):
-        named = {k: known_object(v) for k, v in kwargs.items()}
+    known = all(is_known(v) for v in arguments)
+    if known and not tx.dirty and not tx.global_writes:
+        again = functools.partial(function.real, *map(known_object, args),
+                                  **{k: known_object(v) for k, v in kwargs.items()})
         with user_errors():
-            result = function.real(*(known_object(v) for v in args), **named)
-        if type(result) in CONSTANT_TYPES:
-            for value in arguments:
-                if type(value) is ObjVal:
-                    guard(tx, value.source, "ID_MATCH", value.real)
-            return Const(value=result)
+            result = again()
+        for value in arguments:
+            if type(value) is ObjVal:
+                guard(tx, value.source, "ID_MATCH", value.real)
+        return wrap(tx, result, None if type(result) in CONSTANT_TYPES else
+                    CallSource(constant_source(tx, again), "__call__"))
     with effect_free(tx, describe(function)):
-        return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
+        result = call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
+    if known and type(result) is not Const:
+        unsupported(tx, f"a cached result of {describe(function)} after a write")
+    return result
 
 
 def is_known(value) -> bool:
-    return type(value) is Const or type(value) is ObjVal and value.real is not NEW and not value.attrs \
-        and not isinstance(value.real, torch.nn.Module)
+    return type(value) is Const or type(value) is ObjVal and value.real is not NEW and not value.attrs
 
 
 def known_object(value):
@@ -228,79 +237,87 @@ def count_elements(tx, mapping, items):
 
 # %% [markdown]
 # ## Copies
+#
+# The module `copy` is Python code and is inlined. What it asks of objects is in C: how each can be taken
+# apart, `__reduce_ex__(4)`, namely into a function, its arguments, a state, and iterators over items.
+#
+# A tensor's own `__deepcopy__` copies its memory, once for all the views in it. With one tensor in that
+# memory it is a clone.
 
 # %%
-ATOMIC = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, enum.Enum)
-
-
-def deep(tx, value, memo):
-    """copy.deepcopy of one value. memo: id of a value -> its copy."""
-    value = realize(tx, value)
-    if id(value) in memo:
-        return memo[id(value)]
-    kind = type(value)
-    if kind in (Const, FuncVal) or kind is ObjVal and isinstance(value.real, ATOMIC):
-        return value
-    if kind is TupleVal:
-        return TupleVal(items=[deep(tx, v, memo) for v in unpack(tx, value)], cls=value.cls)
-    if kind is SetVal and all(type(v) is Const for v in value.items.values()):
-        return call_method(tx, value, "copy", [])
-    if kind is ListVal:
-        result = memo[id(value)] = call_method(tx, value, "copy", [])
-        for i, item in enumerate(unpack(tx, value)):
-            result.items[i] = deep(tx, item, memo)
-        return result
-    if kind is DictVal:
-        result = memo[id(value)] = DictVal(cls=value.cls, factory=value.factory)
-        for pair in unpack(tx, call_method(tx, value, "items", [])):
-            set_item(tx, result, *(deep(tx, v, memo) for v in pair.items))
-        return result
-    return deep_object(tx, value, memo)
-
-
-COPY_HOOKS = ("__deepcopy__", "__copy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__",
-              "__getnewargs__", "__getnewargs_ex__", "__new__")
-
-
-def plain_object(value) -> bool:
-    """Whether copying an object is copying its attributes."""
-    if type(value) is not ObjVal or value.contents is not None:
-        return False
-    slots = any("__slots__" in vars(base) for base in value.cls.__mro__)
-    return value.cls is types.SimpleNamespace or not slots and all(
-        lookup(value.cls, hook) in (MISSING, vars(object).get(hook)) for hook in COPY_HOOKS)
-
-
-def deep_object(tx, value, memo):
-    own = lookup(class_of(value), "__deepcopy__")
-    if isinstance(own, types.FunctionType):
-        return call(tx, wrap(tx, own), [value, DictVal()])
-    if not plain_object(value):
-        unsupported(tx, f"copy.deepcopy() of {describe(value)}")
-    result = memo[id(value)] = ObjVal(real=NEW, cls=value.cls)
-    for key, entry in get_attribute(tx, value, "__dict__").items.items():
-        result.attrs[key] = deep(tx, entry[1], memo)
-    return result
-
-
 @handles(copy.deepcopy)
 def deepcopy(tx, value, memo=NONE):
-    return deep(tx, value, {})
-
-
-@handles(copy.copy)
-def shallow_copy(tx, value):
-    if type(value) in (ListVal, DictVal, SetVal):
-        return call_method(tx, value, "copy", [])
-    if type(value) in (Const, TupleVal, FuncVal):
+    if type(value) in (Const, FuncVal, SymVal):
         return value
-    own = lookup(class_of(value), "__copy__")
-    if isinstance(own, types.FunctionType):
-        return call(tx, wrap(tx, own), [value])
-    if not plain_object(value):
-        unsupported(tx, f"copy.copy() of {describe(value)}")
-    fields = get_attribute(tx, value, "__dict__").items
-    return ObjVal(real=NEW, cls=value.cls, attrs={key: entry[1] for key, entry in fields.items()})
+    return inline_function(tx, wrap(tx, copy.deepcopy), [value, memo], {})
+
+
+def taken_apart(tx, make, args, state=NONE, items=NONE, pairs=NONE):
+    return TupleVal(items=[wrap(tx, make), TupleVal(items=args), state, items, pairs])
+
+
+@method(TupleVal, "__reduce_ex__")
+def reduce_tuple(tx, self, protocol):
+    items = unpack(tx, self)
+    return taken_apart(tx, self.cls, items if hasattr(self.cls, "_fields") else [TupleVal(items=items)])
+
+
+@method(SetVal, "__reduce_ex__")
+def reduce_set(tx, self, protocol):
+    return taken_apart(tx, self.cls, [ListVal(items=unpack(tx, self))])
+
+
+@method(ListVal, "__reduce_ex__")
+def reduce_deque(tx, self, protocol):
+    return taken_apart(tx, self.cls, [TupleVal(), Const(value=self.items.maxlen)], items=iterate(tx, self))
+
+
+@method(DictVal, "__reduce_ex__")
+def reduce_dict(tx, self, protocol):
+    if self.cls not in (collections.OrderedDict, collections.defaultdict):
+        raise NotConstant
+    pairs = iterate(tx, call_method(tx, self, "items", []))
+    return taken_apart(tx, self.cls, [realize(tx, self.factory)] if self.factory else [], pairs=pairs)
+
+
+def reduce_object(tx, self, protocol=NONE):
+    own = python_method(class_of(self), "__reduce__")
+    if own is not None:
+        return call(tx, wrap(tx, own), [self])
+    namespace = class_of(self) is types.SimpleNamespace
+    if type(self) is not ObjVal or isinstance(self.real, (type, types.ModuleType)) or not namespace and any(
+            base is not object and (not base.__flags__ & HEAP_TYPE or vars(base).get("__slots__"))
+            or {"__getnewargs__", "__getnewargs_ex__"} & set(vars(base)) for base in self.cls.__mro__) or \
+            issubclass(self.cls, torch.nn.Module):
+        unsupported(tx, f"a copy of {describe(self)}")
+    state = call(tx, get_attribute(tx, self, "__getstate__"), [])
+    return taken_apart(tx, *((self.cls, []) if namespace else (copyreg.__newobj__, [wrap(tx, self.cls)])),
+                       state)
+
+
+def state_of_object(tx, self):
+    fields = get_attribute(tx, self, "__dict__")
+    return fields if fields.items else NONE
+
+
+OBJECT_METHODS.update({"__reduce_ex__": reduce_object, "__getstate__": state_of_object})
+
+
+def copy_tensor(tx, tensor, memo):
+    """tensor.__deepcopy__(memo)"""
+    fake, source = tensor.fake, tensor.source
+    memory = Const(value=Identity(tx.identities.setdefault(("memory", storage_key(fake)),
+                                                           len(tx.identities) + 1)))
+    if class_of(tensor) is not torch.Tensor or fake.requires_grad or contains(tx, memo, memory) or \
+            tensor.real is not None and (vars(tensor.real) or tensor.real.grad is not None):
+        unsupported(tx, "copy.deepcopy() of a tensor with gradient or attributes, or beside a view of it")
+    guard(tx, part(AttrSource, source, "__dict__"), "LENGTH", 0)
+    guard(tx, part(AttrSource, source, "grad"), "CONSTANT_MATCH", None)
+    set_item(tx, memo, memory, tensor)
+    result = call_method(tx, tensor, "clone", [])
+    if fake.storage_offset() != 0 or result.fake.stride() != fake.stride():
+        unsupported(tx, "copy.deepcopy() of a tensor that is a part of other memory")
+    return result
 
 
 # %% [markdown]
@@ -323,12 +340,19 @@ def identity_of(tx, value):
 HANDLED[_thread.get_ident] = lambda tx: Const(value=Identity(0))
 
 
+@handles(sys.exception)
+def current_exception(tx):
+    exc = handled_exception(tx)
+    if exc is None and sys.exception() is None:          # nor is the caller in a handler
+        tx.guards.add(None, "ANSWER", (sys.exception, (), None), location(tx))
+        return NONE
+    return exc if type(exc) is ExcVal else unsupported(tx, "an exception caught outside of the trace")
+
+
 @handles(sys.exc_info)
 def exc_info(tx):
-    exc = handled_exception(tx)
-    if type(exc) is not ExcVal:                  # perhaps that of a handler outside of the trace
-        unsupported(tx, "sys.exc_info()")
-    return TupleVal(items=[wrap(tx, exc.cls), exc, NONE])
+    exc = current_exception(tx)
+    return TupleVal(items=[NONE] * 3 if exc is NONE else [wrap(tx, exc.cls), exc, exc.traceback])
 
 
 @REAL_CALLS.of(weakref.ReferenceType)
@@ -353,6 +377,12 @@ def logger_is_enabled(tx, logger, level):
         unsupported(tx, "a logger that is not known")
     at = CallSource(logger.source, "isEnabledFor", (level.value,))
     return wrap(tx, logger.real.isEnabledFor(level.value), at)
+
+
+@handles(logging.getLogger)
+def get_logger(tx, name=NONE):
+    logger = logging.getLogger(name.value)
+    return wrap(tx, logger, constant_source(tx, logger))
 
 
 def logs_at(name, level):

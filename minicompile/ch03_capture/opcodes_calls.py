@@ -14,13 +14,14 @@ import torch
 
 from ..ch02_guards.sources import AttrSource
 from .attributes import get_attribute
+from .contexts import device_context
 from .interpreter import PYTHON, Leave, advance, call, handled_exception, jump, opcode, pop_many, unsupported
 from .iterate import length, next_value, unpack
 from .methods import dict_update
 from .opcodes import constant_value
 from .operations import as_python, contains, get_item, identical, truth, unary
 from .values import (
-    Const, ContextVal, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, MISSING, NONE, NULL, ObjVal, TupleVal,
+    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, MISSING, NONE, NULL, ObjVal, TupleVal,
     UserError, boolean, class_of, dict_of, is_class, lookup, user_error)
 from .wrap import guard_keys, part, realize, wrap
 
@@ -216,7 +217,7 @@ def load_assertion_error(tx, frame, i):
 @opcode("BEFORE_WITH")
 def before_with(tx, frame, i, context):
     if type(context) is Const and type(context.value) is torch.device:
-        context = ContextVal(kind="device", state=(context.value,), factory=torch.device, result=context)
+        context = device_context(context)
     leave, enter = get_special(tx, context, "__exit__"), get_special(tx, context, "__enter__")
     return [leave, call(tx, enter, [])]
 
@@ -230,7 +231,8 @@ def get_special(tx, value, name):
 @opcode("WITH_EXCEPT_START")
 def with_except_start(tx, frame, i):
     leave, exc = frame.stack[-4], frame.stack[-1]
-    return call(tx, leave, [wrap(tx, exc.cls), exc, NONE])
+    traceback = exc.traceback if type(exc) is ExcVal else get_attribute(tx, exc, "__traceback__")
+    return call(tx, leave, [wrap(tx, exc.cls), exc, traceback])
 
 
 # %% [markdown]

@@ -81,7 +81,7 @@ def as_python(tx: Tracer, value: Value):
 
 
 FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
-         types.UnionType, enum.Enum)
+         types.UnionType, enum.Enum, torch.torch_version.TorchVersion)
 
 
 @contextlib.contextmanager

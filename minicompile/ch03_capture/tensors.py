@@ -16,20 +16,22 @@ import inspect
 import operator
 import types
 
+import numpy
 import torch
 from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 
 from .. import marks
-from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function, is_symbolic
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
-    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, ObjVal, SliceVal, SymVal, TensorVal, TupleVal,
-    Value, class_of, describe, user_error)
+    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
+    TensorVal, TupleVal, Value, class_of, describe, user_error)
 from .wrap import part, realize, wrap, wrap_constant
 
 
@@ -192,7 +194,7 @@ REFUSED_METHODS = frozenset((
     "item", "tolist", "numpy", "data_ptr", "backward", "storage", "untyped_storage", "register_hook",
     "retain_grad", "requires_grad_", "set_", "resize_", "resize_as_", "share_memory_", "pin_memory",
     "detach_", "is_pinned", "__array__", "__dlpack__", "register_post_accumulate_grad_hook", "is_set_to",
-    "apply_", "map_", "map2_", "__reduce_ex__", "__deepcopy__", "storage_type", "rename_", "sparse_resize_",
+    "apply_", "map_", "map2_", "__reduce_ex__", "storage_type", "rename_", "sparse_resize_",
     "__bool__", "__int__", "__float__", "__index__", "__repr__", "__str__", "__format__", "__contains__",
     "_make_subclass", "as_subclass", "__complex__", "__hash__", "is_inference"))
 
@@ -261,6 +263,9 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
     if name == "__iter__":
         from .iterate import iterate
         return iterate(tx, tensor)
+    if name == "__deepcopy__":
+        from .library import copy_tensor
+        return copy_tensor(tx, tensor, *args)
     if name == "get_device" and tensor.fake.device.type == "cpu":
         return Const(value=-1)
     return emit(tx, "call_method", name, [tensor, *args], kwargs)
@@ -317,11 +322,46 @@ INLINED_FUNCTIONS = frozenset(("multi_head_attention_forward", "has_torch_functi
 def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
     out = kwargs.get("out", NONE)
     if not (type(out) is Const and out.value is None):
-        unsupported(tx, f"{function.__name__}(..., out=)")
+        return call_with_out(tx, function, args, {k: v for k, v in kwargs.items() if k != "out"}, out)
     kwargs = name_device(function, kwargs)
     if function in (torch.tensor, torch.scalar_tensor):
         return make_tensor(tx, function, args, kwargs)
     return emit(tx, "call_function", function, args, kwargs)
+
+
+# %% [markdown]
+# `torch.add(x, y, out=z)` is `z.copy_(x + y)`, for later stages too, where that means the same: `z` has the
+# shape and the dtype of the result already, and is not read while it is written (which does no harm where the
+# operation goes element by element). What eager refuses, as a gradient, the operation refuses on fakes, too.
+
+# %%
+def call_with_out(tx: Tracer, function, args, kwargs, out: Value) -> Value:
+    outs = out.items if type(out) in (TupleVal, ListVal) else [out]
+    outs = [realize(tx, o) for o in outs]
+    reason = f"{function.__name__}(..., out=) that is no copy of the result"
+    packet, inputs = getattr(torch.ops.aten, function.__name__, None), []
+    fake_args, fake_kwargs = (fake_of(arg, inputs) for arg in (
+        [to_arg(tx, a) for a in args], {k: to_arg(tx, v) for k, v in kwargs.items()}))
+    if packet is None or not inputs or {*map(type, outs)} != {TensorVal} or len(set(outs)) < len(outs) or \
+            torch.is_autocast_enabled(inputs[0].device.type):         # autocast leaves `out=` alone
+        unsupported(tx, reason)
+    tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
+    fakes, found = [o.fake for o in outs], emit(tx, "call_function", function, args, kwargs)
+    results = found.items if type(found) is TupleVal else [found]
+    if torch.Tag.nondeterministic_seeded in tags or len(results) != len(outs):
+        unsupported(tx, reason)
+    for result, fake in zip((r.fake for r in results), fakes):
+        shared = [f for f in (*inputs, *fakes) if storage_key(f) == storage_key(fake) and f is not fake]
+        if (result.shape, result.dtype, result.device) != (fake.shape, fake.dtype, fake.device) or shared or \
+                any(f is fake for f in inputs) and torch.Tag.pointwise not in tags:
+            unsupported(tx, reason)
+    checked = run_fake(tx, "call_function", function, fake_args,
+                       {**fake_kwargs, "out": fakes if len(outs) > 1 else fakes[0]})
+    for o, result in zip(outs, results):
+        emit(tx, "call_method", "copy_", [o, result], {})
+    if checked is None:
+        return NONE
+    return TupleVal(items=outs, cls=type(checked)) if len(outs) > 1 else outs[0]
 
 
 def name_device(function, kwargs) -> dict:
@@ -335,9 +375,12 @@ def name_device(function, kwargs) -> dict:
 
 
 def make_tensor(tx, function, args, kwargs) -> Value:
-    """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here."""
+    """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
+    numbers, which become Python's in the graph, decide on the dtype."""
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
+        fx_kwargs.setdefault("dtype", dtype)
     if args and type(args[0]) is SymVal:
         dtype = torch.int64 if class_of(args[0]) is int else torch.get_default_dtype()
         kwargs = {"dtype": Const(value=dtype), **kwargs}
@@ -354,3 +397,14 @@ def make_tensor(tx, function, args, kwargs) -> Value:
     result = run_fake(tx, "call_function", torch.empty, (tuple(real.shape),),
                       {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
     return wrap_result(tx, node, result)
+
+
+def numpy_dtype(tx, args):
+    """The dtype of `torch.tensor(*args)` if there are numbers of NumPy among the data, or None."""
+    from .operations import as_python
+    try:
+        data = [as_python(tx, a) for a in args]
+    except NotConstant:
+        return None
+    found = any(isinstance(leaf, numpy.generic) for leaf in pytree.tree_leaves(data))
+    return torch.tensor(*data, device="cpu").dtype if found else None

@@ -415,6 +415,12 @@ class GenVal(Value):
 
 
 @dataclass(eq=False)
+class TracebackVal(Value):
+    """The traceback of an exception: the trace has none, so nobody may look into it."""
+    born: int = birth()
+
+
+@dataclass(eq=False)
 class ExcVal(Value):
     """An exception object. cause: of `raise ... from`; context: what was handled when it was raised; seen:
     whether it has been raised before; attrs: as of any object."""
@@ -425,6 +431,7 @@ class ExcVal(Value):
     seen: bool = False
     attrs: dict = field(default_factory=dict)
     real: Any = None
+    traceback: Value = field(default_factory=TracebackVal)
 
 
 NULL = Value()                       # the NULL that CPython keeps on its stack next to a plain callable
@@ -493,7 +500,8 @@ def user_error(cls, *args, **attributes):
 CLASS_OF = {FuncVal: types.FunctionType, MethodVal: types.MethodType,
             MethodName: types.BuiltinFunctionType,
             PartialVal: functools.partial, BuiltinVal: types.BuiltinFunctionType, SliceVal: slice,
-            GenVal: types.GeneratorType, IterVal: type(iter([])), CellVal: types.CellType}
+            GenVal: types.GeneratorType, IterVal: type(iter([])), CellVal: types.CellType,
+            TracebackVal: types.TracebackType}
 
 
 def class_of(value: Value) -> type:

@@ -46,7 +46,8 @@ TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
                types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
-               types.ClassMethodDescriptorType, types.MethodWrapperType, staticmethod, classmethod, property)
+               types.ClassMethodDescriptorType, types.MethodWrapperType, staticmethod, classmethod, property,
+               functools._lru_cache_wrapper)
 
 
 def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
@@ -359,7 +360,7 @@ def dynamic_dims(tx, real, source) -> frozenset:
     dims = {*learned, *getattr(real, marks.DYNAMIC, ())}
     if options.everything and is_argument(source) and not isinstance(real, torch.nn.Parameter):
         dims = range(real.dim())
-    return frozenset(d for d in dims if real.shape[d] > 1)
+    return frozenset(d for d in dims if d < real.dim() and real.shape[d] > 1)
 
 
 def fixed_marks(tx) -> list[str]:

@@ -43,7 +43,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
+from ..ch01_graphs.fake import FakeTensor, fake_call, present, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
@@ -336,7 +336,10 @@ def undo(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Nod
     window = emit_step(f, parent, step).meta["val"]
     sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
     place = (sizes, strides, expr_of(window.storage_offset()))
-    return emit(f, aten.as_strided_scatter.default, (parent, new, *place))
+    try:
+        return emit(f, aten.as_strided_scatter.default, (parent, new, *place))
+    except RuntimeError as error:       # the meta kernel for symbolic sizes knows dense parents only
+        raise Unsupported(f"writing through {step.target}") from error
 
 # %% [markdown]
 # ## One node at a time
@@ -434,7 +437,9 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
 # there.
 #
 # `x -= x.t()` would overwrite elements that it has yet to read. Eager refuses it, by a rule that looks at
-# windows without gaps only; the same rule here leaves the refusal to eager.
+# windows without gaps only; the same rule here leaves the refusal to eager. Windows onto memory that overlap
+# themselves (`expand`, `unfold`) are left to eager, too: it refuses some writes, and the result of others
+# depends on their order. And `_foreach_add_([x, x], 1)` adds 2.
 
 # %%
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -447,14 +452,36 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return start < last and other < end
 
 
+def each_has_its_place(t: torch.Tensor) -> bool:
+    """Is each element in a place of its own? Symbolic sizes count with their present values."""
+    sizes, reach = tuple(map(present, t.shape)), 0
+    for stride, size in sorted(zip(map(present, t.stride()), sizes)):
+        if size > 1 and stride <= reach:
+            return 0 in sizes
+        reach += stride * (size - 1)
+    return True
+
+
 def check_no_overlap(f: Functionalizer, node: fx.Node, targets: list) -> None:
-    written = [t for t in targets if isinstance(t, fx.Node) and isinstance(t.meta["val"], FakeTensor)]
-    for target in written:
-        val, memory = target.meta["val"], f.env[target].memory
-        for operand in node.all_input_nodes:
-            alias = f.env[operand]
-            if isinstance(alias, Alias) and alias.memory is memory and overlap(val, alias.fake):
-                raise Unsupported(f"{node.target} writes to a tensor that overlaps one that it reads")
+    operands = [f.env[a] for a in node.all_input_nodes]
+    for target in pytree.tree_leaves(targets):
+        if not isinstance(target, fx.Node) or not isinstance(target.meta["val"], FakeTensor):
+            continue
+        val, memory = f.env[target].fake, f.env[target].memory
+        if not each_has_its_place(val):
+            raise Unsupported(f"{node.target} writes to a tensor that overlaps itself")
+        if any(is_in(memory, a) and overlap(val, a.fake) for a in operands):
+            raise Unsupported(f"{node.target} writes to a tensor that overlaps one that it reads")
+    for tensors in targets:
+        for i, target in enumerate(tensors if isinstance(tensors, (list, tuple)) else ()):
+            later = [a[i + 1:] if isinstance(a, (list, tuple)) else a for a in node.args]
+            if any(is_in(f.env[target].memory, f.env[a]) for a in pytree.tree_leaves(later)
+                   if isinstance(a, fx.Node)):
+                raise Unsupported(f"{node.target} writes to a tensor before it reads it")
+
+
+def is_in(memory: Memory, entry) -> bool:
+    return isinstance(entry, Alias) and entry.memory is memory
 
 
 # %%
@@ -494,7 +521,7 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
 
 def memory_order(t: torch.Tensor) -> tuple[list[int], list[int]]:
     """The permutation that makes `t` row-major, and its inverse."""
-    order = sorted(range(t.dim()), key=lambda d: (t.stride(d), t.shape[d] != 1), reverse=True)
+    order = sorted(range(t.dim()), key=lambda d: (t.stride(d), bool(t.shape[d] != 1)), reverse=True)
     return order, [order.index(d) for d in range(t.dim())]
 
 
@@ -545,7 +572,9 @@ def view_again(f: Functionalizer, alias: Alias) -> fx.Node:
 def read_result(f: Functionalizer, x):
     node = read_args(f, x)
     alias = f.env[x] if isinstance(x, fx.Node) else None
-    if isinstance(alias, Alias) and node.meta["val"].storage_offset() != alias.fake.storage_offset():
+    if isinstance(alias, Alias) and not (
+            node.meta["val"].storage_offset() == alias.fake.storage_offset() and
+            same_strides(node.meta["val"], alias.fake)):
         return view_again(f, alias)
     return node
 
@@ -572,6 +601,8 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
             raise Unsupported("a constant tensor is modified in place")
         if keys.count(storage_key(f.inputs[name].fake)) > 1:
             raise Unsupported("two inputs share memory and one of them is modified in place")
+        if not each_has_its_place(f.inputs[name].fake):
+            raise Unsupported("an input that overlaps itself is modified in place")
     return graph_module(gm, f.graph), mutations
 
 

@@ -36,7 +36,7 @@ from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
 from .cleanup import clean
-from .functionalize import (Functionalizer, Step, append_mutations, emit, emit_step,
+from .functionalize import (Functionalizer, Step, append_mutations, each_has_its_place, emit, emit_step,
                             functionalize_with_mutations, is_dense, restride, viewed_argument)
 from .schemas import is_mutable
 
@@ -53,7 +53,8 @@ aten = torch.ops.aten
 # - `Constant`: a Python value, or a size computed from the inputs' sizes;
 # - `Result(k)`: the k-th tensor that the compiled graph returns;
 # - `Input(i)`: that input, unchanged as an object;
-# - `View(of, steps, detach)`: view operators applied to one of these again.
+# - `View(of, steps, detach, no_grad)`: view operators applied to one of these again. A view that is taken
+#   while gradients are off does not lead them back, and yet says that it requires them.
 
 # %%
 @dataclass
@@ -76,6 +77,7 @@ class View:
     of: Result | Input
     steps: list[Step]
     detach: bool
+    no_grad: bool
 
 
 @dataclass
@@ -121,14 +123,14 @@ def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
 
 
 def has_own_gradient(view, source) -> bool:
-    """Is there an autograd function of the program between a view and its source? Then repeating the view
-    operators outside of the graph would give another gradient."""
+    """Is there an autograd function of the program between a view and its source, or a view taken while
+    gradients were off? Then repeating the view operators outside of the graph would give another gradient."""
     node = view.grad_fn
     while node is not None and node is not source.grad_fn:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
         node = node.next_functions[0][0] if node.next_functions else None
-    return False
+    return node is not source.grad_fn
 
 
 def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
@@ -161,12 +163,13 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             raise Unsupported("an output requires a gradient and the tensor it is a view of does not")
         if o.requires_grad and o is not source and o._base is not source:
             raise Unsupported("an in-place operation gave a detached alias of a tensor a gradient of its own")
-        if o.requires_grad and has_own_gradient(o, source):
-            raise Unsupported("an output is a view, and an autograd function gives its gradient")
+        no_grad = bool(steps) and o.requires_grad and o.grad_fn is None
+        if o.requires_grad and not no_grad and has_own_gradient(o, source):
+            raise Unsupported("an output is a view, and its gradient is not that of its view operators")
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
         detach = not steps or source.requires_grad and not o.requires_grad
-        recipes.append(of if plain else View(of, steps, detach))
+        recipes.append(of if plain else View(of, steps, detach, no_grad))
     return recipes, results
 
 # %% [markdown]
@@ -200,7 +203,7 @@ def _tracing(recorder: Recorder):
     try:
         with recorder:
             yield
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         reason = f"recording the operators failed: {str(error).splitlines()[0]}"
         raise Unsupported(reason, recorder.provenance[0]) from error
     finally:
@@ -333,24 +336,12 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
     for i, out in enumerate(outputs):
         with _disable_current_modes():
             meta = torch.empty(out.shape, dtype=out.dtype, device="meta")
-            if _plain_strides(out):
+            if each_has_its_place(out):
                 meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta")
         tangents.append(FakeTensor(meta, out.device))
-        recorder.placeholder(f"tangent{i}", tangents[-1])
+        recorder.placeholder(f"tangent{i}", tangents[-1]).meta["tangent"] = True
     with _backward_state():
         return list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))
-
-
-def _plain_strides(t) -> bool:
-    """Is each element in a place of its own? The result of `expand` or `unfold` is not laid out like that."""
-    if any(isinstance(s, torch.SymInt) for s in (*t.shape, *t.stride())):
-        return all(not isinstance(s, int) or s != 0 or n == 1 for s, n in zip(t.stride(), t.shape))
-    reach = 0
-    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n > 1):
-        if stride <= reach:
-            return False
-        reach += stride * (size - 1)
-    return True
 
 # %% [markdown]
 # ## After the recording

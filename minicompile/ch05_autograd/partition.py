@@ -56,7 +56,7 @@ from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..errors import Unsupported
 from .cleanup import has_effect, is_random
-from .functionalize import viewed_argument
+from .functionalize import is_dense, viewed_argument
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
 
@@ -169,7 +169,7 @@ def split_nodes(joint: Joint) -> Halves:
     needed = {n for n in outputs if isinstance(n, fx.Node)}
     in_backward = False
     for node in joint.gm.graph.nodes:
-        tangent = node.op == "placeholder" and node.name.startswith("tangent")
+        tangent = "tangent" in node.meta
         if node.op == "output":
             continue
         if tangent or any(a in backward for a in node.all_input_nodes) or (in_backward and is_random(node)):
@@ -374,8 +374,9 @@ def partition(joint: Joint, prefer: str = "speed") -> Partition:
         saved = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved] + saved
     positions = [inputs.index(n) if n in inputs and is_safe(n, joint) else None for n in saved]
     computed = [n for n, p in zip(saved, positions) if p is None]
-    return Partition(_forward_graph(joint, halves, inputs, computed), _backward_graph(joint, halves, saved),
-                     [n.name for n in saved], positions)
+    copied = [n for n in computed if n.op == "placeholder" and isinstance(n.meta["val"], torch.Tensor)]
+    return Partition(_forward_graph(joint, halves, inputs, computed),
+                     _backward_graph(joint, halves, saved, copied), [n.name for n in saved], positions)
 
 
 def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
@@ -391,8 +392,10 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
     extra = []
     for node in computed:
         if node.op == "placeholder":
-            copy = graph.call_function(aten.clone.default, (env[node],))
-            copy_provenance(copy, node).meta["val"] = node.meta["val"]
+            form = {"memory_format": torch.preserve_format if is_dense(node.meta["val"])
+                    else torch.contiguous_format}
+            copy = graph.call_function(aten.clone.default, (env[node],), form)
+            copy_provenance(copy, node).meta["val"] = as_copied(node)
             extra.append(copy)
         else:
             extra.append(env[node])
@@ -400,6 +403,16 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
         graph.node_copy(node, env.__getitem__)
     graph.output((*(fx.map_arg(o, env.__getitem__) for o in halves.outputs), *extra))
     return graph_module(joint.gm, graph)
+
+
+def as_copied(node: fx.Node):
+    """The fake of a saved copy of an input: gaps are not copied."""
+    val = node.meta["val"]
+    if is_dense(val):
+        return val
+    if any(user.target is aten.as_strided.default for user in node.users):
+        raise Unsupported("an input that has gaps is copied, and as_strided looks at the gaps")
+    return FakeTensor(torch.empty(val.shape, dtype=val.dtype, device="meta"), val.device)
 
 
 def private(joint, halves, saved) -> set[fx.Node]:
@@ -414,16 +427,18 @@ def private(joint, halves, saved) -> set[fx.Node]:
             and any(a.op == "placeholder" for a in with_ancestors([n]))}
 
 
-def _backward_graph(joint, halves, saved) -> fx.GraphModule:
+def _backward_graph(joint, halves, saved, copied) -> fx.GraphModule:
     graph, env = fx.Graph(), {}
     owned = private(joint, halves, saved)
     for node in saved + [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n in halves.backward]:
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
         env[node].meta["owned"] = node in owned
+        if node in copied:
+            env[node].meta["val"] = as_copied(node)
 
     def bring(node):
-        stack = [node]
+        stack = [] if node in env else [node]
         while stack:
             missing = [a for a in stack[-1].all_input_nodes if a not in env]
             if missing:

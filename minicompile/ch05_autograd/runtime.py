@@ -102,8 +102,7 @@ def expected_absent(joint: Joint) -> frozenset[int]:
 
 
 def _tangents(joint: Joint) -> list[torch.Tensor]:
-    return [n.meta["val"] for n in joint.gm.graph.nodes
-            if n.op == "placeholder" and n.name.startswith("tangent")]
+    return [n.meta["val"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
 
 
 Backward = Callable[[frozenset], tuple[Callable, set[int]]]
@@ -298,6 +297,9 @@ def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
         tensor = make(recipe.of, results, inputs)
         if recipe.detach:
             tensor = tensor.detach()
+        return with_grad_mode(torch.is_grad_enabled() and not recipe.no_grad, view, tensor, recipe, inputs)
+
+    def view(tensor, recipe, inputs):
         for step in recipe.steps:
             args = resolve(step.args, joint.symbols, inputs)
             tensor = step.target(tensor, *args, **step.kwargs)
@@ -339,11 +341,22 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     apply = build_function(joint, halves, forward, backward).apply
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
+    gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
+    # No gradient flows back to these, so that backward must not go on from them, into what may be gone
+    apart = [i for i, gradient in zip(joint.gradients, gradients) if gradient is None]
+    apart = apart if len(apart) < len(joint.gradients) else []
+
+    def call(*inputs):
+        given = list(inputs)
+        for i in apart:
+            given[i] = given[i].detach()
+        return finish(apply(*given), inputs)
 
     def run(*inputs):
-        if needs_enabling:
-            return with_grad_mode(True, lambda: finish(apply(*inputs), inputs))
-        return finish(apply(*inputs), inputs)
+        inference = torch.is_inference_mode_enabled()       # no gradients then, whatever the program says
+        if needs_enabling or inference:
+            return with_grad_mode(not inference, call, *inputs)
+        return call(*inputs) if apart else finish(apply(*inputs), inputs)
 
     run.joint, run.partition = joint, halves
     return run

@@ -8,7 +8,7 @@
 # The backward graph is linear in its tangents, as every derivative is. So `None` can be followed through the
 # graph by three rules: what only scales, moves or sums an absent gradient is absent itself; a sum of an
 # absent gradient and another is the other; everything else sees zeros. The result is another, smaller
-# backward graph. Gradients of inputs that only an absent tangent leads to become `None`, as in eager.
+# backward graph. Gradients that absent tangents lead to and no other are `None` in any case, as in eager.
 #
 # torch.compile decides this when it traces and supposes that every output will be differentiated; what is
 # left of the question at run time it answers with zeros.
@@ -67,10 +67,24 @@ def _same_kind(a: fx.Node, b: fx.Node) -> bool:
     return x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
 
 
+def reached_from(nodes: list[fx.Node]) -> set[fx.Node]:
+    """The nodes, and all that is computed from them."""
+    found, pending = set(), nodes
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(node.users)
+    return found
+
+
 def without_tangents(gm: fx.GraphModule, names: set[str]) -> fx.GraphModule:
     """The backward graph `gm` for a call in which the tangents called `names` are None. It has no
     placeholders for them."""
     graph, env, absent = fx.Graph(), {}, set()
+    tangents = [n for n in gm.graph.nodes if "tangent" in n.meta]
+    lost = reached_from([n for n in tangents if n.name in names]) - \
+        reached_from([n for n in tangents if n.name not in names])
 
     def value(node: fx.Node) -> fx.Node:
         """The copy of `node`; zeros if it is absent but has to be there."""
@@ -94,7 +108,7 @@ def without_tangents(gm: fx.GraphModule, names: set[str]) -> fx.GraphModule:
             env[node] = env[kept[0]]
         else:
             env[node] = graph.node_copy(node, value)
-    graph.output(tuple(value(g) if isinstance(g, fx.Node) and g not in absent else None
+    graph.output(tuple(value(g) if isinstance(g, fx.Node) and g not in absent and g not in lost else None
                        for g in node.args[0]))
     result = graph_module(gm, graph)
     eliminate_dead_code(result)

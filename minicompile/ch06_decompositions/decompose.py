@@ -182,7 +182,7 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             inputs.append(node.meta["val"])
-            recorder.placeholder(node.name, node.meta["val"])
+            recorder.placeholder(node.name, node.meta["val"]).meta.update(node.meta)
 
     def call(node, args, kwargs):
         mark = recorder.mark()

@@ -21,6 +21,7 @@ from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.shapes import expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols
+from ..ch05_autograd.cleanup import has_effect
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
 from .ir import Buffer, Layout, Program, View
@@ -84,7 +85,8 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
 # ## The walk
 #
 # Sizes that are symbols arrive as placeholders of their own, and as expressions inside arguments; neither
-# needs lowering. A node that nobody reads is skipped.
+# needs lowering. A node that nobody reads is skipped, unless it draws random numbers: later ones would be
+# others than eager's.
 
 # %%
 def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
@@ -112,17 +114,13 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
         elif node.target is aten.copy_.default:
             copies.append(node)
             g.values[node] = g.values[node.args[0]]
-        elif node.users or effectful(node.target):
+        elif node.users or has_effect(node):
             g.values[node] = lower_node(g, node)
     return program
 
 
 def returned(output: fx.Node) -> tuple:
     return output.args[0] if isinstance(output.args[0], (tuple, list)) else (output.args[0],)
-
-
-def effectful(target) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
 
 
 def lower_input(g: Lowering, node: fx.Node):

@@ -50,3 +50,16 @@ def test_integers_that_require_gradients():
     assert z.requires_grad
     with pytest.raises(Unsupported, match="integers"):
         FakeMode().from_real(z)
+
+
+def test_kernels_whose_meta_kernels_have_other_strides():
+    for order in itertools.permutations(range(4)):
+        x = strided((2, 3, 4, 6), order)
+        check(aten.pow.Scalar, 2.0, x)
+        check(aten.roll.default, x, [1], [-1])
+
+
+def test_a_kernel_that_refuses_empty_tensors_is_asked():
+    for op in (aten.min.default, aten.argmax.default):
+        with pytest.raises((RuntimeError, IndexError), match="empty|numel"):
+            op(FakeMode().from_real(torch.ones(0, 3)))

@@ -3,8 +3,15 @@
 A row builds its function and inputs anew, `build() -> (function, inputs)`. Function and inputs are built twice from one seed, once to run plainly and
 once to run compiled, and each is called twice. Results, exceptions, gradients, the inputs afterwards, parameters, buffers, the random stream and the
 modes of the library must be the same. `graphs=1` means that the whole function is one graph; None, that it may break anywhere."""
+import collections
+import contextlib
+import copy
+import dataclasses
+import enum
 import functools
 import math
+import sys
+import types
 
 import numpy
 import pytest
@@ -1802,7 +1809,7 @@ def attention_backend_chosen():
     return f, (rand(2, 2, 4, 3),)
 
 
-@feature(graphs=None)
+@feature
 def clip_gradients():
     m = nn.Linear(3, 3)
     m(torch.ones(2, 3)).sum().backward()
@@ -2229,6 +2236,534 @@ def tensor_subclass_parameter():
             y = x.sin()
             return y * self.w, type(self.w).__name__
     return M(), (rand(3),)
+
+
+# ---- Contexts entered by others than `with` ------------------------------------------------------------------------------
+
+@feature
+def exit_stack_of_torch_contexts():
+    def f(x, w):
+        with contextlib.ExitStack() as stack:
+            for context in (torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16), torch.enable_grad(), contextlib.nullcontext(),
+                            torch.profiler.record_function("part"), torch.device("cpu")):
+                stack.enter_context(context)
+            stack.callback(LOG.append, "left")
+            y = x @ w
+        return y, x @ w, list(LOG)
+    return f, (rand(3, 3), rand(3, 3))
+
+
+@feature
+def exit_stack_left_by_exception():
+    def f(x):
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(contextlib.suppress(KeyError))
+                stack.enter_context(torch.no_grad())
+                y = x * 2
+                raise ValueError(y.requires_grad)
+        except ValueError as error:
+            return y, x * 3, error.args
+    return f, (rand(3),)
+
+
+@feature
+def exit_stack_that_is_kept():
+    @contextlib.contextmanager
+    def entered():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            yield stack
+
+    def f(x):
+        with entered() as stack:
+            y = x * 2
+            rest = stack.pop_all()
+        z = x * 3
+        rest.close()
+        return y, z, x * 4
+    return f, (rand(3),)
+
+
+@feature
+def exit_of_stack_raises():
+    class Leaves:
+        def __exit__(self, *error):
+            raise KeyError(error[0].__name__)
+
+    def f(x):
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.push(Leaves())
+                stack.enter_context(torch.no_grad())
+                raise ValueError(2)
+        except KeyError as error:
+            return x * 2, repr(error), repr(error.__context__)
+    return f, (rand(3),)
+
+
+@feature
+def contexts_entered_by_hand():
+    def f(x):
+        off, device = torch.no_grad(), torch.device("cpu")
+        type(off).__enter__(off)
+        device.__enter__()
+        y = x * torch.ones(3)
+        device.__exit__(None, None, None)
+        type(off).__exit__(off, None, None, None)
+        return y, x * 2
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def break_inside_exit_stack():
+    def f(x):
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            y = x * 2
+            LOG.append(y.sum().item())
+            with contextlib.ExitStack() as inner:
+                inner.enter_context(torch.enable_grad())
+                z = x * 3
+                LOG.append(z.sum().item())
+                z = z + x
+            w = x * 4
+        return y, z, w, x * 5
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def exit_stack_across_frames():
+    def f(x):
+        stack = contextlib.ExitStack()
+        enter(stack)
+        y = x * 2
+        LOG.append(y.sum().item())
+        stack.close()
+        return y, x * 3
+
+    def enter(stack):
+        stack.enter_context(torch.no_grad())
+    return f, (rand(3),)
+
+
+def test_exception_handled_by_the_caller():
+    def f(x):
+        return x + 1, sys.exc_info()[0], sys.exception()
+    compiled = minicompile.compile(f, backend="eager")
+    x = torch.ones(2)
+    for _ in range(2):
+        assert compiled(x)[1:] == (None, None)
+        try:
+            raise KeyError(1)
+        except KeyError as error:
+            assert compiled(x)[1:] == (KeyError, error)
+
+
+# ---- out= ----------------------------------------------------------------------------------------------------------------
+
+@feature
+def out_is_the_result():
+    def f(x, y):
+        a, b = torch.empty(3, 3), torch.empty(6, 3).t()
+        view = y[1:]
+        got = (torch.add(x, 1, out=a), torch.mm(x, x, out=y[:3]), torch.cat([x, a], out=b.t()), torch.mul(view, 2, out=view))
+        return got[0] is a, got[3] is view, a * 2, b, y, torch.sigmoid(x, out=x) is x
+    return f, (rand(3, 3, grad=False), rand(5, 3, grad=False))
+
+
+@feature
+def out_of_several_results():
+    def f(x):
+        v, i = torch.empty(3), torch.empty(3, dtype=torch.int64)
+        found = torch.max(x, 0, out=(v, i))
+        kept = torch.topk(x, 2, out=[torch.empty(3, 2), torch.empty(3, 2, dtype=torch.int64)])
+        return found.values is v, found[1] is i, type(found).__name__, v + 1, i, kept[0], kept[1]
+    return f, (rand(3, 3, grad=False),)
+
+
+@feature
+def out_without_gradients():
+    def f(x, y):
+        with torch.no_grad():
+            torch.mul(x, 3, out=y)
+        return y * 2, torch.eq(x, y, out=torch.empty(3, dtype=torch.bool))
+    return f, (rand(3), rand(3))
+
+
+@pytest.mark.parametrize("call", [
+    lambda x, w: torch.add(x, x, out=torch.empty(2)),                                 # resizes, with a warning
+    lambda x, w: torch.add(x, x, out=torch.empty(3, 3, dtype=torch.float64)),         # casts
+    lambda x, w: torch.add(x, x, out=torch.empty(3, 3, dtype=torch.int64)),           # must not
+    lambda x, w: torch.sum(x, 0, out=torch.empty(3, dtype=torch.float64)),
+    lambda x, w: torch.add(x[:-1], 1, out=x[1:]),                                     # overlap
+    lambda x, w: torch.add(x, 1, out=torch.empty(1, 3).expand(3, 3)),
+    lambda x, w: torch.mm(x, x, out=x),
+    lambda x, w: torch.add(w, 1, out=x),                                              # a gradient
+    lambda x, w: torch.add(x, 1, out=w),
+    lambda x, w: torch.randn(3, 3, out=x),
+    lambda x, w: torch.max(x, 0, out=(x[0], torch.empty(3))),
+    lambda x, w: torch.mm(x, w.detach(), out=torch.empty(3, 3, dtype=torch.bfloat16))])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_out_otherwise(call, autocast):
+    def build():
+        def f(x, w):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                return call(x, w), x * 2
+        return f, (rand(3, 3, grad=False), rand(3, 3))
+    check_same(run(build, functools.partial(minicompile.compile, backend="aot_eager"), 2), run(build, lambda f: f, 2))
+
+
+# ---- Copies --------------------------------------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Pair:
+    a: object
+    b: list = dataclasses.field(default_factory=list)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+Point = collections.namedtuple("Point", "p q")
+
+
+class Memoized:
+    def __init__(self, a):
+        self.a = a
+
+    def __deepcopy__(self, memo):
+        made = memo[id(self)] = Memoized(None)
+        made.a, made.known = copy.deepcopy(self.a, memo), id(self.a) in memo
+        return made
+
+
+SETTINGS = types.SimpleNamespace(n=2, nested={"sizes": [1, 2], "t": torch.ones(2)}, color=Color.RED)
+
+
+@feature
+def deep_copies_own_their_memory():
+    def f(x):
+        pair = Pair(x, [x, 1])
+        made = copy.deepcopy([pair, pair, {"again": x}])
+        made[0].a.add_(1)
+        made[0].b.append(2)
+        return made[0] is made[1], made[0].a is made[2]["again"], made[0].a is made[0].b[0], made[0].a, pair.b, made[0].b, x
+    return f, (rand(3, grad=False),)
+
+
+@feature
+def deep_copies_of_containers():
+    def f(x):
+        made = copy.deepcopy((Point(x, [1]), x.shape, {3, 1, 2}, frozenset({1}), collections.deque([x, 1], 3), collections.OrderedDict(a=[x]),
+                              collections.defaultdict(list, {"a": [x]}), Color.RED, torch.float32, len, f))
+        return (*made[:1], tuple(made[1]), type(made[1]).__name__, made[2], made[3], list(made[4]), made[4].maxlen, dict(made[5]), made[6]["new"],
+                made[7] is Color.RED, made[8], made[9] is len, made[10] is f)
+    return f, (rand(3, grad=False),)
+
+
+@feature
+def deep_copies_that_contain_themselves():
+    def f(x):
+        ring, node = [x], types.SimpleNamespace(x=x)
+        ring.append(ring)
+        node.self = node
+        made, other = copy.deepcopy(ring), copy.deepcopy(node)
+        return made[1] is made, made is ring, other.self is other, made[0] + other.x
+    return f, (rand(3, grad=False),)
+
+
+@feature
+def deep_copy_by_the_program():
+    def f(x):
+        thing, memo = Memoized([x]), {}
+        made = copy.deepcopy([thing, thing])
+        first, second = copy.deepcopy([x], memo), copy.deepcopy([x], memo)
+        return made[0] is made[1], made[0].known, made[0].a[0] + 1, first[0] is second[0], memo[id(x)] is first[0], x.__deepcopy__({}) + 1
+    return f, (rand(3, grad=False),)
+
+
+@feature
+def copies_of_what_existed_before():
+    def f(x):
+        deep, shallow = copy.deepcopy(SETTINGS), copy.copy(SETTINGS)
+        deep.nested["sizes"].append(3)
+        deep.nested["t"].add_(x)
+        shallow.n = 5
+        return deep.nested["sizes"], deep.nested["t"], SETTINGS.nested["sizes"], SETTINGS.n, shallow.nested is SETTINGS.nested, deep.color is Color.RED
+    return f, (rand(2, grad=False),)
+
+
+@feature
+def shallow_copies():
+    class Reduced:
+        def __init__(self, a):
+            self.a = a
+
+        def __reduce__(self):
+            return Reduced, (self.a * 2,)
+
+    class Stated:
+        def __getstate__(self):
+            return {"a": self.a, "more": 1}
+
+        def __setstate__(self, state):
+            self.__dict__.update(state)
+            self.set = True
+
+    def f(x):
+        stated = Stated()
+        stated.a = x
+        made = copy.copy(stated)
+        pair = copy.copy(Pair(x, [x]))
+        return (copy.copy(Reduced(x)).a, made.a + made.more, made.set, pair.a is x, copy.copy([x]), copy.copy({1: x}), copy.copy((x,)),
+                dataclasses.replace(pair, b=[1]).b, dataclasses.asdict(pair)["b"][0] + 1, dataclasses.astuple(pair)[0])
+    return f, (rand(3, grad=False),)
+
+
+@pytest.mark.parametrize("make", [
+    lambda x, w: copy.deepcopy([x, x[1:]]),                           # two tensors, one memory
+    lambda x, w: copy.deepcopy(x[1:]),
+    lambda x, w: copy.deepcopy(x.expand(2, 3)),
+    lambda x, w: copy.deepcopy(w),                                    # keeps requires_grad and grad
+    lambda x, w: copy.deepcopy(w * 2),                                # an error
+    lambda x, w: copy.copy(x),
+    lambda x, w: copy.deepcopy(nn.Linear(2, 2)).weight,
+    lambda x, w: copy.deepcopy(types)])
+def test_copies_otherwise(make):
+    def build():
+        def f(x, w):
+            made = make(x, w)
+            return made, w * 2
+        return f, (rand(3, grad=False), rand(3))
+    check_same(run(build, functools.partial(minicompile.compile, backend="eager"), 2), run(build, lambda f: f, 2))
+
+
+def test_copied_tensor_changes_between_calls():
+    def f(x):
+        y = copy.deepcopy(x)
+        return getattr(y, "tag", None), y.grad, y + 1
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(3)
+    for change in (lambda: None, lambda: setattr(x, "grad", torch.ones(3)), lambda: setattr(x, "tag", 3), lambda: delattr(x, "tag")):
+        change()
+        check_same(list(compiled(x)), list(f(x)))
+
+
+# ---- What functions remember ---------------------------------------------------------------------------------------------
+
+@functools.lru_cache(None)
+def table(n, dtype=torch.float32):
+    return torch.arange(n, dtype=dtype)
+
+
+@functools.lru_cache(None)
+def other_table(n):
+    return torch.arange(n) * 10.0
+
+
+@feature(calls=3)
+def cached_tensors_are_one_object():
+    table.cache_clear()
+
+    def f(x):
+        t = table(x.shape[0], dtype=x.dtype)
+        t.add_(1)
+        return x * t, table(x.shape[0], dtype=x.dtype) is t
+    return f, (rand(3),)
+
+
+@feature(graphs=None, calls=3)
+def cached_lists_are_one_object():
+    @functools.lru_cache
+    def found(n):
+        return [n]
+
+    def f(x):
+        LOG.append(1)
+        found(3).append(1)
+        return x * len(found(3)), found(2) is found(2)
+    return f, (rand(3),)
+
+
+@feature(calls=3)
+def cached_method_keeps_its_first_answer():
+    class M(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(3))
+            self.register_buffer("n", torch.ones(()))
+
+        @functools.lru_cache(None)
+        def scaled(self, n):
+            return (self.w * self.n * n).detach()
+
+        def forward(self, x):
+            y = x * self.scaled(2) * self.w
+            self.n.add_(1)
+            return y
+    return M(), (rand(3),)
+
+
+def test_caches_change_between_calls():
+    functions = [table]
+
+    def f(x):
+        return functions[0](3) + x
+    compiled, x = minicompile.compile(f, backend="eager"), torch.ones(3)
+    for change in (lambda: None, table.cache_clear, lambda: functions.__setitem__(0, other_table), other_table.cache_clear):
+        change()
+        assert torch.equal(compiled(x), f(x))
+
+
+def test_singledispatch():
+    @functools.singledispatch
+    def scaled(n, x):
+        return x
+
+    @scaled.register
+    def _(n: int, x):
+        return x * n
+
+    def f(x, n):
+        return scaled(n, x) + 1
+    compiled, x = minicompile.compile(f, backend="eager", fullgraph=True), torch.ones(3)
+    for n in (2, "b", 2.5, 3, True):
+        assert torch.equal(compiled(x, n), f(x, n))
+    scaled.register(str, lambda n, x: x * len(n))
+    assert torch.equal(compiled(x, "abc"), f(x, "abc"))
+
+
+@feature
+def numbers_of_numpy_as_data():
+    def f(x):
+        return (torch.tensor(numpy.float64(1.5)), torch.tensor([numpy.int32(1), 2]), torch.as_tensor(numpy.int16(3)), torch.tensor([numpy.float64(1)]),
+                torch.tensor((1, numpy.float32(2))), torch.full((2,), numpy.float64(2)), torch.scalar_tensor(numpy.float64(1)),
+                torch.tensor(numpy.bool_(True)), torch.tensor(numpy.float64(2), dtype=torch.float16), x * numpy.float64(2), x.new_tensor(numpy.float64(3)))
+    return f, (rand(3),)
+
+
+@feature
+def versions_and_loggers():
+    import logging
+
+    def f(x):
+        logging.getLogger("minicompile.tests").debug("shape %s", x.shape)
+        return x + (torch.__version__.split(".")[0] >= "2") + (torch.__version__ >= "2.1")
+    return f, (rand(3),)
+
+
+@feature(calls=3)
+def spectral_norms():
+    m = nn.utils.spectral_norm(nn.Conv2d(2, 3, 3))
+    p = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
+    return nn.Sequential(p, m), (rand(1, 2, 4, 4),)
+
+
+@feature
+def attributes_deleted():
+    class Plain:
+        shared = 1
+
+        def __init__(self):
+            self.n = 0
+
+        def __delattr__(self, name):
+            LOG.append(name)
+            object.__delattr__(self, name)
+
+    kept = Plain()
+
+    def f(x):
+        made = Plain()
+        kept.extra = made.extra = x
+        del kept.extra, made.extra
+        try:
+            del kept.shared
+        except AttributeError as error:
+            LOG.append(str(error))
+        return x + 1, hasattr(kept, "extra"), hasattr(made, "extra"), list(LOG)
+    return f, (rand(3),)
+
+
+@feature
+def tracebacks_that_are_not_looked_at():
+    class Keeps:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, kind, error, traceback):
+            LOG.append((kind, traceback is None, error.__traceback__ is traceback))
+            return True
+
+    def f(x):
+        with Keeps():
+            raise KeyError(1)
+        try:
+            raise ValueError(2)
+        except ValueError as error:
+            _, _, traceback = sys.exc_info()
+            return x + 1, traceback is None, error.__traceback__ is traceback, KeyError(1).__traceback__
+    return f, (rand(3),)
+
+
+# ---- The random stream ---------------------------------------------------------------------------------------------------
+
+def seeded(x, seed):
+    torch.manual_seed(seed)
+    return x + torch.rand(3)
+
+
+@feature(graphs=None, calls=3)
+def seeds_set_by_the_program():
+    def f(x):
+        a = [seeded(x, i) for i in range(2)]
+        try:
+            b = seeded(x, torch.initial_seed() % 5)
+            raise ValueError
+        except ValueError:
+            c = torch.randn(2)
+        finally:
+            torch.default_generator.manual_seed(9)
+        return a, b, c, torch.rand(1), torch.initial_seed()
+    return f, (rand(3),)
+
+
+@feature(graphs=None, calls=3)
+def random_state_taken_back():
+    def f(x):
+        state = torch.get_rng_state()
+        a = x + torch.rand(3)
+        for _ in range(2):
+            torch.set_rng_state(state)
+            b = F.dropout(x, 0.5)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            c = seeded(x, 1)
+        torch.cuda.manual_seed_all(3)
+        return a, b, c, torch.rand(2)
+    return f, (rand(3),)
+
+
+@feature(graphs=None, calls=3)
+def generators_of_the_program():
+    kept = torch.Generator().manual_seed(3)
+
+    def f(x):
+        new = torch.Generator()
+        new.manual_seed(1)
+        return x + torch.rand(3, generator=new), torch.rand(3, generator=kept), torch.rand(1)
+    return f, (rand(3),)
+
+
+@pytest.mark.parametrize("call, words", [
+    (lambda x: torch.manual_seed(1), "a call of torch.random.manual_seed"),
+    (lambda x: torch.set_rng_state(torch.get_rng_state()), "a call of torch.random.get_rng_state"),
+    (lambda x: torch.rand(3, generator=torch.default_generator), "a Generator object as an argument of a tensor operation")])
+def test_random_state_reasons(call, words):
+    with pytest.raises(minicompile.errors.GraphBreakError, match=words) as caught:
+        minicompile.compile(lambda x: (x + 1, call(x)), backend="eager", fullgraph=True)(torch.ones(3))
+    assert "Hint: Call it before or after the compiled function" in str(caught.value)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

@@ -690,3 +690,164 @@ def test_results_that_are_parts_of_larger_memory_can_be_written(backend):
         y[0] = 3
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             y.sum().backward()
+
+
+# ---- found by random programs
+
+def test_lists_of_tensors_are_written_one_after_the_other():
+    def f(a, b):
+        torch._foreach_add_([a, b], [b, b])
+        return a * 1
+    check(f, torch.ones(3), torch.ones(3))
+    for wrong in (lambda a, b: torch._foreach_add_([a, a], 1), lambda a, b: torch._foreach_add_([a, b, a[1:]], 1),
+                  lambda a, b: torch._foreach_add_([a, b], [b, a])):
+        with pytest.raises(Unsupported, match="writes to a tensor"):
+            compile_function(lambda a, b: wrong(a, b) or a * 1, [torch.ones(3), torch.ones(3)])
+
+
+def test_a_list_operator_counts_the_versions_of_what_it_writes():
+    def f(x, w):
+        torch._foreach_mul_([x], 2.0)
+        return x @ w
+    for run in (f, compile_function(f, [torch.ones(3, 3), rand(3, 3)])):
+        x, w = torch.ones(3, 3), rand(3, 3)
+        y = run(x, w)
+        assert x._version == 1
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            (y[0] if isinstance(y, tuple) else y).sum().backward()
+
+
+@pytest.mark.parametrize("write", [lambda x: x.unfold(0, 2, 1).logical_not_(), lambda x: x[None].expand(2, 3)[0].add_(1),
+                                   lambda x: x.expand(2, 3).add_(1)])
+def test_what_overlaps_itself_is_written_by_eager(write):
+    with pytest.raises(Unsupported):
+        compile_function(lambda x: (write(x), x * 1), [torch.ones(3)])
+    with pytest.raises(Unsupported, match="overlaps itself"):
+        compile_function(lambda x: (x[0].add_(1), x * 1), [torch.ones(1, 3).expand(2, 3)])
+
+
+def test_a_view_taken_without_gradients_leads_none_back():
+    def f(x):
+        with torch.no_grad():
+            view = x[1:]
+        return view, x * 2
+    for run in (f, compile_function(f, [rand(3)])):
+        x = rand(3)
+        view, y = run(x)
+        assert view.requires_grad and view.is_leaf and view._is_view()
+        (view.sum() + y.sum()).backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), 2.0))
+
+
+def test_an_input_without_a_gradient_is_not_part_of_the_graph():
+    def f(x, unused):
+        return x.cumsum(0) * x, unused.shape[0]
+    for run in (f, compile_function(f, [rand(3), rand(3)])):
+        x, leaf = rand(3), rand(3)
+        unused = leaf * 1
+        unused.sum().backward()
+        for _ in range(2):                              # backward would enter what is freed
+            run(x, unused)[0].sum().backward()
+
+
+def test_gradients_that_no_used_output_leads_to_are_none():
+    def f(x, y):
+        return x.rot90(), torch.xlogy(y, y.exp())
+    for run in (f, compile_function(f, [rand(3, 4), rand(3)])):
+        x, y = rand(3, 4), rand(3)
+        assert torch.autograd.grad(run(x, y)[0].sum(), [x, y], allow_unused=True)[1] is None
+        assert torch.autograd.grad(run(x, y)[1].sum(), [x, y], allow_unused=True)[0] is None
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_variables_may_have_any_name(backend):
+    def f(tangent, tangent0):
+        return tangent.sin() * tangent0, tangent.cos()
+    got, want = [], []
+    for run, into in ((f, want), (minicompile.compile(f, backend=backend, fullgraph=True), got)):
+        torch.manual_seed(0)
+        x, y = rand(3), rand(3)
+        into += torch.autograd.grad([t.sum() for t in run(x, y)], [x, y])
+    torch.testing.assert_close(got, want)
+
+
+def test_a_tensor_that_changes_its_shape_after_it_was_returned_by_another_name():
+    def f(x):
+        y = x.exp()
+        z = F.dropout(y, 0.5, training=False)           # the same tensor
+        y.unsqueeze_(0)
+        return z, y[:, :2], y.t()
+    check(f, rand(3, grad=False))
+
+
+@pytest.mark.parametrize("backend", ["decomposed", "loops"])
+def test_a_gradient_that_is_saved_whole(backend):
+    """A constant gradient is a saved value itself, and what it is computed from is not needed in backward."""
+    def f(x):
+        y = F.batch_norm(x, None, None, training=True)
+        y.bernoulli_(0.5)
+        return F.elu(y)
+    x = rand(4, 5)
+    minicompile.compile(f, backend=backend, fullgraph=True)(x).sum().backward()
+    assert x.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "loops", "cpp"])
+def test_a_saved_copy_of_an_input_with_gaps(backend):
+    def f(x, w):
+        return torch.hypot(x, w)                        # its derivative by w reads w and the result
+    results = []
+    for run in (f, minicompile.compile(f, backend=backend, fullgraph=True)):
+        torch.manual_seed(0)
+        x, w = torch.rand(6, 7)[1:5, 1:-1], rand(4, 5)
+        y = run(x, w)
+        x.zero_()
+        y.sum().backward()
+        results.append((y.detach(), w.grad))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "loops"])
+def test_random_numbers_that_nobody_reads_are_drawn(backend):
+    def f(x):
+        y = x * 2
+        y.normal_()
+        torch.rand(x.shape)
+        return x + 1
+    after = []
+    for run in (f, minicompile.compile(f, backend=backend, fullgraph=True)):
+        torch.manual_seed(0)
+        run(torch.zeros(3))
+        after.append(torch.rand(2))
+    assert torch.equal(*after)
+
+
+def test_a_view_of_a_view_taken_without_gradients():
+    def f(x):
+        with torch.no_grad():
+            view = x.view(x.shape)
+        return view[0]
+    with pytest.raises(Unsupported, match="gradient is not that of its view operators"):
+        compile_function(f, [rand(3, 4)])
+
+
+def test_a_window_that_was_written_keeps_its_strides():
+    def f(x):
+        column = x.sort(-1)[0].select(1, 0)
+        column.unbind(0)[-1].mul_(3)
+        return column
+    check(f, rand(4, 4, grad=False))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_inference_mode_has_no_gradients_whatever_the_program_says(backend):
+    def f(x, w):
+        with torch.enable_grad():
+            return x @ w
+    compiled, w = minicompile.compile(f, backend=backend), rand(3, 3)
+    with torch.no_grad():
+        assert compiled(torch.ones(3, 3), w).requires_grad
+    with torch.inference_mode():
+        y = compiled(torch.ones(3, 3), w)
+        assert not y.requires_grad and y.is_inference() and torch.equal(y, f(torch.ones(3, 3), w))

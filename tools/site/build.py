@@ -1,8 +1,12 @@
-"""From the sources of the book to `site/`, in order: read, execute, write Markdown, run mkdocs, check the result."""
+"""From the sources of the book to `site/`: read, write Markdown, run mkdocs while the chapters are executed, put both together, check.
+
+Each step keeps what it made last and makes again what has changed. mkdocs sees prose only; code and outputs are finished HTML that takes
+its place afterwards, so a changed output or a changed line of code does not run mkdocs.
+"""
 from __future__ import annotations
 
+import contextlib
 import json
-import multiprocessing
 import os
 import pathlib
 import pickle
@@ -13,24 +17,34 @@ import sys
 import time
 
 from . import ROOT, SiteError, chapter_pages, code_pages, execute, links, names, pages, pipeline, stepper
-from .page import Page, write
+from .page import PLACE, Page, write
 
 WORK, SITE = ".site", "site"
 OWN = pathlib.Path(__file__).parent
 
 
+class Stored:
+    """A pickled value beside a key: `value` is None when the key is another one than last time."""
+
+    def __init__(self, root: pathlib.Path, name: str, *key):
+        self.path, self.key, self.value = root / WORK / "cache" / f"{name}.pickle", names.digest(sys.version, *key), None
+        with contextlib.suppress(Exception):                  # not there, half written or from another version: made again
+            key, value = pickle.loads(self.path.read_bytes())
+            self.value = value if key == self.key else None
+
+    def keep(self, value):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(pickle.dumps((self.key, value)))
+
+
 def read_book(root: pathlib.Path) -> links.Book:
     """The package's names and where every page will be."""
-    cache = root / WORK / "cache" / "names.pickle"
-    key = names.digest(*names.package_files(root), OWN / "names.py", OWN / "cells.py", sys.version)
-    modules = None
-    if cache.exists():
-        stored = pickle.loads(cache.read_bytes())
-        modules = stored[1] if stored[0] == key else None
-    if modules is None:
-        modules = names.read_package(root)
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        cache.write_bytes(pickle.dumps((key, modules)))
+    stored = Stored(root, "names", OWN / "names.py", OWN / "cells.py", OWN / "highlight.py")
+    known = stored.value or {}
+    modules = names.read_package(root, known)
+    now = {m.path: m for m in modules.values()}
+    if len(now) != len(known) or any(known.get(path) is not m for path, m in now.items()):
+        stored.keep(now)
     book = links.Book(modules)
     for path in chapter_pages.sources(root):
         book.chapters[path.stem[:2]] = f"chapters/{path.stem}"
@@ -40,24 +54,11 @@ def read_book(root: pathlib.Path) -> links.Book:
     return book
 
 
-def in_child(work, out: pathlib.Path):
-    """Call `work()` in a forked process and return what it answers, through a JSON file. SiteError if it fails."""
-    process = multiprocessing.get_context("fork").Process(target=lambda: out.write_text(json.dumps(work())))
-    process.start()
-    process.join(execute.LIMIT)
-    if process.is_alive():
-        process.kill()
-        process.join()
-    if process.exitcode:
-        raise SiteError(f"{getattr(work, '__module__', '')}.{work.__name__} failed")
-    return json.loads(out.read_text())
-
-
-def installed() -> list[str]:
-    """Shown = installed: every module imports from the file that is shown, and has the names that its source defines."""
+def installed(modules: list) -> list[str]:
+    """Shown = installed: every module imports from the file that is shown, and has the names that its source defines. SiteError if not."""
     import importlib
     found = []
-    for module in names.read_package().values():
+    for module in modules:
         if module.path.endswith("__main__.py"):
             continue
         try:
@@ -69,38 +70,26 @@ def installed() -> list[str]:
             found.append(f"{module.path}:1: {there.__file__} is installed instead")
         found += [f"{module.path}:{d.line}: {n} is not in the imported module" for n, d in module.definitions.items()
                   if d.kind in ("function", "class") and not hasattr(there, n)]
+    if found:
+        raise SiteError(found)
     return found
 
 
-def remembered(work, name: str, root: pathlib.Path):
-    """The answer of `work()` for this package and these versions."""
-    key = names.digest(*names.package_files(root), OWN / "stepper.py", OWN / "build.py", execute.versions())
-    out = root / WORK / "cache" / f"{name}-{key}.json"
-    if not out.exists():
-        for old in out.parent.glob(f"{name}-*.json"):
-            old.unlink()
-        execute.prepare(root)
-        try:
-            return in_child(work, out)
-        except BaseException:
-            out.unlink(missing_ok=True)
-            raise
-    return json.loads(out.read_text())
+def jobs(book: links.Book, root: pathlib.Path) -> list[execute.Job]:
+    modules, key = list(book.modules.values()), (OWN / "execute.py", execute.versions(), execute.device())
+    code = sorted(f"{m.path} {m.code}" for m in modules)
+    return [*(execute.page_job(path, root) for path in chapter_pages.sources(root)),
+            execute.Job("installed", lambda: installed(modules), names.digest(OWN / "build.py", *code, *key)),
+            execute.Job("stepper", stepper.record, names.digest(OWN / "stepper.py", *key))]
 
 
-def titles(book: links.Book, chapters: list[str], made: dict) -> dict:
-    return {c: made[book.chapters[c[2:4]]].title for c in chapters}
-
-
-def narratives(book: links.Book, chapters: list[str], root: pathlib.Path, say) -> list[Page]:
-    sources = chapter_pages.sources(root)
-    outputs, failures = execute.outputs(sources, root / WORK / "cache" / "cells", root, say)
-    book.findings += failures
-    made = []
+def narratives(book: links.Book, chapters: list[str], root: pathlib.Path) -> list[Page]:
+    """The chapters, still without outputs, and their notebooks."""
+    sources, made = chapter_pages.sources(root), []
     for path in sources:
         stage = next((c for c in chapters if c[2:4] == path.stem[:2]), "")
-        made.append(chapter_pages.chapter_page(book, path, outputs.get(path.stem, []), stage, root))
-        target, key = root / WORK / "docs" / "chapters" / f"{path.stem}.ipynb", names.digest(path, *names.package_files(root), OWN / "chapter_pages.py")
+        made.append(chapter_pages.chapter_page(book, path, stage, root))
+        target, key = root / WORK / "files" / "chapters" / f"{path.stem}.ipynb", names.digest(chapter_pages.notebook_text(book, path), OWN / "chapter_pages.py")
         mark = root / WORK / "cache" / "notebooks" / f"{path.stem}.key"
         if not (target.exists() and mark.exists() and mark.read_text() == key):
             write(target, chapter_pages.notebook(book, path, root))
@@ -117,19 +106,14 @@ def narratives(book: links.Book, chapters: list[str], root: pathlib.Path, say) -
     return made
 
 
-def code(book: links.Book, chapters: list[str], root: pathlib.Path) -> list[Page]:
-    """Code pages; a module that links to nothing that moved is taken from the cache."""
-    cache = root / WORK / "cache" / "code.pickle"
-    key = names.digest(*names.package_files(root), *sorted(OWN.glob("*.py")), *book.chapters.values(), *book.exercises)
-    if cache.exists():
-        stored, made, findings = pickle.loads(cache.read_bytes())
-        if stored == key:
-            book.findings += findings
-            return made
-    before = len(book.findings)
-    made = [code_pages.module_page(book, m, "") for m in book.modules.values()]
-    cache.write_bytes(pickle.dumps((key, made, book.findings[before:])))
-    return made
+def code(book: links.Book, root: pathlib.Path) -> list[Page]:
+    """Code pages; the blocks of a module that has not changed and links to nothing that moved are taken from the cache."""
+    stored = Stored(root, "code", OWN / "code_pages.py", OWN / "highlight.py", OWN / "links.py", OWN / "page.py")
+    known = stored.value or {}
+    made = {m.page: code_pages.module_page(book, m, known.get(m.page, ("", []))) for m in book.modules.values()}
+    if {page: key for page, (_, (key, _)) in made.items()} != {page: key for page, (key, _) in known.items()}:
+        stored.keep({page: entry for page, (_, entry) in made.items()})
+    return [page for page, _ in made.values()]
 
 
 def navigation(book: links.Book, chapters: list[str], made: dict) -> list:
@@ -163,51 +147,109 @@ def short(title: str) -> str:
 
 def build(root: pathlib.Path = ROOT, say=print) -> pathlib.Path:
     """Build the book and return the folder of its HTML; SiteError with every finding when something is wrong."""
-    start, docs = time.perf_counter(), root / WORK / "docs"
+    start, docs, mkdocs = time.perf_counter(), root / WORK / "docs", None
     book = read_book(root)
-    chapters = names.chapter_names(book.modules)
-    listed = narratives(book, chapters, root, say)
-    book.findings += remembered(installed, "installed", root)
-    listed += code(book, chapters, root) + pages.api(book, chapters)
-    listed += [pages.exercises(book, chapters), pages.results(root), stepper.page(remembered(stepper.record, "stepper", root))]
-    addresses = {c: book.chapters[c[2:4]] for c in chapters}
-    listed.append(pages.front(book, chapters, addresses, root))
-    if book.findings:
-        raise SiteError(book.findings)
-    made = {page.address: page for page in listed}
-    for page in listed:
-        page.write(docs)
-    for old in docs.rglob("*.md"):
-        if old.relative_to(docs).with_suffix("").as_posix() not in made:
-            old.unlink()
-    for asset in (OWN / "assets").iterdir():
-        write(docs / "assets" / asset.name, asset.read_text())
-    write(root / WORK / "strip.json", json.dumps({c: pipeline.strip(chapters, addresses, c) for c in ["", *chapters]}))
-    say(f"rendered {len(made)} pages in {time.perf_counter() - start:.1f} s")
-    make_html(root, navigation(book, chapters, made), say)
+    running = execute.Execution(jobs(book, root), root / WORK / "cache" / "cells", root, say, {m.path: m.code for m in book.modules.values()})
+    try:
+        chapters = names.chapter_names(book.modules)
+        listed = narratives(book, chapters, root)
+        narrated = {page.address: page for page in listed}
+        steps, addresses = stepper.page(), {c: book.chapters[c[2:4]] for c in chapters}
+        listed += [*code(book, root), *pages.api(book, chapters), pages.exercises(book, chapters), pages.results(root), steps,
+                   pages.front(book, chapters, addresses, root)]
+        made = {page.address: page for page in listed}
+        if not book.findings:
+            mkdocs = start_mkdocs(root, write_docs(root, book, chapters, made, addresses))
+        outputs, failures = running.wait()
+        book.findings += failures
+        for path in chapter_pages.sources(root):
+            chapter_pages.fill(book, narrated[f"chapters/{path.stem}"], path, outputs.get(path.stem, []), root)
+        if book.findings:
+            raise SiteError(book.findings)
+        steps.blocks = stepper.page(outputs["stepper"]).blocks
+        if mkdocs:
+            said, _ = mkdocs.communicate()
+            if mkdocs.returncode:
+                raise SiteError([line for line in said.splitlines() if line.strip()])
+            write(root / WORK / "html.key", mkdocs.key)
+        say(f"rendered {len(made)} pages in {time.perf_counter() - start:.1f} s")
+        publish(root, made, say)
+    finally:
+        running.stop()
+        if mkdocs and mkdocs.poll() is None:
+            mkdocs.kill()
     return root / SITE
 
 
-def make_html(root: pathlib.Path, nav: list, say):
-    """Run mkdocs where something has changed since the last time, then check what it made."""
-    work, site, start = root / WORK, root / SITE, time.perf_counter()
-    write(work / "mkdocs.yml", "INHERIT: ../mkdocs.yml\ndocs_dir: docs\nsite_dir: ../site\nhooks: [../tools/site/hooks.py]\nnav: " + json.dumps(nav) + "\n")
-    inputs = [p for folder in (work / "docs", work / "blocks") for p in sorted(folder.rglob("*")) if p.is_file()]
-    key = names.digest(root / "mkdocs.yml", work / "mkdocs.yml", work / "strip.json", OWN / "hooks.py", OWN / "links.py",
-                       *(f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in inputs))
-    done = site / ".built"
+def write_docs(root: pathlib.Path, book: links.Book, chapters: list[str], made: dict, addresses: dict) -> str:
+    """Everything that mkdocs reads; returns its key."""
+    work, docs = root / WORK, root / WORK / "docs"
+    for page in made.values():
+        page.write(docs)
+    for asset in (OWN / "assets").iterdir():
+        write(docs / "assets" / asset.name, asset.read_text())
+    wanted = {docs / f"{address}.md" for address in made} | {docs / "assets" / asset.name for asset in (OWN / "assets").iterdir()} | {
+        work / "found" / f"{page.address}.json" for page in made.values() if page.found}
+    for old in [*docs.rglob("*"), *(work / "found").rglob("*")]:
+        if old.is_file() and old not in wanted:
+            old.unlink()
+    write(work / "strip.json", json.dumps({c: pipeline.strip(chapters, addresses, c) for c in ["", *chapters]}))
+    write(work / "mkdocs.yml", "INHERIT: ../mkdocs.yml\ndocs_dir: docs\nsite_dir: html\nhooks: [../tools/site/hooks.py]\nnav: "
+          + json.dumps(navigation(book, chapters, made)) + "\n")
+    inputs = [p for folder in (docs, work / "found") for p in sorted(folder.rglob("*")) if p.is_file()]
+    return names.digest(root / "mkdocs.yml", work / "mkdocs.yml", work / "strip.json", OWN / "hooks.py", execute.versions(), *(
+        f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in inputs))
+
+
+def start_mkdocs(root: pathlib.Path, key: str):
+    """The process of mkdocs, which writes .site/html; None where nothing that it reads has changed."""
+    done = root / WORK / "html.key"
     if done.exists() and done.read_text() == key:
-        say("nothing has changed")
-        return
+        return None
     done.unlink(missing_ok=True)
-    ran = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(work / "mkdocs.yml")],
-                         capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"})
-    if ran.returncode:
-        raise SiteError([line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()])
-    say(f"mkdocs took {time.perf_counter() - start:.1f} s")
-    if found := links.check_site(site):
+    process = subprocess.Popen([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(root / WORK / "mkdocs.yml")],
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"})
+    process.key = key
+    return process
+
+
+def publish(root: pathlib.Path, made: dict, say):
+    """What mkdocs made, with all blocks in their places, and the notebooks into site/; then look for what is broken in it."""
+    html, site = root / WORK / "html", root / SITE
+    before, now, changed = Stored(root, "published", pathlib.Path(__file__), OWN / "page.py"), {}, 0
+    for path, short in sorted((p, p.relative_to(folder).as_posix()) for folder in (html, root / WORK / "files") for p in folder.rglob("*") if p.is_file()):
+        target = site / short
+        data, page = path.read_bytes(), made.get(short.removesuffix(".html"))
+        now[short] = names.digest(path.suffix, data.decode("latin-1"), *(page.blocks if page else []))
+        if (before.value or {}).get(short, ("", None)) == (now[short], target.stat().st_mtime_ns if target.exists() else None):
+            now[short] = before.value[short]
+            continue
+        if path.suffix == ".html":
+            data = finished(data.decode(), page.blocks if page else []).encode()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+        now[short], changed = (now[short], target.stat().st_mtime_ns), changed + 1
+    for old in sorted(p for p in site.rglob("*") if p.is_file()):
+        if old.relative_to(site).as_posix() not in now:
+            old.unlink()
+    before.keep(now)
+    say(f"{changed} file{'s' * (changed != 1)} {'have' if changed != 1 else 'has'} changed" if changed else "nothing has changed")
+    stored = Stored(root, "links", OWN / "links.py")
+    known = dict(stored.value or {})
+    if found := links.check_site(site, known):
         raise SiteError(found)
-    done.write_text(key)
+    if changed:
+        stored.keep(known)
+
+
+def finished(text: str, blocks: list[str]) -> str:
+    """A page with its blocks, and with what the theme leaves out for screen readers and the keyboard."""
+    for number, block in enumerate(blocks):
+        text = text.replace(PLACE.format(number), block, 1)
+    text = text.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"')
+    text = text.replace("<th></th>", "<td></td>").replace('<th scope="col"></th>', "<td></td>")
+    return re.sub(r"<pre>(<span></span>)?<code>", r'<pre>\1<code tabindex="0">', text)
 
 
 def clean(root: pathlib.Path = ROOT):

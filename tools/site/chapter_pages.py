@@ -1,13 +1,14 @@
 """Narratives: executed cells as Markdown, `%show` of the package's source, and the download as a notebook."""
 from __future__ import annotations
 
+import ast
 import dataclasses
 import html
 import pathlib
 import re
 
 from . import cells, code_pages, execute, highlight, links, names
-from .page import Page
+from .page import HOLE, Page
 
 SHOW = re.compile(r"^%show +(\S+) *$", re.M)
 
@@ -16,29 +17,49 @@ def sources(root: pathlib.Path) -> list[pathlib.Path]:
     return sorted((root / "chapters").glob("[0-9][0-9]_*.py"))
 
 
-def chapter_page(book: links.Book, path: pathlib.Path, outputs: list, stage: str, root: pathlib.Path) -> Page:
-    """outputs: one list per code cell, None where recorded results are shown."""
+def chapter_page(book: links.Book, path: pathlib.Path, stage: str, root: pathlib.Path) -> Page:
+    """The page with holes where outputs go; `fill` closes them."""
     found = cells.split(path.read_text())
     where = path.relative_to(root).as_posix()
     page = Page(f"chapters/{path.stem}", cells.title(found, path.stem), stage)
-    results = iter(outputs)
     for cell in found:
         if cell.kind == "markdown":
             prose(book, page, cell, where)
             continue
-        shown, note = next(results, []), ""
-        if "gpu-result" in cell.tags:
+        if heading := re.search(r"^# #+ ", cell.source, re.M):
+            book.findings.append(f"{where}:{cell.line + cell.source[:heading.start()].count(chr(10))}: a heading in a code cell: # %% [markdown] is missing")
+        page.block(f'<div class="mc-cell">{shown_code(cell)}{HOLE}</div>')
+    footer(book, page, path, stage)
+    return page
+
+
+def shown_code(cell: cells.Cell) -> str:
+    """The code of a cell; what a reader may skip, imports and cells tagged `fold`, behind a line that opens it."""
+    code = highlight.plain(cell.source)
+    imports = all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in ast.parse(cell.source).body)
+    if imports or "fold" in cell.tags:
+        return f'<details class="mc-fold"><summary>{"Imports" if imports else "The code of this cell"}</summary>{code}</details>'
+    return code
+
+
+def fill(book: links.Book, page: Page, path: pathlib.Path, outputs: list, root: pathlib.Path):
+    """outputs: one list per code cell, None where recorded results are shown."""
+    shown, where = [], path.relative_to(root).as_posix()
+    for cell, output in zip((c for c in cells.split(path.read_text()) if c.kind == "code"), outputs):
+        note = ""
+        if "gpu-result" in cell.tags and execute.measurements(cell):
             try:
-                shown, note = execute.recorded(path, cell)
+                note = execute.measured_note(cell, root)
+            except KeyError as error:
+                book.findings.append(f"{where}:{cell.line}: no measurement on a GPU that this cell reads, or it lacks a field: {error}")
+        elif "gpu-result" in cell.tags:
+            try:
+                output, note = execute.recorded(path, cell)
             except KeyError:
                 book.findings.append(f"{where}:{cell.line}: no recorded result of this cell; run `python -m tools.site gpu "
                                      f"{where}` on a machine with a GPU")
-                shown = []
-        hidden = "hide-input" in cell.tags
-        code = "" if hidden else highlight.plain(cell.source)
-        page.block(f'<div class="mc-cell">{code}{execute.output_html(shown or [], note)}</div>')
-    footer(book, page, path, stage)
-    return page
+        shown.append(execute.output_html(output or [], note))
+    page.fill(shown)
 
 
 def prose(book: links.Book, page: Page, cell: cells.Cell, where: str):
@@ -68,7 +89,7 @@ def source_of(book: links.Book, page: str, dotted: str) -> str:
     module, definition = names.find(book.modules, dotted)
     if definition is None:
         raise KeyError(dotted)
-    lines = highlight.lines_of(module.source)
+    lines = highlight.part_of(module.source, definition.first, definition.end)
     address = links.href(page, module.page, anchor=f"L{definition.line}")
     return (f'<div class="mc-shown"><p class="mc-path"><a href="{address}"><code>{module.path}</code>, lines {definition.first} to '
             f'{definition.end}</a></p>{code_pages.shown(book, module, page, lines, definition.first, definition.end, anchors=False)}</div>')
@@ -95,9 +116,18 @@ def bare_page(book: links.Book, chapter: str, words: str) -> Page:
 
 
 def notebook(book: links.Book, path: pathlib.Path, root: pathlib.Path) -> str:
-    """The page as .ipynb: `%show` lines become the source, links to the book become plain words, the exercises a list, and a first code
-    cell finds the chapters' helper."""
+    """The page as .ipynb."""
     import jupytext
+    made = jupytext.reads(notebook_text(book, path), fmt="py:percent")
+    made["metadata"]["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    for n, cell in enumerate(made["cells"]):
+        cell["id"] = f"cell-{n}"
+    return jupytext.writes(made, fmt="ipynb")
+
+
+def notebook_text(book: links.Book, path: pathlib.Path) -> str:
+    """The notebook in percent format: `%show` lines become the source, links to the book become plain words, the exercises a list, and a
+    first code cell finds the chapters' helper."""
     text = []
     for cell in cells.split(path.read_text()):
         source = cell.source
@@ -109,11 +139,7 @@ def notebook(book: links.Book, path: pathlib.Path, root: pathlib.Path) -> str:
             text.append("# %%\n" + source)
     if re.search(r"\b_lib\b", path.read_text()):
         text.insert(1, "# %%\n" + SETUP)
-    made = jupytext.reads("\n\n".join(text) + "\n", fmt="py:percent")
-    made["metadata"]["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    for n, cell in enumerate(made["cells"]):
-        cell["id"] = f"cell-{n}"
-    return jupytext.writes(made, fmt="ipynb")
+    return "\n\n".join(text) + "\n"
 
 
 SETUP = """# The book's helper and its measured results are in the checkout from which minicompile was installed.

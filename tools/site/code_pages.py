@@ -7,24 +7,29 @@ from . import highlight, links, names
 from .page import Page
 
 
-def module_page(book: links.Book, module: names.Module, chapter_title: str) -> Page:
+def module_page(book: links.Book, module: names.Module, known: tuple = ("", [])) -> tuple[Page, tuple]:
+    """The page, and (key, blocks) to pass next time: they are made again only when the source or an address in the code has changed."""
     page = Page(module.page, module.title, stage=module.chapter)
     addresses = targets(book, module)
-    coloured = highlight.lines_of(module.source, addresses)
+    key = names.digest(module.source, sorted(addresses.items()), *(links.solution(book, module, n) for n in module.definitions))
+    same = known[0] == key
+    coloured = None if same else highlight.lines_of(module.source, addresses)
     prose_first = module.cells and module.cells[0].kind == "markdown" and module.cells[0].source.startswith("# ")
     if not prose_first:
-        page.prose(f"# {module.title}\n\n" + links.link_files(book, module, (module_doc(module))))
+        page.prose(f"# {module.title}\n\n" + links.link_files(book, module, module.doc.split("\n\n")[0]))
     for n, cell in enumerate(module.cells):
         if cell.kind == "markdown":
             page.prose(links.rewrite(book, module.page, links.link_files(book, module, cell.source), f"{module.path}:{cell.line}"))
         else:
             last = cell.line + len(cell.source.splitlines()) - 1
-            page.block(shown(book, module, module.page, coloured, cell.line, last))
+            page.block("" if same else shown(book, module, module.page, coloured, cell.line, last))
         if n == 0:
-            page.block(header(module, chapter_title))
+            page.block("" if same else header(module))
     if not module.cells:
-        page.block(highlight.numbered(coloured, 1))
-    return page
+        page.block("" if same else highlight.numbered(coloured, 1))
+    if same:
+        page.blocks = known[1]
+    return page, (key, page.blocks)
 
 
 def shown(book: links.Book, module: names.Module, page: str, coloured: list[str], first: int, last: int, anchors: bool = True) -> str:
@@ -43,13 +48,7 @@ def shown(book: links.Book, module: names.Module, page: str, coloured: list[str]
     return f'<div class="mc-parts">{"".join(parts)}</div>' if len(parts) > 1 else parts[0]
 
 
-def module_doc(module: names.Module) -> str:
-    import ast
-    doc = ast.get_docstring(module.tree) or ""
-    return doc.split("\n\n")[0] if doc else ""
-
-
-def header(module: names.Module, chapter_title: str) -> str:
+def header(module: names.Module) -> str:
     """Where the module stands, and its names, which the search finds."""
     listed = [f'<a href="#L{d.line}"><code>{html.escape(name)}</code></a>' for name, d in module.definitions.items()
               if d.kind in ("function", "class") and not name.startswith("_")]
@@ -59,7 +58,7 @@ def header(module: names.Module, chapter_title: str) -> str:
 
 def targets(book: links.Book, module: names.Module) -> dict:
     """(line, column) -> (length, address) for names that the package defines."""
-    known = {}
+    known, lines = {}, module.source.splitlines()
     for name, (origin, original) in module.imports.items():
         try:
             where, definition = names.find(book.modules, f"{origin}.{original}")
@@ -69,5 +68,5 @@ def targets(book: links.Book, module: names.Module) -> dict:
     for name, definition in module.definitions.items():
         if definition.kind in ("function", "class"):
             known[name] = f"#L{definition.line}"
-    return {(line, column): (len(name), known[name]) for line, column, name in highlight.uses(module.tree, set(known))
-            if module.source.splitlines()[line - 1][column:column + len(name)] == name}
+    return {(line, column): (len(name), known[name]) for line, column, name in module.used
+            if name in known and lines[line - 1][column:column + len(name)] == name}

@@ -58,6 +58,13 @@ def lines_of(source: str, links: dict | None = None) -> list[str]:
     return made
 
 
+def part_of(source: str, first: int, last: int) -> list[str]:
+    """Lines `first` to `last` in their places of the list that `lines_of` makes; the others are empty."""
+    lines = source.splitlines()[first - 1:last]
+    inside = lines[0][:1].isspace()                             # a method alone is no Python
+    return [""] * (first - 1) + lines_of("\n".join(["class _:", *lines] if inside else lines))[inside:]
+
+
 def numbered(lines: list[str], first: int, anchors: bool = True) -> str:
     """A code block with line numbers; each line is an anchor `L12`."""
     body = "\n".join(f"<i id=L{n}>{line}</i>" if anchors else f"<i>{line}</i>" for n, line in enumerate(lines, first))

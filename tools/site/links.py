@@ -96,18 +96,28 @@ ID = re.compile(r"""\sid=["']?([^"'\s>]+)""")
 ADDRESS = re.compile(r"""<(?P<tag>\w+)\s[^>]*?(?P<attribute>href|src)=(?:"(?P<quoted>[^"]*)"|(?P<bare>[^\s">]+))""")
 
 
-def check_site(site: pathlib.Path) -> list[str]:
-    """Broken addresses and anchors, outside requests and pages over the budget, one line each."""
-    pages = {path: path.read_text() for path in sorted(site.rglob("*.html"))}
-    anchors = {path: {html.unescape(i) for i in ID.findall(text)} for path, text in pages.items()}
+def read_html(path: pathlib.Path) -> tuple[set, set]:
+    """The anchors of a page and the (tag, address) pairs in it."""
+    text = path.read_text()
+    return {html.unescape(i) for i in ID.findall(text)}, {
+        (m["tag"], html.unescape(m["quoted"] if m["quoted"] is not None else m["bare"])) for m in ADDRESS.finditer(text)}
+
+
+def check_site(site: pathlib.Path, known: dict | None = None) -> list[str]:
+    """Broken addresses and anchors, outside requests and pages over the budget, one line each. known: what `read_html` found in which
+    state of which file, for the next time."""
+    known, pages = {} if known is None else known, {}
+    for path in sorted(site.rglob("*.html")):
+        state = path.stat().st_size, path.stat().st_mtime_ns
+        if known.get(str(path), ((),))[0] != state:
+            known[str(path)] = state, *read_html(path)
+        pages[path] = known[str(path)]
     found, exists = [], {}
-    for path, text in pages.items():
+    for path, ((length, _), _, addresses) in pages.items():
         name, folder = path.relative_to(site).as_posix(), str(path.parent)
-        if len(text.encode()) > BUDGET:
-            found.append(f"{name}: {len(text.encode()) // 1000} kB of HTML, more than {BUDGET // 1000}")
-        for match in {m.groups() for m in ADDRESS.finditer(text)}:
-            tag, _, quoted, bare = match
-            address = html.unescape(quoted if quoted is not None else bare)
+        if length > BUDGET:
+            found.append(f"{name}: {length // 1000} kB of HTML, more than {BUDGET // 1000}")
+        for tag, address in addresses:
             if re.match(r"[a-z][a-z+.-]*:|//", address):
                 if tag != "a" and not address.startswith("data:"):
                     found.append(f"{name}: <{tag}> loads {address}")
@@ -120,6 +130,6 @@ def check_site(site: pathlib.Path) -> list[str]:
                 exists[target] = target in pages or target.exists()
             if not exists[target]:
                 found.append(f"{name}: no such page: {address}")
-            elif anchor and target in pages and urllib.parse.unquote(anchor) not in anchors[target] and not anchor.startswith("__"):
+            elif anchor and target in pages and urllib.parse.unquote(anchor) not in pages[target][1] and not anchor.startswith("__"):
                 found.append(f"{name}: no such anchor: {address}")
     return found

@@ -8,7 +8,7 @@ import pathlib
 import re
 from dataclasses import dataclass, field
 
-from . import ROOT, SiteError, cells
+from . import ROOT, SiteError, cells, highlight
 
 PACKAGE = "minicompile"
 
@@ -31,7 +31,12 @@ class Module:
     name: str
     path: str                       # from the root of the repository
     source: str
-    tree: ast.Module = None
+    doc: str = ""
+    code: str = ""                  # hash of what Python makes of it: without comments, prose and lines
+    public: list = field(default_factory=list)               # __all__
+    listed: list = field(default_factory=list)               # CHAPTERS
+    used: list = field(default_factory=list)                 # highlight.uses
+    imported: list = field(default_factory=list)             # local names that statements at its top import
     definitions: dict = field(default_factory=dict)          # qualified name in the module -> Definition
     imports: dict = field(default_factory=dict)              # local name -> (module, name or None)
     cells: list = field(default_factory=list)
@@ -67,35 +72,56 @@ def digest(*parts) -> str:
     return made.hexdigest()[:20]
 
 
-def read_package(root: pathlib.Path = ROOT) -> dict[str, Module]:
-    """Module name -> Module, for every Python file that has something in it."""
+def read_package(root: pathlib.Path = ROOT, known: dict | None = None) -> dict[str, Module]:
+    """Module name -> Module, for every Python file that has something in it. known: path -> Module as it was read last."""
     modules = {}
     for path in package_files(root):
-        if path.suffix == ".py" and path.read_text().strip():
-            module = read_module(path, root)
+        if path.suffix == ".py" and (source := path.read_text()).strip():
+            module = (known or {}).get(path.relative_to(root).as_posix())
+            if module is None or module.source != source:
+                module = read_module(path, root)
             modules[module.name] = module
     return modules
+
+
+def code_digest(source: str) -> str:
+    """A hash that neither comments nor prose nor places in the file change."""
+    return digest(ast.dump(ast.parse(source)))
 
 
 def read_module(path: pathlib.Path, root: pathlib.Path) -> Module:
     short = path.relative_to(root)
     dotted = ".".join(short.with_suffix("").parts).removesuffix(".__init__")
     source = path.read_text()
-    module = Module(dotted, short.as_posix(), source, ast.parse(source), cells=cells.split(source))
+    tree = ast.parse(source)
+    module = Module(dotted, short.as_posix(), source, ast.get_docstring(tree) or "", code_digest(source), cells=cells.split(source))
     package = dotted if path.name == "__init__.py" else dotted.rpartition(".")[0]
-    for node in ast.walk(module.tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             base = package.split(".")[:len(package.split(".")) - node.level + 1] if node.level else []
             origin = ".".join([*base, *([node.module] if node.module else [])])
             for alias in node.names:
                 if origin.split(".")[0] == PACKAGE:
                     module.imports[alias.asname or alias.name] = origin, alias.name
-    collect(module, module.tree.body, "")
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "CHAPTERS":
+            module.listed = re.findall(r'"(ch\d\d_\w+)"', ast.unparse(node).replace("'", '"'))
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            module.public = literal(node.value) or []
+    collect(module, tree.body, "")
+    module.used = highlight.uses(tree, {*module.imports, *(n for n, d in module.definitions.items() if d.kind in ("function", "class"))})
+    module.imported = [a.asname or a.name for node in tree.body if isinstance(node, ast.ImportFrom) for a in node.names]
     for cell in module.cells:
         for tag in cell.tags:
             if tag.startswith("exercise:"):
                 module.exercises[tag.partition(":")[2]] = cell.line
     return module
+
+
+def literal(node):
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
 
 
 def collect(module: Module, body: list, prefix: str):
@@ -159,8 +185,7 @@ def reading_order(modules: list[Module]) -> list[Module]:
     names = {m.name: m for m in modules}
     graph = {}
     for m in sorted(modules, key=lambda m: m.name):
-        top = [node for node in m.tree.body if isinstance(node, ast.ImportFrom)]
-        wanted = {m.imports[a.asname or a.name] for node in top for a in node.names if (a.asname or a.name) in m.imports}
+        wanted = {m.imports[name] for name in m.imported if name in m.imports}
         graph[m.name] = {origin for origin, name in wanted if origin in names and origin != m.name} | {
             f"{origin}.{name}" for origin, name in wanted if f"{origin}.{name}" in names}
         graph[m.name] = sorted(graph[m.name] - {m.name})         # a set would give another order each time
@@ -172,8 +197,6 @@ def reading_order(modules: list[Module]) -> list[Module]:
 
 def chapter_names(modules: dict[str, Module]) -> list[str]:
     """`minicompile.CHAPTERS`, those that exist, without importing torch."""
-    for node in ast.walk(modules[PACKAGE].tree):
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "CHAPTERS":
-            listed = re.findall(r'"(ch\d\d_\w+)"', ast.unparse(node).replace("'", '"'))
-            return [name for name in listed if any(m.chapter == name for m in modules.values())]
+    if listed := modules[PACKAGE].listed:
+        return [name for name in listed if any(m.chapter == name for m in modules.values())]
     raise SiteError("minicompile/__init__.py defines no CHAPTERS")

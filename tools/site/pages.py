@@ -41,7 +41,7 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
     for path in sorted((root / "exercises" / "tasks").glob("ch*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "task" and node.args:
-                identifier, values = literal(node.args[0]), {k.arg: literal(k.value) for k in node.keywords}
+                identifier, values = names.literal(node.args[0]), {k.arg: names.literal(k.value) for k in node.keywords}
                 if isinstance(identifier, str):
                     known = {k: v for k, v in values.items() if v is not None and k in ("title", "minutes", "kind", "function")}
                     entry = found.setdefault(identifier, {})
@@ -50,23 +50,26 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
     return found
 
 
-def literal(node):
-    try:
-        return ast.literal_eval(node)
-    except ValueError:
-        return None
-
-
 KINDS = {"write": "write the function", "predict": "predict", "bug": "find the bug", "target": "reach a target"}
+
+
+def commands(book: links.Book, chapters: list[str]) -> list[tuple[str, str]]:
+    """(command, what it does), with the name of the shortest exercise of the first chapter that has one."""
+    first = min(((chapters.index(e["chapter"]), e.get("minutes", 0), i) for i, e in book.exercises.items() if e["chapter"] in chapters), default=(0, 0, "ID"))[2]
+    return [(f"python -m exercises start {first}", f"writes my/{first}.py: the function without its body"),
+            (f"python -m exercises watch {first}", "grades it at every save, until it passes"),
+            (f"python -m exercises hint {first}", "the next of three hints"),
+            (f"python -m exercises solution {first}", "the book's own, once you have passed"),
+            ("python -m exercises status", "your progress"),
+            ("python -m exercises grade", "grades all your files, with hidden inputs"),
+            ("python -m exercises run nanogpt --mine", "trains a small GPT through what has passed")]
 
 
 def exercises(book: links.Book, chapters: list[str]) -> Page:
     page = Page("exercises", "Exercises")
-    page.prose("# Exercises\n\nYour function replaces the book's inside the real compiler, and the compiler runs with it.")
-    page.block(highlight.plain("python -m exercises start ID      # writes my/ID.py, the function without its body\n"
-                               "python -m exercises watch         # grades what you save\n"
-                               "python -m exercises hint ID       # three levels\n"
-                               "python -m exercises status"))
+    page.prose("# Exercises\n\nYour function replaces the book's inside the real compiler, and the compiler runs with it. Start at any "
+               "name below; this is the first one, in a checkout after `make install` (`source .venv/bin/activate` makes `python` the right one):")
+    page.block(highlight.plain("\n".join(f"{command:<42}# {what}" for command, what in commands(book, chapters))))
     for chapter in dict.fromkeys([*chapters, *(e["chapter"] for e in book.exercises.values())]):
         listed = {i: e for i, e in book.exercises.items() if e["chapter"] == chapter}
         if not listed:
@@ -91,22 +94,31 @@ def place(entry: dict) -> str:
 
 # ---- results ----------------------------------------------------------------------------------------------
 
+WORKS = {"gpt2": "GPT-2 124M", "nanogpt": "nanoGPT, characters", "resnet50": "ResNet-50", "overhead": "What surrounds the kernels", "chains": "Fused chains",
+         "transformers": "Hugging Face transformers", "random-programs": "Random programs"}
+
+
 def results(root: pathlib.Path) -> Page:
-    """Every committed measurement as a plot of speedups and as a table, with where it was made."""
+    """Every committed measurement as a plot of speedups and as a table, with where it was made; those on a GPU first."""
     page = Page("results", "Measured results")
-    page.prose("# Measured results\n\nMade with `python -m minicompile bench ... --json`, committed with hardware and versions. Figures are "
-               "medians; more than 1 means faster than eager.")
-    for path in sorted((root / "results").glob("*.json")):
+    page.prose("# Measured results\n\nEach section is one file under `results/`, committed with its command, hardware and versions. Figures are "
+               "medians. \"Over eager\" is eager's time divided by this one: more than 1 is faster. The first step includes compilation. A name with "
+               "`reduce-overhead` replays CUDA graphs ([chapter 11](chapters/11_runtime.html)).")
+    for path in sorted((root / "results").glob("*.json"), key=lambda p: (not p.stem.startswith("h100"), p.stem)):
         data = json.loads(path.read_text())
-        page.prose(f"## {path.stem}\n\n{described(data)}")
+        work = next((words for key, words in WORKS.items() if key in path.stem), path.stem)
+        place = "an H100" if path.stem.startswith("h100") else "a CPU" if path.stem.startswith("cpu") else ""
+        note = f" {data['note'][:1].upper()}{data['note'][1:].rstrip('.')}." if data.get("note") else ""
+        page.prose(f"## {work}{f' on {place}' if place else ''}{', slower host' if 'slow' in path.stem else ''}\n\n`{path.name}`: {described(data, note)}")
         if rows := training_rows(data):
             page.block(bars(rows, path.stem))
             page.prose(table(["compiler", "numbers", "ms per step", "over eager", "first step s", "peak GB"],
                              [[r["name"], r["dtype"], f"{r['ms']:.2f}", f"{r['speedup']:.2f}x" if r["speedup"] else "-",
                                f"{r['cold']:.1f}" if r["cold"] else "-", f"{r['peak']:.2f}" if r["peak"] else "-"] for r in rows]))
         elif isinstance(data.get("ms"), dict):
-            page.prose(table(["work", "eager", "torch.compile", "minicompile"],
-                             [[k, *(f"{v[n]:.2f}" if n in v else "-" for n in ("eager", "torch", "minicompile"))] for k, v in data["ms"].items()]))
+            page.prose(table(["milliseconds", "eager", "torch.compile", "minicompile", "over eager"],
+                             [[k, *(f"{v[n]:.1f}" if n in v else "-" for n in ("eager", "torch", "minicompile")), f"{v['eager'] / v['minicompile']:.2f}x"]
+                              for k, v in data["ms"].items()]))
         elif "call_us" in data:
             page.prose(table(["apart from kernels", "torch.compile", "minicompile"],
                              [[f"{work}: {what}", *(f"{row[n]['median']:,.1f}" for n in ("torch", "minicompile"))]
@@ -115,20 +127,20 @@ def results(root: pathlib.Path) -> Page:
         elif "seeds that differ" in data:
             page.prose(f"{data['programs']:,} programs made {data['graphs']:,} graphs; {data['differ']} of them behave differently when compiled.")
         elif "rows" in data and "ok" in data:
-            page.prose(f"{data['ok']} of {data.get('architectures', len(data['rows']))} architectures run; {data.get('one graph', '?')} of "
-                       "them as one graph.")
+            page.prose(f"{data['ok']} of {data.get('architectures', len(data['rows']))} architectures run, {data.get('one graph', '?')} of them as one graph. "
+                       "These have breaks:")
             page.prose(table(["architecture", "graphs", "first break"], [[r["architecture"], str(r.get("graphs", "")),
-                              (r.get("breaks") or [""])[0][:90].replace("|", "/")] for r in data["rows"]]))
+                              (r.get("breaks") or [""])[0][:90].replace("|", "/")] for r in data["rows"] if r.get("breaks")]))
     return page
 
 
-def described(data: dict) -> str:
+def described(data: dict, note: str = "") -> str:
     hardware, versions = data.get("hardware", {}), data.get("versions", {})
     parts = [hardware.get("gpu") or hardware.get("cpu"), *(f"{k} {v}" for k, v in versions.items()),
              *(f"{k} {data[k]}" for k in ("python", "torch", "transformers") if k in data and not versions),
              f"commit `{data['commit']}`" if "commit" in data else None, data.get("date")]
     command = f"\n\n`{data['command']}`" if "command" in data else ""
-    return ", ".join(str(p) for p in parts if p) + "." + command
+    return ", ".join(str(p) for p in parts if p) + "." + note + command
 
 
 def training_rows(data: dict) -> list[dict]:
@@ -145,15 +157,11 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def bars(rows: list[dict], name: str) -> str:
     """Speedups over eager as horizontal bars."""
-    most, high, left = max([r["speedup"] for r in rows] + [1]), 24, 250
-    scale = 370 / most
+    most = max([r["speedup"] for r in rows] + [1])
     words = f"{name}: " + ", ".join(f"{r['name']} {r['dtype']} {r['speedup']:.2f} times eager" for r in rows)
-    out = "".join(
-        f'<text x="{left - 8}" y="{n * high + 16}" text-anchor="end">{html.escape(r["name"])} {html.escape(r["dtype"])}</text>'
-        f'<rect class="{"ours" if r["name"].startswith("mini") else "other"}" x="{left}" y="{n * high + 4}" width="{max(r["speedup"] * scale, 1):.0f}" height="16" rx="2"/>'
-        f'<text x="{left + r["speedup"] * scale + 6:.0f}" y="{n * high + 16}">{r["speedup"]:.2f}x</text>' for n, r in enumerate(rows))
-    return (f'<figure class="mc-figure mc-bars" tabindex="0" aria-label="Speedups"><svg role="img" aria-label="{html.escape(words)}" viewBox="0 0 680 {len(rows) * high + 4}" width="680">'
-            f'{out}</svg></figure>')
+    out = "".join(f'<div><span>{html.escape(r["name"])} {html.escape(r["dtype"])}</span><span><i class="{"ours" if r["name"].startswith("mini") else "other"}" '
+                  f'style="width:{r["speedup"] / most:.1%}"></i>{r["speedup"]:.2f}x</span></div>' for r in rows)
+    return f'<div class="mc-bars" role="img" aria-label="{html.escape(words)}">{out}</div>'
 
 
 # ---- API --------------------------------------------------------------------------------------------------
@@ -161,11 +169,9 @@ def bars(rows: list[dict], name: str) -> str:
 def api(book: links.Book, chapters: list[str]) -> list[Page]:
     """The public names, and one page per chapter with every function and class that has a docstring."""
     package = book.modules[names.PACKAGE]
-    public = next((ast.literal_eval(n.value) for n in package.tree.body if isinstance(n, ast.Assign)
-                   and getattr(n.targets[0], "id", "") == "__all__"), [])
     index = Page("api/index", "API")
     index.prose("# API\n\nWhat `import minicompile` offers. It mirrors `torch.compile`.")
-    for name in public:
+    for name in package.public:
         try:
             module, definition = names.find(book.modules, f"{names.PACKAGE}.{name}")
         except KeyError:
@@ -196,7 +202,7 @@ def entry(page: Page, name: str, dotted: str, module: names.Module, definition, 
         page.block(f'<h3 id="{dotted}"><a href="{address}"><code>{html.escape(name)}</code></a></h3>', search=True)
         place = ""
     signature = f"{name}{definition.signature}" if definition and definition.kind != "value" else name
-    doc = definition.doc if definition else names.ast.get_docstring(module.tree) or ""
+    doc = definition.doc if definition else module.doc
     page.block(f'<pre class="mc-code mc-signature" tabindex="0"><code>{html.escape(wrapped(signature), False)}</code></pre>{place}')
     if doc:
         page.block(f'<p class="mc-doc">{html.escape(doc, False)}</p>', search=True)

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import html
-import textwrap
 
 LABELS = {"ch01_graphs": "graphs", "ch02_guards": "guards", "ch03_capture": "capture", "ch04_breaks": "breaks", "ch05_autograd": "autograd",
           "ch06_decompositions": "primitives", "ch07_loops": "loops", "ch08_fusion": "fusion", "ch09_triton": "Triton", "ch10_cpp": "C++",
@@ -33,23 +32,11 @@ ROWS = [("every call", ["ch02_guards"]), ("first call: a program becomes graphs"
 
 
 def full_map(chapters: list[str], pages: dict) -> str:
-    """The map of the front page: one row per step of the way down, each box a link. 680 wide."""
-    rows = [(title, [c for c in members if c in chapters]) for title, members in ROWS]
-    rows = [(title, members) for title, members in rows if members]
-    high, width, out = 96, 680, []
-    for r, (title, members) in enumerate(rows):
-        y = r * high + 6
-        out.append(f'<text class="row" x="2" y="{y + 12}">{html.escape(title)}</text>')
-        w = min(218, (width - 12 * (len(members) - 1)) / len(members))
-        for n, chapter in enumerate(members):
-            x = n * (w + 12)
-            lines = textwrap.wrap(IDEAS.get(chapter, ""), 29)[:2]
-            out.append(f'<a href="{pages[chapter]}.html"><rect x="{x + 1:.0f}" y="{y + 19}" width="{w - 2:.0f}" height="56" rx="5"/>'
-                       f'<text class="name" x="{x + 12:.0f}" y="{y + 38}">{int(chapter[2:4])} {html.escape(label(chapter))}</text>'
-                       + "".join(f'<text class="idea" x="{x + 12:.0f}" y="{y + 53 + 14 * k}">{html.escape(t)}</text>' for k, t in enumerate(lines))
-                       + "</a>")
-        if r + 1 < len(rows):
-            out.append(f'<path class="rail" d="M 20 {y + 75} v 15 m -4 -5 l 4 5 l 4 -5"/>')
-    words = "The way of a program through the compiler, from top to bottom; each box leads to its chapter."
-    return (f'<nav aria-label="The pipeline" class="mc-map"><svg viewBox="0 0 {width} {len(rows) * high}" role="group" aria-label="{words}">'
-            f'{"".join(out)}</svg></nav>')
+    """The map of the front page: one row per step of the way down, each box a link."""
+    rows = []
+    for title, members in ROWS:
+        boxes = "".join(f'<li><a href="{pages[c]}.html"><b>{int(c[2:4])} {html.escape(label(c))}</b><span>{html.escape(IDEAS.get(c, ""))}</span></a></li>'
+                        for c in members if c in chapters)
+        if boxes:
+            rows.append(f"<li><p>{html.escape(title)}</p><ul>{boxes}</ul></li>")
+    return f'<nav aria-label="The way of a program through the compiler, from top to bottom" class="mc-map"><ol>{"".join(rows)}</ol></nav>'

@@ -79,7 +79,11 @@ def record() -> dict:
             "guards": [str(g) for g in done.guards]}
 
 
-def page(data: dict) -> Page:
+NOTHING = {"source": [], "steps": [], "graph": [], "guards": []}
+
+
+def page(data: dict = NOTHING) -> Page:
+    """The page of these steps. What mkdocs sees of it does not depend on them."""
     made = Page("stepper", "The stepper", "ch03_capture")
     made.prose("# The stepper\n\nCapture runs a function's bytecode without running the function. Its stack holds descriptions of objects: a "
                "tensor is a node of the graph with a shape; a number is itself. Arithmetic on tensors writes a node, everything else happens "
