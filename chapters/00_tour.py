@@ -4,10 +4,10 @@
 # This page takes a single function through the whole compiler and shows what it looks like after each
 # stage. Nothing is explained to the end here. Each stop names the chapter that does so.
 #
-# Four words first. An *operator* is a function of PyTorch's library, ATen: a matrix product, an addition. A
-# *kernel* is machine code that loops over the elements of tensors, started by one call. A *graph* is a list of
-# operator calls in which each line names the lines whose results it uses. *Lowering* replaces what should be done
-# by how to do it, in several steps: graph, loops, kernels.
+# Four words first. An *operator* is a function of PyTorch's library, ATen: a matrix product, an addition.
+# A *kernel* is machine code that loops over the elements of tensors, started by one call. A *graph* is a
+# list of operator calls in which each line names the lines whose results it uses. *Lowering* replaces what
+# should be done by how to do it, in several steps: graph, loops, kernels.
 #
 # The function is the second half of a transformer block, cut down to what is interesting: a normalisation,
 # a branch on an ordinary Python value, a matrix product, an activation, a residual connection.
@@ -58,14 +58,15 @@ needed = sum(t.numel() * t.element_size() for t in (x, w, x))
 print(f"\nmoved {listening.total / 1e3:.0f} kB; the arguments and the result are {needed / 1e3:.0f} kB")
 
 # %% [markdown]
-# Except for the matrix product, each operator does next to no arithmetic: its time is that of reading its operands
-# and writing its result, and of being called. Most of that traffic is between neighbours. One operator writes 66 kB that the next one
-# reads. If both were one kernel, the values would stay in registers. To write such kernels for every combination of
-# operators by hand is hopeless, so a compiler has to do it, and for that it needs the whole list of operators
-# before the first of them runs. Python does not give such a list away: it is a program, with branches and side effects.
+# Except for the matrix product, each operator does next to no arithmetic: its time is that of reading its
+# operands and writing its result, and of being called. Most of that traffic is between neighbours. One
+# operator writes 66 kB that the next one reads. If both were one kernel, the values would stay in
+# registers. To write such kernels for every combination of operators by hand is hopeless, so a compiler
+# has to do it, and for that it needs the whole list of operators before the first of them runs. Python
+# does not give such a list away: it is a program, with branches and side effects.
 #
-# Compile the function, call it once, and compare with what PyTorch computes. `watch` does exactly that, and keeps
-# what the stages report on the way; the rest of the page looks into it.
+# Compile the function, call it once, and compare with what PyTorch computes. `watch` does exactly that,
+# and keeps what the stages report on the way; the rest of the page looks into it.
 
 # %%
 seen = watch(half_block, x, w, 0.5)

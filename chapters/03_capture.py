@@ -152,6 +152,16 @@ print(interpret(polynomial, "x", 3))
 #
 # %show minicompile.ch03_capture.interpreter.run
 #
+# Read it from `handler, pops, instruction`. A step is a handler, the number of values that it pops, and
+# the instruction. What the handler returns is pushed: one value, a list of them, or nothing; a `Leave`
+# ends the frame. A call of a Python function is another `run`, on a new frame, inside of the handler.
+#
+# Two kinds of exceptions pass through, and they must not be confused. A `UserError` belongs to the
+# *program*: it would have been raised in eager code as well, so `unwind` looks for its handler in the
+# function's exception table, as CPython does. `Unsupported` belongs to the *compiler*: it does not know
+# what to do here. The two counters are for chapter 4, which traces a second time up to a given step, and
+# for programs that do not end.
+#
 # What stands on the stack is a [`Value`](ref:minicompile.ch03_capture.values.Value): constants, tensors,
 # containers of values, objects that existed before. Below is the interpreter at work on a small function,
 # instruction by instruction: what is on the stack, and which instructions write to the graph.
@@ -209,10 +219,10 @@ Listings([(version, "\n".join(listing)) for version, listing in recorded.items()
 # %% [markdown]
 # In 3.11 a comprehension is a function of its own, made and called on the spot. Since 3.12 it is a loop in
 # the same frame, which hides an outer `x` and puts it back, also when an exception passes (the last five
-# instructions). A method is `LOAD_METHOD` in 3.11 and a flag of `LOAD_ATTR` later; 3.13 asks for a truth value
-# before it jumps, packs two locals into one instruction, and leaves the spent iterator to a `POP_TOP`. The
-# differences are many and small: a name that one release has is a handler that the others never meet.
-# [`opcodes.py`](code:minicompile/ch03_capture/opcodes.py) begins with the whole table.
+# instructions). A method is `LOAD_METHOD` in 3.11 and a flag of `LOAD_ATTR` later; 3.13 asks for a truth
+# value before it jumps, packs two locals into one instruction, and leaves the spent iterator to a
+# `POP_TOP`. The differences are many and small: a name that one release has is a handler that the others
+# never meet. [`opcodes.py`](code:minicompile/ch03_capture/opcodes.py) begins with the whole table.
 #
 # ### Side effects
 #

@@ -97,12 +97,13 @@ listing = [
 head("\n".join(listing), 14)
 
 # %% [markdown]
-# What waited on the stack, here `history.append` and what `loss.item()` returned, arrives as an argument and
-# is pushed first. Which instructions do that depends on the release. 3.12 and 3.13 have
-# `LOAD_FAST_AND_CLEAR`, made for comprehensions. 3.11 has no instruction that pushes a variable and empties
-# it; `LOAD_CLOSURE` pushes any slot as it is, `DELETE_FAST` empties it. Neither looks at the value, so capture
-# makes no guard on what only passes through. And a jump out of a `for` loop has another target in each
-# release: behind the loop in 3.11, to an `END_FOR` in 3.12, to an `END_FOR` with a `POP_TOP` in 3.13.
+# What waited on the stack, here `history.append` and what `loss.item()` returned, arrives as an argument
+# and is pushed first. Which instructions do that depends on the release. 3.12 and 3.13 have
+# `LOAD_FAST_AND_CLEAR`, made for comprehensions. 3.11 has no instruction that pushes a variable and
+# empties it; `LOAD_CLOSURE` pushes any slot as it is, `DELETE_FAST` empties it. Neither looks at the
+# value, so capture makes no guard on what only passes through. And a jump out of a `for` loop has another
+# target in each release: behind the loop in 3.11, to an `END_FOR` in 3.12, to an `END_FOR` with a
+# `POP_TOP` in 3.13.
 #
 # The jump goes over everything before the break. All offsets in the code object have to move for it: jumps,
 # the exception table, the table of line numbers. [`bytecode.py`](code:minicompile/ch04_breaks/bytecode.py)

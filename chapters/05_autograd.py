@@ -173,12 +173,13 @@ print("read by backward:", [n.name for n in crossing], size(weight(crossing)))
 print("chosen:          ", [n.name for n in cut], size(weight(cut)), "besides inputs")
 
 # %% [markdown]
-# `w` is free: it is in memory anyway, and since eager's product saves it, autograd complains if the program
-# changes it before backward. The result of GELU is saved: the library call that computes the gradient of
-# `w` needs it, and forward has just written it. And the slope of GELU, `add_tensor_3`, is computed in the
-# forward kernel and saved as one tensor. Why not computed again from `x` and `bias`, which are inputs? Because
-# eager's addition saves neither. A program may overwrite them before it calls `backward`, and eager gives the
-# right gradient. To need them later is to save copies of them, and that costs more than the slope.
+# `w` is free: it is in memory anyway, and since eager's product saves it, autograd complains if the
+# program changes it before backward. The result of GELU is saved: the library call that computes the
+# gradient of `w` needs it, and forward has just written it. And the slope of GELU, `add_tensor_3`, is
+# computed in the forward kernel and saved as one tensor. Why not computed again from `x` and `bias`, which
+# are inputs? Because eager's addition saves neither. A program may overwrite them before it calls
+# `backward`, and eager gives the right gradient. To need them later is to save copies of them, and that
+# costs more than the slope.
 #
 # ### As a minimum cut
 #
@@ -305,13 +306,19 @@ Table(["prefer", "saved", "bytes", "operators in backward", "which"], rows)
 # %% [markdown]
 # ### On a GPU, in a real model
 #
-# GPT-2 is built from the same kinds of operators, at a width of 768 with 12 layers. Peak memory of a training step:
+# GPT-2 is built from the same kinds of operators, at a width of 768 with 12 layers. Peak memory of a
+# training step:
 
 # %% tags=["gpu-result", "results:h100-gpt2"]
+runs = measured("h100-gpt2")
 bars(
     [
-        (name, measured("h100-gpt2")[run]["peak_memory_mb"] / 1000, kind)
-        for name, run, kind in (("eager", "eager", "bad"), ("minicompile", "minicompile", "compute"), ("torch.compile", "torch", "library"))
+        (name, runs[run]["peak_memory_mb"] / 1000, kind)
+        for name, run, kind in (
+            ("eager", "eager", "bad"),
+            ("minicompile", "minicompile", "compute"),
+            ("torch.compile", "torch", "library"),
+        )
     ],
     "GB",
     "Peak memory of a training step of GPT-2 124M.",
@@ -321,8 +328,8 @@ bars(
 # %% [markdown]
 # ## What it costs
 #
-# The time to differentiate ahead of time, for one block and for more. The cut is a maximum flow over the nodes of forward; recording
-# runs the autograd engine and every meta kernel once.
+# The time to differentiate ahead of time, for one block and for more. The cut is a maximum flow over the
+# nodes of forward; recording runs the autograd engine and every meta kernel once.
 
 # %%
 import time

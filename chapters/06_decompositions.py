@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Decompositions: two thousand operators, and few enough
+# # Decompositions: three thousand operators, and few enough
 #
 # PyTorch has an operator for everything, with variants for every overload, and backward operators beside
 # them. A compiler that must generate code for each will never be finished. This chapter rewrites a graph

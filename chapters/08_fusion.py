@@ -57,12 +57,13 @@ bars(
 )
 
 # %% [markdown]
-# The copy does no arithmetic: it is the time of reading and writing the tensor once. The fused kernel does ten
-# operations for each element and is nearer to the copy than to eager, because the processor computes while it waits for
-# memory. Eager PyTorch waits ten times. On a GPU arithmetic is cheaper still, compared with memory.
+# The copy does no arithmetic: it is the time of reading and writing the tensor once. The fused kernel does
+# ten operations for each element and is nearer to the copy than to eager, because the processor computes
+# while it waits for memory. Eager PyTorch waits ten times. On a GPU arithmetic is cheaper still, compared
+# with memory.
 #
-# That was kind to eager: it wrote into memory that was there already. An ordinary chain allocates a tensor for each
-# result, and on a CPU the operating system has to find and clear its pages:
+# That was kind to eager: it wrote into memory that was there already. An ordinary chain allocates a tensor
+# for each result, and on a CPU the operating system has to find and clear its pages:
 
 # %%
 print(f"ten operations, eager, with a new tensor each: {eager_time * 1e3:.1f} ms")
@@ -160,6 +161,11 @@ print(print_program(seen_t.half()["program"]))
 # And the first, with everything that can be in the way. Every exit leaves a reason.
 #
 # %show minicompile.ch08_fusion.fuse.try_fuse
+#
+# The order is from cheap to expensive: counting, then reachability, then `find_alignment`, which renames
+# the variables of one loop so that the indices of both agree, and last `hazard`, which looks at every pair
+# of accesses to a common buffer. A pair that is refused today may be accepted after another fusion, so the
+# search goes round until nothing changes.
 #
 # The cycle test deserves a picture. `relu` and `add` both touch `a`, and could be fused, if it were not for
 # the matrix product. It needs the result of one and feeds the other: a kernel that contains both would have
@@ -268,9 +274,9 @@ bars(
 )
 
 # %% [markdown]
-# Taken apart, the loops move more than eager. Fused, they move less, but not much: people have fused this block
-# by hand, and most of its traffic belongs to library calls. Fusion saves more in backward, where eager runs a
-# chain of small kernels for each gradient:
+# Taken apart, the loops move more than eager. Fused, they move less, but not much: people have fused this
+# block by hand, and most of its traffic belongs to library calls. Fusion saves more in backward, where
+# eager runs a chain of small kernels for each gradient:
 
 # %%
 seen.result.sum().backward()
@@ -291,16 +297,17 @@ Table(
 )
 
 # %% [markdown]
-# And on a GPU, measured for whole training steps. The arithmetic of a bf16 step is fixed by its matrix products; time and
-# peak memory fall because tensors between kernels are gone, in forward as well as among what is saved for backward:
+# And on a GPU, measured for whole training steps. The arithmetic of a bf16 step is fixed by its matrix
+# products; time and peak memory fall because tensors between kernels are gone, in forward as well as among
+# what is saved for backward:
 
 # %% tags=["gpu-result", "results:h100-gpt2", "results:h100-resnet50"]
 rows = []
 for name in ("h100-gpt2", "h100-resnet50"):
     runs = measured(name)
     for label, run in (("eager", "eager"), ("fused", "minicompile")):
-        r = runs[run]
-        rows.append((name.removeprefix("h100-"), label, f"{r['ms']:.2f}", f"{r['peak_memory_mb'] / 1000:.2f}", r["kernels"] or "-"))
+        ms, megabytes, kernels = (runs[run][k] for k in ("ms", "peak_memory_mb", "kernels"))
+        rows.append((name[5:], label, f"{ms:.2f}", f"{megabytes / 1000:.2f}", kernels or "-"))
 Table(["work, bf16", "how", "ms per step", "peak GB", "generated kernels"], rows)
 
 # %% [markdown]
@@ -343,19 +350,16 @@ print("in backward:", ", ".join(f"{new} of {old}" for step in back.steps for new
 #
 # ## What it costs
 #
-# Two loops are a candidate only if they touch a common buffer, so candidates are found through buffers, not by trying
-# all pairs. Time to schedule the forward pass of deeper models:
+# Two loops are a candidate only if they touch a common buffer, so candidates are found through buffers,
+# not by trying all pairs. Time to schedule the forward pass of deeper models:
 
 # %%
-import time
-
 points, considered = [], {}
 for depth in (1, 2, 4):
-    deep = watch(torch.nn.Sequential(*[type(block)() for _ in range(depth)]), x, backend="loops").half("forward")["program"]
-    start = time.perf_counter()
-    made = fuse(deep, FusionOptions())
-    points.append((depth, 1000 * (time.perf_counter() - start)))
-    considered[depth] = len(made.decisions)
+    stack = torch.nn.Sequential(*[type(block)() for _ in range(depth)])
+    deep = watch(stack, x, backend="loops").half("forward")["program"]
+    points.append((depth, 1000 * best_time(fuse, deep, FusionOptions(), repeat=3)))
+    considered[depth] = len(fuse(deep, FusionOptions()).decisions)
 print("pairs considered, by number of blocks:", considered)
 lines({"fuse": points}, "blocks", "ms", "Milliseconds to fuse the forward pass against the number of blocks.")
 

@@ -187,8 +187,9 @@ Table(
 # %% [markdown]
 # ## Measured
 #
-# On an H100: milliseconds per training step. In each row the matrix products, attention, convolutions and the optimizer are
-# the same library kernels. What differs is the generated kernels, and the host ([chapter 11](chapter:11)).
+# On an H100: milliseconds per training step. In each row the matrix products, attention, convolutions and
+# the optimizer are the same library kernels. What differs is the generated kernels, and the host ([chapter
+# 11](chapter:11)).
 
 # %% tags=["gpu-result", "results:h100-nanogpt", "results:h100-gpt2", "results:h100-resnet50"]
 table = []
@@ -203,13 +204,13 @@ for name in ("h100-nanogpt", "h100-gpt2", "h100-resnet50"):
             *(r["kernels"] for r in (ours, theirs)),
         )
     )
-header = ["work, bf16", "eager", "minicompile", "torch.compile", "over eager", "kernels, ours", "kernels, torch.compile"]
+header = ["work, bf16", "eager", "minicompile", "torch.compile", "over eager", "our kernels", "its kernels"]
 Table(header, table)
 
 # %% [markdown]
-# Fewer kernels is not the aim. Inductor fuses a GPT into fewer of them and takes slightly longer; what counts is the bytes that
-# go through memory. ResNet-50 gains most: between its convolutions stand batch norms, ReLUs and additions, which are memory
-# traffic and little else.
+# Fewer kernels is not the aim. Inductor fuses a GPT into fewer of them and takes slightly longer; what
+# counts is the bytes that go through memory. ResNet-50 gains most: between its convolutions stand batch
+# norms, ReLUs and additions, which are memory traffic and little else.
 
 # %% [markdown]
 # ## What torch.compile does differently

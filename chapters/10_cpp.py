@@ -245,8 +245,9 @@ longest = max(seen.half("forward")["compiled"].sources, key=lambda s: len(s.code
 head(longest.code, 70)
 
 # %% [markdown]
-# A row of the sum goes into a small array, from which mean and variance are computed. The second loop adds the
-# two operands once more: by then both rows are in the first-level cache. The comments are the user's lines.
+# A row of the sum goes into a small array, from which mean and variance are computed. The second loop adds
+# the two operands once more: by then both rows are in the first-level cache. The comments are the user's
+# lines.
 #
 # ## What torch.compile does differently
 #

@@ -186,31 +186,33 @@ print("the same tensor after a second call:", first.tolist())
 rows = []
 for host, name in (("slow host", "h100-nanogpt-slow-host"), ("fast host", "h100-nanogpt")):
     runs = measured(name)
-    for label, run in (("eager", "eager"), ("compiled", "minicompile"), ("graph replayed", "minicompile:reduce-overhead")):
-        rows.append((f"{host}, {label}", runs[run]["ms"], {"e": "bad", "c": "plain", "g": "compute"}[label[0]]))
+    rows += [
+        (f"{host}, eager", runs["eager"]["ms"], "bad"),
+        (f"{host}, compiled", runs["minicompile"]["ms"], "plain"),
+        (f"{host}, graph replayed", runs["minicompile:reduce-overhead"]["ms"], "compute"),
+    ]
 bars(rows, "ms", "Milliseconds per training step of nanoGPT on an H100.", form="{:.2f}")
 
 # %% [markdown]
-# On the slow host, eager and compiled code are as fast as the processor that launches the kernels. The replayed graph takes the
-# same time on both machines: what is left is the GPU. The fast host had little to gain, because it already kept ahead of the GPU.
-# Two larger models on the fast host:
+# On the slow host, eager and compiled code are as fast as the processor that launches the kernels. The
+# replayed graph takes the same time on both machines: what is left is the GPU. The fast host had little to
+# gain, because it already kept ahead of the GPU. Two larger models on the fast host:
 
 # %% tags=["gpu-result", "results:h100-gpt2", "results:h100-resnet50"]
 rows = []
 for name in ("h100-gpt2", "h100-resnet50"):
-    for mode in ("minicompile", "minicompile:reduce-overhead"):
+    for how, mode in (("compiled", "minicompile"), ("graph replayed", "minicompile:reduce-overhead")):
         run = measured(name)[mode]
-        rows.append(
-            (name.removeprefix("h100-"), "graph replayed" if ":" in mode else "compiled", f"{run['ms']:.2f}", f"{run['peak_memory_mb'] / 1000:.2f}")
-        )
+        rows.append((name[5:], how, f"{run['ms']:.2f}", f"{run['peak_memory_mb'] / 1000:.2f}"))
 Table(["work, bf16", "how", "ms per step", "peak GB"], rows)
 
 # %% [markdown]
-# ResNet-50 has hundreds of short kernels and still gains. GPT-2 has kernels long enough to hide the host: a replay gains nothing,
-# the copies cost time, and the graphs' pool costs memory.
+# ResNet-50 has hundreds of short kernels and still gains. GPT-2 has kernels long enough to hide the host:
+# a replay gains nothing, the copies cost time, and the graphs' pool costs memory.
 #
-# What is left of a compiled call when its kernels are taken away: a graph that does nothing, called on that host. Guards on
-# hundreds of parameters are in there; without the C memo ([chapter 2](chapter:02)) they alone would cost more.
+# What is left of a compiled call when its kernels are taken away: a graph that does nothing, called on
+# that host. Guards on hundreds of parameters are in there; without the C memo ([chapter 2](chapter:02))
+# they alone would cost more.
 
 # %% tags=["gpu-result", "results:h100-overhead"]
 calls = results("h100-overhead")["call_us"]

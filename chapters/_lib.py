@@ -150,10 +150,6 @@ def best_time(function, *args, repeat=30):
     return min(times)
 
 
-def micro(seconds):
-    return f"{seconds * 1e6:,.1f} us" if seconds < 1e-4 else f"{seconds * 1e6:,.0f} us"
-
-
 def tidy(text):
     """Generated code names the user's file; here its folder does not matter."""
     return re.sub(r"(?:/[\w.+-]+)+/(?=[\w.-]+\.py:\d)", "", text)

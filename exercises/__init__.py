@@ -22,27 +22,28 @@ reported by its path: return a dict whose keys are stages, kernels or nodes, in 
 first that differs. `function` is the real attribute of the real module; a behaviour may as well ignore it and compile something.
 Make observations that cannot be guessed: values and texts, not booleans.
 
-`behaviour(ID, points=, name=, cases=, show=, tolerance=, check=, gpu=)`:
+`behaviour(ID, points=, name=, cases=, show=, tolerance=, check=, then=, gpu=)`:
 
 - `cases(rng)` -> list, `rng` a `random.Random`. Called in each process with the same seed. Default: one case, None.
 - `show(case)` -> str for the report; default: `describe`. Keep it short.
 - `tolerance`: relative and absolute, for floats and tensors; default 0.
 - `check(case, got, expected)` replaces the comparison where several answers are right. It runs in the grading process on
   decoded plain data. Return None if `got` is right, a sentence if not.
+- `then(case, value)` goes on in another process, where no learner's code is, with what `observe` returned: it compiles a text, runs a graph,
+  counts kernels. Use it where the observation alone could be claimed without the work.
 - `gpu`: needs a CUDA device.
 
-`task(ID, title, minutes, kind, hints, about=, function=, plant=, starter=, seconds=, memory=, compiler=)`:
+`task(ID, title, minutes, kind, hints, about=, function=, plant=, starter=, seconds=, memory=)`:
 
 - kind "write": the starter's body raises NotDone. `function` names the function if the tagged cell defines several.
 - kind "bug": the starter is the original with `plant`, a list of (old text, new text), applied: each old text must occur
   once in the function's source. Graded like "write".
 - kind "target": like "write", but the starter is `starter`, the whole text of the file: slow or naive code that works. Its behaviours
-  have a `check` on what was counted. The file must define `function`. Without a tagged cell, `solution` is the text of a file that earns all points.
+  have a `check` on what was counted. The file must define `function`. Without a tagged cell, `exercises/solutions/ID.py` is a file that earns all points.
 - kind "predict": no function; `starter` is text that shows the programs and asks, with one assignment `NAME = ...` per
   question. Answers are literals. `@behaviour(ID, points, name, answer="NAME")` on a function of no arguments that
   returns the true answer, computed by the compiler. No tag in the package is needed.
-- `seconds` (of one behaviour, default 10) and `memory` (MiB beyond torch, default 2048) limit a run.
-- `compiler=True`: behaviours build C++ kernels, so the process may start the compiler and open files.
+- `seconds` (of one behaviour, default 10; a fifth of it after one ran out of time) and `memory` (MiB beyond torch, default 2048) limit a run.
 
 Wrong and right variants for CI: `exercises/variants/ID.py` (underscores for dashes) defines functions `wrong_*` (five or
 more for "write", two for "bug" and "target") and `right_*` (one or more; not the original's text), with the imports that they need. Each in turn is
@@ -83,6 +84,7 @@ class Behaviour:
     show: Callable | None = None
     tolerance: float = 0.0
     check: Callable | None = None
+    then: Callable | None = None
     gpu: bool = False
     answer: str = ""
 
@@ -98,10 +100,8 @@ class Task:
     function: str = ""
     plant: list[tuple[str, str]] = field(default_factory=list)
     starter: str = ""
-    solution: str = ""              # target of a function that is not in the package: a whole file that passes
     seconds: float = 10.0
     memory: int = 2048
-    compiler: bool = False
     chapter: str = ""
     behaviours: list[Behaviour] = field(default_factory=list)
 

@@ -98,7 +98,7 @@ def watch(id: str, folder: Folder = MY, once: Annotated[bool, typer.Option(help=
             try:
                 result = grade_text(id, read(path), 0, str(path))
                 note_result(folder, result)
-                print(reports.text([result]), f"({result.seconds:.2f} s)", flush=True)
+                print(f"\n{time.strftime('%H:%M:%S')}, {result.seconds:.2f} s", reports.text([result]), sep="\n", flush=True)
             except ExerciseError as error:
                 print(error, flush=True)
                 result = None
@@ -166,7 +166,7 @@ def grade(
     seed: Annotated[Optional[int], typer.Option(help="of the hidden inputs; default: drawn anew")] = None,
     all: Annotated[bool, typer.Option("--all", help="count exercises without a file, too")] = False,
 ):
-    """Grade with hidden inputs."""
+    """Grade with hidden inputs. Where marks depend on it, do so in a container."""
     if format not in reports.FORMATS:
         raise ExerciseError(f"There is no format {format!r}. Choose from {', '.join(reports.FORMATS)}.")
     tasks = load_tasks()

@@ -14,9 +14,6 @@ from . import Behaviour, ExerciseError, Task, sandbox
 from .data import NOTHING, decode, difference, encode, short, where
 from .source import find_task, original_text
 
-_expected: dict = {}
-_warmed: set = set()
-sandbox.KEPT.append(_expected)
 
 
 @dataclass
@@ -63,21 +60,18 @@ class Result:
 
 def expected_of(task: Task, behaviour: Behaviour, seed: int) -> list[dict]:
     """The original's messages, computed in a process of its own."""
-    key = task.id, behaviour.observe, behaviour.cases
-    if not task.compiler and key not in _warmed:
-        for name in sandbox.run(task, behaviour, None, seed + 1, limited=False)[-1].get("imports", []):
+    key = task.id, behaviour.observe, behaviour.cases, seed
+    if key not in sandbox.EXPECTED:
+        messages = sandbox.run(task, behaviour, None, seed)
+        if "done" not in messages[-1] or len(messages) == 1:
+            raise ExerciseError(f"{task.id}, {behaviour.name}: the original itself fails: {messages[-1].get('text', 'no cases')}")
+        for name in messages[-1]["imports"]:
             try:
                 importlib.import_module(name)      # what PyTorch imports late has to be there before files are out of reach
             except Exception:
                 pass
-        _warmed.add(key)
-    if (*key, seed) not in _expected:
-        messages = sandbox.run(task, behaviour, None, seed)
-        if "done" not in messages[-1] or len(messages) == 1:
-            _warmed.discard(key)
-            raise ExerciseError(f"{task.id}, {behaviour.name}: the original itself fails: {messages[-1].get('text', 'no cases')}")
-        _expected[(*key, seed)] = messages
-    return _expected[(*key, seed)]
+        sandbox.EXPECTED[key] = messages
+    return sandbox.EXPECTED[key]
 
 
 def computed_answers(task: Task) -> str:
@@ -102,12 +96,12 @@ def literal_answers(source: str) -> dict:
     return answers
 
 
-def grade_behaviour(task: Task, b: Behaviour, source: str, seed: int, filename: str, observed: dict) -> Outcome:
+def grade_behaviour(task: Task, b: Behaviour, source: str, seed: int, filename: str, observed: dict, seconds: float) -> Outcome:
     """observed: what the file showed to earlier behaviours, by what they looked at; the same is not looked at again."""
     if b.gpu and not torch.cuda.is_available():
         return Outcome(b.name, b.points, "skipped", "needs a CUDA device")
     started = time.perf_counter()
-    expected = expected_of(task, b, seed)
+    expected_of(task, b, seed)             # kept, but not on the stack, which a learner's code inherits
     if b.answer:
         answers = literal_answers(source)
         got = answers.get(b.answer, NOTHING)
@@ -116,8 +110,10 @@ def grade_behaviour(task: Task, b: Behaviour, source: str, seed: int, filename: 
         messages = [{"case": 0, "value": encode(got)}, {"done": True}]
     else:
         key = b.observe, b.cases
-        messages = observed[key] = observed.get(key) or sandbox.run(task, b, source, seed, filename)
-    outcome = compare(b, expected, messages, seed, bool(b.answer))
+        if key not in observed:
+            observed[key] = sandbox.run(task, b, source, seed, filename, seconds)
+        messages = observed[key]
+    outcome = compare(b, expected_of(task, b, seed), messages, seed, bool(b.answer))
     outcome.seconds = round(time.perf_counter() - started, 3)
     return outcome
 
@@ -151,7 +147,7 @@ def compare(b: Behaviour, expected: list[dict], messages: list[dict], seed: int,
             path, e, g = found
             out.status, out.message, out.where = "wrong", problem or "", where(path)
             if predicted:
-                out.got = short(g)              # the truth stays to be found out
+                out.message = f"{b.answer} = {short(g)} is not what the compiler finds"      # which stays to be found out
             elif e is not None or g is not None:
                 out.expected, out.got = short(e), short(g)
             return out
@@ -178,11 +174,14 @@ def grade(id: str, source: str, seed: int | None = None, filename: str | None = 
         text = f"syntax error in {line}{getattr(error, 'msg', error)}"
         result.outcomes = [Outcome(b.name, b.points, "syntax", text) for b in task.behaviours]
         return result
-    observed: dict = {}
+    observed, seconds = {}, task.seconds
     for b in task.behaviours:
-        result.outcomes.append(grade_behaviour(task, b, source, seed, filename, observed))
-        if result.outcomes[-1].status == "syntax":
+        result.outcomes.append(grade_behaviour(task, b, source, seed, filename, observed, seconds))
+        if result.outcomes[-1].status == "timeout":
+            seconds = task.seconds / 5             # it is probably the same loop again: do not keep the learner waiting
+        if any("unloaded" in messages[-1] for messages in observed.values()):       # the next one would end at the same line
+            last = result.outcomes[-1]
+            result.outcomes += [Outcome(b.name, b.points, last.status, last.message) for b in task.behaviours[len(result.outcomes):]]
             break
-    result.outcomes += [Outcome(b.name, b.points, "not done", "not run") for b in task.behaviours[len(result.outcomes):]]
     result.seconds = round(time.perf_counter() - started, 3)
     return result

@@ -1,8 +1,14 @@
 """One graded behaviour in a process of its own: a fork of a process that has torch and the compiler imported.
 
 In the fork every function object of the original gets, in place of its code, a call of the learner's function: module attributes, tables,
-closures and wrappers keep their references, and no code of the original is left in memory. Files cannot be opened any more (the limit on
-descriptors is in use already), processes not started, and time and memory are limited.
+closures and wrappers keep their references, and no code of the original is left in memory. No file can be opened any more (the limit on
+descriptors is zero), no process started, and time and memory are limited. What is right is never in this process: it is computed in another
+fork, after this one, and compared in the parent.
+
+A learner's code shares this process with what observes it, and so could send a report of its own. Only lines that begin with a key are read;
+the stack, on which the key stands, and the garbage collector's lists are out of reach; and nothing counts if a function of the compiler or of
+the grader is another one than before. That stops simple forgeries, not somebody who knows CPython's memory: where grades matter, run `grade` in a
+container that has neither the book's sources nor a network, and read what was handed in.
 """
 from __future__ import annotations
 
@@ -10,6 +16,7 @@ import ast
 import functools
 import gc
 import importlib
+import inspect
 import json
 import linecache
 import os
@@ -24,14 +31,17 @@ import types
 
 import minicompile
 import torch
+from minicompile.ch03_capture import hook
 
 from . import TASKS, Behaviour, ExerciseError, NotDone, Task
-from .data import NotPlain, encode, short
-from .source import original
+from .data import NotPlain, decode, encode, short
+from .source import original, original_text
 
-FORBIDDEN = ("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "ctypes.", "socket.", "os.spawn",
-             "os.remove", "os.rename", "shutil.", "os.symlink", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate")
-KEPT: list[dict] = []          # caches of expected values, emptied in every fork
+FORBIDDEN = ("open", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "ctypes.", "socket.", "os.spawn", "os.remove", "os.rename",
+             "shutil.", "os.symlink", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "resource.", "gc.get_", "sys.settrace", "sys.setprofile",
+             "sys._current_frames", "sys._current_exceptions")
+EXPECTED: dict = {}              # what originals showed; emptied in every fork that runs a learner's code
+FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}           # attributes that lead to the stack
 
 
 def leave(status: int) -> None:
@@ -49,13 +59,14 @@ def warm() -> None:
     for m in pkgutil.walk_packages(minicompile.__path__, "minicompile."):
         if not any(part in m.name for part in ("__main__", ".bench", ".worker", "interpreted", ".no_hook")):
             importlib.import_module(m.name)
+    hook.is_library_file("")            # lists folders, once
     gc.collect()
     gc.freeze()
 
 
 @functools.cache
 def target(task_id: str):
-    """(module, name, function objects) of a task's original; None if it has none in the package."""
+    """(name, module, function objects) of a task's original; None if it has none in the package."""
     o = original(TASKS[task_id])
     if o is None:
         return None
@@ -66,7 +77,7 @@ def target(task_id: str):
     gc.freeze()
     if not functions:
         raise ExerciseError(f"{o.module} has no function {o.name}.")
-    return o.module, o.name, module, functions
+    return o.name, module, functions
 
 
 def _forward(*args, **kwargs):
@@ -89,21 +100,19 @@ def absent(*args, **kwargs):
 
 def install(task: Task, source: str, filename: str):
     """Run the learner's file and put its function into the compiler. Returns what behaviours get as `function`."""
-    found = target(task.id)
-    name = found[1] if found else task.function
-    if found:
-        redirect(found[3], absent)
+    name, home, functions = target(task.id) or (task.function, None, ())
+    redirect(functions, absent)
     module = types.ModuleType("learner")
     module.__file__ = filename
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-    exec(compile(source, filename, "exec"), module.__dict__)
+    exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)
     learners = module.__dict__.get(name)
     if not callable(learners):
         raise ExerciseError(f"{filename} does not define the function {name}.")
-    if not found:
+    if home is None:
         return learners
-    redirect(found[3], learners)
-    attribute = getattr(found[2], name)
+    redirect(functions, learners)
+    attribute = getattr(home, name)
     getattr(attribute, "cache_clear", lambda: None)()
     return attribute
 
@@ -129,79 +138,82 @@ def address_space() -> int:
     return int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 
 
-def restrict(task: Task, seconds: float) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (address_space() + task.memory * 2**20,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2,) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if not task.compiler:
-        os.closerange(4, 4096)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4, 4))
-    package = os.path.dirname(minicompile.__file__)
-    own = (package, os.path.dirname(__file__))
+def restrict(filename: str) -> None:
+    """Take away what a learner's code does not need."""
+    os.closerange(4, 4096)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+    within = []
 
     def audit(event, args):
-        if event == "open" and isinstance(args[0], str) and args[0].startswith(own) and not args[0].endswith((".so", ".h")):
-            raise PermissionError("graded code may not read the compiler's sources")
-        if not task.compiler and event.startswith(FORBIDDEN):
+        if event.startswith(FORBIDDEN):
             raise PermissionError(f"graded code may not call {event}")
+        if not within and (event == "sys._getframe" or event == "object.__getattr__" and args[1] in FRAMES):
+            within.append(event)            # asking who calls is such an event itself
+            caller = sys._getframe(1)
+            while caller.f_code.co_filename == inspect.__file__:
+                caller = caller.f_back
+            within.clear()
+            if caller.f_code.co_filename in (filename, "<string>"):
+                raise PermissionError("graded code may not look at the stack")
     sys.addaudithook(audit)
 
 
-def forget(task: Task) -> None:
-    """Drop what a fork of the grader remembers and a learner may not see."""
-    for kept in KEPT:
-        kept.clear()
-    texts = {t.solution for t in TASKS.values() if t.solution}
-    for t in TASKS.values():
-        t.solution = ""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("exercises.tasks."):
-            for key in [k for k, v in vars(module).items() if type(v) is str and v in texts]:
-                setattr(module, key, "")
-    for filename in [f for f in linecache.cache if "minicompile" in f]:
-        del linecache.cache[filename]
+def functions_now() -> list:
+    """(dictionary, key, value, code) of the functions and classes of the compiler and the grader."""
+    return [(vars(module), key, value, getattr(value, "__code__", None)) for name, module in list(sys.modules.items())
+            if module and name.startswith(("minicompile", "exercises")) for key, value in vars(module).items() if type(value) in (types.FunctionType, type)]
 
 
-def child(pipe: int, task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str, limited: bool) -> None:
-    """The life of a fork. `source` None observes the original."""
+def child(pipe: int, say_key: str, task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str,
+          given: list | None) -> None:
+    """The life of a fork. `source` None observes the original; with `given` it goes on with what another fork has observed."""
+    write, dumps = os.write, json.dumps
+
     def say(**message):
-        os.write(3, (json.dumps(message) + "\n").encode())
+        write(3, f"{say_key}{dumps(message)}\n".encode())
 
     null = os.open("/dev/null", os.O_RDWR)
     if pipe != 3:
         os.dup2(pipe, 3)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    modules = set(sys.modules)
+    modules, before = set(sys.modules) if source is None else (), []
     NotDone.raised = False
-    line = None
+    line = function = None
     try:
         minicompile.config.raise_on_internal_error = True
         torch.manual_seed(seed)
         random.seed(seed)
-        if source is None:
-            if limited:
-                restrict(task, task.seconds)
-            found = target(task.id)
-            function = getattr(found[2], found[1]) if found else None
-            if not found and task.solution:
-                space: dict = {}
-                exec(compile(task.solution, "<solution>", "exec"), space)
-                function = space[task.function]
-        else:
+        found = target(task.id) or (task.function, None, ())
+        resource.setrlimit(resource.RLIMIT_AS, (address_space() + task.memory * 2**20,) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (int(task.seconds * (1 if source is not None else 3)) + 2,) * 2)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if source is not None:
             wanted_imports(source)
-            forget(task)
-            target(task.id)
-            restrict(task, task.seconds)
+            EXPECTED.clear()
+            for name in [f for f in linecache.cache if "minicompile" in f]:
+                del linecache.cache[name]
+            before = functions_now()
+            restrict(filename)
             function = install(task, source, filename)
+        elif found[1]:
+            function = getattr(found[1], found[0])
+        elif not behaviour.answer:
+            space: dict = {}
+            exec(compile(original_text(task), "<solution>", "exec"), space)
+            function = space[task.function]
+        say(loaded=True)
         cases = [None] if behaviour.answer else behaviour.cases(random.Random(seed))
-        for i, case in enumerate(cases):
+        for i, case in enumerate(cases if given is None else cases[:len(given)]):
             shown = "" if source is not None else show(behaviour, case)
-            value = behaviour.observe() if behaviour.answer else behaviour.observe(function, case)
+            value = behaviour.observe() if behaviour.answer else behaviour.then(case, decode(given[i])) if given is not None else behaviour.observe(function, case)
             if NotDone.raised:
                 raise NotDone(task.id)
             say(case=i, value=encode(value), shown=shown)
-        say(done=True, imports=sorted(set(sys.modules) - modules) if not limited else [])
+        for space, key, value, code in before:
+            if space.get(key) is not value or getattr(value, "__code__", None) is not code and value not in found[2]:
+                raise ExerciseError(f"{filename} changes {key} in {space['__name__']}; only the exercise's own function may differ")
+        say(done=True, imports=sorted(set(sys.modules) - modules) if source is None else [])
     except SyntaxError as error:
         where = f"line {error.lineno}: " if error.lineno and error.filename == filename else ""
         say(error="syntax", text=f"syntax error in {where}{error.msg}")
@@ -259,22 +271,30 @@ def in_fork(body, seconds: float) -> tuple[bytes, bool, int]:
     return data, ended, status
 
 
-def run(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str = "", limited: bool = True) -> list[dict]:
-    """Run one behaviour in a fork and return its messages; the last has `done` or `error`."""
-    warm()
-    target(task.id)
-    seconds = task.seconds * (1 if source is not None else 3)
-    data, ended, status = in_fork(lambda pipe: child(pipe, task, behaviour, source, seed, filename, limited), seconds)
-    messages = []
-    for text in data.splitlines():
-        try:
-            message = json.loads(text)
-            messages.append(message if isinstance(message, dict) else {})
-        except ValueError:
-            pass
+def talk(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str, seconds: float, given: list | None = None) -> list[dict]:
+    """One fork's messages; the last has `done` or `error`."""
+    key = os.urandom(16).hex()
+    data, ended, status = in_fork(lambda pipe: child(pipe, key, task, behaviour, source, seed, filename, given), seconds)
+    *lines, rest = data.split(b"\n")
+    if not all(text.startswith(key.encode()) for text in lines):
+        return [{"error": "error", "text": "something besides the grader wrote to the grader's pipe"}]
+    messages = [json.loads(text[len(key):]) for text in lines]
+    loaded = messages[:1] == [{"loaded": True}]
+    messages = messages[loaded:]
     if not messages or not ({"done", "error"} & set(messages[-1])):
         crash = os.WIFSIGNALED(status) and ended
         messages.append({"error": "timeout" if not ended else "error", "text": f"not finished after {seconds:g} s: an endless loop?"
                          if not ended else f"the process was ended by signal {os.WTERMSIG(status)}" if crash else
                          "the process ended before it gave a result"})
+    return messages if loaded else [{**messages[-1], "unloaded": True}]
+
+
+def run(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str = "", seconds: float = 0) -> list[dict]:
+    """Run one behaviour in a fork, and its `then` on what that observed in another one, without the learner's code."""
+    warm()
+    target(task.id)
+    messages = talk(task, behaviour, source, seed, filename, seconds or 3 * task.seconds)
+    if behaviour.then and "value" in messages[0]:
+        further = talk(task, behaviour, None, seed, filename, 3 * task.seconds, [m["value"] for m in messages[:-1]])
+        messages = further[:-1] + ([messages[-1]] if "done" in further[-1] else [further[-1]])
     return messages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import importlib
 import pathlib
 import pkgutil
@@ -33,8 +34,8 @@ def load_tasks() -> dict[str, Task]:
 def find_task(id: str) -> Task:
     tasks = load_tasks()
     if id not in tasks:
-        raise ExerciseError(f"There is no exercise {id!r}.{minicompile.did_you_mean(id, tasks)} "
-                            "`python -m exercises list` shows all.")
+        near = difflib.get_close_matches(id, tasks, 1)
+        raise ExerciseError(f"There is no exercise {id!r}. {f'Did you mean {near[0]!r}? ' if near else ''}`python -m exercises list` shows all.")
     return tasks[id]
 
 
@@ -55,11 +56,16 @@ class Original:
     imports: str         # the import statements it needs, absolute
 
 
+def solution_path(task: Task) -> pathlib.Path:
+    """Where the solution of a target stands that is no function of the package."""
+    return pathlib.Path(__file__).parent / "solutions" / f"{task.id.replace('-', '_')}.py"
+
+
 def original(task: Task) -> Original | None:
     """The function of the package behind a task; None if it has none (predictions, targets of their own)."""
     found = tags().get(task.id)
     if found is None:
-        if task.kind == "predict" or task.solution:
+        if task.kind == "predict" or solution_path(task).exists():
             return None
         raise ExerciseError(f"No cell of the package has the tag exercise:{task.id}.")
     path, start = found
@@ -151,5 +157,5 @@ def original_text(task: Task) -> str:
     """A file with the original, which earns all points."""
     o = original(task)
     if o is None:
-        return task.solution
+        return solution_path(task).read_text()
     return f"from __future__ import annotations\n\n{o.imports}\n\n\n{o.text}\n"

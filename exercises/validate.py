@@ -14,7 +14,7 @@ import minicompile
 from . import ExerciseError, Task, sandbox, tasks as task_files
 from .cheats import CHEATS
 from .grade import grade, solution
-from .source import edited, find_task, load_tasks, original, starter, tags
+from .source import edited, find_task, load_tasks, original, solution_path, starter, tags
 
 VARIANTS = pathlib.Path(__file__).parent / "variants"
 WANTED = {"write": (5, 1), "bug": (2, 1), "target": (2, 1)}            # wrong and right variants
@@ -69,7 +69,7 @@ def problems(task: Task, seed: int = 7):
             yield f"variant {name} fails {', '.join(o.name for o in bad) or 'nothing'}"
     o = original(task)
     place = {"module": o.module, "name": o.name, "path": str(o.path)} if o else \
-        {"module": f"{task_files.__name__}.{task.chapter[:4]}", "name": task.function or "answers", "path": str(VARIANTS.parent / f"tasks/{task.chapter[:4]}.py")}
+        {"module": f"{task_files.__name__}.{task.chapter[:4]}", "name": task.function or "answers", "path": str(solution_path(task))}
     ways = {f"cheat {name!r}": text.format(**place) for name, text in CHEATS.items()}
     ways |= {f"a function that returns {c}": f"def {place['name']}(*args, **kwargs):\n    return {c}\n" for c in CONSTANTS}
     for name, text in ways.items():

@@ -13,11 +13,11 @@ from typing import Callable
 
 import torch
 
-from .ch01_graphs.fake import plain_tensors
+from .ch01_graphs.fake import plain_tensors, present
 from .ch02_guards.sources import CallSource, ModuleAttrSource
 from .ch03_capture import hook
 from .config import config
-from .errors import BackendError
+from .errors import BackendError, Unsupported
 
 
 def compile_graph(captured, context) -> Callable:
@@ -32,10 +32,23 @@ def compile_graph(captured, context) -> Callable:
             compiled = eager_callable(captured.gm)
         else:
             from .driver import compile_graph as compile_with_driver
-            fakes = [n.meta["val"] for n in placeholders_of(captured.gm)]
-            compiled = compile_with_driver(captured.gm, fakes, context.backend, dict(context.options))
+            compiled = compile_with_driver(captured.gm, input_fakes(captured), context.backend,
+                                           dict(context.options))
             compiled = watch_overlaps(captured, compiled)
     return functools.partial(hook.run, None, compiled)
+
+
+def input_fakes(captured) -> list:
+    """The fakes of the inputs, as they came in. After `x.squeeze_()` an input's fake has the new shape, as the
+    tensor itself will have: that is left to eager."""
+    fakes = [n.meta["val"] for n in placeholders_of(captured.gm)]
+    for fake, real in zip(fakes, captured.example_inputs):
+        if isinstance(real, torch.Tensor):
+            sizes, strides = ([present(n) for n in t] for t in (fake.shape, fake.stride()))
+            if sizes != list(real.shape) or any(
+                    s != t for n, s, t in zip(sizes, strides, real.stride()) if n > 1 and 0 not in sizes):
+                raise Unsupported("an input changes its shape in place")
+    return fakes
 
 
 # %% [markdown]

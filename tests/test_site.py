@@ -13,8 +13,14 @@ def modules():
     return names.read_package()
 
 
+@pytest.fixture(scope="module")
+def prepared():
+    """What the processes that run pages inherit, imported once."""
+    execute.prepare()
+
+
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, prepared):
     (tmp_path / "chapters").mkdir()
     return tmp_path
 
@@ -208,6 +214,12 @@ def test_a_cell_of_measurements_says_where_they_were_made(folder, modules):
     assert "no measurement on a GPU" in findings_and_page()[0][0]
 
 
+def test_a_package_that_cannot_be_imported_is_one_finding(folder, monkeypatch):
+    monkeypatch.setattr(execute, "prepare", lambda root: {}["gone"])
+    said = []
+    assert execute.outputs([page_in(folder, "# %%\n1\n")], folder / "cache", folder, said.append) == ({}, ["KeyError: 'gone'"])
+
+
 def test_a_page_that_failed_and_a_heading_in_a_code_cell_are_findings_and_nothing_else(folder, modules):
     path, book = page_in(folder, "# %%\nimport os\n\n# %%\n1\n#\n# ## A lost heading\n"), links.Book(modules)
     page = chapter_pages.chapter_page(book, path, "", folder)
@@ -248,6 +260,24 @@ def test_the_answer_of_every_exercise_is_folded_away(modules):
             assert [int(n) for n in re.findall(r" id=L(\d+)>", folded[1])] == list(range(d.body, d.end + 1)), exercise
     assert "<details>" in chapter_pages.fenced(book, "minicompile.ch08_fusion.fuse.score")
     assert "<details " in chapter_pages.source_of(book, "chapters/08_fusion", "minicompile.ch08_fusion.fuse.score")
+
+
+def test_the_commands_that_the_exercises_page_shows_exist(modules, tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+    from exercises.__main__ import app
+    book = links.Book(modules)
+    book.exercises = pages.read_exercises(modules, pathlib.Path(__file__).parent.parent)
+    shown = [command.removeprefix("python -m exercises ").split() for command, _ in pages.commands(book, names.chapter_names(modules))]
+    assert {words[0] for words in shown} >= {"start", "watch", "hint", "grade", "run"}
+    monkeypatch.chdir(tmp_path)
+    for words in shown:
+        if words[0] in ("start", "hint", "status"):
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, done.output
+        else:                                       # these wait, grade or train; their arguments are checked all the same
+            command = next(c for c in app.registered_commands if (c.name or c.callback.__name__) == words[0])
+            assert len(words) == 1 or words[1] in (*book.exercises, "nanogpt"), command
+    assert (tmp_path / "my" / f"{shown[0][1]}.py").exists()
 
 
 def test_a_finished_site_with_a_broken_link_is_refused(tmp_path):

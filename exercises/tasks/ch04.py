@@ -1,12 +1,13 @@
 """Chapter 4: bytecode, liveness, graph breaks."""
 import contextlib
 import io
+import sys
 import textwrap
 
 import torch
 
-from .. import behaviour, task
-from .kit import program_file, questions
+from .. import ExerciseError, behaviour, task
+from .kit import graph_rows, program_file, questions, run_rows, traced
 
 # ---- varint ----------------------------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ def item(x):
 '''
 GRAPHS = ("straight", "shape", "printing", "at_the_end", "data", "loop", "item")
 
-task("predict-breaks", compiler=True, title="How many graphs?", minutes=20, kind="predict", about="""\
+task("predict-breaks", title="How many graphs?", minutes=20, kind="predict", about="""\
 Each function is compiled and called once, with x = torch.randn(8). How many graphs does that compile? A part without a tensor operation is
 no graph. Answer first, then try: minicompile.explain(f)(x) shows graphs and breaks.""",
      starter=PROGRAMS + questions(**{name.upper(): f"graphs that one call of {name}(torch.randn(8)) compiles" for name in GRAPHS}), hints=[
@@ -179,6 +180,8 @@ no graph. Answer first, then try: minicompile.explain(f)(x) shows graphs and bre
 
 def graphs_of(name) -> int:
     import minicompile
+    if "minicompile.ch03_capture.no_hook" in sys.modules:
+        raise ExerciseError("without the frame hook other graphs are made: `python setup.py build_ext --inplace` builds it")
     minicompile.reset()
     torch.manual_seed(0)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -211,24 +214,7 @@ def step(x, weights, log):
     return x, torch.tensor(total)
 '''
 
-UNBROKEN = '''\
-import torch
-
-
-def step(x, weights, log):
-    """x: [n, d]. weights: a list of [d, d]. log: a list, which gets a message for each layer."""
-    total = torch.zeros(())
-    for k, w in enumerate(weights):
-        y = x @ w
-        largest = y.abs().max()
-        y = torch.where(largest > 10, y / largest * 10, y)
-        log.append(f"layer {k}: {tuple(y.shape)}")
-        total = total + y.sum()
-        x = torch.relu(y)
-    return x, total
-'''
-
-task("no-breaks", compiler=True, title="One graph instead of many", minutes=40, kind="target", function="step", starter=BROKEN, solution=UNBROKEN, about="""\
+task("no-breaks", title="One graph instead of many", minutes=40, kind="target", function="step", starter=BROKEN, about="""\
 This step breaks in every layer. Change it so that it compiles to one graph, with the same results and the same entries in `log` after the call.
 Nobody needs what it prints.""", hints=[
     "minicompile.explain(step)(x, weights, log) lists the breaks with their lines. Which of them need the value of an element?",
@@ -241,18 +227,39 @@ def step_cases(rng):
     return [(rng.randrange(1 << 20), layers, scale) for layers, scale in ((1, 0.1), (1, 9.0), (2, 3.0), (4, 2.0))]
 
 
-def run_step(step, case):
-    import minicompile
+def step_inputs(case):
     seed, layers, scale = case
     g = torch.Generator().manual_seed(seed)
-    x, weights = torch.randn(5, 6, generator=g) * scale, [torch.randn(6, 6, generator=g) for _ in range(layers)]
-    log = []
+    return [torch.randn(5, 6, generator=g) * scale, *(torch.randn(6, 6, generator=g) for _ in range(layers))]
+
+
+def run_step(step, case):
+    """What the call returns and logs, and each graph as data, with the positions of its inputs."""
+    import minicompile
+    x, *weights = inputs = step_inputs(case)
+    graphs, log = [], []
+
+    def backend(gm, examples):
+        def run(*args):
+            graphs.append(([next(i for i, t in enumerate(inputs) if t is a) for a in args], graph_rows(traced(gm, *args))))
+            return gm(*args)
+        return run
     minicompile.reset()
     with contextlib.redirect_stdout(io.StringIO()):
-        found = minicompile.explain(step, backend="eager")(x, weights, [])
-        out, total = minicompile.compile(step, backend="eager")(x, weights, log)
-    return {"breaks": [f"{b.reason}: {b.source.strip()}" for b in found.breaks], "graphs": found.graph_count, "x": out, "total": total,
-            "log": log}
+        breaks = minicompile.explain(step, backend="eager")(x, weights, []).breaks
+        if not breaks:
+            minicompile.reset()
+            out, total = minicompile.compile(step, backend=backend)(x, weights, log)
+    return {"breaks": [f"{b.reason}: {b.source.strip()}" for b in breaks], **({} if breaks else {"graphs": graphs, "x": out, "total": total, "log": log})}
+
+
+def run_graph(case, got):
+    """Runs where no learner's code is: what the graph computes is seen, not claimed."""
+    if len(got.get("graphs", ())) == 1:
+        (positions, rows), = got["graphs"]
+        inputs = step_inputs(case)
+        got["graph"] = run_rows(rows, [inputs[i] for i in positions])
+    return got
 
 
 def same(a, b):
@@ -263,8 +270,11 @@ def one_graph(part):
     def check(case, got, expected):
         if got["breaks"]:
             return f"{len(got['breaks'])} graph breaks, the first: {got['breaks'][0]}"
-        if got["graphs"] != 1:
-            return f"{got['graphs']} graphs, not 1"
+        if len(got["graphs"]) != 1:
+            return f"{len(got['graphs'])} graphs, not 1"
+        for name in ("x", "total"):
+            if not any(same(t, got[name]) for t in got["graph"]):
+                return f"the graph does not compute {name}"
         if part == "log":
             return None if got["log"] == expected["log"] else f"the log is {got['log']}, not {expected['log']}"
         return None if same(got[part], expected[part]) else f"{part} is {got[part]}, not {expected[part]}"
@@ -272,5 +282,5 @@ def one_graph(part):
 
 
 for _points, _part in ((4, "x"), (3, "total"), (3, "log")):
-    behaviour("no-breaks", points=_points, name=f"one graph, with the right {_part}", cases=step_cases, check=one_graph(_part),
+    behaviour("no-breaks", points=_points, name=f"one graph, with the right {_part}", cases=step_cases, check=one_graph(_part), then=run_graph,
               show=lambda case: f"{case[1]} layers, inputs scaled by {case[2]}")(run_step)

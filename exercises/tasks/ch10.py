@@ -1,13 +1,15 @@
 """Chapter 10: C++ text that means what eager means."""
 import ctypes
+import dataclasses
 import math
 import pathlib
+import re
 import tempfile
 
 import torch
 
-from .. import behaviour, task
-from .kit import lowered
+from .. import ExerciseError, behaviour, task
+from .kit import kernels_of, lowered
 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -24,13 +26,17 @@ TYPES = "? bool float double int8_t uint8_t int16_t int32_t int64_t uint16_t uin
 
 
 def evaluate(lines: list) -> list:
-    """(type, bits) of each C++ statement list that ends by setting `auto y`. Raises RuntimeError if the compiler objects."""
+    """(type, bits) of each C++ statement list that ends by setting `auto y`. Raises ExerciseError if the compiler objects."""
     from minicompile.ch10_cpp import build
     body = "".join(f"  {{ {line} out[{2 * k}] = kind(y); out[{2 * k + 1}] = bits(y); }}\n" for k, line in enumerate(lines))
     text = build._companions()[0] + KINDS + 'extern "C" void run(int64_t* out) {\n' + body + "}\n"
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "constants.so"
-        build._compile(text, path)
+        try:
+            build._compile(text, path)
+        except RuntimeError as error:
+            line, problem = (re.search(r":(\d+):\d+: error: (.*)", str(error)) or re.match("()(.*)", str(error))).groups()
+            raise ExerciseError(f"C++: {problem}, in {text.splitlines()[int(line or 0) - 1].strip().split(' out[')[0]}") from None
         out = (ctypes.c_int64 * (2 * len(lines)))()
         ctypes.CDLL(str(path)).run(out)
     return [(TYPES[out[2 * k]], out[2 * k + 1]) for k in range(len(lines))]
@@ -38,7 +44,7 @@ def evaluate(lines: list) -> list:
 
 # ---- cpp-literal -----------------------------------------------------------------------------------------
 
-task("cpp-literal", title="A constant, to the last bit", minutes=40, compiler=True, seconds=20, about="""\
+task("cpp-literal", title="A constant, to the last bit", minutes=40, seconds=20, about="""\
 The constants of a loop body become C++ text. 0.1 without a suffix is a double, and drags a whole expression to double; `1f` is no literal at all; float32's 0.1
 printed with six digits is another number; -9223372036854775808 is minus a number that does not fit. Print a constant of a given dtype so that
 the compiler reads exactly this value, with exactly this type.""", hints=[
@@ -58,10 +64,13 @@ def constants_text(case):
     return f"literal(value, dtype) for {case[0][1]}: " + ", ".join(repr(v) for v, d in case[:12] if d == case[0][1]) + (", ..." if len(case) > 12 else "")
 
 
-def read_back(function, case):
-    texts = [function(v, d) for v, d in case]
+def literals(function, case):
+    return [function(v, d) for v, d in case]
+
+
+def read_back(case, texts):
     found = {}
-    for (value, dtype), text, (kind, number) in zip(case, texts, evaluate([f"auto y = {t};" for t in texts])):
+    for (value, dtype), (kind, number) in zip(case, evaluate([f"auto y = {t};" for t in texts]), strict=True):
         if isinstance(value, float) and math.isnan(value):
             number &= 0x7F800000 if kind == "float" else 0x7FF << 52           # any NaN will do
         found[f"literal({value!r}, {dtype})"] = {"C++ type": kind, "bits": number}
@@ -79,12 +88,12 @@ for _points, _name, _cases in (
         (3, "whole numbers and fractions as floats", constants(FLOATS, 0.0, 1.0, -2.0, 3, 0.5, 100.0, 1e6, 1e10, 123456789.0)),
         (3, "every bit", constants(FLOATS, 0.1, 1 / 3, math.pi, 1e-45, 1e-40, 16777217.0, 0.30000000000000004, -0.0, extra=some_floats)),
         (2, "infinities, NaN, overflow", constants(FLOATS, math.inf, -math.inf, math.nan, 1e39, -1e300))):
-    behaviour("cpp-literal", points=_points, name=_name, cases=_cases, show=constants_text)(read_back)
+    behaviour("cpp-literal", points=_points, name=_name, cases=_cases, show=constants_text, then=read_back)(literals)
 
 
 # ---- cpp-cast --------------------------------------------------------------------------------------------
 
-task("cpp-cast", title="The casts that C++ does not have", minutes=35, compiler=True, seconds=20, about="""\
+task("cpp-cast", title="The casts that C++ does not have", minutes=35, seconds=20, about="""\
 `to_dtype` in a loop body means torch's cast. C++ agrees for most pairs of types, and disagrees in the corners: bool is `!= 0`, not the lowest bit; the
 cast of NaN or of a large float to an integer is undefined, and the compiler takes advantage of that; half types are floats in registers, so
 nothing happens at all. The function is registered in the table of C++ operations.""", hints=[
@@ -101,12 +110,14 @@ def casts(sources, targets, values=None):
     return lambda rng: [[(s, t, v) for s in sources for t in targets for v in (values or VALUES[s])]]
 
 
-def cast_values(function, case):
+def cast_texts(function, case):
+    return [function(target, ["x"], [source]) for source, target, _ in case]
+
+
+def cast_values(case, texts):
     from minicompile.ch10_cpp.ops import literal, register_type
-    lines = []
-    for source, target, value in case:
-        lines.append(f"volatile {register_type(source)} v = {literal(value, source)}; const {register_type(source)} x = v; auto y = "
-                     f"{function(target, ['x'], [source])};")
+    lines = [f"volatile {register_type(source)} v = {literal(value, source)}; const {register_type(source)} x = v; auto y = {text};"
+             for (source, _, value), text in zip(case, texts, strict=True)]
     return {f"{value} as {source} to {target}": {"C++ type": kind, "bits": number} for (source, target, value), (kind, number) in zip(case, evaluate(lines))}
 
 
@@ -118,12 +129,12 @@ for _points, _name, _cases in ((2, "between integers", casts(INTEGERS, INTEGERS)
                                (2, "from bool", casts((torch.bool,), (*INTEGERS, *FLOATS))), (2, "between floating types", casts(FLOATS, FLOATS)),
                                (2, "floating to integers, and back", lambda rng: [casts(FLOATS, INTEGERS)(rng)[0] + casts(INTEGERS, FLOATS)(rng)[0]]),
                                (3, "NaN, infinities and overflow to integers", casts((torch.float32, torch.float64), INTEGERS, WILD))):
-    behaviour("cpp-cast", points=_points, name=_name, cases=_cases, show=casts_text)(cast_values)
+    behaviour("cpp-cast", points=_points, name=_name, cases=_cases, show=casts_text, then=cast_values)(cast_texts)
 
 
 # ---- row-bug ---------------------------------------------------------------------------------------------
 
-task("row-bug", title="The maximum that forgets", minutes=45, kind="bug", function="_row_step", compiler=True, seconds=30,
+task("row-bug", title="The maximum that forgets", minutes=45, kind="bug", function="_row_step", seconds=30,
      plant=[('step.after.append(f"nan{n} |= bad{n};")', 'step.after.append(f"nan{n} = bad{n};")')], about="""\
 Reductions along a row go chunk by chunk; `_row_step` gives the C++ text of each part: what happens once per row, once per chunk, per element, and after
 a chunk. One of the texts is wrong, for some kinds of reduction, some rows, some values. Eager's maximum of a row with a NaN is NaN, wherever it stands.""", hints=[
@@ -143,15 +154,28 @@ def row_text(case):
     return f"x.{kind}(1) of {str(dtype)[6:]} [3, {n}] with a NaN at [1, {at}], seed {seed}"
 
 
-def row_reduced(function, case):
+def row_schedule(case):
     from minicompile.ch08_fusion.fuse import fuse
-    from minicompile.ch11_runtime.host import compile_schedule
     kind, dtype, n, at, seed = case
     x = torch.randn(3, n, generator=torch.Generator().manual_seed(seed)).to(dtype)
     x[1, at] = math.nan
-    program = lowered(lambda x: getattr(x, kind)(1), x)
-    return dict(zip(("row 0", "row 1", "row 2"), compile_schedule(fuse(program), "cpp")([x])[0].unbind()))
+    return fuse(lowered(lambda x: getattr(x, kind)(1), x)), x
+
+
+def row_kernels(function, case):
+    """The C++ text of each kernel."""
+    from minicompile.ch10_cpp.emit import emit_cpp
+    return [emit_cpp(kernel).code for kernel in kernels_of(row_schedule(case)[0])]
+
+
+def row_reduced(case, texts):
+    from minicompile.ch10_cpp.emit import emit_cpp
+    from minicompile.ch11_runtime.host import compile_schedule
+    schedule, x = row_schedule(case)
+    texts = iter(texts)
+    program = compile_schedule(schedule, lambda kernel: dataclasses.replace(emit_cpp(kernel), code=next(texts)))
+    return dict(zip(("row 0", "row 1", "row 2"), program([x])[0].unbind()))
 
 
 for _kind, _dtype in (("amax", torch.float32), ("amin", torch.float32), ("amax", torch.float64)):
-    behaviour("row-bug", points=3, name=f"{_kind} of {str(_dtype)[6:]} rows with a NaN", cases=rows(_kind, _dtype), show=row_text)(row_reduced)
+    behaviour("row-bug", points=3, name=f"{_kind} of {str(_dtype)[6:]} rows with a NaN", cases=rows(_kind, _dtype), show=row_text, then=row_reduced)(row_kernels)

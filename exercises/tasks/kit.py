@@ -4,6 +4,7 @@ import zlib
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def program_file(text: str) -> dict:
@@ -58,6 +59,45 @@ def graph_lines(gm) -> dict:
     """name -> text of each operation of a graph."""
     return {n.name: f"{n.target}({', '.join(map(str, n.args))}{''.join(f', {k}={v}' for k, v in n.kwargs.items())})"
             for n in gm.graph.nodes if n.op != "placeholder"}
+
+
+def graph_rows(gm) -> list:
+    """An ATen graph as plain data: (name, what it is, operator or constant, arguments, keyword arguments)."""
+    def plain(a):
+        return ("node", a.name) if isinstance(a, fx.Node) else [plain(b) for b in a] if isinstance(a, (list, tuple)) else a
+    return [(n.name, n.op, getattr(gm, n.target) if n.op == "get_attr" else str(n.target), plain(n.args), {k: plain(v) for k, v in n.kwargs.items()})
+            for n in gm.graph.nodes]
+
+
+def run_rows(rows: list, inputs: list) -> list:
+    """The results of a graph that came as data. Only operators of ATen run."""
+    values, inputs = {}, iter(inputs)
+
+    def real(a):
+        if isinstance(a, str):
+            return getattr(torch, a[6:]) if a.startswith("torch.") else a
+        return values[a[1]] if isinstance(a, tuple) else [real(b) for b in a] if isinstance(a, list) else a
+    for name, op, target, args, kwargs in rows:
+        if op == "call_function":
+            namespace, packet, overload = target.split(".")
+            if namespace != "aten" or "file" in packet:
+                raise ValueError(f"{target} is no operator of ATen")
+            values[name] = getattr(getattr(torch.ops.aten, packet), overload)(*real(args), **{k: real(v) for k, v in kwargs.items()})
+        elif op == "output":
+            return real(args)[0]
+        else:
+            values[name] = next(inputs) if op == "placeholder" else target
+
+
+def without(op, function, *args, **kwargs):
+    """What `function` returns; an error if it calls the operator that it is to take the place of."""
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, called, types, args=(), kwargs=None):
+            if called._overloadpacket is op:
+                raise RuntimeError(f"{function.__name__} calls {op}, which it is to take the place of")
+            return called(*args, **(kwargs or {}))
+    with Watch():
+        return function(*args, **kwargs)
 
 
 def kernels_of(schedule) -> list:

@@ -46,3 +46,14 @@ def right_other_order(grad, x, approximate="none"):
     u = 0.7978845608028654 * x * (1 + 0.044715 * x * x)
     s = torch.sigmoid(2 * u)
     return grad * (s + x * s * (1 - s) * 2 * 0.7978845608028654 * (1 + 0.134145 * x * x))
+
+
+def wrong_calls_the_operator(grad, x, approximate="none"):
+    return torch.ops.aten.gelu_backward.default(grad, x, approximate=approximate)
+
+
+def wrong_calls_autograd(grad, x, approximate="none"):
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        y = torch.nn.functional.gelu(x, approximate=approximate)
+    return torch.autograd.grad(y, x, grad)[0]

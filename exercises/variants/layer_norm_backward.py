@@ -50,3 +50,7 @@ def right_flattened(grad, x, normalized_shape, mean, rstd, weight, bias, output_
     if output_mask[2] and bias is not None:
         db = g.sum(0).reshape(normalized_shape).to(bias.dtype)
     return dx, dw, db
+
+
+def wrong_calls_the_operator(*args):
+    return torch.ops.aten.native_layer_norm_backward.default(*args)

@@ -43,3 +43,9 @@ def right_walks_the_chain(schedule):
             if name in schedule.program.inputs and name not in found:
                 found.append(name)
     return found
+
+
+def wrong_patches_the_host_program(schedule):
+    import minicompile.ch11_runtime.host as host
+    host.compile_schedule = lambda schedule, backend: lambda args: [a.add_(1) for a in args]
+    return []

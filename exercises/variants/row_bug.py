@@ -21,3 +21,7 @@ def wrong_only_first_chunk(e, r, x, lane):
 
 def right_counts(e, r, x, lane):
     return _extreme(e, r, x, "nan{n} += bad{n} != 0;", "(nan{n} != 0 ? ({t})MC_NAN : {acc})")
+
+
+def wrong_no_cpp(e, r, x, lane):
+    return RowStep("no", "C++", "at", ["all"], "", "!")

@@ -150,6 +150,18 @@ def settle_floats(func, args, kwargs):
                            (args, kwargs))
 
 
+# %% [markdown]
+# ### What only the kernel refuses
+#
+# A program that eager would end with an exception must end so when compiled, and at the same line. Meta
+# kernels check shapes. They do not check everything else: `torch.mm` of two dtypes, a float as an index, a
+# softmax of integers, a copy onto overlapping memory all pass. Some of these rules are written down here.
+#
+# The rest only the kernel knows, so it is asked: once for each operator and dtypes, and whenever something is
+# written that shares memory with another argument, it runs on zeros that lie as the tensors would. That costs
+# microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out.
+
+# %%
 # Their kernels refuse operands of different dtypes, their meta kernels do not.
 ONE_DTYPE = {getattr(aten, name).default for name in
              ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")}
@@ -169,11 +181,6 @@ def _check_indices(tensor, indices) -> None:
         d += width
 
 
-# Which dtypes a kernel takes, and whether it may write where it also reads, only the kernel knows: the
-# softmax of integers and `x.copy_(x.t())` are fine on the meta device. So the kernel is asked: once for each
-# operator and dtypes, and whenever something is written that shares memory with another argument, it is run
-# on zeros that lie as the tensors would. That costs microseconds; beyond `TRIED_BYTES`, where it would not,
-# the call will find out.
 REFUSALS = ("not implemented for", "unsupported operation", "for input.numel() == 0")
 TRIED_BYTES = 1 << 20
 _ANSWERS: dict = {}                     # (operator, dtypes, empty?) -> None, or the kernel's refusal
@@ -244,6 +251,13 @@ def _kernel_refuses(func, flat, spec):
     return None
 
 
+# %% [markdown]
+# ### One call
+#
+# Everything comes together here: refuse what depends on data, unwrap the fakes, run the meta kernel, correct
+# the strides of its result, and wrap it, or hand back the fake that an in-place operator was given.
+
+# %%
 def fake_call(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
@@ -309,6 +323,16 @@ def fake_call(func, args, kwargs):
     return pytree.tree_map(wrap, out)
 
 
+# %% [markdown]
+# ### Strides
+#
+# A generated kernel writes its result where the fake says, so the fake's strides have to be eager's, or a
+# later `view` works in one and fails in the other. A few meta kernels are wrong about them, in three ways:
+# cuDNN and oneDNN prefer channels last, pointwise kernels have a rule that meta kernels in Python only
+# approximate, and LAPACK and the Fourier transforms have orders of their own. The corrections are tables
+# from operator to rule.
+
+# %%
 def _channels_last(t: torch.Tensor) -> bool:
     """Do the strides say that channels vary fastest? Strides that could mean either count as row-major."""
     if t.dim() not in (4, 5) or any(isinstance(s, torch.SymInt) for s in (*t.shape, *t.stride())):
@@ -401,6 +425,7 @@ CPU_LAYOUTS = {
     aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
     aten.max_unpool2d.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
     aten.pow.Scalar: lambda out, *_: out.contiguous(),
+    aten.rrelu_with_noise.default: lambda out, *_: out.contiguous(),
     aten.roll.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
 }
 

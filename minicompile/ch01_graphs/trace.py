@@ -106,13 +106,15 @@ class Recorder(DispatchMode):
         return out
 
     def _keep_metadata(self, fake, node):
-        """`fake` is about to become a view of itself: the node that made it keeps a fake of the old shape."""
+        """`fake` is about to become a view of itself: the nodes that made and wrote it keep a fake of the old
+        shape."""
         if node.op == "placeholder":
             raise Unsupported("an input of the graph changes its shape in place")
-        if node.meta["val"] is fake:
-            as_it_is = fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset())
-            node.meta["val"] = before = FakeTensor(as_it_is, fake.device)
-            self.nodes[id(before)] = before, node
+        before = FakeTensor(fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset()), fake.device)
+        self.nodes[id(before)] = before, node
+        for earlier in self.graph.nodes:
+            if earlier.meta["val"] is fake:
+                earlier.meta["val"] = before
 
     def _alias(self, fake):
         meta = fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta")    # a constant is real

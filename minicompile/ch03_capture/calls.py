@@ -26,8 +26,9 @@ from ..ch01_graphs.floats import MATH
 from ..ch02_guards.guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
-from .attributes import NAMING, found_attribute, get_attribute, store_attribute
+from .attributes import found_attribute, get_attribute, store_attribute
 from .contexts import ContextExit, make_context
+from .fields import NAMING
 from .interpreter import CALLS, Tracer, call, constant_source, inline, is_library, location, unsupported
 from .methods import call_method
 from .operations import as_python, fold, user_errors

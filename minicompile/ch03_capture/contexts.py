@@ -79,8 +79,10 @@ def close_all(tx: Tracer) -> list:
 # %% [markdown]
 # ## As a value
 #
-# A context manager has attributes like any other value, and called as a decorator, `@torch.no_grad()`, it
-# wraps a function: each call enters a fresh copy of the context.
+# A context manager has attributes like any other value, so it may be entered by hand, or by a
+# `contextlib.ExitStack`, whose Python code is inlined and calls `type(cm).__enter__(cm)`. Where the graph
+# breaks inside, it ends before the call that entered: Python enters, and what follows is traced in that
+# state. Called as a decorator, `@torch.no_grad()`, it wraps a function: each call enters a fresh copy.
 
 # %%
 def fresh(context: ContextVal) -> ContextVal:

@@ -67,6 +67,15 @@ def iterate(tx: Tracer, value: Value) -> Value:
     unsupported(tx, f"iterating over {describe(value)}")
 
 
+# %% [markdown]
+# ## A container that changes meanwhile
+#
+# Python has an answer for each kind. A list that grows during its loop has more turns. A dictionary, a set
+# or a deque that changes its size raises a `RuntimeError`, at the next turn and not before. Values are
+# kept in Python's own containers, so most of these answers come from Python's own iterators (`natively`).
+# What they say is then raised in the program that is being captured, where a handler may wait for it.
+
+# %%
 def sequence(tx, value):
     i = 0
     while i < len(value.items):
@@ -137,6 +146,15 @@ def by_index(tx, value):
         yield item
 
 
+# %% [markdown]
+# ## One turn
+#
+# `next_value` is the step that `for`, `next` and unpacking share. Three things can be asked for a next
+# value: our own `IterVal`, a generator of the program, whose frame goes on to its next `yield`, and an
+# object whose class has a `__next__`. An exhausted iterator stays exhausted, even if its list grows
+# afterwards, so it lets go of it.
+
+# %%
 def next_value(tx: Tracer, iterator: Value) -> Value | None:
     """next(iterator), or None when it is exhausted."""
     if type(iterator) is IterVal:
@@ -173,6 +191,13 @@ def emptied(container):
     return None
 
 
+# %% [markdown]
+# ## All turns at once
+#
+# `list(x)`, `a, b = x` and `f(*x)` want every value. The program's iterator may never end, which in eager
+# code is an endless loop that a user can interrupt. Here it counts against the limit of instructions.
+
+# %%
 def values_of(tx: Tracer, value: Value):
     """A Python generator over the values of an iterable value."""
     iterator = iterate(tx, value)

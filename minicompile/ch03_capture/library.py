@@ -140,11 +140,11 @@ class Ordered:
 
 # %% [markdown]
 # What a function with an `lru_cache` does, it does once for the same arguments. So with objects that are
-# known now it is called now: the program would only find the answer. A tensor or a list is read from the cache
-# again in each call, since the program may write to it. After a write of the trace the function might see
-# what it should not; then it is inlined, and has to give a constant. Calls with other objects are inlined as
-# well, which bypasses the cache: only a function with side effects would show that, and those end the graph.
-# A cache that the trace makes keeps its results in the trace.
+# known now it is called now: the program would only find the answer. A tensor or a list is read from the
+# cache again in each call, since the program may write to it. After a write of the trace the function might
+# see what it should not; then it is inlined, and has to give a constant. Calls with other objects are inlined
+# as well, which bypasses the cache: only a function with side effects would show that, and those end the
+# graph. A cache that the trace makes keeps its results in the trace.
 
 # %%
 @REAL_CALLS.of(functools._lru_cache_wrapper)

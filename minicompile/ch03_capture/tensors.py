@@ -379,12 +379,12 @@ def make_tensor(tx, function, args, kwargs) -> Value:
     numbers, which become Python's in the graph, decide on the dtype."""
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
-    if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
-        fx_kwargs.setdefault("dtype", dtype)
     if args and type(args[0]) is SymVal:
         dtype = torch.int64 if class_of(args[0]) is int else torch.get_default_dtype()
         kwargs = {"dtype": Const(value=dtype), **kwargs}
         return emit(tx, "call_function", torch.full, [Const(value=()), args[0]], kwargs)
+    if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
+        fx_kwargs.setdefault("dtype", dtype)
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
     if node.all_input_nodes:
         unsupported(tx, "torch.tensor() of tensors")

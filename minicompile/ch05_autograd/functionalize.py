@@ -335,7 +335,8 @@ def undo(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Nod
         raise Unsupported(f"writing through {step.target}")
     window = emit_step(f, parent, step).meta["val"]
     sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
-    place = (sizes, strides, expr_of(window.storage_offset()))
+    offset, own = (expr_of(t.storage_offset()) for t in (window, parent.meta["val"]))
+    place = (sizes, strides) if offset == own else (sizes, strides, offset)     # an input may lie elsewhere
     try:
         return emit(f, aten.as_strided_scatter.default, (parent, new, *place))
     except RuntimeError as error:       # the meta kernel for symbolic sizes knows dense parents only
@@ -497,6 +498,8 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
             raise Unsupported("copy_ from something that is not a tensor")
     elif op is aten.bernoulli_.float:
         results = [draw_in_memory_order(f, bound)]
+    elif torch.Tag.nondeterministic_seeded in op.tags and not is_dense(f.env[node.args[0]].fake):
+        raise Unsupported(f"{op} draws other numbers for a window than for a whole tensor")
     else:
         results = call_counterpart(f, op, bound)
     pure, contents = results[:len(results) - len(targets)], results[len(results) - len(targets):]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Chapter 6: Decompositions
 #
-# The graph that comes out of differentiation speaks ATen, a language of two thousand operators. This
+# The graph that comes out of differentiation speaks ATen, a language of three thousand operators. This
 # chapter translates it into a dialect of about 150. Read `primitives` for the target language, `table` for
 # how a translation is written, then any of the rooms: `activations`, `arithmetic`, `reductions`,
 # `normalization`, `losses`, `pooling`, `indexing`, `linear_algebra`, `foreach_optimizers`. `decompose` runs

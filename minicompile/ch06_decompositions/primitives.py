@@ -1,11 +1,11 @@
 # %% [markdown]
 # # The primitives
 #
-# PyTorch has more than two thousand operators; a compiler that had to know how to generate code for each of
-# them would never be finished. But most of them are *compositions*: GELU is a few multiplications and an
-# `erf`, a layer norm is two means and some arithmetic. This chapter rewrites a graph until only about 150
-# operators are left, the **primitives**. Everything after it (loops, fusion, code generation) needs to know
-# these and nothing else.
+# PyTorch has three thousand operators, overloads counted; a compiler that had to know how to generate code
+# for each of them would never be finished. But most of them are *compositions*: GELU is a few
+# multiplications and an `erf`, a layer norm is two means and some arithmetic. This chapter rewrites a
+# graph until only about 150 operators are left, the **primitives**. Everything after it (loops, fusion,
+# code generation) needs to know these and nothing else.
 #
 # Two forces decide where to stop. *Fewer* primitives make the later stages smaller. But a composition must
 # stay *fusible and exact*: `tanh` could be written with `exp`, and would be wrong near zero, so `tanh` is a

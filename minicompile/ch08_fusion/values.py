@@ -205,10 +205,10 @@ def _indirect(g: Graph, loop: Loop, value: Value, size: Int) -> tuple[Value, Sym
 #
 # A sum over the rows that a program walks along is a value of its own kind, `column_sum`: complete when the
 # program ends. Two of the others are not what they seem. Dimensions of size 1 are gone by now, and a
-# reduction over nothing else is a pointwise operation. And a kernel that has both `max(x)` and `sum(exp(x - max(x)))` can compute
-# the two in one walk along the row, with the online softmax; for code generators that ask for it, the
-# maximum becomes a `softmax` reduction of two results and the sum becomes the second of them. (As an
-# operand, a reduction with several results stands for the first.)
+# reduction over nothing else is a pointwise operation. And a kernel that has both `max(x)` and
+# `sum(exp(x - max(x)))` can compute the two in one walk along the row, with the online softmax; for code
+# generators that ask for it, the maximum becomes a `softmax` reduction of two results and the sum becomes the
+# second of them. (As an operand, a reduction with several results stands for the first.)
 
 # %%
 def _reduce(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value | tuple[Value, ...]:

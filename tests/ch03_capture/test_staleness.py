@@ -1,6 +1,7 @@
 """What the trace read may change between calls: the second call must see it. Each case is (function, state, changes)."""
 import contextlib
 import dataclasses
+import enum
 import functools
 import types
 
@@ -192,3 +193,87 @@ def test_arguments_of_an_exception():
     compiled = minicompile.compile(f, backend="eager")
     for n in (1, 2):
         assert torch.equal(compiled(torch.ones(1), ValueError(n)), torch.ones(1) + n)
+
+
+# ---- Parts of classes, reached through objects that the trace makes ------------------------------------------------------
+
+class Scale:
+    """A data descriptor with a state."""
+
+    def __init__(self):
+        self.n, self.seen = 2, []
+
+    def __set_name__(self, owner, name):
+        self.name = "_" + name
+
+    def __get__(self, obj, owner=None):
+        return self if obj is None else obj.__dict__.get(self.name, 1) * self.n
+
+    def __set__(self, obj, value):
+        obj.__dict__[self.name] = value
+        self.seen.append(value)
+
+
+def class_parts():
+    class Base:
+        rows, names, weight = [1, 2], {"a": 1}, torch.ones(3)
+        scale, inner = Scale(), types.SimpleNamespace(k=1)
+
+        @classmethod
+        def total(cls):
+            return sum(cls.rows)
+
+        def __iter__(self):
+            return iter(self.rows)
+
+        def times(self, x):
+            return x * self.rows[0]
+
+    class Side(Base):
+        pass
+
+    class Made(Side):
+        made = []
+
+        def __init__(self, n):
+            self.made.append(n)
+            self.scale = n
+
+        def times(self, x):
+            return super().times(x) + 1
+
+    class Kind(enum.Enum):
+        A = {"k": 1}
+
+    def f(x):
+        one = Made(3)
+        y = one.times(x) + one.total() + sum(one) + one.names["a"] + one.weight + one.scale + Made.scale.n + one.inner.k + Kind.A.value["k"]
+        return y, len(Made.made), len(Base.scale.seen)
+
+    def replace_times():
+        Base.times = lambda self, x: x - 7
+
+    def shadow_times():
+        Side.times = lambda self, x: x - 9
+    return f, [lambda: Base.rows.append(5), lambda: Base.names.update(a=4), lambda: Base.weight.mul_(3), lambda: setattr(Base.scale, "n", 5),
+               lambda: setattr(Base.inner, "k", 6), lambda: Kind.A.value.update(k=3), replace_times, shadow_times, lambda: delattr(Side, "times"),
+               lambda: setattr(Base, "weight", torch.zeros(3)), lambda: setattr(Side, "names", {"a": 8}), lambda: Base.scale.seen.clear()]
+
+
+def test_parts_of_classes():
+    (f, changes), (g, same_changes) = class_parts(), class_parts()
+    compiled, x = minicompile.compile(f, backend="eager", fullgraph=True), torch.ones(3)
+    with minicompile.config.patch(recompile_limit=32):
+        for change, same_change in zip([lambda: None, *changes], [lambda: None, *same_changes]):
+            change(), same_change()
+            for _ in range(2):
+                assert [*map(str, compiled(x))] == [*map(str, g(x))]
+
+
+def test_python_module_without_a_file():
+    module = types.ModuleType("made_by_hand")
+    exec("ROWS = [1]\ndef g(x): return x * sum(ROWS)", vars(module))
+    compiled, x = minicompile.compile(lambda x: module.g(x), backend="eager", fullgraph=True), torch.ones(3)
+    for change in ("", "ROWS.append(4)", "ROWS = [9]", "def g(x): return x - 1"):
+        exec(change, vars(module))
+        assert torch.equal(compiled(x), module.g(x))

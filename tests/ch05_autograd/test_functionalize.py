@@ -194,3 +194,9 @@ def test_random_programs_with_gradients_and_aliasing_outputs(steps, shape, grad)
     except RuntimeError as error:
         if "modified by an inplace operation" not in str(error):
             raise
+
+
+def test_drawing_into_a_window_is_left_to_eager():
+    with pytest.raises(Unsupported, match="draws other numbers"):
+        functional(lambda x: (x[:, 1:].normal_(), x), torch.ones(6, 6))
+    agree(lambda x: (x.t().normal_(), x[2:].uniform_(), x[:, 1:].bernoulli_(0.5), x), torch.ones(6, 6))

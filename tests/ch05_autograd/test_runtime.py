@@ -851,3 +851,40 @@ def test_inference_mode_has_no_gradients_whatever_the_program_says(backend):
     with torch.inference_mode():
         y = compiled(torch.ones(3, 3), w)
         assert not y.requires_grad and y.is_inference() and torch.equal(y, f(torch.ones(3, 3), w))
+
+
+@pytest.mark.parametrize("change", [lambda x: x.squeeze_(), lambda x: x.t_(), lambda x: x.unsqueeze_(0)])
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_an_input_that_changes_its_shape(backend, change):
+    def f(x):
+        x.add_(1)
+        change(x)
+        return x.cumsum(0)
+    results = []
+    for run in (f, minicompile.compile(f, backend=backend)):
+        x, y = torch.arange(4.0).view(1, 4), torch.arange(9.0).view(3, 3)
+        results.append([run(x), x, run(y), y])
+    for a, b in zip(*results):
+        assert a.stride() == b.stride() and torch.equal(a, b)
+
+
+def test_a_tensor_that_is_written_and_then_changes_its_shape():
+    def f(x):
+        y = x * 2
+        y.index_add_(0, torch.tensor([0, 0]), y[:2] * 2)
+        y.unsqueeze_(0)
+        return y
+    check(f, torch.randn(4, 5))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_window_is_written_wherever_its_input_lies(backend):
+    def f(x):
+        x.as_strided((2,), (1,)).mul_(2)
+        x.unfold(0, 2, 2).add_(1)
+        return x * 1
+    results = []
+    for run in (f, minicompile.compile(f, backend=backend)):
+        memory = [torch.ones(n, 2) for n in (4, 4, 4, 7, 9)]
+        results.append([(run(m[i % 3:i % 3 + len(m) - 2]), m) for i, m in enumerate(memory)])
+    torch.testing.assert_close(results[1], results[0])

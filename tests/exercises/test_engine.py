@@ -1,4 +1,5 @@
 """The engine of the exercises: starters, the sandbox, comparison, report formats, bad input, cheats."""
+import ast
 import base64
 import json
 import subprocess
@@ -12,7 +13,7 @@ import torch
 from exercises import ExerciseError, reports, validate
 from exercises.data import NotPlain, decode, difference, encode
 from exercises.grade import grade, solution
-from exercises.source import find_task, starter
+from exercises.source import edited, find_task, load_tasks, original, starter
 
 ID = "last-uses"
 HEAD = "def last_uses(graph):\n"
@@ -32,6 +33,21 @@ def test_starter_fails_and_original_passes(results):
 def test_starter_holds_no_solution():
     text = starter(find_task(ID))
     assert "raise NotDone" in text and "setdefault" not in text
+
+
+def test_no_starter_holds_or_imports_a_solution():
+    for task in load_tasks().values():
+        text = "\n".join(line for line in starter(task).splitlines() if not line.startswith("#")) + "\n"
+        if task.kind == "write":
+            node, = ast.parse(original(task).text).body
+            body = {line.strip() for part in node.body[ast.get_docstring(node) is not None:] for line in ast.unparse(part).splitlines()}
+            assert not [line for line in body if len(line) > 12 and line in text], task.id
+            names = [a.name for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom) for a in n.names]
+            assert node.name not in names and text.rstrip().endswith(f"raise NotDone({task.id!r})")
+        elif task.kind == "predict":
+            assert all(f"\n{b.answer} = ...\n" in text for b in task.behaviours)
+        else:
+            assert text.count("\ndef ") >= 1 and (task.kind == "target" or text.rstrip().endswith(edited(original(task).text, task.plant)))
 
 
 @pytest.mark.parametrize("body, status, says", [
@@ -57,6 +73,66 @@ def test_cheats_earn_nothing(name):
     o = validate.original(find_task(ID))
     assert len(validate.CHEATS) >= 8
     assert grade(ID, validate.CHEATS[name].format(module=o.module, name=o.name, path=str(o.path)), 3).earned == 0
+
+
+@pytest.mark.parametrize("before", ["import minicompile.ch01_graphs.graph as g\ng.interpret = lambda gm, args, run=None: [{}]\n", 
+                                    "import exercises.data as d\nd.encode = d.decode\n",
+                                    "import minicompile.ch01_graphs.graph as g\ng.interpret.__code__ = (lambda gm, args, run=None: []).__code__\n"])
+def test_a_file_that_changes_the_compiler_or_the_grader_earns_nothing(before):
+    result = grade(ID, before + solution(find_task(ID)).replace("from __future__ import annotations", ""), 3)
+    assert result.earned == 0 and "changes" in result.outcomes[0].message
+
+
+def test_a_file_of_ordinary_python_may_name_its_caller():
+    extra = "import collections, dataclasses, enum, typing\nA = collections.namedtuple('A', 'x')\nclass B(typing.NamedTuple):\n    x: int\nclass C(enum.Enum):\n    X = 1\n" \
+            "@dataclasses.dataclass\nclass D:\n    x: int\n"
+    assert grade(ID, extra + solution(find_task(ID)).replace("from __future__ import annotations", ""), 3).passed
+
+
+STEP = """
+def step(x, weights, log):
+    total = torch.zeros(())
+    for k, w in enumerate(weights):
+        y = x @ w
+        largest = y.abs().max()
+        y = torch.where(largest > 10, y / largest * 10, y)
+        log.append(f"layer {k}: {tuple(y.shape)}")
+        total, x = total + y.sum(), torch.relu(y)
+    return x, total
+"""
+HIDDEN = """
+import torch
+@torch.library.custom_op("exercises::hidden", mutates_args=())
+def hidden(x: torch.Tensor, weights: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [t.clone() for t in eager(x, weights, [])]
+@hidden.register_fake
+def _(x, weights):
+    return [x @ weights[0], x.new_empty(())]
+def step(x, weights, log):
+    for k in range(len(weights)):
+        log.append(f"layer {k}: {(5, 6)}")
+    return tuple(hidden(x, list(weights)))
+"""
+
+
+@pytest.mark.parametrize("text, points", [
+    ("import torch\n" + STEP, 10), (HIDDEN + STEP.replace("def step", "def eager"), 0), ("import torch\n" + STEP + "step = torch.compiler.disable(step)", 0),
+    ("import torch, minicompile\nfrom types import SimpleNamespace\nminicompile.explain = lambda f, **k: lambda *a: SimpleNamespace(breaks=[], graph_count=1)\n"
+     "minicompile.compile = lambda f, **k: f\n" + STEP, 0)])
+def test_one_graph_is_run_and_not_claimed(text, points):
+    assert grade("no-breaks", text, 3).earned == points
+
+
+def test_a_decomposition_may_not_call_its_operator():
+    text = "import torch\ndef gelu_backward(grad, x, approximate='none'):\n    return torch.ops.aten.gelu_backward(grad, x, approximate=approximate)\n"
+    assert grade("gelu-backward", text, 3).earned == 0
+
+
+def test_what_runs_elsewhere_gets_data_only():
+    from exercises.tasks.kit import run_rows
+    for target in ("os.system.default", "aten.from_file.default", "prims.add.default"):
+        with pytest.raises(ValueError, match="no operator of ATen"):
+            run_rows([("x", "call_function", target, [], {})], [])
 
 
 def test_zero_behaviours_is_an_error(monkeypatch, capsys):

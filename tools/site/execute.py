@@ -51,8 +51,15 @@ def prepare(root: pathlib.Path = ROOT):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     import torch
-    import minicompile  # noqa: F401
+    from minicompile.ch01_graphs.fake import FakeMode
     torch.set_num_threads(1)
+    before = os.environ.get("TRITON_INTERPRET")
+    if device() == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"        # what Triton defines when it is imported has to suit chapter 9
+    x = FakeMode().from_real(torch.ones(2, 2))
+    torch.nn.functional.gelu(x @ x)                 # for its first fake torch imports 900 modules, Triton among them, in a second
+    if before is None:
+        os.environ.pop("TRITON_INTERPRET", None)
 
 
 def show(value) -> list[dict]:
@@ -199,9 +206,16 @@ def child(job: Job, root: pathlib.Path, out: pathlib.Path, opened: set, now: Now
 def run_jobs(jobs: list, root: pathlib.Path, now: Now, say, sent):
     """In a process of its own: import once, run (job, file for its answer) side by side, send one line per failure."""
     os.setsid()
+    parent = os.getppid()
     opened: set = set()
     notice(opened)
-    prepare(root)
+    try:
+        prepare(root)
+    except BaseException as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if inside(f.filename, root)]
+        say(traceback.format_exc())
+        sent.send([f"{inside(frames[-1].filename, root)}:{frames[-1].lineno}: {type(error).__name__}: {error}" if frames else f"{type(error).__name__}: {error}"])
+        os._exit(0)
     at_once = min(8, max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
     fork, waiting, running, failures = multiprocessing.get_context("fork"), list(jobs), [], []
     while waiting or running:
@@ -211,6 +225,8 @@ def run_jobs(jobs: list, root: pathlib.Path, now: Now, say, sent):
             process = fork.Process(target=child, args=(job, root, out, opened, now))
             process.start()
             running.append((process, job, out, time.perf_counter()))
+        if os.getppid() != parent:                              # nobody waits for this any more
+            os.killpg(0, signal.SIGKILL)
         multiprocessing.connection.wait([entry[0].sentinel for entry in running], timeout=1)
         for entry in list(running):
             process, job, out, start = entry

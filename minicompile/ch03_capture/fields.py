@@ -1,0 +1,175 @@
+# %% [markdown]
+# # Attributes, continued: values of the trace
+#
+# Most of what stands for an object of a builtin class has methods in the tables of `methods.py`; a bound
+# method is then only a name. Fields are read by one function each.
+
+# %%
+from __future__ import annotations
+
+import types
+
+from .attributes import (
+    C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute)
+from .interpreter import unsupported
+from .values import (
+    BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName,
+    MethodVal, NONE, PartialVal, SetVal, SliceVal, SuperVal, TupleVal, ViewVal, boolean, class_of, describe,
+    dict_of, is_class, lookup, python_method, user_error)
+from .wrap import realize, wrap
+
+FIELDS = {
+    (SliceVal, "start"): lambda v: v.start,
+    (SliceVal, "stop"): lambda v: v.stop,
+    (SliceVal, "step"): lambda v: v.step,
+    (MethodVal, "__func__"): lambda v: v.func,
+    (MethodVal, "__self__"): lambda v: v.self,
+    (MethodName, "__self__"): lambda v: v.self,
+    (MethodName, "__name__"): lambda v: Const(value=v.name),
+    (PartialVal, "func"): lambda v: v.func,
+    (PartialVal, "args"): lambda v: TupleVal(items=list(v.args)),
+    (PartialVal, "keywords"): lambda v: dict_of(v.kwargs),
+    (FuncVal, "__name__"): lambda v: Const(value=v.name),
+    (FuncVal, "__qualname__"): lambda v: Const(value=v.name),
+    (FuncVal, "__module__"): lambda v: Const(value=v.globals.get("__name__")),
+    (FuncVal, "__doc__"): lambda v: Const(value=docstring(v.code)),
+    (FuncVal, "__dict__"): lambda v: dict_of(
+        {k: a for k, a in v.attrs.items() if k not in ("__annotations__", "__doc__")}, owner=NONE),
+    (FuncVal, "__type_params__"): lambda v: TupleVal(),
+    (FuncVal, "__code__"): lambda v: Const(value=v.code),
+    (FuncVal, "__kwdefaults__"): lambda v: dict_of(v.kwdefaults) if v.kwdefaults else NONE,
+    (FuncVal, "__annotations__"): lambda v: v.attrs.setdefault("__annotations__", DictVal()),
+    (FuncVal, "__defaults__"): lambda v: TupleVal(items=list(v.defaults)) if v.defaults else NONE,
+    (ViewVal, "mapping"): lambda v: v.of,
+    (ExcVal, "args"): lambda v: TupleVal(items=list(v.args)),
+    (ExcVal, "__cause__"): lambda v: v.cause or NONE,
+    (ExcVal, "__context__"): lambda v: v.context or NONE,
+    (ExcVal, "__suppress_context__"): lambda v: boolean(v.cause is not None),
+    (ExcVal, "__traceback__"): lambda v: v.traceback if v.seen else NONE,
+    (ExcVal, "with_traceback"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: v),
+    (ExcVal, "add_note"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: add_note(v, *args)),
+    (ExcVal, "__dict__"): lambda v: dict_of(v.attrs, owner=NONE),
+}
+
+
+def add_note(exc, note):
+    exc.attrs.setdefault("__notes__", ListVal()).items.append(note)
+    return NONE
+
+
+def docstring(code):
+    first = code.co_consts[0] if code.co_consts else None
+    return first if isinstance(first, str) else None
+
+
+@attributes_of(Const, ListVal, SetVal, ViewVal, IterVal, GenVal, SliceVal, MethodName)
+def plain_attribute(tx, value, name):
+    cls = class_of(value)
+    if (type(value), name) in FIELDS:
+        return FIELDS[type(value), name](value)
+    if name == "__class__":
+        return wrap(tx, cls)
+    if type(value) is Const and hasattr(value.value, name) and not callable(getattr(value.value, name)):
+        return wrap(tx, getattr(value.value, name))
+    if not hasattr(cls, name) and type(value) is not ExcVal:     # an exception's `__init__` was not run
+        no_attribute(cls, name)
+    if type(value) in (PartialVal, FuncVal, ExcVal, MethodName):
+        unsupported(tx, f"the attribute {name} of {describe(value)}")
+    return MethodName(self=value, name=name)
+
+
+@attributes_of(DictVal)
+def dict_attribute(tx, value, name):
+    if name == "default_factory" and value.factory is not None:
+        return realize(tx, value.factory)
+    return plain_attribute(tx, value, name)
+
+
+@attributes_of(FuncVal, PartialVal)
+def function_attribute(tx, value, name):
+    return value.attrs[name] if name in value.attrs else plain_attribute(tx, value, name)
+
+
+NAMING = (AttributeError, ImportError, NameError)
+
+
+@attributes_of(ExcVal)
+def exception_attribute(tx, value, name):
+    if name in value.attrs:
+        return value.attrs[name]
+    if value.real is not None:
+        if name not in ("args", "__class__"):
+            unsupported(tx, f"the attribute {name} of an exception from outside")
+        return plain_attribute(tx, value, name)
+    if name == "value" and issubclass(value.cls, StopIteration):
+        return value.args[0] if value.args else NONE
+    found = lookup(value.cls, name)
+    if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and not fallback_of(value.cls):
+        return plain_attribute(tx, value, name)
+    if isinstance(found, types.MemberDescriptorType) and issubclass(value.cls, NAMING):
+        return NONE                              # `name`, `obj`, `path`: only Python itself sets them
+    if isinstance(found, (*C_DESCRIPTORS, types.ClassMethodDescriptorType)) or found is MISSING:
+        unsupported(tx, f"the attribute {name} of an exception")
+    return bind_attribute(tx, value, name, found)
+
+
+def fallback_of(cls) -> bool:
+    return lookup(cls, "__getattr__") is not MISSING or python_method(cls, "__getattribute__") is not None
+
+
+@attributes_of(MethodVal)
+def method_attribute(tx, value, name):
+    if (MethodVal, name) in FIELDS:
+        return FIELDS[MethodVal, name](value)
+    return get_attribute(tx, value.func, name)
+
+
+@attributes_of(CellVal)
+def cell_attribute(tx, value, name):
+    from .opcodes import read_cell
+    return read_cell(tx, value, name) if name == "cell_contents" else no_attribute(types.CellType, name)
+
+
+# %% [markdown]
+# Named tuples are tuples with names, and the results of `torch.max(x, 0)` are tuples whose names are written
+# in C (`n_sequence_fields`).
+
+# %%
+@attributes_of(TupleVal)
+def tuple_attribute(tx, value, name):
+    cls, found = value.cls, lookup(value.cls, name)
+    if name in getattr(cls, "_fields", ()):
+        return realize(tx, value.items[cls._fields.index(name)])
+    if hasattr(cls, "n_sequence_fields") and isinstance(found, types.MemberDescriptorType):
+        positions = cls(range(cls.n_sequence_fields))
+        return realize(tx, value.items[getattr(positions, name)])
+    if found is MISSING or name == "__class__" or isinstance(found, C_DESCRIPTORS):
+        return plain_attribute(tx, value, name)
+    return bind_attribute(tx, value, name, found)
+
+
+# %% [markdown]
+# ## super()
+#
+# `super().forward(x)` continues the search behind the class in which the calling method was defined.
+
+# %%
+@attributes_of(SuperVal)
+def super_attribute(tx, value, name):
+    obj = value.self
+    on_class = is_class(obj) and issubclass(obj.real, value.cls)
+    order = (obj.real if on_class else class_of(obj)).__mro__
+    behind = order[order.index(value.cls) + 1:]
+    owner = next((base for base in behind if lookup(base, name) is not MISSING and name in vars(base)), None)
+    found = MISSING if owner is None else vars(owner)[name]
+    if found is MISSING:
+        user_error(AttributeError, f"'super' object has no attribute '{name}'")
+    if on_class and isinstance(found, types.ClassMethodDescriptorType):
+        nothing = name == "__init_subclass__"        # object's own
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: NONE if nothing and not (args or kwargs)
+                          else unsupported(tx, f"{found.__objclass__.__name__}.{name}"))
+    if on_class or name == "__new__":
+        return bind_to_class(tx, obj, found)
+    if isinstance(obj, (DictVal, ListVal, TupleVal)) and not isinstance(found, types.FunctionType):
+        return MethodName(self=obj, name=name)
+    return bind_attribute(tx, obj, name, found)
