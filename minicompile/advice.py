@@ -19,6 +19,7 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
      "The size of the result depends on values: use torch.where, or move it out of the compiled "
      "function."),
     (r"inference_mode", "Enter it around the call of the compiled function, or use torch.no_grad() inside."),
+    (r"a copy of|deepcopy|__reduce_ex__", "Use tensor.clone(), or copy outside of the compiled function."),
     (r"is disabled for compilation",
      "Remove minicompile.disable from that function, or call it outside of the compiled one."),
     (r"needs the frame of its caller",

@@ -39,8 +39,8 @@ def compile_graph(captured, context) -> Callable:
 
 
 def input_fakes(captured) -> list:
-    """The fakes of the inputs, as they came in. After `x.squeeze_()` an input's fake has the new shape, as the
-    tensor itself will have: that is left to eager."""
+    """The fakes of the inputs, as they came in. After `x.squeeze_()` an input's fake has the new shape, as
+    the tensor itself will have: that is left to eager."""
     fakes = [n.meta["val"] for n in placeholders_of(captured.gm)]
     for fake, real in zip(fakes, captured.example_inputs):
         if isinstance(real, torch.Tensor):

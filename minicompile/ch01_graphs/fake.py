@@ -215,7 +215,8 @@ def present(x):
 
 def _form(t: FakeTensor) -> tuple:
     """(sizes, strides, offset) of the present call."""
-    return tuple(map(present, t.meta.shape)), tuple(map(present, t.meta.stride())), present(t.meta.storage_offset())
+    meta = t.meta
+    return tuple(map(present, meta.shape)), tuple(map(present, meta.stride())), present(meta.storage_offset())
 
 
 def _length(form) -> int:

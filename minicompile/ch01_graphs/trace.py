@@ -110,7 +110,8 @@ class Recorder(DispatchMode):
         shape."""
         if node.op == "placeholder":
             raise Unsupported("an input of the graph changes its shape in place")
-        before = FakeTensor(fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset()), fake.device)
+        as_it_is = fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset())
+        before = FakeTensor(as_it_is, fake.device)
         self.nodes[id(before)] = before, node
         for earlier in self.graph.nodes:
             if earlier.meta["val"] is fake:

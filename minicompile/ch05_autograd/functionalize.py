@@ -43,7 +43,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..ch01_graphs.fake import FakeTensor, fake_call, present, storage_key
+from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
@@ -51,6 +51,7 @@ from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
 from .schemas import (check_no_metadata_change, functional_counterpart, is_mutable, signature,
                       written_arguments)
+from .strides import each_has_its_place, is_dense, memory_order, overlap, same_strides
 
 aten = torch.ops.aten
 
@@ -189,24 +190,6 @@ def write(f: Functionalizer, alias: Alias, new: fx.Node) -> None:
 # An in-place operator keeps the dtype and the strides of the tensor it writes. Its functional counterpart
 # may promote, and lays its result out as it likes, so the result is brought into the form of the target.
 # Both corrections are rare and both are pointwise.
-
-# %%
-def same_strides(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal layout, not counting the strides of dimensions of size 1, which no address depends on."""
-    return all(s == t or n == 1 for n, s, t in zip(a.shape, a.stride(), b.stride()))
-
-
-# %% tags=["exercise:is-dense"]
-def is_dense(t: torch.Tensor) -> bool:
-    """Every element has its own place and there are no gaps: the strides are those of a contiguous tensor, in
-    some order of the dims. The strides of dims of size 1 do not count."""
-    expected = 1
-    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n != 1):
-        if stride != expected:
-            return False
-        expected = expected * size
-    return True
-
 
 # %%
 def conform(f: Functionalizer, new: fx.Node, target: FakeTensor) -> fx.Node:
@@ -443,26 +426,6 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
 # depends on their order. And `_foreach_add_([x, x], 1)` adds 2.
 
 # %%
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Do two windows without gaps onto one memory share elements, and not simply all in the same order?"""
-    if a.numel() == 0 or b.numel() == 0 or not (is_dense(a) and is_dense(b)):
-        return False
-    (start, end), (other, last) = ((t.storage_offset(), t.storage_offset() + t.numel()) for t in (a, b))
-    if start == other and end == last:
-        return not same_strides(a, b)
-    return start < last and other < end
-
-
-def each_has_its_place(t: torch.Tensor) -> bool:
-    """Is each element in a place of its own? Symbolic sizes count with their present values."""
-    sizes, reach = tuple(map(present, t.shape)), 0
-    for stride, size in sorted(zip(map(present, t.stride()), sizes)):
-        if size > 1 and stride <= reach:
-            return 0 in sizes
-        reach += stride * (size - 1)
-    return True
-
-
 def check_no_overlap(f: Functionalizer, node: fx.Node, targets: list) -> None:
     operands = [f.env[a] for a in node.all_input_nodes]
     for target in pytree.tree_leaves(targets):
@@ -520,12 +483,6 @@ def visit_mutation(f: Functionalizer, node: fx.Node):
             is_tensor = isinstance(new.meta["val"], FakeTensor)
             returned.append(fresh(new.meta["val"], new) if is_tensor else new)
     f.env[node] = returned[0] if len(returned) == 1 else returned
-
-
-def memory_order(t: torch.Tensor) -> tuple[list[int], list[int]]:
-    """The permutation that makes `t` row-major, and its inverse."""
-    order = sorted(range(t.dim()), key=lambda d: (t.stride(d), bool(t.shape[d] != 1)), reverse=True)
-    return order, [order.index(d) for d in range(t.dim())]
 
 
 def draw_in_memory_order(f: Functionalizer, bound: dict) -> fx.Node:

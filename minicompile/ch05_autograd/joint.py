@@ -36,9 +36,10 @@ from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
 from .cleanup import clean
-from .functionalize import (Functionalizer, Step, append_mutations, each_has_its_place, emit, emit_step,
-                            functionalize_with_mutations, is_dense, restride, viewed_argument)
+from .functionalize import (Functionalizer, Step, append_mutations, emit, emit_step,
+                            functionalize_with_mutations, restride, viewed_argument)
 from .schemas import is_mutable
+from .strides import each_has_its_place, is_dense
 
 aten = torch.ops.aten
 
