@@ -157,7 +157,10 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             continue
         root, steps = chain
         source = entries[position[root]] if root in position else root.meta["val"]
-        if root not in position and len(members[root]) == 1:
+        # One of several views that an operator gives may not be written in place, which autograd remembers
+        one_of_several = any(step.index is not None for step in steps) and o.requires_grad and \
+            o._base is source and not has_own_gradient(o, source)
+        if root not in position and len(members[root]) == 1 and not one_of_several:
             recipes.append(result(o))
             continue
         if o.requires_grad and not source.requires_grad:

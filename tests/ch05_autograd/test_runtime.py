@@ -888,3 +888,20 @@ def test_a_window_is_written_wherever_its_input_lies(backend):
         memory = [torch.ones(n, 2) for n in (4, 4, 4, 7, 9)]
         results.append([(run(m[i % 3:i % 3 + len(m) - 2]), m) for i, m in enumerate(memory)])
     torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("part", [lambda t: t.unbind()[0], lambda t: t.split(1)[1].view(3), lambda t: t.chunk(2, 1)[0]])
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_one_of_several_views_may_not_be_written_as_in_eager(part, backend):
+    def first(x, p):
+        return part((x + p) * 2)
+    x, p = torch.ones(2, 3), torch.nn.Parameter(torch.randn(3))
+    compiled = minicompile.compile(first, backend=backend)
+    for f in (first, compiled):
+        with pytest.raises(RuntimeError, match="view"):
+            f(x, p).mul_(2)
+    got, want = (torch.autograd.grad(f(x, p).sin().sum(), p)[0] for f in (compiled, first))
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(compiled(x, p), first(x, p))
+    with torch.no_grad():
+        compiled(x, p).mul_(2)

@@ -116,7 +116,7 @@ def step(x, weights, log):
 
 
 @pytest.mark.parametrize("text, points", [
-    ("import torch\n" + STEP, 10), (HIDDEN + STEP.replace("def step", "def eager"), 0), ("import torch\n" + STEP + "step = torch.compiler.disable(step)", 0),
+    ("import torch\n" + STEP, 10), (HIDDEN + STEP.replace("def step", "def eager"), 0), ("import torch\n" + STEP + "import minicompile\nstep = minicompile.disable(step)", 0),
     ("import torch, minicompile\nfrom types import SimpleNamespace\nminicompile.explain = lambda f, **k: lambda *a: SimpleNamespace(breaks=[], graph_count=1)\n"
      "minicompile.compile = lambda f, **k: f\n" + STEP, 0)])
 def test_one_graph_is_run_and_not_claimed(text, points):
