@@ -263,6 +263,13 @@ def test_a_float_decides_a_branch():
           [(torch.rand(4), *p) for p in ((.1, .2), (.3, .4), (.5, .6), (.7, .1), (.8, .2))], graphs=3)
 
 
+def test_the_truth_of_a_float():
+    def once(x, s):
+        x = x * s
+        return x + 1 if s * 2 else x - 1 if not s - 1 else x
+    agree(once, [(torch.rand(4), s) for s in (0.5, 0.7, 0.0, -0.0, 0.9, float("nan"))], graphs=3)
+
+
 @pytest.mark.parametrize("bad, error", [(0.0, ZeroDivisionError), (-1.0, ValueError)])
 def test_arithmetic_that_raises(bad, error):
     compiled = minicompile.compile(lambda x, s: x * (1 / s) * math.sqrt(s), backend="aot_eager")

@@ -279,6 +279,7 @@ class FloatNode(Node):
         return self.hint
 
     def guard_bool(self, file=None, line=None): return self.env.decide("ne", self.expr, 0)
+    bool_ = guard_bool
     def sym_min(self, other): return self if self.env.decide("le", self.expr, other.expr) else other
     def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
 

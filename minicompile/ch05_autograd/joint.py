@@ -398,7 +398,8 @@ def separate_results(joint: Joint) -> None:
     output = next(iter(reversed(gm.graph.nodes)))
     values, seen = list(output.args[0]), set()
     f = Functionalizer(gm, gm.graph)
-    with gm.graph.inserting_before(output):
+    end = next((n for n in gm.graph.nodes if n.target is aten.copy_.default), output)     # inputs are written
+    with gm.graph.inserting_before(end):
         for i, value in enumerate(values[:count]):
             root, steps = view_chain(value)
             if root in seen or root.op in ("placeholder", "get_attr"):

@@ -905,3 +905,18 @@ def test_one_of_several_views_may_not_be_written_as_in_eager(part, backend):
     torch.testing.assert_close(compiled(x, p), first(x, p))
     with torch.no_grad():
         compiled(x, p).mul_(2)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "decomposed", "loops", "cpp"])
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_copy_of_an_input_is_taken_before_the_input_is_written(backend, needs_grad):
+    def kept(x, y):
+        before = torch.zeros(2, 3)
+        before.copy_(x)
+        x[before > 1] = 0
+        return before, x + y
+    y = torch.ones(2, 3, requires_grad=needs_grad)
+    a, b = torch.arange(6.0).reshape(2, 3), torch.arange(6.0).reshape(2, 3)
+    for got, want in zip(minicompile.compile(kept, backend=backend)(a, y), kept(b, y)):
+        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(a, b)
