@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib.metadata
 import importlib.util
 import itertools
@@ -55,7 +56,8 @@ def interpreting() -> bool:
 # %%
 def define(source: KernelSource):
     """The `@triton.jit` function of a kernel's text."""
-    filename = f"<minicompile kernel {source.name}>"
+    # The interpreter reads the text at the first launch: kernels of one name (every graph has a first) differ
+    filename = f"<minicompile {source.name} {hashlib.sha256(source.code.encode()).hexdigest()[:12]}>"
     linecache.cache[filename] = (len(source.code), None, source.code.splitlines(True), filename)
     namespace = {"__name__": f"minicompile_{source.name}"}
     exec(compile(source.code, filename, "exec"), namespace)

@@ -192,3 +192,15 @@ def test_philox_is_cuda_eagers_generator():
     run(k, torch.zeros((), dtype=torch.int64), torch.zeros((), dtype=torch.int64), out)
     bits = torch.tensor([0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8], dtype=torch.float64)
     torch.testing.assert_close(out[:4].double(), bits / 2**32 + 2.0**-33, rtol=0, atol=1e-7)
+
+
+def test_kernels_of_one_name_keep_their_own_text():
+    def one(scale):
+        i, b = sym("i0", 6), Body()
+        b.store("out0", i.expr, b.mul(b.load("in0", i.expr), b.emit("constant", scale)))
+        return emit_triton(kernel([b.loop((i,))], [buffer("in0", (6,)), buffer("out0", (6,))], ["in0"], ["out0"], (i,)))
+    x, out = torch.arange(6.0), torch.empty(6)
+    runs = [load_triton([one(scale)])[0] for scale in (2.0, 3.0)]
+    for run, scale in zip(runs, (2.0, 3.0)):
+        run(x, out)
+        torch.testing.assert_close(out, x * scale)
