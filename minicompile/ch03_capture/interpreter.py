@@ -63,8 +63,8 @@ from ..ch02_guards.sources import ConstantSource, Source
 from ..errors import SkipFrame, Unsupported
 from .binding import bind
 from .values import (
-    BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NEW, NONE, NotConstant, ObjVal, Table, TupleVal,
-    UserError, Value, class_of, describe, dict_of, user_error)
+    BIRTHS, Const, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NEW, NONE, NotConstant, ObjVal, Table,
+    TupleVal, UserError, Value, class_of, describe, dict_of, user_error)
 
 PYTHON = sys.version_info[:2]
 
@@ -511,7 +511,14 @@ def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = N
     elif thrown is not None and delegates(frame):
         unsupported(tx, "throwing into a generator that delegates to another")
     generator.started = generator.done = True        # done, should the run fail
-    left = run(tx, frame, thrown)
+    try:
+        left = run(tx, frame, thrown)
+    except UserError as error:
+        if not issubclass(error.exc.cls, StopIteration):
+            raise
+        left = ExcVal(cls=RuntimeError, args=[Const(value="generator raised StopIteration")], cause=error.exc,
+                      context=error.exc)                    # PEP 479
+        raise UserError(left) from None
     if left.yielded:
         generator.done = False
         return left.value

@@ -267,14 +267,8 @@ def call_intrinsic_1(tx, frame, i, value):
     return INTRINSICS[i.arg](tx, value)
 
 
-def stop_iteration_error(tx, exc):
-    """A StopIteration that leaves a generator's body becomes a RuntimeError."""
-    if issubclass(exc.cls, StopIteration):
-        user_error(RuntimeError, "generator raised StopIteration")
-    return exc
-
-
-INTRINSICS = {3: stop_iteration_error, 5: lambda tx, value: unary(tx, "pos", value),
+# 3 turns the StopIteration that leaves a generator's body into a RuntimeError: `advance` does it
+INTRINSICS = {3: lambda tx, exc: exc, 5: lambda tx, value: unary(tx, "pos", value),
               6: lambda tx, value: TupleVal(items=unpack(tx, value))}
 
 
