@@ -206,6 +206,9 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
     fake, real, cls = tensor.fake, tensor.real, class_of(tensor)
     if name == "shape":
         return tensor_shape(tx, tensor)
+    if name == "requires_grad" and fake.requires_grad and fake.grad_fn is None and fake._is_view():
+        # It is what the base says, which for an input that is itself a view is another tensor
+        unsupported(tx, "requires_grad of a view that was taken while gradients were off")
     if name in METADATA:
         return wrap_constant(tx, getattr(fake, name))
     if name in VIEW_ATTRIBUTES or name == "data":

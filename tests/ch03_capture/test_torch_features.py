@@ -2814,3 +2814,15 @@ def test_input_that_overlaps_a_buffer_after_compilation():
     for pick in (lambda m: torch.ones(4), lambda m: m.a.view(4), lambda m: torch.ones(4)):
         assert torch.equal(function(pick(compiled)), plain(pick(plain)))
         assert torch.equal(compiled.a, plain.a)
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_requires_grad_of_a_view_taken_without_gradients(window):
+    def flags(x):
+        with torch.no_grad():
+            view, new = x.t(), x.t() * 2
+            inside = view.requires_grad, new.requires_grad, x.requires_grad
+        return inside, view.requires_grad, x.t().requires_grad, x * 2
+    x = torch.arange(6.0).reshape(2, 3).requires_grad_() if window else torch.ones(2, 3, requires_grad=True)
+    for backend in ("eager", "aot_eager"):
+        assert minicompile.compile(flags, backend=backend)(x)[:3] == flags(x)[:3]
