@@ -149,3 +149,17 @@ def clean(gm: fx.GraphModule) -> fx.GraphModule:
     renew_views(gm)
     eliminate_dead_code(gm)
     return gm
+
+# %% [markdown]
+# What a set of nodes depends on, and what depends on it, is asked in several places of this chapter.
+
+# %%
+def closure(nodes, following) -> set[fx.Node]:
+    """The nodes, and all that can be reached from them by `following(node)`."""
+    found, pending = set(), list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(following(node))
+    return found

@@ -55,7 +55,7 @@ from torch import fx
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..errors import Unsupported
-from .cleanup import has_effect, is_random
+from .cleanup import closure, has_effect, is_random
 from .functionalize import viewed_argument
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
@@ -285,13 +285,7 @@ def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> 
 
 def with_ancestors(nodes) -> set[fx.Node]:
     """The nodes, and all that they are computed from."""
-    found, pending = set(), list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(node.all_input_nodes)
-    return found
+    return closure(nodes, lambda node: node.all_input_nodes)
 
 
 # %% tags=["exercise:choose-saved"]

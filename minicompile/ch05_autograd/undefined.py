@@ -23,7 +23,7 @@ from torch import fx
 
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.shapes import expr_of
-from .cleanup import eliminate_dead_code
+from .cleanup import closure, eliminate_dead_code
 
 aten = torch.ops.aten
 
@@ -69,13 +69,7 @@ def _same_kind(a: fx.Node, b: fx.Node) -> bool:
 
 def reached_from(nodes: list[fx.Node]) -> set[fx.Node]:
     """The nodes, and all that is computed from them."""
-    found, pending = set(), nodes
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(node.users)
-    return found
+    return closure(nodes, lambda node: node.users)
 
 
 def without_tangents(gm: fx.GraphModule, names: set[str]) -> fx.GraphModule:

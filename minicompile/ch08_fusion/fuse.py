@@ -469,9 +469,9 @@ def fuse_groups(f: Fuser, rounds: int = 8) -> None:
                 refused.add(version)
         if not fused:
             break
+    across = f.options.columns_with_rows
     for i, j in sorted(scored, key=lambda p: (-scored[p], p)):
         i, j = sorted((f.find(i), f.find(j)))
-        across = f.options.columns_with_rows
         if i != j and f.groups[i].reduces and f.groups[j].reduces and \
                 (f.groups[i].device.type == "cuda" if across is None else across):
             try_fuse(f, i, j, across=True)

@@ -46,6 +46,11 @@ class Kernel:
     notes: list[str] = field(default_factory=list)   # why each loop is here
     walked: tuple[Symbol, ...] = ()         # the last of `vars`: a program walks along them, to sum columns
 
+    @property
+    def blocks(self) -> tuple[Symbol, ...]:
+        """The other `vars`."""
+        return self.vars[:len(self.vars) - len(self.walked)]
+
 # %% [markdown]
 # Arguments are addresses and 64-bit integers. A float is passed as the integer with the same bits
 # (`bits_of_float`), which spares both launchers, and the cache of CUDA graphs, a second kind of number.

@@ -83,9 +83,8 @@ def load_reference(sources: list[KernelSource]) -> list:
 def verify_kernel(kernel: Kernel) -> None:
     """Raise AssertionError with a sentence about the first rule that `kernel` breaks."""
     vars, rvars = kernel.vars, kernel.reduction_vars
-    blocks = tuple(v for v in vars if v not in kernel.walked)
-    assert vars == blocks + kernel.walked, "the walked variables are not the last ones"
-    shapes = {(vars, ()), (vars + rvars, ()), (vars, rvars), (blocks + rvars, kernel.walked)}
+    assert vars == kernel.blocks + kernel.walked, "the walked variables are not the last ones"
+    shapes = {(vars, ()), (vars + rvars, ()), (vars, rvars), (kernel.blocks + rvars, kernel.walked)}
     written: dict[str, object] = {}
     for loop in kernel.loops:
         assert (loop.vars, loop.reduction_vars) in shapes, f"{loop.name} runs over other variables"

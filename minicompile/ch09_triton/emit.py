@@ -316,8 +316,7 @@ def print_pass(p: Printer, inside: list[Value | Store]) -> None:
 # %%
 def print_walk(p: Printer) -> None:
     kernel, (x, r) = p.graph.kernel, p.axes
-    blocks = kernel.vars[:len(kernel.vars) - len(kernel.walked)]
-    behind = Indexer([Axis("block", blocks, 0, 2), r], p.indexer.index_type)
+    behind = Indexer([Axis("block", kernel.blocks, 0, 2), r], p.indexer.index_type)
     sums = {s: f"sum{s.number}" for s in p.graph.steps if s.op == "column_sum"}
     ends: list[tuple[str, str]] = []
     for step in p.graph.steps:
@@ -408,7 +407,7 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     grid = " * ".join(f"(({to_text(a.numel)} + {config.blocks[a.name] - 1}) // {config.blocks[a.name]})"
                       for a in axes if a.name != "r")
     if kernel.walked:
-        grid = to_text(product(v.size for v in kernel.vars if v not in kernel.walked))
+        grid = to_text(product(v.size for v in kernel.blocks))
     names = arguments + tuple(s.name for s in kernel.symbols)
     return KernelSource(kernel.name, "triton", code, names, dict(
         signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,

@@ -89,17 +89,7 @@ def test_a_file_of_ordinary_python_may_name_its_caller():
     assert grade(ID, extra + solution(find_task(ID)).replace("from __future__ import annotations", ""), 3).passed
 
 
-STEP = """
-def step(x, weights, log):
-    total = torch.zeros(())
-    for k, w in enumerate(weights):
-        y = x @ w
-        largest = y.abs().max()
-        y = torch.where(largest > 10, y / largest * 10, y)
-        log.append(f"layer {k}: {tuple(y.shape)}")
-        total, x = total + y.sum(), torch.relu(y)
-    return x, total
-"""
+STEP = solution(find_task("no-breaks"))
 HIDDEN = """
 import torch
 @torch.library.custom_op("exercises::hidden", mutates_args=())
