@@ -19,7 +19,7 @@ from torch.utils._device import DeviceContext
 
 from .attributes import attributes_of
 from .interpreter import CALLS, Tracer, call, unsupported
-from .operations import METHODS
+from .operations import METHODS, user_errors
 from .tensors import finish_node
 from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value
 from .wrap import wrap
@@ -41,9 +41,11 @@ def enter(tx: Tracer, context: ContextVal) -> Value:
         context.saved.append(torch.is_grad_enabled() if context.immediate is None else context.immediate)
         set_grad(tx, context.state[0])
     elif context.kind == "autocast":
+        with user_errors():
+            real = enter_autocast(*context.state)
         node = tx.graph.call_function(enter_autocast, tuple(context.state))
         finish_node(tx, node, None)
-        context.saved.append((node, enter_autocast(*context.state)))
+        context.saved.append((node, real))
     elif context.kind == "device":
         context.saved.append(DeviceContext(*context.state))
         context.saved[-1].__enter__()
@@ -161,16 +163,20 @@ def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
     autocast = issubclass(cls, torch.amp.autocast_mode.autocast)
     if (autocast or cls in GRAD_CLASSES) and not all(type(a) is Const for a in (*args, *kwargs.values())):
         unsupported(tx, f"{cls.__name__}() with arguments that are not constants")
+    if autocast or cls is torch.set_grad_enabled:      # PyTorch judges the arguments
+        previous = torch.is_grad_enabled()
+        with user_errors():
+            real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
     if autocast:
-        real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
         state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
         return ContextVal(kind="autocast", state=state, factory=torch.autocast)
     if cls is torch.set_grad_enabled:
-        mode = bool((*args, *kwargs.values())[0].value)
-        context = ContextVal(kind="grad", state=(mode,), factory=cls, immediate=torch.is_grad_enabled())
-        set_grad(tx, mode)                       # takes effect already when it is made
-        return context
+        torch._C._set_grad_enabled(previous)
+        set_grad(tx, real.mode)                  # takes effect already when it is made
+        return ContextVal(kind="grad", state=(real.mode,), factory=cls, immediate=previous)
     if cls in GRAD_CLASSES:
+        if args or kwargs:
+            unsupported(tx, f"{cls.__name__}() with arguments")
         return ContextVal(kind="grad", state=(cls is torch.enable_grad,), factory=cls)
     if cls is torch.inference_mode:              # what is made inside stays such a tensor outside
         unsupported(tx, "inference_mode(), whose results are inference tensors")

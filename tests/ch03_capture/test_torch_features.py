@@ -586,6 +586,35 @@ def set_grad_enabled_as_function():
 
 
 @feature
+def contexts_that_refuse_their_arguments():
+    makers = (lambda: torch.set_grad_enabled(1), lambda: torch.set_grad_enabled(None), lambda: torch.set_grad_enabled(),
+              lambda: torch.set_grad_enabled(mode=False), lambda: torch.autocast("cpu", enabled=2), lambda: torch.autocast("q"),
+              lambda: torch.autocast())
+
+    def f(x):
+        out = []
+        for make in makers:
+            try:
+                with make():
+                    out.append((x * 2).requires_grad)
+            except Exception as error:
+                out.append((type(error), str(error), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")))
+        return out
+    return f, (rand(3).requires_grad_(),)
+
+
+@feature(graphs=2)
+def no_grad_with_arguments():
+    def f(x):
+        try:
+            with torch.no_grad(3):
+                return x * 2
+        except TypeError as error:
+            return x * 3, str(error)
+    return f, (rand(3),)
+
+
+@feature
 def set_grad_enabled_decorator():
     @torch.set_grad_enabled(False)
     def g(x):
