@@ -270,6 +270,17 @@ def test_the_truth_of_a_float():
     agree(once, [(torch.rand(4), s) for s in (0.5, 0.7, 0.0, -0.0, 0.9, float("nan"))], graphs=3)
 
 
+def with_truths(n, t):
+    """Every operator between a number and a truth value."""
+    return (n > t, n == t, n != True, True < n, n <= t, n + t, t + n, n * t, t * n, n - t, t - n, n // (t or 1), True // n, n % True, True % n,
+            n / True, True / n, n ** t, True ** n, max(n, t), min(t, n), divmod(n, True), n in (True, 3))
+
+
+def test_truth_values_are_numbers():
+    agree(lambda x, n, f, t: (x * n, with_truths(x.shape[0], t), with_truths(n, t), with_truths(f, t)),
+          [(torch.ones(k), k + 3, k + 0.5, t) for t in (True, False) for k in (3, 4, 5)], "eager", 6)
+
+
 @pytest.mark.parametrize("bad, error", [(0.0, ZeroDivisionError), (-1.0, ValueError)])
 def test_arithmetic_that_raises(bad, error):
     compiled = minicompile.compile(lambda x, s: x * (1 / s) * math.sqrt(s), backend="aot_eager")

@@ -169,6 +169,7 @@ class SizeNode(Node):
     def is_symbolic(self): return not isinstance(self.expr, int)
     def maybe_as_int(self): return self.expr if isinstance(self.expr, int) else None
     def constant_int(self): return self.maybe_as_int()
+    def wrap_bool(self, value): return self.wrap_int(int(value))
     def str(self): return str(self.expr)
 
     @property
@@ -266,6 +267,7 @@ class FloatNode(Node):
     def is_float(self): return True
     def is_symbolic(self): return self.expr.op != "constant"
     def maybe_as_float(self): return None if self.is_symbolic() else self.hint
+    def wrap_bool(self, value): return self.wrap_float(value)
     def str(self): return float_text(self.expr)
     def sym_float(self): return self
 
