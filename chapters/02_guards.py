@@ -103,19 +103,38 @@ bars(
 )
 
 # %% [markdown]
-# The loop is what we use to *explain* a failure, where time does not matter. The function that runs at
-# every call is generated from the same conditions. Common beginnings of paths are read once, and it returns
-# the values that the graph takes as inputs, since it has read them anyway.
+# The loop is what we use to *explain* a failure, where time does not matter: it asks Python to compile the
+# text of each condition, every time. The function that runs at every call is generated from the same
+# conditions. Common beginnings of paths are read once, and it returns the values that the graph takes as
+# inputs, since it has read them anyway.
 
 # %%
 text = check.source_text
 head(text[text.index("def __check(") :], 40)
 
 # %% [markdown]
-# Most guards of a module are not even in there as conditions. They depend on dictionaries and classes that
-# rarely change, and CPython counts changes of a dictionary. A *memo* remembers the counts; while they are
-# the same, whatever was true is true ([`stable.py`](code:minicompile/ch02_guards/stable.py)). So depth is
-# cheap, but not free:
+# Most guards are not even in there as conditions, but in functions of their own. This one has what is assumed
+# about `x`, whose metadata is checked again only when it differs from what was accepted before:
+
+# %%
+start = text.index("def __tensors_full(")
+print(text[start : text.index("def __", start + 1)].replace(" and ", "\n            and "))
+
+# %% [markdown]
+# The other, `__stable_full`, has all that is reached through dictionaries and classes, which rarely change:
+# children, parameters, methods, global variables. CPython gives a dictionary a new number at each write. A
+# *memo* remembers the numbers. `__stable(self, ...)` compares them in C and answers with the parameters;
+# while they are the same, whatever was true is true. If one differs it answers None, `__stable_full`
+# evaluates the guards, and the memo learns the new numbers
+# ([`stable.py`](code:minicompile/ch02_guards/stable.py)).
+#
+# The number is no part of the language, and releases of CPython treat it differently. In 3.11 it changes with
+# every write. Since 3.12 its lowest bits say who *watches* the dictionary, so it changes without a write,
+# too; the memo then compares the values that it needs. In 3.13 an object keeps its attributes in itself, and
+# its `__dict__` is a view of them, whose number stays the same when an attribute is written. Before it trusts
+# such a dictionary, the memo makes the attributes move into it (`settle` in `unchanged.c`).
+#
+# So depth is cheap, but not free:
 
 # %%
 points = []
@@ -228,9 +247,10 @@ with set_stance("fail_on_recompile"):
 # ## What is not guarded
 #
 # A guard that is missing is a wrong answer, so the rule is: what capture reads, it guards. Exceptions are
-# deliberate. Functions of torch and of the standard library are assumed to stay what they are. A tensor's
-# *contents* are never guarded, since the graph takes them as input. Parameters of a module are guarded by
-# shape and dtype, not by identity where the memo can fetch the present one.
+# deliberate. Whoever puts another function in the place of `F.relu` is noticed; whoever changes the code or
+# the defaults *inside* a function of torch or of the standard library is not. A tensor's *contents* are
+# never guarded, since the graph takes them as input. Parameters of a module are guarded by shape and dtype,
+# not by identity, since the check fetches the present one.
 
 # %%
 block, x = example()

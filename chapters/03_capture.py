@@ -174,11 +174,44 @@ def residual(x, w, steps):
     return x
 
 
-step_through(residual, x=torch.randn(8, 16), w=torch.randn(16, 16), steps=2)
+x, w = torch.randn(8, 16), torch.randn(16, 16)
+step_through(residual, x=x, w=w, steps=2)
 
 # %% [markdown]
 # The loop ran twice, at compile time, and left two copies of its body. The jump, the iterator and the
-# counter are gone. This is *specialisation*, and its price is a guard on `steps`.
+# counter are gone. What is left of the function is three things. A graph:
+
+# %%
+seen = watch(residual, x, w, 2, backend="eager")
+print(print_graph(seen.graphs[0]))
+
+# %% [markdown]
+# The conditions under which it may be used. The first ones are about the state of the library. The others are
+# answers that the trace got, in the order in which it asked. It looked for `range` among the globals, did
+# not find it, and took the builtin: both are written down.
+
+# %%
+import linecache
+
+from minicompile.explain import in_words
+
+
+def line(location):
+    return linecache.getline(location.filename, location.lineno).strip() if location else ""
+
+
+facts = seen.captured[0].guards
+Table(["kind", "in words", "asked by"], [(g.kind, in_words(g), line(g.location)) for g in facts])
+
+# %% [markdown]
+# And the text of a function around the two, which [chapter 2](chapter:02) completes with the checks:
+
+# %%
+print(seen.captured[0].body)
+
+# %% [markdown]
+# This is *specialisation*. Its price is in the table: `steps == 2` is a guard, and another number of steps
+# is another graph.
 #
 # Only one function adds nodes for operations on tensors. It runs the operation on fake tensors ([chapter
 # 1](chapter:01)), so shape errors show up here, with the user's line:
@@ -361,6 +394,33 @@ for b in found.breaks:
 
 # %% [markdown]
 # What happens to such a function is [chapter 4](chapter:04).
+#
+# Many other breaks are a matter of telling the machine something. It cannot look into a function written in
+# C, so a call of one that it does not know ends the graph. What it knows is in tables
+# ([`values.py`](code:minicompile/ch03_capture/values.py) lists them). The one for functions is `HANDLED`:
+# real function -> what to do with the values. `folded` makes a handler that calls the function now, if all
+# arguments are constants.
+
+# %%
+import zlib
+
+from minicompile.ch03_capture.builtins_ import folded
+from minicompile.ch03_capture.calls import HANDLED
+
+
+def bucket(x, name):
+    return torch.relu(x) * (zlib.crc32(name.encode()) % 8)
+
+
+for known in ({}, {zlib.crc32: folded(zlib.crc32)}):
+    HANDLED.update(known)
+    found = minicompile.explain(bucket, backend="eager")(torch.ones(3), "layer.3")
+    print(len(found.graphs), "graphs", [b.reason for b in found.breaks])
+del HANDLED[zlib.crc32]
+
+# %% [markdown]
+# A handler must do what the function does, side effects included; that is why the tables are not filled by
+# guessing.
 #
 # ## What torch.compile does differently
 #

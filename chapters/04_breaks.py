@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters._lib import (
-    Block, Table, best_time, example, head, results, row_of_boxes, tidy, watch, watching
+    Block, Listings, Table, best_time, example, results, row_of_boxes, step_through, tidy, watch, watching
 )
 from minicompile.ch01_graphs.graph import print_graph
 
@@ -80,45 +80,110 @@ print("history:", len(history), "number; right:", torch.equal(seen.result[0], tr
 #
 # %show minicompile.ch04_breaks.breaks.capture_until
 #
-# ## Resume functions
-#
-# Write the rest as Python source? There is none that begins in the middle of an expression, with values on
-# the interpreter's stack. So a resume function is made of bytecode: *the original bytecode*, unchanged,
-# behind a new beginning that restores variables and stack and jumps.
+# These are the last instructions of that trace. When it stops, two things wait on the stack: the method
+# `history.append`, which was loaded before its argument, and the method `loss.item`.
 
 # %%
-rest = seen.states[-1].code
-print(rest.co_name, "takes", rest.co_varnames[: rest.co_argcount])
-listing = [
-    f"{i.offset:4} {i.opname:24}{i.argrepr}"
-    for i in dis.get_instructions(rest)
-    if i.opname not in ("CACHE",)
-]
-head("\n".join(listing), 14)
+before = step_through(training_loss, x=x, w=w)
+before.rows = before.rows[-6:]
+before
 
 # %% [markdown]
-# What waited on the stack, here `history.append` and what `loss.item()` returned, arrives as an argument
-# and is pushed first. Which instructions do that depends on the release. 3.12 and 3.13 have
-# `LOAD_FAST_AND_CLEAR`, made for comprehensions. 3.11 has no instruction that pushes a variable and
-# empties it; `LOAD_CLOSURE` pushes any slot as it is, `DELETE_FAST` empties it. Neither looks at the
-# value, so capture makes no guard on what only passes through. And a jump out of a `for` loop has another
-# target in each release: behind the loop in 3.11, to an `END_FOR` in 3.12, to an `END_FOR` with a
-# `POP_TOP` in 3.13.
+# ## The first part
 #
-# The jump goes over everything before the break. All offsets in the code object have to move for it: jumps,
-# the exception table, the table of line numbers. [`bytecode.py`](code:minicompile/ch04_breaks/bytecode.py)
-# is a small assembler for that. And the instruction in the middle? The part before the break ends by
-# calling a *step*, a copy of the instruction in a function of its own, which hands its result to the resume
-# function:
+# What the first part has to do is known now: run the graph, read what else is on the stack, hand everything
+# over. That can be said in Python, as in [chapter 3](chapter:03):
 
 # %%
 entry = seen.entry_text(0)
 print(entry[entry.index("    else:") :])
 
 # %% [markdown]
-# Why copy the bytecode of `loss.item()` instead of writing the text `loss.item()`? Because of where it may
-# stand. Inside `try`, its exception belongs to the user's handler. A copied instruction is covered by the
-# copied exception table:
+# `__K` holds objects that the text cannot spell. The one that gets the two live variables and the two values
+# from the stack is a function that executes the breaking instruction, a *step*. The other two call it, in a
+# way that is explained below.
+#
+# ## The step and the resume function
+#
+# Write the rest as Python source, too? There is none that begins in the middle of an expression, with
+# values on the interpreter's stack. So the other two parts are made of bytecode: *the original bytecode*
+# behind a new beginning.
+
+
+# %%
+def argument(i):
+    """A function or class by its name, a number where there is nothing better."""
+    return getattr(i.argval, "__name__", None) or i.argrepr or ("" if i.arg is None else i.arg)
+
+
+def listing(code, first=0, last=10**6):
+    return "\n".join(
+        f"{i.offset:4} {i.opname} {argument(i)}"
+        for i in dis.get_instructions(code)
+        if i.opname not in ("CACHE", "EXTENDED_ARG") and first <= i.offset <= last
+    )
+
+
+def jump_of(code):
+    return next(i for i in dis.get_instructions(code) if i.opname == "JUMP_FORWARD")
+
+
+def signature(code):
+    return f"{code.co_name}({', '.join(code.co_varnames[: code.co_argcount])})"
+
+
+step = next(c for c in seen.captured[0].constants if getattr(c, "__name__", "") == "training_loss").__code__
+rest = seen.states[-1].code
+resumed_at, jump = int(rest.co_name.rpartition("_")[2]), jump_of(rest)
+Listings(
+    [
+        ("training_loss, the end", listing(training_loss.__code__, resumed_at - 40)),
+        ("the step: " + signature(step), listing(step)),
+        (signature(rest), listing(rest, 0, jump.offset) + "\n ...\n" + listing(rest, jump.argval)),
+    ]
+)
+
+# %% [markdown]
+# The first listing is the end of the function that the user wrote. The step begins by pushing what waited on
+# the stack, executes a copy of the one instruction that broke, and then undoes its beginning: it empties the
+# stack into variables, and returns the resume function with its arguments. The resume function pushes
+# `history.append` and the number that `loss.item()` gave, and jumps over everything before the break. From
+# there on it is the original. All offsets in the code object have moved for that: jumps, the exception table,
+# the table of line numbers. [`bytecode.py`](code:minicompile/ch04_breaks/bytecode.py) is a small assembler.
+#
+# Which instructions restore the stack depends on the release. 3.12 and 3.13 have `LOAD_FAST_AND_CLEAR`, made
+# for comprehensions. 3.11 has no instruction that pushes a variable and empties it; `LOAD_CLOSURE` pushes
+# any slot as it is, `DELETE_FAST` empties it. Neither looks at the value, so capture makes no guard on what
+# only passes through. A callable and the `NULL` beside it change places in 3.13. And a jump out of a `for`
+# loop has another target in each release: behind the loop in 3.11, to an `END_FOR` in 3.12, to an `END_FOR`
+# with a `POP_TOP` in 3.13.
+#
+# The resume function is called like any other, so the frame hook sees it, and it becomes graph 2 above.
+#
+# ## Inside `with` and `try`
+#
+# A graph cannot be left open. Where the break is inside `with torch.no_grad()`, graph 1 ends by switching
+# gradients on again, and the resume function enters the context anew, with the instruction that the user's
+# `with` used:
+
+
+# %%
+def report(x, w):
+    with torch.no_grad():
+        y = x @ w
+        history.append(y.mean().item())
+        return torch.relu(y)
+
+
+inside = watch(report, x, w, backend="eager")
+rest = inside.states[-1].code
+print(signature(rest) + "\n" + listing(rest, 0, jump_of(rest).offset) + "\n")
+print(print_graph(inside.graphs[1]))
+
+# %% [markdown]
+# A `try` is the reason why the step copies the bytecode of `loss.item()`, where the text `loss.item()` would
+# be shorter. Its exception belongs to the user's handler. A copied instruction is covered by the copied
+# exception table:
 
 
 # %%

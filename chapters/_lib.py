@@ -495,8 +495,9 @@ class Stepper:
 
 
 def step_through(function, **args):
-    """Capture `function(**args)` and keep what each instruction of its own frame did."""
+    """Capture `function(**args)`, up to its first graph break, and keep what each instruction of its own frame did."""
     import dataclasses
+    from minicompile import errors
     from minicompile.ch01_graphs.graph import _call_text
     from minicompile.ch03_capture import capture
     from minicompile.ch03_capture.values import describe
@@ -514,16 +515,11 @@ def step_through(function, **args):
             def run(tx, frame, instruction, *operands):
                 stack = [said for v in (*frame.stack, *operands) if (said := short(v)) != "NULL"]
                 nodes = len(tx.graph.nodes)
+                row = [instruction.offset, f"{instruction.opname} {instruction.argrepr}".strip(), stack, "the graph breaks"]
+                rows.append(row)
                 pushed = handler(tx, frame, instruction, *operands)
                 new = [n for n in list(tx.graph.nodes)[nodes:] if n.op != "placeholder"]
-                rows.append(
-                    (
-                        instruction.offset,
-                        f"{instruction.opname} {instruction.argrepr}".strip(),
-                        stack,
-                        "; ".join(f"{n.name} = {_call_text(n)}" for n in new),
-                    )
-                )
+                row[3] = "; ".join(f"{n.name} = {_call_text(n)}" for n in new)
                 return pushed
 
             return run
@@ -540,7 +536,8 @@ def step_through(function, **args):
 
     capture.start = start
     try:
-        capture.capture(function, args)
+        with contextlib.suppress(errors.Unsupported):
+            capture.capture(function, args)
     finally:
         capture.start = real_start
     return Stepper(function.__name__, rows)

@@ -19,6 +19,14 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
      "The size of the result depends on values: use torch.where, or move it out of the compiled "
      "function."),
     (r"inference_mode", "Enter it around the call of the compiled function, or use torch.no_grad() inside."),
+    (r"sdpa_kernel", "Enter it around the call of the compiled function."),
+    (r"backward\(\)|optimizer|\btorch\.optim\b|autograd\.grad$", "Call it outside of the compiled function."),
+    (r"Tensor\.(requires_grad_|detach_|register_hook|retain_grad|set_|resize_)\(",
+     "Do it before or after the compiled function; inside of it, make a new tensor."),
+    (r"marks an input as dirty", "Return a new tensor instead of writing to the input."),
+    (r"^next\(\) of",
+     "A break in the loop's body leaves the iterator to Python: mend that break, or make the body a "
+     "function of its own."),
     (r"a copy of|deepcopy|__reduce_ex__", "Use tensor.clone(), or copy outside of the compiled function."),
     (r"is disabled for compilation",
      "Remove minicompile.disable from that function, or call it outside of the compiled one."),
@@ -26,7 +34,7 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
      "Debug with set_stance('force_eager'): it steps through your own lines."),
     (r"(?i)numpy|ndarray",
      "Use the torch function of the same name, or call it before or after the compiled function."),
-    (r"\btime\.|\brandom\.|\blogging\.|\bjson\.|\bpickle\.|\bos\.|Generator object|open\b.*file",
+    (r"\btime\.|\b[rR]andom\.|\blogging\.|\bjson\.|\bpickle\.|\bos\.|Generator object|\bopen\(|\binput\(",
      "Call it before or after the compiled function and pass the result as an argument."),
     (r"C function|call of the C|a call of",
      "Move the call out of the compiled function, write it with tensor operations, or make it an "
@@ -39,7 +47,6 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
     (r"generator|coroutine", "Compile the functions that it calls instead."),
     (r"creating a|making a class", "Create it once, outside of the compiled function."),
     (r"changing the parameters or submodules", "Change the module outside of the compiled function."),
-    (r"backward|optimizer", "Call it outside of the compiled function."),
     (r"the program raises", "Nothing to do if the exception is meant; that call runs as plain Python."),
     (r"subclass|layout", "Convert to a plain dense tensor before the call."),
     (r"nested too deeply", "Turn the recursion into a loop."),

@@ -336,7 +336,8 @@ def in_words(guard) -> str:
         "ALIASED": lambda: f"{source} and {expected} are one object",
         "NOT_ALIASED": lambda: f"{source} is another tensor than " + ", ".join(
             map(str, expected if isinstance(expected, tuple) else (expected,))),
-        "SIZE": lambda: f"{expected[0]} where " + ", ".join(f"{n} is {where}" for n, where in expected[1]),
+        "SIZE": lambda: " where ".join(filter(None, (expected[0], ", ".join(
+            f"{n} is {where}" for n, where in expected[1] if n != str(where))))),
     }.get(guard.kind, lambda: f"{source or guard.kind} is {short(expected)}")
     try:
         return say()

@@ -123,6 +123,8 @@ def allow(function) -> None:
         if code is not None and id(code) not in ALLOWED:
             ALLOWED.add(id(code))
             ALLOWED_CODES.append(code)
+            if hook.is_library_file(code.co_filename):
+                hook.forget_code(code)          # it may have been met, and skipped, as a part of another
         function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
 
 
@@ -165,6 +167,7 @@ def checkpoint_uncompiled(function, inner, *rest):
 
 
 def target_for(function, code, context):
+    hook.remember(code)
     if code is CHECKPOINT:
         return checkpoint_uncompiled
     from .ch04_breaks.resume import original_code
@@ -172,7 +175,6 @@ def target_for(function, code, context):
         return False
     if marks.is_disabled(function) or code.co_name in EVALUATED:
         return None
-    hook.remember(code)
     state = FrameState(code, function.__globals__, context)
     state.cache = entries.EntryCache(
         code.co_name, lambda function, *args: on_miss(state, function, args),

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import minicompile
-from minicompile import driver, frames
+from minicompile import driver, frames, logs
 from minicompile.ch02_guards import codegen
 from minicompile.ch03_capture import capture, hook
 from minicompile.ch04_breaks import breaks, steps
@@ -582,6 +582,28 @@ def test_exceptions_through_compiled_frames():
                 type(eager.value.__cause__), type(eager.value.__context__)]
 
 
+def test_a_traceback_names_each_line_once():
+    def raises(x):
+        raise ValueError(1)
+
+    def broken(x):
+        y = x + 1
+        print(end="")
+        return raises(y)
+
+    def outer(x):
+        return broken(x)
+
+    def lines(function):
+        try:
+            function(torch.ones(2))
+        except ValueError as error:
+            entries = traceback.extract_tb(error.__traceback__)
+            return [(e.name.split("__resume")[0], e.lineno) for e in entries if e.filename == __file__]
+    compiled = minicompile.compile(outer, backend="eager")
+    assert lines(compiled) == lines(compiled) == lines(outer)
+
+
 def test_context_of_an_exception_raised_while_handling_another():
     def f(x):
         if x.shape[0] == 2:
@@ -600,6 +622,54 @@ def test_context_of_an_exception_raised_while_handling_another():
             compiled(torch.ones(2))
         except KeyError as error:
             assert error.__context__ is None
+
+
+def deprecated(x, message):
+    warnings.warn(message, FutureWarning, stacklevel=2)
+    return x + 1
+
+
+class Warns(torch.nn.Module):
+    def forward(self, x, k, broken):
+        warnings.warn(f"call {k}")
+        if broken:
+            print(end="")
+        x = deprecated(x, "inner")
+        try:
+            warnings.warn(DeprecationWarning("own"))
+        except DeprecationWarning as error:
+            return x * 3, str(error)
+        warnings.warn("of the caller", stacklevel=2)
+        warnings.warn("of nobody", stacklevel=100)
+        if k == 2:
+            warnings.warn("no category", int)
+        return x * 2, None
+
+
+@pytest.mark.parametrize("action", ["always", "default", "error", "module"])
+def test_warnings_come_from_the_line_that_gives_them(action):
+    def calls(function):
+        globals().pop("__warningregistry__", None)
+        seen = []
+        for k in (1, 1, 2):
+            for broken in (False, True):
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    if action == "module":
+                        warnings.filterwarnings("ignore", module=__name__)
+                    elif action != "always":
+                        warnings.simplefilter(action, DeprecationWarning)
+                    try:
+                        result = function(torch.ones(2), k, broken)
+                        seen += [result[0].tolist(), result[1]]
+                    except TypeError as error:
+                        seen.append(str(error))
+                seen += [(str(w.message), w.category, w.filename, w.lineno) for w in caught]
+        return seen
+    module = Warns()
+    for target in (module, module.forward):
+        minicompile.reset()
+        assert calls(minicompile.compile(target, backend="eager")) == calls(target)
 
 
 def test_locals_do_not_outlive_a_call():
@@ -834,6 +904,27 @@ def test_the_collector_and_weak_callbacks_while_compiling():
     assert ran and torch.equal(ran[0], chain(x))
 
 
+def test_a_backward_that_the_program_calls_is_not_captured():
+    """Which outputs have tangents is known when it runs: then, too, the compiler does not compile itself."""
+    def f(x):
+        a, b = (x * 2).exp(), x.sin().exp()
+        print(end="")
+        b.sum().backward()
+        return a
+    seen = []
+
+    def watch(kind, state=None, **data):
+        if state is not None:
+            seen.append(state.code.co_filename)
+    logs.watchers.append(watch)
+    try:
+        x = torch.ones(3, requires_grad=True)
+        minicompile.compile(f)(x)
+    finally:
+        logs.watchers.remove(watch)
+    assert set(seen) == {__file__} and close(x.grad, x.cos() * x.sin().exp())
+
+
 def test_reset_and_compile_while_a_compiled_function_runs():
     def f(x, again):
         y = x * 2
@@ -848,6 +939,27 @@ def test_reset_and_compile_while_a_compiled_function_runs():
     compiled = minicompile.compile(f, backend="eager")
     for _ in range(3):
         assert torch.equal(compiled(torch.ones(2), True), torch.full((2,), 3.0))
+
+
+def test_reset_forgets_every_code():
+    """And what was met as a part of the library, and skipped, is compiled when somebody asks for it."""
+    assert script("""
+        import torch, minicompile
+        from minicompile import driver
+        from minicompile.ch03_capture import hook
+        class Odd(torch.Tensor):
+            pass
+        def f(x):
+            return layer(x)
+        layer, x = torch.nn.Linear(2, 2), torch.ones(2).as_subclass(Odd)
+        codes = f.__code__, torch.nn.Linear.forward.__code__
+        minicompile.compile(f, backend="eager")(x)
+        print([len(hook.targets_of(code)) for code in codes])
+        minicompile.compile(layer, backend="aot_eager")(torch.ones(2))
+        print(driver.counters.graphs, len(hook.targets_of(codes[1])))
+        minicompile.reset()
+        print([hook.targets_of(code) for code in codes])
+    """) == "[1, 0]\n1 1\n[None, None]\n"
 
 
 def test_without_the_hook():

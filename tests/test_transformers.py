@@ -225,8 +225,9 @@ ALL = list(ARCHITECTURES)
 # One of each family, for every run of the tests
 FAST = ["bert", "gpt2", "llama", "mixtral", "bart", "vit", "resnet", "clip"]
 # These ask for the numbers in a tensor while they build the graph, or copy whole configurations
-BROKEN = {"deberta", "xlm", "longformer", "mamba", "m2m_100", "led", "wav2vec2", "hubert", "whisper", "vilt"}
+BROKEN = {"deberta", "xlm", "longformer", "mamba", "led", "wav2vec2", "hubert", "vilt"}
 # Their image size or block structure is fixed, or the sizes decide more than shapes
+TWO_LENGTHS = {"mamba2"}                 # a length that is a multiple of the chunk takes another branch than one that is padded
 ONE_SIZE = BROKEN | {"funnel", "nystromformer", "fnet", "xlnet"}
 
 
@@ -354,7 +355,7 @@ def check_eval(name, sizes, backend="eager"):
             kwargs = inputs(batch=batch, length=length)
             check_same(dict(leaves(compiled(**kwargs))), dict(leaves(model(**kwargs))))
             first = first or len(seen.graphs)
-    assert name in ONE_SIZE or len(seen.graphs) <= first + 2
+    assert name in ONE_SIZE or len(seen.graphs) <= first + 2 + (name in TWO_LENGTHS)
 
 
 SIZES = [(2, 9), (2, 12), (2, 14), (3, 11), (4, 10)]

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
+from .shapes import NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
 
@@ -35,9 +36,11 @@ class DataDependent(Unsupported):
 
 
 class FakeTensor(torch.Tensor):
-    """A tensor without data: `meta` has its shape, strides, dtype and storage; `device` is the pretence."""
+    """A tensor without data: `meta` has its shape, strides, dtype and storage; `device` is the pretence.
+    entered: it stands for a real tensor that is neither a leaf nor a view."""
 
     meta: torch.Tensor
+    entered = False
 
     @staticmethod
     def __new__(cls, meta: torch.Tensor, device: torch.device, requires_grad: bool = False):
@@ -259,10 +262,19 @@ def _kernel_refuses(func, flat, spec):
 # the strides of its result, and wrap it, or hand back the fake that an in-place operator was given.
 
 # %%
+NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
+# Their meta kernels answer with plain tensors
+QUANTIZING = {aten.quantize_per_tensor, aten.quantize_per_tensor_dynamic, aten.quantize_per_channel}
+
+
 def fake_call(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
+    if func in NUMBERS:
+        return answer_in_numbers(NUMBERS[func](args[0]))
     _check_data_dependent(func, args)
+    if func.overloadpacket in QUANTIZING:
+        raise Unsupported(f"{func} gives a quantized tensor")
     tensors: list[torch.Tensor] = []
 
     args, kwargs = settle_floats(func, args, kwargs)
@@ -298,7 +310,7 @@ def fake_call(func, args, kwargs):
         elif func in CPU_LAYOUTS and device.type == "cpu":
             out = CPU_LAYOUTS[func](out, *meta_args)
     except NotImplementedError as error:
-        if func.namespace not in ("aten", "prims", "minicompile"):
+        if func.namespace not in NAMESPACES:
             name = func.name().split(".")[0]
             raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its "
                               f"result is not known (torch.library.register_fake({name!r}) gives it "
@@ -310,8 +322,8 @@ def fake_call(func, args, kwargs):
     for schema, value in zip(func._schema.arguments, args):
         if schema.alias_info is not None and schema.alias_info.is_write:
             written |= {id(t.meta): t for t in pytree.tree_leaves(value) if isinstance(t, FakeTensor)}
-    if func._schema.name.startswith("aten::_foreach_"):     # the only writers that count versions themselves
-        torch.autograd.graph.increment_version(written.values())
+    if func._schema.name.startswith("aten::_foreach_") or func.namespace not in NAMESPACES:
+        torch.autograd.graph.increment_version(written.values())        # these count versions themselves
     for t in written.values():
         if t.shape != t.meta.shape or t.stride() != t.meta.stride():
             _take_over_metadata(t)
@@ -319,6 +331,8 @@ def fake_call(func, args, kwargs):
     def wrap(x):
         if not isinstance(x, torch.Tensor):
             return x
+        if x.layout is not torch.strided:
+            raise Unsupported(f"{func} gives a tensor of layout {x.layout}")
         return written[id(x)] if id(x) in written else FakeTensor(x, device)
 
     return pytree.tree_map(wrap, out)
@@ -471,6 +485,18 @@ def plain_tensors():
         yield
 
 
+class Enter(torch.autograd.Function):
+    """The identity, of a fake. What comes out is no leaf, so it may be written in place."""
+    @staticmethod
+    def forward(ctx, fake):
+        ctx.set_materialize_grads(False)
+        return FakeTensor(fake.meta, fake.device)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
 class FakeMode(DispatchMode):
     """Under this mode every operator runs on fakes. `from_real` converts."""
 
@@ -485,8 +511,8 @@ class FakeMode(DispatchMode):
         return fake_call(func, args, kwargs or {})
 
     def from_real(self, tensor: torch.Tensor, sizes: tuple | None = None) -> FakeTensor:
-        """The fake of a real tensor: same shape (or `sizes`, which may hold SymInts), strides, dtype, device
-        and requires_grad; always a leaf."""
+        """The fake of a real tensor: same shape (or `sizes`, which may hold SymInts), strides, dtype, device,
+        requires_grad and, but for views, is_leaf."""
         known = self._fakes.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
@@ -498,6 +524,11 @@ class FakeMode(DispatchMode):
             raise Unsupported("integers that require gradients (a copy from floats makes them) have no fake")
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
+            # Whether a view is a leaf is not asked: the answer would change what PyTorch notes about it
+            if not tensor._is_view() and not tensor.is_leaf:
+                with torch.enable_grad():
+                    fake = Enter.apply(fake)
+                    fake.entered = True
         self._fakes[id(tensor)] = (weakref.ref(tensor), fake)
         return fake
 

@@ -24,7 +24,7 @@ from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from .floats import Float
-from .shapes import at_run_time, is_symbolic
+from .shapes import at_run_time, is_symbolic, with_symbols
 from .symbolic import Expr
 
 
@@ -97,9 +97,9 @@ def map_args(fn: Callable[[Any], Any], args):
 def call_node(gm: fx.GraphModule, node: fx.Node, args, kwargs):
     """Evaluate one node on concrete arguments."""
     if node.op == "call_function":
-        return node.target(*args, **kwargs)
+        return with_symbols(node.target, *args, **kwargs)
     if node.op == "call_method":
-        return getattr(args[0], node.target)(*args[1:], **kwargs)
+        return with_symbols(getattr(args[0], node.target), *args[1:], **kwargs)
     if node.op == "get_attr":
         value = gm
         for name in node.target.split("."):

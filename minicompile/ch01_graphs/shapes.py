@@ -15,11 +15,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
+import re
+import threading
 from dataclasses import dataclass, field
 from typing import Callable
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
 from .floats import (Float, OPERATIONS, evaluate_float, float_operation, float_symbol, float_text, is_partial,
@@ -286,6 +290,10 @@ class FloatNode(Node):
     def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
 
 
+for _fn in (math.trunc, math.floor, math.ceil):
+    setattr(FloatNode, _fn.__name__, lambda self, fn=_fn: SizeNode(fn(self.guard_float()), self.env))
+
+
 def float_node(env: ShapeEnv, op: str, *operands) -> FloatNode:
     """The node of a float operation. Raises what Python raises for the present values."""
     e = float_operation(op, *kept_small(env, *operands))
@@ -339,3 +347,52 @@ def float_function(op: str) -> Callable:
 def is_symbolic(value) -> bool:
     """A number that is not known at compile time?"""
     return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+# %% [markdown]
+# Some operators are composed of others in C++, with sizes as plain numbers (`interpolate`, `lstm_cell`), and
+# ask a fake whose sizes are symbolic for them. Of many, PyTorch has a version in Python, which takes symbols:
+# such a call is made again, with these. If that asks as well, it gets the sizes at hand, and a guard fixes
+# them.
+
+# %%
+class NumbersNeeded(Exception):
+    """An operator asks for symbolic sizes as numbers."""
+
+
+aten = torch.ops.aten
+NUMBERS = {aten.size.default: lambda t: list(t.shape), aten.stride.default: lambda t: list(t.stride()),
+           aten.numel.default: torch.Tensor.numel, aten.storage_offset.default: torch.Tensor.storage_offset}
+_answering = threading.local()           # .now: whether they get them
+
+
+def answer_in_numbers(numbers):
+    if not getattr(_answering, "now", False):
+        raise NumbersNeeded
+    return pytree.tree_map(int, numbers)
+
+
+def with_symbols(function, *args, **kwargs):
+    """function(*args, **kwargs), where sizes of fakes may be symbolic."""
+    try:
+        return function(*args, **kwargs)
+    except (NumbersNeeded, RuntimeError) as error:
+        if not needs_numbers(error):
+            raise
+    try:
+        with torch._C._EnablePythonDispatcher():
+            return function(*args, **kwargs)
+    except (NumbersNeeded, RuntimeError) as error:
+        if not needs_numbers(error):
+            raise
+    _answering.now = True
+    try:
+        args, kwargs = pytree.tree_map_only(torch.SymInt, int, (args, kwargs))
+        return function(*args, **kwargs)
+    finally:
+        _answering.now = False
+
+
+def needs_numbers(error) -> bool:
+    return isinstance(error, NumbersNeeded) or bool(re.search(
+        "operator aten::.* does not exist|SymIntArrayRef expected to contain only concrete", str(error)))

@@ -167,9 +167,7 @@ def mul(a: Int, b: Int) -> Int:
             return a
         return _make({t: c * b for t, c in a.terms.items()}, a.const * b)
     terms: dict = {}
-    left = list(a.terms.items()) + ([((), a.const)] if a.const else [])
-    right = list(b.terms.items()) + ([((), b.const)] if b.const else [])
-    const = 0
+    left, right, const = _terms(a), _terms(b), 0
     for ta, ca in left:
         for tb, cb in right:
             t = tuple(sorted(ta + tb, key=_atom_key))
@@ -305,8 +303,34 @@ def _divide_terms(a: Expr, b: Int) -> tuple[Int, Int]:
     return (1, 0) if a == b else (0, a)
 
 
-def _common_divisor(a: Expr, b: int) -> int:
-    return math.gcd(b, a.const, *a.terms.values())
+def _without_common_factor(a: Int, b: Int) -> list[Int]:
+    """a and b, divided by what divides all of their terms: 8*s0*s1 + 4*s0 and 4*s0 become 2*s1 + 1 and 1."""
+    both = _terms(a), _terms(b)
+    number, common = math.gcd(*[c for terms in both for _, c in terms]), list(both[1][0][0])
+    for term in [t for terms in both for t, _ in terms]:
+        left = list(term)
+        common = [atom for atom in common if atom in left and left.remove(atom) is None]
+    if number == 1 and not common:
+        return [a, b]
+    return [_of_terms((_without(t, common), c // number) for t, c in terms) for terms in both]
+
+
+def _terms(e: Int) -> list:
+    """[(product of atoms, its number)], the constant last with an empty product."""
+    return [((), e)] if isinstance(e, int) else [*e.terms.items(), *([((), e.const)] if e.const else [])]
+
+
+def _of_terms(terms) -> Int:
+    terms = dict(terms)
+    const = terms.pop((), 0)
+    return _make(terms, const)
+
+
+def _without(term: tuple, atoms: list) -> tuple:
+    left = list(term)
+    for atom in atoms:
+        left.remove(atom)
+    return tuple(left)
 
 
 def floordiv(a: Int, b: Int) -> Int:
@@ -324,11 +348,10 @@ def floordiv(a: Int, b: Int) -> Int:
         return quotient
     if isinstance(rest, int):
         return add(quotient, floordiv(rest, b))
+    smaller, divisor = _without_common_factor(rest, b)
+    if divisor != b:
+        return add(quotient, floordiv(smaller, divisor))
     if isinstance(b, int):
-        g = _common_divisor(rest, b)
-        if g > 1:
-            rest = _make({t: c // g for t, c in rest.terms.items()}, rest.const // g)
-            return add(quotient, floordiv(rest, b // g))
         if len(rest.terms) == 1 and rest.const == 0:
             (term, c), = rest.terms.items()
             inner = term[0]
@@ -351,7 +374,7 @@ def mod(a: Int, b: Int) -> Int:
     if isinstance(rest, int):
         return mod(rest, b)
     if isinstance(b, int):
-        g = _common_divisor(rest, b)
+        g = math.gcd(b, *[c for _, c in _terms(rest)])
         if g > 1:
             rest = _make({t: c // g for t, c in rest.terms.items()}, rest.const // g)
             return mul(mod(rest, b // g), g)

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..errors import Unsupported
 from .fake import DispatchMode, FakeTensor, fake_call, settle_floats
 from .graph import call_node, graph_module, interpret
-from .shapes import expr_of, is_symbolic
+from .shapes import NUMBERS, answer_in_numbers, expr_of, is_symbolic
 
 aten = torch.ops.aten
 
@@ -88,6 +88,8 @@ class Recorder(DispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if func in NUMBERS:
+            return answer_in_numbers(NUMBERS[func](args[0]))
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])
         args, kwargs = settle_floats(func, args, kwargs)

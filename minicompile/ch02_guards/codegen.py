@@ -28,11 +28,11 @@ from dataclasses import dataclass, field
 import torch
 
 from . import guards as g
-from .sources import ConstantSource, FunctionSource, GlobalStateSource, LocalSource, Source, parameter_name
+from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import (Memo, is_stable, keys_read, path_to, refresh, root_of, things, varying_slots,
                      watched)
 
-FREE = (LocalSource, FunctionSource, ConstantSource)      # reading one is as cheap as reading a variable
+FREE = (LocalSource, ConstantSource)      # reading one is as cheap as reading a variable
 
 
 def frame_parameters(code) -> list[str]:
@@ -41,16 +41,6 @@ def frame_parameters(code) -> list[str]:
     count = (code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
              + bool(code.co_flags & inspect.CO_VARKEYWORDS))
     return [parameter_name(name) for name in code.co_varnames[:count]]
-
-
-def helpers() -> dict:
-    """Globals that the text of sources and guards may name."""
-    return {"__torch": torch, "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
-            "__class_has": g.class_has, "__function_has": g.function_has,
-            "__autocast_state": g.autocast_state,
-            "__torch_function_state": g.torch_function_state, "__global_hooks": g.global_hooks,
-            "__hooks": g.GLOBAL_HOOKS,
-            "__new_cell": types.CellType, "__builtins__": builtins, "__math": math}
 
 
 # %% [markdown]
@@ -232,6 +222,7 @@ def check_text(guards, inputs, written=()) -> CheckText:
         result.add_memo("__stable", write_stable, roots, len(roots), tuple(keys))
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
     result.lines = [*states.lines, *rest.lines]
+    is_stable.cache_clear()                                # its keys hold constants of the entry
     return result
 
 
@@ -278,9 +269,12 @@ def define(text: str, name: str, namespace: dict, what: str):
 
 
 def base_namespace(func_globals: dict) -> dict:
-    namespace = helpers()
-    namespace.update(__G=func_globals, __Miss=Miss, __Exception=Exception)
-    return namespace
+    """What the text of sources and guards may name."""
+    return {"__G": func_globals, "__Miss": Miss, "__Exception": Exception, "__torch": torch,
+            "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
+            "__class_has": g.class_has, "__function_has": g.function_has, "__hooks": g.GLOBAL_HOOKS,
+            "__new_cell": types.CellType, "__builtins__": builtins, "__math": math,
+            **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 
 
 # %%
@@ -314,24 +308,9 @@ def build_entry(guards, input_sources, code, func_globals, body: str, namespace:
 # ## Saying why
 #
 # The fast function only knows that something failed. The slow path evaluates guard after guard with the
-# very same conditions and stops at the first that does not hold.
+# very same conditions, written by an emitter that shares nothing, and stops at the first that does not hold.
 
 # %%
-class Plain:
-    """The emitter's interface without sharing: every source is its own full text."""
-
-    def __init__(self, namespace):
-        self.namespace = namespace
-
-    def __call__(self, value) -> str:
-        name = f"__g{len(self.namespace)}"
-        self.namespace[name] = value
-        return name
-
-    def read(self, source) -> str:
-        return source.text()
-
-
 def call_namespace(code, function, args, constants) -> dict:
     namespace = base_namespace(function.__globals__)
     namespace.update(zip(frame_parameters(code), args))
@@ -355,12 +334,13 @@ def failing_guard(guards, code, function, args, constants=()):
 def failing_guards(guards, code, function, args, constants=()):
     """(guard, explanation) of each guard that does not hold for this call."""
     namespace = call_namespace(code, function, args, constants)
+    emitter = Emitter(frozenset(), constants=namespace)
     for guard in guards:
         value = None
         try:
             if guard.source is not None:
                 value = namespace["__x"] = eval(guard.source.text(), namespace)
-            for condition in g.GUARD_KINDS[guard.kind](guard, "__x", Plain(namespace)):
+            for condition in g.GUARD_KINDS[guard.kind](guard, "__x", emitter):
                 if not eval(condition.text, namespace):
                     yield guard, in_users_words(condition.why(value), code)
                     break

@@ -90,12 +90,10 @@ def freeze(kind: str, expected):
     changes later."""
     if kind == "TENSOR_MATCH" and not isinstance(expected, TensorSpec):
         return TensorSpec.of(expected)
-    if kind == "MODULE_STRUCTURE" and not isinstance(expected, ModuleSpec):
-        return ModuleSpec.of(expected)
     if kind == "FUNCTION_CODE":
         return getattr(expected, "__code__", expected)
-    if kind in STATE_KINDS and expected is None:
-        return read_state(STATE_KINDS[kind])
+    if kind in STATE and expected is None:
+        return STATE[kind]()
     return expected
 
 
@@ -108,8 +106,8 @@ class GuardSet:
         """Record one fact. Raises KeyError on an unknown kind."""
         if kind not in GUARD_KINDS:
             raise KeyError(f"unknown guard kind {kind!r}")
-        if source is None and kind in STATE_KINDS:
-            source = GlobalStateSource(STATE_KINDS[kind])
+        if source is None and kind in STATE:
+            source = GlobalStateSource(kind)
         expected = freeze(kind, expected)
         key = (source, kind, identity_key(expected))
         if key not in self.guards:
@@ -131,7 +129,6 @@ class GuardSet:
 
 # %%
 GUARD_KINDS: dict[str, Callable] = {}
-STATE_KINDS: dict[str, str] = {}
 
 
 def guard(kind: str):
@@ -159,10 +156,9 @@ def name_of(expected, const) -> str:
 @guard("ID_MATCH")
 def id_match(g, x, const):
     expected = weakly(g.expected)
-    why = lambda v: f"{g.source} is another object: {short(v)}"
-    if isinstance(expected, weakref.ref):
-        return [Condition(f"{x} is not None and {x} is {const(expected)}()", why)]
-    return [Condition(f"{x} is {const(expected)}", why)]
+    alive = f"{x} is not None and " if isinstance(expected, weakref.ref) else ""
+    return [Condition(f"{alive}{x} is {name_of(expected, const)}",
+                      lambda v: f"{g.source} is another object: {short(v)}")]
 
 
 def weak_identities(guards) -> GuardSet:
@@ -337,7 +333,7 @@ class ModuleSpec:
 
 @guard("MODULE_STRUCTURE")
 def module_structure(g, x, const):
-    """expected: a ModuleSpec (`add` takes a module too). The class, the names of children, and the absence
+    """expected: a ModuleSpec. The class, the names of children, and the absence
     of hooks."""
     spec, d, module = g.expected, const.read(InstanceDictSource(g.source)), f"module {g.source}"
     result = [Condition(f"type({x}) is {name_of(weakly(spec.type), const)}",
@@ -380,14 +376,14 @@ PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)       # classes without behavio
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """What a graph assumes about one tensor. `stride` is a tuple (a `stride_pattern` if sizes may vary),
-    "contiguous", "channels_last", or None when the layout is not strided. `dynamic_dims` are the dimensions
-    whose size may vary (but stays above 1)."""
+    """What a graph assumes about one strided tensor. `stride` is a tuple (a `stride_pattern` if sizes may
+    vary), "contiguous" or "channels_last". `dynamic_dims` are the dimensions whose size may vary (but stays
+    above 1)."""
     type: type
     dtype: torch.dtype
     device: torch.device
     shape: tuple
-    stride: tuple | str | None
+    stride: tuple | str
     requires_grad: bool
     is_conj: bool = False
     is_neg: bool = False
@@ -396,18 +392,15 @@ class TensorSpec:
 
     @staticmethod
     def of(t: torch.Tensor, dynamic_dims=()) -> "TensorSpec":
-        strided = t.layout is torch.strided
-        stride = tuple(t.stride()) if strided else None
-        dynamic_dims = frozenset(dynamic_dims)
-        if strided and t.is_contiguous():
+        stride, dynamic_dims = tuple(t.stride()), frozenset(dynamic_dims)
+        if t.is_contiguous():
             stride = "contiguous"
         elif dynamic_dims and t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last):
             stride = "channels_last"
-        elif dynamic_dims and strided:
+        elif dynamic_dims:
             stride = stride_pattern(t, dynamic_dims)
         return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(),
-                          t.is_neg(),
-                          t.is_inference(), dynamic_dims)
+                          t.is_neg(), t.is_inference(), dynamic_dims)
 
 
 # %%
@@ -435,17 +428,15 @@ def tensor_match(g, x, const):
     if isinstance(s.stride, str):
         layout = "" if s.stride == "contiguous" else f"memory_format=__torch.{s.stride}"
         condition(f"{x}.is_contiguous({layout})", "stride", s.stride, lambda v: v.stride())
-    elif s.stride is not None and s.dynamic_dims:
+    elif s.dynamic_dims:
         for d, pattern in enumerate(s.stride):
             base, dims = (pattern, ()) if isinstance(pattern, int) else pattern
             text = " * ".join([str(base), *(f"{x}.size({i})" for i in dims)])
             if s.shape[d] != 1 or d in s.dynamic_dims:
                 condition(f"{x}.stride({d}) == {text}", "stride", text.replace("__x", ""),
                           lambda v: v.stride())
-    elif s.stride is not None:
-        condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
     else:
-        condition(f"{x}.layout is not __torch.strided", "layout", "not strided", lambda v: v.layout)
+        condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
     condition(f"{x}.device == {const(s.device)}", "device", s.device, lambda v: v.device)
     condition(f"{x}.requires_grad is {bool(s.requires_grad)}", "requires_grad", s.requires_grad,
               lambda v: v.requires_grad)
@@ -474,8 +465,9 @@ def shape_mismatch(name, spec, value) -> str:
 
 
 # %% [markdown]
-# Two arguments may be the *same* tensor. A graph traced with two different ones reads the second after
-# writing the first and sees no change, so identity among arguments is part of what was assumed.
+# Two arguments may be the *same* tensor, or the same list. A graph traced with two different ones reads the
+# second after writing the first and sees no change, so identity among what was found is part of what was
+# assumed: for tensors and objects of a class of which one was written to, or that the program told apart.
 # `NOT_ALIASED` takes one other source or a tuple of them; all are compared at once by the size of a set.
 
 # %%
@@ -550,43 +542,26 @@ def global_hooks() -> tuple:
 
 GLOBAL_HOOKS = tuple(vars(torch.nn.modules.module)["_global" + name] for name in HOOK_DICTS)
 
-# The usual states, tested without building a tuple: these run on every compiled call.
-FAST_STATES = {"global_hooks": {(): "not (__hooks[0] or __hooks[1] or __hooks[2] or __hooks[3])"},
-               "autocast": {(): "not __torch._C._is_any_autocast_enabled()"},
-               "torch_function": {(True, (), 0, False):
-                                  "__torch._C._is_torch_function_enabled() and not ("
-                                  "__torch._C._len_torch_function_stack() or "
-                                  "__torch._C._len_torch_dispatch_stack() or "
-                                  "__torch._C._are_functorch_transforms_active())"}}
+# A guard for each state, compared with what is read at the beginning of the trace
+STATE = {"GRAD_MODE": torch.is_grad_enabled, "INFERENCE_MODE": torch.is_inference_mode_enabled,
+         "DEFAULT_DTYPE": torch.get_default_dtype,
+         "DETERMINISTIC": torch.are_deterministic_algorithms_enabled, "AUTOCAST": autocast_state,
+         "TORCH_FUNCTION": torch_function_state, "GLOBAL_HOOKS": global_hooks}
+
+# The usual values of some, tested without building a tuple: these run on every compiled call
+USUAL = {("GLOBAL_HOOKS", ()): "not (__hooks[0] or __hooks[1] or __hooks[2] or __hooks[3])",
+         ("AUTOCAST", ()): "not __torch._C._is_any_autocast_enabled()",
+         ("TORCH_FUNCTION", (True, (), 0, False)):
+         "__torch._C._is_torch_function_enabled() and not (__torch._C._len_torch_function_stack() or "
+         "__torch._C._len_torch_dispatch_stack() or __torch._C._are_functorch_transforms_active())"}
 
 
-def read_state(kind: str):
-    """The current value behind a GlobalStateSource."""
-    return {"grad_mode": torch.is_grad_enabled, "inference_mode": torch.is_inference_mode_enabled,
-            "default_dtype": torch.get_default_dtype,
-            "deterministic": torch.are_deterministic_algorithms_enabled,
-            "autocast": autocast_state, "torch_function": torch_function_state,
-            "global_hooks": global_hooks}[kind]()
+def state_match(g, x, const):
+    """expected: a value that `STATE` gave (`add` without one takes the state of the moment)."""
+    e = g.expected
+    plain = e if isinstance(e, bool) else const(e)
+    text = f"{x} is {plain}" if isinstance(e, (bool, torch.dtype)) else f"{x} == {plain}"
+    return [Condition(USUAL.get((g.kind, e), text), lambda v: changed(g.source, e, v))]
 
 
-def register_state(kind: str, state: str):
-    STATE_KINDS[kind] = state
-
-    @guard(kind)
-    def state_match(g, x, const):
-        """expected: a value that `read_state` gave (`add` without one takes the state of the moment)."""
-        e = g.expected
-        why = lambda v: changed(state.replace("_", " "), e, v)
-        if e in FAST_STATES.get(state, {}):
-            return [Condition(FAST_STATES[state][e], why)]
-        if isinstance(e, (bool, torch.dtype)):
-            return [Condition(f"{x} is {const(e) if isinstance(e, torch.dtype) else e}", why)]
-        return [Condition(f"{x} == {const(e)}", why)]
-
-
-for _kind, _state in {"GRAD_MODE": "grad_mode", "INFERENCE_MODE": "inference_mode",
-                      "DEFAULT_DTYPE": "default_dtype",
-                      "DETERMINISTIC": "deterministic", "AUTOCAST": "autocast",
-                      "TORCH_FUNCTION": "torch_function", "GLOBAL_HOOKS": "global_hooks"}.items():
-    register_state(_kind, _state)
-
+GUARD_KINDS.update(dict.fromkeys(STATE, state_match))

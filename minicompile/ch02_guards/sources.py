@@ -3,14 +3,17 @@
 #
 # A compiled graph is correct only for the world it was traced in: this dtype, that attribute, those two
 # lists of equal length. To check tomorrow what was true today, the compiler must remember *how it reached*
-# each value. That access path is a **source**. `self.blocks[2].ln.weight` is
+# each value. That access path is a **source**. `self.norm1.bias` is
 #
-#     ModuleAttr(ModuleAttr(Item(ModuleAttr(Local("self"), "_modules", "blocks"), 2), ...), "_parameters",
-# "weight")
+#     ModuleAttrSource(ModuleAttrSource(LocalSource("self"), "_modules", "norm1"), "_parameters", "bias")
 #
-# A source does one thing: it writes itself as Python text. The text is valid inside a generated function
-# whose parameters are the frame's own arguments. So a source serves twice: a guard reads the value again to
-# compare it, and the compiled function reads it again to feed it to the graph.
+# A source does one thing: it writes itself as Python text. For this one that is
+#
+#     self.__dict__['_modules']['norm1'].__dict__['_parameters']['bias']
+#
+# The text is valid inside a generated function whose parameters are the frame's own arguments. So a source
+# serves twice: a guard reads the value again to compare it, and the compiled function reads it again to feed
+# it to the graph.
 #
 # The real torch.compile has the same idea with about forty source classes. A dozen are enough here, because
 # every class only has to say what its base is and what is appended to the base's text.
@@ -19,6 +22,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 
@@ -81,14 +85,6 @@ class GlobalSource(Source):
 
 
 @dataclass(frozen=True)
-class FunctionSource(Source):
-    """The function object whose frame was captured."""
-
-    def parts(self):
-        return None, "__F"
-
-
-@dataclass(frozen=True)
 class ClosureCellSource(Source):
     """The cell itself, for code that hands it on."""
     index: int
@@ -100,19 +96,26 @@ class ClosureCellSource(Source):
 # %%
 @dataclass(frozen=True)
 class ConstantSource(Source):
-    """An object owned by the entry: it cannot change, so it needs no guard. Compared by its index in
-    `__K`."""
+    """An object owned by the entry: it cannot change, so it needs no guard. Another trace may give the same
+    object another index in `__K`, so what counts is the object."""
     index: int
     value: Any = None
 
     def parts(self):
         return None, f"__K[{self.index}]"
 
+    def name(self):
+        if isinstance(self.value, ModuleType):
+            return self.value.__name__
+        if type(self.value) is dict and "__name__" in self.value:
+            return f"globals() of {self.value['__name__']}"
+        return super().name()
+
     def __eq__(self, other):
-        return type(other) is ConstantSource and self.index == other.index
+        return type(other) is ConstantSource and self.value is other.value
 
     def __hash__(self):
-        return hash(("constant", self.index))
+        return id(self.value)
 
 
 @dataclass(frozen=True)
@@ -121,21 +124,10 @@ class GlobalStateSource(Source):
     kind: str
 
     def parts(self):
-        return None, GLOBAL_STATE_TEXT[self.kind]
+        return None, f"__{self.kind.lower()}()"
 
     def name(self):
-        return self.kind.replace("_", " ")
-
-
-GLOBAL_STATE_TEXT = {
-    "grad_mode": "__torch.is_grad_enabled()",
-    "inference_mode": "__torch.is_inference_mode_enabled()",
-    "default_dtype": "__torch.get_default_dtype()",
-    "deterministic": "__torch.are_deterministic_algorithms_enabled()",
-    "autocast": "__autocast_state()",
-    "torch_function": "__torch_function_state()",
-    "global_hooks": "__global_hooks()",
-}
+        return self.kind.lower().replace("_", " ")
 
 
 # %% [markdown]

@@ -189,9 +189,15 @@ def things(guard, varying: frozenset = frozenset()) -> list[Source] | None:
     if kind in ("ID_MATCH", "TENSOR_MATCH", "TUPLE_LENGTH") \
             or kind == "CONSTANT_MATCH" and type(guard.expected) in FIXED:
         return path_to(source)
-    if kind == "ALIASED" and is_stable(guard.expected, varying):
-        return [*path_to(source), *path_to(guard.expected)]
+    if kind in ("ALIASED", "NOT_ALIASED"):
+        stable = all(is_stable(other, varying) for other in others(guard))
+        return [thing for s in (source, *others(guard)) for thing in path_to(s)] if stable else None
     return None
+
+
+def others(guard) -> tuple:
+    """The further sources of ALIASED and NOT_ALIASED."""
+    return guard.expected if isinstance(guard.expected, tuple) else (guard.expected,)
 
 
 def structure(guard) -> list[str]:
@@ -245,8 +251,9 @@ def keys_read(guards, sources) -> dict[Source, set | None]:
     for guard in guards:
         if guard.kind == "NO_KEY":
             add(guard.source.base, guard.expected)
-        elif guard.kind == "ALIASED":
-            follow(guard.expected)
+        elif guard.kind in ("ALIASED", "NOT_ALIASED"):
+            for source in others(guard):
+                follow(source)
         elif guard.kind == "MODULE_STRUCTURE":
             for name in structure(guard):
                 add(guard.source, name)

@@ -22,7 +22,7 @@ from ..ch02_guards.guards import CHILD_DICTS
 from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource)
 from .interpreter import (
-    PYTHON, Tracer, call, constant_source, guard, is_library, touch, unless_raised, unsupported)
+    PYTHON, Tracer, call, constant_source, guard, touch, unless_raised, unsupported)
 from .tensors import tensor_attribute
 from .values import (
     CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE,
@@ -39,7 +39,12 @@ def get_attribute(tx: Tracer, value: Value, name: str) -> Value:
     handler = GETATTR.get(type(value))
     if handler is None:
         unsupported(tx, f"the attribute {name} of {describe(value)}")
-    return handler(tx, value, name)
+    try:
+        return handler(tx, value, name)
+    except UserError as error:
+        if issubclass(error.exc.cls, AttributeError) and not {"name", "obj"} & error.exc.attrs.keys():
+            error.exc.attrs.update(name=Const(value=name), obj=value)
+        raise
 
 
 def has_attribute(tx: Tracer, value: Value, name: str) -> bool:
@@ -64,12 +69,25 @@ ANSWERS = {"__int__": int, "__index__": int, "__len__": int, "__hash__": int, "_
            "__float__": float, "__complex__": complex, "__str__": str, "__repr__": str, "__format__": str}
 
 
-SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else None
+SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) else ""
 
 
-def no_attribute(value_cls, name, more=""):
+def no_attribute(value_cls, name, more=None):
+    """more: words that follow when the attribute cannot be written; before 3.13 that error has no `name`."""
+    named = Const(value=name) if PYTHON >= (3, 13) else NONE
     user_error(AttributeError, f"'{value_cls.__name__}' object has no attribute '{name}'{more or ''}",
-               name=NONE if more is None else Const(value=name))
+               **({} if more is None else {"name": named}))
+
+
+def no_accessor(cls, name, kind):
+    user_error(AttributeError, f"property {name!r} of {cls.__qualname__!r} object has no {kind}er")
+
+
+def empty_slot(cls, name):
+    """What reading a slot without a value raises."""
+    full = cls.__qualname__ if cls.__module__ == "__main__" else f"{cls.__module__}.{cls.__qualname__}"
+    called = cls.__name__ if PYTHON < (3, 13) else full
+    user_error(AttributeError, f"'{called}' object has no attribute '{name}'")
 
 
 # %% [markdown]
@@ -97,7 +115,8 @@ def found_attribute(tx, obj, name):
     if name in obj.attrs:
         found = obj.attrs[name]
         if found is DELETED:
-            no_attribute(obj.cls, name)
+            slot = isinstance(lookup(obj.cls, name), types.MemberDescriptorType)
+            (empty_slot if slot else no_attribute)(obj.cls, name)
         obj.attrs[name] = found = realize(tx, found)         # what a copy took over may be waiting
         return found
     real = obj.real
@@ -121,12 +140,12 @@ def instance_attribute(tx, obj, name, found):
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
         if real is NEW or not hasattr(real, name):
             guard(tx, obj.source, "NO_ATTR", name)
-            no_attribute(obj.cls, name)
+            empty_slot(obj.cls, name)
         return wrap(tx, getattr(real, name), at)
     if name == "__dict__":
         return instance_dict(tx, obj)
     if found is not MISSING and python_method(kind, "__set__"):
-        return bind_unless_shadowed(tx, obj, name, found, at)
+        return bind_attribute(tx, obj, name, found, at)
     fields = getattr(real, "__dict__", None) if real is not NEW else None
     if fields is not None and name in fields:
         # Cheaper to read than through __getattr__
@@ -170,7 +189,7 @@ def bind_attribute(tx, obj, name, found, at=None):
     if kind is types.FunctionType:
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
     if kind is property:
-        return call(tx, wrap(tx, found.fget), [obj]) if found.fget is not None else no_attribute(cls, name)
+        return call(tx, wrap(tx, found.fget), [obj]) if found.fget else no_accessor(cls, name, "gett")
     if kind is staticmethod:
         return wrap(tx, found.__func__)
     if kind is classmethod:
@@ -251,22 +270,19 @@ def module_dict(tx, obj, kind):
 # %% [markdown]
 # ## Classes, Python modules, functions
 #
-# Attributes of the program's modules and classes may be rebound between calls and are guarded; those of torch
-# and of the standard library are taken for granted.
+# Attributes of Python modules and of the program's classes may be rebound between calls, by a test that
+# patches `torch.nn.functional.linear` or a program that sets `torch.backends.cudnn.benchmark`, and are
+# guarded. It costs little: the dictionary of a Python module is rarely written (`stable.py` in chapter 2).
 
 # %%
 def python_module_attribute(tx, obj, name):
-    real = obj.real
+    real, at = obj.real, constant_source(tx, obj.real)
     if not hasattr(real, name):
+        guard(tx, InstanceDictSource(at), "NO_KEY", name)
         user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
-    if (real.__name__, name) in PROCESS_STATE:
-        return wrap(tx, getattr(real, name), AttrSource(constant_source(tx, real), name))
-    file = getattr(real, "__file__", None) or ("<frozen" if in_library(real) else "")
-    library = is_library(file)
-    return wrap(tx, getattr(real, name), None if library else part(AttrSource, obj.source, name))
-
-
-PROCESS_STATE = {("sys", "stdout"), ("sys", "stderr"), ("sys", "stdin"), ("sys", "argv"), ("os", "environ")}
+    plain = type(real) is types.ModuleType and name in vars(real)
+    return wrap(tx, getattr(real, name),
+                ItemSource(InstanceDictSource(at), name) if plain else AttrSource(at, name))
 
 
 LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")
@@ -320,10 +336,17 @@ def bind_to_class(tx, obj, found):
 def metaclass_attribute(tx, obj, name):
     """What a class gets from its metaclass, and everything of an Enum."""
     cls, found = obj.real, lookup(type(obj.real), name)
+    fallback = python_method(type(cls), "__getattr__") if found is MISSING else None
+    if fallback and not isinstance(cls, enum.EnumMeta):
+        return call(tx, wrap(tx, fallback), [obj, Const(value=name)])
     if not hasattr(cls, name):
         guard(tx, obj.source, "NO_ATTR", name)
         user_error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
-    return bind_attribute(tx, obj, name, found) if in_python(found) else wrap(tx, getattr(cls, name))
+    if in_python(found):
+        return bind_attribute(tx, obj, name, found)
+    plain = found is not MISSING and not hasattr(type(found), "__get__")
+    plain = plain and not isinstance(cls, enum.EnumMeta)
+    return part_of_class(tx, type(cls), name, found) if plain else wrap(tx, getattr(cls, name))
 
 
 def in_python(found) -> bool:
@@ -369,7 +392,7 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     if type(obj) in (FuncVal, PartialVal) and obj.source is None and value is not None and name not in fixed:
         obj.attrs[name] = value
         return
-    if type(obj) is ExcVal and value is not None and obj.real is None:
+    if type(obj) is ExcVal and value is not None:
         return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.made_classes:
         from .classes import set_class_attribute
@@ -404,7 +427,7 @@ def store_attribute(tx, obj, name, value):
     if type(found) is property:
         setter = found.fdel if value is None else found.fset
         if setter is None:
-            user_error(AttributeError, f"property '{name}' of '{obj.cls.__name__}' object has no setter")
+            no_accessor(obj.cls, name, "delet" if value is None else "sett")
         call(tx, wrap(tx, setter), [obj, *arguments])
         return
     hook = python_method(type(found), "__delete__" if value is None else "__set__")
@@ -417,8 +440,10 @@ def store_attribute(tx, obj, name, value):
         unsupported(tx, f"assigning {name}")
     own = name in obj.attrs or obj.real is not NEW and (
         type(found) is types.MemberDescriptorType or name in getattr(obj.real, "__dict__", ()))
-    if value is None and not (has_attribute(tx, obj, name) and own):
-        no_attribute(obj.cls, name)
+    if value is None and not (own and has_attribute(tx, obj, name)):
+        if type(found) is types.MemberDescriptorType:
+            user_error(AttributeError, name, name=NONE)
+        no_attribute(obj.cls, name, "")
     if found is MISSING and not obj.cls.__dictoffset__ and value is not None and obj.cls is not object:
         no_attribute(obj.cls, name, SLOTS_ONLY)
     if value is None and obj.real is NEW:
@@ -433,9 +458,9 @@ def store_attribute(tx, obj, name, value):
 def set_module_attribute(tx, obj, name, value):
     """nn.Module.__setattr__ sorts values into three dictionaries. Buffers and plain attributes are simple;
     replacing a parameter or a child changes the structure that guards describe."""
-    if obj.real is NEW:
+    fields = {} if obj.real is NEW else obj.real.__dict__
+    if "_parameters" not in fields:
         return set_new_module_attribute(tx, obj, name, value)
-    fields = obj.real.__dict__
     structural = name in fields["_parameters"] or name in fields["_modules"]
     adds = isinstance(value, TensorVal) and isinstance(value.real, torch.nn.Parameter) \
         or isinstance(value, ObjVal) and isinstance(value.real, torch.nn.Module)
@@ -448,7 +473,8 @@ def set_module_attribute(tx, obj, name, value):
 
 
 def set_new_module_attribute(tx, obj, name, value):
-    """The same for a module that the trace itself has made, such as a loss: nothing guards its structure."""
+    """The same for a module that the trace itself has made, such as a loss, or whose `__init__` it runs:
+    nothing guards its structure."""
     cls = class_of(value) if value is not None else type(None)
     known = [kind for kind in CHILD_DICTS if kind in obj.attrs and name in obj.attrs[kind].items]
     kind = next((k for k, c in (("_modules", torch.nn.Module), ("_parameters", torch.nn.Parameter))

@@ -32,13 +32,12 @@ def binder_code(code) -> types.CodeType:
     parameters += ["*" + name for name in star] or (["*"] if keyword_only else [])
     parameters += [*keyword_only, *("**" + name for name in more)]
     order = "".join(name + ", " for name in (*plain, *keyword_only, *star, *more))
-    made = eval(f"lambda {', '.join(parameters)}: ({order})", {}).__code__
-    return made.replace(co_name=code.co_name, co_qualname=code.co_qualname)         # for messages
+    return eval(f"lambda {', '.join(parameters)}: ({order})", {}).__code__
 
 
-def bind(code, defaults: tuple | None, kwdefaults: dict | None, args, kwargs) -> tuple:
+def bind(code, defaults: tuple | None, kwdefaults: dict | None, args, kwargs, name=None) -> tuple:
     """The arguments of a call in the order of the frame's variables; TypeError, in Python's words, if they
-    do not fit."""
+    do not fit. name: the function's `__qualname__`, if that is not the code's."""
     binder = types.FunctionType(binder_code(code), {}, code.co_name, defaults)
-    binder.__kwdefaults__ = kwdefaults
+    binder.__kwdefaults__, binder.__qualname__ = kwdefaults, name or code.co_qualname
     return binder(*args, **kwargs)

@@ -13,30 +13,26 @@ import functools
 import inspect
 import itertools
 import math
-import operator
 import pdb
 import sys
 import types
-import typing
 
 import torch
 
-from ..errors import SkipFrame
 from .attributes import (
-    get_attribute, has_attribute, module_child, set_attribute, set_module_attribute, special)
+    get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special)
 from .calls import HANDLED, handles
-from .interpreter import call, location, unsupported
+from .interpreter import call, plain_python, unsupported
 from .iterate import length, next_value, unless_raised, unpack, values_of
 from .methods import dict_update, items_of_set, result_of, sort_values, stop_iteration
 from .opcodes import read_cell, read_local
 from .operations import (
-    BINARY, COMPARE, METHODS, as_python, binary, compare, contains, delete_item, fold, get_item, identical,
-    python_operator, set_item, specialize, truth, unary, user_errors)
+    METHODS, as_python, binary, compare, fold, get_item, identical, specialize, truth, unary, user_errors)
 from .tensors import emit, emit_float
 from .values import (
-    BuiltinVal, CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE,
-    ObjVal, PartialVal, SetVal, SliceVal, SuperVal, SymVal, TensorVal, TupleVal, boolean, class_of, describe,
-    lookup, python_method, user_error)
+    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal,
+    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, class_of, describe,
+    is_class, lookup, python_method, user_error)
 from .wrap import guard_keys, wrap
 
 ZERO, EMPTY = Const(value=0), TupleVal()
@@ -155,6 +151,8 @@ def text_handler(function, methods):
                 text = special(tx, value, method)
                 if text is not None:
                     return text
+                if lookup(value.cls, method) is not getattr(object, method):         # written in C
+                    break
         if len(args) == 1 and type(value) in (ListVal, TupleVal, DictVal):
             return fold_text(tx, function, args, kwargs)
         return fold(tx, function, args, kwargs)
@@ -238,7 +236,7 @@ def to_format(tx, value, spec=Const(value="")):
     if type(value) is not ObjVal:
         return text_handler(format, ())(tx, value, spec)
     if not identical(spec, Const(value="")) and not python_method(value.cls, "__format__"):
-        unsupported(tx, "format() of an object")
+        return fold(tx, format, [value, spec], reason="format() of an object")
     return special(tx, value, "__format__", spec) or HANDLED[str](tx, value)
 
 
@@ -247,7 +245,7 @@ def folded(function):
     return lambda tx, *args, **kwargs: fold(tx, function, args, kwargs)
 
 
-for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans, inspect.isclass, issubclass):
+for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans, issubclass):
     HANDLED[_function] = folded(_function)
 
 
@@ -291,6 +289,8 @@ def rounded(tx, value, digits=None):
 
 @handles(sum)
 def total(tx, items, start=ZERO):
+    if class_of(start) in (str, bytes, bytearray):
+        unsupported(tx, "sum() of strings")
     return functools.reduce(lambda a, b: binary(tx, "+", a, b), values_of(tx, items), start)
 
 
@@ -307,6 +307,8 @@ def divided(tx, a, b):
 
 def extreme(symbol):
     def handler(tx, *items, key=NONE, default=None):
+        if len(items) != 1 and (default is not None or not items):
+            unsupported(tx, "min() or max() with arguments that do not fit")
         items = unpack(tx, items[0]) if len(items) == 1 else items
         if not items:
             return default or fold(tx, min if symbol == "<" else max, [TupleVal()])      # raises
@@ -397,7 +399,8 @@ def accumulated(tx, items, function=NONE, *, initial=None):
 
 @handles(itertools.islice)
 def sliced(tx, items, *bounds):
-    return IterVal(it=itertools.islice(values_of(tx, items), *(b.value for b in bounds)))
+    with user_errors():
+        return IterVal(it=itertools.islice(values_of(tx, items), *(b.value for b in bounds)))
 
 
 HANDLED.update({
@@ -425,7 +428,8 @@ def combinatoric(function):
     """`itertools.combinations(items, 2)`: whole numbers are passed on, everything else is unpacked."""
     def handler(tx, *args, **kwargs):
         plain = [a.value if type(a) is Const and type(a.value) is int else unpack(tx, a) for a in args]
-        return rows(tx, function(*plain, **{k: v.value for k, v in kwargs.items()}))
+        with user_errors():
+            return rows(tx, function(*plain, **{k: v.value for k, v in kwargs.items()}))
     return handler
 
 
@@ -440,18 +444,32 @@ for _function in (itertools.product, itertools.combinations, itertools.permutati
 # %%
 @handles(isinstance)
 def is_instance(tx, value, classes):
+    if type(classes) is TupleVal:
+        return boolean(any(is_instance(tx, value, cls) is TRUE for cls in unpack(tx, classes)))
     classes = as_python(tx, classes)
-    real = getattr(value, "real", None)
-    if type(value) in (TensorVal, ObjVal) and real is not None and real is not NEW:
-        return boolean(isinstance(real, classes))
-    return boolean(issubclass(class_of(value), classes))
+    own, real = python_method(type(classes), "__instancecheck__"), getattr(value, "real", None)
+    if own and not in_library(sys.modules[own.__module__]) and class_of(value) is not classes:
+        return boolean(truth(tx, call(tx, wrap(tx, own), [wrap(tx, classes), value])))
+    try:
+        if type(value) in (TensorVal, ObjVal) and real is not None and real is not NEW:
+            return boolean(isinstance(real, classes))
+        return boolean(issubclass(class_of(value), classes))
+    except TypeError:
+        unsupported(tx, "isinstance() with a second argument that does not tell")
 
 
 @handles(getattr)
 def get(tx, value, name, default=None):
+    name = attribute_name(name)
     if default is None:
-        return get_attribute(tx, value, name.value)
-    return unless_raised(AttributeError, lambda: get_attribute(tx, value, name.value)) or default
+        return get_attribute(tx, value, name)
+    return unless_raised(AttributeError, lambda: get_attribute(tx, value, name)) or default
+
+
+def attribute_name(name) -> str:
+    if type(name.value) is not str:
+        user_error(TypeError, f"attribute name must be string, not '{class_of(name).__name__}'")
+    return name.value
 
 
 @handles(super)
@@ -460,9 +478,14 @@ def make_super(tx, cls=None, obj=None):
     if cls is None:
         frame = tx.frames[-1]
         cls = read_cell(tx, frame.locals["__class__"], "__class__")
-        obj = read_local(tx, frame, frame.code.co_varnames[0])
+        first = frame.code.co_varnames[:frame.code.co_argcount][:1]
+        obj = read_local(tx, frame, *first) if first and first[0] in frame.locals else None
         if type(obj) is CellVal:
             obj = read_cell(tx, obj, "self")
+    fits = obj is not None and (issubclass(class_of(obj), cls.real) or is_class(obj) and issubclass(
+        obj.real, cls.real))
+    if not fits:
+        unsupported(tx, "super() without an object of its class")
     return SuperVal(cls=cls.real, self=obj)
 
 
@@ -477,10 +500,11 @@ def make_mapping_proxy(tx, mapping):
 
 HANDLED.update({
     callable: lambda tx, value: boolean(lookup(class_of(value), "__call__") is not MISSING),
-    hasattr: lambda tx, value, name: boolean(has_attribute(tx, value, name.value)),
-    setattr: lambda tx, value, name, new: set_attribute(tx, value, name.value, new),
-    delattr: lambda tx, value, name: set_attribute(tx, value, name.value, None),
-    vars: lambda tx, value: get_attribute(tx, value, "__dict__"),
+    hasattr: lambda tx, value, name: boolean(has_attribute(tx, value, attribute_name(name))),
+    setattr: lambda tx, value, name, new: set_attribute(tx, value, attribute_name(name), new),
+    delattr: lambda tx, value, name: set_attribute(tx, value, attribute_name(name), None),
+    vars: lambda tx, value: unless_raised(AttributeError, lambda: get_attribute(
+        tx, value, "__dict__")) or unsupported(tx, "vars() of what has no __dict__"),
     object: lambda tx: ObjVal(real=NEW, cls=object),
     object.__new__: lambda tx, cls, *args, **kwargs: ObjVal(real=NEW, cls=cls.real),
     torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(
@@ -489,7 +513,6 @@ HANDLED.update({
     types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
     types.SimpleNamespace: lambda tx, **attributes: ObjVal(
         real=NEW, cls=types.SimpleNamespace, attrs=attributes),
-    typing.cast: lambda tx, cls, value: value,
 })
 
 
@@ -521,51 +544,6 @@ def signature(tx, function):
     return wrap(tx, inspect.signature(types.MethodType(real, tx) if method else real))
 
 
-def getter(keys, read) -> BuiltinVal:
-    """A callable of one value that reads one thing of it, or a tuple of several."""
-    def apply(tx, args, kwargs):
-        found = [read(tx, args[0], key) for key in keys]
-        return found[0] if len(found) == 1 else TupleVal(items=found)
-    return BuiltinVal(call=apply, name="getter")
-
-
-@handles(operator.itemgetter)
-def make_itemgetter(tx, *keys):
-    return getter(keys, get_item)
-
-
-@handles(operator.attrgetter)
-def make_attrgetter(tx, *names):
-    def read(tx, value, name):
-        return functools.reduce(functools.partial(get_attribute, tx), name.value.split("."), value)
-    return getter(names, read)
-
-
-# %% [markdown]
-# The operator module repeats the instructions as functions.
-
-# %%
-for _symbol, _name in BINARY.items():
-    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b)
-    HANDLED[python_operator("i" + _name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b, inplace=True)
-for _symbol, _name in COMPARE.items():
-    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: compare(tx, s, a, b)
-for _name in ("neg", "pos", "invert"):
-    HANDLED[getattr(operator, _name)] = lambda tx, a, n=_name: unary(tx, n, a)
-HANDLED.update({
-    operator.getitem: get_item,
-    operator.setitem: set_item,
-    operator.delitem: delete_item,
-    operator.not_: lambda tx, a: boolean(not truth(tx, a)),
-    operator.truth: lambda tx, a: boolean(truth(tx, a)),
-    operator.is_: lambda tx, a, b: boolean(identical(a, b)),
-    operator.is_not: lambda tx, a, b: boolean(not identical(a, b)),
-    operator.contains: lambda tx, a, b: boolean(contains(tx, a, b)),
-    operator.index: lambda tx, a: a if type(a) is SymVal and class_of(a) is int
-    else fold(tx, operator.index, [a]),
-})
-
-
 # %% [markdown]
 # What looks at the program itself, or talks to the world, ends the graph.
 
@@ -575,19 +553,16 @@ def refused(reason):
 
 
 HANDLED[print] = refused("print()")
-for _function in (globals, eval, exec, compile, open, input):
+for _function in (open, input):
+    HANDLED[_function] = refused(f"{_function.__name__}(), which reads a file")
+for _function in (globals, eval, exec, compile):
     HANDLED[_function] = refused("a builtin that looks at or runs the program itself")
 
 
 def needs_frame(function):
-    """A debugger shows the frame it is called from, so that frame must be the user's own. In a callee this is
-    a break like any other; the callee then comes here as a frame of its own."""
-    def skip(tx, *args, **kwargs):
-        reason = f"{function.__name__}() needs the frame of its caller"
-        if len(tx.frames) == 1:
-            raise SkipFrame(reason, location(tx))
-        unsupported(tx, reason)
-    HANDLED[function] = skip
+    """A debugger shows the frame it is called from, so that frame must be the user's own."""
+    HANDLED[function] = lambda tx, *args, **kwargs: plain_python(
+        tx, f"{function.__name__}() needs the frame of its caller")
 
 
 for _function in (breakpoint, pdb.set_trace, sys._getframe, inspect.currentframe, inspect.stack):

@@ -8,23 +8,24 @@
 # %%
 from __future__ import annotations
 
-import types
+import functools
+import sys
 import warnings
 
 import torch
+import torch.nn.attention
 
 from .. import marks
-from .builtins_ import folded
+from .builtins_ import folded, refused
 from .calls import HANDLED, handles
-from .contexts import fresh, make_context
-from .interpreter import is_library, location, unsupported
+from .interpreter import is_library, line_of, location, unsupported
 from .iterate import unpack
 from .methods import call_method
 from .operations import fold, identical, truth
-from .tensors import emit, make_tensor, name_device
+from .tensors import make_tensor, name_device
 from .values import (
-    Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, user_error)
-from .wrap import wrap_constant
+    Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, class_of)
+from .wrap import wrap, wrap_constant
 
 
 def constant_answer(answer):
@@ -62,13 +63,15 @@ def setting(function):
 for _function in (
         torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_default_dtype, torch.promote_types,
         torch.can_cast, torch.are_deterministic_algorithms_enabled, torch.cuda.is_available,
-        torch.cuda.device_count, torch.broadcast_shapes, torch._C._get_privateuse1_backend_name):
+        torch.cuda.device_count, torch.broadcast_shapes, torch._C._get_privateuse1_backend_name,
+        torch.distributed.is_available):
     HANDLED[_function] = folded(_function)
 for _function in (
         torch.get_autocast_dtype, torch.is_autocast_cache_enabled, torch.get_float32_matmul_precision,
         torch.is_deterministic_algorithms_warn_only_enabled, torch.get_num_threads, torch.is_anomaly_enabled,
         torch.get_num_interop_threads, torch.is_anomaly_check_nan_enabled, torch.is_warn_always_enabled,
-        torch.get_deterministic_debug_mode):
+        torch.get_deterministic_debug_mode,
+        *([torch.distributed.is_initialized] if torch.distributed.is_available() else [])):
     HANDLED[_function] = setting(_function)
 
 
@@ -79,12 +82,8 @@ for _function in (
 HANDLED.update({
     torch._C._log_api_usage_once: constant_answer(None),
     torch.is_inference_mode_enabled: lambda tx: boolean(tx.inference),
-    torch.set_grad_enabled.clone: lambda tx, context: fresh(context),
     torch.is_tensor: lambda tx, value: boolean(type(value) is TensorVal),
-    torch.numel: lambda tx, value: call_method(tx, value, "numel", []),
-    torch.result_type: lambda tx, a, b: emit(tx, "call_function", torch.result_type, [a, b], {}),
-    torch.set_grad_enabled: lambda tx, *args, **kwargs: make_context(
-        tx, torch.set_grad_enabled, args, kwargs),
+    torch.nn.attention.sdpa_kernel: refused("sdpa_kernel(), which chooses kernels for all that runs inside"),
 })
 
 
@@ -111,16 +110,43 @@ def group_tensors(tx, lists, with_indices=FALSE):
     return DictVal(items={kind: [wrap_constant(tx, kind), group] for kind in kinds})
 
 
-@handles(torch._assert)
-def torch_assert(tx, condition, message):
-    if not truth(tx, condition):
-        user_error(AssertionError, message)
-
-
 # %% [markdown]
-# A warning needs no break: it is given after the graph has run.
+# A warning needs no break: it is given after the graph has run, in the name of the line that asked for it,
+# since what is shown, and how often, depends on that. If it was going to be an exception, the program may
+# catch it: a break.
 
 # %%
 @handles(warnings.warn)
-def warn(tx, *args, **kwargs):
-    tx.replays.append((ObjVal(real=warnings.warn, cls=types.BuiltinFunctionType), args, kwargs))
+def warn(tx, message, category=NONE, stacklevel=Const(value=1), source=NONE):
+    given = getattr(category, "real", None) if not identical(category, NONE) else UserWarning
+    given = class_of(message) if issubclass(class_of(message), Warning) else given
+    if not (isinstance(given, type) and issubclass(given, Warning)) or raises(given):
+        unsupported(tx, "a warning that is an exception")
+    tx.guards.add(None, "ANSWER", (raises, (given,), False), location(tx))
+    level = max(stacklevel.value, 1)
+    frame = tx.frames[-level] if level <= len(tx.frames) else None
+    place = (frame.globals, frame.code.co_filename, line_of(frame)) if frame else (level - len(tx.frames),)
+    warn_there = ObjVal(real=functools.partial(warn_at, place), cls=functools.partial)
+    tx.replays.append((warn_there, [message, wrap(tx, given), source], {}))
+
+
+def raises(category) -> bool:
+    """Whether some filter makes exceptions of such warnings."""
+    return any(action == "error" and issubclass(category, kind) for action, _, kind, *_ in warnings.filters)
+
+
+OURS = "<minicompile", marks.__file__.removesuffix("marks.py")
+
+
+def warn_at(place, message, category, source):
+    """warnings.warn in the name of a place: (globals, file, line), or how many frames above the program's."""
+    if len(place) == 1:
+        frame, above = sys._getframe(1), place[0]
+        while above and frame.f_back is not None:
+            frame = frame.f_back
+            above -= not frame.f_code.co_filename.startswith(OURS)
+        if above:                       # of nobody
+            return warnings.warn(message, category, 2**30, source)
+        place = frame.f_globals, frame.f_code.co_filename, frame.f_lineno
+    registry = place[0].setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, *place[1:], place[0].get("__name__"), registry, source=source)

@@ -30,12 +30,13 @@ from .attributes import found_attribute, get_attribute, store_attribute
 from .contexts import ContextExit, make_context
 from .fields import NAMING
 from .interpreter import CALLS, Tracer, call, constant_source, inline, is_library, location, unsupported
-from .methods import call_method
+from .methods import call_handler, call_method
 from .operations import as_python, fold, user_errors
 from .tensors import call_graph_function, emit_float, is_graph_function
 from .values import (
-    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, MISSING, MethodName,
-    MethodVal, NEW, NONE, NotConstant, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean,
+    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING,
+    MethodName,
+    MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean,
     class_of, describe, is_class, lookup, python_method, user_error)
 from .wrap import dict_contents, guard_keys, is_made_per_call, part, wrap
 
@@ -65,8 +66,7 @@ def call_builtin_value(tx, builtin, args, kwargs):
 def call_new_function(tx, function, args, kwargs):
     defaults = [lambda v=v: v for v in function.defaults]
     kwdefaults = {k: lambda v=v: v for k, v in function.kwdefaults.items()}
-    return inline(tx, function.code, function.name, function.globals, function.globals_source,
-                  function.closure,
+    return inline(tx, function.code, function.code.co_qualname, function.globals, function.closure,
                   defaults, kwdefaults, args, kwargs)
 
 
@@ -125,25 +125,13 @@ def call_numpy(tx, function, args, kwargs) -> Value:
     return Const(value=result)
 
 
-def call_handler(tx, name, handler, args, kwargs):
-    """handler(tx, *args, **kwargs). A handler need not take every argument that the real function takes."""
-    try:
-        return handler(tx, *args, **kwargs) or NONE
-    except TypeError as error:
-        if "positional argument" not in str(error) and "keyword argument" not in str(error):
-            raise
-        unsupported(tx, f"this call of {name}: {error}")
-    except NotConstant:
-        unsupported(tx, f"{name} of something that is no constant")
-
-
 # %% [markdown]
 # ## Python functions
 #
-# Globals and cells of an inlined function are read with sources of their own, and guarded, unless the
-# function belongs to torch or the standard library: nobody rebinds `torch.nn.functional.F` between two
-# calls. Its globals dictionary is an object that the entry can own, so the source is short:
-# `__K[3]["scale"]`.
+# Globals and cells of an inlined function are read with sources of their own, and guarded. The Python module
+# that has the globals is an object that the entry can own, so the source is short:
+# `__K[3].__dict__['scale']`. The code, the defaults and the cells of a function are guarded too, unless it
+# belongs to torch or the standard library: nobody changes those from inside.
 
 # %%
 @REAL_CALLS.of(types.FunctionType)
@@ -172,6 +160,8 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return wrap(tx, found)
     if code in RECURSION_CHECKS:
         return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
+    if id(tx.tracked.get(id(real.__kwdefaults__))) in tx.dirty:
+        unsupported(tx, f"a call of {describe(function)}, whose keyword defaults have just been changed")
     library = is_library(code.co_filename)
     reread = source if is_made_per_call(real) else None        # where defaults are read from again
     if reread is not None and not library:      # the next call may bring another function of the same code
@@ -195,9 +185,8 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         if source is None and not library and code.co_freevars[i] != "__class__":
             at = constant_source(tx, cell)
         closure.append(wrap(tx, cell, at))
-    globals_source = None if library else constant_source(tx, real.__globals__)
-    return inline(tx, code, real.__name__, real.__globals__, globals_source, closure, defaults, kwdefaults,
-                  args, kwargs)
+    return inline(tx, code, real.__qualname__, real.__globals__, closure, defaults, kwdefaults, args,
+                  kwargs)
 
 
 # `__repr__` of dataclasses notes which objects it is in the middle of; capture has its own limit of depth
@@ -346,8 +335,6 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
     if typing.is_typeddict(cls):
         return HANDLED[dict](tx, *args, **kwargs)
-    if issubclass(cls, tuple) and hasattr(cls, "_fields") and init is None:
-        return make_named_tuple(tx, cls, args, kwargs)
     if issubclass(cls, dict) and new is dict.__new__:
         base = collections.OrderedDict if issubclass(cls, collections.OrderedDict) else dict
         obj = ObjVal(real=NEW, cls=cls, contents=DictVal(cls=base))
@@ -357,7 +344,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     refused = issubclass(cls, (*REFUSED_CLASSES, typing.Generic))
     if isinstance(own_new, types.FunctionType) and not refused or own_new and cls in tx.made_classes:
         made = call(tx, wrap(tx, own_new), [function, *args], kwargs)
-        if type(made) is ObjVal and issubclass(made.cls, cls) and init is not None:
+        if issubclass(class_of(made), cls) and init is not None:
             call(tx, wrap(tx, init), [made, *args], kwargs)
         return made
     if issubclass(cls, REFUSED_CLASSES) or new is not object.__new__ or not cls.__flags__ & HEAP_TYPE \
@@ -377,7 +364,8 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 def make_exception(tx, cls, args, kwargs):
     """`BaseException.__new__` keeps the arguments, whatever a class's own `__init__` does with them."""
     new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
-    if isinstance(new, (staticmethod, types.FunctionType)) or issubclass(cls, BaseExceptionGroup):
+    group = issubclass(cls, BaseExceptionGroup) and not (cls is ExceptionGroup and is_group(*args))
+    if isinstance(new, (staticmethod, types.FunctionType)) or group:
         unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
     exc = ExcVal(cls=cls, args=list(args))
     if init is not None:
@@ -389,14 +377,8 @@ def make_exception(tx, cls, args, kwargs):
     return exc
 
 
-def make_named_tuple(tx, cls, args, kwargs):
-    items = dict(zip(cls._fields, args))
-    if len(args) > len(cls._fields) or set(kwargs) - set(cls._fields) or set(kwargs) & set(items):
-        user_error(TypeError, f"wrong arguments for {cls.__name__}()")
-    items.update(kwargs)
-    for field in cls._fields:
-        if field not in items:
-            if field not in cls._field_defaults:
-                user_error(TypeError, f"{cls.__name__}() missing required argument: {field!r}")
-            items[field] = wrap(tx, cls._field_defaults[field])
-    return TupleVal(items=[items[f] for f in cls._fields], cls=cls)
+def is_group(message=None, members=None, *more) -> bool:
+    """Whether these are the arguments of an ExceptionGroup of exceptions that the trace has made."""
+    listed = not more and type(members) in (ListVal, TupleVal) and members.items
+    return bool(listed) and type(message) is Const and type(message.value) is str and all(
+        type(e) is ExcVal and issubclass(e.cls, Exception) for e in members.items)

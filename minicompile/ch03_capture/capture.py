@@ -21,6 +21,7 @@ import bisect
 import functools
 import inspect
 import re
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -29,8 +30,8 @@ import torch
 from .. import marks
 from ..ch01_graphs.fake import FakeMode, plain_tensors, storage_key
 from ..ch01_graphs.shapes import is_symbolic
-from ..ch02_guards.guards import GuardSet, STATE_KINDS, read_state
-from ..ch02_guards.sources import ClosureCellSource, ConstantSource, LocalSource, ModuleAttrSource
+from ..ch02_guards.guards import GuardSet
+from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported
 from . import (  # noqa: F401 (they fill tables)
     builtins_, builtins_torch, classes, contexts, library, opcodes, opcodes_calls, regions)
@@ -38,8 +39,8 @@ from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .epilogue import Epilogue, expression, refuse_to_leave, write_effects
 from .interpreter import Frame, StopTrace, Tracer, location, run, written_storages
 from .tensors import OPERATORS
-from .values import Lazy, ObjVal, TensorVal, UserError, class_reads, describe
-from .wrap import fixed_marks, guard_sizes, realize, wrap
+from .values import Lazy, ObjVal, TensorVal, UserError, class_of, class_reads, describe, told_apart
+from .wrap import fixed_marks, guard_sizes, is_fixed, realize, wrap
 
 
 @dataclass
@@ -128,11 +129,12 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
     localsplus order."""
     code = func.__code__
     tx = Tracer(graph=torch.fx.Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
-    tx.shape_env.place = functools.partial(location, tx)
+    # Tensors hold their sizes in C++, where the collector sees no cycle: from there nothing leads back
+    tx.shape_env.place = lambda trace=weakref.ref(tx): trace() and location(trace())
     tx.options, tx.limit, tx.root_globals = options, options.max_ops, func.__globals__
     for kind in WORLD:
-        tx.guards.add(None, kind, read_state(STATE_KINDS[kind]))
-    frame = Frame(code, func.__globals__, None)
+        tx.guards.add(None, kind)
+    frame = Frame(code, func.__globals__)
     if any(name.startswith("__stack") for name in args):
         frame.stack = WaitingStack(tx)
     for name, value in args.items():
@@ -150,10 +152,12 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
     tx, frame = start(func, args, options, stop_at)
     tx.inference = torch.is_inference_mode_enabled()
     class_reads.append({})
+    told_apart.append(set())
     try:
         with plain_tensors():
             return interpret(tx, frame, torch.is_grad_enabled())
     finally:
+        tx.told_apart = told_apart.pop()
         for (cls, name), found in class_reads.pop().items():
             if cls in tx.made_classes:
                 continue
@@ -241,12 +245,20 @@ def finish(ep: Epilogue) -> list:
 
 
 def guard_aliasing(tx):
-    """A graph that writes to an input is only right as long as that input is not also another one. Tensors
-    of modules are left out: they are many, and who rebinds them to each other?"""
-    loose = [v for v in tx.tracked.values() if type(v) is TensorVal and v.real is not None
-             and not isinstance(v.source, (ModuleAttrSource, ConstantSource))]
-    if len(loose) > 1 and written_storages(tx) & {storage_key(v.fake) for v in loose}:
-        tx.guards.add(loose[0].source, "NOT_ALIASED", tuple(v.source for v in loose[1:]))
+    """What was written to, or told apart from others, has to be apart from what was found elsewhere. A tensor
+    of a module and another one are left to the runtime, which compares addresses."""
+    found: dict = {}
+    for value in tx.tracked.values():
+        if value.source is not None and not is_fixed(getattr(value, "real", None)):
+            found.setdefault(class_of(value), []).append(value)
+    groups = [found.get(cls, ()) for cls in tx.told_apart.union(map(class_of, tx.dirty.values()))]
+    tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
+    if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
+        owned = [v for v in tensors if isinstance(v.source, ModuleAttrSource)]
+        groups += [owned, [v for v in tensors if v not in owned]]
+    for group in groups:
+        if len(group) > 1:
+            tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))
 
 
 def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:

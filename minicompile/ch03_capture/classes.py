@@ -77,8 +77,7 @@ def build_class(tx, body, name, *bases, metaclass=None, **keywords):
         unsupported(tx, "a class statement")
     if metaclass is None and any(type(b) is not ObjVal or not isinstance(b.real, type) for b in bases):
         unsupported(tx, "a class with a base that is no class")
-    cell = inline(tx, body.code, name.value, body.globals, body.globals_source, body.closure, (), {}, (), {},
-                  namespace)
+    cell = inline(tx, body.code, name.value, body.globals, body.closure, (), {}, (), {}, namespace)
     return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
 
 
@@ -129,14 +128,6 @@ def holding(cls):
 
 for _cls in (property, staticmethod, classmethod):
     holding(_cls)
-
-
-@handles(abc.abstractmethod)
-def abstract_method(tx, function):
-    if type(function) is not FuncVal:
-        unsupported(tx, "abstractmethod of something that is no function")
-    function.attrs["__isabstractmethod__"] = Const(value=True)
-    return function
 
 
 # %% [markdown]

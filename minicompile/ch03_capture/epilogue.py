@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from .contexts import grad_switch
@@ -73,6 +74,8 @@ def expression(ep: Epilogue, value) -> str:
         return variable(ep, value, text)
     if id(value) in ep.building:
         raise Unsupported(f"{describe(value)} that contains itself", location(ep.tx))
+    if type(value) in (ListVal, DictVal, SetVal) and value.real is not None:
+        return pool(ep, value.real)
     ep.building.add(id(value))
     if type(value) not in RECONSTRUCT:
         refuse_to_leave(ep, describe(value), value)
@@ -137,7 +140,7 @@ def tuple_text(ep, value):
     if value.cls is tuple:
         return f"({items})"
     if hasattr(value.cls, "_fields"):
-        return f"{pool(ep, value.cls)}({items})"
+        return f"{pool(ep, tuple.__new__)}({pool(ep, value.cls)}, ({items}))"
     return f"{pool(ep, value.cls)}(({items}))"
 
 
@@ -244,7 +247,8 @@ def exception_text(ep, value):
         refuse_to_leave(ep, describe(value), value)
     args = expressions(ep, value.args)
     name = variable(ep, value, f"{pool(ep, value.cls.__new__)}({pool(ep, value.cls)}, {args})")
-    ep.reads.append(f"{name}.args = ({args})")
+    in_c = next(base for base in value.cls.__mro__ if not base.__flags__ & HEAP_TYPE)
+    ep.reads.append(f"{pool(ep, in_c.__init__)}({name}, {args})")       # `args`, and others such as `value`
     links = {"__cause__": value.cause, "__context__": value.context}
     return with_attributes(ep, name, {**value.attrs, **{k: v for k, v in links.items() if v is not None}})
 
@@ -253,13 +257,17 @@ def exception_text(ep, value):
 def function_text(ep, value):
     globals_text = "__G" if value.globals is ep.tx.root_globals else pool(ep, value.globals)
     name = ep.names[id(value)] = f"__t{len(ep.names)}"
-    cells = expressions(ep, value.closure)
+    new = [c for c in value.closure if c.source is None and id(c) not in ep.names]
+    cells = "".join((variable(ep, c, "__new_cell()") if c in new else expression(ep, c)) + ", "
+                    for c in value.closure)
     defaults = f"({expressions(ep, value.defaults)})" if value.defaults else "None"
     ep.reads.append(f"{name} = {pool(ep, types.FunctionType)}({pool(ep, value.code)}, {globals_text}, "
                     f"{value.name!r}, {defaults}, ({cells}))")
     if value.kwdefaults:
         pairs = ", ".join(f"{k!r}: {expression(ep, v)}" for k, v in value.kwdefaults.items())
         ep.reads.append(f"{name}.__kwdefaults__ = {{{pairs}}}")
+    for cell in new:                                 # what it holds may be this function
+        fill_cell(ep, cell, ep.names[id(cell)])
     return with_attributes(ep, name, value.attrs)
 
 
@@ -273,10 +281,14 @@ def with_attributes(ep, name, attributes, setter="setattr") -> str:
 @reconstructs(CellVal)
 def cell_text(ep, value):
     name = variable(ep, value, "__new_cell()")
+    fill_cell(ep, value, name)
+    return name
+
+
+def fill_cell(ep, value, name):
     if value.content is not None:
         content = expression(ep, value.content)
         ep.reads.append(f"{name}.cell_contents = {content}")
-    return name
 
 
 @reconstructs(MethodVal)
@@ -286,7 +298,7 @@ def method_text(ep, value):
 
 @reconstructs(MethodName)
 def method_name_text(ep, value):
-    return f"{expression(ep, value.self)}.{value.name}"
+    return f"({expression(ep, value.self)}).{value.name}"
 
 
 @reconstructs(PartialVal)

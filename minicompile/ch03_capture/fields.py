@@ -30,7 +30,7 @@ FIELDS = {
     (PartialVal, "args"): lambda v: TupleVal(items=list(v.args)),
     (PartialVal, "keywords"): lambda v: dict_of(v.kwargs),
     (FuncVal, "__name__"): lambda v: Const(value=v.name),
-    (FuncVal, "__qualname__"): lambda v: Const(value=v.name),
+    (FuncVal, "__qualname__"): lambda v: Const(value=v.code.co_qualname),
     (FuncVal, "__module__"): lambda v: Const(value=v.globals.get("__name__")),
     (FuncVal, "__doc__"): lambda v: Const(value=docstring(v.code)),
     (FuncVal, "__dict__"): lambda v: dict_of(
@@ -71,7 +71,8 @@ def plain_attribute(tx, value, name):
         return wrap(tx, cls)
     if type(value) is Const and hasattr(value.value, name) and not callable(getattr(value.value, name)):
         return wrap(tx, getattr(value.value, name))
-    if not hasattr(cls, name) and type(value) is not ExcVal:     # an exception's `__init__` was not run
+    # Whether the `__init__` of an exception was run, or Python has raised it, is not known
+    if lookup(cls, name) is MISSING and not (type(value) is ExcVal and python_method(cls, "__init__")):
         no_attribute(cls, name)
     if type(value) in (PartialVal, FuncVal, ExcVal, MethodName):
         unsupported(tx, f"the attribute {name} of {describe(value)}")
@@ -87,7 +88,7 @@ def dict_attribute(tx, value, name):
 
 @attributes_of(FuncVal, PartialVal)
 def function_attribute(tx, value, name):
-    return value.attrs[name] if name in value.attrs else plain_attribute(tx, value, name)
+    return realize(tx, value.attrs[name]) if name in value.attrs else plain_attribute(tx, value, name)
 
 
 NAMING = (AttributeError, ImportError, NameError)
@@ -97,12 +98,10 @@ NAMING = (AttributeError, ImportError, NameError)
 def exception_attribute(tx, value, name):
     if name in value.attrs:
         return value.attrs[name]
-    if value.real is not None:
-        if name not in ("args", "__class__"):
-            unsupported(tx, f"the attribute {name} of an exception from outside")
-        return plain_attribute(tx, value, name)
     if name == "value" and issubclass(value.cls, StopIteration):
         return value.args[0] if value.args else NONE
+    if name in ("message", "exceptions") and issubclass(value.cls, BaseExceptionGroup):
+        return value.args[0] if name == "message" else TupleVal(items=list(value.args[1].items))
     found = lookup(value.cls, name)
     if (ExcVal, name) in FIELDS or name == "__class__" or found is MISSING and not fallback_of(value.cls):
         return plain_attribute(tx, value, name)

@@ -199,17 +199,17 @@ static PyObject *evaluate_plain(PyThreadState *tstate, struct _PyInterpreterFram
 /* ---- evaluating a frame ------------------------------------------------------------------------------------- */
 
 /* A frame was replaced by a call. In 3.11 our caller clears it. Later the evaluator must: entered with an exception
- * pending, it unwinds the frame at once, before the first instruction, and clears it. If the call failed, that
- * exception serves; if not, one is set for the purpose and dropped again. */
+ * pending, it unwinds the frame at once, before the first instruction, and clears it. That exception is dropped again,
+ * and if the call failed, its own set: its traceback shall not name the first line of the frame. */
 static PyObject *leave_frame(PyThreadState *tstate, struct _PyInterpreterFrame *frame, PyObject *result)
 {
 #if EVALUATOR_OWNS_FRAME
-    if (result == NULL)
-        return evaluate_plain(tstate, frame, 1);
+    PyObject *error = PyErr_GetRaisedException();
     PyErr_SetNone(PyExc_StopIteration);
     PyObject *nothing = evaluate_plain(tstate, frame, 1);
     Py_XDECREF(nothing);
     PyErr_Clear();
+    PyErr_SetRaisedException(error);
 #endif
     return result;
 }

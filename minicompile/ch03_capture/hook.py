@@ -67,7 +67,7 @@ except ImportError:                                   # built without CPython's 
         RuntimeWarning, stacklevel=2)
 
 EVALUATE = _c.EVALUATE
-run, targets_of, is_installed = _c.run, _c.targets_of, _c.is_installed
+run, targets_of, is_installed, forget_code = _c.run, _c.targets_of, _c.is_installed, _c.forget_code
 _known: dict = {}                                     # id(code) -> weak reference, for `reset`
 
 
@@ -118,15 +118,16 @@ def reset() -> None:
     for reference in list(_known.values()):
         code = reference()
         if code is not None:
-            _c.forget_code(code)
+            forget_code(code)
     _known.clear()
 
 
 # %% [markdown]
 # ## Frames that are never captured on their own
 #
-# Functions of torch and of the standard library may be *inlined* by capture when user code calls them. But
-# as frames of their own they are not worth it: the frame of `nn.Module.__call__`, seen after a graph break,
+# Functions of torch, of the standard library and of packages that do not know tensors (a shape solver on top
+# of sympy calls thousands) may be *inlined* by capture when user code calls them. But as frames of their own
+# they are not worth it: the frame of `nn.Module.__call__`, seen after a graph break,
 # holds nothing of the user's; it is evaluated as it is, and the user's `forward` that it calls is the next
 # frame that the hook sees.
 
@@ -135,7 +136,8 @@ def library_folders() -> tuple[str, ...]:
     import torch
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     packages = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__)))
-    names = ("torch", "triton", "numpy", "pytest", "_pytest", "pluggy", "hypothesis")
+    names = ("torch", "triton", "numpy", "pytest", "_pytest", "pluggy", "hypothesis", "sympy", "mpmath",
+             "networkx", "scipy", "sklearn", "pandas", "matplotlib", "PIL", "tqdm", "jinja2", "fsspec")
     own = [os.path.join(here, entry) for entry in sorted(os.listdir(here)) if entry.startswith("ch")
            or (entry.endswith(".py") and entry != "__main__.py")]
     others = [os.path.join(packages, name) + os.sep for name in names]

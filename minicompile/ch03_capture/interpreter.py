@@ -104,6 +104,7 @@ class Tracer:
     inference: bool = False
     region: int = 0
     made_classes: dict = field(default_factory=dict)
+    told_apart: set = field(default_factory=set)
     identities: dict = field(default_factory=dict)
     replays: list = field(default_factory=list)
     path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
@@ -116,7 +117,6 @@ class Tracer:
 class Frame:
     code: types.CodeType
     globals: dict
-    globals_source: Source
     locals: dict = field(default_factory=dict)
     closure: list = field(default_factory=list)
     stack: list = field(default_factory=list)
@@ -219,10 +219,20 @@ def decode(code: types.CodeType) -> Decoded:
         for i in instructions:
             line = (i.positions.lineno if i.positions else None) or line
             lines.append(line)
+            if "_FAST" in i.opname and not code.co_flags & inspect.CO_OPTIMIZED:
+                i = i._replace(argval=second_of_name(code, i.argval, i.arg))
             handler, pops, variadic = HANDLERS.get(i.opname, (None, 0, False))
             steps.append((handler, pops + i.arg if variadic else pops, i))
         found = _DECODED[code] = Decoded(instructions, steps, index, dis._parse_exception_table(code), lines)
     return found
+
+
+def second_of_name(code, name, index):
+    """The key of a variable of a comprehension in a class body, where a cell may have the same name. (3.13
+    loads a cell with LOAD_FAST, too: its index is above those of variables.)"""
+    if type(name) is tuple:
+        return tuple(map(second_of_name, (code, code), name, (index >> 4, index & 15)))
+    return f".{name}" if name in code.co_freevars and index < code.co_nlocals else name
 
 
 # %% [markdown]
@@ -240,7 +250,7 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
     """Execute `frame` until it returns or yields. thrown: an exception that is raised where it stands."""
     if len(tx.frames) >= 180:
         raise Unsupported("calls nested more than 180 deep", location(tx))
-    outermost, steps, stack = not tx.frames, frame.decoded.steps, frame.stack
+    outermost, steps, stack = not tx.frames and not tx.steps, frame.decoded.steps, frame.stack
     if thrown is not None and not unwind(frame, steps[max(frame.ip - 1, 0)][2].offset, thrown):
         raise UserError(thrown)
     tx.frames.append(frame)
@@ -368,6 +378,14 @@ def unsupported(tx: Tracer, reason: str):
     raise error
 
 
+def plain_python(tx: Tracer, reason: str):
+    """Give up on the innermost frame. If it is not the outermost one, this is a break like any other; it then
+    comes here as a frame of its own."""
+    if len(tx.frames) == 1:
+        raise SkipFrame(reason, location(tx))
+    unsupported(tx, reason)
+
+
 def say_where(tx: Tracer, error: Unsupported):
     """Note the call chain, and the columns of the expression in the user's innermost line."""
     frame = user_frame(tx)
@@ -467,16 +485,15 @@ def call(tx: Tracer, callee: Value, args, kwargs=None) -> Value:
 REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
-def inline(tx, code, name, globals_, globals_source, closure, defaults, kwdefaults, args, kwargs,
-           namespace=None):
+def inline(tx, code, name, globals_, closure, defaults, kwdefaults, args, kwargs, namespace=None):
     """Run a Python function's bytecode as a frame of this trace and return its result. defaults, kwdefaults:
     functions that give a value. namespace: of a class body."""
     if code.co_flags & REFUSED_FLAGS:
         unsupported(tx, f"the coroutine {name}")
     from .wrap import realize
-    frame = Frame(code, globals_, globals_source, closure=closure, namespace=namespace)
+    frame = Frame(code, globals_, closure=closure, namespace=namespace)
     try:
-        bound = bind(code, tuple(defaults), kwdefaults, [realize(tx, a) for a in args], kwargs)
+        bound = bind(code, tuple(defaults), kwdefaults, [realize(tx, a) for a in args], kwargs, name)
     except TypeError as error:
         user_error(TypeError, *error.args)
     frame.locals = {name: as_local(value) for name, value in zip(code.co_varnames, bound)}

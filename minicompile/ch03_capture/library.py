@@ -42,11 +42,13 @@ from .calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function
 from .interpreter import call, constant_source, effect_free, guard, handled_exception, location, unsupported
 from .iterate import iterate, unpack, values_of
 from .methods import call_method, method
-from .operations import contains, equal, fold, identical, set_item, truth, user_errors
+from .operations import (
+    BINARY, COMPARE, binary, compare, contains, delete_item, equal, fold, get_item, identical,
+    python_operator, set_item, truth, unary, user_errors)
 from .values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW,
-    NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TupleVal, class_of, describe, dict_of,
-    python_method)
+    NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TupleVal, boolean, class_of, describe, dict_of,
+    python_method, told_apart)
 from .wrap import key_of, part, realize, wrap
 
 
@@ -159,8 +161,11 @@ def call_cached(tx, function, args, kwargs):
         for value in arguments:
             if type(value) is ObjVal:
                 guard(tx, value.source, "ID_MATCH", value.real)
-        return wrap(tx, result, None if type(result) in CONSTANT_TYPES else
-                    CallSource(constant_source(tx, again), "__call__"))
+        if type(result) in CONSTANT_TYPES:       # somebody may clear the cache
+            question = (again, ()) if kwargs else (again.func, again.args)
+            tx.guards.add(None, "ANSWER", (*question, result), location(tx))
+            return Const(value=result)
+        return wrap(tx, result, CallSource(constant_source(tx, again), "__call__"))
     with effect_free(tx, describe(function)):
         result = call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
     if known and type(result) is not Const:
@@ -181,9 +186,6 @@ def make_lru_cache(tx, maxsize=Const(value=128), typed=None):
     if type(maxsize) is not Const:
         return memoized(tx, maxsize, 128)
     return BuiltinVal(name="lru_cache", call=lambda tx, args, kwargs: memoized(tx, args[0], maxsize.value))
-
-
-HANDLED[functools.cache] = lambda tx, function: memoized(tx, function, None)
 
 
 def memoized(tx, function, limit):
@@ -233,6 +235,53 @@ def count_elements(tx, mapping, items):
     for item in values_of(tx, items):
         number = call(tx, get, [item, Const(value=0)])
         set_item(tx, mapping, item, fold(tx, operator.add, [number, Const(value=1)]))
+
+
+# %% [markdown]
+# ## The operator module
+#
+# It repeats the instructions as functions, and makes functions that read.
+
+# %%
+def getter(keys, read) -> BuiltinVal:
+    """A callable of one value that reads one thing of it, or a tuple of several."""
+    def apply(tx, args, kwargs):
+        found = [read(tx, args[0], key) for key in keys]
+        return found[0] if len(found) == 1 else TupleVal(items=found)
+    return BuiltinVal(call=apply, name="getter")
+
+
+@handles(operator.itemgetter)
+def make_itemgetter(tx, *keys):
+    return getter(keys, get_item)
+
+
+@handles(operator.attrgetter)
+def make_attrgetter(tx, *names):
+    def read(tx, value, name):
+        return functools.reduce(functools.partial(get_attribute, tx), name.value.split("."), value)
+    return getter(names, read)
+
+
+for _symbol, _name in BINARY.items():
+    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b)
+    HANDLED[python_operator("i" + _name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b, inplace=True)
+for _symbol, _name in COMPARE.items():
+    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: compare(tx, s, a, b)
+for _name in ("neg", "pos", "invert"):
+    HANDLED[getattr(operator, _name)] = lambda tx, a, n=_name: unary(tx, n, a)
+HANDLED.update({
+    operator.getitem: get_item,
+    operator.setitem: set_item,
+    operator.delitem: delete_item,
+    operator.not_: lambda tx, a: boolean(not truth(tx, a)),
+    operator.truth: lambda tx, a: boolean(truth(tx, a)),
+    operator.is_: lambda tx, a, b: boolean(identical(a, b)),
+    operator.is_not: lambda tx, a, b: boolean(not identical(a, b)),
+    operator.contains: lambda tx, a, b: boolean(contains(tx, a, b)),
+    operator.index: lambda tx, a: a if type(a) is SymVal and class_of(a) is int
+    else fold(tx, operator.index, [a]),
+})
 
 
 # %% [markdown]
@@ -333,6 +382,7 @@ def identity_of(tx, value):
     if type(value) is Const and type(value.value) not in (type(None), bool, str):
         unsupported(tx, "id() of a constant")
     key = (type(value.value), value.value) if type(value) is Const else id(value)
+    told_apart[-1].add(class_of(value))
     tx.keep.append(value)
     return Const(value=Identity(tx.identities.setdefault(key, len(tx.identities) + 1)))
 

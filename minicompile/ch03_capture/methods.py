@@ -19,14 +19,15 @@ import torch
 
 from .attributes import get_attribute, has_attribute
 from .interpreter import Tracer, advance, call, touch, unless_raised, unsupported
-from .iterate import iterate, length, next_value, unpack
+from .iterate import as_dict, iterate, length, next_value, unpack
 from .operations import (
     METHODS, as_python, binary, compare, contains, delete_item, equal, fold, get_item, index_of, is_missing,
     set_item, specialize, truth, user_errors)
 from .tensors import call_tensor_method
 from .values import (
     Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetItems,
-    SetVal, SliceVal, TRUE, TensorVal, TupleVal, Value, ViewVal, boolean, describe, is_class, user_error)
+    SetVal, SliceVal, TRUE, TensorVal, TupleVal, Value, ViewVal, boolean, class_of, describe, is_class,
+    user_error)
 from .wrap import guard_keys, key_of, keyed, order_of, realize
 
 
@@ -46,12 +47,7 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
         return call_tensor_method(tx, value, name, args, kwargs)
     function = METHODS.get((type(value), name)) or METHODS.get((Value, name))
     if function is not None:
-        try:
-            return function(tx, value, *args, **kwargs) or NONE
-        except TypeError as error:
-            if "positional argument" not in str(error) and "keyword argument" not in str(error):
-                raise
-            unsupported(tx, f"this call of {describe(value)}.{name}: {error}")
+        return call_handler(tx, f"{describe(value)}.{name}", function, [value, *args], kwargs)
     reason = f"the method {name} of {describe(value)}"
     if type(value) not in FOLDED or name in ("__enter__", "__exit__", "__call__"):
         unsupported(tx, reason)
@@ -59,6 +55,18 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
         args = [TupleVal(items=unpack(tx, args[0]))]
     return fold(tx, lambda self, /, *args, **kwargs: getattr(self, name)(*args, **kwargs), [value, *args],
                 kwargs, reason)
+
+
+def call_handler(tx, name, handler, args, kwargs):
+    """handler(tx, *args, **kwargs). A handler need not take every argument that the real function takes."""
+    try:
+        return handler(tx, *args, **kwargs) or NONE
+    except TypeError as error:
+        if "positional argument" not in str(error) and "keyword argument" not in str(error):
+            raise
+        unsupported(tx, f"this call of {name}: {error}")
+    except NotConstant:
+        unsupported(tx, f"{name} of something that is no constant")
 
 
 METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (Value, "__getitem__"): get_item,
@@ -294,12 +302,16 @@ def pairs_of(tx, value) -> list:
     pairs."""
     if value is None:
         return []
+    value = as_dict(tx, value, "__iter__")               # Python does not ask the class's own `keys`, either
     if type(value) is DictVal:
         return [(realize(tx, k), realize(tx, v)) for k, v in entries(tx, value).values()]
     if type(value) is ObjVal and has_attribute(tx, value, "keys"):
         keys = call(tx, get_attribute(tx, value, "keys"), [])
         return [(k, get_item(tx, value, k)) for k in unpack(tx, keys)]
-    return [unpack(tx, pair) for pair in unpack(tx, value)]
+    pairs = [unpack(tx, v) if hasattr(class_of(v), "__iter__") else () for v in unpack(tx, value)]
+    if any(len(pair) != 2 for pair in pairs):
+        unsupported(tx, "a dictionary of what are no pairs")
+    return pairs
 
 
 @method(DictVal, "__or__")
@@ -421,7 +433,7 @@ for _name in COMPARISONS:
 # %%
 @method(SetVal, "add")
 def set_add(tx, self, item):
-    key = key_of(tx, item)
+    key = key_of(tx, item, self.items)
     if key not in self.items:
         touch(tx, self)
         self.items[key] = item
@@ -430,12 +442,12 @@ def set_add(tx, self, item):
 @method(SetVal, "discard")
 def set_discard(tx, self, item):
     touch(tx, self)
-    self.items.pop(key_of(tx, item), None)
+    self.items.pop(key_of(tx, item, self.items), None)
 
 
 @method(SetVal, "remove")
 def set_remove(tx, self, item):
-    if key_of(tx, item) not in self.items:
+    if key_of(tx, item, self.items) not in self.items:
         user_error(KeyError, item)
     set_discard(tx, self, item)
 

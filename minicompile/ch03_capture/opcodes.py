@@ -29,19 +29,22 @@
 from __future__ import annotations
 
 import builtins
+import sys
+import types
 
-from ..ch02_guards.sources import DictGetSource, GlobalSource
+from ..ch02_guards.sources import DictGetSource, GlobalSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
 from .interpreter import (
-    PYTHON, call, computes, constant_source, guard, jump, location, opcode, pop_many, touch, unsupported)
+    PYTHON, call, computes, constant_source, is_library, jump, location, opcode, pop_many, touch,
+    unsupported)
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
 from .operations import (
     as_python, binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary)
 from .values import (
-    CellVal, Const, DELETED, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, SuperVal, TupleVal, Value,
-    boolean, user_error)
-from .wrap import key_of, keyed, realize, wrap, wrap_constant
+    CellVal, Const, DELETED, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, Value,
+    boolean, class_of, describe, user_error)
+from .wrap import keyed, realize, wrap, wrap_constant
 
 
 # %% [markdown]
@@ -114,15 +117,12 @@ def load_fast_load_fast(tx, frame, i):
 
 @opcode("LOAD_FAST_AND_CLEAR")
 def load_fast_and_clear(tx, frame, i):
-    if i.argval in frame.code.co_freevars:
-        return NULL                                  # in a class body: a second slot of that name, never read
     return frame.locals.pop(i.argval, NULL)
 
 
 @opcode("STORE_FAST")
 def store_fast(tx, frame, i, value):
-    if value is not NULL or i.argval not in frame.code.co_freevars:
-        store_local(frame, i.argval, value)
+    store_local(frame, i.argval, value)
 
 
 @opcode("STORE_FAST_STORE_FAST")
@@ -206,10 +206,19 @@ def delete_deref(tx, frame, i):
 # shadowing it.
 
 # %%
-def global_source(tx, frame, name):
-    if frame.globals is tx.root_globals:
+def globals_of(tx, namespace: dict) -> Source:
+    """Where the global variables of an inlined function are read: the `__dict__` of their Python module, if
+    it is still the one that is imported by this name."""
+    module = sys.modules.get(namespace.get("__name__"))
+    imported = type(module) is types.ModuleType and vars(module) is namespace
+    return InstanceDictSource(constant_source(tx, module)) if imported else constant_source(tx, namespace)
+
+
+def global_source(tx, namespace: dict, name: str) -> Source:
+    if namespace is tx.root_globals:
         return GlobalSource(name)
-    return None if frame.globals_source is None else DictGetSource(frame.globals_source, name)
+    at = globals_of(tx, namespace)
+    return (ItemSource if isinstance(at, InstanceDictSource) else DictGetSource)(at, name)
 
 
 def read_global(tx, frame, name) -> Value:
@@ -218,7 +227,7 @@ def read_global(tx, frame, name) -> Value:
     if written is not None and not deleted:
         return written[0]
     if name in frame.globals and not deleted:
-        return wrap(tx, frame.globals[name], global_source(tx, frame, name))
+        return wrap(tx, frame.globals[name], global_source(tx, frame.globals, name))
     namespace = frame.globals.get("__builtins__", builtins)
     namespace = namespace if isinstance(namespace, dict) else vars(namespace)
     if name not in namespace:
@@ -227,12 +236,11 @@ def read_global(tx, frame, name) -> Value:
         user_error(NameError, f"name '{name}' is not defined", name=Const(value=name))
     if not deleted:
         guard_global_missing(tx, frame, name)
-    return wrap(tx, namespace[name])
+    return wrap(tx, namespace[name], global_source(tx, namespace, name))
 
 
 def guard_global_missing(tx, frame, name):
-    if frame.globals is tx.root_globals or frame.globals_source is not None:
-        tx.guards.add(constant_source(tx, frame.globals), "NO_KEY", name, location(tx))
+    tx.guards.add(globals_of(tx, frame.globals), "NO_KEY", name, location(tx))
 
 
 def callable_pair(callable_) -> list:
@@ -302,7 +310,7 @@ def load_build_class(tx, frame, i):
 
 @opcode("STORE_GLOBAL")
 def store_global(tx, frame, i, value):
-    if frame.globals is not tx.root_globals and frame.globals_source is None:
+    if is_library(frame.code.co_filename):
         unsupported(tx, "writing to a global variable of a library")
     tx.global_writes[id(frame.globals), i.argval] = (value, frame.globals)
 
@@ -332,7 +340,7 @@ def load_method(tx, frame, i, owner):
 
 @opcode("LOAD_SUPER_ATTR")
 def load_super_attr(tx, frame, i, super_, cls, self):
-    value = get_attribute(tx, SuperVal(cls=cls.real, self=self), i.argval)
+    value = get_attribute(tx, call(tx, super_, [cls, self]), i.argval)
     return callable_pair(value) if i.arg & 1 else value
 
 
@@ -384,10 +392,7 @@ def compare_op(tx, frame, i, a, b):
 
 @opcode("IS_OP")
 def is_op(tx, frame, i, a, b):
-    same = identical(a, b)
-    if not same and a.source is not None and b.source is not None:
-        guard(tx, a.source, "NOT_ALIASED", b.source)
-    return boolean(same != bool(i.arg))
+    return boolean(identical(a, b) != bool(i.arg))
 
 
 @opcode("CONTAINS_OP")
@@ -509,22 +514,21 @@ def format_with_spec(tx, frame, i, value, spec):
     return call(tx, wrap(tx, format), [value, spec])
 
 
-@opcode("LIST_APPEND")
-def list_append(tx, frame, i, item):
-    grown(tx, frame, i).append(item)
+def grows(name, method, spread=()):
+    """An instruction by which a comprehension or a display fills a container: it does what a method does.
+    spread: what `*` or `**` takes has one of these. Of anything else Python complains in other words than the
+    method does, or the method would take it."""
+    @opcode(name)
+    def grow(tx, frame, i, item):
+        if spread and not any(hasattr(class_of(item), name) for name in spread):
+            unsupported(tx, f"* or ** of {describe(item)}")
+        call_method(tx, frame.stack[-i.arg], method, [item])
 
 
-def grown(tx, frame, i):
-    """Items of the container that a comprehension or display is filling. It existed before the trace when
-    the graph broke in the middle."""
-    container = frame.stack[-i.arg]
-    touch(tx, container)
-    return container.items
-
-
-@opcode("SET_ADD")
-def set_add(tx, frame, i, item):
-    call_method(tx, frame.stack[-i.arg], "add", [item])
+ITERABLE = ("__iter__", "__getitem__")
+for _row in (("LIST_APPEND", "append"), ("SET_ADD", "add"), ("LIST_EXTEND", "extend", ITERABLE),
+             ("SET_UPDATE", "update", ITERABLE), ("DICT_UPDATE", "update", ("keys",))):
+    grows(*_row)
 
 
 @opcode("MAP_ADD")
@@ -532,28 +536,13 @@ def map_add(tx, frame, i, key, value):
     set_item(tx, frame.stack[-i.arg], key, value)
 
 
-@opcode("LIST_EXTEND")
-def list_extend(tx, frame, i, items):
-    grown(tx, frame, i).extend(unpack(tx, items))
-
-
-@opcode("SET_UPDATE")
-def set_update(tx, frame, i, items):
-    call_method(tx, frame.stack[-i.arg], "update", [items])
-
-
-@opcode("DICT_UPDATE")
-def dict_update_(tx, frame, i, other):
-    dict_update(tx, frame.stack[-i.arg], other)
-
-
 @opcode("DICT_MERGE")
 def dict_merge(tx, frame, i, other):
-    target = frame.stack[-i.arg]
-    for key in other.items if type(other) is DictVal else ():
-        if key in target.items:
-            user_error(TypeError, f"got multiple values for keyword argument {key!r}")
-    dict_update(tx, target, other)
+    target, named = frame.stack[-i.arg], DictVal()
+    dict_update(tx, named, other)
+    if named.items.keys() & target.items.keys():
+        unsupported(tx, "a call with a keyword argument that is given twice")
+    dict_update(tx, target, named)
 
 
 def refuse_to_unpack(value):

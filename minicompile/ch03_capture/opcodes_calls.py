@@ -12,18 +12,20 @@ import sys
 
 import torch
 
-from ..ch02_guards.sources import AttrSource
+from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
 from .contexts import device_context
-from .interpreter import PYTHON, Leave, advance, call, handled_exception, jump, opcode, pop_many, unsupported
+from .interpreter import (
+    PYTHON, Leave, advance, call, constant_source, handled_exception, jump, opcode, plain_python,
+    pop_many, unless_raised, unsupported)
 from .iterate import length, next_value, unpack
 from .methods import dict_update
 from .opcodes import constant_value
-from .operations import as_python, contains, get_item, identical, truth, unary
+from .operations import as_python, identical, truth, unary
 from .values import (
-    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, MISSING, NONE, NULL, ObjVal, TupleVal,
+    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NEW, NONE, NULL, ObjVal, TupleVal,
     UserError, boolean, class_of, dict_of, is_class, lookup, user_error)
-from .wrap import guard_keys, part, realize, wrap
+from .wrap import guard_keys, realize, wrap
 
 
 # %% [markdown]
@@ -84,8 +86,7 @@ def named_values(tx, dictionary) -> dict:
 
 @opcode("MAKE_FUNCTION")
 def make_function(tx, frame, i, code):
-    function = FuncVal(code=code.value, globals=frame.globals, globals_source=frame.globals_source,
-                       name=code.value.co_name)
+    function = FuncVal(code=code.value, globals=frame.globals, name=code.value.co_name)
     for flag in (8, 4, 2, 1):
         if PYTHON < (3, 13) and i.arg & flag:
             attach(tx, function, flag, frame.stack.pop())
@@ -171,16 +172,70 @@ def check_exc_match(tx, frame, i, exc, classes):
     return [exc, boolean(issubclass(exc.cls, as_python(tx, classes)))]
 
 
+# %% [markdown]
+# `except*` takes an ExceptionGroup apart: the members of the given classes are in a group of their own, which
+# is then what is being handled, and the clause after it sees the rest.
+
+# %%
+@opcode("CHECK_EG_MATCH")
+def check_eg_match(tx, frame, i, exc, classes):
+    classes = as_python(tx, classes)
+    if identical(exc, NONE):
+        return [NONE, NONE]
+    if type(exc) is not ExcVal or any(issubclass(c, BaseExceptionGroup) for c in
+                                      (classes if type(classes) is tuple else (classes,))):
+        unsupported(tx, "a group of exceptions that existed before the trace")
+    match, rest = split_group(tx, exc, classes)
+    if match is not NONE:
+        if match is exc and not issubclass(exc.cls, BaseExceptionGroup):
+            match = ExcVal(cls=ExceptionGroup, args=[Const(value=""), TupleVal(items=[exc])], seen=True)
+        frame.handling = match
+        next(v for v in reversed(frame.stack) if type(v) is HandlingVal).current = match
+    return [rest, match]
+
+
+def split_group(tx, exc, classes) -> tuple:
+    """(the part of an exception that is of these classes, the other part); NONE where there is none."""
+    if issubclass(exc.cls, classes):
+        return exc, NONE
+    if not issubclass(exc.cls, BaseExceptionGroup):
+        return NONE, exc
+    return tuple(derived_group(tx, exc, [part for part in parts if part is not NONE])
+                 for parts in zip(*(split_group(tx, member, classes) for member in exc.args[1].items)))
+
+
+def derived_group(tx, exc, members):
+    if not members:
+        return NONE
+    attrs = {name: ListVal(items=unpack(tx, v)) for name, v in exc.attrs.items() if name == "__notes__"}
+    return ExcVal(cls=ExceptionGroup, args=[exc.args[0], ListVal(items=members)], cause=exc.cause,
+                  context=exc.context, seen=exc.seen, attrs=attrs)
+
+
+@opcode("PREP_RERAISE_STAR")
+def prep_reraise_star(tx, frame, i, exc, left):
+    if not all(identical(v, NONE) for v in unpack(tx, left)):
+        plain_python(tx, "exceptions that except* does not handle or raises")
+    return NONE
+
+
+@opcode("CALL_INTRINSIC_2")
+def call_intrinsic_2(tx, frame, i, first, second):
+    if i.arg != 1:
+        unsupported(tx, f"the intrinsic {i.argrepr}")
+    return prep_reraise_star(tx, frame, i, first, second)
+
+
 @opcode("RERAISE")
 def reraise(tx, frame, i, exc):
     raise made_here(tx, exc)
 
 
 def made_here(tx, exc) -> UserError:
-    """An exception that existed before, as in a resumed handler, is for Python to raise: it has a traceback
-    and a context, which raising it changes."""
+    """What raises an exception of the trace. One that existed before, as in a resumed handler, is for Python
+    to raise: it has a traceback and a context, which raising it changes."""
     if type(exc) is not ExcVal:
-        unsupported(tx, "raising an exception again that was caught outside of the trace")
+        unsupported(tx, "raising an exception that existed before the trace")
     return UserError(exc)
 
 
@@ -191,22 +246,14 @@ def raise_varargs(tx, frame, i, *operands):
         raise made_here(tx, handled_exception(tx))
     if is_class(exc):
         exc = call(tx, exc, [])
-    exc = as_exception(tx, exc)
-    if type(exc) is not ExcVal:
+    if not issubclass(class_of(exc), BaseException):
         user_error(TypeError, "exceptions must derive from BaseException")
+    raised = made_here(tx, exc)
     if cause is not None:
         if is_class(cause):
             cause = call(tx, cause, [])
         exc.cause = cause
-    raise UserError(exc)
-
-
-def as_exception(tx, value):
-    """The value for an exception object that existed before."""
-    if type(value) is not ObjVal or not isinstance(value.real, BaseException):
-        return value
-    args = wrap(tx, value.real.args, part(AttrSource, value.source, "args"))
-    return ExcVal(cls=value.cls, args=unpack(tx, args), real=value.real, source=value.source)
+    raise raised
 
 
 @opcode("LOAD_ASSERTION_ERROR")
@@ -218,13 +265,15 @@ def load_assertion_error(tx, frame, i):
 def before_with(tx, frame, i, context):
     if type(context) is Const and type(context.value) is torch.device:
         context = device_context(context)
-    leave, enter = get_special(tx, context, "__exit__"), get_special(tx, context, "__enter__")
+    enter = get_special(tx, context, "__enter__")
+    leave = get_special(tx, context, "__exit__", " (missed __exit__ method)")
     return [leave, call(tx, enter, [])]
 
 
-def get_special(tx, value, name):
-    if type(value) is ObjVal and lookup(value.cls, name) is MISSING:
-        user_error(TypeError, f"'{value.cls.__name__}' object does not support the context manager protocol")
+def get_special(tx, value, name, more=""):
+    cls = class_of(value)
+    if lookup(cls, name) is MISSING:
+        user_error(TypeError, f"'{cls.__name__}' object does not support the context manager protocol{more}")
     return get_attribute(tx, value, name)
 
 
@@ -252,7 +301,7 @@ def import_name(tx, frame, i, level, names):
         unsupported(tx, f"importing {full} for the first time")
     if not level.value and identical(names, NONE):           # `import a.b` binds a
         full = full.split(".")[0]
-    return wrap(tx, sys.modules[full])
+    return wrap(tx, sys.modules[full], ItemSource(constant_source(tx, sys.modules), full))
 
 
 @opcode("IMPORT_FROM")
@@ -281,7 +330,8 @@ def get_len(tx, frame, i):
     return length(tx, frame.stack[-1])
 
 
-IS_SEQUENCE, IS_MAPPING = 1 << 5, 1 << 6         # CPython's flags of classes, for patterns
+# CPython's flags of classes, for patterns
+IS_SEQUENCE, IS_MAPPING, MATCHES_ITSELF = 1 << 5, 1 << 6, 1 << 22
 
 
 @opcode("MATCH_SEQUENCE")
@@ -296,18 +346,29 @@ def match_mapping(tx, frame, i):
 
 @opcode("MATCH_KEYS")
 def match_keys(tx, frame, i):
-    subject, keys = frame.stack[-2], unpack(tx, frame.stack[-1])
-    if not all(contains(tx, subject, k) for k in keys):
-        return NONE
-    return TupleVal(items=[get_item(tx, subject, k) for k in keys])
+    subject, absent = frame.stack[-2], ObjVal(real=NEW)
+    get = get_attribute(tx, subject, "get")
+    found = [call(tx, get, [key, absent]) for key in unpack(tx, frame.stack[-1])]
+    return NONE if absent in found else TupleVal(items=found)
 
 
 @opcode("MATCH_CLASS")
 def match_class(tx, frame, i, subject, cls, names):
+    if not is_class(cls):
+        unsupported(tx, "a class pattern without a class")
     if not truth(tx, call(tx, wrap(tx, isinstance), [subject, cls])):
         return NONE
-    if i.arg and not hasattr(cls.real, "__match_args__"):        # int(x), str(x): the subject itself
-        found = [subject]
-    else:
-        found = [get_attribute(tx, subject, n) for n in getattr(cls.real, "__match_args__", ())[:i.arg]]
-    return TupleVal(items=found + [get_attribute(tx, subject, n) for n in as_python(tx, names)])
+    order, wanted = lookup(cls.real, "__match_args__"), as_python(tx, names)
+    itself = order is MISSING and i.arg == 1 and cls.real.__flags__ & MATCHES_ITSELF       # int(x), str(x)
+    if i.arg and not itself:
+        named = order[:i.arg] if type(order) is tuple else ()
+        wanted = (*named, *wanted)
+        if len(named) < i.arg or {type(n) for n in wanted} != {str} or len(set(wanted)) < len(wanted):
+            unsupported(tx, f"a pattern that does not fit the class {cls.real.__name__}")
+    found = [subject] if itself else []
+    for name in wanted:
+        value = unless_raised(AttributeError, lambda: get_attribute(tx, subject, name))
+        if value is None:
+            return NONE
+        found.append(value)
+    return TupleVal(items=found)

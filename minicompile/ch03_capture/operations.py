@@ -25,7 +25,7 @@ from .tensors import emit, emit_float
 from .values import (
     Const, DictVal, ExcVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
     ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, UserError, Value, ViewVal, boolean,
-    class_of, describe, like, lookup, python_method, user_error)
+    class_of, describe, like, lookup, python_method, told_apart, user_error)
 from .wrap import dict_contents, guard_keys, guard_missing, key_of, order_of, realize, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
@@ -54,7 +54,7 @@ def as_python(tx: Tracer, value: Value):
         items = [as_python(tx, realize(tx, item)) for item in value.items]
         if kind is ListVal:
             return items if value.cls is list else value.cls(items, value.items.maxlen)
-        return value.cls(*items) if hasattr(value.cls, "_fields") else value.cls(items)
+        return tuple.__new__(value.cls, items) if hasattr(value.cls, "_fields") else value.cls(items)
     if kind is SetVal:
         if all(type(item) is Const for item in value.items.values()):
             content = like(order_of(tx, value))
@@ -67,9 +67,10 @@ def as_python(tx: Tracer, value: Value):
         if value.cls is not dict:
             raise NotConstant
         return {as_python(tx, realize(tx, k)): as_python(tx, realize(tx, v)) for k, v in value.items.values()}
-    if kind is ExcVal and value.real is None and not python_method(value.cls, "__init__"):
-        exc = value.cls.__new__(value.cls, *(as_python(tx, a) for a in value.args))
-        exc.args = tuple(as_python(tx, a) for a in value.args)
+    if kind is ExcVal and not python_method(value.cls, "__init__"):
+        args = [as_python(tx, a) for a in value.args]
+        exc = value.cls.__new__(value.cls, *args)
+        value.cls.__init__(exc, *args)
         return exc
     if kind is SliceVal:
         return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
@@ -135,13 +136,17 @@ def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -
         if classes != {int} or symbol not in SIZE_OPERATORS and not small:
             return binary(tx, symbol, specialize(a), specialize(b), inplace)
     if kinds <= PLAIN:
-        if TensorVal in kinds and type(a) is Const and type(a.value) in NUMPY_SCALARS:
-            unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is for NumPy to do")
+        if TensorVal in kinds and type(a) is Const and type(a.value) in NUMPY_SCALARS | {str, bytes}:
+            unsupported(tx, f"{describe(a)} {symbol} {describe(b)}, which is not for PyTorch to do")
         function = python_operator("i" + name if inplace and type(a) is TensorVal else name)
         if kinds == {Const}:
             return fold(tx, function, [a, b])
         return emit(tx, "call_function", function, [a, b], {})
-    candidates = [(a, f"__{name}__", b), (b, f"__r{name}__", a)]
+    candidates, (left, right) = [(a, f"__{name}__", b)], (class_of(a), class_of(b))
+    if left is not right:
+        own = issubclass(right, left) and python_method(right, f"__r{name}__") not in (
+            None, lookup(left, f"__r{name}__"))
+        candidates.insert(0 if own else 1, (b, f"__r{name}__", a))
     if inplace:
         candidates.insert(0, (a, f"__i{name}__", b))
     result = ask(tx, candidates)
@@ -195,8 +200,9 @@ def specialize(value: Value) -> Value:
 def ask(tx, candidates) -> Value | None:
     """The first answer of the methods (owner, name, argument) that is not NotImplemented."""
     for owner, name, argument in candidates:
-        function = METHODS.get((type(owner), name))
-        result = function(tx, owner, argument) if function is not None else special(tx, owner, name, argument)
+        result, function = special(tx, owner, name, argument), METHODS.get((type(owner), name))
+        if result is None and function is not None:
+            result = function(tx, owner, argument)
         if result is not None and not (type(result) is Const and result.value is NotImplemented):
             return result
     return None
@@ -242,8 +248,10 @@ def identical(a: Value, b: Value) -> bool:
     if type(a) is Const and type(b) is Const:
         return a.value is b.value or type(a.value) is type(b.value) and type(a.value) in (int, str, bool) \
             and a.value == b.value
-    if type(a) is ObjVal and type(b) is ObjVal:
-        return a.real is b.real and a.real is not NEW
+    if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not NEW:
+        return True
+    if class_of(a) is class_of(b):
+        told_apart[-1].add(class_of(a))
     return False
 
 
@@ -259,7 +267,10 @@ def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
         return boolean(function(a.value, b.value))
     if kinds <= PLAIN:
         return compare_plain(tx, symbol, function, a, b)
-    result = ask(tx, [(a, f"__{COMPARE[symbol]}__", b), (b, f"__{COMPARE[MIRROR[symbol]]}__", a)])
+    candidates, (left, right) = [(a, f"__{COMPARE[symbol]}__", b)], (class_of(a), class_of(b))
+    derived = right is not left and issubclass(right, left)              # then the right one is asked first
+    candidates.insert(0 if derived else 1, (b, f"__{COMPARE[MIRROR[symbol]]}__", a))
+    result = ask(tx, candidates)
     if result is not None:
         return result
     if ObjVal in kinds and symbol in ("==", "!="):
@@ -311,7 +322,7 @@ def compares_by_identity(value) -> bool:
 def compare_plain(tx, symbol, function, a, b):
     """Numbers, known or symbolic, and tensors."""
     if type(a) is type(b) is Const:
-        return fold(tx, function, [a, b])
+        return fold(tx, function, [a, b], reason="comparing the id() of an object with a number")
     if symbol in ("==", "!=") and any(type(v) is Const and v.value is None for v in (a, b)):
         return boolean(symbol == "!=")
     if TensorVal in (type(a), type(b)):
@@ -333,13 +344,14 @@ def compare_sequences(tx, symbol, a, b):
 def same_dict(tx, a, b) -> bool:
     guard_keys(tx, a)
     guard_keys(tx, b)
-    return a.items.keys() == b.items.keys() and all(
+    kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
+    return kind(a.items) == kind(b.items) and all(
         equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
 
 
 def is_missing(tx, dictionary: DictVal, key: Value) -> bool:
     """Whether there is no such key, which is then guarded."""
-    k = key_of(tx, key)
+    k = key_of(tx, key, dictionary.items)
     if k not in dictionary.items:
         guard_missing(tx, dictionary, k)
     return k not in dictionary.items
@@ -355,7 +367,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> bool:
             guard_keys(tx, container)
         return found
     if kind is SetVal:
-        return key_of(tx, item) in container.items
+        return key_of(tx, item, container.items) in container.items
     if kind is ViewVal and container.kind == "keys":
         return contains(tx, container.of, item)
     if kind is Const or kind is ObjVal and isinstance(container.real, enum.EnumMeta):
@@ -434,7 +446,9 @@ def select_symbolic(tx, tensor, key) -> Value | None:
 
 def get_from_sequence(tx, container, index):
     if isinstance(index, slice):
-        items = [realize(tx, item) for item in container.items[index]]
+        with user_errors():
+            items = container.items[index]
+        items = [realize(tx, item) for item in items]
         if type(container) is ListVal:
             return ListVal(items=items)
         return TupleVal(items=items, cls=torch.Size if container.cls is torch.Size else tuple)

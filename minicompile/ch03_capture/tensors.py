@@ -25,13 +25,13 @@ from torch.utils._device import _device_constructors
 from .. import marks
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import OPERATIONS
-from ..ch01_graphs.shapes import float_function, is_symbolic
+from ..ch01_graphs.shapes import float_function, is_symbolic, with_symbols
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
     Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
-    TensorVal, TupleVal, Value, class_of, describe, user_error)
+    TensorVal, TupleVal, Value, boolean, class_of, describe, user_error)
 from .wrap import part, realize, wrap, wrap_constant
 
 
@@ -90,6 +90,8 @@ def fake_of(arg, tensors: list):
 # %%
 def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     """Add a node for a call on values. op: 'call_function' or 'call_method'."""
+    if any(type(a) is Const and type(a.value) is numpy.bool_ for a in (*args, *kwargs.values())):
+        unsupported(tx, "a NumPy truth value, which PyTorch takes for a float or for a bool, as it comes")
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     fakes = []
@@ -120,6 +122,7 @@ def guard_not_a_view(tx: Tracer, written):
     if value.real._is_view():
         unsupported(tx, "a gradient is written to an input that is a view of another tensor")
     guard(tx, part(CallSource, value.source, "_is_view"), "CONSTANT_MATCH", False)
+    guard(tx, part(AttrSource, value.source, "is_leaf"), "CONSTANT_MATCH", value.real.is_leaf)
 
 
 def emit_float(tx: Tracer, op: str, args) -> Value:
@@ -138,8 +141,8 @@ def run_fake(tx, op, target, args, kwargs):
     try:
         with tx.fake_mode, torch._C.DisableTorchFunction():
             if op == "call_method":
-                return getattr(args[0], target)(*args[1:], **kwargs)
-            return target(*args, **kwargs)
+                return with_symbols(getattr(args[0], target), *args[1:], **kwargs)
+            return with_symbols(target, *args, **kwargs)
     except Unsupported as error:
         unsupported(tx, error.reason)
     except Exception as error:
@@ -215,6 +218,8 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
         return emit(tx, "call_function", getattr, [tensor, Const(value=name)], {})
     if name == "__class__":
         return wrap(tx, cls)
+    if name in ("is_leaf", "grad_fn") and real is not None and fake._version != tensor.version:
+        unsupported(tx, f"{name} of an input that the graph has written to")
     if name == "grad_fn" and (real if real is not None else fake).grad_fn is not None:
         node = (real if real is not None else fake).grad_fn
         guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
@@ -271,6 +276,13 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
         return copy_tensor(tx, tensor, *args)
     if name == "get_device" and tensor.fake.device.type == "cpu":
         return Const(value=-1)
+    if name == "storage_offset":
+        for other in [v for v in tx.tracked.values() if type(v) is TensorVal]:
+            if storage_key(other.fake) == storage_key(tensor.fake):
+                if other.fake._has_symbolic_sizes_strides:
+                    unsupported(tx, "storage_offset() where sizes vary")
+                at = part(CallSource, other.source, "storage_offset")
+                guard(tx, at, "CONSTANT_MATCH", other.real.storage_offset())
     return emit(tx, "call_method", name, [tensor, *args], kwargs)
 
 
@@ -380,6 +392,8 @@ def name_device(function, kwargs) -> dict:
 def make_tensor(tx, function, args, kwargs) -> Value:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
     numbers, which become Python's in the graph, decide on the dtype."""
+    if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:
+        args = [boolean(args[0].value), *args[1:]]
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     if args and type(args[0]) is SymVal:

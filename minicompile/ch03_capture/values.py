@@ -337,7 +337,6 @@ class FuncVal(Value):
     """A function made by a MAKE_FUNCTION inside the trace."""
     code: types.CodeType = None
     globals: dict = None
-    globals_source: Source | None = None
     name: str = ""
     defaults: list = field(default_factory=list)
     kwdefaults: dict = field(default_factory=dict)
@@ -430,7 +429,6 @@ class ExcVal(Value):
     context: Value | None = None
     seen: bool = False
     attrs: dict = field(default_factory=dict)
-    real: Any = None
     traceback: Value = field(default_factory=TracebackVal)
 
 
@@ -454,6 +452,12 @@ IMMUTABLE = NUMPY_SCALARS | NUMPY_TYPES | {
 
 class Identity(int):
     """What id() gives in the trace: equal for the same object, and otherwise without meaning."""
+
+    def __eq__(self, other):
+        return type(other) is Identity and int(self) == int(other)
+
+    def __hash__(self):
+        return hash((Identity, int(self)))
 
 
 LITERALS = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), type(NotImplemented))
@@ -525,8 +529,10 @@ def class_of(value: Value) -> type:
     return CLASS_OF.get(type(value), object)
 
 
-# The searches of the captures in progress: (class, name) -> what was found
+# The searches of the captures in progress: (class, name) -> what was found. And the classes of objects that
+# the program asked to tell apart: by `is`, `id`, or as keys
 class_reads: list = [{}]
+told_apart: list = [set()]
 
 
 def lookup(cls: type, name: str):

@@ -38,9 +38,9 @@ from ..ch02_guards.sources import (
     LocalSource, ModuleAttrSource, Source, TupleItemSource)
 from .interpreter import Tracer, constant_source, guard, location, unsupported
 from .values import (
-    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Lazy, ListVal,
-    MethodName, MethodVal, NEW, ObjVal, PartialVal, SetItems, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, Value, class_of, describe, user_error)
+    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Identity, Lazy,
+    ListVal, MethodName, MethodVal, NEW, ObjVal, PartialVal, SetItems, SetVal, SliceVal, SymVal, Table,
+    TensorVal, TupleVal, Value, class_of, describe, told_apart, user_error)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
@@ -61,7 +61,7 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
         return Const(value=real)
     known = tx.tracked.get(id(real))
     if known is not None:
-        if source is not None and isinstance(real, (*BY_IDENTITY, enum.Enum)):
+        if source is not None and is_fixed(real):
             guard_identity(tx, real, source)
         elif source is not None and known.source is not None and source != known.source:
             if not isinstance(source, ConstantSource) and not isinstance(known.source, ConstantSource):
@@ -80,16 +80,19 @@ def is_made_per_call(function) -> bool:
     return inside or bool(function.__closure__)
 
 
+def is_fixed(real) -> bool:
+    """Whether an object is guarded by its identity."""
+    made = type(real) is types.FunctionType and is_made_per_call(real)
+    return isinstance(real, (*BY_IDENTITY, enum.Enum)) and not made
+
+
 def part(step, source: Source | None, *args) -> Source | None:
     """The source of a part of what is found at `source`: `part(AttrSource, source, "x")`."""
     return None if source is None else step(source, *args)
 
 
 def guard_identity(tx, real, source):
-    if type(real) is types.FunctionType and is_made_per_call(real):
-        guard(tx, source, "FUNCTION_CODE", real)
-    else:
-        guard(tx, source, "ID_MATCH", real)
+    guard(tx, source, "ID_MATCH" if is_fixed(real) else "FUNCTION_CODE", real)
 
 
 def realize(tx, item) -> Value:
@@ -129,21 +132,21 @@ def wrap_constant(tx, result) -> Value:
 
 # %%
 BUILDERS = Table()                   # class -> function(tx, real, kind, source) -> Value | None
-BOUND_TO = (list, dict, set, collections.deque)
+BOUND_TO = (list, dict, set, collections.deque, frozenset, tuple, str)
 
 
 def build(tx, real, kind, source) -> Value:
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
     if kind is types.BuiltinFunctionType and type(real.__self__) in BOUND_TO:
-        # A bound method such as `log.append`: a new object each time it is read
+        # A bound method such as `log.append` or `keyword.iskeyword`: a new object each time it is read
         guard(tx, source, "TYPE_MATCH", kind)
         guard(tx, part(AttrSource, source, "__name__"), "CONSTANT_MATCH", real.__name__)
         return MethodName(self=wrap(tx, real.__self__, part(AttrSource, source, "__self__")),
                           name=real.__name__)
     if isinstance(real, (*BY_IDENTITY, enum.Enum)):
         guard_identity(tx, real, source)
-    elif isinstance(real, torch.nn.Module):
+    elif isinstance(real, torch.nn.Module) and "_parameters" in real.__dict__:      # past its `__init__`
         guard(tx, source, "MODULE_STRUCTURE", ModuleSpec.of(real) if source is not None else None)
     else:
         builder = next((BUILDERS[c] for c in kind.__mro__ if c in BUILDERS), None)
@@ -174,6 +177,7 @@ def wrap_list(tx, real, kind, source):
         length = functools.partial(guard, tx, source, "LENGTH", len(real))
         return ListVal(items=items, real=real, source=source, on_look=length)
     guard(tx, source, "LENGTH", len(real))
+    guard(tx, part(AttrSource, source, "maxlen"), "CONSTANT_MATCH", real.maxlen)
     return ListVal(items=collections.deque(items, real.maxlen), cls=kind, real=real, source=source)
 
 
@@ -264,14 +268,18 @@ def wrap_partial(tx, real, kind, source):
     func, args, keywords = (wrap(tx, getattr(real, n), part(AttrSource, source, n))
                             for n in ("func", "args", "keywords"))
     guard_keys(tx, keywords)
-    return PartialVal(func=func, args=[realize(tx, a) for a in args.items],
-                      kwargs={k: realize(tx, v) for k, (_, v) in keywords.items.items()}, source=source)
+    fields = part(InstanceDictSource, source)
+    guard(tx, fields, "DICT_KEYS", tuple(vars(real)))
+    attrs = {k: Lazy(v, part(ItemSource, fields, k)) for k, v in vars(real).items()}
+    return PartialVal(func=func, args=[realize(tx, a) for a in args.items], attrs=attrs, source=source,
+                      kwargs={k: realize(tx, v) for k, (_, v) in keywords.items.items()})
 
 
 @BUILDERS.of(slice)
 def wrap_slice(tx, real, kind, source):
-    guard(tx, source, "CONSTANT_MATCH", real)
-    return SliceVal(*(Const(value=v) for v in (real.start, real.stop, real.step)))
+    guard(tx, source, "TYPE_MATCH", kind)
+    return SliceVal(*(wrap(tx, getattr(real, n), part(AttrSource, source, n))
+                      for n in ("start", "stop", "step")), source=source)
 
 
 @BUILDERS.of(types.CellType)
@@ -321,7 +329,8 @@ def wrap_tensor(tx, real, source):
     if type(real) not in TENSOR_TYPES:
         unsupported(tx, f"a tensor of the subclass {type(real).__qualname__}")
     if real.layout is not torch.strided or real.is_quantized or real.is_nested:
-        unsupported(tx, f"a tensor of layout {real.layout}")
+        what = "quantized" if real.is_quantized else "nested" if real.is_nested else real.layout
+        unsupported(tx, f"a tensor of layout {what}")
     if source is None:
         source = constant_source(tx, real)
     dynamic = dynamic_dims(tx, real, source)
@@ -468,13 +477,18 @@ def by_value(tx, value) -> ByValue:
     return ByValue(value, hash_of(tx, value), functools.partial(equal, tx))
 
 
-def key_of(tx, value: Value):
-    """The Python key under which `value` is found in a DictVal or SetVal."""
+def key_of(tx, value: Value, among=()):
+    """The Python key under which `value` is found in a DictVal or SetVal. among: the keys that it may be
+    equal to. Numbers there might have come from id(), too."""
     if type(value) in (Const, SymVal):
+        if type(value.value) is Identity and any(type(key) is int for key in among):
+            unsupported(tx, "the id() of an object looked up among numbers")
         return value.value
     if type(value) is TupleVal:
-        return tuple(key_of(tx, realize(tx, item)) for item in value.items)
+        inside = [part for key in among if type(key) is tuple for part in key]
+        return tuple(key_of(tx, realize(tx, item), inside) for item in value.items)
     if type(value) in (ObjVal, TensorVal) and value.real is not None and value.real is not NEW:
+        told_apart[-1].add(class_of(value))
         return key_of_real(tx, value.real)
     if type(value) is SetVal and value.cls is frozenset:
         return frozenset(value.items)
@@ -506,7 +520,7 @@ def guard_missing(tx, value: DictVal, key):
     if value.real is not None and value.source is not None and not value.keys_guarded:
         if key in value.real:
             return                               # deleted by the trace itself
-        if type(key) is str:
+        if type(key) in (str, bytes):
             guard(tx, value.source, "NO_KEY", key)
         else:
             guard_keys(tx, value)

@@ -27,7 +27,7 @@
 # Here are both, from CPython 3.12, for a break at the `print` in `y = x.relu(); print(y.shape); return y +
 # 1`. The stack holds NULL, `print` and the shape; the only live local is `y`.
 #
-#     def step(y, stack1, stack2):             def f__resume_at_66(y):
+#     def step(y, stack1, stack2):             def f__resume_at_76(y):
 #         RESUME                                   RESUME
 #         PUSH_NULL                                JUMP_FORWARD  (to the arrow)
 #         LOAD_FAST_AND_CLEAR  stack1              LOAD_FAST     x
@@ -35,7 +35,7 @@
 #         CALL                 1                   CALL          1
 #         POP_TOP                                  POP_TOP
 #         ...  return TailCall(               ->   LOAD_FAST     y
-#                (f__resume_at_66, (), (y,)))      LOAD_CONST    1
+#                (f__resume_at_76, (), (y,)))      LOAD_CONST    1
 #                                                  BINARY_OP     +
 #                                                  RETURN_VALUE
 #
@@ -74,7 +74,8 @@ PYTHON = sys.version_info[:2]
 #   leaves it at its exit.
 # - `HANDLING`: a handler is running. The slot holds the exception that was current before; the argument is
 #   the one that is current now. `PUSH_EXC_INFO` makes it so again, which a bare `raise` and
-#   `sys.exc_info()` need, and the exit of a step undoes it with `POP_EXCEPT`.
+#   `sys.exc_info()` need, and the exit of a step undoes it with `POP_EXCEPT`, after asking which exception is
+#   handled by then: `except*` changes that.
 # - `LASTI`: the position at which an exception was raised, only for tracebacks. Any number will do.
 
 # %%
@@ -293,7 +294,7 @@ def restore_stack(draft, slot, firm) -> list:
     result = [bc.new("RESUME", 0, position=position)]
     for n, kind in enumerate(draft.stack):
         if kind in HAS_ARGUMENT:
-            names = ("LOAD_FAST",) if firm and kind != VALUE else PUSH
+            names = ("LOAD_FAST",) if firm and kind == CONTEXT else PUSH
             names += {CONTEXT: ("BEFORE_WITH",), HANDLING: ("PUSH_EXC_INFO",)}.get(kind, ())
             names += ("POP_TOP",) if kind != VALUE else ()
             result += [bc.new(name, slot[f"__stack{n}"] if name in (*PUSH, "LOAD_FAST") else 0,

@@ -13,9 +13,9 @@
 #
 #     LOAD_FAST_AND_CLEAR  stack0          FOR_ITER    (when exhausted, to END_FOR)
 #     PUSH_NULL                            STORE_FAST  i
-#     LOAD_FAST_AND_CLEAR  stack2          ... return TailCall((resume_in_g_at_30, (), (x, i, iterator)))
+#     LOAD_FAST_AND_CLEAR  stack2          ... return TailCall((g__resume_at_30, (), (x, i, iterator)))
 #     LOAD_FAST_AND_CLEAR  stack3          END_FOR
-#     CALL                 1               ... return TailCall((resume_in_g_at_66, (), (x,)))
+#     CALL                 1               ... return TailCall((g__resume_at_66, (), (x,)))
 #     POP_TOP
 #
 # The body resumes at 30 in every round, with another `i` and the same kind of iterator. `i` soon becomes an
@@ -25,8 +25,8 @@
 from __future__ import annotations
 
 import dis
-from copy import copy
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass, field, replace
 
 from ..errors import Unsupported
 from . import bytecode as bc
@@ -63,10 +63,7 @@ def is_jump(i) -> bool:
 
 def copy_of(w: Walk, i, **changes):
     """A copy of an original instruction in the body, covered by the same handler."""
-    made = copy(i)
-    made.offset = -1
-    for name, value in changes.items():
-        setattr(made, name, value)
+    made = replace(i, offset=-1, **changes)
     w.draft.body.append(made)
     position, here = w.draft.position, w.draft.position[id(i)]
     for h in w.draft.handlers:
@@ -174,9 +171,7 @@ def branch(w: Walk, i, follow: bool | None):
         after.append(VALUE)
         skipped = PYTHON[1] - 11 if PYTHON < (3, 13) else 2
         first = w.draft.instructions.index(i.target)
-        ends = [copy(x) for x in w.draft.instructions[first:first + skipped]]
-        for x in ends:
-            x.offset = -1
+        ends = [replace(x, offset=-1) for x in w.draft.instructions[first:first + skipped]]
         target = w.draft.instructions[first + skipped]
     else:
         del after[-1]
@@ -285,27 +280,30 @@ def write_exits(w: Walk, func_globals):
         def new(name, arg=0):
             emit.append(bc.new(name, arg, position=label.position))
 
+        def load_function(function):
+            for name in ("PUSH_NULL", "LOAD_CONST") if PYTHON < (3, 13) else ("LOAD_CONST", "PUSH_NULL"):
+                new(name, draft.constant(function) if name == "LOAD_CONST" else 0)
+
         for n in range(len(kinds) - 1, -1, -1):
-            if kinds[n] == HANDLING:
-                new("POP_EXCEPT")
-            elif kinds[n] == CONTEXT:
+            if kinds[n] == CONTEXT:
                 for _ in range(3):
                     new("LOAD_CONST", draft.constant(None))
                 new("CALL", 2)
                 new("POP_TOP")
-            else:
-                draft.exits = max(draft.exits, n + 1)
-                new("STORE_FAST", f"__exit{n}")
-        if PYTHON < (3, 13):
-            new("PUSH_NULL")
-        new("LOAD_CONST", draft.constant(TailCall))
-        if PYTHON >= (3, 13):
-            new("PUSH_NULL")
+                continue
+            if kinds[n] == HANDLING:                     # another exception by now, after `except*`
+                load_function(sys.exception)
+                new("CALL", 0)
+            draft.exits = max(draft.exits, n + 1)
+            new("STORE_FAST", f"__exit{n}")
+            if kinds[n] == HANDLING:
+                new("POP_EXCEPT")
+        load_function(TailCall)
         new("LOAD_CONST", draft.constant(point.target))
         for cell in point.cells:
             new("LOAD_FAST", cell)
         new("BUILD_TUPLE", len(point.cells))
-        slots = [f"__exit{n}" if kind == VALUE else f"__stack{n}"
+        slots = [f"__stack{n}" if kind == CONTEXT else f"__exit{n}"
                  for n, kind in enumerate(kinds) if kind in HAS_ARGUMENT]
         for variable in (*point.locals, *slots):
             new("LOAD_FAST", variable)

@@ -29,7 +29,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.fake import Enter, FakeTensor, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
@@ -99,6 +99,7 @@ class Joint:
     exposed: set[str] = field(default_factory=set)      # placeholders that may be written before backward
     windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
+    overlaps: list[set[int]] = field(default_factory=list)          # see `overlapping`
 
 # %% [markdown]
 # ## Following views back
@@ -181,21 +182,10 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
 #
 # Every input that requires a gradient is first passed through an identity function. In eager it may be a
 # leaf (a parameter) or not (an activation computed before the compiled region); PyTorch forbids in-place
-# operators on leaves only, and capture has already met that error if it applies. Behind the identity every
-# input is a non-leaf and the trace is good for both.
+# operators on leaves only, and capture has already met that error if it applies. Behind the identity (which
+# the fake of an activation has passed in capture, too) every input is a non-leaf.
 
 # %%
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, fake):
-        ctx.set_materialize_grads(False)
-        return FakeTensor(fake.meta, fake.device)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 @contextlib.contextmanager
 def _tracing(recorder: Recorder):
     """Grad mode is restored afterwards. Batch norm is recorded as the generic operator, not as cuDNN's, and a
@@ -244,12 +234,12 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
     for i, (name, fake) in enumerate(zip(names, fakes, strict=True)):
         entry = fake
         if isinstance(fake, torch.Tensor):
-            needs = fake.requires_grad and fake.is_leaf     # when it came in: capture wrote to it since
+            needs = fake.requires_grad and (fake.is_leaf or fake.entered)       # when it came in
             entry = FakeTensor(fake.meta.detach(), fake.device, needs and differentiate)
             if entry.requires_grad:
                 leaves[i] = entry
                 with torch.enable_grad():
-                    entry = _Enter.apply(entry)
+                    entry = Enter.apply(entry)
         entries.append(entry)
         position[recorder.placeholder(name, entry)] = i
     history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
@@ -273,12 +263,13 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
         changed = {i: e for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and
                    e._version != versions[i]}
         watched = saved_after_writing(changed, kept, [returned[i] for i in differentiable])
+        overlaps = overlapping([returned[i] for i in differentiable])
         gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
     recorded = recorder.finish(returned + gradients)
     exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
                if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
-                  symbols=_symbols(entries), exposed=exposed, watched=watched)
+                  symbols=_symbols(entries), exposed=exposed, watched=watched, overlaps=overlaps)
     joint = _finish(recorded, joint, entries, returned)
     joint.hidden = [i for i in joint.copied if entries[i]._version == versions[i]]
     return joint
@@ -308,22 +299,40 @@ def saved_after_writing(changed: dict, kept: dict, outputs: list) -> dict[int, s
 def memory_kept(outputs: Sequence) -> dict[int, set[int]]:
     """The storages of all tensors that the derivatives of `outputs` have saved, each with the versions that
     these tensors are at (`x.data` counts its versions apart from `x`)."""
-    found, seen, pending = {}, set(), [t.grad_fn for t in outputs]
+    found = {}
+    for node in history_of(outputs):
+        for t in _saved(node):
+            if isinstance(t, FakeTensor):
+                found.setdefault(storage_key(t), set()).add(t._version)
+    return found
+
+
+def overlapping(outputs: list) -> list[set[int]]:
+    """For each output the others, and itself, whose derivatives share an operator that has saved tensors.
+    When eager has differentiated one of them, the other cannot be: those are freed."""
+    histories = [{n for n in history_of([t]) if any(isinstance(s, torch.Tensor) for s in _saved(n))}
+                 for t in outputs] if len(outputs) > 1 else []
+    return [{k for k, other in enumerate(histories) if own & other} for own in histories]
+
+
+def history_of(outputs: Sequence) -> set:
+    """The nodes of the autograd graph from which `outputs` come."""
+    seen, pending = set(), [t.grad_fn for t in outputs]
     while pending:
         node = pending.pop()
-        if node is None or node in seen:
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending.extend(next_node for next_node, _ in node.next_functions)
+    return seen
+
+
+def _saved(node):
+    for name in _saved_names(type(node)):
+        try:
+            values = getattr(node, name)
+        except RuntimeError:            # it was modified, and the derivative would fail
             continue
-        seen.add(node)
-        pending.extend(next_node for next_node, _ in node.next_functions)
-        for name in _saved_names(type(node)):
-            try:
-                values = getattr(node, name)
-            except RuntimeError:        # it was modified, and the derivative would fail
-                continue
-            for t in values if isinstance(values, (list, tuple)) else [values]:
-                if isinstance(t, FakeTensor):
-                    found.setdefault(storage_key(t), set()).add(t._version)
-    return found
+        yield from values if isinstance(values, (list, tuple)) else [values]
 
 
 @functools.cache

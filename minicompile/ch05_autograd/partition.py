@@ -264,15 +264,16 @@ def is_checkpointed(node: fx.Node) -> bool:
 
 
 def leaves_region(node: fx.Node, halves: Halves) -> bool:
-    """Is a checkpointed value read outside of its checkpoint, or an output?"""
+    """Is a checkpointed value, or a view of it, read outside of its checkpoint, or an output?"""
     region = node.meta["recompute"]
-    return node in halves.outputs or any(u.meta.get("recompute") != region and u in halves.forward
-                                         for u in node.users)
+    return node in halves.outputs or any(
+        u in halves.forward and (u.meta.get("recompute") != region or is_view(u) and leaves_region(u, halves))
+        for u in node.users)
 
 
 def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> bool:
     if is_checkpointed(node):
-        return leaves_region(node, halves)
+        return leaves_region(node, halves) and not is_view(node)
     if is_view(node) or is_widening(node) or node.op == "get_attr":
         return False
     if not is_cheap(node) or rereads(node):

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import contextvars
+import functools
 import threading
 from collections import Counter
 from typing import Any, Callable, Sequence
@@ -21,6 +22,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.graph import interpret
+from ..ch03_capture import hook
 from ..errors import MinicompileError
 from .joint import Constant, Input, Joint, Result, resolve, simplify, trace_joint
 from .partition import Partition, partition
@@ -110,25 +112,28 @@ Backward = Callable[[frozenset], tuple[Callable, set[int]]]
 
 def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
     """`version(absent)` is the compiled backward without those tangents, and the positions of the saved
-    values that it reads."""
+    values that it reads; `version.reads(absent)` only those."""
     tangents = [n.name for n in halves.backward.graph.nodes if n.op == "placeholder"][len(halves.saved):]
     context, lock, known = contextvars.copy_context(), threading.Lock(), {}
+
+    @functools.cache
+    def graph(absent: frozenset) -> tuple[fx.GraphModule, set[int]]:
+        gm = without_tangents(halves.backward, {tangents[k] for k in absent}) if absent else halves.backward
+        inputs = gm.graph.find_nodes(op="placeholder")
+        return gm, {i for i, node in enumerate(inputs[:len(halves.saved)]) if node.users}
 
     def version(absent: frozenset) -> tuple[Callable, set[int]]:
         found = known.get(absent)
         if found is None:
             with lock:
                 if absent not in known:
-                    gm = halves.backward
-                    if absent:
-                        gm = without_tangents(gm, {tangents[k] for k in absent})
-                    inputs = gm.graph.find_nodes(op="placeholder")
-                    reads = {i for i, node in enumerate(inputs[:len(halves.saved)]) if node.users}
+                    gm, reads = graph(absent)
                     compiled = context.copy().run(compile_aten, gm, _fakes(gm), is_backward=True)
                     known[absent] = compiled, reads
                 found = known[absent]
         return found
 
+    version.reads = lambda absent: graph(absent)[1]
     return version
 
 
@@ -164,17 +169,25 @@ def layout_of(t: torch.Tensor) -> tuple:
 # that may be one that eager's backward would not have asked for, and that our version of it does not read.
 # Then the tensors are fetched by way of a hook, and their versions are compared here. So are those of the
 # inputs that are watched (`saved_after_writing`), by way of an alias.
+#
+# One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
+# `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept.
 
 # %%
-def saved_tensors(ctx, reads: list[int]) -> list[torch.Tensor]:
+def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
     """The saved tensors; those at the positions `reads` are as they were. Otherwise RuntimeError, as the
-    engine raises it. ctx.versions: of the tensors when they were saved; None where the engine's check is
-    enough."""
+    engine raises it. alive: whether eager's graphs of the present tangents are. ctx.versions: of the tensors
+    when they were saved; None where the engine's check is enough. ctx.left: those that a backward of others
+    has left, by position, or None."""
     if ctx.modified is None:
         try:
             return list(ctx.saved_tensors)
         except RuntimeError as error:
-            if ctx.versions is None:
+            if ctx.left is not None and alive and not torch.is_grad_enabled():
+                if any(ctx.left[i]._version != ctx.versions[i] for i in reads):
+                    raise RuntimeError(MODIFIED) from None
+                return [ctx.left.get(i) for i in range(len(ctx.versions))]
+            if ctx.versions is None or ctx.left is not None:
                 raise
             for saved in ctx._raw_saved_tensors:
                 saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
@@ -183,6 +196,10 @@ def saved_tensors(ctx, reads: list[int]) -> list[torch.Tensor]:
     if torch.is_grad_enabled() or any(tensors[i]._version != ctx.versions[i] for i in reads):
         raise RuntimeError(ctx.modified)
     return tensors
+
+
+MODIFIED = ("one of the variables needed for gradient computation has been modified by an inplace operation: "
+            "a tensor that the compiled region saved")
 
 
 def _as_it_is(tensor):
@@ -216,7 +233,8 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
     is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in halves.backward.graph.nodes
                  if n.op == "placeholder"][:len(from_inputs)]
     order = {i: place for place, i in enumerate(i for i, tensor in enumerate(is_tensor) if tensor)}
-    some_absent = len(joint.differentiable) > 1
+    every = frozenset(range(len(joint.differentiable)))
+    some_absent = len(every) > 1
     sizes_of = [joint.differentiable[k] for k, layout in enumerate(layouts) if layout is None]
     shared: list[set[int]] = []      # filled by the first call: saved values with memory in common
 
@@ -231,6 +249,7 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
         tensors = [s for s, tensor in zip(saved, is_tensor) if tensor]
         ctx.save_for_backward(*tensors)
         ctx.versions, ctx.modified = [t._version for t in tensors] if some_absent else None, None
+        ctx.left, ctx.alive = None, every
         ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
                        for i, tangents in joint.watched.items()]       # `finish` writes once more
         ctx.set_materialize_grads(False)
@@ -248,8 +267,14 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
         check_watched(ctx.watched, absent)
         with torch.no_grad():
             compiled, reads = backward(absent)
-        tensors = iter(saved_tensors(ctx, [order[i] for i in reads if is_tensor[i]]))
-        numbers, dynamic = iter(ctx.numbers), iter(ctx.layouts)
+        read = {order[i] for i in reads if is_tensor[i]}
+        tensors = saved_tensors(ctx, read, every - absent <= ctx.alive) if order else []
+        kept: set[int] = set()
+        if some_absent and not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.alive = frozenset([k for k in ctx.alive if joint.overlaps[k] <= absent])
+            kept = backward.reads(every - ctx.alive) if ctx.alive else kept
+            ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if is_tensor[i]}
+        tensors, numbers, dynamic = iter(tensors), iter(ctx.numbers), iter(ctx.layouts)
         arguments = [next(tensors) if tensor else next(numbers) for tensor in is_tensor]
         del tensors
         ctx.maybe_clear_saved_tensors()
@@ -262,7 +287,7 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
                     arguments.append(match_tangent(tangents[i], *layout))
             copied = getattr(compiled, "overwritten", ())
             if not (ctx.hooked or torch._C._autograd._get_current_graph_task_keep_graph()):
-                copied = shared[0].intersection(copied)
+                copied = (shared[0] | kept).intersection(copied)
             for i in copied:
                 arguments[i] = copy_of(arguments[i], *layout_of(arguments[i]))
             gradients = call_compiled(compiled, arguments)
@@ -272,8 +297,9 @@ def build_function(joint: Joint, halves: Partition, forward: Callable,
             out[position] = _NotTwice.apply(gradient, *causes) if again else gradient
         return tuple(out)
 
+    outside = functools.partial(hook.run, None, run_backward)      # a program may call it; it is not captured
     return type("CompiledRegion", (torch.autograd.Function,),
-                {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)})
+                {"forward": staticmethod(run_forward), "backward": staticmethod(outside)})
 
 # %% [markdown]
 # ## Outputs

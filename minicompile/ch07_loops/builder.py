@@ -21,6 +21,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ..ch01_graphs.floats import Float
 from ..ch01_graphs.symbolic import (Int, Symbol, add, as_expr, floordiv, mod, mul, provably_less,
                                      provably_nonnegative)
 from ..ch06_decompositions.table import HALF
@@ -94,9 +95,7 @@ def typed(value, dtype: torch.dtype):
         return float(value)
     value = int(value)
     info = torch.iinfo(dtype)
-    if not info.min <= value <= info.max:
-        value = torch.tensor(value).to(dtype).item()
-    return value
+    return (value - info.min) % 2**info.bits + info.min
 
 # %% [markdown]
 # ## The builder
@@ -251,7 +250,9 @@ class Builder:
     def nonnegative(self, ref: Ref) -> bool:
         """Is this integer value known not to be negative."""
         op, args, _ = self.insts[ref.id]
-        if op in ("index", "constant"):
+        if op == "constant" and isinstance(args[0], (bool, float)):
+            return args[0] >= 0
+        if op in ("index", "constant") and not isinstance(args[0], Float):
             return provably_nonnegative(args[0])
         if op in ("maximum", "minimum", "add", "mul", "to_dtype"):
             return (any if op == "maximum" else all)(self.nonnegative(a) for a in args)

@@ -14,6 +14,7 @@ import torch
 
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.symbolic import Expr, Symbol, as_expr
+from ..errors import Unsupported
 from .builder import HALF, Builder, compute_dtype
 from .externs import move
 from .lazy import Lazy, Lowering, footprint, in_memory, make_lazy, product, realize, sizes_of, strides_of
@@ -244,6 +245,8 @@ def clone(g, x, *, memory_format=None):
 @lowering("full")
 def full(g, size, value, **kwargs):
     dtype, value = g.val.dtype, number(argument(g, value), g.val.dtype, g.val.device)
+    if type(value) is int and not -2**63 <= value < 2**63:
+        raise Unsupported(f"torch.full() with {value}, which it may refuse")
     return make_lazy(g, lambda b, index: element(b, value, index, dtype), [])
 
 

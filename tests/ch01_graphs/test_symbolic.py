@@ -21,7 +21,7 @@ def build(tree):
         return tree, lambda v: evaluate(tree, v) if isinstance(tree, Expr) else tree
     op, left, right = tree
     (a, fa), (b, fb) = build(left), build(right)
-    if op in "/%" and not (isinstance(b, int) and b > 0):
+    if op in "/%" and (bounds(b)[0] or 0) <= 0:
         b, fb = 7, lambda v: 7
     fn = {"+": add, "-": lambda x, y: add(x, mul(y, -1)), "*": mul, "/": floordiv, "%": mod}[op]
     py = {"+": lambda x, y: x + y, "-": lambda x, y: x - y, "*": lambda x, y: x * y, "/": lambda x, y: x // y,
@@ -54,6 +54,13 @@ def test_equal_forms_and_provable_order(a, b, v):
         assert fx(v) == fy(v)
     if provably_less(x, y):
         assert fx(v) < fy(v)
+
+
+def test_common_factors_cancel():
+    i, s = VARS["i0"].expr, S0.expr
+    assert floordiv(8 * s * i + 8 * s, 32 * s) == floordiv(i + 1, 4)
+    assert floordiv(s * i + 2 * s, s * s) == floordiv(i + 2, s)
+    assert floordiv(2 * i + 4, 6 * s) == floordiv(i + 2, 3 * s)
 
 
 def test_flatten_and_unflatten_cancel():

@@ -2,18 +2,24 @@
 
 A case is (name, make, call, change): make() -> state, call(state, x) is compiled, change(state) changes one fact.
 """
+import builtins
 import collections
 import contextlib
 import copy
 import dataclasses
 import functools
 import gc
+import math
+import os
 import re
+import sys
 import types
 import weakref
 
+import numpy
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import minicompile
@@ -434,6 +440,81 @@ def test_aliased_arguments():
         torch.testing.assert_close(a, b)
 
 
+class Holder:
+    def __init__(self):
+        self.v, self.items = 1, [1]
+
+
+def counter():
+    n = 0
+
+    def count(x):
+        nonlocal n
+        n += 1
+        return x * n
+    return count
+
+
+APART = {
+    "list": (lambda x, a, b: (a.append(1), x * len(b))[1], lambda: [0]),
+    "item": (lambda x, a, b: (a.__setitem__(0, 5), x * b[0])[1], lambda: [0]),
+    "list in a tuple": (lambda x, a, b: (a[0].append(1), x * len(b[0]))[1], lambda: ([1],)),
+    "dict": (lambda x, a, b: (a.update(k=5), x * b["k"])[1], lambda: {"k": 1}),
+    "dict that grows": (lambda x, a, b: (a.update(z=5), x * len(b))[1], lambda: {"k": 1}),
+    "set": (lambda x, a, b: (a.add(7), x * len(b))[1], lambda: {1}),
+    "deque": (lambda x, a, b: (a.append(1), x * len(b))[1], lambda: collections.deque([1])),
+    "attribute": (lambda x, a, b: (setattr(a, "v", 5), x * b.v)[1], Holder),
+    "list of an object": (lambda x, a, b: (a.items.append(5), x * len(b.items))[1], Holder),
+    "variable of a closure": (lambda x, a, b: (a(x), b(x))[1], counter),
+    "tensor": (lambda x, a, b: (a.add_(1), x * b.sum())[1], lambda: torch.ones(2)),
+    "is": (lambda x, a, b: x * (a is b), Holder), "eq": (lambda x, a, b: x * (a == b), Holder),
+    "in": (lambda x, a, b: x * (a in [b]), Holder), "key": (lambda x, a, b: x * len({a, b}), Holder),
+    "id": (lambda x, a, b: x * (id(a) == id(b)), Holder), "index": (lambda x, a, b: x * [a, b].index(b), Holder),
+    "key, tensor": (lambda x, a, b: x * len({a, b}), lambda: torch.ones(2)),
+    "key, module": (lambda x, a, b: x * len({a, b}), nn.ReLU), "key, closure": (lambda x, a, b: x * len({a, b}), counter),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_objects_that_become_one(name):
+    """What is written through one name is seen through another only if both are of one object."""
+    function, make = APART[name]
+    compiled, x = minicompile.compile(function, backend="eager"), torch.ones(3)
+    for tied in (False, False, True, False, True):
+        a, c = make(), make()
+        b, d = (a, c) if tied else (make(), make())
+        assert torch.equal(compiled(x, a, b), function(x, c, d))
+
+
+class TwoBuffers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("a", torch.ones(3))
+        self.register_buffer("b", torch.ones(3) * 5)
+
+    def forward(self, x):
+        self.a.add_(1)
+        self.b.mul_(2)
+        return x + self.a + self.b
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_parts_of_a_module_that_become_one(backend):
+    first, second, x = TwoBuffers(), TwoBuffers(), torch.ones(3)
+    compiled = minicompile.compile(apply, backend=backend)
+    for tie in (False, False, True, True):
+        for m in (first, second):
+            m.b = m.a if tie else m.b
+        assert torch.equal(compiled(first, x), second(x))
+
+    def tied(m, x):
+        return x * len(list(m.modules())) * len(list(m.parameters()))
+    compiled, m = minicompile.compile(tied, backend=backend), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    for change in (lambda: None, lambda: setattr(m[0], "weight", m[1].weight), lambda: m.__setitem__(0, m[1])):
+        change()
+        assert torch.equal(compiled(m, x), tied(m, x))
+
+
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_overlapping_memory(backend):
     def f(x, y):
@@ -446,6 +527,48 @@ def test_overlapping_memory(backend):
         a, b = make(), make()
         torch.testing.assert_close(compiled(*a), f(*b))
         torch.testing.assert_close(a, b)
+
+
+# ---- names of libraries ------------------------------------------------------------------------------------
+
+def imports_inside(x):
+    import made_package.part
+    from made_package.part import scale
+    return scale(x) + made_package.part.K
+
+
+LIBRARIES = {
+    "function of torch": (F, "linear", lambda *a: torch.zeros(4), lambda x: F.linear(x, x)),
+    "through a module's code": (F, "linear", lambda *a: torch.zeros(4), lambda x, m=nn.Linear(4, 4): m(x)),
+    "global of a module's code": (nn.modules.linear, "F", types.SimpleNamespace(linear=lambda *a: torch.zeros(4)),
+                                  lambda x, m=nn.Linear(4, 4): m(x)),
+    "class": (nn, "ReLU", nn.Tanh, lambda x: nn.ReLU()(x)), "constant": (math, "pi", 3.0, lambda x: x * math.pi),
+    "function of Python": (math, "sqrt", lambda v: 9.0, lambda x: x * math.sqrt(4)),
+    "name that was absent": (math, "tau2", 9.0, lambda x: x * (2 if hasattr(math, "tau2") else 3)),
+    "flag": (torch.backends.cudnn, "benchmark", True, lambda x: x * (2 if torch.backends.cudnn.benchmark else 3)),
+    "builtin": (builtins, "divmod", lambda a, b: (9, 9), lambda x: x * divmod(7, 3)[0]),
+    "environment": (os, "environ", {"MADE": "abc"}, lambda x: x * len(os.getenv("MADE", ""))),
+    "import": (sys.modules, "made_package.part", types.SimpleNamespace(scale=lambda x: x * 7, K=1), imports_inside),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_names_of_libraries(name, monkeypatch):
+    package, part = types.ModuleType("made_package"), types.ModuleType("made_package.part")
+    package.part, part.K, part.scale = part, 2, lambda x: x * part.K
+    monkeypatch.setitem(sys.modules, "made_package", package)
+    monkeypatch.setitem(sys.modules, "made_package.part", part)
+    owner, attribute, value, function = LIBRARIES[name]
+    compiled, x = minicompile.compile(function, backend="aot_eager"), double(torch.float32)
+    for patch in (False, True, False):
+        with monkeypatch.context() as m:
+            if patch and owner is sys.modules:
+                m.setitem(owner, attribute, value)
+            elif patch:
+                m.setattr(owner, attribute, value, raising=False)
+            torch.testing.assert_close(compiled(x), function(x))
+    part.K = 5
+    torch.testing.assert_close(compiled(x), function(x))
 
 
 # ---- containers and plain Python -------------------------------------------------------------------------
@@ -518,6 +641,78 @@ def test_plain_objects(name, written, monkeypatch):
             torch.testing.assert_close(compiled(state, x), reads(state, x))
     finally:
         globals().pop("len", None)
+
+
+def test_a_cache_that_is_cleared():
+    @functools.lru_cache
+    def looked_up(n):
+        return table[n]
+    table, x = {1: 2}, torch.ones(3)
+    compiled = minicompile.compile(lambda x: x * looked_up(1), backend="eager", fullgraph=True)
+    for change in (lambda: None, lambda: table.update({1: 7}), looked_up.cache_clear):
+        change()
+        assert torch.equal(compiled(x), x * looked_up(1))
+
+
+def test_attributes_of_a_partial():
+    def f(p, x):
+        return p(x) * getattr(p, "scale", 3)
+    compiled, x = minicompile.compile(f, backend="eager", fullgraph=True), torch.ones(3)
+    part = functools.partial(torch.add, other=1)
+    for change in (lambda: None, lambda: setattr(part, "scale", 5), lambda: setattr(part, "scale", 6), lambda: delattr(part, "scale")):
+        change()
+        assert torch.equal(compiled(part, x), f(part, x))
+
+
+class Field:
+    """A data descriptor that keeps its value under its own name."""
+
+    def __set_name__(self, owner, name):
+        self.name = name
+
+    def __get__(self, obj, owner=None):
+        return obj.__dict__[self.name] * 2
+
+    def __set__(self, obj, value):
+        obj.__dict__[self.name] = value
+
+
+class WithField:
+    rate = Field()
+
+    def __init__(self):
+        self.rate = 3
+
+
+FACTS = {
+    "data descriptor": (lambda s, x: x * s.rate, WithField(), lambda s: setattr(s, "rate", 5)),
+    "bound of a deque": (lambda q, x: (q.append(5), x * sum(q))[1], collections.deque([1, 2]), lambda q: collections.deque([1, 2], maxlen=2)),
+    "key of bytes": (lambda d, x: x * d.get(b"k", 1), {b"a": 1}, lambda d: d.update({b"k": 3})),
+    "offset": (lambda t, x: x * t.storage_offset(), BASE[:4], lambda t: BASE[4:8]),
+    "offset of a view": (lambda t, x: x * t[1:].storage_offset(), BASE[:4], lambda t: BASE[4:8]),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_of_an_argument(name):
+    function, argument, change = FACTS[name]
+    compiled, x = minicompile.compile(function, backend="eager", fullgraph=True), torch.ones(3)
+    for made in (lambda a: a, change, lambda a: a):
+        changed = made(argument)
+        argument = argument if changed is None else changed
+        twin = copy.copy(argument) if not isinstance(argument, torch.Tensor) else argument
+        assert torch.equal(compiled(argument, x), function(twin, x))
+
+
+@pytest.mark.parametrize("number", [numpy.bool_(True), numpy.bool_(False), 2**63, 2**63 + 5, -2**63])
+def test_numbers_that_are_not_what_they_seem(number):
+    """PyTorch takes a truth value of NumPy for a float, and the bits of an unsigned number for a signed one."""
+    for f in (lambda x, n: x * n, lambda x, n: x + n, lambda x, n: n - x):
+        x = torch.arange(4)
+        for backend in ("eager", "loops"):
+            minicompile.reset()
+            got = minicompile.compile(f, backend=backend)(x, number)
+            assert got.dtype == f(x, number).dtype and torch.equal(got, f(x, number))
 
 
 @pytest.mark.parametrize("name", ["method", "kind", "__len__", "a", "extra"])
@@ -697,6 +892,22 @@ def test_a_dead_object_takes_its_entry_along():
 
 
 HELD = None
+
+
+def test_reset_frees_classes_whose_parts_were_read():
+    def used():
+        class Made:
+            rows = [1, 2]
+
+            def method(self, x):
+                return x * self.rows[0]
+        compiled, x = minicompile.compile(lambda x: Made().method(x), backend="eager", fullgraph=True), torch.ones(3)
+        assert torch.equal(compiled(x), x)
+        return weakref.ref(Made)
+    made = used()
+    minicompile.reset()
+    gc.collect()
+    assert made() is None
 
 
 def test_reset_removes_everything():

@@ -1180,3 +1180,116 @@ def unusual_arguments(x, k, v, i, r, s, m, b, p, c, f, e, n):
 @program(args=lambda: (torch.Size([2, 3]), torch.float32, torch.device("cpu"), torch.contiguous_format))
 def torch_constants(x, size, dtype, device, layout):
     return torch.zeros(size, dtype=dtype, device=device) + x.to(device), size.numel(), size[0], dtype.is_floating_point, device.type, str(device), size + (1,), dtype == torch.float32, dtype.itemsize
+
+
+@program(args=lambda: (3, [("a", 1)], iter([4, 5])), breaks=True)
+def stars_of_what_cannot_be_spread(x, n, pairs, it):
+    said = []
+    for spread in (lambda: [0, *n], lambda: {0, *n}, lambda: {**n}, lambda: {**pairs}, lambda: len(*n), lambda: dict(b=1, **pairs)):
+        try:
+            said.append(spread())
+        except TypeError as error:
+            said.append(str(error))
+    return x + 1, said, [*pairs, *it], {**{"a": x}, **dict(pairs)}, {*"ab", *pairs}
+
+
+@program
+def grad_modes_as_decorators_and_objects(x):
+    def needs(y, k=2):
+        return (y * k).requires_grad
+    context, leaf = torch.no_grad(), x * torch.ones(3, requires_grad=True)
+    with context:
+        previous = context.prev
+    return (torch.no_grad()(needs)(leaf), torch.enable_grad()(needs)(leaf, k=3), context.__class__ is torch.no_grad, isinstance(context, torch.no_grad),
+            previous, torch.is_grad_enabled())
+
+
+@program
+def methods_by_their_names(x):
+    a, s, it = [1, 2], {1, 2}, (n * x for n in (1, 2))
+    a.__init__([3])
+    s.clear()
+    return a, a.__contains__(3), a.__eq__([3]), a.__len__(), s, it.__next__(), it.__iter__() is it, x.__len__(), [row + 1 for row in x.__iter__()]
+
+
+@program
+def generators_misused(x):
+    def echo():
+        try:
+            y = yield x
+            yield y
+        except ValueError as error:
+            yield str(error)
+
+    def stubborn():
+        try:
+            yield 1
+        except GeneratorExit:
+            yield 2
+
+    def of_itself():
+        try:
+            next(own[0])
+        except ValueError as error:
+            yield str(error)
+
+    own, said = [], []
+    own.append(of_itself())
+    said.append(next(own[0]))
+    spent, fresh, unstarted, thrown, closed = echo(), echo(), echo(), echo(), stubborn()
+    said += [next(spent), spent.send(3), next(thrown), thrown.throw(ValueError("v")), next(closed)]
+    for action in (lambda: spent.send(1), lambda: fresh.send(1), lambda: unstarted.throw(KeyError("k")), closed.close):
+        try:
+            action()
+        except (StopIteration, TypeError, KeyError, RuntimeError) as error:
+            said.append(repr(error))
+    return said, x + 1
+
+
+@program(args=lambda: ({Key(1): 2, Key(3): 4},))
+def keys_with_a_hash_of_their_own(x, d):
+    d[Key(5)] = 6
+    return d[Key(1)] * x, {Key(2): 1}[Key(2)], len(d), {frozenset([1, 2]): 1}[frozenset([2, 1])], {(1, Key(2)): 3}[1, Key(2)]
+
+
+@program
+def attributes_of_exceptions(x):
+    class Code(Exception):
+        code = 3
+
+        @property
+        def double(self):
+            return self.args[0] * 2
+
+    said = []
+    for action in (lambda: {}.nothing, lambda: nothing_of_this_name, lambda: super(Code, Code(1)).nothing):
+        try:
+            action()
+        except (AttributeError, NameError) as error:
+            said += [error.name, str(error)]
+    error = ImportError("a", path="p")
+    try:
+        raise Code(4) from ValueError
+    except Code as caught:
+        said += [caught.code, caught.double, caught.__class__.__name__, repr(caught.__cause__)]
+    return said, error.name, error.path, AttributeError("a", name="n").name, x + 1
+
+
+@program
+def calls_that_python_refuses(x):
+    class Plain:
+        pass
+
+    said = []
+    for action in (lambda: Plain(1), lambda: ValueError(a=1), lambda: Plain()(), lambda: functools.reduce(max, []), lambda: reversed({1}), lambda: reversed(3),
+                   lambda: tuple("ab")["a"], lambda: 3 in 4, lambda: len(torch.tensor(1.0)), lambda: {}.popitem(), lambda: Vec(1).nothing):
+        try:
+            said.append(action())
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            said.append((type(error).__name__, str(error)))
+    return said, x + 1
+
+
+@program
+def signatures(x):
+    return list(inspect.signature(Vec(1).__add__).parameters), list(inspect.signature(torch.nn.functional.dropout).parameters), inspect.isclass(Problem), x + 1

@@ -268,3 +268,58 @@ def test_warning_with_a_category():
         return x + 1
     with pytest.warns(DeprecationWarning, match="careful"):
         minicompile.compile(function, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+# ---- id()
+
+class Thing:
+    pass
+
+
+THINGS = [Thing() for _ in range(4)]
+STORE = {id(o): i for i, o in enumerate(THINGS[:3])}
+SEEN = {id(o) for o in THINGS[:3]}
+PAIRS = {(id(o), 1): i for i, o in enumerate(THINGS[:3])}
+NUMBERS = [id(o) for o in THINGS[:3]]
+
+
+def id_looked_up(x, o):
+    return (x + 1, id(o) in STORE, id(o) in SEEN, STORE.get(id(o), 7), PAIRS.get((id(o), 1)), id(o) in NUMBERS, id(o) == NUMBERS[0],
+            id(o) == 5, id(o) is None, id(o) in {1: 2}, id(o) in (1, 2))
+
+
+def id_found_in_a_table(x, o):
+    def look(o):
+        if id(o) in STORE:
+            return STORE[id(o)]
+        elif isinstance(o, (list, tuple)):
+            return [look(part) for part in o]
+        raise KeyError(f"no {o} here")
+    return x + 1, look(o), look([o, o])
+
+
+def id_added(x, o):
+    SEEN.add(id(o))
+    STORE[id(o)] = 9
+    y = x + 1
+    n = len(SEEN)
+    SEEN.discard(id(THINGS[3]))
+    return y, n, len(SEEN), sorted(STORE) == sorted(set(STORE)), STORE.pop(id(o)), STORE.setdefault(id(o), 3)
+
+
+@pytest.mark.parametrize("program", (id_looked_up, id_found_in_a_table, id_added))
+def test_ids_of_objects_that_are_in_containers_from_outside(program, fresh):
+    def results(f):
+        found = []
+        for o in THINGS:
+            try:
+                found.append(repr(f(torch.ones(2), o)))
+            except KeyError as error:
+                found.append(repr(error))
+        return found, list(STORE.values()), len(SEEN)
+    saved = dict(STORE), set(SEEN)
+    seen = []
+    for f in (program, minicompile.compile(program, backend="eager")):
+        STORE.clear(), SEEN.clear(), STORE.update(saved[0]), SEEN.update(saved[1])
+        seen.append(results(f))
+    assert seen[0] == seen[1]

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-import language_functions  # noqa: F401  (registers its programs)
+import language_corners  # noqa: F401  (registers its programs)
+import language_functions  # noqa: F401  (likewise)
 import minicompile
 from language_classes import PROGRAMS
 from minicompile.ch03_capture import capture

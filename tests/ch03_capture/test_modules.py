@@ -205,3 +205,57 @@ def test_same_tensor_twice_is_another_graph():
     torch.testing.assert_close(compiled(a, b), torch.full((2,), 3.0))
     torch.testing.assert_close(compiled(a, a), torch.full((2,), 6.0))
     torch.testing.assert_close(compiled(b, torch.zeros(2)), torch.full((2,), 2.0))
+
+
+class Late(nn.Module):
+    """Its constructor does something else before it lets nn.Module begin."""
+    def __init__(self, f):
+        print("before")                          # a graph break: the rest is captured as a frame of its own
+        object.__setattr__(self, "early", 3)
+        super(Late, self).__init__()
+        self.f, self.layer = f, nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.f(x) * self.early
+
+
+def test_modules_before_their_constructor(capsys):
+    def make(x):
+        m = Late(lambda x: x + 1)
+        return m(x), [name for name, _ in m.named_parameters()]
+
+    def call(x, m):
+        try:
+            return m(x)
+        except AttributeError as error:
+            return str(error)
+    new = Late.__new__(Late)
+    for f, args in ((make, ()), (call, (new,)), (lambda x, m: (x * (m is None), isinstance(m, nn.Module)), (new,))):
+        for _ in range(2):
+            assert repr(minicompile.compile(f, backend="eager")(torch.ones(2), *args)) == repr(f(torch.ones(2), *args))
+
+
+SEPARATED, HAS = "-".join, frozenset({1, 2}).__contains__
+
+
+def test_bound_methods_of_constants():
+    """As `keyword.iskeyword`, which is one of a frozenset; a graph serves no other."""
+    def f(x, k, count):
+        return x + HAS(k), SEPARATED(["a", "b"]), count(2), list(filter(HAS, [0, 1, 2, 3]))
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for k in (1, 3):
+        for count in ((1, 2, 2).count, (2, 3).count, [2].count):
+            assert repr(compiled(torch.ones(1), k, count)) == repr(f(torch.ones(1), k, count))
+
+
+def test_distributed_that_begins(tmp_path):
+    def f(x):
+        return x + (1 if torch.distributed.is_available() and torch.distributed.is_initialized() else 2)
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    assert compiled(torch.zeros(1)).item() == 2
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'rendezvous'}", rank=0, world_size=1)
+    try:
+        assert compiled(torch.zeros(1)).item() == 1
+    finally:
+        torch.distributed.destroy_process_group()
+    assert compiled(torch.zeros(1)).item() == 2

@@ -972,6 +972,29 @@ def fill(x: torch.Tensor, v: float) -> None:
     x.detach().numpy()[:] = v
 
 
+LIBRARY = torch.library.Library("minicompile_tests_plain", "FRAGMENT")
+LIBRARY.define("doubled_(Tensor(a!) x) -> Tensor(a!)")
+LIBRARY.impl("doubled_", lambda x: x.mul_(2), "CPU")
+LIBRARY.impl("doubled_", lambda x: x, "Meta")            # does not count the version
+
+
+@feature(graphs=None)
+def custom_operator_writes_without_counting():
+    def f(x):
+        y = x.detach().clone()
+        torch.ops.minicompile_tests_plain.doubled_(y)
+        return y + 1
+    return f, (rand(3),)
+
+
+@feature(graphs=None)
+def quantized_tensors():
+    def f(x):
+        q = torch.quantize_per_tensor(x, 0.1, 2, torch.quint8)
+        return q.is_quantized, q.dtype, q.dequantize() + 1, q.int_repr()
+    return f, (rand(3, grad=False),)
+
+
 @feature
 def custom_operator():
     return lambda x: torch.ops.minicompile_features.double(x.sin()) + 1, (rand(3, grad=False),)
@@ -2153,6 +2176,43 @@ def checkpoint_with_side_effects():
                 return self.bn(self.l(x)).relu()
             return checkpoint(block, x, use_reentrant=False) + self.calls
     return M(), (rand(4, 3),)
+
+
+@feature
+def checkpoints_that_end_in_views():
+    layer = nn.Linear(3, 3)
+
+    def transposed(x):
+        return layer(x).sin().t()
+
+    def cubed(x):
+        return Cube.apply(layer(x))
+
+    def f(x):
+        for part in (transposed, cubed, cubed, transposed, transposed):
+            x = checkpoint(part, x, use_reentrant=False)
+        return x
+    return f, (rand(3, 3),)
+
+
+@feature(graphs=None, calls=3)
+def losses_differentiated_in_turns():
+    torch.manual_seed(4)
+    generator, critic = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), nn.Linear(3, 1)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (generator, critic)]
+
+    def f(z, real):
+        fake = generator(z)
+        loss = F.softplus(critic(fake.detach())).mean() + F.softplus(-critic(real)).mean()
+        losses = loss, F.softplus(-critic(fake)).mean()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for one in losses:
+            one.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return [loss.detach() for loss in losses], [p.detach().clone() for p in (*generator.parameters(), *critic.parameters())]
+    return f, (rand(4, 2, grad=False), rand(4, 3, grad=False))
 
 
 @feature

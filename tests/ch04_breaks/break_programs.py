@@ -1020,6 +1020,107 @@ def fails_in_no_grad(x):
     return x * 3, torch.is_grad_enabled()
 
 
+def recursive_closure(x):
+    def flatten(items):
+        for item in items:
+            if isinstance(item, list):
+                effect(len(item))
+                yield from flatten(item)
+            else:
+                yield item
+    return x + 1, list(flatten([1, [2, [3]], 4]))
+
+
+def result_of_generator(x):
+    def generator():
+        yield 1
+        return "result"
+    items = generator()
+    next(items)
+    try:
+        next(items)
+    except StopIteration as error:
+        effect(error.args)
+        return x + 1, error.value
+
+
+class OneEach(type):
+    made = {}
+
+    def __call__(cls, *args):
+        if cls not in cls.made:
+            cls.made[cls] = super().__call__(*args)
+        return cls.made[cls]
+
+
+class Only(metaclass=OneEach):
+    def __init__(self):
+        self.n = 3
+
+
+def attribute_of_metaclass(x):
+    OneEach.made.clear()
+    effect(x)
+    return x * Only().n, Only() is Only(), len(OneEach.made)
+
+
+class ByNumber:
+    def __init__(self, n):
+        self.n = n
+
+    def __hash__(self):
+        return self.n
+
+    def __eq__(self, other):
+        return self.n == other.n
+
+
+def hashed_by_the_program(x):
+    d = {ByNumber(1): x, ByNumber(2): 2}
+    y = x + 1
+    effect(y)
+    d[ByNumber(2)] = 5
+    return y, d[ByNumber(1)] * d[ByNumber(2)], len(d)
+
+
+def exception_compared(x):
+    made, y = ValueError("made"), x * 2
+    effect(y)
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise made
+    except ValueError as caught:
+        same = caught is made
+    return y, same, repr(made.__context__)
+
+
+def comprehension_over_a_cell(x):
+    k = 10
+
+    def outer():
+        return k
+    effect(x)
+    inner = [lambda: k for k in range(3)]
+    made = [(effect(j), lambda: (j, k))[1] for j in range(2)]
+    return x + k, outer(), [f() for f in inner], [f() for f in made]
+
+
+def group_left_over(x):
+    out, y = [], x * 2
+    try:
+        try:
+            raise ExceptionGroup("g", [ValueError(1), KeyError(2)])
+        except* ValueError as part:
+            effect(len(part.exceptions))
+            out.append(sys.exception() is part)
+            raise IndexError("new")
+    except BaseExceptionGroup as whole:
+        out += [(type(e).__name__, repr(e.__context__)) for e in whole.exceptions]
+    return y, out
+
+
 ALL = [f for f in list(globals().values()) if isinstance(f, types.FunctionType) and f.__module__ == __name__
        and f.__name__ not in ("effect", "fail", "seen_state", "generator_context", "quiet_gradients")]
 # Nothing to compile, or it raises each time

@@ -320,6 +320,76 @@ def test_retain_graph_and_freeing():
         loss.backward()
 
 
+def test_second_backward_where_nothing_is_saved():
+    x, y = rand(3), rand(3)
+    loss, = compile_function(lambda x, y: (x + y).sum(), [x, y])(x, y)
+    loss.backward()
+    loss.backward()
+    assert torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [0, 0], [1, 0, 1]])
+def test_outputs_differentiated_one_after_another(order):
+    """Where eager has graphs of their own for them, one region has, too; what was differentiated is freed."""
+    def losses(x, w):
+        return (x * w).exp().sum(), (x + w).sin().sum(), (x.cos() * 2).sum()
+
+    def gradients(function):
+        leaves, seen = [torch.arange(3.0).requires_grad_(), torch.ones(3, requires_grad=True)], []
+        outputs = function(*leaves)
+        for i in order:
+            try:
+                outputs[i].backward()
+            except RuntimeError as error:
+                seen.append(str(error).split("(")[0])
+            seen += [None if t.grad is None else t.grad.tolist() for t in leaves]
+        return seen
+    compiled = compile_function(losses, [rand(3), rand(3)])
+    assert gradients(compiled) == gradients(losses)
+    leaf = rand(3)
+    outputs = compiled(leaf, leaf)
+    outputs[0].backward()
+    with torch.no_grad():
+        leaf.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        outputs[1].backward()
+
+
+def test_two_networks_in_one_region():
+    """The losses of a generator and of the one it is to deceive. All is freed that eager frees."""
+    def losses(z, g, d):
+        fake = (z @ g).tanh()
+        hidden = (fake.detach() @ d).sin()
+        return fake, (hidden * hidden.exp()).sum()
+    z, leaves = rand(4, 2, grad=False), [rand(2, 3), rand(3, 3)]
+    compiled = compile_function(losses, [z, *leaves])
+    want = [t.detach().clone().requires_grad_() for t in leaves]
+    fake, loss = compiled(z, *leaves)
+    fake_, loss_ = losses(z, *want)
+    for l, f in ((loss, fake), (loss_, fake_)):
+        l.backward()
+        (f * f).sum().backward()
+    for got, expected in zip(leaves, want):
+        torch.testing.assert_close(got.grad, expected.grad)
+
+
+def test_an_output_that_nobody_differentiates_keeps_no_activations():
+    def model(x, w):
+        h = (x @ w).sin().exp()
+        return h.sum(), h * 2
+    w, x = rand(4, 5), rand(3, 4, grad=False)
+    loss, _ = compile_function(model, [x, w])(x, w)
+    node = loss.grad_fn
+    assert any(t.shape == (3, 5) for t in node.saved_tensors)
+    loss.backward()
+    assert all(t.shape != (3, 5) for t in node.left.values())
+
+
+def test_sparse_gradients_are_refused():
+    with pytest.raises(Unsupported, match="gives a tensor of layout torch.sparse_coo"):
+        compile_function(lambda i, w: F.embedding(i, w, sparse=True), [torch.tensor([1, 2]), rand(4, 3)])
+
+
 def test_saved_tensors_die_with_backward():
     w = rand(4, 4)
     c = compile_function(lambda x: x.exp().sin().sum(), [w])

@@ -73,3 +73,22 @@ def test_results_that_are_also_saved_survive(case):
     before = [t.detach().clone() for t in out]
     sum(t.sum() for t in out).backward()
     assert all(torch.equal(t, old) for t, old in zip(out, before))
+
+
+def test_what_another_backward_will_read_is_not_overwritten(monkeypatch):
+    """Two losses of one region, differentiated one after the other, share an activation."""
+    overwritten, run = set(), HostProgram.__call__
+    monkeypatch.setattr(HostProgram, "__call__", lambda program, args: overwritten.update(program.overwritten) or run(program, args))
+
+    def losses(x, v, *weights):
+        h, m = x @ v, torch.eye(64)
+        return [((((h * w) @ m) * h) @ m).exp().sum() for w in weights]
+    x, v, *weights = torch.randn(64, 8), torch.randn(8, 64) / 10, *(torch.randn(64, 64, requires_grad=True) for _ in range(2))
+    compiled = minicompile.compile(losses)
+    for order in ((0, 1), (1, 0)):
+        found = []
+        for function in (compiled, losses):
+            results = function(x, v, *weights)
+            found.append([torch.autograd.grad(results[i], weights[i])[0] for i in order])
+        torch.testing.assert_close(*found)
+    assert overwritten

@@ -237,16 +237,17 @@ def ring(*_):
 
 
 def check(text: str, backend="eager", statistics=None, seconds=20.0, **settings):
-    """None, or (kind, explanation) of the first difference between the plain and the compiled run of a module."""
-    old = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    """None, or (kind, explanation) of the first difference between the plain and the compiled run of a module, which may
+    take so many seconds of processor time."""
+    old = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         return compare(text, backend, statistics, settings)
     except TooLong:
         return "too long", "it did not end"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, old)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, old)
 
 
 def compare(text, backend, statistics, settings):

@@ -1,0 +1,378 @@
+"""Programs about the corners of the language: the words of errors, the order in which methods are asked, patterns, groups of exceptions. See
+language_classes.py and test_language.py."""
+import collections
+import enum
+import itertools
+import sys
+
+import torch
+
+from language_classes import program
+
+
+def outcome_of(function, *args):
+    """What a call gives, or its exception in words."""
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error).__name__, str(error), getattr(error, "name", None)
+
+
+# Exceptions
+
+
+@program
+def exception_groups_taken_apart(x):
+    out, group = [], ExceptionGroup("g", [ValueError(1), TypeError("t"), ExceptionGroup("h", [ValueError(2), KeyError(3)])])
+    group.add_note("noted")
+    try:
+        raise group
+    except* ValueError as part:
+        out += [len(part.exceptions), part.message, part.exceptions[1].exceptions[0].args, part.__notes__, sys.exc_info()[1] is part]
+        x = x + 1
+    except* (TypeError, KeyError) as part:
+        out += [[type(e).__name__ for e in part.exceptions], str(part), sys.exc_info()[1] is part]
+        x = x * 2
+    except* OSError:
+        out.append("no")
+    else:
+        out.append("no")
+    finally:
+        out.append("finally")
+    try:
+        raise ValueError("naked")
+    except* ValueError as part:
+        out.append((type(part).__name__, part.exceptions[0].args))
+    return x, out
+
+
+@program(breaks=True)
+def exception_groups_left_over(x):
+    try:
+        try:
+            raise ExceptionGroup("g", [ValueError(1), TypeError(2), OSError(3)])
+        except* ValueError:
+            raise KeyError("new")
+        except* TypeError as part:
+            raise IndexError("newer") from part
+    except BaseExceptionGroup as whole:
+        return x * 2, [(repr(e), repr(e.__cause__), repr(e.__context__)) for e in whole.exceptions]
+
+
+@program(breaks=True)
+def exception_raised_twice(x):
+    made = ValueError("made before")
+    print("break")
+    try:
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            raise made
+    except ValueError as caught:
+        same, y = caught is made, x + 1
+    return y, same, repr(made.__context__), made.__traceback__ is not None
+
+
+@program
+def exceptions_rebuilt(x):
+    def ends():
+        yield 1
+        return "result"
+    generator = ends()
+    next(generator)
+    try:
+        next(generator)
+    except StopIteration as error:
+        return x + 1, error, SystemExit(3), OSError(2, "no file"), str(UnicodeDecodeError("ascii", b"ab", 0, 1, "why"))
+
+
+class NoManager:
+    def __enter__(self):
+        return 1
+
+
+@program
+def with_of_what_is_no_context_manager(x):
+    def enter(manager):
+        with manager:
+            pass
+    return x + 1, [outcome_of(enter, m) for m in (5, None, NoManager(), "text")]
+
+
+@program(breaks=True)
+def attribute_errors_name_the_object(x):
+    class Empty:
+        pass
+    o = Empty()
+    try:
+        o.nope
+    except AttributeError as error:
+        return x + 1, error.name, error.obj is o
+
+
+# Classes
+
+
+class Left:
+    def __add__(self, other):
+        return "Left.add"
+
+    def __radd__(self, other):
+        return "Left.radd"
+
+    def __lt__(self, other):
+        return "Left.lt"
+
+
+class Right(Left):
+    def __radd__(self, other):
+        return "Right.radd"
+
+    def __gt__(self, other):
+        return "Right.gt"
+
+
+class Refuses:
+    def __init__(self):
+        self.asked = []
+
+    def __add__(self, other):
+        self.asked.append("add")
+        return NotImplemented
+
+    def __radd__(self, other):
+        self.asked.append("radd")
+        return NotImplemented
+
+
+@program
+def derived_operands_are_asked_first(x):
+    a, b = Refuses(), Refuses()
+    said = outcome_of(lambda: a + b)
+    return x + 1, Left() + Right(), Right() + Left(), Left() + Left(), 1 + Right(), Left() < Right(), Right() < Left(), said, a.asked, b.asked
+
+
+class Pair(collections.namedtuple("Pair", "x y")):
+    __slots__ = ()
+
+    def __new__(cls, x):
+        return super().__new__(cls, x, x * 2)
+
+    def __add__(self, other):
+        return Pair(self.x + other.x)
+
+    def __mul__(self, other):
+        return "times"
+
+
+Point = collections.namedtuple("Point", "p q", defaults=[5])
+
+
+@program
+def named_tuples_with_methods(x):
+    wrong = [outcome_of(f) for f in (Point, lambda: Point(1, 2, 3), lambda: Point(1, p=2), lambda: Point(z=1))]
+    return Pair(x), Pair(1) + Pair(2), Pair(1) * 2, Point(q=1, p=x), wrong
+
+
+class Slots:
+    __slots__ = ("a", "b")
+
+
+class Properties:
+    written = property(None, lambda self, value: None)
+
+    @property
+    def read(self):
+        return 1
+
+
+@program
+def words_of_attribute_errors(x):
+    s, p = Slots(), Properties()
+    s.b = 1
+    del s.b
+
+    def delete(o, name):
+        delattr(o, name)
+    attempts = (lambda: s.a, lambda: s.b, lambda: delete(s, "a"), lambda: p.written, lambda: setattr(p, "read", 1), lambda: delete(p, "read"),
+                lambda: delete(p, "written"), lambda: getattr(p, 5), lambda: (5).__name__)
+    return x + 1, [outcome_of(f)[:2] for f in attempts]
+
+
+class Kind(type):
+    table = {"a": 1}
+
+    def __getattr__(cls, name):
+        if name == "dynamic":
+            return cls.__name__
+        raise AttributeError("not in " + name)
+
+    def __instancecheck__(cls, other):
+        return other == 1
+
+
+class OfKind(metaclass=Kind):
+    pass
+
+
+@program
+def metaclass_attributes(x):
+    OfKind.table["n"] = x.dim()
+    return x + 1, OfKind.dynamic, OfKind.table, outcome_of(lambda: OfKind.nope), isinstance(1, OfKind), isinstance(2, (str, OfKind)), isinstance(2, OfKind)
+
+
+@program
+def comprehensions_in_class_bodies(x):
+    k = 10
+
+    class A:
+        z = [k for k in range(3)]
+        w = {k: v for k, v in zip("ab", [1, 2])}
+        u = k
+    return x * k, A.z, A.w, A.u, (lambda: k)(), (lambda: 0).__qualname__
+
+
+# Patterns
+
+
+class Place:
+    __match_args__ = ("a", "b")
+
+    def __init__(self, a, b):
+        self.a, self.b = a, b
+
+
+class Absent:
+    __match_args__ = ("nope",)
+
+
+class Listed(collections.abc.Mapping):
+    def __init__(self, **items):
+        self.items_, self.asked = items, []
+
+    def __getitem__(self, key):
+        self.asked.append(key)
+        return self.items_[key]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+def matched(v):
+    match v:
+        case {"a": 1, "b": b, **rest}:
+            return b, rest
+        case Place(a=Place(a=p, b=[1, q])):
+            return p, q
+        case Absent(_):
+            return "absent"
+        case Absent():
+            return "Absent"
+        case Place(a, b):
+            return a, b
+        case int(n):
+            return "int", n
+
+
+@program
+def patterns(x):
+    listed = Listed(a=1, b=2, c=3), Listed(a=1), Listed()
+    values = [{"a": 1, "b": x, "c": 2}, {"a": 1}, Place(Place(x, [1, 2]), 0), Place(1, 2), Absent(), 5, True, "text", *listed]
+    return x + 1, [matched(v) for v in values], [m.asked for m in listed]
+
+
+def too_many(v):
+    match v:
+        case Place(1, 2, 3):
+            return 3
+
+
+def of_number(v):
+    match v:
+        case int(1, 2):
+            return 2
+
+
+def twice(v):
+    match v:
+        case Place(1, a=1):
+            return 1
+
+
+@program(breaks=True)
+def patterns_that_do_not_fit(x):
+    return x + 1, outcome_of(too_many, Place(1, 2)), outcome_of(of_number, 1), outcome_of(twice, Place(1, 1))
+
+
+# Calls and builtins
+
+
+def keywords(*args, a=1, **more):
+    return args, a, more
+
+
+class Named:
+    def __init__(self, value=0, *, flag):
+        self.value = value
+
+
+@program(breaks=True)
+def words_of_call_errors(x):
+    b = {"a": 5}
+    calls = (lambda: keywords(**b, **b), lambda: Named(1, 2, flag=3), lambda: Named(), lambda: sum(["a"], ""), lambda: max(1, 2, default=3), lambda: max(),
+             lambda: dict([(1, 2, 3)]), lambda: [1, 2][::0], lambda: isinstance(1, 5), lambda: vars(5), lambda: list(itertools.islice([1], -1)),
+             lambda: list(itertools.combinations([1], -1)), lambda: collections.deque([1])[0:1])
+    return x + 1, [outcome_of(f)[:2] for f in calls]
+
+
+def with_keyword_default(a, *, d=4):
+    return a, d
+
+
+@program(breaks=True)
+def keyword_defaults_change(x):
+    with_keyword_default.__kwdefaults__ = {"d": 40}
+    before = with_keyword_default(x)
+    with_keyword_default.__kwdefaults__["d"] = 41
+    after = with_keyword_default(x)
+    with_keyword_default.__kwdefaults__ = {"d": 4}
+    return before, after
+
+
+@program
+def ordered_dicts_compare_their_order(x):
+    a, b = collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)
+    return x + 1, a == b, a != b, a == {"b": 2, "a": 1}, {"b": 2, "a": 1} == a, a == collections.OrderedDict(a)
+
+
+@program(breaks=True)
+def tensors_in_text(x):
+    t = x.sum() * 0 + 1.5
+    return x + 1, "%s" % t, "%.1f" % t, b"%d" % t.long(), "{:.2f}".format(t), f"{t:.1f}"
+
+
+@program(breaks=True)
+def methods_of_numbers_leave(x):
+    n = x.dim()
+    return x + n, n.bit_length
+
+
+class Text(str, enum.Enum):
+    A = "a"
+    __str__ = str.__str__
+    __format__ = str.__format__
+
+
+class Overridden(dict):
+    def keys(self):
+        raise AssertionError("dict() does not ask")
+
+    __getitem__ = keys
+
+
+@program(args=lambda: (Overridden(a=1, b=2),))
+def derived_from_builtins(x, d):
+    return x + d.__len__(), str(Text.A), f"{Text.A}", f"{Text.A:>3}", dict(d), {**d}, {"z": 0} | dict(d)
