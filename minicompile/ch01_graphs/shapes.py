@@ -356,8 +356,8 @@ def is_symbolic(value) -> bool:
 # them.
 
 # %%
-class NumbersNeeded(Exception):
-    """An operator asks for symbolic sizes as numbers."""
+class NumbersNeeded(RuntimeError):
+    """An operator, or the text of an error, asks for symbolic sizes as numbers."""
 
 
 aten = torch.ops.aten
@@ -368,7 +368,7 @@ _answering = threading.local()           # .now: whether they get them
 
 def answer_in_numbers(numbers):
     if not getattr(_answering, "now", False):
-        raise NumbersNeeded
+        raise NumbersNeeded("symbolic sizes are asked for as numbers")
     return pytree.tree_map(int, numbers)
 
 
@@ -376,13 +376,13 @@ def with_symbols(function, *args, **kwargs):
     """function(*args, **kwargs), where sizes of fakes may be symbolic."""
     try:
         return function(*args, **kwargs)
-    except (NumbersNeeded, RuntimeError) as error:
+    except RuntimeError as error:
         if not needs_numbers(error):
             raise
     try:
         with torch._C._EnablePythonDispatcher():
             return function(*args, **kwargs)
-    except (NumbersNeeded, RuntimeError) as error:
+    except RuntimeError as error:
         if not needs_numbers(error):
             raise
     _answering.now = True

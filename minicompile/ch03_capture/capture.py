@@ -39,7 +39,7 @@ from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .epilogue import Epilogue, expression, refuse_to_leave, write_effects
 from .interpreter import Frame, StopTrace, Tracer, location, run, written_storages
 from .tensors import OPERATORS
-from .values import Lazy, ObjVal, TensorVal, UserError, class_of, class_reads, describe, told_apart
+from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_of, class_reads, describe, told_apart
 from .wrap import fixed_marks, guard_sizes, is_fixed, realize, wrap
 
 
@@ -249,8 +249,9 @@ def guard_aliasing(tx):
     of a module and another one are left to the runtime, which compares addresses."""
     found: dict = {}
     for value in tx.tracked.values():
-        if value.source is not None and not is_fixed(getattr(value, "real", None)):
-            found.setdefault(class_of(value), []).append(value)
+        if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
+            continue
+        found.setdefault(class_of(value), []).append(value)
     groups = [found.get(cls, ()) for cls in tx.told_apart.union(map(class_of, tx.dirty.values()))]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:

@@ -48,6 +48,18 @@ def test_differences_are_noticed():
         assert any(compare.difference(a, b) for a, b in zip(plain, other)), name
 
 
+@pytest.mark.parametrize("handled", (True, False))
+def test_how_often_an_endless_program_calls_is_not_compared(handled):
+    """A program that handles its RecursionError counts other calls when it is called from deeper, and only such a program does."""
+    from programs import compare
+    text = ("import torch\nG = [0]\ndef down(n):\n    G[0] += 1\n    return down(n - 1) if n else 0\n"
+            "def entry(x):\n    try:\n        return x + down(N)\n    except RecursionError:\n        return x\n"
+            "def drive(compile_, call):\n    call(compile_(entry), torch.ones(2))\n").replace("N", "-1" if handled else "50")
+    code = compile(text, "<t>", "exec")
+    assert compare.differs_from_itself(code, compare.execute(code, lambda f: f)) == handled
+    assert check(text) is None
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 21000, 250))
 def test_many(first):
