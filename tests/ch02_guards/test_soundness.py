@@ -556,7 +556,8 @@ LIBRARIES = {
 def test_names_of_libraries(name, monkeypatch):
     package, part = types.ModuleType("made_package"), types.ModuleType("made_package.part")
     package.part, part.K, part.scale = part, 2, lambda x: x * part.K
-    monkeypatch.setattr(torch.backends, "flags_frozen", lambda: False)     # PyTorch's own test helpers freeze them
+    settings = torch.backends.ContextProp.__set__.__globals__         # PyTorch's own test helpers freeze them
+    monkeypatch.setitem(settings, "flags_frozen", lambda: False)
     monkeypatch.setitem(sys.modules, "made_package", package)
     monkeypatch.setitem(sys.modules, "made_package.part", part)
     owner, attribute, value, function = LIBRARIES[name]
