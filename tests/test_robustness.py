@@ -996,3 +996,12 @@ def test_without_the_hook():
             print(torch._C._len_torch_dispatch_stack(), hook._c._rules)
     """)
     assert out == "ok\ninterrupted None\n"
+
+
+def test_what_the_first_trace_imports_is_not_a_change():
+    """PyTorch's meta kernels import its own compiler, which registers pytree nodes: the first graph of a process may depend on those."""
+    program = ("import torch, minicompile\nminicompile.config.raise_on_internal_error = True\n"
+               "f = lambda x: torch.utils._pytree.tree_map(lambda v: v + 1, {'t': x})['t']\n"
+               "print(minicompile.compile(f, backend='eager', fullgraph=True)(torch.ones(2)).tolist())")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[2.0, 2.0]\n", done.stderr

@@ -497,11 +497,19 @@ class Enter(torch.autograd.Function):
         return grad
 
 
+@functools.cache
+def load_meta_kernels():
+    """The first call of a meta kernel that is written in Python imports much of PyTorch, which then registers
+    its classes with pytree. That comes before a trace: what the trace reads must be true at its end."""
+    torch.add(torch.empty((), device="meta"), 1)
+
+
 class FakeMode(DispatchMode):
     """Under this mode every operator runs on fakes. `from_real` converts."""
 
     def __init__(self):
         super().__init__()
+        load_meta_kernels()
         self.draws = False                  # whether an operator has drawn random numbers
         self._fakes: dict[int, tuple[weakref.ref, FakeTensor]] = {}
         self._storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
