@@ -333,6 +333,7 @@ def in_words(guard) -> str:
         "AUTOCAST": lambda: f"autocast is {short(expected) if expected else 'off'}",
         "TORCH_FUNCTION": lambda: "no mode sees operations" if expected[0] and not any(expected[1:]) else
         f"the modes that see operations are the same ({short(expected)})",
+        "NOT_A_VIEW": lambda: f"{source} is not a view, and {'a' if expected else 'no'} leaf",
         "ALIASED": lambda: f"{source} and {expected} are one object",
         "NOT_ALIASED": lambda: f"{source} is another tensor than " + ", ".join(
             map(str, expected if isinstance(expected, tuple) else (expected,))),

@@ -464,6 +464,13 @@ def shape_mismatch(name, spec, value) -> str:
     return f"{name} size mismatch: expected {spec.shape}, got {shape}"
 
 
+@guard("NOT_A_VIEW")
+def not_a_view(g, x, const):
+    """expected: whether it is a leaf. Of a view that is not asked: PyTorch would compute its `grad_fn` anew."""
+    return [Condition(f"not {x}._is_view()", lambda v: f"{g.source} is a view of another tensor"),
+            Condition(f"{x}.is_leaf is {g.expected}", lambda v: f"is_leaf of {g.source} changed")]
+
+
 # %% [markdown]
 # Two arguments may be the *same* tensor, or the same list. A graph traced with two different ones reads the
 # second after writing the first and sees no change, so identity among what was found is part of what was

@@ -121,8 +121,7 @@ def guard_not_a_view(tx: Tracer, written):
         return
     if value.real._is_view():
         unsupported(tx, "a gradient is written to an input that is a view of another tensor")
-    guard(tx, part(CallSource, value.source, "_is_view"), "CONSTANT_MATCH", False)
-    guard(tx, part(AttrSource, value.source, "is_leaf"), "CONSTANT_MATCH", value.real.is_leaf)
+    guard(tx, value.source, "NOT_A_VIEW", value.real.is_leaf)
 
 
 def emit_float(tx: Tracer, op: str, args) -> Value:
