@@ -127,9 +127,9 @@ def reset() -> None:
 #
 # Functions of torch, of the standard library and of packages that do not know tensors (a shape solver on top
 # of sympy calls thousands) may be *inlined* by capture when user code calls them. But as frames of their own
-# they are not worth it: the frame of `nn.Module.__call__`, seen after a graph break,
-# holds nothing of the user's; it is evaluated as it is, and the user's `forward` that it calls is the next
-# frame that the hook sees.
+# they are not worth it: the frame of `nn.Module.__call__`, seen after a graph break, holds nothing of the
+# user's; it is evaluated as it is, and the user's `forward` that it calls is the next frame that the hook
+# sees.
 
 # %%
 def library_folders() -> tuple[str, ...]:
