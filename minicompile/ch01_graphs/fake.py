@@ -303,8 +303,8 @@ def fake_call(func, args, kwargs):
             out = func(*meta_args, **meta_kwargs)
         if func is aten.convolution.default:
             out = _convolution_layout(out, meta_args[0], meta_args[1], device)
-        elif func in POINTWISE:
-            out = _pointwise_layout(out, meta_args)
+        elif func in POINTWISE or func in WITH_NUMBER and _has_ones(out):
+            out = _pointwise_layout(out, [_as_operand(x) for x in meta_args[:2]])
         elif func is aten.index.Tensor:
             out = _pointwise_layout(out, _index_operands(meta_args[0], meta_args[1], out))
         elif func in CPU_LAYOUTS and device.type == "cpu":
@@ -399,6 +399,21 @@ POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.def
              aten.div.Tensor_mode, aten.floor_divide.default,
              aten.logaddexp.default, aten.logaddexp2.default, aten.heaviside.default,
              aten.native_dropout_backward.default}
+
+
+# The strides of dims of size 1 are free, and kernels of a tensor and a number choose others than meta kernels
+# do. With the number in a 0-dim tensor the two agree.
+WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
+    "Tensor": "add sub mul div", "Scalar": "add sub mul div rsub remainder fmod floor_divide copysign eq ne lt "
+    "le gt ge bitwise_and bitwise_or bitwise_xor"}.items() for name in names.split()}
+
+
+def _has_ones(out) -> bool:
+    return any(type(s) is int and s == 1 for s in out.shape)
+
+
+def _as_operand(x):
+    return x if isinstance(x, torch.Tensor) else torch.empty((), device="meta")
 
 
 def _pointwise_layout(out, operands):

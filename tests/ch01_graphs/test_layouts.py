@@ -1,10 +1,11 @@
 """Strides of fakes against those of the CPU kernels."""
 import itertools
+import random
 
 import pytest
 import torch
 
-from minicompile.ch01_graphs.fake import POINTWISE, FakeMode
+from minicompile.ch01_graphs.fake import POINTWISE, WITH_NUMBER, FakeMode
 from minicompile.errors import Unsupported
 
 aten = torch.ops.aten
@@ -33,6 +34,20 @@ def test_pointwise(op):
             check(op, x, y)
         if op not in (aten.heaviside.default,):
             check(op, a, same.long())
+
+
+@pytest.mark.parametrize("op", sorted(WITH_NUMBER, key=str))
+def test_a_tensor_with_dims_of_size_one_and_a_number(op):
+    """Such dims may have any stride, and kernels differ in what they make of it."""
+    choose, differ = random.Random(0), 0
+    for _ in range(60):
+        shape = [choose.choice([1, 1, 2, 3, 4]) for _ in range(choose.randint(1, 5))]
+        x = strided(shape, choose.sample(range(len(shape)), len(shape)), torch.long if "bitwise" in str(op) else torch.float32)
+        x = x.as_strided(shape, [choose.choice([s, 1, 2, 8, 64]) if n == 1 else s for n, s in zip(shape, x.stride())])
+        check(op, x, 2)
+        check(op, x, torch.tensor(2)) if op._overloadname == "Tensor" else None
+        differ += op(x, 2).stride() != op(x.to("meta").as_strided(shape, x.stride()), 2).stride()
+    assert differ                                   # else the meta kernel is right, and nothing is needed here
 
 
 def test_index():
