@@ -404,8 +404,8 @@ POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.def
 # The strides of dims of size 1 are free, and kernels of a tensor and a number choose others than meta kernels
 # do. With the number in a 0-dim tensor the two agree.
 WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
-    "Tensor": "add sub mul div", "Scalar": "add sub mul div rsub remainder fmod floor_divide copysign eq ne lt "
-    "le gt ge bitwise_and bitwise_or bitwise_xor"}.items() for name in names.split()}
+    "Tensor": "add sub mul div", "Scalar": "add sub mul div rsub remainder fmod floor_divide copysign eq ne "
+    "lt le gt ge bitwise_and bitwise_or bitwise_xor"}.items() for name in names.split()}
 
 
 def _has_ones(out) -> bool:
