@@ -11,6 +11,15 @@ run: $(VENV)/installed
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
 
+# Unused and undefined names, import order, line length: the rules are in pyproject.toml.
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+
+# Looks for differences by itself for some time, on other seeds each time: random programs, models, threads, memory.
+MINUTES ?= 30
+soak: $(VENV)/installed
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
 # `make site` builds the book into site/ (open site/index.html); `make serve` also serves it and follows changes.
 site: $(VENV)/installed-site
 	$(BIN)/python -m tools.site build
@@ -25,6 +34,11 @@ check-site: site
 # Starters fail, originals pass, wrong variants and cheats earn nothing.
 check-exercises: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m exercises.validate
+
+# Both C extensions under a debug allocator and under AddressSanitizer: a soak of objects that live shortly, and the tests of chapters 2 to 4.
+# SANITIZE="20 none": 20 seconds of each, and no tests.
+sanitize: $(VENV)/installed
+	tools/sanitize $(BIN)/python $(SANITIZE)
 
 # Everything that the other targets need.
 install: $(VENV)/installed-site
@@ -43,4 +57,4 @@ $(VENV)/installed: pyproject.toml setup.py minicompile/ch03_capture/frame_hook.c
 clean:
 	rm -rf $(VENV) build *.egg-info minicompile/*/*.so bench-results site .site
 
-.PHONY: run test site serve check-site check-exercises install clean
+.PHONY: run test soak sanitize lint site serve check-site check-exercises install clean

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import minicompile
 from chapters._lib import Table, bars, best_time, draw_fx, head, measured, watch
 
+
 # %%
 def half_block(x, w, scale):
     h = F.layer_norm(x, (64,))

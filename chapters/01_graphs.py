@@ -4,6 +4,8 @@
 # A compiler works on the program before the numbers are there. So it needs two things that PyTorch does not
 # have on its own: a program written down as data, and tensors that know everything about themselves except
 # their contents. This chapter makes both. All later chapters use them.
+#
+# The smallest version of this stage is [part 1 of tiny](chapter:tiny.1), the compiler in one file.
 
 # %%
 import tracemalloc

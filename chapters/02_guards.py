@@ -4,6 +4,8 @@
 # Capturing a function costs milliseconds, running its graph microseconds. So a graph has to be used many
 # times. But it was made for one call, and the next call may bring another shape, another setting, another
 # model. This chapter decides, at each call and in about a microsecond, whether the graph is still right.
+#
+# The smallest version of this stage is [part 2 of tiny](chapter:tiny.2), the compiler in one file.
 
 # %%
 import torch
@@ -18,7 +20,6 @@ from chapters._lib import Block, Table, bars, best_time, check_of, example, head
 #
 # Many a small JIT compiler does this: the key is what the arguments look like, the value is the compiled
 # code.
-
 # %%
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import interpret, print_graph
@@ -124,15 +125,21 @@ print(text[start : text.index("def __", start + 1)].replace(" and ", "\n        
 # The other, `__stable_full`, has all that is reached through dictionaries and classes, which rarely change:
 # children, parameters, methods, global variables. CPython gives a dictionary a new number at each write. A
 # *memo* remembers the numbers. `__stable(self, ...)` compares them in C and answers with the parameters;
-# while they are the same, whatever was true is true. If one differs it answers None, `__stable_full`
-# evaluates the guards, and the memo learns the new numbers
+# while they are the same, whatever was true is true. If one differs, it compares the values that the guards
+# read from that dictionary, and learns the new number if they are the same objects. Otherwise it answers
+# None, `__stable_full` evaluates the guards, and the memo looks at everything anew
 # ([`stable.py`](code:minicompile/ch02_guards/stable.py)).
+#
+# A memo keeps nothing alive, so it remembers addresses, and the objects behind them may be gone: many programs
+# make an object for each call, and the next one gets the same address. The proof therefore begins at the
+# arguments, which the caller holds, and reads nothing through an address before it has seen that something
+# alive still holds it. The comment at the head of `unchanged.c` is that argument in full.
 #
 # The number is no part of the language, and releases of CPython treat it differently. In 3.11 it changes with
 # every write. Since 3.12 its lowest bits say who *watches* the dictionary, so it changes without a write,
-# too; the memo then compares the values that it needs. In 3.13 an object keeps its attributes in itself, and
-# its `__dict__` is a view of them, whose number stays the same when an attribute is written. Before it trusts
-# such a dictionary, the memo makes the attributes move into it (`settle` in `unchanged.c`).
+# too. In 3.13 an object keeps its attributes in itself, and its `__dict__` is a view of them, whose number
+# stays the same when an attribute is written. Before it trusts such a dictionary, the memo makes the
+# attributes move into it (`settled_dict` in `unchanged.c`).
 #
 # So depth is cheap, but not free:
 

@@ -5,6 +5,8 @@
 # lies all of Python: branches, loops, attribute lookups, calls into modules, lists that grow, dictionaries
 # of settings. This chapter is about getting the list without asking the author to write the function
 # differently, and without changing what it does.
+#
+# The smallest version of this stage is [part 3 of tiny](chapter:tiny.3), the compiler in one file.
 
 # %%
 import torch

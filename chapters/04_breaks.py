@@ -4,17 +4,19 @@
 # Some lines cannot be in a graph: `print(x)`, `x.item()`, a branch on the values of a tensor, a call into a
 # library that capture does not know. Real programs have a few of them. This chapter cuts a function at such
 # a line, compiles both sides, and lets Python execute the line itself.
+#
+# The smallest version of this stage is [part 4 of tiny](chapter:tiny.4), the compiler in one file: there a
+# break is resumed by an interpreter.
 
 # %%
 import dis
+import weakref
 
 import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import (
-    Block, Listings, Table, best_time, example, results, row_of_boxes, step_through, tidy, watch, watching
-)
+from chapters._lib import Block, Listings, Table, best_time, example, results, row_of_boxes, step_through, tidy, watch, watching
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
@@ -99,9 +101,11 @@ entry = seen.entry_text(0)
 print(entry[entry.index("    else:") :])
 
 # %% [markdown]
-# `__K` holds objects that the text cannot spell. The one that gets the two live variables and the two values
-# from the stack is a function that executes the breaking instruction, a *step*. The other two call it, in a
-# way that is explained below.
+# `__K` holds objects that the text cannot spell. `__K[1]` is the bytecode of a function that executes the breaking
+# instruction, a *step*. The generated code makes a function of it, in the globals of the user's function, and hands it
+# the two live variables and the two values from the stack. The other two objects call it, in a way that is explained
+# below. (The bytecode is held weakly, and that it is still there is one of the guards: it lives as long as the function
+# that it was made from.)
 #
 # ## The step and the resume function
 #
@@ -132,7 +136,7 @@ def signature(code):
     return f"{code.co_name}({', '.join(code.co_varnames[: code.co_argcount])})"
 
 
-step = next(c for c in seen.captured[0].constants if getattr(c, "__name__", "") == "training_loss").__code__
+step = next(c() for c in seen.captured[0].constants if isinstance(c, weakref.ref) and c().co_name == "training_loss")
 rest = seen.states[-1].code
 resumed_at, jump = int(rest.co_name.rpartition("_")[2]), jump_of(rest)
 Listings(

@@ -4,17 +4,58 @@
 # Eager PyTorch builds the backward graph while the forward runs, one node for each operation, and throws it
 # away after `backward()`. A compiler wants both graphs before anything runs: to fuse the operations of the
 # backward pass, and to choose what is kept in memory from one to the other. This chapter makes one graph of
-# both, and cuts it in two.
+# both, removes all writes from it, cuts it in two, and puts the halves back into PyTorch, so that the user's
+# `loss.backward()` finds them.
+#
+# Four questions lead through it. Where do the derivatives come from? What does a compiler do with a program
+# that writes to its tensors? Which values should forward keep for backward? And what has to surround two
+# compiled graphs, so that nobody notices that they are not eager PyTorch?
 
 # %%
+import inspect
+import time
+
 import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Table, bars, draw_fx, drawing, example, measured, size, watch
+from chapters import tiny
+from chapters._lib import Table, Walk, bars, best_time, draw_fx, drawing, example, measured, pipes, size, watch
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import interpret, print_graph
 from minicompile.ch01_graphs.trace import Recorder, trace
+
+# %% [markdown]
+# ## The smallest version
+#
+# tiny, the compiler in one file, does the work of this chapter in its parts [5](chapter:tiny.5) and
+# [7](chapter:tiny.7). Its joint graph is one function, which asks autograd while the recorder is still there:
+
+# %%
+print(inspect.getsource(tiny.joint_graph))
+
+# %% [markdown]
+# It does not see writes. tiny's recorder ends the graph at an operator that writes into a tensor, and the
+# interpreter executes that one for real. Two writes make three graphs out of one:
+
+
+# %%
+def writes(x):
+    y = x * 2
+    y += 1
+    y.mul_(3)
+    return torch.tanh(y)
+
+
+weight = torch.randn(8, requires_grad=True)
+in_one_file = tiny.compile(writes)
+in_one_file(weight)
+print("tiny:", len(in_one_file.entries), "graphs; minicompile:", len(watch(writes, weight).graphs))
+
+# %% [markdown]
+# And when two outputs share memory, or an output is an input, or the program writes to a tensor between
+# forward and backward, tiny assumes that nothing goes wrong. This chapter answers the first with
+# *functionalization*, and the others around the compiled graphs. But begin at the beginning: why ask autograd at all?
 
 # %% [markdown]
 # ## The naive version: a rule for each operation
@@ -52,9 +93,11 @@ except KeyError as missing:
 #
 # ## The idea: ask the engine
 #
-# The autograd engine works on any tensor, and so on tensors without data. Run the captured program on fakes
-# that require gradients. Call `torch.autograd.grad`. The engine executes the derivatives of PyTorch,
-# operator by operator, and the recorder of [chapter 1](chapter:01) sits below and writes them down.
+# The autograd engine does not care whether a tensor has data. It calls operators, and the dispatcher decides
+# what an operator does. On the fakes of [chapter 1](chapter:01) an operator computes a shape and a dtype and
+# nothing else, and the recorder that sits below the dispatcher writes it down. So we run the captured program
+# on fakes that require gradients, and then call `torch.autograd.grad`. The engine executes PyTorch's own
+# derivative formulas, operator by operator, and the recorder writes those down as well.
 
 # %%
 mode = FakeMode()
@@ -66,11 +109,24 @@ for name, fake in (("x", x), ("w", w), ("tangent", tangent)):
     recorder.placeholder(name, fake)
 with recorder:
     y = F.gelu(x @ w)
+    forward_nodes = len(recorder.graph.nodes)
     (gradient,) = torch.autograd.grad(y, w, tangent)
 joint = recorder.finish([y, gradient])
 print(print_graph(joint))
 
-# %%
+# %% [markdown]
+# Fifteen lines, and every operator that PyTorch can differentiate. Follow it once by hand. `x @ w` reaches the
+# dispatcher twice. Autograd sees it first: it notes that the result needs the derivative of `mm`, remembers
+# `x` for it, and passes the call on. The recorder sees it second, writes `mm`, and answers with a fake. `gelu`
+# goes the same way. Up to here the recording holds the two operators of forward, and the fakes carry what real
+# tensors would carry: a `grad_fn` each.
+#
+# `torch.autograd.grad` then walks the `grad_fn`s from back to front. The formula of GELU calls
+# `gelu_backward(tangent, mm)`, the formula of `mm` calls `t` and `mm`. Each of these calls goes through the
+# dispatcher, so each is recorded. Nothing in the recorder knows that this is a backward pass. The result is one
+# straight list in which the second half reads values of the first. It is called the *joint graph*.
+
+# %% tags=["fold"]
 draw_fx(
     joint,
     "The joint graph: x and w give mm, then gelu, the output. The tangent and mm give gelu_backward, "
@@ -78,16 +134,62 @@ draw_fx(
 )
 
 # %% [markdown]
-# Fifteen lines, and every operator that PyTorch can differentiate. The gradient that will arrive from
-# outside is not known, so it is an input, the *tangent*. The real version has more to say about inputs and
-# outputs; the heart of it is the same call:
+# One input of the joint graph is not an input of the program. The gradient that arrives from outside, from
+# whatever the caller does with `y`, is not known yet, so it is a placeholder too. The field calls it the
+# *tangent* of `y`. There is one for each output that can be differentiated, with the output's shape.
+#
+# The real version is the same call. What it adds are the cases in which "one tangent for each output" needs
+# care: it makes the tangents' fakes with the strides of the outputs, and it lets the engine run in this
+# thread, because the recorder is installed in this thread and would see nothing of another.
 #
 # %show minicompile.ch05_autograd.joint._record_backward
 #
-# ## In-place operations
+# ### What the caller gets
 #
-# A recording of a real program contains writes. Here is what a simple pass makes of one. It removes nodes
-# that nobody reads, as compilers do.
+# A compiled graph computes fresh tensors. Programs return other things, too: an input, a view of an input, two
+# views of one tensor, a number.
+
+
+# %%
+def several(x):
+    y = x * 2
+    return x, x.t(), y, y[0], x.shape[0] * 3
+
+
+x = torch.randn(4, 4, requires_grad=True)
+eager, compiled = several(x), minicompile.compile(several, backend="aot_eager")(x)
+for kind, outputs in (("eager", eager), ("compiled", compiled)):
+    same = outputs[0] is x, outputs[1]._base is x, outputs[3]._base is outputs[2]
+    print(f"{kind:9} the input itself: {same[0]}; a view of it: {same[1]}; a view of another output: {same[2]}")
+
+# %% [markdown]
+# All three matter to the caller. Whoever writes to `y` expects to see it in `y[0]`, and gradients that arrive
+# at the view have to flow on into `x`. If the graph returned five tensors with the right numbers, programs
+# would go wrong later, and far from here. So the graph computes only what has to be computed, and each output
+# has a *recipe* that ordinary PyTorch carries out afterwards:
+
+# %%
+from minicompile.ch05_autograd.joint import trace_joint
+
+graph = watch(several, x, backend="eager").graphs[0]
+made = trace_joint(graph, [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
+for recipe in made.recipes:
+    print(recipe)
+print(print_graph(made.gm))
+
+# %% [markdown]
+# Capture has taken care of two of the five already: the code that it generated returns the input and the number.
+# The graph has three outputs, and it computes one result. A `View` names what it is a view of, `Input` or `Result`,
+# and the steps that lead there; the steps are run again on the real tensor. To find them, each output is followed
+# back through the recording, as long as the node shows the memory of one of its arguments:
+#
+# %show minicompile.ch05_autograd.joint.view_chain
+#
+# ## Programs that write
+#
+# The recording of a real program contains writes: `x.add_(1)`, `y[0] = 3`, the running statistics of batch
+# norm, a cache of keys and values. Here is what the simplest pass of any compiler makes of one. It removes
+# nodes that nobody reads.
 
 
 # %%
@@ -104,10 +206,13 @@ print("after removing what nobody reads:", interpret(graph, [torch.zeros(2, 3)])
 print("eager:                           ", program(torch.zeros(2, 3))[0].tolist())
 
 # %% [markdown]
-# The result of `add_` has no reader, so it was removed. That `v` shows the same memory is in no argument of
-# any node. One could make every later pass careful about memory. It is better to have graphs in which all
-# dependencies are arguments: *functionalization* gives every write a new name, and takes views again after
-# it.
+# The result of `add_` has no reader, so it was removed. That `v` shows the same memory is in no argument of any
+# node. Reordering two nodes, computing one again in backward, or merging two equal ones go wrong in the same
+# way: each needs to know what a node depends on, and the arguments do not say it.
+#
+# One could make every later pass careful about memory. It is better to make graphs in which all dependencies
+# *are* arguments, once, and to let every pass be naive again. That is *functionalization*: every write gets a
+# new name, and whoever looks at the memory afterwards reads the new name.
 
 # %%
 from minicompile.ch05_autograd.functionalize import functionalize
@@ -116,12 +221,160 @@ graph = trace(program, [mode.from_real(torch.zeros(2, 3))], ["x"])
 print(print_graph(functionalize(graph)))
 
 # %% [markdown]
-# The only write left is the last line, for the caller who will look at `x`. Writing *through* a view is the
-# harder half: the new contents of the whole memory have to be computed from the new contents of the view,
-# by undoing one view step after another.
+# `add_` became `add`. The view was taken a second time, from the new value. The only write that is left is the
+# last line, for the caller who will look at `x`, and as the last node it is in nobody's way.
+#
+# ### Two notions
+#
+# The pass keeps two kinds of records, and everything else follows from them. A *memory* is what PyTorch calls a
+# storage: one block that several tensors may show. Its `value` is the node of the new graph that holds the
+# block's contents at present, and its `version` counts the writes.
+#
+# %show minicompile.ch05_autograd.functionalize.Memory
+#
+# An *alias* is a tensor of the old program. It knows its memory, and how it looks at it: `parent` is the alias
+# that it is a view of, and `step` the view operator. It also remembers the node that held its own contents when
+# it was last asked, and at which version of the memory that was.
+#
+# %show minicompile.ch05_autograd.functionalize.Alias
+#
+# Reading an alias is then a comparison of two numbers. If nobody has written since, the remembered node will do.
+# If somebody has, the contents are looked up anew: an alias without a parent shows the memory itself, any other
+# reads its parent and takes its view step again. Nothing happens at the moment of the write to the aliases that
+# show the memory; each finds out when it is read, and one that is never read again costs nothing.
+#
+# %show minicompile.ch05_autograd.functionalize.read
+#
+# ### Writing through a view
+#
+# The harder half is a write through a view. In this program `end` is a part of a row of `x`:
+
+
+# %%
+def through(x):
+    row = x[1]
+    end = row[2:]
+    end.mul_(10)
+    x.add_(1)
+    return [row.sum()]
+
+
+graph = trace(through, [mode.from_real(torch.zeros(2, 4))], ["x"])
+print(print_graph(graph))
+
+# %% [markdown]
+# What is `x` after `end.mul_(10)`? By hand: the new contents of `end` are two numbers, `end * 10`. The new
+# contents of `row` are the old row with these two in places 2 and 3. The new contents of `x` are the old `x`
+# with that row in place 1. Each view step is undone by an operator that puts a part back into a whole: a slice by
+# `slice_scatter`, a `select` by `select_scatter`. A view that keeps every element is undone by another view, a
+# transpose by a transpose. The function that writes is this recursion and two corrections:
 #
 # %show minicompile.ch05_autograd.functionalize.write
 #
+# `conform` and `restride` bring the new value into the dtype, shape and strides of the tensor that was written:
+# an in-place operator keeps them, its functional counterpart may not. The rules that undo one step each are
+# registered functions. This is the one for views that drop elements:
+#
+# %show minicompile.ch05_autograd.functionalize.undo_window
+#
+# Below, the real pass runs over the program above, one node of the old graph at a time.
+
+# %% tags=["fold"]
+from minicompile.ch05_autograd import functionalize as pass_
+
+NAMES = {"x": "x", "select_int": "row", "slice_tensor": "end"}
+
+
+def steps_of(graph):
+    """(old node, nodes that were written for it, table of the aliases) after each node of the old graph."""
+    f, written = pass_.Functionalizer(graph), 0
+    for node in graph.graph.nodes:
+        f.current = node
+        if node.op == "output":
+            return
+        if node.op == "placeholder":
+            f.env[node] = pass_.fresh(node.meta["val"], f.graph.node_copy(node))
+        else:
+            pass_.visit_call(f, node)
+        new = list(f.graph.nodes)[written:]
+        written += len(new)
+        aliases = {n.name: a for n, a in f.env.items() if isinstance(a, pass_.Alias)}
+        rows = [
+            (NAMES[name], a.node.name, a.version, f"{a.memory.version}{'' if a.version == a.memory.version else ': stale'}")
+            for name, a in aliases.items()
+            if name in NAMES
+        ]
+        yield node, new, Table(["variable", "its contents as last read", "at version", "memory is at"], rows)
+
+
+def said(node, new):
+    made = ", ".join(n.name for n in new)
+    return f"{node.name}: writes {made}." if node.op != "placeholder" else f"{node.name}: an input, which has memory of its own."
+
+
+Walk("Functionalization, one node at a time", [(said(node, new), table) for node, new, table in steps_of(graph)])
+
+# %% [markdown]
+# Look at the fourth frame. One in-place multiplication has become three nodes, and all three aliases are up to
+# date, because the recursion computed the contents of each on its way. In the fifth frame `x.add_(1)` writes one
+# node, and the two views are stale. In the sixth `row.sum()` reads `row`: only now `select` is taken again, from
+# the new `x`. `end` is still stale at the end, and no node was wasted on it.
+#
+# ### What cannot be expressed
+#
+# Two kinds of writes stay outside of this scheme, and the pass has to notice them. `x -= x.t()` overwrites
+# elements that it has yet to read; what comes out depends on the order in which eager's kernel walks. And a
+# window onto memory that overlaps itself (`expand`, `unfold`) has several places for one element. Eager refuses
+# most of these. The pass raises `Unsupported`, the graph runs operator by operator, and eager's own error reaches
+# the user:
+
+
+# %%
+def overlapping(x):
+    x.sub_(x.t())
+    return x * 2
+
+
+for function in (overlapping, minicompile.compile(overlapping)):
+    try:
+        function(torch.randn(3, 3))
+    except RuntimeError as error:
+        print(str(error).splitlines()[0][:100])
+
+# %% [markdown]
+# ### What it costs
+#
+# A functional graph never writes into a block, it makes a new one. In-place operators were a way to save memory
+# traffic, so have we given that away? Not in a chain: loops that are fused keep their values in registers, and
+# the memory plan of [chapter 8](chapter:08) lets a result take over the memory of a value that is read for the
+# last time, which makes `add` into `add_` again wherever that is legal. What does cost is a small write into a
+# large block, since the `scatter` copies what it does not change:
+
+
+# %%
+def chain(x):
+    y = x * 2
+    y.add_(1).relu_().mul_(x)
+    return y
+
+
+def corner(x):
+    x[:1].add_(1)
+    return x[:1] * 2
+
+
+x, rows = torch.randn(1000, 1000), []
+for function in (chain, corner):
+    compiled = minicompile.compile(function)
+    eager_s, ours_s = best_time(function, x), best_time(compiled, x)
+    rows.append((function.__name__, f"{1e6 * eager_s:.0f} us", f"{1e6 * ours_s:.0f} us"))
+Table(["program", "eager", "compiled"], rows)
+
+# %% [markdown]
+# The chain of four operators is one pass over memory. The corner is the bad case: eager touches one row of
+# a thousand, the compiled version copies all of them twice.
+
+# %% [markdown] tags=["page"]
 # ## Cutting the graph in two
 #
 # Forward runs now and backward later. Whatever backward reads of forward must be carried over. A small
@@ -135,7 +388,7 @@ def layer(x, bias, w):
 
 def joint_of(function, *args):
     """The captured graph of a function, differentiated, in primitives."""
-    from minicompile.ch05_autograd.joint import simplify, trace_joint
+    from minicompile.ch05_autograd.joint import simplify
     from minicompile.ch06_decompositions.decompose import decompose
 
     graph = watch(function, *args, backend="eager").graphs[0]
@@ -149,47 +402,223 @@ made = joint_of(layer, *args)
 print(print_graph(made.gm))
 
 # %% [markdown]
-# Which values go across? Two naive answers. *Everything that backward reads*, as it stands in the graph.
-# *Nothing but the inputs*: then backward begins by running forward again, with its matrix products. In
-# between lie as many choices as there are sets of nodes.
+# The operators are smaller than before: [chapter 6](chapter:06) has taken GELU apart into additions,
+# multiplications and one `erf`. That comes first on purpose. As long as GELU is one operator, the only choice is
+# to keep its input or not. Taken apart, there are a dozen values between its input and its slope, and some of
+# them are better to keep than others.
+#
+# A node that depends on the tangent can only run in backward. A node that an output needs has to run in forward.
+# Which values go across the border between them? There are two naive answers. The first is *everything that
+# backward reads*, as it stands in the graph. The second is *nothing but the inputs*: then backward begins by
+# running forward again, with its matrix products. In between lie as many choices as there are sets of nodes.
 
 # %%
 from minicompile.ch05_autograd.partition import choose_saved, partition, size_in_bytes, split_nodes
 
-halves = split_nodes(made)
-crossing = [
-    n
-    for n in made.gm.graph.nodes
-    if n not in halves.backward and n.op == "call_function" and any(u in halves.backward for u in n.users)
-]
-cut = choose_saved(made, halves)
+
+def crossing(made, halves):
+    """The computed values of forward that a node of backward reads."""
+    return [
+        n
+        for n in made.gm.graph.nodes
+        if n not in halves.backward and n.op == "call_function" and any(u in halves.backward for u in n.users)
+    ]
 
 
 def weight(nodes):
     return sum(size_in_bytes(n) for n in nodes if n.op != "placeholder")
 
 
-print("read by backward:", [n.name for n in crossing], size(weight(crossing)))
-print("chosen:          ", [n.name for n in cut], size(weight(cut)), "besides inputs")
+halves = split_nodes(made)
+cut = choose_saved(made, halves)
+for words, nodes in (("read by backward:", crossing(made, halves)), ("chosen:", cut)):
+    print(f"{words:17} {', '.join(n.name for n in nodes)}: {size(weight(nodes))} besides inputs")
 
 # %% [markdown]
 # `w` is free: it is in memory anyway, and since eager's product saves it, autograd complains if the
 # program changes it before backward. The result of GELU is saved: the library call that computes the
 # gradient of `w` needs it, and forward has just written it. And the slope of GELU, `add_tensor_3`, is
-# computed in the forward kernel and saved as one tensor. Why not computed again from `x` and `bias`, which
+# computed in the forward kernel and saved as one tensor. Why is it not computed again from `x` and `bias`, which
 # are inputs? Because eager's addition saves neither. A program may overwrite them before it calls
 # `backward`, and eager gives the right gradient. To need them later is to save copies of them, and that
 # costs more than the slope.
 #
-# ### As a minimum cut
+# These are three arguments about three values. What is needed is one rule that weighs all of them at once, also in
+# a graph of ten thousand nodes. It comes from a question about water.
 #
-# Give each value a pipe whose width is the price of saving it: bytes written and read. Connect the source
-# to what need not or must not be computed again (inputs, matrix products, random numbers), and to the sink
-# whatever backward reads. A set of saved values is sufficient when it cuts every way from the source to the
-# sink. The cheapest sufficient set is a minimum cut, and maximum flow finds it.
+# ### Pipes
+#
+# Six places are joined by pipes. The number at a pipe says how much water it carries, say in litres a second.
+# How much can flow from S to T in all? A first answer is found by looking for a way along which every pipe has
+# room left, and sending as much as its narrowest pipe allows. Such a way is an *augmenting path*. Then one looks
+# for the next.
+
+# %%
+PLACES = {"S": (40, 100), "a": (190, 40), "b": (190, 160), "c": (400, 40), "d": (400, 160), "T": (550, 100)}
+CAPACITY = {("S", "a"): 4, ("S", "b"): 3, ("a", "d"): 3, ("b", "d"): 2, ("a", "c"): 2, ("d", "T"): 3, ("c", "T"): 4}
+pipes(
+    PLACES,
+    [(a, b, str(room), "plain") for (a, b), room in CAPACITY.items()],
+    "A network of six places from S to T.",
+    "Each pipe has a capacity.",
+)
+
+# %% [markdown]
+# Suppose the first path is S, a, d, T. Its narrowest pipes carry 3, so 3 are sent, and a to d and d to T are
+# full. A second path, S, a, c, T, takes the one litre that is left of S to a. Now T gets 4, and no way has room:
+# S to a is full, and from b one comes to d, from which nothing leads on.
+#
+# Is 4 the answer? It is not. Water from b could go to d and on to T, if a sent less to d and more to c, where
+# there is room. The first path was a poor choice, and the trick is that it does not have to be taken back. Let the
+# search also walk a pipe *against* its direction, as far as water is flowing in it: to send one litre from d back to
+# a is to send one litre less from a to d. What a pipe can still take in its direction, and what can be taken back
+# from it, are its two *residual* capacities. Flow that is sent along a pipe moves from the first to the second.
+
+
+# %%
+def augment(room, source, sink):
+    """A shortest path from source to sink over pipes with room left, as a list of places, or None."""
+    came_from, queue = {source: None}, [source]
+    for place in queue:
+        for (a, b), left in room.items():
+            if a == place and left > 0 and b not in came_from:
+                came_from[b] = place
+                queue.append(b)
+    path = [sink] if sink in came_from else None
+    while path and came_from[path[0]] is not None:
+        path.insert(0, came_from[path[0]])
+    return path
+
+
+room = {**{(b, a): 0 for a, b in CAPACITY}, **CAPACITY}
+room = {pipe: room[pipe] for pipe in (*CAPACITY, *((b, a) for a, b in CAPACITY))}
+frames, total = [], 0
+while path := augment(room, "S", "T"):
+    way = list(zip(path, path[1:]))
+    pushed = min(room[pipe] for pipe in way)
+    for a, b in way:
+        room[a, b] -= pushed
+        room[b, a] += pushed
+    total += pushed
+    frames.append((path, pushed, total, dict(room)))
+
+
+def flow_picture(room, way=(), inside=()):
+    edges = []
+    for (a, b), capacity in CAPACITY.items():
+        kind = "path" if (a, b) in way or (b, a) in way else "full" if room[a, b] == 0 else "plain"
+        edges.append((a, b, f"{capacity - room[a, b]} of {capacity}", kind))
+    return pipes(PLACES, edges, "Flow in each pipe.", inside=inside)
+
+
+Walk(
+    "Maximum flow, path by path",
+    [
+        (
+            f"Path {', '.join(path)} carries {pushed}; {total} in all."
+            + (" From d to a it goes backward: that takes 1 back." if ("d", "a") in zip(path, path[1:]) else ""),
+            flow_picture(left, list(zip(path, path[1:]))),
+        )
+        for path, pushed, total, left in frames
+    ],
+)
+
+# %% [markdown]
+# The third path is S, b, d, a, c, T. It walks from d to a against the pipe, so that pipe carries 2 at the end where
+# it had carried 3. No place has lost or gained water, and T gets 5. After it there is no further path.
+#
+# ### The cut is where the search ends
+#
+# Look at the moment when the search fails. Mark all places from which T can still be reached. Every pipe that
+# leads from an unmarked place into a marked one is full, or its beginning would have been marked. So together
+# these pipes carry all of the flow. A set of pipes whose removal separates S from T is called a *cut*, and
+# all water has to pass through any cut, so no flow is larger than any cut. Here is a cut that is exactly as
+# large as the flow, so the flow is the largest and the cut the smallest. That is the theorem of Ford and
+# Fulkerson, and its proof is the paragraph that you have just read.
+
+# %%
+marked, queue = {"T"}, ["T"]
+for place in queue:
+    for (a, b), left in room.items():
+        if b == place and left > 0 and a not in marked:
+            marked.add(a)
+            queue.append(a)
+through_cut = [(a, b) for a, b in CAPACITY if a not in marked and b in marked]
+print("reach T:", sorted(marked), " the cut:", through_cut, "carries", sum(CAPACITY[p] for p in through_cut), "of", total)
+flow_picture(room, inside=marked)
+
+# %% [markdown]
+# The compiler's own version is the same search with a better order, Dinic's. It numbers the places by their
+# distance from the source, pushes water along many paths of that length at once, and only then numbers them
+# again. A pipe and its reverse stand beside each other in one list, edge `e` and edge `e ^ 1`, so that the
+# two residual capacities are two additions apart:
+#
+# %show minicompile.ch05_autograd.maxflow.maximum_flow "pushed = min" to "net.room[e ^ 1]"
+#
+# Reading the cut off is the loop from above, from the sink backward:
+#
+# %show minicompile.ch05_autograd.maxflow.sink_side
+#
+# ### From values to pipes
+#
+# Now the graph. Water stands for "backward needs this". It rises from what exists in any case, the inputs, to what
+# backward reads, and it is stopped by saving values: whatever lies behind a saved value can be computed from it
+# again. A set of saved values is sufficient when it cuts every way from the source to the sink. Give each value the
+# price of saving it as a capacity, and the cheapest sufficient set is a minimum cut.
+#
+# One thing does not fit yet. Prices belong to values, and capacities to pipes. A value that three operators read is
+# saved once and paid for once, but in the network three pipes would leave it. So each value becomes *two* vertices,
+# `enter` and `leave`, with one pipe between them, and that pipe carries the price. All pipes between different values
+# are infinitely wide: the cut can only go through values.
 
 # %% tags=["fold"]
-from minicompile.ch05_autograd.partition import forward_use, must_not_recompute, price, stages, is_fusible
+pipes(
+    {
+        "S": (30, 90),
+        "x in": (120, 90),
+        "x out": (215, 90),
+        "h in": (310, 90),
+        "h out": (405, 90),
+        "f": (500, 35),
+        "g": (500, 145),
+        "T": (590, 90),
+    },
+    [
+        ("S", "x in", "∞", "plain"),
+        ("x in", "x out", "0", "full"),
+        ("x out", "h in", "∞", "plain"),
+        ("h in", "h out", "8", "path"),
+        ("h out", "f", "∞", "plain"),
+        ("h out", "g", "∞", "plain"),
+        ("f", "T", "∞", "plain"),
+        ("g", "T", "∞", "plain"),
+    ],
+    "An input x and a value h that two operators f and g of backward read. Only the pipes inside of x and of h have a price.",
+    "h has two readers and one price.",
+    radius=24,
+    width=640,
+)
+
+# %% [markdown]
+# The function that builds the network is short enough to be read in three pieces. The first collects what counts: the
+# nodes that do not depend on tangents, and among them those that backward reads.
+#
+# %show minicompile.ch05_autograd.partition.choose_saved "nodes =" to "source, sink"
+#
+# The second makes the two vertices of each value. A value that must not be computed again hangs directly on
+# the source, as inputs do: some saved value has to stand between it and whoever needs it.
+#
+# %show minicompile.ch05_autograd.partition.choose_saved "enter, leave" to "add_edge(net, leave"
+#
+# The third asks for the flow, and reads off the cut: the values whose `leave` can reach the sink and whose `enter`
+# cannot.
+#
+# %show minicompile.ch05_autograd.partition.choose_saved "if maximum_flow"
+#
+# Here is the network of `layer`, with the two vertices of a value drawn as one box again:
+
+# %% tags=["fold"]
+from minicompile.ch05_autograd.partition import forward_use, is_fusible, must_not_recompute, price, stages
 
 forward_nodes = [n for n in made.gm.graph.nodes if n.op != "output" and n not in halves.backward]
 stage = stages(forward_nodes, halves)
@@ -219,25 +648,38 @@ drawing(
 )
 
 # %% [markdown]
-# %show minicompile.ch05_autograd.partition.choose_saved
+# ### What a value costs
 #
-# What must not be computed twice is the policy, in one place:
+# The price is counted in bytes that have to be moved. Saving a value means a write in forward and a read in
+# backward, unless forward writes it anyway; then only the read is left, and it is half as expensive. An input
+# that stays as it is costs nothing. A view is never saved, because it has no memory of its own: what it shows
+# is saved instead.
 #
-# %show minicompile.ch05_autograd.partition.must_not_recompute
+# %show minicompile.ch05_autograd.partition.price
 #
-# ## The running example
+# Whether forward writes a value is not known yet, since fusion comes later. It is estimated. Library calls
+# divide the program into stages, and the loops between two library calls can share a kernel, in which values
+# stay in registers. A value is written if a library call reads it, or a loop of a later stage. You can see
+# the estimate in the network above: the result of GELU is read by a matrix product, and costs half of what
+# its neighbours cost.
 #
-# For the GPT block: what do eager and compiled code keep between forward and backward? PyTorch can be
-# asked, with hooks on saved tensors. Parameters and the input are left out, since they exist anyway.
+# ### A case in which it saves four times
+#
+# Write GELU out in Python, as early GPT code did, behind a matrix product:
+
 
 # %%
-block, x = example()
-x.requires_grad_()
+def written_gelu(x):
+    return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
 
 
-def kept(function):
-    """{storage: bytes} of what autograd saves during one call, except parameters and the input."""
-    known = {t.untyped_storage().data_ptr() for t in (*block.parameters(), x)}
+def up(x, w):
+    return written_gelu(x @ w)
+
+
+def kept(function, *args, known=()):
+    """{storage: bytes} of what autograd saves during one call, except the tensors in `known`."""
+    known = {t.untyped_storage().data_ptr() for t in known}
     found = {}
 
     def note(t):
@@ -246,16 +688,97 @@ def kept(function):
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-        keep = function(x)  # alive, so that no storage is used twice
+        keep = function(*args)  # noqa: F841 (alive, so that no storage is used twice)
     return found
+
+
+a, w = torch.randn(256, 256), torch.randn(256, 256, requires_grad=True)
+made = joint_of(up, a, w)
+halves = split_nodes(made)
+rows = [("eager", size(sum(kept(up, a, w, known=(a, w)).values())), "")]
+for words, nodes in (("everything that backward reads", crossing(made, halves)), ("minimum cut", choose_saved(made, halves))):
+    rows.append((words, size(weight(nodes)), ", ".join(n.name for n in nodes)))
+Table(["what is kept", "bytes", "which values"], rows)
+
+# %% [markdown]
+# Eager keeps one tensor for each operator of the formula, since none knows of its neighbours. The joint graph
+# as it stands reads five. The cut goes through the result of the matrix product alone: everything else in the
+# formula can be computed from it, in the backward kernel, from a value that this kernel has to load in any
+# case.
+#
+# ### A case in which computing again costs time
+#
+# Nothing said so far keeps the cut from computing a matrix product a second time. If bytes were all that counts, it
+# would save the inputs, which are free, and nothing else. The policy against that stands in one function:
+#
+# %show minicompile.ch05_autograd.partition.must_not_recompute
+#
+# Read it from above. A checkpoint is the user's own decision and comes first. Views and casts to a wider
+# dtype are free. Whatever is not cheap (a product, a convolution, a sort, a reduction, a random number) is
+# computed once. So is a cheap operator that reads overlapping windows, because it would read every element
+# several times. What is left are pointwise operators. They may be computed again, unless forward has written
+# their result already and backward's library calls want it from memory.
+#
+# To see what it is worth, take the policy away:
+
+# %%
+from minicompile.ch05_autograd import partition as partition_module
+
+
+def three_layers(x, a, b, c):
+    return torch.relu(torch.relu(torch.relu(x @ a) @ b) @ c).sum()
+
+
+weights = [torch.randn(512, 512, requires_grad=True) for _ in range(3)]
+batch = torch.randn(512, 512)
+
+
+def training(function):
+    for parameter in weights:
+        parameter.grad = None
+    function(batch, *weights).backward()
+
+
+def measure():
+    minicompile.reset()
+    compiled = minicompile.compile(three_layers)
+    saved = sum(kept(compiled, batch, *weights, known=(batch, *weights)).values())
+    return size(saved), f"{1e3 * best_time(training, compiled):.1f} ms"
+
+
+policy, rows = partition_module.must_not_recompute, []
+rows.append(("as it is", *measure()))
+partition_module.must_not_recompute = lambda node, halves, use, prefer: False
+rows.append(("everything may be computed again", *measure()))
+partition_module.must_not_recompute = policy
+minicompile.reset()
+Table(["policy", "kept for backward", "one step"], rows)
+
+# %% [markdown]
+# Without the policy only one of the products is kept, and backward runs the others again. Where memory is
+# short that can be the right trade, and it is what `torch.utils.checkpoint` asks for; a program that uses it
+# is compiled with its marks respected. As a default it is the wrong one.
+
+# %% [markdown] tags=["page"]
+# ## The running example
+#
+# For the GPT block: what do eager and compiled code keep between forward and backward? Parameters and the
+# input are left out, since they exist anyway.
+
+# %%
+block, x = example()
+x.requires_grad_()
 
 
 def compare_kept(function, alt):
     compiled = minicompile.compile(function)
     compiled(x)
+    found = {
+        name: kept(f, x, known=(*block.parameters(), x)) for name, f in (("eager", function), ("compiled", compiled))
+    }
     rows = [
-        (f"{name}, {len(found)} tensors", sum(found.values()) / 1e3, kind)
-        for name, kind, found in (("eager", "bad", kept(function)), ("compiled", "compute", kept(compiled)))
+        (f"{name}, {len(f)} tensors", sum(f.values()) / 1e3, "bad" if name == "eager" else "compute")
+        for name, f in found.items()
     ]
     return bars(rows, "kB", alt, form="{:.0f}")
 
@@ -264,15 +787,11 @@ compare_kept(block, "Memory kept between forward and backward.")
 
 # %% [markdown]
 # No difference. This block consists of operators whose authors chose by hand what to save: layer norm,
-# GELU, attention. The compiler comes to the same choice from the arithmetic alone. Now write GELU out in
-# Python, as early GPT code did, and add dropout:
+# GELU, attention. The compiler comes to the same choice from the arithmetic alone. Now the perceptron of the block
+# with its GELU written out, and dropout added:
 
 
 # %%
-def written_gelu(x):
-    return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3)))
-
-
 def perceptron(x):
     return x + F.dropout(block.down(written_gelu(block.up(block.norm2(x)))), 0.1)
 
@@ -280,10 +799,8 @@ def perceptron(x):
 compare_kept(perceptron, "Kept for the perceptron with its GELU written out.")
 
 # %% [markdown]
-# Eager keeps an intermediate for each line of the formula, because no operator knows of its neighbours. The
-# compiled version keeps the input and the output of the formula. Which tensors are saved in the block? And
-# what if memory matters more than speed? The partitioner has a second preference, which also computes again
-# what is in memory anyway.
+# Which tensors are saved in the block? And what if memory matters more than speed? The partitioner has a second
+# preference, which also computes again what is in memory anyway.
 
 # %%
 made = joint_of(block, x)
@@ -309,7 +826,7 @@ Table(["prefer", "saved", "bytes", "operators in backward", "which"], rows)
 # GPT-2 is built from the same kinds of operators, at a width of 768 with 12 layers. Peak memory of a
 # training step:
 
-# %% tags=["gpu-result", "results:h100-gpt2"]
+# %% tags=["gpu-result", "results:h100-gpt2", "fold"]
 runs = measured("h100-gpt2")
 bars(
     [
@@ -326,15 +843,13 @@ bars(
 )
 
 # %% [markdown]
-# ## What it costs
+# ### What it costs to decide
 #
 # The time to differentiate ahead of time, for one block and for more. The cut is a maximum flow over the
 # nodes of forward; recording runs the autograd engine and every meta kernel once.
 
 # %%
-import time
-
-from minicompile.ch05_autograd.joint import simplify, trace_joint
+from minicompile.ch05_autograd.joint import simplify
 from minicompile.ch06_decompositions.decompose import decompose
 
 rows = []
@@ -354,10 +869,137 @@ Table(["blocks", "nodes of the joint graph", "record it", "to primitives", "cut 
 # %% [markdown]
 # ## Putting it back into PyTorch
 #
-# The user calls `loss.backward()`, so the two graphs have to be one node of PyTorch's own autograd graph: a
-# `torch.autograd.Function` whose forward calls the compiled forward and saves what the cut chose.
+# The user calls `loss.backward()`, so the two graphs have to be one node of PyTorch's own autograd graph.
+# PyTorch has a way to write such a node: a `torch.autograd.Function` has a forward and a backward, and the
+# engine treats it as one operator. The smallest one that joins the two halves is this:
 
 # %%
+def naive_region(halves, results):
+    """An autograd.Function that interprets the two graphs of a Partition with that many results."""
+
+    def forward(ctx, *inputs):
+        outputs = interpret(halves.forward, list(inputs))
+        computed = iter(outputs[results:])
+        ctx.keep = [next(computed) if i is None else inputs[i] for i in halves.saved_inputs]
+        return tuple(outputs[:results])
+
+    def backward(ctx, *tangents):
+        return (None, *interpret(halves.backward, [*ctx.keep, *tangents]))
+
+    return type("Naive", (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+
+def decay(x, w):
+    return torch.exp(x * w)
+
+
+w = torch.randn(4, 4, requires_grad=True)
+x = torch.randn(4, 4)
+made = joint_of(decay, x, w)
+region = naive_region(partition(made), made.results)
+(ours,) = torch.autograd.grad(region.apply(x, w)[0].sum(), w)
+(eager,) = torch.autograd.grad(decay(x, w).sum(), w)
+print("the same gradient:", torch.allclose(ours, eager))
+
+# %% [markdown]
+# It works, for this program, called like this. Now four programs that break it.
+#
+# **The caller writes to what was saved.** The derivative of `exp` is its own result, so the result is kept. A
+# caller who changes it before `backward` gets an error from eager, and from the naive region a wrong gradient
+# without a word:
+
+
+# %%
+def writes(function):
+    y = function(x, w)
+    y.mul_(3)
+    return torch.autograd.grad(y.sum(), w)[0].abs().max().item()
+
+
+right = torch.autograd.grad(3 * decay(x, w).sum(), w)[0].abs().max().item()
+print(f"the largest gradient is {right:.2f}")
+for name, function in (
+    ("eager", decay),
+    ("naive", lambda x, w: region.apply(x, w)[0]),
+    ("compiled", minicompile.compile(decay)),
+):
+    try:
+        print(f"{name:9} {writes(function):.2f}")
+    except RuntimeError as error:
+        print(f"{name:9} {str(error)[:88]}")
+
+# %% [markdown]
+# The naive answer is three times too large, since the three is in the tangent and, by now, in the saved
+# tensor as well. The remedy is to save through `ctx.save_for_backward`: the engine notes the version of each
+# tensor, and compares when they are fetched.
+#
+# **Memory lives too long.** For eager, what an operator saved dies when the backward of that operator has
+# run. Here one node spans the whole region. If it holds everything until its backward returns, the first
+# activations stay alive while the last gradients are computed. So backward gives its references away at once,
+# into the list of arguments, and the compiled code empties that list and frees each tensor after its last
+# use:
+#
+# %show minicompile.ch05_autograd.runtime.build_function "tensors, numbers, dynamic" to "ctx.maybe_clear"
+#
+# **Tangents are not what one expects.** The graph was compiled for a contiguous tangent. The gradient of
+# `sum` is one number that is *expanded* to the shape of its input, which takes no memory:
+
+# %%
+seen = []
+
+
+class Look(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, tangent):
+        seen.append((tuple(tangent.shape), tangent.stride(), tangent.untyped_storage().nbytes()))
+        return tangent
+
+
+Look.apply(torch.randn(256, 256, requires_grad=True)).sum().backward()
+print("shape {}, strides {}, {} bytes of memory".format(*seen[0]))
+
+# %% [markdown]
+# A kernel that was generated for strides (256, 1) would read 262,144 bytes where there are four. Each tangent
+# is therefore compared with what was expected, and copied if it differs:
+#
+# %show minicompile.ch05_autograd.runtime.match_tangent
+#
+# **Tangents that never come.** A model that returns its features and a loss is usually differentiated through
+# the loss alone, and the tangent of the features is None. To put a tensor of zeros in its place is right, and
+# then all derivatives of the features are computed, of zeros. Instead, each set of missing tangents gets a
+# backward graph of its own, from which everything that only zeros would reach has been removed:
+
+
+# %%
+def features_and_loss(x, v, w):
+    return F.gelu(x @ v), F.cross_entropy(x @ w, torch.zeros(len(x), dtype=torch.long))
+
+
+from minicompile.ch05_autograd.undefined import without_tangents
+
+made = joint_of(features_and_loss, torch.randn(32, 64), *(torch.randn(64, 100, requires_grad=True) for _ in range(2)))
+backward = partition(made).backward
+tangents = [n.name for n in backward.graph.nodes if n.op == "placeholder" and "tangent" in n.meta]
+only_loss = without_tangents(backward, {tangents[0]})
+for words, gm in (("both tangents", backward), ("only the loss", only_loss)):
+    print(f"{words}: {sum(n.op == 'call_function' for n in gm.graph.nodes)} operators")
+
+# %% [markdown]
+# Which set will occur is not known when forward is compiled. The guess is that a scalar output is a loss and
+# that only losses are differentiated. That one is compiled in advance; any other, when it first arrives.
+#
+# The function that joins the halves in the real compiler has a line for each of these, and a few more: for
+# inputs that the program writes, for saved-tensor hooks, for two losses that share a region.
+# [`runtime.py`](code:minicompile/ch05_autograd/runtime.py) explains each where it stands. From outside, all
+# of it is one node:
+
+# %%
+block, x = example()
+x.requires_grad_()
 y = minicompile.compile(block)(x)
 print("the block is one autograd node:", y.grad_fn.name())
 eager_y = block(x)
@@ -392,7 +1034,7 @@ print("largest difference of the gradients of x:", (ours_g - eager_g).abs().max(
 # - A. Griewank, A. Walther, *Evaluating Derivatives* (2008), chapters 3 and 12: reverse mode, and
 #   checkpointing.
 # - T. Chen and others, *Training Deep Nets with Sublinear Memory Cost* (2016).
-# - Y. Dinitz (1970), whose algorithm [`maximum_flow`](ref:minicompile.ch05_autograd.maxflow.maximum_flow)
-#   is; L. Ford, D. Fulkerson (1956) on cuts and flows.
+# - L. Ford, D. Fulkerson, *Maximal Flow through a Network* (1956), on cuts and flows; Y. Dinitz (1970), whose algorithm
+#   [`maximum_flow`](ref:minicompile.ch05_autograd.maxflow.maximum_flow) is.
 # - H. He, S. Yu, *Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion Aware* (MLSys
 #   2023).

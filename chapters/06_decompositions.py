@@ -4,6 +4,8 @@
 # PyTorch has an operator for everything, with variants for every overload, and backward operators beside
 # them. A compiler that must generate code for each will never be finished. This chapter rewrites a graph
 # until only *primitives* are left.
+#
+# The smallest version of this stage is [part 6 of tiny](chapter:tiny.6), the compiler in one file.
 
 # %%
 import collections

@@ -6,12 +6,46 @@
 # chapter rewrites every operator as a loop nest over elements, and finds that most of them need no loop.
 
 # %%
+import inspect
+
 import torch
 
 import minicompile
+from chapters import tiny
 from chapters._lib import Listings, Table, bars, example, head, watch
 from minicompile.ch07_loops.ir import Extern, Loop, replay
 from minicompile.ch07_loops.verify import print_program
+
+# %% [markdown]
+# ## The smallest version
+#
+# [Part 8 of tiny](chapter:tiny.8), the compiler in one file, knows one kind of position: the place of an element
+# in contiguous memory. Views become maps of positions, which it gets from the strides of a meta tensor:
+
+# %%
+print(inspect.getsource(tiny.view_map))
+
+# %% [markdown]
+# That is enough for a GPT, and it stops soon after. A reduction of a dimension that is not the last one has no
+# rows. A half-precision number needs two types, one in memory and one in registers. And concatenation
+# reads from one of several buffers, depending on the position. In tiny each of these is a call of PyTorch's
+# own kernel, and a call stands between the loops before it and after it.
+
+
+# %%
+def unlike_tiny(x):
+    centred = x - x.mean(0)
+    return torch.cat([centred, -centred], 1).exp()
+
+
+x = torch.randn(64, 32)
+lowered, _ = tiny.lower(tiny.decompose(tiny.record(unlike_tiny, x)))
+print("tiny:", ["loop" if isinstance(step, tiny.Loop) else step.name for step in lowered])
+print("minicompile:", [type(step).__name__ for step in watch(unlike_tiny, x).half()["program"].nodes])
+
+# %% [markdown]
+# What this chapter builds has no such stops: a position there is a tuple of loop variables with strides, and a loop
+# may reduce any of them.
 
 # %% [markdown]
 # ## The naive version: a loop for each operator
@@ -89,12 +123,125 @@ bars(
 # value that is made from `r` tensors, recomputing moves `n*r` tensors, and keeping moves `r + 1 + n`. And
 # there are things that have no formula for one element, such as sorting. They stay library calls.
 #
-# ## The real version
+# ## A view is a map of indices
 #
-# [`Lazy`](ref:minicompile.ch07_loops.lazy.Lazy) is the class above with a dtype, strides, and a record of
-# what it reads. The decision:
+# Before the real code, follow one index through a chain of views by hand. `x` has shape (24, 8). The program
+# makes it (4, 6, 8), exchanges the last two dimensions, reverses the first, drops the first two of the
+# second, and asks for an element. Which element of `x` is it?
+#
+# Go backward, from the result to `x`. The result has shape (4, 6, 6). Its element `[a, b, c]` is, before the
+# slice, the element `[a, b + 2, c]`: the slice has dropped two, so we count from two on. Before the flip that
+# was `[3 - a, b + 2, c]`. Before the transpose it was `[3 - a, c, b + 2]`. And the first `view` numbered the
+# rows of `x` by two numbers, block and row in the block, six rows to a block: so this is row `6 * (3 - a) +
+# c`, column `b + 2`. In memory, with eight elements to a row, that is position `8 * (18 - 6a + c) + b + 2`,
+# or `146 - 48a + b + 8c`.
+#
+# None of this looked at a number in `x`. Each view has a function from an index of its result to an index of
+# its operand, and a chain of views is a composition of such functions. The compiler does the same sum, one
+# view at a time:
+
+
+# %%
+def views(x, steps=4):
+    chain = [
+        lambda t: t.view(4, 6, 8),
+        lambda t: t.transpose(1, 2),
+        lambda t: t.flip(0),
+        lambda t: t[:, 2:],
+    ]
+    for view in chain[:steps]:
+        x = view(x)
+    return x + 1
+
+
+def load_of(function, *args):
+    """The loop that a function of one input becomes: its variables, and the index at which it loads."""
+    (loop,) = watch(function, *args, dynamic=False).half()["program"].nodes
+    ((_, index, _),) = [inst.args for inst in loop.body if inst.op == "load"]
+    return ", ".join(f"{v} < {v.size}" for v in loop.vars), str(index)
+
+
+words = ["nothing", "view(4, 6, 8)", "transpose(1, 2)", "flip(0)", "[:, 2:]"]
+rows = [(words[n], *load_of(lambda x, n=n: views(x, n), torch.randn(24, 8))) for n in range(5)]
+Table(["after", "the loop runs over", "and loads x at"], rows)
+
+# %% [markdown]
+# `flip` made one coefficient negative and added a constant, the slice added another. `transpose` changes nothing in
+# the table: the loop's variables follow the memory of the result, slowest first, and eager lays the sum of a
+# transposed tensor and a number out as the transposed tensor is. So `i1` is `c` of the calculation above, and `i2` is
+# `b`. In the end there is one loop and one load.
+#
+# This is a view in the compiler. It gets the operand as a lazy tensor, and returns one whose element function
+# asks the operand at another index:
+#
+# %show minicompile.ch07_loops.views.slice_ "def pick" to "return index"
+#
+# %show minicompile.ch07_loops.lazy.make_view
+#
+# (`relayout` answers a second question. When a library call reads the view, it needs memory, and many views
+# can be described to it by other sizes and strides on the same memory. Where that is impossible, a copy is
+# made.)
+#
+# ### Indices that divide
+#
+# `view` was easy because it split a dimension: a pair of numbers became one by a multiplication. Merging is
+# the other direction, and divides. If `y = x.view(192)`, then element `i` of `y` is row `i // 8`, column `i %
+# 8` of `x`, and in memory it is at `8 * (i // 8) + i % 8`. A person sees at once that this is `i`. A compiler
+# has to be told, or every kernel behind a `view` divides twice for each element, which on a GPU costs more
+# than the load.
+#
+# So index expressions are kept in one canonical form, a sum of products with integer coefficients, and each
+# time something is added, multiplied or divided the result is brought into this form again. Bounds do most of
+# the work: each loop variable knows how large it can be. Watch what the algebra of [chapter 1](chapter:01)
+# makes of some:
+
+# %%
+from minicompile.ch01_graphs.symbolic import Symbol, floordiv, mod, to_text
+
+i, j = Symbol("i", 12).expr, Symbol("j", 8).expr
+rows = [
+    ("(8i + j) // 8, where j < 8", floordiv(8 * i + j, 8), "j cannot carry into the next row"),
+    ("(8i + j) % 8", mod(8 * i + j, 8), "8i leaves no remainder"),
+    ("(8i + j) // 4", floordiv(8 * i + j, 4), "8i divides, j / 4 has to be computed"),
+    ("(16i + 2j) // 6", floordiv(16 * i + 2 * j, 6), "a common factor of 2 goes out"),
+    ("8 * ((8i + j) // 8) + (8i + j) % 8", 8 * floordiv(8 * i + j, 8) + mod(8 * i + j, 8), "a view and back"),
+    ("(i // 3) // 2", floordiv(floordiv(i, 3), 2), "one division"),
+]
+Table(["written", "becomes", "because"], rows)
+
+# %% [markdown]
+# ### A trap: division below zero
+#
+# A tensor of five elements is repeated, so that it has ten, and reversed. Element `i` of the result is
+# element `9 - i` of the repeated one, and that is element `(9 - i) % 5` of the original. The canonical form
+# subtracts a multiple of five inside of a remainder, since that changes nothing: `(4 - i) % 5`. For `i = 7`
+# that is `-3 % 5`. Python says 2, which is right. C++ and Triton say -3, because their division rounds toward
+# zero, and a kernel that reads element -3 reads somebody else's memory.
+
+# %%
+seen = watch(lambda x: x.repeat(2).flip(0) + 1, torch.arange(5.0), dynamic=False)
+(loop,) = seen.half()["program"].nodes
+index = next(inst.args[1] for inst in loop.body if inst.op == "load")
+print("for Python:       x[" + to_text(index) + "]")
+print("for C++, Triton:  x[" + to_text(index, truncates=True) + "]")
+print("result:", seen.result.tolist())
+
+# %% [markdown]
+# The bounds help here, too. The numerator is known to be at least -5, so adding one multiple of the divisor
+# makes it positive, and then both ways of rounding agree.
+#
+# ## Computed again, or kept
+#
+# [`Lazy`](ref:minicompile.ch07_loops.lazy.Lazy) is the class from the beginning of this page, with a dtype,
+# strides, and a record of what it reads. That record is what the decision needs which stopped the doubling. A
+# value with one reader is never kept: it becomes a part of its reader. With several readers it is a question
+# of bytes:
 #
 # %show minicompile.ch07_loops.lazy.worth_keeping
+#
+# `readers` are counted before anything is lowered, and counted with care: in `x * sigmoid(x)` both users of
+# `x` end up in the same loop, which reads it once. On a CPU an exponential costs as much as ten loads, so a
+# value with an expensive operation in it is kept earlier there.
 #
 # When a value is realised, its function is called once with symbolic indices, and what comes out is written
 # down as a flat list of instructions. That list is the loop IR. A softmax:
@@ -104,33 +251,83 @@ seen = watch(lambda x: torch.softmax(x, 1), torch.randn(8, 100))
 print(print_program(seen.half()["program"]))
 
 # %% [markdown]
-# Four loops: the maximum of a row, the exponentials, their sum, the quotient. `r0` is a reduction variable.
-# `buf1` is kept because two loops read it and `exp` is expensive on a CPU. Whether the four become one
-# kernel is a question for [chapter 8](chapter:08). Views are index expressions. A chain of five of them,
-# and the program has one load:
+# Four loops: the maximum of a row, the exponentials, their sum, the quotient. `r0` is a reduction variable:
+# the loop runs over it and folds. `buf1` is kept because two loops read it and `exp` is expensive on a CPU.
+# Whether the four become one kernel is a question for [chapter 8](chapter:08).
+#
+# ## Lowering an operator, from nothing
+#
+# Suppose that a program uses an operator that no compiler has heard of. `echo` adds to each sample of a
+# signal half of the sample that came `delay` steps earlier:
 
 
 # %%
-def views(x):
-    return x.view(4, 6, 8).transpose(1, 2).flip(0)[:, 2:].unsqueeze(1) + 1
+@torch.library.custom_op("book::echo", mutates_args=())
+def echo(x: torch.Tensor, delay: int) -> torch.Tensor:
+    past = torch.cat([torch.zeros(delay), x[: len(x) - delay]])
+    return x + 0.5 * past
 
 
-seen = watch(views, torch.randn(24, 8))
-print(print_program(seen.half()["program"]))
+@echo.register_fake
+def _(x, delay):
+    return torch.empty_like(x)
+
+
+def sound(x):
+    return echo(x * 2, 3).relu() + 1
+
+
+signal = torch.randn(10)
+print(print_program(watch(sound, signal, dynamic=False).half()["program"]))
 
 # %% [markdown]
-# `transpose` exchanged the coefficients, `flip` gave a minus, slicing added a constant. How a lowering
-# looks, a view and a reduction:
+# It works already. What has no lowering is an *extern*, a call of the operator on whole tensors, and the
+# program is cut there: `x * 2` goes through memory, and so does the result. Three lines of thought make it a
+# part of the loop. What is element `t` of the result? It is element `t` of `x`, plus half of element `t -
+# delay`. Which elements may be read? Those with `t - delay >= 0`; so the second read stands under a
+# condition, and gives zero where that does not hold. And in which dtype? In that of the result.
+
+# %%
+from minicompile.ch01_graphs.symbolic import as_expr
+from minicompile.ch07_loops.indexing import selected
+from minicompile.ch07_loops.lazy import make_lazy
+from minicompile.ch07_loops.table import LOWERINGS
+
+
+def lower_echo(g, x, delay):
+    def element(b, index):
+        (t,) = index
+        earlier = as_expr(t) - delay
+        exists = b.between(0, earlier, x.size[0])
+        past = selected(b, exists, x, (earlier,), b.constant(0.0, g.val.dtype), g.val.dtype)
+        return b.op("add", b.read(x, index), b.op("mul", past, b.constant(0.5, g.val.dtype)))
+
+    return make_lazy(g, element, [x])
+
+
+LOWERINGS[torch.ops.book.echo.default] = lower_echo
+seen = watch(sound, signal, dynamic=False)
+print(print_program(seen.half()["program"]))
+print("right:", torch.allclose(seen.result, sound(signal)))
+
+# %% [markdown]
+# `g` is the state of the lowering, and knows what the result has to look like. `b` is the builder of one loop
+# body: `b.read(x, index)` asks the operand for an element, whatever the operand is by now; here it is `x *
+# 2`, which has never been computed. `b.op` appends an instruction. `selected` reads under a condition.
 #
-# %show minicompile.ch07_loops.views.flip
+# Look at the body. `x` is loaded at two positions, doubled at both, and the second load has a condition
+# behind it. The multiplication by two and the ReLU have joined the loop although nobody asked them to. All
+# lowerings are of this kind, the 200 of ATen as well. Those of reductions add one thing, a loop variable that
+# is folded:
 #
 # %show minicompile.ch07_loops.reductions.reduction
 #
 # ## One body, many readings
 #
-# A body is data. Every question about it is the same call, `replay(body, handler)`, where the handler says
-# what each instruction means. Running on numbers is one handler, collecting memory accesses is another,
-# emitting C++ a third. Here is one more, which counts:
+# A body is data: a list of instructions, each with an operation, its operands and a dtype. So a question
+# about a body is a walk over the list. The scheduler walks it to collect loads and stores. The reference
+# interpreter walks it with a *handler*, an object that says what each instruction means, and computes. Here
+# is another handler, which counts:
 #
 # %show minicompile.ch07_loops.ir.replay
 

@@ -7,17 +7,50 @@
 # gets which memory.
 
 # %%
+import inspect
+
 import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import (
-    Table, bars, best_time, draw_fusion, drawing, example, lines, measured, size, timeline, watch
-)
+from chapters import tiny
+from chapters._lib import Listings, Table, Walk, bars, best_time, draw_fusion, drawing, example, lines, measured, size, timeline, watch
 from minicompile.ch07_loops.ir import Extern, Loop
 from minicompile.ch07_loops.verify import print_program
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion import fuse as fuse_module
+from minicompile.ch08_fusion.alignment import find_alignment
+from minicompile.ch08_fusion.dependencies import remove_dead
+from minicompile.ch08_fusion.fuse import Fuser, FusionOptions, fuse, score, shared_buffers
 from minicompile.ch08_fusion.kernel import Kernel
+
+# %% [markdown]
+# ## The smallest version
+#
+# [Part 9 of tiny](chapter:tiny.9), the compiler in one file, has a test for legality and greed. The test asks, for
+# each value that crosses from one loop to another, whether it is read at the position where it was made:
+
+# %%
+print(inspect.getsource(tiny.refusal))
+
+# %% [markdown]
+# Two loops pass this test only if they run over the same rows and columns in the same order. These two have the
+# same elements in another order. One kernel could do both, and tiny makes two:
+
+
+# %%
+def turned(x):
+    y = x.t().exp()
+    return y, y.t() * 2
+
+
+square = torch.randn(64, 64)
+steps, _ = tiny.fused(tiny.decompose(tiny.record(turned, square)), refused := [])
+print("tiny:", len(steps), "kernels, because", refused[0][2])
+print("minicompile:", len(watch(turned, square).half()["schedule"].steps), "kernel")
+
+# %% [markdown]
+# The real scheduler may turn one of two nests around before it compares them (*alignment*), it knows
+# reductions of any dimensions, and it decides who may use whose memory afterwards. But first, what is it all for?
 
 # %% [markdown]
 # ## The problem, measured
@@ -131,45 +164,182 @@ print(print_program(seen_t.half()["program"]))
 
 # %% [markdown]
 # Here the lowering has already done the right thing and computes `exp` twice per element instead of storing
-# it. Had it stored `y`, then a kernel that writes `y[64*i0 + i1]` and reads `y[i0 + 64*i1]` in the same
-# iteration would read an element that has not been written yet. "Same size" is the wrong question.
+# it. Suppose that it had stored `y`, and that a scheduler had fused the two loops because they have the same
+# size. Such a kernel is easy to write by hand, and to run:
+
+# %%
+x = torch.arange(9.0).view(3, 3) / 10
+
+
+def two_loops(x):
+    y, out = torch.full((3, 3), torch.nan), torch.full((3, 3), torch.nan)
+    for i in range(3):
+        for j in range(3):
+            y[i, j] = x[i, j].exp()
+    for i in range(3):
+        for j in range(3):
+            out[i, j] = y[i, j] + y[j, i]
+    return out
+
+
+def one_loop(x):
+    y, out = torch.full((3, 3), torch.nan), torch.full((3, 3), torch.nan)
+    for i in range(3):
+        for j in range(3):
+            y[i, j] = x[i, j].exp()
+            out[i, j] = y[i, j] + y[j, i]
+    return out
+
+
+Listings([("two loops", str(two_loops(x))), ("fused", str(one_loop(x)))])
+
+# %% [markdown]
+# The upper half is wrong. When the iteration (0, 1) reads `y[1, 0]`, that element has not been written. In
+# this order of iterations the lower half comes out right, and that is luck: on a GPU all of them run at the
+# same time. Whether two loops have the same size is the wrong question.
 #
 # ## The idea: dependencies decide, bytes count
 #
-# Two questions, for a pair of loops that share memory.
+# Two questions take its place, for a pair of loops that share memory.
 #
 # **May they?** Write down for each loop which buffers it reads and writes, and *at which index*, as an
-# expression over its variables. Rename the variables of one so that the indices agree. If every value that
-# flows from the first to the second is read at the index at which it was written, each iteration depends
-# only on itself, and the two may be one kernel. And nothing else may have to run between them.
+# expression over its variables. If every value that flows from the first loop to the second is read at the
+# index at which it was written, each iteration depends only on itself, and the two may be one kernel. And
+# nothing else may have to run between them.
 #
 # **Is it worth it?** Count the bytes that need not move: what flows is not read again, and if nobody else
-# wants it, never written.
+# wants it, it is never written.
 #
 # Then be greedy: take the pair that saves most, fuse it, look again.
 #
-# ## The real version
+# ## May they? On four loops, by hand
 #
-# The dependencies of a loop are collected by replaying its body with a handler that notes loads and stores:
+# A softmax of rows is four loops, two of which reduce:
+
+# %%
+def softmax(x):
+    return torch.softmax(x, 1)
+
+
+def fuser_of(function, *args):
+    """The scheduler's state before anything is fused: a group for each loop."""
+    program = watch(function, *args, backend="loops", dynamic=False).half()["program"]
+    return Fuser(program, remove_dead(program), FusionOptions())
+
+
+f = fuser_of(softmax, torch.randn(8, 64))
+print(print_program(f.program))
+
+# %% [markdown]
+# Everything that the scheduler wants to know stands in the loads and stores. It collects them by walking over
+# the body, and gets a table:
 #
 # %show minicompile.ch08_fusion.dependencies.accesses
+
+# %%
+def access_table(f):
+    rows = []
+    for i, g in f.groups.items():
+        nest = ", ".join(f"{v} < {v.size}" for v in g.space.vars)
+        folds = ", ".join(f"{v} < {v.size}" for v in g.space.rvars) or "-"
+        reads = "; ".join(f"{n}[{', '.join(map(str, es))}]" for n, es in g.reads.items())
+        rows.append((f.name(g), nest, folds, reads, "; ".join(f"{n}[{e}]" for n, e in g.writes.items())))
+    return Table(["loop", "output variables", "reduced", "reads", "writes"], rows)
+
+
+access_table(f)
+
+# %% [markdown]
+# Take loop0 and loop1. `buf0` flows from one to the other. Loop0 writes it at `i0`, and loop1 reads it at
+# `i0`: good. But the nests differ. Loop0 runs over `i0` and folds `r0`; loop1 runs over `i0` and `i1`. Both
+# read `x`, one at `64*i0 + r0`, the other at `64*i0 + i1`. If `i1` were called `r0` the two reads would be
+# the same, and both loops would have the nest `(i0 | r0)`. So rename it. Loop1 then runs *inside* the
+# reduction's nest, once for each element of the row; that is, it walks along the row a second time, when the
+# maximum is known, but within the same kernel and for a row that is still at hand.
 #
-# The score is the second question:
+# This is called an *alignment*: a nest for both, and what the variables of each are in terms of it. Here are
+# those of all neighbours:
+
+# %%
+def alignment_table(f):
+    rows, groups = [], list(f.groups.values())
+    for a, b in zip(groups, groups[1:]):
+        flows, common = shared_buffers(a, b)
+        found = find_alignment(a, b, flows + common)
+        words = (found, "", "") if isinstance(found, str) else (
+            "(" + ", ".join(map(str, found.space.vars)) + " | " + ", ".join(map(str, found.space.rvars)) + ")",
+            *(", ".join(f"{v} = {e}" for v, e in m.items() if str(v) != str(e)) or "as they are" for m in found[1:3]),
+        )
+        rows.append((f"{f.name(a)}, {f.name(b)}", ", ".join(flows) or "-", ", ".join(common) or "-", *words))
+    return Table(["pair", "flows", "read by both", "common nest", "the first's variables", "the second's"], rows)
+
+
+alignment_table(f)
+
+# %% [markdown]
+# ### Cutting dimensions
+#
+# Renaming is enough when the nests have the same dimensions. Often they do not. A `view` makes 512 elements
+# of 8 rows of 64, and the two loops below visit the same elements under different descriptions:
+
+
+# %%
+def viewed(x):
+    return x + 1, x.view(512) * 2
+
+
+f = fuser_of(viewed, torch.randn(8, 64))
+access_table(f)
+
+# %% [markdown]
+# Memory says how they belong together. One loop reaches an element of `x` at `64*i0 + i1`, the other at `i0`.
+# List the variables of each by stride, the fastest first: the first has `i1` (stride 1, size 64) and `i0`
+# (stride 64, size 8); the second has one variable (stride 1, size 512). Both lists begin at stride 1. The
+# smaller size, 64, divides the larger, so cut 64 off the larger: that pairs with `i1`. What is left of the
+# second variable has stride 64 and size 8, and pairs with `i0`. The second loop's variable is therefore
+# `64*i0 + i1`:
+#
+# %show minicompile.ch08_fusion.iteration.cut
+
+# %%
+alignment_table(f)
+
+# %% [markdown]
+# When neither size divides the other, as with (6, 4) and (4, 6), no common nest exists without a division in
+# the innermost loop, `cut` gives up, and the loops stay apart.
+#
+# Whatever alignment is found, it is only a proposal. It counts if every value that flows is read, in the
+# common nest, at the index at which it was written. This is the test that the wrong fusion above would have
+# failed:
+#
+# %show minicompile.ch08_fusion.alignment._first_mismatch
+#
+# ## Is it worth it?
+#
+# A value that flows is not read from memory any more. If no other loop reads it, it is not written either.
+# And a buffer that both loops read is read once instead of twice:
 #
 # %show minicompile.ch08_fusion.fuse.score
 #
-# And the first, with everything that can be in the way. Every exit leaves a reason.
+# ## The decision, piece by piece
 #
-# %show minicompile.ch08_fusion.fuse.try_fuse
+# `try_fuse` asks a dozen questions about a pair, from cheap to expensive, and the first *no* ends it. Every
+# exit leaves a `Decision` with a reason, so that "why are these not fused?" has an answer. First come the
+# limits: a kernel with too many arguments or instructions has too few registers.
 #
-# The order is from cheap to expensive: counting, then reachability, then `find_alignment`, which renames
-# the variables of one loop so that the indices of both agree, and last `hazard`, which looks at every pair
-# of accesses to a common buffer. A pair that is refused today may be accepted after another fusion, so the
-# search goes round until nothing changes.
+# %show minicompile.ch08_fusion.fuse.try_fuse "if a.device" to "return refuse("the kernel would have too many"
 #
-# The cycle test deserves a picture. `relu` and `add` both touch `a`, and could be fused, if it were not for
-# the matrix product. It needs the result of one and feeds the other: a kernel that contains both would have
-# to run before itself.
+# Then what flows is looked at. A value that is written at positions that are themselves data, as in a
+# scatter, is complete only when all iterations have run. Nobody can read it in the same kernel.
+#
+# %show minicompile.ch08_fusion.fuse.try_fuse "for n in flows" to "return refuse(f"{n} is read"
+#
+# Then the question whether something has to run between the two.
+#
+# ### Nothing in between
+#
+# `relu` and `add` below both touch `a`, and could be fused, if it were not for the matrix product. It needs
+# the result of one and feeds the other: a kernel that contains both would have to run before itself.
 
 
 # %%
@@ -178,9 +348,12 @@ def sandwich(x, w):
     return a + a @ w
 
 
+n = torch.randn(64, 64)
 seen_s = watch(sandwich, n, n.clone())
 for d in seen_s.half()["schedule"].decisions:
     print("fused" if d.accepted else "apart", d.a, "with", d.b, f"({d.score:,} bytes):", d.reason)
+
+# %% tags=["fold"]
 drawing(
     {
         "a": ("relu", "a loop", "compute"),
@@ -194,6 +367,72 @@ drawing(
 )
 
 # %% [markdown]
+# In a graph: is there a path from `a` to `b` that goes through a third group? To search for paths for each of
+# ten thousand pairs would be slow. So each group carries the set of its *ancestors*, all groups that must run
+# before it, as the bits of one integer. A path through a third group exists exactly if some direct successor
+# of `a`, other than `b`, is an ancestor of `b`:
+#
+# %show minicompile.ch08_fusion.fuse.makes_cycle
+#
+# ### Updates in place
+#
+# Last come *hazards*. A buffer may be a new name for memory that already holds something, because the program
+# updates a parameter or the statistics of a batch norm. Inside of one kernel the iterations have no order, so
+# an element may be overwritten before another iteration has read it. The rule is the same as for values that
+# flow: each element of such memory must be read and written at the same index. One more thing is forbidden in
+# a reduction. It walks along its rows more than once, and the second walk would read what the first has
+# written.
+#
+# %show minicompile.ch08_fusion.fuse.hazard "for other, indices" to "return f"{root} is read"
+#
+# ## Greedy, round by round
+#
+# Candidates are found through buffers: the writer of each with its readers, and neighbouring readers of one
+# buffer. All of them are scored, and tried in the order of their scores. A fusion may remove the obstacle of
+# another, because what stood between two loops is now inside of one of them. So the rounds repeat until
+# nothing changes:
+#
+# %show minicompile.ch08_fusion.fuse.fuse_groups "for _ in range(rounds)" to "if not fused"
+#
+# Below is a layer norm with its GELU and the sum that a bias gradient would be, as the scheduler goes through
+# it. Each frame is one accepted pair, with all groups that exist after it.
+
+# %% tags=["fold"]
+def normed(x, w, b):
+    y = F.layer_norm(x, (64,), w, b)
+    return y, F.gelu(y), (y * x).sum(1), x.amax(1)
+
+
+def rounds_of(function, *args):
+    f, frames = fuser_of(function, *args), []
+    real = fuse_module.merge
+
+    def noted(f, ia, ib, alignment):
+        names = f.name(f.groups[ia]), f.name(f.groups[ib])
+        flows, common = shared_buffers(f.groups[ia], f.groups[ib])
+        saved = score(f, f.groups[ia], f.groups[ib], flows, common)
+        real(f, ia, ib, alignment)
+        why = f"{', '.join(flows)} flows" if flows else f"both read {', '.join(common)}"
+        rows = [(f.name(g), len(g.members), "yes" if g.reduces else "", ", ".join(g.writes)) for g in f.groups.values() if g.space]
+        frames.append((f"{names[0]} with {names[1]} saves {size(saved)}: {why}.", Table(["group", "loops", "reduces", "writes"], rows)))
+
+    fuse_module.merge = noted
+    try:
+        fuse_module.fuse_groups(f)
+    finally:
+        fuse_module.merge = real
+    return f, frames
+
+
+args = torch.randn(128, 64), torch.randn(64), torch.randn(64)
+f, frames = rounds_of(normed, *args)
+Walk("Fusion, pair by pair", [("Before: one group for each loop.", access_table(fuser_of(normed, *args))), *frames])
+
+# %% [markdown]
+# Greedy is not optimal. To find the best partition of a graph of loops is NP-hard (Darte 1999), and there are
+# small graphs in which the pair that saves most blocks two that would save more together. In the graphs of
+# neural networks that is rare, since most values have one producer and few readers, close by.
+#
 # ## The running example
 #
 # The block of [chapter 3](chapter:03), forward. On the left the loops and library calls in program order,
@@ -280,8 +519,7 @@ bars(
 
 # %%
 seen.result.sum().backward()
-with_backward = watch(block, x)
-halves = {h["which"]: h for h in seen.halves + with_backward.halves}
+halves = {h["which"]: h for h in seen.halves}
 Table(
     ["graph", "loops", "kernels", "library calls", "traffic saved by fusing"],
     [
@@ -301,7 +539,7 @@ Table(
 # products; time and peak memory fall because tensors between kernels are gone, in forward as well as among
 # what is saved for backward:
 
-# %% tags=["gpu-result", "results:h100-gpt2", "results:h100-resnet50"]
+# %% tags=["gpu-result", "results:h100-gpt2", "results:h100-resnet50", "fold"]
 rows = []
 for name in ("h100-gpt2", "h100-resnet50"):
     runs = measured(name)
@@ -313,9 +551,9 @@ Table(["work, bf16", "how", "ms per step", "peak GB", "generated kernels"], rows
 # %% [markdown]
 # ## Order and memory
 #
-# The order of the steps is free within the dependencies, and it decides how much memory is alive at once.
-# For each buffer the plan says when it is allocated, when it dies, and whether it takes over the memory of
-# a dead one.
+# The order of the steps is free within the dependencies, and it decides how much memory is alive at once. The
+# scheduler tries two: the order of the program, and one that always takes the step that frees most. Then it
+# plans the memory. A buffer is born at the step that writes it, and dead after the last step that reads it:
 
 # %%
 from minicompile.ch08_fusion.memory import lifetimes
@@ -332,21 +570,68 @@ timeline(
     "Buffers that live to the end are results, or saved for backward.",
 )
 
+# %% [markdown]
+# A new buffer can take over the memory of a dead one of the same size. Or it can take the memory of one that
+# dies *in this very step*, if the kernel reads each element before it writes it. The frames show the backward
+# pass of the block, step by step: what is allocated, what is taken over, what is freed, and how much is
+# alive.
+
+# %% tags=["fold"]
+def plan_frames(half):
+    program, schedule = half["program"], half["schedule"]
+    b, alive, frames = program.buffers, {}, []
+    for step, plan in zip(schedule.steps, schedule.plan.steps):
+        for new in plan.allocate:
+            alive[new] = nbytes(b[new])
+        for new, old in plan.reuse:
+            alive.pop(old, None)
+            alive[new] = nbytes(b[new])
+        rows = [
+            ("allocates", ", ".join(f"{n} ({size(nbytes(b[n]))})" for n in plan.allocate) or "-"),
+            ("takes over", ", ".join(f"{new} has the memory of {old}" for new, old in plan.reuse) or "-"),
+            ("frees", ", ".join(plan.free) or "-"),
+            ("alive, allocated here", f"{size(sum(alive.values()))} in {len(alive)} buffers"),
+        ]
+        for n in plan.free:
+            alive.pop(n, None)
+        words = step.name if isinstance(step, Kernel) else str(step.op)
+        frames.append((words[:80], Table(["", "memory"], rows)))
+    return frames
+
+
+Walk("The memory plan of the backward pass", plan_frames(halves["backward"]))
+
+# %% [markdown]
+# When is it safe to write over a value in the kernel that reads it last? Here is a kernel in which it is not:
+# it adds a matrix to its transpose, and writes the result over the matrix.
+
+# %%
+y = torch.arange(9.0).view(3, 3)
+right = y + y.t()
+for i in range(3):
+    for j in range(3):
+        y[i, j] = y[i, j] + y[j, i]
+print("right:", right.tolist(), "\nin place:", y.tolist())
+
+# %% [markdown]
+# The element (1, 0) was computed from an element (0, 1) that had been overwritten. So every read of the old
+# value has to be at the index of the write, unmasked, and in the same iteration. And a kernel that walks its
+# rows again must not need the old value, or anything that was computed from it, after the write:
+#
+# %show minicompile.ch08_fusion.memory.overwrites_safely
+
 # %%
 plan = schedule.plan
 everything = sum(nbytes(program.buffers[n]) for n in lives.birth)
 taken = [pair for step in plan.steps for pair in step.reuse]
-print(f"all buffers together {size(everything)}, alive at once at most {size(plan.peak)}")
+print(f"forward: all buffers together {size(everything)}, alive at once at most {size(plan.peak)}")
 print("takes over memory:", ", ".join(f"{new} of {old}" for new, old in taken) or "nothing, in forward")
 back = halves["backward"]["schedule"].plan
 print("in backward:", ", ".join(f"{new} of {old}" for step in back.steps for new, old in step.reuse))
 
 # %% [markdown]
-# A network that trains keeps most of what forward computes, because backward wants it. So little is reused
-# in forward. In backward gradients take over the memory of the activations they were computed from. One
-# function decides whether that is safe inside of a kernel:
-#
-# %show minicompile.ch08_fusion.memory.overwrites_safely
+# A network that trains keeps most of what forward computes, because backward wants it. So little is reused in
+# forward. In backward gradients take over the memory of the activations they were computed from.
 #
 # ## What it costs
 #

@@ -12,8 +12,38 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from chapters import tiny
 from chapters._lib import Listings, Table, bars, best_time, example, head, tidy, watch
 from minicompile.ch10_cpp.build import FLAGS, load_cpp
+
+# %% [markdown]
+# ## The smallest version
+#
+# [Part 10 of tiny](chapter:tiny.10), the compiler in one file, writes C++ with a loop over rows, loops over
+# columns in it, and a pragma that asks for vectors:
+
+# %%
+steps, _ = tiny.fused(tiny.decompose(tiny.record(lambda x: torch.softmax(x, -1), torch.randn(64, 48))))
+print(tiny.cpp_kernel(steps[0], {steps[0].loops[-1].node}).text)
+
+# %% [markdown]
+# On long rows of floats this is fast. It knows nothing else. A number of 16 bits, an integer, a sum over rows
+# instead of columns are calls of PyTorch's own kernels; a tensor of one row runs on one thread; and an
+# addition is done in whatever order the vectors have:
+
+
+# %%
+def mixed(x):
+    return (x.bfloat16() * 2).float() + x.sum(0)
+
+
+x = torch.randn(256, 64)
+steps, _ = tiny.fused(tiny.decompose(tiny.record(mixed, x)))
+print("tiny:", [step.call or [loop.node for loop in step.loops] for step in steps])
+print("minicompile:", len(watch(mixed, x).half()["compiled"].sources), "kernels")
+
+# %% [markdown]
+# What follows begins once more with printing the loop, and pays attention to what the C++ compiler needs to know.
 
 # %% [markdown]
 # ## The naive version: print the loop
@@ -92,10 +122,89 @@ with torch.no_grad():
 bars(rows, "ms", "GELU of 200,000 floats, one thread.", form="{:.2f}")
 
 # %% [markdown]
-# The naive kernel is the slowest of the three. The reason is one call: `erff` is a function of the C
-# library for one number, and a loop that calls it cannot be vectorised. `mc_erf` is our own, a polynomial
-# written without branches, so that the compiler can run it on 8 or 16 numbers at once. The pragma tells it
-# that iterations do not depend on each other, which it could not know of pointers.
+# The naive kernel is the slowest of the three, and the reason is one call. To see why it matters, one has to know
+# how a CPU computes.
+#
+# ## Lanes
+#
+# A core of a current processor has registers of 256 or 512 bits, which hold 8 or 16 floats. One instruction
+# adds two such registers, number by number, in the time in which an ordinary instruction adds two numbers.
+# The places in the register are called *lanes*. A loop that is compiled to such *vector* instructions is up
+# to 16 times as fast as one that is not, and nothing else in this chapter is worth a factor like that.
+#
+# A C++ compiler turns a loop into vector instructions if it can prove that running 16 iterations at once gives the
+# same result as running them one after the other. Three things stand in its way:
+#
+# - *a call of a function for one number*, such as `erff` of the C library. There is no `erff` for 16;
+# - *memory that might overlap*. If `out0` could be `in0` moved by one element, iteration 2 would read what iteration 1 has
+#   written. Pointers do not say that they do not overlap;
+# - *a branch*. Sixteen lanes cannot go two ways.
+#
+# Ours has none of them. `mc_erf` is a function of our own, a polynomial written without branches, and the
+# compiler puts it into the loop. The line `#pragma omp simd` is a promise: no iteration reads what another
+# one wrote. (It is true of every loop that we print, because the fusion of chapter 8 has made sure of it.)
+# How many vector instructions did each version become?
+
+# %%
+import re
+import subprocess
+
+from minicompile.ch10_cpp import build
+
+
+def vectors_in(code):
+    """How often the assembly of a kernel names a register of 256 or 512 bits."""
+    command = [build.compiler(), *(f for f in FLAGS if f != "-shared"), "-S", "-x", "c++", "-", "-o", "-"]
+    text = subprocess.run(command, input=build._companions()[0] + code, capture_output=True, text=True, check=True).stdout
+    return len(re.findall(r"%[yz]mm", text))
+
+
+for words, code in (("naive", naive_cpp(kernel)), ("ours", source.code)):
+    print(f"{words:6} vector registers are named {vectors_in(code)} times, erff is called: {'erff(v' in code}")
+
+# %% [markdown]
+# ### What one branch costs
+#
+# The third obstacle is the one that bites without warning. Here is a program that adds one to the first
+# column of a matrix:
+
+
+# %%
+def first_column(x):
+    y = x * 2
+    y[:, 0].add_(1)
+    return y.relu()
+
+
+matrix = torch.randn(1000, 1000)
+column = watch(first_column, matrix, dynamic=False).half()["compiled"].sources[0]
+print(tidy(column.code[column.code.index("for (int64_t i0") :]))
+
+# %% [markdown]
+# The write to a column has become a selection (chapter 5 made the in-place addition functional, chapter 7
+# made it a condition on the index). In column 0 the value is one thing, elsewhere another. `x[1000*i0]`, the
+# element that the addition reads, is needed in column 0 alone, and the loop IR says so: it is a load under a
+# condition. The obvious way to print that is `condition ? x[...] : 0`. But in C++ this is a branch, since a
+# load that is not to happen may point outside of the memory, and must not be tried. Here it never does: row
+# `i0` exists. So the load comes first, and the condition selects. Edit the text to put it back, and compare:
+
+# %%
+branch = re.sub(r"const float (m\d+) = (in0\[[^\]]*\]);\n(.*?)\? \1 :", r"\n\3? \2 :", column.code, flags=re.S)
+timed = {}
+for words, code in (("as generated", column.code), ("with the branch", branch)):
+    name = "column_" + words.split()[-1]
+    run = load_cpp([dataclasses.replace(column, name=name, code=code.replace(column.name, name))])[0]
+    result = torch.empty_like(matrix)
+    timed[words] = best_time(run, matrix, result) * 1e3
+    print(f"{words:16} {timed[words]:.2f} ms, right: {torch.equal(result, first_column(matrix))}")
+
+# %% [markdown]
+# Both are right. With the branch the compiler does not make vectors of the loop. It copies the rest of the body behind
+# each side of every selection, so that `relu` becomes a jump that depends on the data, and the processor guesses it
+# wrongly every second time. Whether a conditional load may be made unconditional is a question about bounds, which the
+# index expressions of [chapter 7](chapter:07) answer:
+#
+# %show minicompile.ch10_cpp.emit.stays_inside
 #
 # ## Rounding
 #
@@ -132,9 +241,13 @@ Table(
 )
 
 # %% [markdown]
-# One accumulator is both slow, because each addition waits for the one before, and inaccurate, because a
-# small number is added to a large one. So there is one partial sum per vector lane, and long rows are
-# summed in chunks whose sums are added in double.
+# One accumulator is slow, because each addition waits for the one before it. It is also inaccurate. A float
+# has 24 bits. When the total has grown to 500,000, a number between 0 and 1 that is added to it keeps 5 bits
+# behind the point, and the rest is rounded away, a million times.
+#
+# Both are cured by having several accumulators. Sixteen lanes with a partial sum each need not wait for each
+# other, and each of them grows to a sixteenth of the total. Long rows are summed in chunks besides, and the
+# sums of the chunks are added in double.
 
 # %%
 seen = watch(lambda t: t.sum(1), torch.randn(64, 3000))
@@ -144,9 +257,18 @@ print(tidy(seen.half()["compiled"].sources[0].code))
 # ## The real version
 #
 # First the bodies of all loops of a kernel become one graph of values
-# ([`link`](ref:minicompile.ch08_fusion.values.link)): a store to a local buffer and its load become an
-# edge, and equal values are one. Then a choice: which variable runs along the vector lanes? Each access
-# votes. One that walks memory in order wants it, one that jumps is against it.
+# ([`link`](ref:minicompile.ch08_fusion.values.link)): a store to a local buffer and its load become an edge,
+# and equal values are one. Then each value is computed in the outermost loop that knows all of its variables,
+# so that what does not change along a row is not computed for each element of it.
+#
+# ### Which loop is innermost?
+#
+# The innermost loop is the one whose iterations become lanes. Sixteen lanes load with one instruction if they
+# read sixteen neighbours. If each reads from another row, it takes sixteen loads. So each access votes: a
+# variable that moves it by one element gets its bytes as votes, one that moves it further loses them, and
+# stores count twice, because a strided store has to read the cache line as well. Take `x + y.t()` on 1000 by
+# 1000 floats. `x[1000*i0 + i1]` gives 4 votes to `i1` and takes 4 from `i0`. `y[i0 + 1000*i1]` does the
+# opposite. The store `out[1000*i0 + i1]` decides, with 8 for `i1`.
 #
 # %show minicompile.ch10_cpp.emit.best_lane
 #
@@ -191,7 +313,6 @@ bars(rows, "ms", "Transposing and doubling a square matrix.", form="{:.2f}")
 # even the standard library's; what kernels need is declared in three small files.
 
 # %%
-import subprocess
 import tempfile
 import time
 from pathlib import Path

@@ -11,16 +11,16 @@ from __future__ import annotations
 import ast
 import contextlib
 import html
-import io
 import json
 import math
 import re
 import sys
-import textwrap
 import time
+import types
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -136,7 +136,7 @@ def check_of(captured, function):
     """The generated guard check of a captured frame: check(function, *arguments) -> inputs of the graph, or None."""
     from minicompile.ch02_guards.codegen import build_check
 
-    return build_check(captured.guards, captured.inputs, function.__code__, function.__globals__, captured.constants)
+    return build_check(captured.guards, captured.inputs, function.__code__, captured.constants)
 
 
 def best_time(function, *args, repeat=30):
@@ -356,9 +356,11 @@ class Bars:
     def _repr_html_(self):
         room, wide = 0.56 * max(len(r[3]) for r in self.rows) + 1, 0.52 * max(len(r[0]) for r in self.rows) + 1
         body = "".join(
-            f'<div style="display:flex;flex-wrap:wrap;gap:0 1em;margin:.25em 0"><span style="flex:0 0 {wide:.1f}em">{html.escape(label)}</span>'
+            f'<div style="display:flex;flex-wrap:wrap;gap:0 1em;margin:.25em 0"><span style="flex:0 0 '
+            f'{wide:.1f}em">{html.escape(label)}</span>'
             f'<span style="flex:1 1 14em;display:flex;align-items:center;gap:.5em;padding-right:{room:.1f}em;white-space:nowrap">'
-            f'<span style="flex:none;height:1.2em;border-radius:2px;width:{max(share, 0.003):.1%};background:{colour}"></span>{html.escape(value)}</span></div>'
+            f'<span style="flex:none;height:1.2em;border-radius:2px;width:{max(share, 0.003):.1%};background:{colour}"></span>'
+            f'{html.escape(value)}</span></div>'
             for label, share, colour, value in self.rows
         )
         caption = f"<figcaption>{html.escape(self.caption)}</figcaption>" if self.caption else ""
@@ -462,6 +464,166 @@ class Listings:
         return "\n\n".join(f"--- {t}\n{c.rstrip()}" for t, c in self.parts)
 
 
+class Walk:
+    """Frames to step through, one below the other in print. frames: (sentence, something that is shown)."""
+
+    def __init__(self, title, frames):
+        self.title, self.frames = title, frames
+
+    def _repr_html_(self):
+        def shown(thing):
+            made = getattr(thing, "_repr_html_", None)
+            return made() if made else f'<pre tabindex="0"><code>{html.escape(str(thing))}</code></pre>'
+
+        frames = "".join(f'<li><p>{html.escape(text)}</p>{shown(thing)}</li>' for text, thing in self.frames)
+        return (
+            f'<section class="mc-walk" aria-label="{html.escape(self.title)}"><div class="mc-buttons" role="group" aria-label="Frames" '
+            f'hidden>'
+            f'<button type="button" data-go="back">Back</button><button type="button" data-go="on">Next</button><label>Frame '
+            f'<input type="range" min="0" max="{len(self.frames) - 1}" value="0"></label><output aria-live="polite"></output></div>'
+            f"<ol>{frames}</ol></section>"
+        )
+
+    def __repr__(self):
+        return f"{self.title}\n" + "\n".join(f"{n}. {text}\n{thing}" for n, (text, thing) in enumerate(self.frames, 1))
+
+
+def pipes(places, edges, alt, caption="", inside=(), width=620, radius=17):
+    """A network with straight edges. places: {name: (x, y)}; edges: (from, to, label, kind), where kind is "plain", "path" (thick) or
+    "full" (dashed); inside: names that are tinted, one side of a cut."""
+    look = {"plain": ("currentColor", 1.4, ""), "path": (ORANGE, 3, ""), "full": (RED, 1.6, ' stroke-dasharray="5 3"')}
+    body = []
+    for a, b, label, kind in edges:
+        (xa, ya), (xb, yb) = places[a], places[b]
+        far, (colour, wide, dash) = math.hypot(xb - xa, yb - ya), look[kind]
+        ux, uy = (xb - xa) / far, (yb - ya) / far
+        x1, y1, x2, y2 = xa + radius * ux, ya + radius * uy, xb - (radius + 2) * ux, yb - (radius + 2) * uy
+        tips = [(x2 - 8 * (ux * c - uy * s), y2 - 8 * (uy * c + ux * s)) for c, s in ((0.91, 0.41), (0.91, -0.41))]
+        points = f"{tips[0][0]:.1f},{tips[0][1]:.1f} {x2:.1f},{y2:.1f} {tips[1][0]:.1f},{tips[1][1]:.1f}"
+        body.append(
+            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{wide}"{dash}/>'
+            f'<polygon points="{points}" fill="{colour}"/>'
+        )
+        x, y = xa + 0.42 * (xb - xa) - 13 * abs(uy), ya + 0.42 * (yb - ya) - 7 * abs(ux) + (4 if abs(uy) > 0.9 else 0)
+        body.append(text_at(x, y, label, "middle", font_size=12, font_weight="600" if kind != "plain" else "400"))
+    for name, (x, y) in places.items():
+        colour = GREEN if name in inside else BLUE
+        body.append(f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{colour}" fill-opacity="{0.45 if name in inside else 0.16}" '
+                    f'stroke="{colour}"/>')
+        body.append(text_at(x, y + 4, name, "middle"))
+    height = max(y for _, y in places.values()) + radius + 8
+    said = "; ".join(f"{a} to {b}: {label}{dict(path=', on the path', full=', full').get(kind, '')}" for a, b, label, kind in edges)
+    return Picture("".join(body), width, height, f"{alt} {said}.", caption)
+
+
+# ---- a kernel, statement by statement ------------------------------------------------------------
+
+
+class Tile(np.ndarray):
+    """A NumPy array with the one method that tiles of Triton have besides."""
+
+    def to(self, dtype, bitcast=False):
+        return self.view(dtype) if bitcast else self.astype(dtype)
+
+
+def tile(array):
+    return np.asarray(array).view(Tile)
+
+
+@dataclass
+class Pointer:
+    """A tensor argument of a kernel: its elements in memory, and the offsets that were added."""
+
+    memory: np.ndarray
+    offsets: object = 0
+
+    def __add__(self, offsets):
+        return Pointer(self.memory, self.offsets + offsets)
+
+
+class NumpyTriton:
+    """As much of `triton.language` as the chapters' kernels use. `touched`: (load or store, memory, offsets) of the last statement."""
+
+    float32, int32, int64 = np.float32, np.int32, np.int64
+    PropagateNan = types.SimpleNamespace(ALL=None)
+    where, exp, abs = staticmethod(np.where), np.exp, np.abs
+    div_rn = staticmethod(np.divide)
+
+    def __init__(self, program):
+        self.program, self.touched = program, []
+
+    def program_id(self, axis):
+        return self.program
+
+    def arange(self, start, end):
+        return tile(np.arange(start, end))
+
+    def full(self, shape, value, dtype):
+        return tile(np.full(shape, value, dtype))
+
+    def maximum(self, a, b, propagate_nan=None):
+        return np.maximum(a, b)
+
+    def sum(self, x, axis):
+        return tile(np.sum(x, axis))
+
+    def reduce(self, x, axis, combine):
+        return tile(np.max(x, axis))  # the only combine function of these kernels is nan_max
+
+    def load(self, pointer, mask=True, other=np.nan, eviction_policy=None):
+        offsets, inside = np.broadcast_arrays(pointer.offsets, mask)
+        self.touched.append(("load", pointer.memory, offsets[inside]))
+        return tile(np.where(inside, pointer.memory[np.clip(offsets, 0, len(pointer.memory) - 1)], other)).astype(np.float32)
+
+    def store(self, pointer, value, mask=True):
+        offsets, value, inside = np.broadcast_arrays(pointer.offsets, value, mask)
+        self.touched.append(("store", pointer.memory, offsets[inside]))
+        pointer.memory[offsets[inside]] = value[inside]
+
+
+def run_statements(source, arguments, program=0):
+    """Execute one program of a kernel's text on NumPy tiles. Yields (statement, {register: value}, touched) after each statement.
+    arguments: {parameter: array}; block sizes are those of the KernelSource."""
+    tl = NumpyTriton(program)
+    function = next(f for f in ast.parse(source.code).body if isinstance(f, ast.FunctionDef) and f.name == source.name)
+    names = {n: Pointer(a) for n, a in arguments.items()} | source.options["constants"]
+    scope = {"tl": tl, "nan_max": None, "float": float, **names}
+
+    def run(statements):
+        for statement in statements:
+            if isinstance(statement, ast.For):
+                for scope[statement.target.id] in eval(ast.unparse(statement.iter), scope):
+                    yield f"{ast.unparse(statement).splitlines()[0]}  # now {scope[statement.target.id]}", dict(scope), []
+                    yield from run(statement.body)
+                continue
+            tl.touched = []
+            exec(compile(ast.Module([statement], []), "<kernel>", "exec"), scope)
+            yield ast.unparse(statement), dict(scope), tl.touched
+
+    hidden = {"tl", "nan_max", "float", "__builtins__", *names}
+    with np.errstate(invalid="ignore", over="ignore"):
+        for text, registers, touched in run(function.body):
+            yield text, {n: v for n, v in registers.items() if n not in hidden}, touched
+
+
+def kernel_walk(title, source, arguments, program=0, last=9):
+    """A Walk through one program: each frame shows a statement, the registers that are written so far, and the memory it touches."""
+    label = {id(a): n for n, a in arguments.items()}
+
+    def number(v):
+        return "·" if isinstance(v, float | np.floating) and np.isnan(v) else f"{v:.3g}" if isinstance(v, float | np.floating) else str(v)
+
+    frames, order = [], []
+    for text, registers, touched in run_statements(source, arguments, program):
+        written = [n for n in registers if n not in order or re.match(rf"{n} = ", text)]
+        order = [n for n in order if n not in written] + written
+        rows = [(n, "  ".join(number(v) for v in np.ravel(registers[n]))) for n in order[-last:]]
+        places = [(kind, label[id(memory)], ", ".join(map(str, offsets.ravel()))) for kind, memory, offsets in touched]
+        said = "".join(f" {kind.capitalize()}s {name}[{where}]." for kind, name, where in places)
+        frames.append((text + said, Table(["register", "its tile"], rows)))
+    return Walk(title, frames)
+
+
 # ---- the interpreter, instruction by instruction -------------------------------------------------
 
 
@@ -497,6 +659,7 @@ class Stepper:
 def step_through(function, **args):
     """Capture `function(**args)`, up to its first graph break, and keep what each instruction of its own frame did."""
     import dataclasses
+
     from minicompile import errors
     from minicompile.ch01_graphs.graph import _call_text
     from minicompile.ch03_capture import capture

@@ -29,8 +29,8 @@ Make observations that cannot be guessed: values and texts, not booleans.
 - `tolerance`: relative and absolute, for floats and tensors; default 0.
 - `check(case, got, expected)` replaces the comparison where several answers are right. It runs in the grading process on
   decoded plain data. Return None if `got` is right, a sentence if not.
-- `then(case, value)` goes on in another process, where no learner's code is, with what `observe` returned: it compiles a text, runs a graph,
-  counts kernels. Use it where the observation alone could be claimed without the work.
+- `then(case, value)` goes on in another process, where no learner's code is, with what `observe` returned: it compiles
+  a text, runs a graph, counts kernels. Use it where the observation alone could be claimed without the work.
 - `gpu`: needs a CUDA device.
 
 `task(ID, title, minutes, kind, hints, about=, function=, plant=, starter=, seconds=, memory=)`:
@@ -39,15 +39,19 @@ Make observations that cannot be guessed: values and texts, not booleans.
 - kind "bug": the starter is the original with `plant`, a list of (old text, new text), applied: each old text must occur
   once in the function's source. Graded like "write".
 - kind "target": like "write", but the starter is `starter`, the whole text of the file: slow or naive code that works. Its behaviours
-  have a `check` on what was counted. The file must define `function`. Without a tagged cell, `exercises/solutions/ID.py` is a file that earns all points.
+  have a `check` on what was counted. The file must define `function`. Without a tagged cell, `exercises/solutions/ID.py` is a file
+  that earns all points.
 - kind "predict": no function; `starter` is text that shows the programs and asks, with one assignment `NAME = ...` per
   question. Answers are literals. `@behaviour(ID, points, name, answer="NAME")` on a function of no arguments that
-  returns the true answer, computed by the compiler. No tag in the package is needed.
-- `seconds` (of one behaviour, default 10; a fifth of it after one ran out of time) and `memory` (MiB beyond torch, default 2048) limit a run.
+  returns the true answer, computed by the compiler, and its record, lines that say why: whoever is wrong reads them. No tag in
+  the package is needed.
+- `seconds` (of one behaviour, default 10; a fifth of it after one ran out of time) and `memory` (MiB beyond torch,
+  default 2048) limit a run.
 
 Wrong and right variants for CI: `exercises/variants/ID.py` (underscores for dashes) defines functions `wrong_*` (five or
-more for "write", two for "bug" and "target") and `right_*` (one or more; not the original's text), with the imports that they need. Each in turn is
-given the function's name and graded. A list of (old text, new text) instead of a function changes the original. For "predict":
+more for "write", two for "bug" and "target") and `right_*` (one or more; not the original's text), with the imports that they
+need. Each in turn is given the function's name and graded. A list of (old text, new text) instead of a function changes the
+original. For "predict":
 `wrong_NAME = value`, one for each question; it stands among true answers, and has to cost that question's points.
 
 `python -m exercises.validate [ID ...]` checks all this; tests use `exercises.grade.grade(ID, source, seed)`.

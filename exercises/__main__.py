@@ -95,10 +95,11 @@ def watch(id: str, folder: Folder = MY, once: Annotated[bool, typer.Option(help=
             now = 0
         if now != seen:
             seen = now
+            print(f"\n{time.strftime('%H:%M:%S')}, checking {path} ...", flush=True)
             try:
                 result = grade_text(id, read(path), 0, str(path))
                 note_result(folder, result)
-                print(f"\n{time.strftime('%H:%M:%S')}, {result.seconds:.2f} s", reports.text([result]), sep="\n", flush=True)
+                print(f"... in {result.seconds:.2f} s", reports.text([result]), sep="\n", flush=True)
             except ExerciseError as error:
                 print(error, flush=True)
                 result = None
@@ -111,7 +112,8 @@ def watch(id: str, folder: Folder = MY, once: Annotated[bool, typer.Option(help=
 
 
 @app.command()
-def hint(id: str, folder: Folder = MY, level: Annotated[Optional[int], typer.Option(min=1, max=3, help="1 to 3; default: the next")] = None):
+def hint(id: str, folder: Folder = MY,
+         level: Annotated[Optional[int], typer.Option(min=1, max=3, help="1 to 3; default: the next")] = None):
     """The next of three hints."""
     task = find_task(id)
     level = level or min(progress(folder).get(id, {}).get("hints", 0) + 1, 3)
@@ -143,7 +145,8 @@ def status(folder: Folder = MY):
     for chapter in dict.fromkeys(t.chapter for t in tasks):
         mine = [(t, known.get(t.id, {})) for t in tasks if t.chapter == chapter]
         table.add_row(chapter, f"{sum(k.get('passed', False) for _, k in mine)} of {len(mine)}",
-                      f"{sum(k.get('best', 0) for _, k in mine)} of {sum(t.points for t, _ in mine)}", str(sum(k.get("hints", 0) for _, k in mine)))
+                      f"{sum(k.get('best', 0) for _, k in mine)} of {sum(t.points for t, _ in mine)}",
+                      str(sum(k.get("hints", 0) for _, k in mine)))
     console.print(table)
 
 

@@ -25,15 +25,19 @@ def run(files: dict[str, pathlib.Path], steps: int, device: str | None, seconds:
     """Train eagerly and compiled, each in a fork. files: exercise -> the learner's file. Returns both results by compiler."""
     sandbox.warm()
     load_tasks()
-    first, results = default_tasks("nanogpt", resolve_device(device), None)[0], {}
+    first = replace(default_tasks("nanogpt", resolve_device(device), None)[0], steps=steps)
     for id in files:
         sandbox.target(id)
-    for name in ("eager", "minicompile"):
-        task, mine = replace(first, compiler=name, steps=steps), files if name == "minicompile" else {}
-        data, ended, _ = sandbox.in_fork(lambda pipe: os.write(pipe, json.dumps(body(task, mine, pipe)).encode()), seconds)
-        results[name] = json.loads(data) if data else \
-            {"error": "the process ended without a result" if ended else f"training did not end within {seconds:g} s"}
-    return results
+    return {name: in_fork(replace(first, compiler=name), files if name == "minicompile" else {}, seconds)
+            for name in ("eager", "minicompile")}
+
+
+def in_fork(task, files: dict[str, pathlib.Path], seconds: float) -> dict:
+    """The result of one training in a process of its own, or {"error": why there is none}."""
+    data, ended, _ = sandbox.in_fork(lambda pipe: os.write(pipe, json.dumps(body(task, files, pipe)).encode()), seconds)
+    if data:
+        return json.loads(data)
+    return {"error": "the process ended without a result" if ended else f"training did not end within {seconds:g} s"}
 
 
 def body(task, files: dict[str, pathlib.Path], pipe: int) -> dict:

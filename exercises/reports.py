@@ -26,10 +26,11 @@ def text(results: list[Result]) -> str:
         for o in r.outcomes:
             lines.append(f"  [{'x' if o.status == 'passed' else ' '}] {o.name} ({o.earned}/{o.points})" +
                          (f": {o.status}" if o.status != "passed" else ""))
-        # the first failure in full: later ones often follow from it
-        first = next((o for o in r.outcomes if o.status not in ("passed", "skipped")), None)
-        if first and (len(alike) > 1 or first.message):
-            lines += [f"    {line}" for line in detail(first).splitlines()]
+        # the first failure in full: later ones often follow from it. Wrong predictions do not.
+        failed = [o for o in r.outcomes if o.status not in ("passed", "skipped")]
+        for o in [o for o in failed if o.predicted and o.status == "wrong"] or failed[:1]:
+            if len(alike) > 1 or o.message:
+                lines += [f"    {line}" for line in detail(o).splitlines()]
     total = f"{sum(r.earned for r in results)} of {sum(r.points for r in results)} points"
     return "\n".join(lines + ([f"Total: {total}"] if len(results) != 1 else []))
 
@@ -60,14 +61,16 @@ def junit(results: list[Result]) -> str:
 
 def printable(text: str) -> str:
     """Without the control characters that XML cannot hold."""
-    return "".join(c if c in "\n\t" or ord(c) >= 32 and not 0xD800 <= ord(c) < 0xE000 and ord(c) not in (0xFFFE, 0xFFFF) else "?" for c in text)
+    return "".join(c if c in "\n\t" or ord(c) >= 32 and not 0xD800 <= ord(c) < 0xE000 and ord(c) not in (0xFFFE,
+        0xFFFF) else "?" for c in text)
 
 
 def gradescope(results: list[Result]) -> str:
     tests = [{"name": f"{r.id}: {o.name}", "number": f"{i}.{j}", "score": o.earned, "max_score": o.points,
               "status": "passed" if o.status == "passed" else "failed", "output": detail(o), "tags": [r.chapter], "visibility": "visible"}
              for i, r in enumerate(results, 1) for j, o in enumerate(r.outcomes, 1)]
-    return json.dumps({"score": sum(r.earned for r in results), "execution_time": round(sum(r.seconds for r in results)), "visibility": "visible",
+    return json.dumps({"score": sum(r.earned for r in results), "execution_time": round(sum(r.seconds for r in results)),
+                       "visibility": "visible",
                        "stdout_visibility": "hidden", "output": text(results), "tests": tests}, indent=1)
 
 

@@ -5,14 +5,15 @@ closures and wrappers keep their references, and no code of the original is left
 descriptors is zero), no process started, and time and memory are limited. What is right is never in this process: it is computed in another
 fork, after this one, and compared in the parent.
 
-A learner's code shares this process with what observes it, and so could send a report of its own. Only lines that begin with a key are read;
-the stack, on which the key stands, and the garbage collector's lists are out of reach; and nothing counts if a function of the compiler or of
-the grader is another one than before. That stops simple forgeries, not somebody who knows CPython's memory: where grades matter, run `grade` in a
-container that has neither the book's sources nor a network, and read what was handed in.
+A learner's code shares this process with what observes it, and so could send a report of its own. Only lines that begin with a key
+are read; the stack, on which the key stands, and the garbage collector's lists are out of reach; and nothing counts if a function of the
+compiler or of the grader is another one than before. That stops simple forgeries, not somebody who knows CPython's memory: where
+grades matter, run `grade` in a container that has neither the book's sources nor a network, and read what was handed in.
 """
 from __future__ import annotations
 
 import ast
+import ctypes
 import functools
 import gc
 import importlib
@@ -29,17 +30,18 @@ import sys
 import time
 import types
 
-import minicompile
 import torch
+
+import minicompile
 from minicompile.ch03_capture import hook
 
 from . import TASKS, Behaviour, ExerciseError, NotDone, Task
 from .data import NotPlain, decode, encode, short
 from .source import original, original_text
 
-FORBIDDEN = ("open", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "ctypes.", "socket.", "os.spawn", "os.remove", "os.rename",
-             "shutil.", "os.symlink", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "resource.", "gc.get_", "sys.settrace", "sys.setprofile",
-             "sys._current_frames", "sys._current_exceptions")
+FORBIDDEN = ("open", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "ctypes.", "socket.", "os.spawn",
+             "os.remove", "os.rename", "shutil.", "os.symlink", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "resource.",
+             "gc.get_", "sys.settrace", "sys.setprofile", "sys._current_frames", "sys._current_exceptions")
 EXPECTED: dict = {}              # what originals showed; emptied in every fork that runs a learner's code
 FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}           # attributes that lead to the stack
 
@@ -89,8 +91,8 @@ def redirect(functions, replacement) -> None:
     """Make every one of these function objects call `replacement`."""
     code = _forward.__code__
     consts = tuple(replacement if c == 6102938471 else c for c in code.co_consts)
-    for f in functions:
-        f.__code__ = code.replace(co_consts=consts, co_name=f.__name__)
+    for f in functions:         # the file stays: the frame hook leaves the compiler's own files alone
+        f.__code__ = code.replace(co_consts=consts, co_name=f.__name__, co_filename=f.__code__.co_filename)
         f.__defaults__ = f.__kwdefaults__ = None
 
 
@@ -102,6 +104,7 @@ def install(task: Task, source: str, filename: str):
     """Run the learner's file and put its function into the compiler. Returns what behaviours get as `function`."""
     name, home, functions = target(task.id) or (task.function, None, ())
     redirect(functions, absent)
+    hook.never_capture(filename)
     module = types.ModuleType("learner")
     module.__file__ = filename
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
@@ -124,7 +127,8 @@ def wanted_imports(source: str) -> None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for node in ast.walk(tree):
-        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node,
+            ast.ImportFrom) else []
         for name in names:
             if name.split(".")[0] in {*sys.stdlib_module_names, "torch", "minicompile", "numpy"} - {"antigravity", "this"}:
                 try:
@@ -161,7 +165,8 @@ def restrict(filename: str) -> None:
 def functions_now() -> list:
     """(dictionary, key, value, code) of the functions and classes of the compiler and the grader."""
     return [(vars(module), key, value, getattr(value, "__code__", None)) for name, module in list(sys.modules.items())
-            if module and name.startswith(("minicompile", "exercises")) for key, value in vars(module).items() if type(value) in (types.FunctionType, type)]
+            if module and name.startswith(("minicompile", "exercises")) for key,
+            value in vars(module).items() if type(value) in (types.FunctionType, type)]
 
 
 def child(pipe: int, say_key: str, task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str,
@@ -205,8 +210,11 @@ def child(pipe: int, say_key: str, task: Task, behaviour: Behaviour, source: str
         say(loaded=True)
         cases = [None] if behaviour.answer else behaviour.cases(random.Random(seed))
         for i, case in enumerate(cases if given is None else cases[:len(given)]):
-            shown = "" if source is not None else show(behaviour, case)
-            value = behaviour.observe() if behaviour.answer else behaviour.then(case, decode(given[i])) if given is not None else behaviour.observe(function, case)
+            shown = "" if source is not None or behaviour.answer else show(behaviour, case)
+            if behaviour.answer:
+                value, shown = behaviour.observe()
+            else:
+                value = behaviour.observe(function, case) if given is None else behaviour.then(case, decode(given[i]))
             if NotDone.raised:
                 raise NotDone(task.id)
             say(case=i, value=encode(value), shown=shown)
@@ -241,13 +249,22 @@ def show(behaviour: Behaviour, case) -> str:
     return behaviour.show(case) if behaviour.show else short(case)
 
 
+def end_with(parent: int) -> None:
+    """The kernel ends this process when its parent ends, however that does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)              # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+
+
 def in_fork(body, seconds: float) -> tuple[bytes, bool, int]:
     """Call body(pipe) in a fork. Returns what it wrote to the pipe, whether it ended within `seconds`, and its exit status."""
-    read, write = os.pipe()
+    parent, (read, write) = os.getpid(), os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             os.setsid()
+            end_with(parent)
             body(write)
         finally:
             os._exit(0)
@@ -271,7 +288,8 @@ def in_fork(body, seconds: float) -> tuple[bytes, bool, int]:
     return data, ended, status
 
 
-def talk(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str, seconds: float, given: list | None = None) -> list[dict]:
+def talk(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str, seconds: float,
+         given: list | None = None) -> list[dict]:
     """One fork's messages; the last has `done` or `error`."""
     key = os.urandom(16).hex()
     data, ended, status = in_fork(lambda pipe: child(pipe, key, task, behaviour, source, seed, filename, given), seconds)

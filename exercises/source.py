@@ -35,7 +35,8 @@ def find_task(id: str) -> Task:
     tasks = load_tasks()
     if id not in tasks:
         near = difflib.get_close_matches(id, tasks, 1)
-        raise ExerciseError(f"There is no exercise {id!r}. {f'Did you mean {near[0]!r}? ' if near else ''}`python -m exercises list` shows all.")
+        raise ExerciseError(f"There is no exercise {id!r}. {f'Did you mean {near[0]!r}? ' if near else ''}`python -m exercises list` shows "
+                            f"all.")
     return tasks[id]
 
 
@@ -111,7 +112,12 @@ def needed_imports(tree: ast.Module, function: ast.FunctionDef, module: str) -> 
         base, _, name = s.partition(" import ")
         groups.setdefault(base if name else s, []).append(name)
     plain = sorted(base for base, n in groups.items() if n == [""])
-    return plain + [f"{base} import {', '.join(sorted(n))}" for base, n in sorted(groups.items()) if n != [""]]
+    return plain + [import_text(base, ", ".join(sorted(n))) for base, n in sorted(groups.items()) if n != [""]]
+
+
+def import_text(base: str, names: str, width: int = 110) -> str:
+    line = f"{base} import {names}"
+    return line if len(line) <= width else textwrap.fill(f"{base} import ({names})", width, subsequent_indent="    ")
 
 
 def defined(node: ast.stmt) -> list[str]:

@@ -1,4 +1,5 @@
-"""`python -m exercises.validate [ID ...]`: starters fail, originals pass, wrong variants, constants and cheats earn nothing they should not."""
+"""`python -m exercises.validate [ID ...]`: starters fail, originals pass, wrong variants, constants and cheats earn nothing they
+should not, and a small GPT trains with every solution in the compiler, each alone and all together."""
 from __future__ import annotations
 
 import ast
@@ -7,17 +8,20 @@ import multiprocessing
 import os
 import pathlib
 import sys
+import tempfile
 import time
+from dataclasses import replace
 
 import minicompile
 
-from . import ExerciseError, Task, sandbox, tasks as task_files
+from . import ExerciseError, Task, mine, sandbox, tasks as task_files
 from .cheats import CHEATS
 from .grade import grade, solution
 from .source import edited, find_task, load_tasks, original, solution_path, starter, tags
 
 VARIANTS = pathlib.Path(__file__).parent / "variants"
 WANTED = {"write": (5, 1), "bug": (2, 1), "target": (2, 1)}            # wrong and right variants
+TRAINING = 60.0          # seconds for one short training
 CONSTANTS = ("None", "True", "False", "0", "1", "()", "set()", "args[0] if args else None")
 
 
@@ -103,6 +107,34 @@ def of_the_whole(tasks: list[Task]):
             yield f"{chapter} has {counts[chapter]} exercises; needed: 2"
 
 
+def train_with(job: tuple) -> tuple[tuple, dict]:
+    """job: (compiler, ids of exercises whose solutions stand in it)."""
+    compiler, ids = job
+    task = mine.default_tasks("nanogpt", "cpu", None)[0]
+    task = replace(task, compiler=compiler, steps=4, batch=4, model={**task.model, "layers": 2})
+    with tempfile.TemporaryDirectory() as folder:
+        files = {id: pathlib.Path(folder, f"{id}.py") for id in ids}
+        for id, path in files.items():
+            path.write_text(solution(find_task(id)))
+        return job, mine.in_fork(task, files, TRAINING)
+
+
+def training_problems(tasks: list[Task], pool):
+    """Training with solutions in the compiler has to give the losses, graphs and kernels of the compiler as it is."""
+    inside = tuple(t.id for t in tasks if t.kind != "predict" and original(t))
+    jobs = [("eager", ()), ("minicompile", ()), *(("minicompile", (id,)) for id in inside), ("minicompile", inside)]
+    results = dict(pool.imap_unordered(train_with, dict.fromkeys(jobs), chunksize=1))
+    eager, plain = results.pop(jobs[0]), results[jobs[1]]
+    for (_, ids), r in results.items():
+        who = "the compiler as it is" if not ids else f"the solution of {ids[0]}" if len(ids) == 1 else "all solutions together"
+        if problem := r.get("error") or plain.get("error") or eager.get("error"):
+            yield f"training with {who}: {problem}"
+        elif max(abs(a - b) for a, b in zip(r["losses"], eager["losses"], strict=True)) > 1e-3:
+            yield f"training with {who}: losses {r['losses']}, eager's {eager['losses']}"
+        elif (r["graphs"], r["kernels"]) != (plain["graphs"], plain["kernels"]) or not r["kernels"]:
+            yield f"training with {who}: {r['graphs']} graphs and {r['kernels']} kernels, not {plain['graphs']} and {plain['kernels']}"
+
+
 def main(ids: list[str]) -> int:
     tasks = [find_task(i) for i in ids] if ids else list(load_tasks().values())
     general = list(of_the_whole(tasks)) if not (ids and tasks) else []
@@ -110,10 +142,15 @@ def main(ids: list[str]) -> int:
     bad = len(general)
     if tasks:
         sandbox.warm()
+        for t in tasks:
+            sandbox.target(t.id)
         with multiprocessing.get_context("fork").Pool(min(2, os.cpu_count() or 1)) as pool:
             for id, seconds, found in pool.imap_unordered(check, sorted((t.id for t in tasks), key=lambda id: id not in SLOW), chunksize=1):
                 bad += len(found)
                 print(f"{id}: {'ok' if not found else f'{len(found)} problems'} ({seconds:.1f} s)", *found, sep="\n  ", flush=True)
+            began, found = time.perf_counter(), list(training_problems(tasks, pool))
+            bad += len(found)
+            print(f"training: {'ok' if not found else f'{len(found)} problems'} ({time.perf_counter() - began:.1f} s)", *found, sep="\n  ")
     print(f"{len(tasks)} exercises, {sum(t.points for t in tasks)} points, {bad} problems")
     return int(bad > 0)
 

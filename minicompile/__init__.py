@@ -16,8 +16,9 @@ if not (3, 11) <= sys.version_info[:2] <= (3, 13):
 import torch
 
 from . import logs, marks
-from .config import config, did_you_mean, resolve_options
-from .errors import BackendError, GraphBreakError, MinicompileError, RecompileError, Unsupported
+from .bisect import Bisection, bisect
+from .config import OPTIONS, config, did_you_mean, resolve_options
+from .errors import BackendError, GraphBreakError, InternalError, MarkError, MinicompileError, RecompileError, StrictError, Unsupported
 from .explain import Explanation, explain
 from .logs import set_logs
 from .marks import allow_in_graph, is_compiling, mark_dynamic
@@ -81,19 +82,28 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=Non
             disable=False):
     """Compile a function, a bound method, or a module; with no model, a decorator with these settings.
 
-    fullgraph: raise GraphBreakError instead of breaking the graph.
-    dynamic: True treats all sizes as symbols, False none, None (default) those that are seen to change.
+    fullgraph: whatever would not run as one compiled graph raises: GraphBreakError for a graph break and where
+        nothing can be compiled (inside torch.func.vmap, under a mode that watches every operation),
+        RecompileError beyond the recompile limit, InternalError if the compiler fails.
+    dynamic: True treats all sizes as symbols, False those marked with `mark_dynamic`, None (default) also those
+        that are seen to change.
     backend: a name from `list_backends()` or a callable (gm, example_inputs) -> callable.
     mode: "default", "reduce-overhead", "max-autotune" or "max-autotune-no-cudagraphs".
     options: single settings instead of a mode.
     disable: return the model as it is.
+
+    torch.jit.trace would record constants instead of the graph, so what is compiled refuses to be traced.
     """
     settings = dict(fullgraph=fullgraph, dynamic=dynamic, backend=backend, mode=mode, options=options,
                     disable=disable)
-    if dynamic not in (True, False, None):
+    if not isinstance(dynamic, bool | None):
         raise MinicompileError(f"dynamic must be True, False or None, not {dynamic!r}.")
+    for name in ("fullgraph", "disable"):
+        if not isinstance(settings[name], bool):
+            raise MinicompileError(f"{name} must be True or False, not {settings[name]!r}.")
     resolved = resolve_options(mode, options)
     target = _resolve_backend(backend)
+    _note_without_effect(target, resolved)
     if model is None:
         return functools.partial(_compile_decorated, settings)
     if isinstance(model, type):
@@ -106,8 +116,20 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=Non
     from . import frames
     context = frames.context_for(target, resolved, dynamic, fullgraph)
     if isinstance(model, torch.nn.Module):
+        frames.check_code(model.forward, context)
         return OptimizedModule(model, context, settings)
     return _compile_function(model, context)
+
+
+def _note_without_effect(backend, options: dict) -> None:
+    """Say once which options the backend, a rung of the ladder, has no use for."""
+    rungs = list(BACKENDS)
+    rung = rungs.index("aot_eager" if backend == "cudagraphs" else backend) if backend in rungs else len(rungs)
+    unused = [name for name, value in options.items()
+              if value != getattr(type(config), name) and rung < rungs.index(OPTIONS[name])]
+    if unused:
+        logs.warn_once((backend, *unused), f"minicompile: backend={backend!r} has no use for {', '.join(unused)}: "
+                       f"{'it' if len(unused) == 1 else 'they'} would change what later stages do.")
 
 
 def _compile_decorated(settings, model):
@@ -131,11 +153,16 @@ def _compile_function(function, context):
     operator = isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
     if operator or not hasattr(target, "__code__") and not inspect.ismethod(target):
         function = target = _written_in_python(function)
+    frames.check_code(target, context)
     frames.allow(target)
 
     def compiled(*args, **kwargs):
-        if stance.name == "force_eager":
+        if stance.name == "force_eager":       # also when Python ends, and the names below are gone
             return run(None, function, *args, **kwargs)
+        if torchs():
+            return function(*args, **kwargs)
+        if traced():
+            raise MinicompileError(TRACED)
         return run(context, function, *args, **kwargs)
 
     try:
@@ -144,6 +171,13 @@ def _compile_function(function, context):
         pass
     marks.put_mark(compiled, marks.ORIGINAL, function)
     return compiled
+
+
+torchs = torch.compiler.is_compiling           # True where torch.compile or torch.export looks at our code
+traced = torch._C._get_tracing_state           # None unless torch.jit.trace is at work
+TRACED = ("torch.jit.trace and torch.onnx.export(dynamo=False) cannot trace what minicompile.compile returned. "
+          "Trace the original (the child _orig_mod of a compiled module), or trace under "
+          "minicompile.set_stance('force_eager').")
 
 
 def _written_in_python(builtin):
@@ -178,8 +212,18 @@ class OptimizedModule(torch.nn.Module):
         frames.allow(module.forward)
 
     def forward(self, *args, **kwargs):
-        context = None if self._stance.name == "force_eager" else self._context
-        return self._run(context, self._modules["_orig_mod"], *args, **kwargs)
+        module = self._modules["_orig_mod"]
+        if self._stance.name == "force_eager":
+            return self._run(None, module, *args, **kwargs)
+        if torchs():
+            return module(*args, **kwargs)
+        if traced():
+            raise MinicompileError(TRACED)
+        return self._run(self._context, module, *args, **kwargs)
+
+    def __prepare_scriptable__(self):
+        """What torch.jit.script takes in its place."""
+        return self._orig_mod
 
     def _is_built(self) -> bool:
         """False inside of `Module.__init__`, which sets attributes before there is an original."""
@@ -255,8 +299,15 @@ def reset() -> None:
 
 
 class set_stance:
-    """set_stance("force_eager"), as a call, in a `with` block, or as a decorator. Stances: default,
-    force_eager, eager_on_recompile, fail_on_recompile."""
+    """set_stance("force_eager"), as a call, in a `with` block, or as a decorator. What compiled functions do
+    from then on:
+
+    default: compile where no compiled version fits the call.
+    force_eager: run as if nothing were compiled, `fullgraph=True` or not.
+    eager_on_recompile: compiled versions that fit are used; any other call, also the first, runs eagerly.
+    fail_on_recompile: compiled versions that fit are used; any other call, also the first, raises RecompileError.
+        What was found not to be compilable runs as it is.
+    """
 
     def __init__(self, stance: str = "default"):
         from . import frames
@@ -282,7 +333,8 @@ class set_stance:
         return under_stance
 
 
-__all__ = ["BACKENDS", "BackendError", "CHAPTERS", "Explanation", "GraphBreakError", "MinicompileError",
-           "OptimizedModule", "RecompileError", "Unsupported", "allow_in_graph", "compile", "config",
+__all__ = ["BACKENDS", "BackendError", "Bisection", "CHAPTERS", "Explanation", "GraphBreakError", "InternalError",
+           "MarkError", "MinicompileError", "OptimizedModule", "RecompileError", "StrictError", "Unsupported",
+           "allow_in_graph", "bisect", "compile", "config",
            "disable", "explain", "is_compiling", "list_backends", "logs", "mark_dynamic", "register_backend",
            "reset", "set_logs", "set_stance"]

@@ -32,8 +32,7 @@ def compile_graph(captured, context) -> Callable:
             compiled = eager_callable(captured.gm)
         else:
             from .driver import compile_graph as compile_with_driver
-            compiled = compile_with_driver(captured.gm, input_fakes(captured), context.backend,
-                                           dict(context.options))
+            compiled = compile_with_driver(captured.gm, input_fakes(captured), context.backend)
             compiled = watch_overlaps(captured, compiled)
     return functools.partial(hook.run, None, compiled)
 
@@ -64,44 +63,61 @@ def watch_overlaps(captured, compiled) -> Callable:
     tensors of modules are compared when the graph is compiled (capture gives them fakes that share memory),
     and not again."""
     written = getattr(getattr(compiled, "joint", None), "mutated", ())
-    loose, of_modules = [], []
+    loose, owned = [], []              # (position, bytes from the first to the last or None, is it written)
     for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs)):
         if isinstance(n.meta["val"], torch.Tensor):
-            (of_modules if isinstance(source, ModuleAttrSource) else loose).append((i, n.name in written))
-    any_loose, owned = any(is_written for _, is_written in loose), []
-    for i, is_written in of_modules:
-        if is_written or any_loose:
-            start, end = memory_range(captured.example_inputs[i])
-            owned.append((i, end - start, is_written))
-    if not loose or len(loose) + len(owned) < 2 or not (any_loose or owned):
+            of_module = isinstance(source, ModuleAttrSource)
+            static = of_module or not any(isinstance(v, torch.SymInt) for v in (*n.meta["val"].shape, *n.meta["val"].stride()))
+            size = extent(captured.example_inputs[i]) if static else None
+            (owned if of_module else loose).append((i, size, n.name in written))
+    if not any(is_written for *_, is_written in loose):
+        owned = [item for item in owned if item[2]]
+    if not loose or len(loose) + len(owned) < 2 or not (owned or any(is_written for *_, is_written in loose)):
         return compiled
-    eager = eager_callable(captured.gm)
+    eager, items = eager_callable(captured.gm), [item[:2] for item in (*loose, *owned)]
+    kinds = [(is_written, of_module) for group, of_module in ((loose, False), (owned, True)) for *_, is_written in group]
+    apart = [None]                     # the last ranges that were found not to overlap
 
     def call(*inputs):
-        ranges = [(*memory_range(inputs[i]), is_written) for i, is_written in loose]
-        for n, (start, end, is_written) in enumerate(ranges):
-            for other_start, other_end, other_written in ranges[:n]:
-                if start < other_end and other_start < end and (is_written or other_written):
-                    return eager(*inputs)
-        for i, size, is_written in owned:
-            at = inputs[i].data_ptr()
-            for start, end, other_written in ranges:
-                if start < at + size and at < end and (is_written or other_written):
-                    return eager(*inputs)
+        spans = []
+        for i, size in items:
+            t = inputs[i]
+            at = t.data_ptr()
+            spans.append((at, at + (extent(t) if size is None else size)))
+        if spans != apart[0]:
+            if overlap(spans, kinds):
+                return eager(*inputs)
+            apart[0] = spans
         return compiled(*inputs)
     return call
+
+
+def overlap(spans: list, kinds: list) -> bool:
+    """Whether two of the ranges (first byte, the one after the last) have memory in common, one of them is
+    written, and not both are of modules. kinds: (is it written, is it of a module) for each.
+
+    In the order of addresses a range overlaps one before it if it begins before the farthest end so far."""
+    farthest = [[0, 0], [0, 0]]        # by kind: of all, of the written; loose ones, those of modules
+    for (start, end), (is_written, of_module) in sorted(zip(spans, kinds)):
+        if start == end:
+            continue
+        others = farthest[:1] if of_module else farthest
+        if any(start < ends[not is_written] for ends in others):
+            return True
+        ends = farthest[of_module]
+        ends[0] = max(ends[0], end)
+        if is_written:
+            ends[1] = max(ends[1], end)
+    return False
 
 
 def placeholders_of(gm) -> list:
     return [n for n in gm.graph.nodes if n.op == "placeholder"]
 
 
-def memory_range(t) -> tuple[int, int]:
-    """First byte of a strided tensor and the one after its last."""
-    start = t.data_ptr()
-    if t.numel() == 0:
-        return start, start
-    return start, start + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()
+def extent(t) -> int:
+    """Bytes from the first of a strided tensor to the last."""
+    return t.numel() and (1 + sum([(n - 1) * s for n, s in zip(t.shape, t.stride())])) * t.element_size()
 
 
 # %% [markdown]
@@ -128,6 +144,7 @@ def add_size_inputs(captured) -> None:
             node.replace_all_uses_with(of_symbol[str(node.meta["val"])])
             graph.erase_node(node)
     captured.gm.recompile()
+    captured.gm.real_recompile()                        # backends take hold of `forward`
 
 
 # %% [markdown]
@@ -145,8 +162,7 @@ def custom_backend(captured, context) -> Callable:
     try:
         compiled = context.backend(captured.gm, list(captured.example_inputs))
     except Exception as error:
-        error.add_note(f"raised by the backend {name!r}")
-        raise
+        raise BackendError(f"The backend {name!r} raised {type(error).__name__}: {error}") from error
     if not callable(compiled):
         raise BackendError(f"The backend {name!r} returned {compiled!r}. It must return a callable that "
                            "takes the graph's inputs and returns a tuple of its outputs; gm.forward is one.")

@@ -2,24 +2,46 @@
 # # A directory of things that took long to build
 #
 # Compiling a kernel takes a tenth of a second and its result depends on nothing but its source, the compiler,
-# the flags and the processor. So the result is a file whose name is a hash of those. Two rules make such a
-# directory safe when several processes share it. A file appears *atomically*: it is written under a temporary
-# name and renamed, so a reader sees all of it or none. And nothing in it is trusted to be whole: whoever
-# loads a file that turns out to be damaged deletes it and builds again.
+# the flags and the processor. So the result is a file whose name is a hash of those. Three rules make such a
+# directory safe when several processes share it, and any of them may be killed.
+#
+# - A file appears *atomically*: it is written under a temporary name and renamed, so a reader sees all of it or
+#   none.
+# - It is *sealed*: it ends with a hash of its name and content. A disk that was full, a machine that lost power,
+#   a copy that was cut short or that has another kernel's name: the seal does not fit, and the file is built
+#   again. (A library that lacks its last page loads, and ends the process when that page is touched.)
+# - Its entries are machine code that runs with the user's rights. So it is used only if nobody else can write
+#   to it.
 
 # %%
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Callable
 
+MARK = b"minicompile"
 _fallback: Path | None = None
+_choosing = threading.RLock()
+
+
+def _after_fork() -> None:
+    """Whoever was choosing does not exist in the child."""
+    global _choosing
+    _choosing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def cache_key(*parts: object) -> str:
@@ -33,28 +55,78 @@ def cache_key(*parts: object) -> str:
 
 def cache_dir() -> Path:
     """The directory, created: `$MINICOMPILE_CACHE_DIR`, or `~/.cache/minicompile`. When it cannot be written,
-    a temporary one that lives as long as the process, with one warning."""
+    or others can write to it, a temporary one that lives as long as the process, with one warning."""
     if _fallback is not None:
         return _fallback
-    path = Path(os.environ.get("MINICOMPILE_CACHE_DIR") or Path.home() / ".cache" / "minicompile")
+    asked = os.environ.get("MINICOMPILE_CACHE_DIR")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        if not os.access(path, os.W_OK | os.X_OK):
-            raise PermissionError(f"{path} is not writable")
-    except OSError as error:
-        return _use_temporary(path, error)
+        path = Path(asked or Path.home() / ".cache" / "minicompile")
+        _prepare(path, not asked)
+    except (OSError, RuntimeError) as error:             # RuntimeError: there is no home
+        return _use_temporary(asked or "~/.cache/minicompile", error)
     return path
 
 
-def _use_temporary(path: Path, error: OSError) -> Path:
+def _prepare(path: Path, ours: bool) -> None:
+    """Create the directory, writable by its owner only. ours: whether we have chosen it, and may change that.
+    Raises OSError if it cannot be used."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(0o700, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(f"{path} is not writable")
+    if not hasattr(os, "geteuid"):
+        return
+    found = path.stat()
+    if ours and found.st_uid == os.geteuid() and found.st_mode & OTHERS:
+        path.chmod(found.st_mode & ~OTHERS & 0o7777)
+        found = path.stat()
+    why = f"its owner is user {found.st_uid}" if found.st_uid != os.geteuid() else \
+        f"its mode is {stat.filemode(found.st_mode)}; chmod go-w {path}" if found.st_mode & OTHERS else \
+        _replaceable(path)
+    if why:
+        raise PermissionError(f"it holds machine code, and others can write to it: {why}")
+
+
+OTHERS = stat.S_IWGRP | stat.S_IWOTH
+
+
+@functools.cache
+def _replaceable(path: Path) -> str:
+    """Words for a directory above `path` in which anybody may put another in its place, or ""."""
+    modes = {parent: parent.stat().st_mode for parent in path.resolve().parents}
+    return next((f"anybody may write to {parent}; chmod o-w {parent}" for parent, mode in modes.items()
+                 if mode & stat.S_IWOTH and not mode & stat.S_ISVTX), "")
+
+
+def _use_temporary(path: Path | str, error: Exception) -> Path:
     global _fallback
-    if _fallback is None:
+    with _choosing:
+        if _fallback is not None:
+            return _fallback
         _fallback = Path(tempfile.mkdtemp(prefix="minicompile-"))
         atexit.register(shutil.rmtree, _fallback, ignore_errors=True)
         warnings.warn(f"the kernel cache {path} cannot be used ({error}); compiled kernels go to {_fallback} "
                       "and are lost when the program ends. "
-                      "Set MINICOMPILE_CACHE_DIR to a writable directory.", RuntimeWarning, stacklevel=3)
+                      "Set MINICOMPILE_CACHE_DIR to a writable directory of your own.", RuntimeWarning, stacklevel=3)
     return _fallback
+
+
+def seal(key: str, data: bytes) -> bytes:
+    """What a file of this key has behind `data`."""
+    return MARK + hashlib.sha256(key.encode() + data).digest()
+
+
+def read_sealed(path: Path | str, key: str) -> bytes | None:
+    """The content of a cached file without its seal; None if there is none that is whole and ours."""
+    try:
+        with open(path, "rb") as file:
+            found = os.fstat(file.fileno())
+            everything = file.read()
+    except OSError:
+        return None
+    data = everything[:-len(seal(key, b""))]
+    foreign = hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & OTHERS)
+    return None if foreign or everything != data + seal(key, data) else data
 
 # %% [markdown]
 # `disk_cache` is the whole interface: a key, a suffix, and a function that writes the file when it is
@@ -62,28 +134,43 @@ def _use_temporary(path: Path, error: OSError) -> Path:
 
 # %%
 def disk_cache(key: str, suffix: str, build: Callable[[Path], None], *, rebuild: bool = False) -> Path:
-    """The path of the cached file for `key`. If it is missing (or `rebuild`), calls `build(temporary_path)`,
-    which must write that file, and renames it into place. A full or read-only directory is replaced by a
-    temporary one and the build is tried once more."""
+    """The path of the cached file for `key`. If it is missing or damaged (or `rebuild`), calls
+    `build(temporary_path)`, which must write that file, seals it and renames it into place. A full or read-only
+    directory is replaced by a temporary one and the build is tried once more."""
     for attempt in range(2):
-        directory = cache_dir() / key[:2]
+        base = cache_dir()
+        directory = base / key[:2]
         path = directory / (key + suffix)
-        if path.exists() and path.stat().st_size and not rebuild:
+        if not rebuild and read_sealed(path, key) is not None:
             return path
         temporary = None
         try:
-            directory.mkdir(exist_ok=True)
+            directory.mkdir(0o700, exist_ok=True)
+            _sweep(directory)
             handle, name = tempfile.mkstemp(prefix=key[:8] + "-", suffix=suffix, dir=directory)
             os.close(handle)
             temporary = Path(name)
             build(temporary)
+            with open(temporary, "r+b") as file:
+                file.write(seal(key, file.read()))
+            temporary.chmod(0o700)
             os.replace(temporary, path)
             return path
         except OSError as error:
-            if attempt or _fallback is not None:
+            if attempt or base == _fallback:
                 raise
-            _use_temporary(cache_dir(), error)
+            _use_temporary(base, error)
         finally:
             if temporary is not None and temporary.exists():
                 temporary.unlink()
     raise AssertionError("unreachable")
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what a process that was killed has left: temporary files that are an hour old."""
+    for path in directory.glob("*-*"):
+        try:
+            if time.time() - path.stat().st_mtime > 3600:
+                path.unlink()
+        except OSError:
+            pass

@@ -25,11 +25,12 @@ class Config:
     fuse_dropout: bool = False             # draw dropout masks in loops (CUDA): not eager's random numbers
     # run time
     cudagraphs: bool = False
-    max_autotune: bool = False
+    max_autotune: bool = False             # not yet: a warning says so
 
 
-OPTIONS = {"cudagraphs", "max_autotune", "split_reductions", "emulate_precision_casts", "check_passes",
-           "fuse_dropout"}
+# Options of one compilation -> the first rung of the ladder of backends on which they change something
+OPTIONS = {"cudagraphs": "aot_eager", "max_autotune": "aot_eager", "split_reductions": "loops",
+           "emulate_precision_casts": "loops", "check_passes": "loops", "fuse_dropout": "loops"}
 ALIASES = {"triton.cudagraphs": "cudagraphs"}        # torch.compile's name for it
 MODES = {
     "default": {},
@@ -53,6 +54,11 @@ class Settings(Config):
     def __setattr__(self, name, value):
         if name not in NAMES:
             raise MinicompileError(f"minicompile.config has no setting {name!r}.{did_you_mean(name, NAMES)}")
+        if type(value) is not type(getattr(Config, name)):
+            raise MinicompileError(f"minicompile.config.{name} must be a {type(getattr(Config, name)).__name__}, "
+                                   f"not {value!r}.")
+        if name == "recompile_limit" and value < 1:
+            raise MinicompileError(f"minicompile.config.recompile_limit must be at least 1, not {value}.")
         object.__setattr__(self, name, value)
 
     @contextlib.contextmanager
@@ -94,7 +100,7 @@ def resolve_options(mode, options) -> dict:
     for name, value in (options or {}).items():
         key = ALIASES.get(name, name)
         if key not in OPTIONS:
-            raise MinicompileError(f"Unknown option {name!r}.{did_you_mean(name, OPTIONS | set(ALIASES))}")
+            raise MinicompileError(f"Unknown option {name!r}.{did_you_mean(name, [*OPTIONS, *ALIASES])}")
         default = getattr(Config, key)
         if type(value) is not type(default):
             raise MinicompileError(f"Option {name!r} must be a {type(default).__name__}, not {value!r}.")

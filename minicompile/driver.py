@@ -91,6 +91,7 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
     """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it
     empties, to a list of outputs."""
     which = "backward" if is_backward else "forward"
+    logs.tell("stage", name=which, gm=gm)
     if logs.on("aot"):
         logs.log("aot", "%s\n%s", which, print_graph(gm))
     if rung in ("aot_eager", "decomposed"):
@@ -147,7 +148,7 @@ def log_stages(which: str, program, schedule, compiled) -> None:
 # exponential to recompute.
 
 # %%
-def note_missing_gpu(backend: str, options: dict) -> None:
+def note_missing_gpu(backend: str) -> None:
     """Say once that what was asked for needs a GPU, and what runs instead."""
     if backend == "triton" and os.environ.get("TRITON_INTERPRET") != "1":
         logs.warn_once("triton", 'backend="triton" generates GPU kernels, and there is no GPU here: C++ '
@@ -155,26 +156,30 @@ def note_missing_gpu(backend: str, options: dict) -> None:
     elif backend == "cudagraphs":
         logs.warn_once("cudagraphs", 'backend="cudagraphs" needs a GPU, and there is none here: the graphs '
                        'run operator by operator. Leave backend out for C++ kernels.')
-    elif options.get("cudagraphs"):
+    elif config.cudagraphs:
         logs.warn_once("graphs", "CUDA graphs (mode reduce-overhead or max-autotune) need a GPU, and there "
                        "is none here: kernels are called one by one, as in the default mode.")
 
 
-def compile_graph(gm: fx.GraphModule, fakes: list, backend: str, options: dict) -> Callable:
-    """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default";
-    `options` are those of the mode."""
+def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
+    """Compile a captured graph: flat inputs in, tuple of outputs out. `backend` is a rung or "default"; the
+    options of the compilation are in `config`."""
     counters.graphs += 1
+    if config.max_autotune:
+        logs.warn_once("max_autotune", "max_autotune: kernels are not tuned by measuring yet. They get the same "
+                       "configurations as without it; mode max-autotune is reduce-overhead, and "
+                       "max-autotune-no-cudagraphs is default.")
     device = "cuda" if any(isinstance(f, torch.Tensor) and f.is_cuda for f in fakes) else "cpu"
     if device == "cuda":
         warm_up()
     elif not torch.cuda.is_available():
-        note_missing_gpu(backend, options)
+        note_missing_gpu(backend)
     if backend != "cudagraphs":
         gm = convolutions_to_channels_last(gm)
     rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose
     lower_half = partial(compile_aten, rung=rung)
-    wants_graphs = backend == "cudagraphs" or options.get("cudagraphs")
+    wants_graphs = backend == "cudagraphs" or config.cudagraphs
     graphs = GraphSet() if device == "cuda" and wants_graphs else None
     if graphs is not None:
         lower_half = graphed(graphs, lower_half)

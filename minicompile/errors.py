@@ -28,13 +28,26 @@ class SkipFrame(Unsupported):
     """Nothing in this frame is worth compiling, or nothing can be: evaluate it as it is from now on."""
 
 
-class RecompileError(RuntimeError):
-    """A compiled function would have to be compiled again under the `fail_on_recompile` stance."""
+class StrictError(MinicompileError):
+    """What the user asked to fail rather than to run some other way."""
 
 
-class BackendError(MinicompileError):
-    """A backend given to `compile` does not do what a backend must do."""
+class RecompileError(StrictError):
+    """A function would have to be compiled (again) under the stance `fail_on_recompile`, or beyond the recompile
+    limit under `fullgraph=True`."""
 
 
-class GraphBreakError(MinicompileError):
+class BackendError(StrictError):
+    """A backend given to `compile` raises (that exception is the cause), or does not do what a backend must do."""
+
+
+class GraphBreakError(StrictError):
     """`fullgraph=True` was asked for, and the function does not fit in one graph."""
+
+
+class MarkError(StrictError):
+    """The program fixes a size that `mark_dynamic` says varies."""
+
+
+class InternalError(StrictError):
+    """The compiler itself failed under `fullgraph=True`; the cause is its exception."""

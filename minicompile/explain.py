@@ -20,7 +20,6 @@ import torch
 
 from . import advice, logs
 
-
 # ---- the data --------------------------------------------------------------------------------------------
 
 @dataclass
@@ -153,10 +152,10 @@ _graph = contextvars.ContextVar("graph being explained", default=None)
 
 
 def explain(function, **settings):
-    """explain(f)(*args, **kwargs): compile f anew with these settings of `compile`, run it once, and return
-    an Explanation."""
+    """explain(f)(*args, **kwargs): compile f anew with these settings of `compile`, run it once, whatever the
+    stance, and return an Explanation."""
     def run(*args, **kwargs):
-        from . import compile, driver, frames, marks
+        from . import compile, driver, frames, marks, set_stance
         target = marks.original(function)
         target = getattr(target, "_orig_mod", target)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)
@@ -170,7 +169,8 @@ def explain(function, **settings):
         before, start = dict(driver.counters.seconds), time.perf_counter()
         logs.watchers.append(watch)
         try:
-            compiled(*args, **kwargs)
+            with set_stance():
+                compiled(*args, **kwargs)
         finally:
             logs.watchers.remove(watch)
             for state in states:       # nothing of this stays behind
@@ -210,7 +210,7 @@ def stage_times(before: dict, after: dict) -> dict[str, float]:
 
 def listen(found: Explanation, context, states: list, kind: str, data: dict) -> None:
     state = data.get("state")
-    if state is not None and state.context is not context:
+    if state is not None and (state.context.unseen or state.context) is not context:
         return
     if state is not None and state not in states:
         states.append(state)
@@ -310,7 +310,7 @@ def tensor_in_words(spec) -> str:
 
 def in_words(guard) -> str:
     """A guard as a sentence about the user's variables."""
-    from .ch02_guards.guards import short
+    from .ch02_guards.guards import others, short
     source, expected = guard.source, guard.expected
     say = {
         "TENSOR_MATCH": lambda: f"{source} is {tensor_in_words(expected)}",
@@ -335,8 +335,7 @@ def in_words(guard) -> str:
         f"the modes that see operations are the same ({short(expected)})",
         "NOT_A_VIEW": lambda: f"{source} is not a view, and {'a' if expected else 'no'} leaf",
         "ALIASED": lambda: f"{source} and {expected} are one object",
-        "NOT_ALIASED": lambda: f"{source} is another tensor than " + ", ".join(
-            map(str, expected if isinstance(expected, tuple) else (expected,))),
+        "NOT_ALIASED": lambda: f"{source} is another object than " + ", ".join(map(str, others(guard))),
         "SIZE": lambda: " where ".join(filter(None, (expected[0], ", ".join(
             f"{n} is {where}" for n, where in expected[1] if n != str(where))))),
     }.get(guard.kind, lambda: f"{source or guard.kind} is {short(expected)}")

@@ -26,7 +26,7 @@ import threading
 import traceback
 import types
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -36,14 +36,13 @@ from torch.utils._device import DeviceContext
 from . import advice, logs, marks
 from .backends import add_size_inputs, compile_graph
 from .ch01_graphs.graph import print_graph
-from .ch02_guards import cache as entries
-from .ch02_guards import codegen
-from .ch02_guards.guards import weak_identities
+from .ch02_guards import cache as entries, codegen
+from .ch02_guards.guards import GuardSet, weak_identities
 from .ch02_guards.sources import ModuleAttrSource
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
 from .config import config
-from .errors import BackendError, GraphBreakError, MinicompileError, RecompileError, SkipFrame, Unsupported
+from .errors import GraphBreakError, InternalError, MarkError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +52,14 @@ class Context:
     options: tuple                     # sorted items of the resolved options
     dynamic: bool | None
     fullgraph: bool
+    unseen: Context | None = None      # the context that this one repeats, with `is_compiling()` False
 
     @property
     def backend_name(self) -> str:
         return self.backend if isinstance(self.backend, str) else getattr(self.backend, "__name__", "custom")
 
 
-_contexts: dict = {}
+_contexts: weakref.WeakValueDictionary = weakref.WeakValueDictionary()     # wrappers and compiled code hold them
 _lock = threading.RLock()
 
 
@@ -91,7 +91,9 @@ def context_for(backend, options: dict, dynamic, fullgraph) -> Context:
 # ## Stances
 #
 # A stance changes what compiled functions do, without touching the code that compiles them: run everything
-# eagerly while looking for a bug, or fail loudly when a recompile sneaks into a benchmark.
+# eagerly while looking for a bug, or fail loudly when a recompile sneaks into a benchmark. The last two
+# compile nothing, the first version of a function included: a call that no compiled version fits runs
+# eagerly, or raises.
 
 # %%
 STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
@@ -108,36 +110,68 @@ stance = Stance()
 # %% [markdown]
 # ## The callback: first sight of a code object
 #
-# `ALLOWED` are functions that a user compiled explicitly. They are captured even if they belong to a
-# library, such as `torch.nn.Sequential.forward` or the `step` of an optimizer.
+# Functions that a user compiled explicitly are captured even if they belong to a library, such as
+# `torch.nn.Sequential.forward` or the `step` of an optimizer: their code is `allowed`.
 
 # %%
-ALLOWED: set = set()                   # ids of code objects, kept alive by ALLOWED_CODES
-ALLOWED_CODES: list = []
-
-
 def allow(function) -> None:
     """Capture frames of this function, and of those it wraps, whatever file they are from."""
     while function is not None:
         code = getattr(function, "__code__", None)
-        if code is not None and id(code) not in ALLOWED:
-            ALLOWED.add(id(code))
-            ALLOWED_CODES.append(code)
+        if code is not None and "allowed" not in (known := hook.record(code)):
+            known["allowed"] = True
             if hook.is_library_file(code.co_filename):
                 hook.forget_code(code)          # it may have been met, and skipped, as a part of another
         function = getattr(function, "__wrapped__", None) or getattr(function, "__func__", None)
 
 
+SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def check_code(target, context: Context) -> None:
+    """Under fullgraph, what never becomes a frame that can be captured is refused at once."""
+    code = getattr(target, "__code__", None)
+    if context.fullgraph and (code is None or code.co_flags & SUSPENDS):
+        name = getattr(target, "__qualname__", None) or type(target).__name__
+        what = "has no Python code" if code is None else "is a generator or a coroutine, which runs in pieces"
+        raise GraphBreakError(f"fullgraph=True, but {name} {what}. Compile a function that calls it, or allow it to "
+                              "run eagerly with fullgraph=False.")
+
+
 @dataclass(eq=False)
 class FrameState:
-    """All that is known about one code object in one context."""
-    code: types.CodeType
-    globals: dict
+    """All that is known about one code object in one context. Its entries are attached to the code, which they
+    must not keep alive (`hook.py`), so the code is referred to weakly: there is one whenever it is asked for."""
+    weak_code: weakref.ref
     context: Context
     cache: entries.EntryCache = None
     dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
     given_up: bool = False                          # nothing more is compiled
     full: bool = False                              # the recompile limit was reached at least once
+    raised: int = 0                                 # calls that were seen to end in the program's own exception
+    unseen: Any = None                              # runs a call as if nothing were compiled, or None (`unseen`)
+
+    @property
+    def code(self) -> types.CodeType:
+        return self.weak_code()
+
+    def publish(self, target) -> None:
+        """Tell the hook whom to call, unless all was forgotten meanwhile."""
+        if self.is_known():
+            hook.set_target(self.code, self.context, target)
+
+    def is_known(self) -> bool:
+        return self.code is not None and hook.record(self.code).get(states, {}).get(self.context) is self
+
+
+def states(code) -> dict:
+    """The states of a code object by context; at first none."""
+    return {}
+
+
+def warned(code) -> set:
+    """What the user was told about a code object; at first nothing."""
+    return set()
 
 
 # Guards read attributes, so these run while guards are checked: compiling them would not end. And what is
@@ -150,50 +184,97 @@ def on_new_code(function, code, context):
     try:
         return target_for(function, code, context)
     except Exception as error:
-        internal_error(code, error)
+        internal_error(code, context, error)
         return None
 
 
 CHECKPOINT = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
 
 
-def checkpoint_uncompiled(function, inner, *rest):
+def arguments_of(code, values) -> tuple[tuple, dict]:
+    """(args, kwargs) that bind to these values of the parameters of `code`, which are in the frame's order."""
+    positional = code.co_argcount
+    named = code.co_varnames[positional:positional + code.co_kwonlyargcount]
+    rest = list(values[positional + len(named):])
+    args = (*values[:positional], *(rest.pop(0) if code.co_flags & inspect.CO_VARARGS else ()))
+    return args, {**dict(zip(named, values[positional:])), **(rest[0] if rest else {})}
+
+
+def checkpoint_uncompiled(function, *values):
     """`checkpoint(inner, ...)` that capture could not have as part of a graph. It runs `inner` now and again
     in backward, and compares what autograd saves: compiled now and not compiled then is an error."""
-    count = CHECKPOINT.co_kwonlyargcount
-    named = dict(zip(CHECKPOINT.co_varnames[1:], rest[:count]))
-    args, kwargs = rest[count:]
-    return hook.run(None, function, functools.partial(hook.run, None, inner), *args, **named, **kwargs)
+    (inner, *args), kwargs = arguments_of(function.__code__, values)
+    return hook.run(None, function, functools.partial(hook.run, None, inner), *args, **kwargs)
+
+
+# Other compilers and tracers see the program as it is: inside of them, nothing is captured. Nor is what runs
+# because of an `import`, which happens once
+TRACERS = ("<frozen importlib", *(os.path.join(os.path.dirname(torch.__file__), name) + os.sep
+                                  for name in ("_dynamo", "_export", "export", "fx", "jit", "onnx")))
+
+
+def outside(function, *values):
+    """Call `function` outside of the region."""
+    args, kwargs = arguments_of(function.__code__, values)
+    return hook.run(None, function, *args, **kwargs)
+
+
+def cond_uncompiled(function, *values):
+    """`torch.cond` on the value of a tensor. Its own implementation calls torch.compile; here the branch that is
+    taken is a frame like any other."""
+    pred, true_fn, false_fn, operands = values
+    return (true_fn if pred else false_fn)(*operands)
+
+
+INSTEAD = {CHECKPOINT: checkpoint_uncompiled, inspect.unwrap(torch.cond).__code__: cond_uncompiled}
 
 
 def target_for(function, code, context):
-    hook.remember(code)
-    if code is CHECKPOINT:
-        return checkpoint_uncompiled
+    if code in INSTEAD:
+        return INSTEAD[code]
+    if code.co_filename.startswith(TRACERS) and "allowed" not in hook.record(code):
+        return outside
     from .ch04_breaks.resume import original_code
-    if id(original_code(code)) not in ALLOWED and hook.is_library_file(code.co_filename):
+    if "allowed" not in hook.record(original_code(code)) and hook.is_library_file(file_of(function, code)):
         return False
     if marks.is_disabled(function) or code.co_name in EVALUATED:
         return None
-    state = FrameState(code, function.__globals__, context)
-    state.cache = entries.EntryCache(
-        code.co_name, lambda function, *args: on_miss(state, function, args),
-        lambda head: hook.set_target(code, context, state.globals, head))
+    state = hook.kept(states, code)[context] = FrameState(weakref.ref(code), context)
+    state.cache = entries.EntryCache(code.co_name, partial_of(state, on_miss), partial_of(state, FrameState.publish))
     return state.cache.tail
+
+
+def partial_of(state: FrameState, function):
+    """function(state, *args), which does not keep the state: its code does, until all is forgotten."""
+    def call(*args, weak=weakref.ref(state)):
+        state = weak()
+        return EVALUATE if state is None else function(state, *args)
+    return call
+
+
+def file_of(function, code) -> str:
+    """Where a function is from. What `dataclass` and `namedtuple` write has no file: that of their module."""
+    found = code.co_filename
+    return found if found != "<string>" else function.__globals__.get("__file__") or found
 
 
 # %% [markdown]
 # ## On a miss
 
 # %%
-def on_miss(state: FrameState, function, args):
+def on_miss(state: FrameState, function, *args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
-    if stance.name == "force_eager" or state.given_up or (state.full and over_limit(state, args)):
+    if stance.name in ("force_eager", "eager_on_recompile"):
         return EVALUATE
-    if torch._C._len_torch_dispatch_stack() or torch._C._are_functorch_transforms_active() or watched():
-        return EVALUATE                # a mode of the program, or vmap, wants to see every operation
-    if is_deep():
-        return EVALUATE                # the compiler would reach the recursion limit before the program does
+    if state.given_up:
+        return EVALUATE if state.unseen is None else state.unseen(function, *args)
+    if (obstacle := why_not_here()) is not None:
+        if state.context.fullgraph:
+            raise GraphBreakError(f"fullgraph=True, but {describe(state.code)} cannot be compiled here: {obstacle}, "
+                                  "or allow it to run eagerly with fullgraph=False.")
+        return EVALUATE
+    if state.full and stance.name == "default" and over_limit(state, args):
+        return EVALUATE
     grad, depth = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
     try:
         with hook.outside_region(), without_saved_tensor_hooks(), _lock:
@@ -201,6 +282,21 @@ def on_miss(state: FrameState, function, args):
     finally:
         restore_modes(grad, depth)
     return EVALUATE if entry is None else entry.function(function, *args)
+
+
+def why_not_here() -> str | None:
+    """Why nothing can be compiled at this point of the program, and what to do about it; None if it can."""
+    if torch._C._len_torch_dispatch_stack() or watched():
+        return "a mode of the program wants to see every operation. Leave the mode before the call"
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "it runs under forward-mode differentiation. Leave the dual level before the call"
+    if torch._C._are_functorch_transforms_active():
+        return ("it runs under torch.func.vmap, grad or another transform. Compile the function that applies "
+                "the transform")
+    if is_deep():
+        return ("the program has used up half of its recursion limit, and compiling needs the other half. "
+                "Raise it with sys.setrecursionlimit")
+    return None
 
 
 def without_saved_tensor_hooks():
@@ -228,40 +324,43 @@ def restore_modes(grad: bool, depth: int) -> None:
 
 
 def new_entry(state: FrameState, function, args):
-    """Compile for these arguments: an Entry whose guards hold for them, or None to evaluate the frame."""
+    """Compile for these arguments: an Entry whose guards hold for them, or None to evaluate the frame. What was
+    asked for strictly raises."""
+    fullgraph = state.context.fullgraph
     try:
-        if state.cache.entries:
-            why = explain_miss(state, function, args)
-            if stance.name == "eager_on_recompile":
+        why = explain_miss(state, function, args) if state.cache.entries else None
+        if stance.name == "fail_on_recompile":
+            raise RecompileError(f"{describe(state.code)} would be compiled{f' again: {why}' if why else ''}. "
+                                 "Set the stance to 'default' to allow it.")
+        if why is not None:
+            if over_limit(state, args):
+                reach_limit(state)
                 return None
-            if stance.name == "fail_on_recompile":
-                raise RecompileError(f"{describe(state.code)} would be compiled again: {why}. "
-                                     "Set the stance to 'default' to allow it.")
             version = state.cache.created + 1
             logs.log("recompiles", "%s: version %d because %s\n  -> %s", describe(state.code), version, why,
                      advice.for_recompile(why))
             logs.tell("recompile", state=state, version=version, why=why)
-            if over_limit(state, args):
-                give_up(state)
-                return None
         return compile_frame(state, function, args)
     except SkipFrame as skip:
+        if getattr(skip, "told", False):
+            state.unseen = state.unseen or unseen(state.context)
         skip_frame(state, skip)
+        return state.unseen and entries.Entry(state.unseen, [], GuardSet())
     except Unsupported as unsupported:
-        if state.context.fullgraph:
+        if fullgraph:
             from .ch04_breaks.breaks import fullgraph_message
             raise GraphBreakError(fullgraph_message(function, unsupported)) from None
         skip_frame(state, unsupported)
-    except (RecompileError, GraphBreakError, BackendError):
+    except StrictError:
         raise
     except MinicompileError as error:
-        if config.raise_on_internal_error:
+        if fullgraph or config.raise_on_internal_error:
             raise
-        logs.warn_once((state.context, str(error)),
+        logs.warn_once((state.context.backend_name, str(error)),
                        f"minicompile: {error} Until then, what was compiled runs eagerly.")
         skip_frame(state)
     except Exception as error:
-        internal_error(state.code, error, lambda: skip_frame(state))
+        internal_error(state.code, state.context, error, lambda: skip_frame(state))
     return None
 
 
@@ -273,20 +372,22 @@ def is_deep() -> bool:
         return False
 
 
-def internal_error(code, error: Exception, give_up=lambda: None) -> None:
+def internal_error(code, context: Context, error: Exception, give_up=lambda: None) -> None:
     """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one
-    warning."""
+    warning; under fullgraph it is an InternalError."""
     if config.raise_on_internal_error:
         raise
-    give_up()
     trace = traceback.extract_tb(error.__traceback__)
     where = f" at {os.path.basename(trace[-1].filename)}:{trace[-1].lineno}" if trace else ""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
-    logs.warn_once((id(code), "internal"),
-                   f"minicompile: {describe(code)} runs eagerly because of an internal error{where}: "
-                   f"{type(error).__name__}: {error}{notes}. Its results are right, only not faster. To "
-                   "report it, set minicompile.config.raise_on_internal_error = True, run it again, and send "
-                   "that traceback with the function's source.")
+    what = f"an internal error{where}: {type(error).__name__}: {error}{notes}."
+    report = ("To report it, set minicompile.config.raise_on_internal_error = True, run it again, and send "
+              "that traceback with the function's source.")
+    if context.fullgraph:
+        raise InternalError(f"fullgraph=True, but compiling {describe(code)} failed with {what} {report}") from error
+    give_up()
+    logs.warn_once("internal", f"minicompile: {describe(code)} runs eagerly because of {what} Its results are "
+                   f"right, only not faster. {report}", hook.kept(warned, code))
 
 
 def root_module(args):
@@ -305,23 +406,48 @@ def over_limit(state: FrameState, args) -> bool:
 
 
 def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
-    """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled."""
+    """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled. A call that
+    ends in the program's own exception says little about the next one."""
     if why is not None and not getattr(why, "quiet", False):
         logs.log("graph_breaks", "%s runs as it is: %s\n  -> %s", describe(state.code), why,
                  advice.for_break(why.reason))
         logs.tell("skipped", state=state, reason=why)
+    if getattr(why, "raises", False):
+        state.raised += 1
+        if state.context.fullgraph or state.raised < config.recompile_limit:
+            return
     state.given_up = True
     if not state.cache.entries:
-        hook.set_target(state.code, state.context, state.globals, None)
+        state.publish(state.unseen)
 
 
-def give_up(state: FrameState) -> None:
+# %% [markdown]
+# **A program that is told that it is compiled** (`torch.compiler.is_compiling()`) may choose another path: one
+# without questions about values, which no graph can answer. If that path ends in an exception, the program
+# might be right all the same, on the path that it takes in eager. So what raises after it was told is captured
+# once more, in a context in which nobody is told.
+
+# %%
+def unseen(context: Context):
+    """A target that runs a frame, and all that it calls, in such a context."""
+    other = replace(context, unseen=context)
+
+    def run_unseen(function, *values):
+        args, kwargs = arguments_of(function.__code__, values)
+        return hook.run(other, function, *args, **kwargs)
+    return run_unseen
+
+
+def reach_limit(state: FrameState) -> None:
+    """There are as many versions as the recompile limit allows: a warning, under fullgraph an error."""
+    full = f"{describe(state.code)} was compiled {state.cache.created} times (config.recompile_limit)"
+    worst = f"The guard that failed most: {entries.worst_guard(state.cache)}"
+    if state.context.fullgraph:
+        raise RecompileError(f"fullgraph=True, but {full}, and no version fits this call. {worst}. "
+                             f"{advice.for_recompile(worst)} Or raise minicompile.config.recompile_limit.")
     state.full = True
-    logs.warn_once((id(state.code), "limit"),
-                   f"minicompile: {describe(state.code)} was compiled {state.cache.created} times "
-                   "(config.recompile_limit); other calls run eagerly from now on. "
-                   f"The guard that failed most: {entries.worst_guard(state.cache)}. "
-                   "Set MINICOMPILE_LOGS=recompiles to see all.")
+    logs.warn_once("limit", f"minicompile: {full}; other calls run eagerly from now on. {worst}. "
+                   "Set MINICOMPILE_LOGS=recompiles to see all.", hook.kept(warned, state.code))
 
 
 def describe(code) -> str:
@@ -376,28 +502,27 @@ def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
 
 # %%
 def compile_frame(state: FrameState, function, args):
-    symbolic = state.context.dynamic is not False
     try:
-        entry = compile_version(state, function, args, symbolic)
-    except (SkipFrame, GraphBreakError):
+        entry = compile_version(state, function, args)
+    except (SkipFrame, StrictError):
         raise
     except Exception as error:
-        if not symbolic or config.raise_on_internal_error:
+        if config.raise_on_internal_error:
             raise
-        logs.log("recompiles", "%s: compiled for fixed sizes because of %s: %s", describe(state.code),
-                 type(error).__name__, error)
-        entry = compile_version(state, function, args, symbolic=False)
+        why = f"{type(error).__name__}: {error}"
+        logs.log("recompiles", "%s: compiled for fixed sizes because of %s", describe(state.code), why)
+        entry = compile_version(state, function, args, fixed=why)
     entries.add_entry(state.cache, entry)
     return entry
 
 
-def compile_version(state: FrameState, function, args, symbolic: bool):
-    """Capture, compile and write an entry for these arguments. symbolic: with symbols for what varies."""
+def compile_version(state: FrameState, function, args, fixed: str = ""):
+    """Capture, compile and write an entry for these arguments. fixed: why nothing may be a symbol, or ""."""
     from .ch04_breaks.breaks import place_of_break
     from .driver import timed
     local_values = dict(zip(state.code.co_varnames, args))
     with config.options(dict(state.context.options)), timed("capture"):
-        captured = capture_best(state, function, local_values, symbolic)
+        captured = capture_best(state, function, local_values, fixed)
     for reason in captured.breaks:
         logs.log("graph_breaks", "%s: %s\n%s\n  -> %s", describe(state.code), reason.reason,
                  "\n".join(place_of_break(reason)), reason.hint)
@@ -405,20 +530,24 @@ def compile_version(state: FrameState, function, args, symbolic: bool):
     return build_entry(state, function, args, captured)
 
 
-def capture_best(state: FrameState, function, local_values: dict, symbolic: bool):
+def capture_best(state: FrameState, function, local_values: dict, fixed: str):
     """Capture with symbols for what varies; if that breaks the graph earlier, for the values at hand."""
     from .ch03_capture.capture import CaptureOptions
     from .ch04_breaks.breaks import capture_frame
     fullgraph, found = state.context.fullgraph, None
-    options = CaptureOptions(fullgraph, state.dynamic, symbolic, everything=state.context.dynamic is True)
+    options = CaptureOptions(fullgraph, state.dynamic, fixed, everything=state.context.dynamic is True,
+                             unseen=state.context.unseen is not None)
     try:
         found = capture_frame(function, local_values, options)
-    except (Unsupported, GraphBreakError):
+    except (Unsupported, GraphBreakError) as error:
         if not options.used:
             raise
-    if found is not None and not (found.breaks and options.used):
-        return found
-    static = capture_frame(function, local_values, CaptureOptions(fullgraph, symbolic=False))
+        why = getattr(error, "reason", "the graph breaks")
+    if found is not None:
+        if not (found.breaks and options.used):
+            return found
+        why = found.breaks[0].reason
+    static = capture_frame(function, local_values, CaptureOptions(fullgraph, fixed=why, unseen=state.context.unseen is not None))
     return found if found is not None and len(found.breaks) <= len(static.breaks) else static
 
 
@@ -443,12 +572,12 @@ def build_entry(state: FrameState, function, args, captured):
             body = body.replace(CALL_OF_GRAPH, WATCHED_CALL, 1)
     for problem in captured.close():
         if state.context.fullgraph:
-            raise MinicompileError(problem)
-        logs.warn_once((id(state.code), problem), f"minicompile: {problem}")
+            raise MarkError(problem)
+        logs.warn_once(problem, f"minicompile: {problem}", hook.kept(warned, state.code))
     inputs = captured.inputs if captured.gm is not None else []
     namespace["__next"] = [entries.missed]
-    compiled = codegen.build_entry(captured.guards, inputs, state.code, state.globals, body, namespace,
-                                   captured.written)
+    compiled = codegen.build_entry(captured.guards, inputs, state.code, body, namespace, captured.written,
+                                   captured.weak)
     hook.skip_code(compiled.__code__)
     log_entry(state, captured, compiled)
     failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
@@ -530,14 +659,12 @@ def forget(state: FrameState) -> None:
     """Drop the entries of one code object in one context, for good."""
     state.given_up = True
     state.cache.entries.clear()
-    hook.set_target(state.code, state.context, state.globals, None)
+    state.publish(None)
 
 
 def reset() -> None:
     """Drop every compiled entry and every decision."""
-    from .ch04_breaks import resume
     hook.reset()
-    resume.reset()
     _contexts.clear()
     logs._warned.clear()
 

@@ -61,15 +61,16 @@ watchers: list = []          # called as watch(kind, **data) with what the stage
 
 
 def tell(kind: str, **data) -> None:
-    """Report an event: captured, graph, schedule, fallback, recompile or skipped."""
+    """Report an event: captured, graph, stage (a graph between capture and lowering, which `origins` of the next one
+    name), schedule, fallback, recompile or skipped."""
     for watch in list(watchers):
         watch(kind, **data)
 
 
-def warn_once(key, message: str) -> None:
-    """A RuntimeWarning, the first time this key is seen."""
-    if key not in _warned:
-        _warned.add(key)
+def warn_once(key, message: str, seen: set = _warned) -> None:
+    """A RuntimeWarning, the first time this key is seen; `seen` remembers it."""
+    if key not in seen:
+        seen.add(key)
         warnings.warn(message, RuntimeWarning, stacklevel=2)
 
 

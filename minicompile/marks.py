@@ -2,11 +2,13 @@
 import functools
 import types
 
+import torch
+
 from .errors import MinicompileError
 
 DISABLED = "_minicompile_disabled"      # on a function: never capture it; calling it breaks the graph
 ORIGINAL = "_minicompile_original"      # on what `compile` returned: the function it was given
-DYNAMIC = "_minicompile_dynamic_dims"   # on a tensor: dimensions to treat as symbols from the first call
+DYNAMIC = "_minicompile_dynamic_dims"   # on a tensor: dimension to treat as a symbol -> (least, largest or None)
 CONSTANT = "_dynamo_marked_constant"    # by torch.compiler.assume_constant_result: call it while tracing
 
 
@@ -26,6 +28,13 @@ def original(function):
         return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
     found = own_mark(function, ORIGINAL)
     return function if found is None else found
+
+
+def compiled_by_torch(function):
+    """The function inside of what torch.compile returned for one, or None."""
+    module = function.__globals__.get("__name__")
+    inner = getattr(function, "_torchdynamo_orig_callable", None) if module == "torch._dynamo.eval_frame" else None
+    return inner if getattr(function, "_torchdynamo_inline", None) is inner else None
 
 
 def own_mark(function, name):
@@ -54,15 +63,25 @@ def allow_in_graph(function):
     return function
 
 
-def mark_dynamic(tensor, dim) -> None:
-    """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes do not recompile. If
-    the program fixes the size all the same, a warning says where; under fullgraph=True it is an error."""
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+def mark_dynamic(tensor, dim, *, min=None, max=None) -> None:
+    """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes, from `min` to `max` if
+    these are given, do not recompile. If the program fixes the size all the same, a warning says where; under
+    fullgraph=True it is a MarkError."""
+    if not isinstance(tensor, torch.Tensor):
+        raise MinicompileError(f"mark_dynamic needs a tensor, not {tensor!r}.")
+    dims = dim if isinstance(dim, (list, tuple)) else [dim]
+    if not all(type(n) is int for n in (*dims, *(b for b in (min, max) if b is not None))):
+        raise MinicompileError("mark_dynamic needs integers for the dimension, min and max, "
+                               f"not {dim!r}, {min!r} and {max!r}.")
     for d in dims:
         if not -tensor.dim() <= d < tensor.dim():
             raise IndexError(f"mark_dynamic: dimension {d} of a tensor with {tensor.dim()} dimensions")
-    known = getattr(tensor, DYNAMIC, frozenset())
-    setattr(tensor, DYNAMIC, known | {d % tensor.dim() for d in dims})
+        size = tensor.shape[d]
+        if (min is not None and size < min) or (max is not None and size > max):
+            raise MinicompileError(f"mark_dynamic: dimension {d} has size {size}, which is not in the range from "
+                                   f"{min} to {max}.")
+    bounds = (2 if min is None else min, max)
+    setattr(tensor, DYNAMIC, {**getattr(tensor, DYNAMIC, {}), **{d % tensor.dim(): bounds for d in dims}})
 
 
 def mark_disabled(function, run_disabled, reason=None):

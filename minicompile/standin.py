@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from . import compile as our_compile
-from . import disable, logs, reset, set_stance
+from . import compile as our_compile, disable, logs, reset, set_stance
 from .config import ALIASES, OPTIONS
 from .errors import MinicompileError
 

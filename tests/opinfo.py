@@ -1,7 +1,8 @@
 """PyTorch's operator samples as programs, for tests/test_opinfo.py.
 
-Each operator becomes one function of tensors that calls it on several samples, written as ordinary Python text. That is what a user would write, and it
-costs one compilation instead of several. `check_operator` runs it compiled and in eager mode and compares everything that can be observed."""
+Each operator becomes one function of tensors that calls it on several samples, written as ordinary Python text. That is what a
+user would write, and it costs one compilation instead of several. `check_operator` runs it compiled and in eager mode and compares
+everything that can be observed."""
 
 import itertools
 import re

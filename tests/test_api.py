@@ -11,11 +11,11 @@ import weakref
 
 import pytest
 import torch
+from recorders import Recorder
 
 import minicompile
 from minicompile import logs
 from minicompile.errors import GraphBreakError, MinicompileError, RecompileError
-from recorders import Recorder
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -335,21 +335,6 @@ def test_disable():
     def only_me(x):
         return scaled(x)
     assert torch.equal(minicompile.compile(lambda x: only_me(x), backend=backend)(x), scaled(x))
-
-
-def test_internal_errors_run_eagerly_with_one_warning():
-    def broken(gm, inputs):
-        raise IndexError("in the backend")
-
-    compiled, x = minicompile.compile(scaled, backend=broken), torch.ones(2)
-    with pytest.raises(IndexError):
-        compiled(x)
-    minicompile.reset()
-    with minicompile.config.patch(raise_on_internal_error=False), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(3):
-            assert torch.equal(compiled(x), scaled(x))
-    assert len([w for w in caught if "in the backend" in str(w.message)]) == 1
 
 
 def test_explain_and_is_compiling():

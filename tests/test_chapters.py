@@ -15,7 +15,7 @@ minicompile.config.raise_on_internal_error = False        # which _lib sets for 
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "chapters").glob("[0-9][0-9]_*.py"))
-TEXTS = [*PAGES, *sorted((ROOT / "chapters").glob("*.md"))]
+TEXTS = [*PAGES, ROOT / "chapters" / "tiny.py", *sorted((ROOT / "chapters").glob("*.md"))]
 QUICK = {"00", "01"}
 
 
@@ -31,8 +31,10 @@ def defined(dotted: str) -> bool:
         file = base.with_suffix(".py") if base.with_suffix(".py").exists() else base / "__init__.py"
         if file.exists():
             tree = ast.parse(file.read_text())
-            names = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
-            return length == len(parts) - 1 and parts[-1] in names
+            found = [tree]
+            for name in parts[length:]:
+                found = [n for n in (found[0].body if found else ()) if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == name]
+            return bool(found)
     return False
 
 
@@ -46,7 +48,7 @@ def test_links(path):
     text = path.read_text()
     missing = [name for name in re.findall(r"\]\(ref:([\w.]+)\)", text) + re.findall(r"^(?:# )?%show +(\S+)", text, re.M)
                if not defined(name)]
-    numbers = {page.stem[:2] for page in PAGES}
+    numbers = {page.stem[:2] for page in PAGES} | {"tiny"}
     missing += [n for n in re.findall(r"\]\(chapter:(\w+)\)", text) if n not in numbers]
     missing += [file for file in re.findall(r"\]\(code:([^)#]+)", text) if not (ROOT / file).exists()]
     assert not missing

@@ -173,6 +173,93 @@ def test_training_follows_eager(rung):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
+def with_tail(x):
+    """x and a few numbers more at which rounding decides."""
+    return torch.cat([x, torch.tensor([1.0, -0.5, 0.1, 2.0, 3.0, 0.33, -7.0]).to(x.dtype)])
+
+
+def gradient_of(fn):
+    def run(x):
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(fn(x * 1.7).float().sum(), x)[0]
+    return run
+
+
+# What is computed in half precision is rounded to it, also where fusion keeps it in a register
+HALVES = {
+    "is_the_largest": lambda x: (x * 1.7) == (x * 1.7).amax(0, keepdim=True),
+    "is_the_largest_widened": lambda x: (x * 1.7).float() == (x * 1.7).amax().float(),
+    "first_of_equals": lambda x: (torch.cat([x * 1e-3 + 1, x]) * 3).argmax(),
+    "floor": lambda x: ((x * 3) / 3).floor(),
+    "trunc_of_quotient": lambda x: torch.div(x * 3 * 0.1, x.new_tensor(0.3), rounding_mode="trunc"),
+    "remainder": lambda x: torch.remainder(x * 3, 1.5),
+    "sign_of_underflow": lambda x: (x * 1e-5 * 1e-5).sign(),
+    "integer": lambda x: (x * 3 * 0.3333).to(torch.int64),
+    "two_halves": lambda x: ((x.float() * 1.1).to(x.dtype).float() - x.float() * 1.1).to(x.dtype),
+    "between_halves": lambda x: (x * 1.1).to(torch.float16).to(torch.bfloat16).to(torch.float16),
+    "acos_of_one": lambda x: ((x * 1.7) / (x * 1.7).abs()).mul(1.001).acos(),
+    "logarithm_of_zero": lambda x: (1.001 - x / x).log(),
+}
+HALF_GRADIENTS = {"amax": lambda q: q.amax(0), "norm": lambda q: q.norm(p=float("inf")), "aminmax": lambda q: sum(q.aminmax()),
+                  "dist": lambda q: torch.dist(q, q.detach() * 0.3, p=float("inf"))}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", HALVES)
+def test_half_precision_is_rounded_where_it_can_be_told(name, dtype):
+    check_halves(name, dtype, "cpp")
+
+
+def check_halves(name, dtype, rung):
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = with_tail(torch.randn(64).to(dtype))
+        got = minicompile.compile(HALVES[name], backend=rung, fullgraph=True)(x)
+        torch.testing.assert_close(got, HALVES[name](x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", HALF_GRADIENTS)
+def test_gradients_go_where_the_largest_is(name):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = torch.randn(64).bfloat16()
+        leaf = x.clone().requires_grad_()
+        fn = HALF_GRADIENTS[name]
+        minicompile.compile(lambda x: fn(x * 1.7), backend="cpp", fullgraph=True)(leaf).backward()
+        torch.testing.assert_close(leaf.grad, gradient_of(fn)(x))
+
+
+INDICES = {
+    "repeat_interleave": (lambda x: x.repeat_interleave(3, 0).flip(0) + 1, (5, 4)),
+    "tile": (lambda x: (x.tile(2) * 2)[:, :, torch.arange(10).flip(0)], (2, 3, 5)),
+    "roll_of_repeat": (lambda x: x.repeat(3, 2).flip(0, 1).roll(3, 1) * 2, (4, 5)),
+    "flipped_blocks": (lambda x: x.reshape(3, 4, 2).flip(1).reshape(6, 4).flip(0, 1).t() + 1, (24,)),
+}
+
+
+def check_indices(name, rung, dynamic):
+    fn, size = INDICES[name]
+    x = torch.rand(size)
+    got = minicompile.compile(fn, backend=rung, fullgraph=True, dynamic=dynamic)(x)
+    torch.testing.assert_close(got, fn(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_whose_numerators_are_negative(name, dynamic):
+    check_indices(name, "cpp", dynamic)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_triton_rung in a process of its own")
+@pytest.mark.parametrize("name", [*INDICES, *HALVES])
+def test_triton_exact(name):
+    if name in HALVES:
+        check_halves(name, torch.float16, "triton")
+        check_halves(name, torch.bfloat16, "triton")
+    else:
+        check_indices(name, "triton", False)
+
+
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="run by test_triton_rung in a process of its own")
 @pytest.mark.parametrize("name", ["bias_gelu_residual", "softmax_masked", "layer_norm_residual", "reductions", "cross_entropy"])
 def test_triton_program(name):
@@ -184,7 +271,7 @@ def test_triton_rung():
     """Triton decides at import whether it interprets, so these programs run in a process of their own."""
     import subprocess
     import sys
-    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", __file__, "-k", "test_triton_program", "-p", "no:xdist",
-                          "-p", "no:cacheprovider"],
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-x", __file__, "-k", "test_triton_program or test_triton_exact", "-p",
+                          "no:xdist", "-p", "no:cacheprovider"],
                          env=dict(os.environ, TRITON_INTERPRET="1"), capture_output=True, text=True)
-    assert run.returncode == 0 and "5 passed" in run.stdout, run.stdout[-3000:]
+    assert run.returncode == 0 and f"{5 + len(INDICES) + len(HALVES)} passed" in run.stdout, run.stdout[-3000:]

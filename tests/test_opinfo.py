@@ -3,15 +3,16 @@
 Always run: every operator of the sample database on one or two samples in float32 and in one exact type, through `cpp`.
 Deselected by default, `pytest -m slow tests/test_opinfo.py`: eight samples, the in-place variants, and every rung of the ladder.
 
-A wrong answer, or an error where eager has none, fails. Falling back (a graph break, or running eagerly) does not, but `test_coverage` counts it."""
+A wrong answer, or an error where eager has none, fails. Falling back (a graph break, or running eagerly) does not, but
+`test_coverage` counts it."""
 
 from collections import Counter
 
 import pytest
 import torch
+from opinfo import NOT_CLOSE, OPERATORS, check_program, dtypes_of, observe, program_of, samples_of
 
 import minicompile
-from opinfo import NOT_CLOSE, OPERATORS, check_program, dtypes_of, observe, program_of, samples_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 NAMES = {op.formatted_name: op for op in OPERATORS}

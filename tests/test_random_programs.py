@@ -1,10 +1,11 @@
 """Random small tensor programs through `cpp` and `loops`, against eager: values, shapes, dtypes, strides, gradients.
 
-A seed makes a program: Python text of a dozen statements over a pool of tensors. Statements that eager refuses are dropped while the program
-is made. `MINICOMPILE_RANDOM_PROGRAMS=2000 pytest tests/test_random_programs.py` tries more seeds.
+A seed makes a program: Python text of a dozen statements over a pool of tensors. Statements that eager refuses are dropped while
+the program is made. `MINICOMPILE_RANDOM_PROGRAMS=2000 pytest tests/test_random_programs.py` tries more seeds.
 
-The second kind of program writes: to its inputs, which share memory with one another, and to views of them. It is called several times, with sizes
-that vary, and what is compared then includes who shares memory with whom, the random stream, gradients that accumulate, and exceptions."""
+The second kind of program writes: to its inputs, which share memory with one another, and to views of them. It is called several
+times, with sizes that vary, and what is compared then includes who shares memory with whom, the random stream, gradients that
+accumulate, and exceptions."""
 
 import os
 import random
@@ -12,9 +13,9 @@ import re
 
 import pytest
 import torch
+from opinfo import Program, check_program, difference
 
 import minicompile
-from opinfo import Program, check_program, difference
 
 pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.filterwarnings("ignore")]
 COUNT = int(os.environ.get("MINICOMPILE_RANDOM_PROGRAMS", 96))
@@ -34,9 +35,12 @@ VIEWS = ["{x}.t()", "{x}.unsqueeze({d})", "{x}.squeeze()", "{x}.reshape(-1)", "{
 CASTS = ["{x}.float()", "{x}.long()", "{x}.bool()", "{x}.to(torch.int32)", "{x}.double()", "{x}.to(torch.uint8)"]
 PAIRS = ["torch.cat([{x}, {y}], {d})", "torch.stack([{x}, {y}], {d})", "torch.where({x} > 0, {x}, {y})", "{x} @ {y}",
          "{x}[{y}.long().abs().clamp(max=0)]", "torch.where({x} > {y}, {c}, {y})", "{x}.masked_fill({y} > 0, {c})",
-         "torch.lerp({x}, {y}, 0.25)", "torch.addcmul({x}, {y}, {y}, value=0.5)", "{x}.index_select(0, torch.arange({x}.shape[0] // 2 + 1))",
-         "{x}.gather({d}, torch.zeros_like({x}, dtype=torch.long))", "torch.zeros_like({x}).scatter_add(0, torch.zeros_like({x}, dtype=torch.long), {x})",
-         "torch.nn.functional.layer_norm({x}, {x}.shape[-1:])", "torch.nn.functional.mse_loss({x}, {y})", "torch.clamp({x}, -1, 1) * {y}.sum()"]
+         "torch.lerp({x}, {y}, 0.25)", "torch.addcmul({x}, {y}, {y}, value=0.5)",
+         "{x}.index_select(0, torch.arange({x}.shape[0] // 2 + 1))",
+         "{x}.gather({d}, torch.zeros_like({x}, dtype=torch.long))",
+         "torch.zeros_like({x}).scatter_add(0, torch.zeros_like({x}, dtype=torch.long), {x})",
+         "torch.nn.functional.layer_norm({x}, {x}.shape[-1:])", "torch.nn.functional.mse_loss({x}, {y})",
+         "torch.clamp({x}, -1, 1) * {y}.sum()"]
 IN_PLACE = ["{z}.add_({x})", "{z}.mul_({c})", "{z}[0] = {x}.sum()", "{z}[..., :1].copy_({z}[..., -1:] * 2)", "{z}.t().sub_(1)",
             "{z}.clamp_(-2, 2)", "{z}[1:].zero_()", "{z}.copy_({x})", "{z}.masked_fill_({z} > 1, {c})"]
 
@@ -115,17 +119,24 @@ def test_random_programs(first):
 
 # ---- programs that write
 
-INPUTS = ["torch.randn(N, 5)", "torch.randn(N, 5).requires_grad_()", "torch.randn(N, 5).requires_grad_() * 1", "torch.randn(5, N).t().detach()",
-          "torch.randn(N + 2, 7)[1:-1, 1:-1]", "torch.randn(1, 5).expand(N, 5)", "torch.arange(5 * N).view(N, 5)", "torch.randn(N, 5).bfloat16()",
-          "torch.randn(2, 3, N, 5).contiguous(memory_format=torch.channels_last).requires_grad_()", "torch.randn(()).double()", "torch.randn(N, 5) > 0",
-          "torch.tensor([float('nan'), float('inf'), -0.0, 1e30, -2.0])", "torch.randn(0, 5)", "(torch.randn(N + 1, 5).requires_grad_() * 1)[1:]"]
+INPUTS = ["torch.randn(N, 5)", "torch.randn(N, 5).requires_grad_()", "torch.randn(N, 5).requires_grad_() * 1",
+          "torch.randn(5, N).t().detach()",
+          "torch.randn(N + 2, 7)[1:-1, 1:-1]", "torch.randn(1, 5).expand(N, 5)", "torch.arange(5 * N).view(N, 5)",
+          "torch.randn(N, 5).bfloat16()",
+          "torch.randn(2, 3, N, 5).contiguous(memory_format=torch.channels_last).requires_grad_()", "torch.randn(()).double()",
+          "torch.randn(N, 5) > 0",
+          "torch.tensor([float('nan'), float('inf'), -0.0, 1e30, -2.0])", "torch.randn(0, 5)",
+          "(torch.randn(N + 1, 5).requires_grad_() * 1)[1:]"]
 RELATED = ["{x}", "{x}.detach()", "{x}[...]", "{x}[1:]", "{x}.unsqueeze(0)", "{x}.reshape(-1)"]
-WRITES = ["{x}.add_({y})", "{x}.mul_({c})", "{x}[0] = {y}.sum()", "{x}[..., :1].copy_({x}[..., -1:] * 2)", "{x}.t().sub_(1)", "{x}[1:].zero_()",
+WRITES = ["{x}.add_({y})", "{x}.mul_({c})", "{x}[0] = {y}.sum()", "{x}[..., :1].copy_({x}[..., -1:] * 2)", "{x}.t().sub_(1)",
+          "{x}[1:].zero_()",
           "{x}.copy_({y})", "{x}[{x} > 1] = {c}", "{x}.view(-1)[::2].add_(1)", "{x}.diagonal().fill_({c})", "{x}.relu_()", "{x}[[0]] += 1",
-          "{x}.index_add_(0, torch.tensor([0, 0]), {x}[:2] * 2)", "{x}.data.add_(1)", "{x}.detach().mul_(2)", "{x}.transpose(0, -1)[0].add_({c})",
+          "{x}.index_add_(0, torch.tensor([0, 0]), {x}[:2] * 2)", "{x}.data.add_(1)", "{x}.detach().mul_(2)",
+          "{x}.transpose(0, -1)[0].add_({c})",
           "{x}.normal_()", "{x}.uniform_()", "torch.rand({x}.shape)", "{x}.unbind(0)[-1].mul_(3)", "torch._foreach_add_([{x}, {y}], 1)",
           "{x}.unfold(0, 2, 1).mul_(2)", "{x}.unsqueeze_(0)", "{x}.t_()", "torch.nn.functional.dropout({x}, 0.3, inplace=True)",
-          "with torch.no_grad(): {x}[0] = 1", "with torch.no_grad(): w = {x}.view({x}.shape)", "{x}.swapaxes(0, -1).copy_({y})", "{x}.cumsum_(0)"]
+          "with torch.no_grad(): {x}[0] = 1", "with torch.no_grad(): w = {x}.view({x}.shape)", "{x}.swapaxes(0, -1).copy_({y})",
+          "{x}.cumsum_(0)"]
 
 
 def inputs_of(lines: list[str], n: int) -> list[torch.Tensor]:
@@ -190,7 +201,8 @@ def calls_of(function, made: list[str], sizes, twice: bool) -> list:
             shots += [seen(inputs, storages), seen(out, storages), torch.rand(2)]
             try:
                 roots = list({id(t): t for t in out if t.requires_grad and t.grad_fn is not None}.values())
-                sum(((t if t.is_floating_point() else t.abs()).double().nan_to_num(0, 0, 0) * (i + 1)).sum() for i, t in enumerate(roots, 1)).backward()
+                sum(((t if t.is_floating_point() else t.abs()).double().nan_to_num(0, 0, 0) * (i + 1)).sum() for i,
+                    t in enumerate(roots, 1)).backward()
                 shots.append([t.grad if t.grad is None else t.grad.clone() for t in leaves])
             except (RuntimeError, AttributeError):      # eager has saved what was written; the compiled backward may not need it
                 shots.append(None)

@@ -6,8 +6,11 @@ import sys
 import textwrap
 
 import pytest
+import torch
 
 import minicompile
+from minicompile import target
+from minicompile.errors import MinicompileError
 
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 
@@ -150,3 +153,62 @@ def test_training_and_growing_sequences(run):
     assert ours[-1] == eager[-1], "the same tokens"
     assert max(abs(float(a) - float(b)) for a, b in zip(ours[:-1], eager[:-1])) <= 2e-4
     assert int(err.split()[-1]) <= 4, "training, and generation at length 1 and at a symbolic length"
+
+
+MODEL = """
+import torch
+SIZE = 6
+
+def step(x, scale=1.0):
+    print("seen")
+    return (x * scale).relu().sum()
+
+@torch.compile
+def marked(x):
+    return x + 1
+
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        return self.linear(x)
+
+if __name__ == "__main__":
+    raise SystemExit("run as a script")
+"""
+
+
+def explained(folder, *arguments, status=0):
+    (folder / "model.py").write_text(MODEL)
+    done = subprocess.run([sys.executable, "-m", "minicompile", "explain", *arguments], capture_output=True, text=True, cwd=folder,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=300)
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_explain_a_function_of_a_file(tmp_path):
+    text = explained(tmp_path, "model.py:step", "torch.randn(SIZE, 4)", "scale=2.0", "--backend", "eager")
+    assert "step: 1 graph, 1 graph break" in text and "model.py:6" in text and "seen" in text
+    assert "marked: 1 graph, 0 graph breaks" in explained(tmp_path, "model:marked", "torch.ones(3)", "--backend", "eager")
+    page = tmp_path / "page.html"
+    assert explained(tmp_path, "model.py:Model(width=4)", "torch.ones(2, 4)", "--html", str(page)) == "" and "Linear" in page.read_text()
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["model.py"], "Write FILE:FUNCTION"), (["nothing.py:f"], "does not exist"), (["model.py:nothing"], "no attribute|not defined"),
+    (["model.py:step"], "missing a required argument: 'x'"), (["model.py:step", "torch.randn("], r"torch.randn\( makes no sense"),
+    (["model.py:SIZE"], "cannot be called"), (["no.such.module:f"], "neither a Python file nor a module")])
+def test_a_target_that_makes_no_sense_is_refused_in_a_line(tmp_path, monkeypatch, arguments, says):
+    (tmp_path / "model.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch, "compile", minicompile.compile)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(MinicompileError, match=says) as caught:
+        target.load(arguments[0], arguments[1:])
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_says_it_without_a_traceback(tmp_path):
+    assert explained(tmp_path, "nothing.py:f", status=1) == "minicompile: The file 'nothing.py' does not exist.\n"

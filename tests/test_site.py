@@ -68,6 +68,19 @@ def test_an_unknown_name_to_show_is_a_finding(folder, modules):
     assert book.findings == ["chapters/42_tiny.py:4: no such name to show: minicompile.driver.nothing"]
 
 
+def test_a_part_of_a_definition_is_shown_by_the_words_it_begins_with(folder, modules):
+    def shown(line):
+        book = links.Book(modules)
+        page = chapter_pages.chapter_page(book, page_in(folder, f"# %% [markdown]\n# # Tiny\n#\n# %show {line}\n"), "", folder)
+        return "".join(page.blocks), book.findings
+    name = "minicompile.ch05_autograd.maxflow.add_edge"
+    whole, first = shown(name)[0], modules["minicompile.ch05_autograd.maxflow"].definitions["add_edge"].first
+    part, findings = shown(name + ' "for tail" to "net.head"')
+    assert not findings and f"lines {first + 1} to {first + 3}<" in part and "counter-reset:l " + str(first) in part
+    assert whole.count("<i") == 5 and part.count("<i") == 3 and shown(name + ' "for tail"')[0].count("<i") == 4
+    assert shown(name + ' "net.room"  to "for tail"')[1] == [f'chapters/42_tiny.py:4: no such name to show: {name} "for tail"']
+
+
 def test_an_exception_fails_with_its_line_and_outputs_are_cached(folder):
     path, cache = page_in(folder, "# %%\n1\n\n# %%\n1 / 0\n"), folder / "cache"
     outputs, failures = execute.outputs([path], cache, folder)
@@ -192,7 +205,8 @@ def test_a_recorded_result_is_shown_only_while_its_cell_is_the_same(folder, modu
 
 def test_a_cell_of_measurements_says_where_they_were_made(folder, modules):
     import json
-    source = """# %% tags=["gpu-result", "results:h100-a"]\nimport json, pathlib\njson.loads(pathlib.Path("results", "h100-a" + ".json").read_text())["ms"]\n"""
+    source = """# %% tags=["gpu-result", "results:h100-a"]\nimport json, pathlib\njson.loads(pathlib.Path("results", "h100-a" +
+    ".json").read_text())["ms"]\n"""
     path, file = page_in(folder, source), folder / "results" / "h100-a.json"
 
     def findings_and_page():
@@ -253,10 +267,12 @@ def test_the_answer_of_every_exercise_is_folded_away(modules):
     book.exercises = pages.read_exercises(modules, pathlib.Path(__file__).parent.parent)
     for module in modules.values():
         shown = "".join(code_pages.module_page(book, module)[0].blocks)
-        assert len(re.findall(r" id=L\d+>", shown)) == sum(len(c.source.splitlines()) for c in module.cells if c.kind == "code"), module.path
+        assert len(re.findall(r" id=L\d+>",
+                              shown)) == sum(len(c.source.splitlines()) for c in module.cells if c.kind == "code"), module.path
         for exercise in module.exercises:
             name = next(n for n in module.definitions if links.solution(book, module, n) == exercise)
-            d, folded = module.definitions[name], re.search(rf"<details[^>]*><summary>[^<]*solves exercise {exercise}</summary>(.*?)</details>", shown, re.S)
+            d, folded = module.definitions[name], re.search(rf"<details[^>]*><summary>[^<]*solves exercise "
+                                                            rf"{exercise}</summary>(.*?)</details>", shown, re.S)
             assert [int(n) for n in re.findall(r" id=L(\d+)>", folded[1])] == list(range(d.body, d.end + 1)), exercise
     assert "<details>" in chapter_pages.fenced(book, "minicompile.ch08_fusion.fuse.score")
     assert "<details " in chapter_pages.source_of(book, "chapters/08_fusion", "minicompile.ch08_fusion.fuse.score")
@@ -264,6 +280,7 @@ def test_the_answer_of_every_exercise_is_folded_away(modules):
 
 def test_the_commands_that_the_exercises_page_shows_exist(modules, tmp_path, monkeypatch):
     from typer.testing import CliRunner
+
     from exercises.__main__ import app
     book = links.Book(modules)
     book.exercises = pages.read_exercises(modules, pathlib.Path(__file__).parent.parent)
@@ -284,3 +301,91 @@ def test_a_finished_site_with_a_broken_link_is_refused(tmp_path):
     (tmp_path / "a.html").write_text('<p id="here"><a href="b.html">x</a><a href="#gone">y</a><a href="#here">z</a></p><script src="https://e.org/x.js"></script>')
     assert sorted(links.check_site(tmp_path)) == ["a.html: <script> loads https://e.org/x.js", "a.html: no such anchor: #gone",
                                                    "a.html: no such page: b.html"]
+
+
+PAGES = """\
+# %% [markdown]
+# # Tiny
+#
+# ## First
+#
+# ### Detail
+
+# %%
+print("one")
+
+# %% [markdown] tags=["page"]
+# ## Second
+#
+# See [](exercise:none).
+#
+# ### Inside
+
+# %%
+print("two")
+
+# %% [markdown]
+# ### Deeper
+#
+# ## Third
+#
+# ### Again
+"""
+
+
+def test_a_long_chapter_is_several_pages_that_follow_one_another(folder, modules):
+    path = page_in(folder, PAGES)
+    book = links.Book(modules, chapters={"42": "chapters/42_tiny"})
+    first = chapter_pages.chapter_page(book, path, "", folder)
+    chapter_pages.fill(book, first, path, execute.run_page(path, folder), folder)
+    (second,) = first.rest
+    assert (first.title, second.title, second.address) == ("Tiny", "Second", "chapters/42_tiny_2")
+    assert book.findings == ["chapters/42_tiny.py:14: no such exercise: none"]
+    assert "one" in first.blocks[0] and "two" in second.blocks[0] and len(first.blocks) == len(second.blocks) == 1
+    headings = [line for part in second.parts for line in part.split("\n") if line.startswith("#")]
+    assert headings == ["# Second", "## Inside", "## Deeper", "## Third", "### Again"]
+    assert any("42_tiny.ipynb" in part for part in second.parts) and not any("ipynb" in part for part in first.parts)
+    around = build.neighbours(book, [], {p.address: p for p in (first, second)})
+    assert around["chapters/42_tiny"] == ("index", "chapters/42_tiny_2") and around["chapters/42_tiny_2"] == ("chapters/42_tiny", "")
+
+
+def test_code_pages_hang_below_their_chapter_and_lead_to_the_next(modules):
+    chapters = names.chapter_names(modules)[:2]
+    book = links.Book(modules, chapters={c[2:4]: f"chapters/{c[2:]}" for c in chapters})
+    made = {f"chapters/{c[2:]}": Page(f"chapters/{c[2:]}", c, c) for c in chapters}
+    around = build.neighbours(book, chapters, made)
+    first, second = made
+    code = [m.page for m in names.reading_order([m for m in modules.values() if m.chapter == chapters[0]])]
+    assert around[first] == ("index", second) and around[code[0]] == (first, code[1]) and around[code[-1]][1] == second
+
+
+def shown(source):
+    return chapter_pages.shown_code(cells.Cell("code", textwrap.dedent(source).strip(), 1))
+
+
+def test_imports_and_the_code_of_pictures_are_folded():
+    text = shown("""
+        import a
+        import b
+        from c import (d,
+                       e)
+
+        value = d(a)
+        bars(
+            [("one", value)],
+            "ms",
+        )
+        """)
+    imports, _, rest = text.partition("</details>")
+    code, _, drawing = rest.partition("<details")
+    assert "Imports" in imports and "import" in imports and "value" in code and "bars" not in code and "import" not in code
+    assert "The code that draws this" in drawing and "bars" in drawing
+    assert "<details" not in shown("import a\nbars([a])") and shown("x = bars(\n1,\n2)\nx") == highlight.plain("x = bars(\n1,\n2)\nx")
+
+
+def test_the_front_page_draws_the_committed_measurements():
+    data = (pathlib.Path(__file__).parent.parent / "results" / "h100-gpt2.json").read_text()
+    import json
+    ms = {r["task"]["compiler"]: r["ms"] for r in json.loads(data)["results"]}
+    picture = pages.measured(pathlib.Path(__file__).parent.parent)
+    assert f"{ms['minicompile']:.1f} ms" in picture and f"minicompile {ms['minicompile']:.1f}" in picture and 'role="img"' in picture

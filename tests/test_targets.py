@@ -7,11 +7,11 @@ import warnings
 
 import pytest
 import torch
+from recorders import Recorder
 
 import minicompile
 from minicompile import frames
 from minicompile.errors import GraphBreakError, MinicompileError
-from recorders import Recorder
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

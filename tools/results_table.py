@@ -86,7 +86,30 @@ def overhead_table(records: list[dict]) -> list[str]:
               for record in records for key, kind in kinds.items() for name, cost in record[key].items())]
 
 
-TABLES = {"chains": chains_table, "overhead": overhead_table}
+def zoo_table(records: list[dict]) -> list[str]:
+    head = ["zoo of models", "compiler", "models", "pass", "wrong", "error, crash, timeout", "over eager", "slower than eager",
+            "one graph", "cold compile s, median", "memory, of eager's"]
+
+    def cell(value, form):
+        return "-" if value is None else form.format(value)
+    lines = ["Models of Hugging Face transformers, timm, torchvision and plain PyTorch, each judged against float64 and timed in "
+             "turns with eager; ratios are geometric means over the models that pass:", "", line(head), "|" + "---|" * len(head)]
+    for record in records:
+        for r in record["summary"]:
+            lines.append(line([f"{r['work']}, {r['dtype']}", r["compiler"], str(r["models"]), str(r["pass"]), str(r["wrong"]),
+                               ", ".join(str(r[v]) for v in ("error", "crash", "timeout")), cell(r["speed"], "{:.2f}x"),
+                               str(r["slower"]), str(r["one_graph"]), cell(r["cold_seconds"], "{:.1f}"), cell(r["memory"], "{:.2f}")]))
+    for record in records:
+        for kind, found in record["against_torch"].items():
+            if found:
+                names = ", ".join(found["slower"])
+                slower = f"; slower beyond doubt: {names}" if names else ""
+                lines += ["", f"{kind.capitalize()}, the {found['models']} models that both pass: minicompile is {found['speed']:.2f} "
+                              f"times as fast as torch.compile, and its cold compile takes {found['cold']:.2f} of the time{slower}."]
+    return lines
+
+
+TABLES = {"chains": chains_table, "overhead": overhead_table, "zoo": zoo_table}
 
 
 def machine_of(record: dict) -> str:

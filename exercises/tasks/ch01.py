@@ -67,8 +67,9 @@ def squares(count: int) -> fx.Graph:
            cases=lambda rng: [random_graph(rng, n) for n in (3, 8, 20)], show=graph_text)
 def interpreter_holds(function, graph):
     """How many values are alive after each node when chapter 1 interprets the graph."""
-    from minicompile.ch01_graphs.graph import call_node, interpret
     import weakref
+
+    from minicompile.ch01_graphs.graph import call_node, interpret
     alive, counts = weakref.WeakSet(), {}
 
     def on_node(node, args, kwargs):
@@ -86,12 +87,13 @@ def interpreter_holds(function, graph):
 # ---- bounds ------------------------------------------------------------------------------------------------
 
 task("bounds", title="Between which numbers?", minutes=45, kind="write", function="bounds", about="""\
-`(64*i + j) // 64` is `i` where 0 <= j < 64: divisions disappear from generated kernels only if the compiler knows bounds. Find the inclusive
-bounds of an expression: `e.terms` maps products of atoms (tuples) to coefficients, `e.const` is added. `_atom_bounds(atom)` knows one atom;
-None is an unknown bound. A product of several atoms is bounded only where no atom can be negative.""",
+`(64*i + j) // 64` is `i` where 0 <= j < 64: divisions disappear from generated kernels only if the compiler knows bounds. Find the
+inclusive bounds of an expression: `e.terms` maps products of atoms (tuples) to coefficients, `e.const` is added. `_atom_bounds(atom)`
+knows one atom; None is an unknown bound. A product of several atoms is bounded only where no atom can be negative.""",
      hints=["An int is its own bound. Otherwise begin with (const, const) and add the bounds of one term after the other.",
             "What does a negative coefficient do to a lower bound? And once one bound is unknown, the sum stays unknown on that side.",
-            "For one atom take its bounds as they are. For several, multiply lower with lower and upper with upper, but give (None, None) if "
+            "For one atom take its bounds as they are. For several, multiply lower with lower and upper with upper, but give (None, None) "
+            "if "
             "any lower is None or negative. If c < 0 swap the two. Then add c times each."])
 
 
@@ -100,7 +102,8 @@ def random_expressions(shape):
         from minicompile.ch01_graphs.symbolic import Symbol, add, floordiv, mod, mul
         found = []
         for _ in range(14):
-            atoms = [Symbol(n, rng.choice([None, rng.randrange(2, 40)]), rng.choice([0, 0, 1, -3]) if shape != "one" else rng.randrange(3)).expr
+            atoms = [Symbol(n, rng.choice([None, rng.randrange(2, 40)]),
+                            rng.choice([0, 0, 1, -3]) if shape != "one" else rng.randrange(3)).expr
                      for n in "abc"]
             e = mul(atoms[0], rng.choice([-5, -1, 1, 3]))
             if shape != "one":

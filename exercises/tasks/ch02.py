@@ -1,5 +1,6 @@
 """Chapter 2: guards."""
 import math
+import re
 
 import torch
 
@@ -9,8 +10,8 @@ from .kit import program_file, questions
 # ---- contiguous-strides ----------------------------------------------------------------------------------
 
 task("contiguous-strides", title="The layout that needs no words", minutes=15, kind="write", function="contiguous_strides", about="""\
-Most tensors are contiguous: a guard compares strides with those that follow from the sizes. Compute them: the last dimension has stride 1, and
-each other one the stride of its right neighbour times the neighbour's size. As in PyTorch, a size of 0 counts as 1 here.""",
+Most tensors are contiguous: a guard compares strides with those that follow from the sizes. Compute them: the last dimension has stride 1,
+and each other one the stride of its right neighbour times the neighbour's size. As in PyTorch, a size of 0 counts as 1 here.""",
      hints=["Which stride do you know without knowing any other?", "Go from the last dimension to the first with a running product.",
             "step = 1; for size in reversed(shape): append step, then step *= max(size, 1). Reverse what you collected, as a tuple."])
 
@@ -32,19 +33,25 @@ def empty(function, shape):
 # ---- same-constant ---------------------------------------------------------------------------------------
 
 task("same-constant", title="Equal is not the same", minutes=25, function="same_constant", about="""\
-A graph was traced with a constant in it; may it run for another value? Only if no program could tell the two apart. `==` gives wrong answers, because `1 == 1.0
-== True` and `0.0 == -0.0`, and needless recompiles, because `nan != nan`. Compare any two constants: numbers (complex ones, too), texts, None, and
-tuples, lists, frozensets and slices of constants, nested. A loop over a frozenset was unrolled in the order in which the set gives its items.""",
+A graph was traced with a constant in it; may it run for another value? Only if no program could tell the two apart. `==` gives wrong
+answers, because `1 == 1.0 == True` and `0.0 == -0.0`, and needless recompiles, because `nan != nan`. Compare any two constants: numbers
+(complex ones, too), texts, None, and tuples, lists, frozensets and slices of constants, nested. A loop over a frozenset was unrolled in
+the order in which the set gives its items.""",
      hints=["Two values of different types can always be told apart: ask for that first.",
-            "Floats: two NaNs are the same, and zeros are if they have the same sign (math.copysign(1.0, a)). A complex number is two floats. Containers: "
+            "Floats: two NaNs are the same, and zeros are if they have the same sign (math.copysign(1.0, a)). A complex number is two "
+            "floats. Containers: "
             "the same length, and the same items, by the same rule.",
-            "For tuple, list and frozenset: len(a) == len(b) and all(map(same_constant, a, b)). A slice is its (start, stop, step). All others: a == b."])
+            "For tuple, list and frozenset: len(a) == len(b) and all(map(same_constant, a, b)). A slice is its (start, stop, step). All "
+            "others: a == b."])
 
 PLAIN = [0, 1, 2, -1, True, False, None, 1.0, 2.0, "1", "", b"1", b"", 1 << 70, "a", ..., torch.float32, torch.float64]
-FLOATS = [0.0, -0.0, math.nan, -math.nan, float("nan"), math.inf, -math.inf, 5e-324, 1.5, 0, 0j, -0j, complex(0.0, -0.0), complex(math.nan, 1), complex(1, math.nan),
+FLOATS = [0.0, -0.0, math.nan, -math.nan, float("nan"), math.inf, -math.inf, 5e-324, 1.5, 0, 0j, -0j, complex(0.0, -0.0),
+          complex(math.nan, 1), complex(1, math.nan),
           complex(float("nan"), 1), 1 + 0j, 1.0]
-COMPOUND = [(), [], frozenset(), (1,), (1.0,), [1], (True,), (1, 2), (2, 1), [1, 2], (1, (2, 3)), (1, (2, 3.0)), ((1, 2), 3), (math.nan,), (float("nan"),), (0.0,), (-0.0,),
-            frozenset({1}), frozenset({1.0}), frozenset({2, 3}), frozenset({(1, 2)}), frozenset({(1, 2.0)}), slice(1), slice(1.0), slice(None, 1), slice(1, 2, 3),
+COMPOUND = [(), [], frozenset(), (1,), (1.0,), [1], (True,), (1, 2), (2, 1), [1, 2], (1, (2, 3)), (1, (2, 3.0)), ((1, 2), 3), (math.nan,),
+            (float("nan"),), (0.0,), (-0.0,),
+            frozenset({1}), frozenset({1.0}), frozenset({2, 3}), frozenset({(1, 2)}), frozenset({(1, 2.0)}), slice(1), slice(1.0),
+            slice(None, 1), slice(1, 2, 3),
             slice(1, 2), (None,), ("a", None), ("a",), [(1, [0.0])], [(1, [-0.0])], (1, 2, None)]
 
 
@@ -67,7 +74,8 @@ for _points, _name, _cases in ((2, "kinds of constants", all_pairs(PLAIN)), (3, 
         return {f"same_constant({a!r}, {b!r})": bool(function(a, b)) for a, b in case}
 
 
-@behaviour("same-constant", points=2, name="which values a generated guard lets pass", cases=lambda rng: [0.0, math.nan, (1, 2.0), (0.0, (True,)), [1, math.nan]],
+@behaviour("same-constant", points=2, name="which values a generated guard lets pass", cases=lambda rng: [0.0, math.nan, (1, 2.0),
+    (0.0, (True,)), [1, math.nan]],
            show=lambda value: f"f(n) was traced with n = {value!r}")
 def accepted(function, value):
     from minicompile.ch02_guards.codegen import build_check
@@ -78,9 +86,10 @@ def accepted(function, value):
         return n
     guards = GuardSet()
     guards.add(LocalSource("n"), "CONSTANT_MATCH", value)
-    check = build_check(guards, [], f.__code__, f.__globals__)
+    check = build_check(guards, [], f.__code__)
     return {f"the same graph for n = {n!r}": check(f, n) is not None
-            for n in (0, 0.0, -0.0, False, math.nan, float("nan"), (1, 2.0), (1, 2), (True, 2.0), (0.0, (True,)), (-0.0, (True,)), (0.0, (1,)), [1, math.nan], (1, math.nan))}
+            for n in (0, 0.0, -0.0, False, math.nan, float("nan"), (1, 2.0), (1, 2), (True, 2.0), (0.0, (True,)), (-0.0, (True,)),
+                      (0.0, (1,)), [1, math.nan], (1, math.nan))}
 
 
 # ---- predict-guards --------------------------------------------------------------------------------------
@@ -135,7 +144,8 @@ def under_no_grad(x):
 
 '''
 SECOND_CALLS = {
-    "other_numbers": "other_numbers(torch.ones(4)), then other_numbers(torch.zeros(4))", "number": "number(torch.ones(4), 2.5), then number(torch.ones(4), 3.5)",
+    "other_numbers": "other_numbers(torch.ones(4)), then other_numbers(torch.zeros(4))",
+    "number": "number(torch.ones(4), 2.5), then number(torch.ones(4), 3.5)",
     "unused": "unused(torch.ones(4), 2.5), then unused(torch.ones(4), 3.5)",
     "longer": "longer([torch.ones(4)]), then longer([torch.ones(4), torch.zeros(4)])",
     "tuple_for_list": "tuple_for_list([torch.ones(4), torch.ones(4)]), then tuple_for_list((torch.ones(4), torch.ones(4)))",
@@ -146,30 +156,39 @@ SECOND_CALLS = {
     "under_no_grad": "under_no_grad(torch.ones(4)), then under_no_grad(torch.ones(4)) within torch.no_grad()"}
 
 task("predict-guards", title="Which guard fails?", minutes=25, kind="predict", about="""\
-Each function is compiled at its first call. Does the same version serve the second call? Answer None if it does, and otherwise the kind of the first
-guard that fails, as a text: one of "TYPE_MATCH", "CONSTANT_MATCH", "LENGTH", "DICT_KEYS", "NO_KEY", "TENSOR_MATCH", "NOT_ALIASED", "GRAD_MODE".""",
+Each function is compiled at its first call. Does the same version serve the second call? Answer None if it does, and otherwise the kind of
+the first guard that fails, as a text: one of "TYPE_MATCH", "CONSTANT_MATCH", "LENGTH", "DICT_KEYS", "NO_KEY", "TENSOR_MATCH",
+"NOT_ALIASED", "GRAD_MODE".""",
      starter=GUARDED + questions(**{name.upper(): calls for name, calls in SECOND_CALLS.items()}), hints=[
          "A guard is written when capture looks at something. What did this function look at, and what about it?",
-         "The numbers in a tensor are never guarded, its sizes are. An argument that nobody reads has no guard. A loop over a list was unrolled. A question whose answer is "
+         "The numbers in a tensor are never guarded, its sizes are. An argument that nobody reads has no guard. A loop over a list was "
+         "unrolled. A question whose answer is "
          "no is guarded, too.",
-         "minicompile.explain(f)(*args).guards lists the guards; with MINICOMPILE_LOGS=recompiles in the environment, the second call says why it is compiled again."])
+         "minicompile.explain(f)(*args).guards lists the guards; with MINICOMPILE_LOGS=recompiles in the environment, the second call says "
+         "why it is compiled again."])
 
 
 def guard_that_fails(name):
-    """Kind of the first guard of the version made for the first call that does not hold for the second."""
+    """Kind of the first guard of the version made for the first call that does not hold for the second, and what was guarded."""
     from minicompile.ch02_guards.codegen import failing_guard
     from minicompile.ch03_capture.capture import capture
+    from minicompile.explain import in_words
     f, x = program_file(GUARDED)[name], torch.ones(4)
     first, second = {
-        "other_numbers": ((x,), (torch.zeros(4),)), "number": ((x, 2.5), (x, 3.5)), "unused": ((x, 2.5), (x, 3.5)), "longer": (([x],), ([x, torch.zeros(4)],)),
+        "other_numbers": ((x,), (torch.zeros(4),)), "number": ((x, 2.5), (x, 3.5)), "unused": ((x, 2.5), (x, 3.5)),
+        "longer": (([x],), ([x, torch.zeros(4)],)),
         "tuple_for_list": (([x, torch.ones(4)],), ((x, torch.ones(4)),)), "another_size": ((torch.ones(4, 3),), (torch.ones(5, 3),)),
-        "more_options": ((x, {"scale": 2.5}), (x, {"scale": 2.5, "bias": 1.5})), "bias_appears": ((x, {"scale": 2.5}), (x, {"scale": 2.5, "bias": 1.5})),
+        "more_options": ((x, {"scale": 2.5}), (x, {"scale": 2.5, "bias": 1.5})), "bias_appears": ((x, {"scale": 2.5}),
+            (x, {"scale": 2.5, "bias": 1.5})),
         "twice_the_same": ((x, torch.ones(4)), (x, x)), "under_no_grad": ((x,), (x,))}[name]
     made = capture(f, dict(zip(f.__code__.co_varnames, first)))
     made.close()
     with torch.set_grad_enabled(name != "under_no_grad"):
         found = failing_guard(made.guards, f.__code__, f, second, made.constants)
-    return found and found[0].kind
+    about = re.compile("|".join(rf"\b{argument}\b" for argument in f.__code__.co_varnames))
+    record = [f"{g.kind}: {in_words(g)}" for g in made.guards if found and g is found[0] or about.search(in_words(g))]
+    failing = f"The second call fails {found[0].kind}: {found[1]}" if found else "All of them hold for the second call."
+    return found and found[0].kind, "Guarded were, besides the state of PyTorch:\n  " + "\n  ".join(record) + "\n" + failing
 
 
 for _name in SECOND_CALLS:
@@ -180,13 +199,15 @@ for _name in SECOND_CALLS:
 
 # ---- cache-bug -------------------------------------------------------------------------------------------
 
-task("cache-bug", title="A chain that bites its tail", minutes=30, kind="bug", function="link", plant=[("entries[1:]", "entries[2:]")], about="""\
-A function with several compiled versions asks them in turn: the head checks its guards; if they fail, its `next` is `search`, which asks the others, and then the tail
-compiles a new version. A version that is not the head returns MISSED. One character of this function is wrong. Programs with one or two versions run
-well; with three, the first call that the newest version does not fit never ends.""", hints=[
+task("cache-bug", title="A chain that bites its tail", minutes=30, kind="bug", function="link", plant=[("entries[1:]", "entries[2:]")],
+     about="""\
+A function with several compiled versions asks them in turn: the head checks its guards; if they fail, its `next` is `search`, which asks
+the others, and then the tail compiles a new version. A version that is not the head returns MISSED. One character of this function is
+wrong. Programs with one or two versions run well; with three, the first call that the newest version does not fit never ends.""", hints=[
          "Write down the list of entries, and what `next` of each is, after the first, second and third version was added.",
          "A new version goes to the front. What was the `next` of the version that had been the head, and who changes it?",
-         "After the second version is linked, the first one still calls the tail itself, and `search` takes what the tail returns for an answer of that version."])
+         "After the second version is linked, the first one still calls the tail itself, and `search` takes what the tail returns for an "
+         "answer of that version."])
 
 
 def asked(function, calls):
@@ -221,7 +242,9 @@ def some_calls(versions, *lengths):
     return lambda rng: [[*range(versions), *(rng.randrange(versions) for _ in range(n))] for n in lengths]
 
 
-for _points, _name, _cases in ((2, "calls that the newest of three versions does not fit", lambda rng: [[0, 1, 0, 2, 1], [0, 1, 2, 0, 0, 1]]),
+for _points, _name, _cases in ((2, "calls that the newest of three versions does not fit", lambda rng: [[0, 1, 0, 2, 1],
+                                                                                                        [0, 1, 2, 0, 0, 1]]),
                                (3, "three versions", some_calls(3, 3, 8, 12)),
                                (3, "six versions: who is asked, and who moves to the front", some_calls(6, 10, 30, 60))):
-    behaviour("cache-bug", points=_points, name=_name, cases=_cases, show=lambda calls: "calls " + ", ".join(f"f({n})" for n in calls))(asked)
+    behaviour("cache-bug", points=_points, name=_name, cases=_cases,
+              show=lambda calls: "calls " + ", ".join(f"f({n})" for n in calls))(asked)

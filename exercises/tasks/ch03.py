@@ -1,6 +1,7 @@
 """Chapter 3: capture."""
 import contextlib
-from types import SimpleNamespace
+import dis
+from dataclasses import replace
 
 import torch
 
@@ -10,12 +11,15 @@ from .kit import SOURCES, keep_sources, program_file, questions
 # ---- drop-dead -------------------------------------------------------------------------------------------
 
 task("drop-dead", title="Sizes that nobody needs", minutes=20, function="drop_dead", about="""\
-`n = x.shape[0] * 2` adds a node to the graph if that size is a symbol. Often it only served to build a message or to choose a branch, and once the trace is done nobody
-reads it. Such nodes go, and so do those that only they read. Inputs and the output stay, and so does every node that is not `is_pure`: a tensor operation may write or draw
-random numbers, which later stages know better. graph.erase_node(node) removes a node that has no `users`.""",
+`n = x.shape[0] * 2` adds a node to the graph if that size is a symbol. Often it only served to build a message or to choose a branch, and
+once the trace is done nobody reads it. Such nodes go, and so do those that only they read. Inputs and the output stay, and so does every
+node that is not `is_pure`: a tensor operation may write or draw random numbers, which later stages know better. graph.erase_node(node)
+removes a node that has no
+`users`.""",
      hints=["A node can become dead because another one went. In which order does each node have to be looked at only once?",
             "Walk the nodes backwards: all users of a node come after it. Take the list first, since erasing changes what you walk.",
-            'for node in reversed(list(graph.nodes)): erase it if its op is neither "placeholder" nor "output", it has no users and is_pure(node).'])
+            'for node in reversed(list(graph.nodes)): erase it if its op is neither "placeholder" nor "output", it has no users and '
+            'is_pure(node).'])
 
 
 def random_sizes(rng, calls: int):
@@ -59,16 +63,19 @@ def remaining(function, case):
 
 S, T = ("size", ()), ("tensor", ())
 for _points, _name, _cases in (
-        (2, "sizes that nothing reads", lambda rng: [([S, T, ("size", (0, 0))], []), ([S, T, ("size", (0, 0))], [2]), ([S, ("size", (0, 0)), ("tensor", (1, 1))], [2])]),
-        (3, "chains of them", lambda rng: [([S, T, ("size", (0, 0)), ("size", (2, 0))], []), ([S, T, ("size", (0, 0)), ("size", (2, 2)), ("size", (3, 2)), ("size", (2, 0))], [3])]),
-        (2, "tensor operations and inputs stay", lambda rng: [([S, T, ("tensor", (1, 1))], []), ([S, T], []), ([S, T, ("size", (0, 0)), ("tensor", (1, 2)), ("size", (2, 2))], [])]),
+        (2, "sizes that nothing reads", lambda rng: [([S, T, ("size", (0, 0))], []), ([S, T, ("size", (0, 0))], [2]),
+                                                     ([S, ("size", (0, 0)), ("tensor", (1, 1))], [2])]),
+        (3, "chains of them", lambda rng: [([S, T, ("size", (0, 0)), ("size", (2, 0))], []),
+            ([S, T, ("size", (0, 0)), ("size", (2, 2)), ("size", (3, 2)), ("size", (2, 0))], [3])]),
+        (2, "tensor operations and inputs stay", lambda rng: [([S, T, ("tensor", (1, 1))], []), ([S, T], []),
+            ([S, T, ("size", (0, 0)), ("tensor", (1, 2)), ("size", (2, 2))], [])]),
         (2, "random graphs", lambda rng: [random_sizes(rng, n) for n in (2, 3, 4, 6, 8, 10, 12, 15, 20, 30, 40)])):
     behaviour("drop-dead", points=_points, name=_name, cases=_cases, show=size_text)(remaining)
 
 
 def message(x):
     n, m = x.shape
-    text = f"{n * m} elements" if n > 2 else ""
+    text = f"{n * m} elements" if n > 2 else ""  # noqa: F841
     return x + 1
 
 
@@ -78,14 +85,15 @@ def half(x):
 
 
 def dead_tensor(x):
-    y = x * (x.shape[0] * 3)
+    y = x * (x.shape[0] * 3)  # noqa: F841
     return x + 1
 
 
 keep_sources(message, half, dead_tensor)
 
 
-@behaviour("drop-dead", points=2, name="captured functions of a tensor with symbolic sizes", cases=lambda rng: ["message", "half", "dead_tensor"],
+@behaviour("drop-dead", points=2, name="captured functions of a tensor with symbolic sizes", cases=lambda rng: ["message", "half",
+                                                                                                                "dead_tensor"],
            show=lambda name: SOURCES[name] + "# x: float32 [6, 5], both sizes dynamic")
 def captured_sizes(function, name):
     from minicompile.ch03_capture.capture import CaptureOptions, capture
@@ -94,19 +102,24 @@ def captured_sizes(function, name):
 
 def called(gm) -> dict:
     """name -> text of each operation, without the address that the repr of a function has."""
-    return {n.name: f"{getattr(n.target, '__name__', n.target)}({', '.join(map(str, n.args))})" for n in gm.graph.nodes if n.op != "placeholder"}
+    return {n.name: f"{getattr(n.target, '__name__', n.target)}({', '.join(map(str, n.args))})"
+            for n in gm.graph.nodes if n.op != "placeholder"}
 
 
 # ---- unwind ----------------------------------------------------------------------------------------------
 
 task("unwind", title="Where an exception goes", minutes=35, function="unwind", about="""\
-Since CPython 3.11 a `try` costs nothing: a table says which instructions a handler covers. When the instruction at `offset` raises, look in `frame.decoded.table` for the
-entry that covers it: `start` is the first offset covered, `end` the first after it, and entries do not overlap. The handler expects `entry.depth` values on the stack, then LASTI if
-`entry.lasti` is set (the place of the instruction, for a later re-raise), then the exception. `jump(frame, entry.target)` goes on there. Return True then; without
-an entry leave everything as it is and return False. The interpreter holds on to the list `frame.stack`: change it in place.""",
+Since CPython 3.11 a `try` costs nothing: a table says which instructions a handler covers. When the instruction at `offset` raises, look
+in `frame.decoded.table` for the entry that covers it: `start` is the first offset covered, `end` the first after it, and entries do not
+overlap. The handler expects
+`entry.depth` values on the stack, then LASTI if
+`entry.lasti` is set (the place of the instruction, for a later re-raise), then the exception. `jump(frame, entry.target)` goes on there.
+Return True then; without an entry leave everything as it is and return False. The interpreter holds on to the list `frame.stack`: change
+it in place.""",
      hints=["What is on the stack above `depth` belonged to the expression that raised. What becomes of it?",
             "start <= offset < end. The stack is cut to `depth` values before anything is pushed.",
-            "del frame.stack[entry.depth:]; if entry.lasti: frame.stack.append(LASTI); frame.stack.append(exc); jump(frame, entry.target); return True"])
+            "del frame.stack[entry.depth:]; if entry.lasti: frame.stack.append(LASTI); frame.stack.append(exc); jump(frame, entry.target); "
+            "return True"])
 
 
 def random_table(rng, entries):
@@ -124,7 +137,8 @@ def raising(entries):
         found = []
         for n in entries:
             table = random_table(rng, n)
-            for offset in sorted({0, table[0][0], table[-1][1], *(rng.choice(table)[rng.randrange(2)] for _ in range(4)), 2 * rng.randrange(30)}):
+            for offset in sorted({0, table[0][0], table[-1][1], *(rng.choice(table)[rng.randrange(2)] for _ in range(4)),
+                                  2 * rng.randrange(30)}):
                 found.append((table, 4 + rng.randrange(3), offset))
         return found
     return cases
@@ -137,19 +151,22 @@ def raising_text(case):
 
 def unwound(what):
     def observe(function, case):
-        from minicompile.ch03_capture.interpreter import LASTI
+        from minicompile.ch03_capture.interpreter import LASTI, Frame
         table, height, offset = case
-        entries = [SimpleNamespace(start=s, end=e, target=t, depth=d, lasti=i) for s, e, t, d, i in table]
         stack = [f"value {k}" for k in range(height)]
-        frame = SimpleNamespace(stack=stack, ip=1000, decoded=SimpleNamespace(table=entries, index={k: k // 2 + 100 for k in range(0, 200, 2)}))
+        frame = Frame(dead_tensor.__code__, {}, stack=stack, ip=1000)
+        frame.decoded = replace(frame.decoded, table=[dis._ExceptionTableEntry(*entry) for entry in table],
+                                index={k: k // 2 + 100 for k in range(0, 200, 2)})
         handled = bool(function(frame, offset, "the exception"))
         return {"handled": handled, "next instruction": frame.ip} if what == "jump" else \
             {"stack": ["LASTI" if v is LASTI else v for v in stack], "the same list": frame.stack is stack, "handled": handled}
     return observe
 
 
-behaviour("unwind", points=3, name="which handler, and where it begins", cases=raising((1, 1, 2, 3, 5, 8)), show=raising_text)(unwound("jump"))
-behaviour("unwind", points=3, name="what the handler finds on the stack", cases=raising((1, 1, 2, 3, 5, 8)), show=raising_text)(unwound("stack"))
+behaviour("unwind", points=3, name="which handler, and where it begins", cases=raising((1, 1, 2, 3, 5, 8)),
+          show=raising_text)(unwound("jump"))
+behaviour("unwind", points=3, name="what the handler finds on the stack", cases=raising((1, 1, 2, 3, 5, 8)),
+          show=raising_text)(unwound("stack"))
 
 
 def two_errors(x):
@@ -217,8 +234,10 @@ def observe_program(function, name):
     return {**called(made.gm), "result": made.gm(*made.example_inputs)}
 
 
-for _points, _name, _programs in ((2, "programs that catch", ["two_errors", "raised_again"]), (3, "finally and with, through several frames", ["cleaned_up", "in_a_context"])):
-    behaviour("unwind", points=_points, name=_name, cases=lambda rng, programs=_programs: programs, show=lambda name: SOURCES[name])(observe_program)
+for _points, _name, _programs in ((2, "programs that catch", ["two_errors", "raised_again"]),
+                                  (3, "finally and with, through several frames", ["cleaned_up", "in_a_context"])):
+    behaviour("unwind", points=_points, name=_name, cases=lambda rng, programs=_programs: programs,
+              show=lambda name: SOURCES[name])(observe_program)
 
 
 # ---- predict-graph ---------------------------------------------------------------------------------------
@@ -290,18 +309,23 @@ def closure(x):
 GRAPHS = ("formula", "unrolled", "collected", "guarded", "looked_at", "thrown_away", "no_change", "in_place", "total", "closure")
 
 task("predict-graph", title="What reaches the graph", minutes=25, kind="predict", about="""\
-Each function is captured with x = torch.randn(4, 4). How many operations are in its graph: nodes that are neither inputs nor the output? No stage but capture has
-seen it yet.""", starter=PROGRAMS + questions(**{name.upper(): f"operations in the graph of {name}" for name in GRAPHS}), hints=[
+Each function is captured with x = torch.randn(4, 4). How many operations are in its graph: nodes that are neither inputs nor the output?
+No stage but capture has seen it yet.""", starter=PROGRAMS + questions(
+    **{name.upper(): f"operations in the graph of {name}" for name in GRAPHS}), hints=[
     "The interpreter runs the Python, once. Only an operation on a tensor is written down, each time that it runs.",
-    "Sizes and dtypes are known and leave no node. A loop is unrolled. An operation that gives back the very tensor that it got is no node. Tensor operations whose results "
+    "Sizes and dtypes are known and leave no node. A loop is unrolled. An operation that gives back the very tensor that it got is no "
+    "node. Tensor operations whose results "
     "nobody reads are left for later stages.",
-    "minicompile.explain(f, backend='eager')(x) shows the graph. sum() begins with 0 + its first item; y[0] = 2 is one operation that writes."])
+    "minicompile.explain(f, backend='eager')(x) shows the graph. sum() begins with 0 + its first item; y[0] = 2 is one operation that "
+    "writes."])
 
 
-def nodes_in_graph(name) -> int:
-    from minicompile.ch03_capture.capture import capture
-    gm = capture(program_file(PROGRAMS)[name], {"x": torch.randn(4, 4)}).gm
-    return sum(n.op not in ("placeholder", "output") for n in gm.graph.nodes) if gm else 0
+def nodes_in_graph(name) -> tuple:
+    import minicompile
+    found = minicompile.explain(program_file(PROGRAMS)[name], backend="eager")(torch.randn(4, 4))
+    operations = [o for g in found.graphs for o in g.operations]
+    record = [f"{o.call}: {o.source}" for o in operations]
+    return len(operations), "The captured graph, and the line of each operation:\n  " + "\n  ".join(record or ["it is empty"])
 
 
 for _name in GRAPHS:

@@ -109,11 +109,13 @@ STRAIGHT = programs("def f(a, b):\n    c = a + b\n    return c\n", "def f(a, b):
 BRANCHES = programs("def f(a, b):\n    if a:\n        b = 1\n    return b\n",
                     "def f(a, b):\n    if a:\n        c = b\n    else:\n        c = a\n    return c\n")
 LOOPS = programs("def f(a, b):\n    for c in a:\n        b = b + c\n    return b\n",
-                 "def f(a, b):\n    c = d = e = 0\n    while a:\n        while b:\n            b = c\n            c = d\n            d = e\n"
+                 "def f(a, b):\n    c = d = e = 0\n    while a:\n        while b:\n            b = c\n            c = d\n"
+                 "            d = e\n"
                  "        a = c\n    return a\n")
 HANDLERS = programs("def f(a, b):\n    try:\n        c = a()\n    except ValueError:\n        c = b\n    return c\n",
                     "def f(a, b):\n    c = a\n    def g():\n        nonlocal c\n        c = c + b\n        return c\n    return g\n")
-for _points, _name, _cases in ((3, "straight lines: a read makes live, a write ends it", STRAIGHT), (3, "branches: live on one way is live", BRANCHES),
+for _points, _name, _cases in ((3, "straight lines: a read makes live, a write ends it", STRAIGHT), (3, "branches: live on one way is live",
+                                                                                                     BRANCHES),
                                (4, "loops: what the next round reads", LOOPS), (3, "handlers, and variables of closures", HANDLERS),
                                (4, "random programs", lambda rng: [random_source(rng, 1 + k // 4) for k in range(24)])):
     behaviour("liveness", points=_points, name=_name, cases=_cases, show=str)(show_live)
@@ -173,19 +175,24 @@ Each function is compiled and called once, with x = torch.randn(8). How many gra
 no graph. Answer first, then try: minicompile.explain(f)(x) shows graphs and breaks.""",
      starter=PROGRAMS + questions(**{name.upper(): f"graphs that one call of {name}(torch.randn(8)) compiles" for name in GRAPHS}), hints=[
          "A size is a number that is known while tracing. The value of an element is not.",
-         "A break splits a function into what comes before and what comes after. A part in which no tensor operation happens is no graph. A "
+         "A break splits a function into what comes before and what comes after. A part in which no tensor operation happens is no graph. "
+         "A "
          "loop over a range is unrolled.",
          "minicompile.explain(f, backend='eager')(x).graph_count counts them. Try the one you doubt, and find out why."])
 
 
-def graphs_of(name) -> int:
+def graphs_of(name) -> tuple:
     import minicompile
     if "minicompile.ch03_capture.no_hook" in sys.modules:
         raise ExerciseError("without the frame hook other graphs are made: `python setup.py build_ext --inplace` builds it")
     minicompile.reset()
     torch.manual_seed(0)
     with contextlib.redirect_stdout(io.StringIO()):
-        return minicompile.explain(program_file(PROGRAMS)[name], backend="eager")(torch.randn(8)).graph_count
+        found = minicompile.explain(program_file(PROGRAMS)[name], backend="eager")(torch.randn(8))
+    record = [f"a graph of {', '.join(o.call for o in g.operations)}" for g in found.graphs]
+    record += [f"a break at `{b.source}`: {b.reason}" for b in found.breaks] or ["no break"]
+    record += [f"not captured: {s.frame}: {s.reason}" for s in found.skipped]
+    return found.graph_count, "\n  ".join(["Captured were:", *record])
 
 
 for _name in GRAPHS:
@@ -215,10 +222,11 @@ def step(x, weights, log):
 '''
 
 task("no-breaks", title="One graph instead of many", minutes=40, kind="target", function="step", starter=BROKEN, about="""\
-This step breaks in every layer. Change it so that it compiles to one graph, with the same results and the same entries in `log` after the call.
-Nobody needs what it prints.""", hints=[
+This step breaks in every layer. Change it so that it compiles to one graph, with the same results and the same entries in `log` after the
+call. Nobody needs what it prints.""", hints=[
     "minicompile.explain(step)(x, weights, log) lists the breaks with their lines. Which of them need the value of an element?",
-    "A branch on data becomes torch.where on tensors. .item() and float() are not needed if the number goes on as a tensor. log.append is a "
+    "A branch on data becomes torch.where on tensors. .item() and float() are not needed if the number goes on as a tensor. log.append is "
+    "a "
     "side effect that capture can replay.",
     "largest = y.abs().max(); y = torch.where(largest > 10, y / largest * 10, y); total = total + y.sum(), returned as it is; no print."])
 
@@ -250,7 +258,8 @@ def run_step(step, case):
         if not breaks:
             minicompile.reset()
             out, total = minicompile.compile(step, backend=backend)(x, weights, log)
-    return {"breaks": [f"{b.reason}: {b.source.strip()}" for b in breaks], **({} if breaks else {"graphs": graphs, "x": out, "total": total, "log": log})}
+    return {"breaks": [f"{b.reason}: {b.source.strip()}" for b in breaks], **({} if breaks else {"graphs": graphs, "x": out, "total": total,
+                                                                                                 "log": log})}
 
 
 def run_graph(case, got):
@@ -282,5 +291,6 @@ def one_graph(part):
 
 
 for _points, _part in ((4, "x"), (3, "total"), (3, "log")):
-    behaviour("no-breaks", points=_points, name=f"one graph, with the right {_part}", cases=step_cases, check=one_graph(_part), then=run_graph,
+    behaviour("no-breaks", points=_points, name=f"one graph, with the right {_part}", cases=step_cases, check=one_graph(_part),
+              then=run_graph,
               show=lambda case: f"{case[1]} layers, inputs scaled by {case[2]}")(run_step)

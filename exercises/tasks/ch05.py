@@ -1,21 +1,20 @@
 """Chapter 5: functional graphs, the minimum cut, what is saved."""
 import itertools
-import random
 
 import torch
 import torch.nn.functional as F
 
 from .. import behaviour, task
-from .kit import SOURCES, graph_lines, keep_sources, joint_graph, program_file, questions, traced
+from .kit import SOURCES, graph_lines, joint_graph, keep_sources, program_file, questions, traced
 
 aten = torch.ops.aten
 
 # ---- is-dense --------------------------------------------------------------------------------------------
 
 task("is-dense", title="No gaps, no overlaps", minutes=15, about="""\
-Functionalization replaces an in-place operator by one that returns a new tensor, and brings the result into the strides of the old one. That
-is possible with permutations exactly if the old tensor is dense: all its elements together fill a piece of memory, each with a place of its own,
-the dims in whatever order.""", hints=[
+Functionalization replaces an in-place operator by one that returns a new tensor, and brings the result into the strides of the old one.
+That is possible with permutations exactly if the old tensor is dense: all its elements together fill a piece of memory, each with a place
+of its own, the dims in whatever order.""", hints=[
     "Order the dims by stride. What has the smallest stride to be, and what the next one?",
     "Each stride is the product of the sizes of all faster dims. Leave dims of size 1 out: no address depends on them.",
     "expected = 1; for stride, size in sorted(pairs of dims that are not 1): if stride != expected: return False; expected *= size."])
@@ -42,7 +41,8 @@ for _points, _name, _cases in (
         (2, "contiguous tensors are dense, slices with gaps are not", layouts(((), ()), ((5,), (1,)), ((4, 6), (6, 1)), ((4, 3), (6, 1)),
                                                                               ((4, 3), (6, 2)), ((2, 6), (12, 1)), ((3,), (2,)))),
         (2, "any order of the dims", permutations),
-        (2, "elements that share memory", layouts(((2, 3), (3, 1)), ((3, 4), (0, 1)), ((3, 3), (1, 1)), ((4, 2), (1, 2)), ((2, 3), (2, 1)))),
+        (2, "elements that share memory", layouts(((2, 3), (3, 1)), ((3, 4), (0, 1)), ((3, 3), (1, 1)), ((4, 2), (1, 2)),
+                                                  ((2, 3), (2, 1)))),
         (2, "dims of size 1 do not count", odd_ones)):
     @behaviour("is-dense", points=_points, name=_name, cases=_cases, show=lambda c: f"sizes {c[0]}, strides {c[1]}")
     def dense(function, case):
@@ -52,8 +52,8 @@ for _points, _name, _cases in (
 # ---- sink-side -------------------------------------------------------------------------------------------
 
 task("sink-side", title="The cut nearest to the sink", minutes=25, about="""\
-After the maximum flow, the minimum cut can be read off: the vertices that can still reach the sink are on one side of it. Of several minimum
-cuts this is the one nearest to the sink, which saves values as late as possible.""", hints=[
+After the maximum flow, the minimum cut can be read off: the vertices that can still reach the sink are on one side of it. Of several
+minimum cuts this is the one nearest to the sink, which saves values as late as possible.""", hints=[
     "Search backwards from the sink: who could still send it something?",
     "A vertex reaches v over an edge into v that has room. The edges listed in net.out[v] leave v; each has a reverse.",
     "for e in net.out[v]: the edge into v is e ^ 1 and comes from net.head[e]. If net.room[e ^ 1], that vertex belongs to the answer."])
@@ -122,16 +122,18 @@ for _points, _name, _cases in (
 
 task("flow-bug", title="A flow that cannot change its mind", minutes=40, kind="bug", function="maximum_flow",
      plant=[("net.room[e ^ 1] += pushed", "net.room[e ^ 1] = pushed")], about="""\
-One character of this function is missing. On most networks it still finds the maximum flow, on some it finds less, and then the partitioner saves too
-much, or the wrong values. Find it by hand on the smallest network that a report shows.""", hints=[
+One character of this function is missing. On most networks it still finds the maximum flow, on some it finds less, and then the
+partitioner saves too much, or the wrong values. Find it by hand on the smallest network that a report shows.""", hints=[
          "Draw the smallest network that a behaviour reports, and push flow by hand, along the paths that the function takes.",
          "Flow that took a wrong way is led back along reverse edges. How much room has the reverse of an edge after two pushes along it?",
-         "For every edge, its room and that of its reverse (e ^ 1) always add up to the capacity. Which of the two updates of a push breaks that?"])
+         "For every edge, its room and that of its reverse (e ^ 1) always add up to the capacity. Which of the two updates of a push "
+         "breaks that?"])
 
 
 def rerouting(w):
     """Both shortest paths use 1 -> 4. All of that flow has to be led back from 4 to 1, to make room at 4 for a longer way."""
-    return [(0, 1, 2 * w), (1, 4, 2 * w), (4, 5, w), (4, 6, w), (5, 10, w), (6, 10, w), (0, 2, 2 * w), (2, 3, 2 * w), (3, 4, 2 * w), (1, 7, 2 * w),
+    return [(0, 1, 2 * w), (1, 4, 2 * w), (4, 5, w), (4, 6, w), (5, 10, w), (6, 10, w), (0, 2, 2 * w), (2, 3, 2 * w), (3, 4, 2 * w),
+            (1, 7, 2 * w),
             (7, 8, 2 * w), (8, 9, 2 * w), (9, 10, 2 * w)], 11
 
 
@@ -175,13 +177,15 @@ def conserved(function, case):
 # ---- merge-cse -------------------------------------------------------------------------------------------
 
 task("merge-cse", title="Nothing is computed twice", minutes=40, about="""\
-The autograd engine computes the same transpose or cast in forward and in backward. On a functional graph, two operations with equal operator and
-equal arguments are the same value, so the second can go. The exceptions are what makes this interesting: random draws, fresh memory, and numbers
-that Python thinks are equal.""", hints=[
+The autograd engine computes the same transpose or cast in forward and in backward. On a functional graph, two operations with equal
+operator and equal arguments are the same value, so the second can go. The exceptions are what makes this interesting: random draws, fresh
+memory, and numbers that Python thinks are equal.""", hints=[
     "Walk the nodes in order, and remember the first node for each (target, arguments, keyword arguments).",
-    "_key makes arguments hashable and tells 1 from 1.0 and True. Leave out UNIQUE and what has an effect. If a node is replaced before the next is "
+    "_key makes arguments hashable and tells 1 from 1.0 and True. Leave out UNIQUE and what has an effect. If a node is replaced before "
+    "the next is "
     "looked at, that one's arguments are the merged ones already.",
-    "earlier = seen.setdefault(key, node). If it is another node: join the origins with dict.fromkeys, node.replace_all_uses_with(earlier), "
+    "earlier = seen.setdefault(key, node). If it is another node: join the origins with dict.fromkeys, "
+    "node.replace_all_uses_with(earlier), "
     "gm.graph.erase_node(node). A TypeError from hashing: continue."])
 
 
@@ -283,20 +287,28 @@ def checkpointed(x, b):
 SAVING = ("bias_gelu", "dropout", "two_products", "softmax", "checkpointed")
 
 task("predict-saved", title="What the forward pass keeps", minutes=30, kind="predict", about="""\
-x and b are float32 tensors of sizes [64, 64] that require gradients: 16384 bytes each. They stay alive anyway. How many bytes does the compiled
-forward pass save for the backward pass besides them?""", starter=SAVED + questions(**{n.upper(): f"bytes that {n}(x, b) saves besides x and b" for n in SAVING}),
+x and b are float32 tensors of sizes [64, 64] that require gradients: 16384 bytes each. They stay alive anyway. How many bytes does the
+compiled forward pass save for the backward pass besides them?""",
+     starter=SAVED + questions(**{n.upper(): f"bytes that {n}(x, b) saves besides x and b" for n in SAVING}),
      hints=["For each operation ask what its derivative reads, and whether that is cheap to compute again from something that is there.",
-            "Cheap are pointwise operations. Random numbers cannot be drawn again; a mask has one byte an element. What a matrix product returns is "
-            "not computed twice, and what it reads in both passes is in memory already. The maximum and the sum of a row are reductions: small.",
-            "A float32 [64, 64] has 16384 bytes, a mask of it 4096, one float32 for each row 256. partition(...).saved of chapter 5 is the list."])
+            "Cheap are pointwise operations. Random numbers cannot be drawn again; a mask has one byte an element. What a matrix product "
+            "returns is "
+            "not computed twice, and what it reads in both passes is in memory already. The maximum and the sum of a row are reductions: "
+            "small.",
+            "A float32 [64, 64] has 16384 bytes, a mask of it 4096, one float32 for each row 256. partition(...).saved of chapter 5 is the "
+            "list."])
 
 
-def saved_bytes(name) -> int:
+def saved_bytes(name) -> tuple:
     from minicompile.ch05_autograd.partition import partition, size_in_bytes
     inputs = [torch.randn(64, 64, requires_grad=True) for _ in range(2)]
     joint = joint_graph(program_file(SAVED)[name], *inputs)
     cut, nodes = partition(joint), {n.name: n for n in joint.gm.graph.nodes}
-    return sum(size_in_bytes(nodes[n]) for n, place in zip(cut.saved, cut.saved_inputs) if place is None)
+    saved = [nodes[n] for n, place in zip(cut.saved, cut.saved_inputs) if place is None]
+    inputs = [n for n, place in zip(cut.saved, cut.saved_inputs) if place is not None]
+    record = [f"{n.name}, {n.meta['val'].dtype} {list(n.meta['val'].shape)}: {size_in_bytes(n)} bytes" for n in saved] or ["nothing"]
+    record += [f"{n}, an input, which is there anyway" for n in inputs]
+    return sum(map(size_in_bytes, saved)), "\n  ".join(["Kept for the backward pass were:", *record])
 
 
 for _name in SAVING:
@@ -311,11 +323,14 @@ task("choose-saved", title="What to save, what to recompute", minutes=240, secon
 The heart of chapter 5. Each forward value has a price at which it can be saved. Every path from a value that exists anyway, or must not be
 computed twice, to a value that backward reads, has to be cut by saving something on it. Find the cheapest set: a minimum cut, with
 `Network`, `maximum_flow` and `sink_side`. Your function then decides what every training step saves.""", hints=[
-    "Make each node two vertices, enter and leave, with an edge between them that has the price of saving as capacity. Which edges connect different "
+    "Make each node two vertices, enter and leave, with an edge between them that has the price of saving as capacity. Which edges connect "
+    "different "
     "nodes, and what is connected to the source and to the sink?",
-    "An operand's leave leads to the reader's enter, INFINITE. The source leads to the enter of placeholders and of what must not be recomputed, the leave "
+    "An operand's leave leads to the reader's enter, INFINITE. The source leads to the enter of placeholders and of what must not be "
+    "recomputed, the leave "
     "of what backward reads leads to the sink, both INFINITE. Only nodes that something needed depends on matter (with_ancestors).",
-    "use = forward_use(node, halves, stages(nodes, halves)); written = use.library or use.far or use.output or not is_fusible(node). After maximum_flow, "
+    "use = forward_use(node, halves, stages(nodes, halves)); written = use.library or use.far or use.output or not is_fusible(node). After "
+    "maximum_flow, "
     "behind = sink_side(net, sink); saved are the nodes whose leave is behind and whose enter is not."])
 
 
@@ -343,10 +358,12 @@ def small_inside(x, w, v):
 CUTS = {
     "relu(x + x)": lambda x, w, v: torch.relu(x + x), "gelu(sin(x)) * x": lambda x, w, v: F.gelu(torch.sin(x)) * x,
     "exp(sin(x) * cos(x))": lambda x, w, v: torch.exp(torch.sin(x) * torch.cos(x)),
-    "gelu(x @ w) @ v": lambda x, w, v: F.gelu(x @ w) @ v, "relu(x @ w).sum()": lambda x, w, v: torch.relu(x @ w).sum(), "two layers": two_layers,
+    "gelu(x @ w) @ v": lambda x, w, v: F.gelu(x @ w) @ v, "relu(x @ w).sum()": lambda x, w, v: torch.relu(x @ w).sum(),
+    "two layers": two_layers,
     "dropout(gelu(x))": lambda x, w, v: F.dropout(F.gelu(x), 0.5), "softmax(x * x)": lambda x, w, v: F.softmax(x * x, -1),
     "layer_norm(sin(x))": lambda x, w, v: F.layer_norm(torch.sin(x), (16,)),
-    "h = tanh(x @ w); h, sin(h)": with_output, "checkpoint(gelu(x @ w) @ v)": checkpointed, "h = x @ w; checkpoint(sin(exp(h.sum(1))))": small_inside,
+    "h = tanh(x @ w); h, sin(h)": with_output, "checkpoint(gelu(x @ w) @ v)": checkpointed,
+    "h = x @ w; checkpoint(sin(exp(h.sum(1))))": small_inside,
 }
 
 
@@ -403,7 +420,8 @@ for _points, _name, _cases in (
         (4, "pointwise chains are recomputed from their inputs", cuts("relu(x + x)", "gelu(sin(x)) * x", "exp(sin(x) * cos(x))")),
         (4, "matrix products are not computed twice", cuts("relu(x @ w).sum()", "gelu(x @ w) @ v", "two layers")),
         (3, "random numbers, reductions, and values that are small", cuts("dropout(gelu(x))", "softmax(x * x)", "layer_norm(sin(x))")),
-        (3, "what is in memory anyway costs half", cuts("gelu(x @ w) @ v", "h = tanh(x @ w); h, sin(h)", "two layers", prefers=("speed", "memory"))),
+        (3, "what is in memory anyway costs half", cuts("gelu(x @ w) @ v", "h = tanh(x @ w); h, sin(h)", "two layers",
+                                                        prefers=("speed", "memory"))),
         (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)", "h = x @ w; checkpoint(sin(exp(h.sum(1))))")),
         (3, "random programs", lambda rng: [(random_layers(rng, 3 + k), "speed") for k in range(8)])):
     behaviour("choose-saved", points=_points, name=_name, cases=_cases, show=cut_text)(cut_of)

@@ -9,12 +9,13 @@ aten = torch.ops.aten
 # ---- promoted --------------------------------------------------------------------------------------------
 
 task("promoted", title="Which dtype wins", minutes=35, about="""\
-Eager computes int64 + float32 in float32, float32 + 1.5 in float32, bfloat16 + a float64 tensor without dims in bfloat16, and int64 + 1.5 in
-the default dtype. A compiler that decomposes operators has to know the rule: tensors with dims outrank tensors without, which outrank
+Eager computes int64 + float32 in float32, float32 + 1.5 in float32, bfloat16 + a float64 tensor without dims in bfloat16, and int64 + 1.5
+in the default dtype. A compiler that decomposes operators has to know the rule: tensors with dims outrank tensors without, which outrank
 numbers, and a lower rank only counts if its kind (bool, integer, floating, complex) is higher.""", hints=[
     "First find one dtype per rank: tensors with dims, 0-d tensors, Python numbers. `_promote` joins two dtypes of equal rank.",
     "Start with the dtype of the highest rank that is there. Go down the ranks: `_kind` says whether a lower one matters.",
-    "A lower rank of higher kind replaces the dtype: int64 tensor and 1.5 is number_dtype(1.5). Rank 0 if x.dim(), 1 if not, 2 for numbers."])
+    "A lower rank of higher kind replaces the dtype: int64 tensor and 1.5 is number_dtype(1.5). Rank 0 if x.dim(), 1 if not, 2 for "
+    "numbers."])
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64]
 NUMBERS = [True, 3, 1.5]
@@ -38,7 +39,8 @@ def mixtures(rng):
     return [tuple(one() for _ in range(rng.randrange(2, 5))) for _ in range(80)]
 
 
-for _points, _name, _cases in ((2, "two tensors with dims", pairs(tensors(1), tensors(1))), (2, "a tensor and a number", pairs(tensors(1), NUMBERS)),
+for _points, _name, _cases in ((2, "two tensors with dims", pairs(tensors(1), tensors(1))), (2, "a tensor and a number",
+                                                                                             pairs(tensors(1), NUMBERS)),
                                (3, "a tensor with dims and one without", pairs(tensors(0), tensors(2))),
                                (2, "only numbers, or none with dims", pairs(tensors(0) + NUMBERS, NUMBERS)), (3, "mixtures", mixtures)):
     @behaviour("promoted", points=_points, name=_name, cases=_cases, show=operands_text)
@@ -49,8 +51,9 @@ for _points, _name, _cases in ((2, "two tensors with dims", pairs(tensors(1), te
 # ---- gelu-backward ---------------------------------------------------------------------------------------
 
 task("gelu-backward", title="The slope of GELU", minutes=25, about="""\
-A decomposition is a small function in ordinary torch calls; the fusion stage turns it into a few lines inside a kernel. Write the derivative
-of GELU: x times the standard normal distribution function, and its approximation by tanh. `gelu`, above it in the book, has the formulas.""", hints=[
+A decomposition is a small function in ordinary torch calls; the fusion stage turns it into a few lines inside a kernel. Write the
+derivative of GELU: x times the standard normal distribution function, and its approximation by tanh. `gelu`, above it in the book, has the
+formulas.""", hints=[
     "Exact: the derivative of x * cdf(x) is cdf(x) + x * pdf(x). cdf is written with torch.erf, pdf with torch.exp.",
     "pdf(x) = exp(-x * x / 2) / sqrt(2 pi). For tanh: y = 0.5 * x * (1 + t), t = tanh(u), u = sqrt(2 / pi) * (x + 0.044715 * x ** 3).",
     "dy/dx = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * du/dx, du/dx = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x). Times grad."])
@@ -72,7 +75,8 @@ def slope(function, case):
     return without(aten.gelu_backward, function, grad, x, approximate)
 
 
-for _points, _name, _cases in ((3, "exact", slopes("none")), (3, 'approximate="tanh"', slopes("tanh")), (1, "float32", slopes("none", torch.float32))):
+for _points, _name, _cases in ((3, "exact", slopes("none")), (3, 'approximate="tanh"', slopes("tanh")),
+                               (1, "float32", slopes("none", torch.float32))):
     behaviour("gelu-backward", points=_points, name=_name, cases=_cases, show=slope_text, tolerance=1e-5)(slope)
 
 
@@ -88,11 +92,15 @@ def through_the_table(function, case):
 
 task("layer-norm-backward", title="Layer norm, backwards", minutes=60, about="""\
 With n = (x - mean) * rstd and g = grad * weight, the gradient of x is rstd * (g - mean(g) - n * mean(g * n)): two sums over each row, then
-arithmetic. The gradients of weight and bias are sums of grad * n and of grad over the other dims. In a fused kernel that is one read of the row.""",
-     hints=["Which dims are normalized? The last len(normalized_shape); `_inner` lists them. The parameters' gradients sum over the others.",
-            "`widen` makes half types float32 and leaves the rest alone. `_input_gradient(g, n, rstd, dims)` is the formula of the text; `_affine(grad, weight, "
+arithmetic. The gradients of weight and bias are sums of grad * n and of grad over the other dims. In a fused kernel that is one read of
+the row.""",
+     hints=["Which dims are normalized? The last len(normalized_shape); `_inner` lists them. The parameters' gradients sum over the "
+            "others.",
+            "`widen` makes half types float32 and leaves the rest alone. `_input_gradient(g, n, rstd, dims)` is the formula of the text; "
+            "`_affine(grad, weight, "
             "None)` is grad * weight, or grad if there is no weight; `_folded` sums over dims, of which there may be none.",
-            "dx = _input_gradient(_affine(grad, weight, None), n, rstd, inner).to(x.dtype); dw = _folded(grad * n, outer).to(weight.dtype); db = "
+            "dx = _input_gradient(_affine(grad, weight, None), n, rstd, inner).to(x.dtype); dw = _folded(grad * n, "
+            "outer).to(weight.dtype); db = "
             "_folded(grad, outer).to(bias.dtype); each only if output_mask asks for it, and dw and db only if the parameter exists."])
 
 
@@ -102,7 +110,8 @@ def norms(shapes, masks=((True, True, True),), parameters=(True,), dtype=torch.f
 
 def norm_text(case):
     size, k, mask, parameters, dtype, seed = case
-    return f"x: {str(dtype)[6:]}{list(size)}, normalized_shape {list(size[-k:])}, output_mask {list(mask)}" + ("" if parameters else ", no parameters")
+    return f"x: {str(dtype)[6:]}{list(size)}, normalized_shape {list(size[-k:])}, output_mask {list(mask)}" + (
+        "" if parameters else ", no parameters")
 
 
 def norm_gradients(function, case):

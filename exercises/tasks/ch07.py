@@ -1,11 +1,10 @@
 """Chapter 7: loops, index maps, layouts."""
 import math
-from types import SimpleNamespace
 
 import torch
 
 from .. import behaviour, task
-from .kit import lowered, program_file, questions
+from .kit import lowered, operand, program_file, questions
 
 # ---- broadcast-index -------------------------------------------------------------------------------------
 
@@ -21,19 +20,21 @@ def index_names(rng, sizes):
     return [(size, tuple(f"i{d}" for d in range(rank))) for size, rank in sizes]
 
 
-for _points, _name, _sizes in ((2, "as many dims", [((3,), 1), ((2, 3), 2), ((2, 3, 4), 3)]), (2, "fewer dims: aligned right", [((), 2), ((3,), 2), ((2, 3), 4)]),
+for _points, _name, _sizes in ((2, "as many dims", [((3,), 1), ((2, 3), 2), ((2, 3, 4), 3)]), (2, "fewer dims: aligned right",
+    [((), 2), ((3,), 2), ((2, 3), 4)]),
                                (2, "dims of size 1", [((1,), 1), ((1, 3), 2), ((3, 1), 2), ((1, 1), 3), ((2, 1, 3), 4)])):
     @behaviour("broadcast-index", points=_points, name=_name, cases=lambda rng, sizes=_sizes: index_names(rng, sizes),
                show=lambda c: f"operand of size {list(c[0])}, index ({', '.join(c[1])})")
     def mapped(function, case):
-        return function(SimpleNamespace(size=case[0]), case[1])
+        return function(operand(case[0]), case[1])
 
 
 def add_row(x, y):
     return x + y
 
 
-@behaviour("broadcast-index", points=2, name="sums of random shapes in the loop IR", cases=lambda rng: [random_shapes(rng) for _ in range(12)],
+@behaviour("broadcast-index", points=2, name="sums of random shapes in the loop IR",
+           cases=lambda rng: [random_shapes(rng) for _ in range(12)],
            show=lambda c: f"x + y with x: {list(c[0])}, y: {list(c[1])}")
 def broadcast_sum(function, case):
     from minicompile.ch07_loops.reference import run_program
@@ -51,10 +52,12 @@ def random_shapes(rng):
 # ---- dim-groups ------------------------------------------------------------------------------------------
 
 task("dim-groups", title="A reshape in small pieces", minutes=45, about="""\
-Going through the flat position, a reshape always works, but leaves divisions in every index of the kernel. Most reshapes only split or merge
-neighbouring dims: [8, 12, 64] -> [96, 8, 8] is [8, 12] -> [96] and [64] -> [8, 8]. Find these pieces, as small as possible.""", hints=[
+Going through the flat position, a reshape always works, but leaves divisions in every index of the kernel. Most reshapes only split or
+merge neighbouring dims: [8, 12, 64] -> [96, 8, 8] is [8, 12] -> [96] and [64] -> [8, 8]. Find these pieces,
+as small as possible.""", hints=[
     "Take one dim from each side. While the products differ, take another dim from the side with the smaller product.",
-    "Keep two positions and two products. When the products are equal, the group is complete. Mind what is left at the end: dims of size 1.",
+    "Keep two positions and two products. When the products are equal, the group is complete. Mind what is left at the end: dims of size "
+    "1.",
     "A symbolic size can be compared for equality, but not with <. If the products differ and one of them is no int, return "
     "[(list(range(len(old))), list(range(len(new))))]."])
 
@@ -107,19 +110,23 @@ def groups_are_right(case, got, expected):
 
 for _points, _name, _cases in (
         (3, "split and merge", reshapes(((6,), (2, 3)), ((2, 3), (6,)), ((8, 12, 64), (96, 8, 8)), ((2, 3), (2, 3)), ((4, 3), (2, 6)))),
-        (3, "dims of size 1, and no dims", reshapes(((), ()), ((1,), ()), ((), (1, 1)), ((2, 1), (2,)), ((1, 6), (2, 3, 1)), ((3, 1, 2), (3, 2)))),
+        (3, "dims of size 1, and no dims", reshapes(((), ()), ((1,), ()), ((), (1, 1)), ((2, 1), (2,)), ((1, 6), (2, 3, 1)),
+                                                    ((3, 1, 2), (3, 2)))),
         (2, "symbolic sizes", reshapes((("n", 4), ("n", 2, 2)), (("n", 2), ("m",)), ((2, "n"), ("n", 2)), (("n",), ("n", 1)))),
         (3, "random reshapes", random_reshapes)):
-    behaviour("dim-groups", points=_points, name=_name, cases=_cases, show=lambda c: f"old {list(c[0])}, new {list(c[1])}", check=groups_are_right)(grouped)
+    behaviour("dim-groups", points=_points, name=_name, cases=_cases, show=lambda c: f"old {list(c[0])}, new {list(c[1])}",
+              check=groups_are_right)(grouped)
 
 
 # ---- reshape-layout --------------------------------------------------------------------------------------
 
 task("reshape-layout", title="When a reshape needs no copy", minutes=50, about="""\
-`x.view(...)` of a tensor that is not contiguous works sometimes. A library call or an output needs strides, so the compiler has to know when.
-Group by group: the old dims of a group have to lie evenly in memory, each stride the next one times its size. Then the new dims divide that piece.""", hints=[
+`x.view(...)` of a tensor that is not contiguous works sometimes. A library call or an output needs strides, so the compiler has to know
+when. Group by group: the old dims of a group have to lie evenly in memory, each stride the next one times its size. Then the new dims
+divide that piece.""", hints=[
     "Look at one group at a time. Leave old dims of size 1 out of it: their strides mean nothing.",
-    "For neighbours outer, inner among those: stride[outer] == stride[inner] * size[inner], or return None. The step of the group is the last stride.",
+    "For neighbours outer, inner among those: stride[outer] == stride[inner] * size[inner], or return None. The step of the group is the "
+    "last stride.",
     "New strides of a group: contiguous_strides of its new sizes, times the step. Assign by position: stride[d] for d in right."])
 
 
@@ -145,7 +152,8 @@ def relaid(function, case):
     layout = function(Layout(old, stride, offset), new, dim_groups(old, new))
     if layout is None:
         return "needs a copy"
-    return {"size": tuple(layout.size), "stride, None for size 1": tuple(None if n == 1 else s for n, s in zip(layout.size, layout.stride)), "offset": layout.offset}
+    return {"size": tuple(layout.size), "stride, None for size 1": tuple(None if n == 1 else s for n, s in zip(layout.size, layout.stride)),
+            "offset": layout.offset}
 
 
 def layout_text(case):
@@ -155,9 +163,11 @@ def layout_text(case):
 
 for _points, _name, _cases in (
         (2, "splitting a dim always works", reshapes(((6,), (1,), (2, 3), 0), ((6,), (5,), (2, 3), 1), ((4, 6), (1, 4), (2, 2, 3, 2), 0))),
-        (3, "merging dims only if they lie evenly", reshapes(((2, 3), (3, 1), (6,), 2), ((2, 3), (4, 1), (6,), 0), ((2, 3), (1, 2), (6,), 0), ((2, 3), (6, 2), (6,), 0),
+        (3, "merging dims only if they lie evenly", reshapes(((2, 3), (3, 1), (6,), 2), ((2, 3), (4, 1), (6,), 0),
+                                                             ((2, 3), (1, 2), (6,), 0), ((2, 3), (6, 2), (6,), 0),
                                                              ((2, 2, 3), (9, 3, 1), (4, 3), 0), ((2, 2, 3), (6, 3, 1), (2, 6), 0))),
-        (2, "dims of size 1 have no say", reshapes(((2, 1, 3), (3, 77, 1), (6,), 0), ((1,), (9,), (), 4), ((1, 4), (50, 2), (2, 2), 0), ((2, 3, 1), (3, 1, 8), (6,), 0))),
+        (2, "dims of size 1 have no say", reshapes(((2, 1, 3), (3, 77, 1), (6,), 0), ((1,), (9,), (), 4), ((1, 4), (50, 2), (2, 2), 0),
+                                                   ((2, 3, 1), (3, 1, 8), (6,), 0))),
         (3, "random strides", strided)):
     behaviour("reshape-layout", points=_points, name=_name, cases=_cases, show=layout_text)(relaid)
 
@@ -197,18 +207,25 @@ def transposed(x, w):
 LOOPING = ("chain", "column_means", "softmax", "two_results", "through_a_product", "transposed")
 
 task("predict-loops", title="How many loops?", minutes=20, kind="predict", about="""\
-x and w are float32 [64, 64]. Into how many loops does each function lower, before fusion, on a CPU with one thread? Library calls, such as a matrix
-product, do not count.""", starter=LOOPS + questions(**{n.upper(): f"loops of {n}(x, w)" for n in LOOPING}), hints=[
+x and w are float32 [64, 64]. Into how many loops does each function lower, before fusion, on a CPU with one thread? Library calls, such as
+a matrix product, do not count.""", starter=LOOPS + questions(**{n.upper(): f"loops of {n}(x, w)" for n in LOOPING}), hints=[
     "Pointwise operations stay lazy: they are inlined into whatever reads them. Views are index maps.",
-    "A loop is needed for each output, for each reduction, for each operand that a library call wants in memory, and for an expensive value (a "
+    "A loop is needed for each output, for each reduction, for each operand that a library call wants in memory, and for an expensive "
+    "value (a "
     "sine, an exponential) that several loops read.",
-    "minicompile.ch07_loops.verify.print_program(lower(decompose(graph))) shows the loops. Softmax reduces twice before it can write its result."])
+    "minicompile.ch07_loops.verify.print_program(lower(decompose(graph))) shows the loops. Softmax reduces twice before it can write its "
+    "result."])
 
 
-def loop_count(name) -> int:
+def loop_count(name) -> tuple:
     from minicompile.ch07_loops.ir import Loop
     program = lowered(program_file(LOOPS)[name], torch.randn(64, 64), torch.randn(64, 64))
-    return sum(isinstance(n, Loop) for n in program.nodes)
+    def kind(node):
+        if not isinstance(node, Loop):
+            return f"a library call of {node.op}"
+        return f"reducing along {', '.join(map(str, node.reduction_vars))}" if node.reduction_vars else "one element at a time"
+    record = [f"{n.name} writes {', '.join(filter(None, n.outputs))} ({', '.join(n.origins)}), {kind(n)}" for n in program.nodes]
+    return sum(isinstance(n, Loop) for n in program.nodes), "\n  ".join(["The program, in order:", *record])
 
 
 for _name in LOOPING:

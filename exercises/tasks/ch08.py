@@ -1,21 +1,21 @@
 """Chapter 8: dependencies, fusion, memory."""
 import sys
-from types import SimpleNamespace
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
 
 from .. import behaviour, task
-from .kit import SOURCES, keep_sources, kernels_of, lowered, program_file, questions
+from .kit import SOURCES, keep_sources, kernels_of, lowered, made_kernel, program_file, questions
 
 F32, CPU = torch.float32, torch.device("cpu")
 
 # ---- storage-size ----------------------------------------------------------------------------------------
 
 task("storage-size", title="How much memory a layout spans", minutes=15, about="""\
-Fusion is paid in bytes, so something has to count them. A buffer with strides spans memory from its first to its last addressed element; that is more
-than its number of elements if it has gaps, and less if elements share memory. With dynamic shapes the answer is an expression.""", hints=[
+Fusion is paid in bytes, so something has to count them. A buffer with strides spans memory from its first to its last addressed element;
+that is more than its number of elements if it has gaps, and less if elements share memory. With dynamic shapes the answer is an
+expression.""", hints=[
     "Which index has the last addressed element? What is its offset?",
     "The last index in each dim is size - 1: the sum of (size - 1) * stride, plus one. An empty tensor has no last element.",
     "if any size is the int 0: return 0. last = 1; for each dim: last = last + mul(size - 1, stride)."])
@@ -39,8 +39,10 @@ def random_spans(rng):
 
 for _points, _name, _cases in ((2, "contiguous layouts", spans(((), ()), ((5,), (1,)), ((2, 3), (3, 1)), ((2, 3, 4), (12, 4, 1)))),
                                (2, "gaps and shared elements", spans(((2, 3), (10, 1)), ((3,), (4,)), ((4, 3), (0, 1)), ((3, 3), (1, 1)))),
-                               (2, "empty tensors, and others without steps", spans(((0,), (1,)), ((2, 0, 3), (3, 3, 1)), ((1, 1), (9, 7)), ((4,), (0,)))),
-                               (2, "symbolic sizes", spans((("n",), (1,)), (("n", 4), (4, 1)), ((2, "n"), ("n", 1)))), (2, "random layouts", random_spans)):
+                               (2, "empty tensors, and others without steps", spans(((0,), (1,)), ((2, 0, 3), (3, 3, 1)), ((1, 1), (9, 7)),
+                                                                                    ((4,), (0,)))),
+                               (2, "symbolic sizes", spans((("n",), (1,)), (("n", 4), (4, 1)), ((2, "n"), ("n", 1)))),
+                               (2, "random layouts", random_spans)):
     @behaviour("storage-size", points=_points, name=_name, cases=_cases, show=lambda c: f"size {list(c[0])}, stride {list(c[1])}")
     def span(function, case):
         size = function(buffer_of("x", *case))
@@ -50,13 +52,15 @@ for _points, _name, _cases in ((2, "contiguous layouts", spans(((), ()), ((5,), 
 # ---- dependency-edges ------------------------------------------------------------------------------------
 
 task("dependency-edges", title="Who has to run first", minutes=60, about="""\
-Kernels may be reordered and fused as long as nothing observable changes. Three kinds of order must be kept: read after write, write after read, and
-write after write. Names are written once, but memory is not: a buffer with `alias_of` is the memory of another one, updated. Find for each step all steps
-that must run before it.""", hints=[
+Kernels may be reordered and fused as long as nothing observable changes. Three kinds of order must be kept: read after write, write after
+read, and write after write. Names are written once, but memory is not: a buffer with `alias_of` is the memory of another one, updated.
+Find for each step all steps that must run before it.""", hints=[
     "First collect who writes each name and who reads it; then go through the steps once and look at what each reads and writes.",
-    "A read waits for the writer of that name. A write to an alias waits for all readers and for the writer of the name below it, and of the name below "
+    "A read waits for the writer of that name. A write to an alias waits for all readers and for the writer of the name below it, and of "
+    "the name below "
     "that one, down the chain.",
-    "old = buffers[name].alias_of; while old is not None: add readers.get(old, ()) and, if old in writer, writer[old]; old = buffers[old].alias_of. "
+    "old = buffers[name].alias_of; while old is not None: add readers.get(old, ()) and, if old in writer, writer[old]; old = "
+    "buffers[old].alias_of. "
     "Effects: sort the library calls with has_effect, each waits for the one before. Finally discard the step itself."])
 
 
@@ -87,16 +91,20 @@ def steps_text(case):
     return "\n".join(lines)
 
 
-READS = [([pure("x", writes="a"), pure("a", writes="b")], {}), ([pure("x", writes="a"), pure("x", writes="b"), pure("a", "b", writes="c")], {}),
+READS = [([pure("x", writes="a"), pure("a", writes="b")], {}), ([pure("x", writes="a"), pure("x", writes="b"), pure("a", "b", writes="c")],
+                                                                {}),
          ([pure("x", writes=("a", "b")), pure("b", writes="c"), pure("x", writes="d")], {})]
-UPDATES = [([pure("x", writes="a"), pure("y", writes="x1")], {"x1": "x"}), ([pure("x", writes="x1"), pure("x1", writes="a"), pure("y", writes="x2")], {"x1": "x", "x2": "x1"}),
+UPDATES = [([pure("x", writes="a"), pure("y", writes="x1")], {"x1": "x"}), ([pure("x", writes="x1"), pure("x1", writes="a"),
+                                                                             pure("y", writes="x2")], {"x1": "x", "x2": "x1"}),
            ([pure("y", writes="a"), pure("y", writes="a1"), pure("y", writes="a2")], {"a1": "a", "a2": "a1"}),
            ([pure("x", writes="a"), pure("x", writes="x1"), pure("y", writes="x2"), pure("x2", writes="b")], {"x1": "x", "x2": "x1"})]
 DRAWS = [([pure("x", writes="a", effect=True), pure("y", writes="b", effect=True)], {}),
-         ([pure("x", writes="a", effect=True), pure("x", writes="b"), pure("y", writes="c", effect=True), pure("y", writes="d", effect=True)], {})]
+         ([pure("x", writes="a", effect=True), pure("x", writes="b"), pure("y", writes="c", effect=True),
+           pure("y", writes="d", effect=True)], {})]
 
 for _points, _name, _cases in ((3, "read after write", lambda rng: READS), (4, "write after read, write after write", lambda rng: UPDATES),
-                               (2, "random draws keep their order", lambda rng: DRAWS), (3, "random programs", lambda rng: [random_steps(rng) for _ in range(40)])):
+                               (2, "random draws keep their order", lambda rng: DRAWS),
+                               (3, "random programs", lambda rng: [random_steps(rng) for _ in range(40)])):
     @behaviour("dependency-edges", points=_points, name=_name, cases=_cases, show=steps_text)
     def edges(function, case):
         from minicompile.ch07_loops.ir import Extern
@@ -112,12 +120,15 @@ for _points, _name, _cases in ((3, "read after write", lambda rng: READS), (4, "
 # ---- fusion-score ----------------------------------------------------------------------------------------
 
 task("fusion-score", title="What a fusion is worth", minutes=30, about="""\
-The greedy fuser takes the pair first that saves the most bytes. A value that flows from a to b is not read again from memory; if nobody else wants it, it
-is not even written. A buffer that both read is read once instead of twice, if they read it at the same elements. `flows` and `common` are lists of names,
+The greedy fuser takes the pair first that saves the most bytes. A value that flows from a to b is not read again from memory; if nobody
+else wants it, it is not even written. A buffer that both read is read once instead of twice, if they read it at the same elements. `flows`
+and `common` are lists of names,
 `b.members` the positions of the loops in b, and `a.reads[name]` the set of index expressions at which a reads a buffer.""", hints=[
     "Two sums: over the buffers that flow, and over those that both read. nbytes(f.buffers[n]) is the size.",
-    "f.readers[n] are positions of loops, b.members are those inside b. Is there a reader outside of b? Then the write stays, and only the read is saved.",
-    "size if f.readers[n] - set(b.members) else 2 * size. For common ones: the whole size unless a.reads[n].isdisjoint(b.reads[n]), else size // 2."])
+    "f.readers[n] are positions of loops, b.members are those inside b. Is there a reader outside of b? Then the write stays, and only the "
+    "read is saved.",
+    "size if f.readers[n] - set(b.members) else 2 * size. For common ones: the whole size unless a.reads[n].isdisjoint(b.reads[n]), else "
+    "size // 2."])
 
 
 def chain(x, y):
@@ -174,7 +185,8 @@ scored("values that flow", "flows")
 scored("buffers that both read", "common")
 
 
-@behaviour("fusion-score", points=3, name="the scores of the decisions of the fuser, merged groups included", cases=lambda rng: list(SCORED), show=source_of)
+@behaviour("fusion-score", points=3, name="the scores of the decisions of the fuser, merged groups included",
+           cases=lambda rng: list(SCORED), show=source_of)
 def decided(function, case):
     from minicompile.ch08_fusion.fuse import fuse
     program = lowered(SCORED[case], torch.randn(6, 8), torch.randn(6, 8), max_ops=1)
@@ -184,13 +196,15 @@ def decided(function, case):
 # ---- overwrites-safely -----------------------------------------------------------------------------------
 
 task("overwrites-safely", title="May y be written over x?", minutes=60, about="""\
-If x dies in a kernel, y may take over its memory, and the program needs less of it: unless some element of x is read after y has been written there.
-Elements run in any order, so each has to be read at the very index at which y is written, by the same iteration. A mistake here is a wrong answer that depends
-on timing: the worst kind.""", hints=[
+If x dies in a kernel, y may take over its memory, and the program needs less of it: unless some element of x is read after y has been
+written there. Elements run in any order, so each has to be read at the very index at which y is written, by the same iteration. A mistake
+here is a wrong answer that depends on timing: the worst kind.""", hints=[
     "Go through kernel.loops in order, with `reads, writes, _ = accesses(loop.body)`. Remember all reads of old, and where new is written.",
-    "After the loop that writes new: no loop may read old. If the kernel has reduction variables, none may read anything that depends on old: keep a set of buffers, and "
+    "After the loop that writes new: no loop may read old. If the kernel has reduction variables, none may read anything that depends on "
+    "old: keep a set of buffers, and "
     "add what a loop writes if it reads one of the set.",
-    "Refuse a write of new that is masked or has a mode, and any read of old that is masked or at another index than the write. Nothing written: no. "
+    "Refuse a write of new that is masked or has a mode, and any read of old that is masked or at another index than the write. Nothing "
+    "written: no. "
     "same_memory - {old} must be empty."])
 
 
@@ -218,7 +232,7 @@ def make_kernel(loops, reduces):
             value = Ref(len(body) - 1)
         body.append(Inst("store", (target, place[at], value, mode, Ref(0) if mask else None), None))
         made.append(Loop(f"loop{n}", (i,), (r,) if reduces else (), tuple(body), (target,)))
-    return SimpleNamespace(loops=made, vars=(i,), reduction_vars=(r,) if reduces else ())
+    return made_kernel("kernel", made, (i,), (r,) if reduces else ())
 
 
 def kernel_text(case):
@@ -226,7 +240,8 @@ def kernel_text(case):
     lines = [("reduction kernel" if reduces else "pointwise kernel") + (f"; names of x's memory: {sorted(same)}" if same else "")]
     for sources, target, at, mode, mask, reduce in loops:
         reads = " + ".join(f"{b}[{i}]" + (" masked" if m else "") for b, i, *m in sources)
-        lines.append(f"  {target}[{at}] = " + (f"sum({reads})" if reduce else reads) + (f"  mode {mode}" if mode else "") + (", masked" if mask else ""))
+        lines.append(f"  {target}[{at}] = " + (f"sum({reads})" if reduce else reads) + (f"  mode {mode}" if mode else "")
+                     + (", masked" if mask else ""))
     return "\n".join(lines)
 
 
@@ -234,20 +249,26 @@ def kernels(*cases):
     return lambda rng: [(loops, reduces, frozenset(same)) for loops, reduces, same in cases]
 
 
-ONE = kernels(([op_loop([("x", "i")], "y")], False, ()), ([op_loop([("x", "i"), ("z", "i+1")], "y")], False, ()), ([op_loop([("x", "i+1")], "y")], False, ()),
-              ([op_loop([("x", "0")], "y")], False, ()), ([op_loop([("x", "2i")], "y", "2i")], False, ()), ([op_loop([("x", "i"), ("x", "i+1")], "y")], False, ()),
+ONE = kernels(([op_loop([("x", "i")], "y")], False, ()), ([op_loop([("x", "i"), ("z", "i+1")], "y")], False, ()),
+              ([op_loop([("x", "i+1")], "y")], False, ()),
+              ([op_loop([("x", "0")], "y")], False, ()), ([op_loop([("x", "2i")], "y", "2i")], False, ()),
+              ([op_loop([("x", "i"), ("x", "i+1")], "y")], False, ()),
               ([op_loop([("z", "i")], "y")], False, ()), ([op_loop([("x", "i")], "t")], False, ()))
 MODES = kernels(([op_loop([("x", "i")], "y", mode="atomic_add")], False, ()), ([op_loop([("x", "i")], "y", mask=True)], False, ()),
                 ([op_loop([("x", "i", True)], "y")], False, ()), ([op_loop([("x", "i"), ("z", "i", True)], "y")], False, ()),
                 ([op_loop([("x", "i")], "y")], False, ("x",)), ([op_loop([("x", "i")], "y")], False, ("x", "x1")))
-LATER = kernels(([op_loop([("x", "i")], "t"), op_loop([("t", "i")], "y")], False, ()), ([op_loop([("x", "i")], "y"), op_loop([("y", "i")], "t")], False, ()),
-                ([op_loop([("x", "i")], "y"), op_loop([("x", "i")], "t")], False, ()), ([op_loop([("x", "i+1")], "t"), op_loop([("t", "i")], "y")], False, ()),
+LATER = kernels(([op_loop([("x", "i")], "t"), op_loop([("t", "i")], "y")], False, ()),
+                ([op_loop([("x", "i")], "y"), op_loop([("y", "i")], "t")], False, ()),
+                ([op_loop([("x", "i")], "y"), op_loop([("x", "i")], "t")], False, ()),
+                ([op_loop([("x", "i+1")], "t"), op_loop([("t", "i")], "y")], False, ()),
                 ([op_loop([("x", "i")], "t"), op_loop([("z", "i")], "y"), op_loop([("t", "i")], "u")], False, ()))
-ROWS = kernels(([op_loop([("x", "r")], "y", "r")], True, ()), ([op_loop([("x", "r")], "s", reduce=True), op_loop([("x", "r"), ("s", "i")], "y", "r")], True, ()),
+ROWS = kernels(([op_loop([("x", "r")], "y", "r")], True, ()), ([op_loop([("x", "r")], "s", reduce=True), op_loop([("x", "r"), ("s", "i")],
+    "y", "r")], True, ()),
                ([op_loop([("x", "r")], "y", "r"), op_loop([("x", "r")], "s", reduce=True)], True, ()),
                ([op_loop([("x", "r")], "y", "r"), op_loop([("y", "r")], "s", reduce=True)], True, ()),
                ([op_loop([("x", "r")], "t", "r"), op_loop([("z", "r")], "y", "r"), op_loop([("t", "r")], "s", reduce=True)], True, ()),
-               ([op_loop([("x", "r")], "t", "r"), op_loop([("t", "r")], "u", "r"), op_loop([("x", "r")], "y", "r"), op_loop([("u", "r")], "s", reduce=True)], True, ()),
+               ([op_loop([("x", "r")], "t", "r"), op_loop([("t", "r")], "u", "r"), op_loop([("x", "r")], "y", "r"),
+                 op_loop([("u", "r")], "s", reduce=True)], True, ()),
                ([op_loop([("x", "r")], "y", "r"), op_loop([("z", "r")], "s", reduce=True)], True, ()))
 
 
@@ -258,14 +279,17 @@ def random_kernels(rng):
         place = "r" if reduces else "i"
         loops = []
         for k in range(3):
-            sources = [(rng.choice(["x", "z", "t0", "t1", "y"][:3 + k]), place if rng.random() < 0.9 else "i+1") for _ in range(rng.randrange(1, 3))]
+            sources = [(rng.choice(["x", "z", "t0", "t1", "y"][:3 + k]),
+                        place if rng.random() < 0.9 else "i+1") for _ in range(rng.randrange(1, 3))]
             loops.append(op_loop(sources, "y" if k == target else f"t{k}", place))
         found.append((loops, reduces, frozenset()))
     return found
 
 
-for _points, _name, _cases in ((3, "one loop: read at the index of the write", ONE), (2, "masks, modes, and other names of the memory", MODES),
-                               (3, "several loops", LATER), (4, "reduction kernels walk their rows again", ROWS), (2, "random kernels", random_kernels)):
+for _points, _name, _cases in ((3, "one loop: read at the index of the write", ONE), (2, "masks, modes, and other names of the memory",
+                                                                                      MODES),
+                               (3, "several loops", LATER), (4, "reduction kernels walk their rows again", ROWS),
+                               (2, "random kernels", random_kernels)):
     @behaviour("overwrites-safely", points=_points, name=_name, cases=_cases, show=kernel_text)
     def overwrites(function, case):
         loops, reduces, same = case
@@ -311,17 +335,23 @@ def neighbours(x, w):
 FUSING = ("chain", "softmax", "two_axes", "around_a_product", "layer_norm_and_back", "strangers", "neighbours")
 
 task("predict-kernels", title="How many kernels?", minutes=25, kind="predict", about="""\
-x and w are float32 [64, 64]. How many kernels does each function become after fusion, on a CPU with one thread? Library calls, such as a matrix product,
-do not count.""", starter=FUSED + questions(**{n.upper(): f"kernels of {n}(x, w)" for n in FUSING}), hints=[
-    "Loops fuse if one reads what the other wrote, at the same index, or if both read the same elements, and if their iteration spaces agree.",
-    "A library call cannot be inside a kernel: what comes before and what comes after it are apart. A pointwise loop over [64, 64] fits a reduction of the rows of [64, "
+x and w are float32 [64, 64]. How many kernels does each function become after fusion, on a CPU with one thread? Library calls, such as a
+matrix product, do not count.""", starter=FUSED + questions(**{n.upper(): f"kernels of {n}(x, w)" for n in FUSING}), hints=[
+    "Loops fuse if one reads what the other wrote, at the same index, or if both read the same elements, and if their iteration spaces "
+    "agree.",
+    "A library call cannot be inside a kernel: what comes before and what comes after it are apart. A pointwise loop over [64, 64] fits a "
+    "reduction of the rows of [64, "
     "64]; two reductions along different axes do not fit each other.",
     "fuse(program).decisions names each pair with its reason. Ask for the one that you doubt."])
 
 
-def kernel_count(name) -> int:
+def kernel_count(name) -> tuple:
     from minicompile.ch08_fusion.fuse import fuse
-    return len(kernels_of(fuse(lowered(program_file(FUSED)[name], torch.randn(64, 64), torch.randn(64, 64)))))
+    schedule = fuse(lowered(program_file(FUSED)[name], torch.randn(64, 64), torch.randn(64, 64)))
+    record = [f"{d.a} and {d.b}: {'fused' if d.accepted else 'not fused'}, {d.reason}" for d in schedule.decisions]
+    made = [f"{k.name}: " + ", ".join(loop.name for loop in k.loops) for k in kernels_of(schedule)]
+    record = ["Pairs that share data:", *(record or ["none"])], ["What became of the loops:", *made]
+    return len(made), "\n".join("\n  ".join(lines) for lines in record)
 
 
 for _name in FUSING:
@@ -343,13 +373,17 @@ def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
     return {(i, j) for i in loops for j in loops if i < j}
 '''
 
-task("fewer-kernels", title="Look for partners in the right places", minutes=75, kind="target", function="candidate_pairs", starter=NAIVE_PAIRS, seconds=30, about="""\
+task("fewer-kernels", title="Look for partners in the right places", minutes=75, kind="target", function="candidate_pairs",
+     starter=NAIVE_PAIRS, seconds=30, about="""\
 The fuser only tries the pairs that this function proposes. The version here proposes all pairs. That finds
-everything, but three thousand loops have four million pairs. Reach the kernel counts of the book with at most twice as many pairs as it proposes.""", hints=[
+everything, but three thousand loops have four million pairs. Reach the kernel counts of the book with at most twice as many pairs as it
+proposes.""", hints=[
     "Loops are worth fusing if they share memory. f.writer[name] is the loop that writes a buffer, f.readers[name] are those that read it.",
-    "Propose each writer with each of its readers, and readers of one buffer with each other, but of those only the next few in the order of the program with the same number of "
+    "Propose each writer with each of its readers, and readers of one buffer with each other, but of those only the next few in the order "
+    "of the program with the same number of "
     "elements. Leave out library calls.",
-    "Group the readers of a buffer by product(d.size for d in g.space.vars) and by product(d.size for d in g.space.all); within a group pair each with the next three. An update "
+    "Group the readers of a buffer by product(d.size for d in g.space.vars) and by product(d.size for d in g.space.all); within a group "
+    "pair each with the next three. An update "
     "in place (buffers[n].alias_of) shares no name with the readers of the old contents: propose those pairs, too."])
 
 
@@ -411,4 +445,5 @@ def few_enough(case, got, expected):
 for _points, _name in ((3, "fan"), (4, "blocks"), (3, "branches")):
     def show_source(case):
         return SOURCES[case]
-    behaviour("fewer-kernels", points=_points, name=f"kernels and pairs of {_name}", cases=lambda rng, name=_name: [name], check=few_enough, then=kernels_from, show=show_source)(proposed_pairs)
+    behaviour("fewer-kernels", points=_points, name=f"kernels and pairs of {_name}", cases=lambda rng, name=_name: [name], check=few_enough,
+              then=kernels_from, show=show_source)(proposed_pairs)

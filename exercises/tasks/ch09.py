@@ -4,11 +4,12 @@ from .. import behaviour, task
 # ---- contiguous-var --------------------------------------------------------------------------------------
 
 task("contiguous-var", title="Along which variable memory runs", minutes=20, about="""\
-A GPU reads memory in runs. Which variable of the nest has to be the fastest in a block, so that neighbouring threads read neighbouring addresses? For an
-index expression it is the variable with stride 1, if there is one.""", hints=[
+A GPU reads memory in runs. Which variable of the nest has to be the fastest in a block, so that neighbouring threads read neighbouring
+addresses? For an index expression it is the variable with stride 1, if there is one.""", hints=[
     "stride_of(index, v) is the distance of neighbours along v, 0 if the index ignores v. hint(v.size) > 1 says that there are neighbours.",
     "Among the variables with a stride above 0 take the one with the smallest; it counts only if that is 1.",
-    "used = [(stride_of(index, v), v) for v in vars if hint(v.size) > 1]; best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))"])
+    "used = [(stride_of(index, v), v) for v in vars if hint(v.size) > 1]; best = min((u for u in used if u[0] > 0), key=lambda u: u[0], "
+    "default=(0, None))"])
 
 
 def nest(sizes):
@@ -42,9 +43,12 @@ def random_indices(rng):
 
 
 for _points, _name, _cases in (
-        (2, "contiguous and transposed", indices(((8, 64), (64, 1)), ((8, 64), (1, 8)), ((64,), (1,)), ((4, 8, 16), (16, 64, 1)), ((4, 8, 16), (8, 1, 32)))),
-        (2, "no variable of stride 1", indices(((8, 64), (64, 1)), ((8, 64), (128, 2)), ((64,), (2,)), ((8, 64), (0, 0)), ((8, 64), (2, 0)))),
-        (2, "variables of one value, unused and symbolic ones", indices(((8, 1), (1, 1)), ((1, 8), (1, 4)), ((8, 64), (1, 0)), (("n", 4), (4, 1)), (("n", 4), (1, 0)))),
+        (2, "contiguous and transposed", indices(((8, 64), (64, 1)), ((8, 64), (1, 8)), ((64,), (1,)), ((4, 8, 16), (16, 64, 1)),
+                                                 ((4, 8, 16), (8, 1, 32)))),
+        (2, "no variable of stride 1", indices(((8, 64), (64, 1)), ((8, 64), (128, 2)), ((64,), (2,)), ((8, 64), (0, 0)),
+                                               ((8, 64), (2, 0)))),
+        (2, "variables of one value, unused and symbolic ones", indices(((8, 1), (1, 1)), ((1, 8), (1, 4)), ((8, 64), (1, 0)),
+                                                                        (("n", 4), (4, 1)), (("n", 4), (1, 0)))),
         (2, "indices that are not linear in a variable", indices(((4, 64), ("mod", 8, 4, 1)), ((4, 64), ("mod", 1, 32, 32)))),
         (2, "random indices", random_indices)):
     @behaviour("contiguous-var", points=_points, name=_name, cases=_cases, show=index_text)
@@ -57,13 +61,17 @@ for _points, _name, _cases in (
 # ---- choose-axes -----------------------------------------------------------------------------------------
 
 task("choose-axes", title="One axis or two", minutes=60, about="""\
-A Triton program handles a block of consecutive positions on one or two axes, and each axis flattens some variables of the nest. If everything is contiguous along
-the last variable, one axis is best. A transposition is contiguous along an earlier variable on one side: then a square tile reads and writes in runs.""", hints=[
-    "Reductions are decided by the rule alone: x over vars, r over reduction_vars, both of rank 2. For pointwise kernels start with the accesses that count: visits(i, vars) * 2 > "
+A Triton program handles a block of consecutive positions on one or two axes, and each axis flattens some variables of the nest. If
+everything is contiguous along the last variable, one axis is best. A transposition is contiguous along an earlier variable on one side:
+then a square tile reads and writes in runs.""", hints=[
+    "Reductions are decided by the rule alone: x over vars, r over reduction_vars, both of rank 2. For pointwise kernels start with the "
+    "accesses that count: visits(i, vars) * 2 > "
     "the number of elements.",
-    "contiguous_var of each of these; keep those that are not None and not the last variable with more than one value. If there are none, or the nest has fewer than 4096 elements: "
+    "contiguous_var of each of these; keep those that are not None and not the last variable with more than one value. If there are none, "
+    "or the nest has fewer than 4096 elements: "
     "[Axis('x', vars, 0, 1)].",
-    "v = max(set(split), key=split.count); cut = vars.index(v) + 1; if vars[cut:] have more than one element and hint(v.size) >= 4: [Axis('y', vars[:cut], 0, 2), Axis('x', vars[cut:], 1, "
+    "v = max(set(split), key=split.count); cut = vars.index(v) + 1; if vars[cut:] have more than one element and hint(v.size) >= 4: "
+    "[Axis('y', vars[:cut], 0, 2), Axis('x', vars[cut:], 1, "
     "2)]."])
 
 
@@ -109,10 +117,14 @@ def strides_won(strides, sizes):
 
 for _points, _name, _cases in (
         (2, "reductions", nests(((64,), (128,), [(1,)]), ((8, 64), (4, 4), [(64, 1)]), ((), (4096,), []))),
-        (2, "one axis if all is contiguous in the last variable", nests(((64, 128), (), [(128, 1), (0, 1)]), ((8192,), (), [(1,)]), ((64, 128, 1), (), [(128, 1, 0)]))),
+        (2, "one axis if all is contiguous in the last variable", nests(((64, 128), (), [(128, 1), (0, 1)]), ((8192,), (), [(1,)]),
+                                                                        ((64, 128, 1), (), [(128, 1, 0)]))),
         (3, "two axes for a transposition", nests(((64, 128), (), [(128, 1), (1, 64)]), ((16, 32, 64), (), [(2048, 64, 1), (32, 1, 512)]),
-                                                  ((16, 32, 64), (), [(2048, 64, 1), (1, 16, 512)]), ((64, 128, 1), (), [(1, 64, 0), (128, 1, 0)]))),
-        (3, "small nests, small accesses, short variables", nests(((32, 64), (), [(64, 1), (1, 32)]), ((64, 128), (), [(128, 1), (1, 0)]), ((2, 4096), (), [(4096, 1), (1, 2)]),
-                                                                   ((4, 2048), (), [(2048, 1), (1, 4)]), ((4096, 1), (), [(1, 0)]), ((64, 1, 128), (), [(128, 0, 1), (1, 0, 64)]))),
+                                                  ((16, 32, 64), (), [(2048, 64, 1), (1, 16, 512)]),
+                                                  ((64, 128, 1), (), [(1, 64, 0), (128, 1, 0)]))),
+        (3, "small nests, small accesses, short variables", nests(((32, 64), (), [(64, 1), (1, 32)]), ((64, 128), (), [(128, 1), (1, 0)]),
+                                                                  ((2, 4096), (), [(4096, 1), (1, 2)]),
+                                                                   ((4, 2048), (), [(2048, 1), (1, 4)]), ((4096, 1), (), [(1, 0)]),
+                                                                   ((64, 1, 128), (), [(128, 0, 1), (1, 0, 64)]))),
         (2, "random nests", random_nests)):
     behaviour("choose-axes", points=_points, name=_name, cases=_cases, show=kernel_text)(axes_of)

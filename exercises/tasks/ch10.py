@@ -19,8 +19,8 @@ static int kind(bool) { return 1; } static int kind(float) { return 2; } static 
 static int kind(int8_t) { return 4; } static int kind(uint8_t) { return 5; } static int kind(int16_t) { return 6; }
 static int kind(int32_t) { return 7; } static int kind(int64_t) { return 8; } static int kind(uint16_t) { return 9; }
 static int kind(uint32_t) { return 10; } static int kind(uint64_t) { return 11; } static int kind(long long) { return 12; }
-static int64_t bits(bool x) { return x; } static int64_t bits(float x) { return mc_bits<int32_t>(x); } static int64_t bits(double x) { return mc_bits<int64_t>(x); }
-template <class T> static int64_t bits(T x) { return (int64_t)x; }
+static int64_t bits(bool x) { return x; } static int64_t bits(float x) { return mc_bits<int32_t>(x); } static int64_t bits(double x) {
+return mc_bits<int64_t>(x); } template <class T> static int64_t bits(T x) { return (int64_t)x; }
 """
 TYPES = "? bool float double int8_t uint8_t int16_t int32_t int64_t uint16_t uint32_t uint64_t int64_t".split()
 
@@ -45,13 +45,15 @@ def evaluate(lines: list) -> list:
 # ---- cpp-literal -----------------------------------------------------------------------------------------
 
 task("cpp-literal", title="A constant, to the last bit", minutes=40, seconds=20, about="""\
-The constants of a loop body become C++ text. 0.1 without a suffix is a double, and drags a whole expression to double; `1f` is no literal at all; float32's 0.1
-printed with six digits is another number; -9223372036854775808 is minus a number that does not fit. Print a constant of a given dtype so that
-the compiler reads exactly this value, with exactly this type.""", hints=[
+The constants of a loop body become C++ text. 0.1 without a suffix is a double, and drags a whole expression to double; `1f` is no literal
+at all; float32's 0.1 printed with six digits is another number; -9223372036854775808 is minus a number that does not fit. Print a constant
+of a given dtype so that the compiler reads exactly this value, with exactly this type.""", hints=[
     "Treat bool, integers and floats apart; register_type(dtype) is the C++ type. A half type is a float in registers.",
-    "A float32 is exact with 9 significant digits (%.9g), a double with repr. Round to float32 first (struct.pack 'f'); what overflows there becomes infinite. Then see that the "
+    "A float32 is exact with 9 significant digits (%.9g), a double with repr. Round to float32 first (struct.pack 'f'); what overflows "
+    "there becomes infinite. Then see that the "
     "text has a point or an exponent.",
-    "nan: MC_NAN, or (double)MC_NAN. inf: MC_INF, with - before it and (double) for float64. Integers: f'({register_type(dtype)}){value}', and (-9223372036854775807L - 1) for -2**63."])
+    "nan: MC_NAN, or (double)MC_NAN. inf: MC_INF, with - before it and (double) for float64. Integers: f'({register_type(dtype)}){value}', "
+    "and (-9223372036854775807L - 1) for -2**63."])
 
 
 def constants(dtypes, *values, extra=None):
@@ -61,7 +63,8 @@ def constants(dtypes, *values, extra=None):
 
 
 def constants_text(case):
-    return f"literal(value, dtype) for {case[0][1]}: " + ", ".join(repr(v) for v, d in case[:12] if d == case[0][1]) + (", ..." if len(case) > 12 else "")
+    return f"literal(value, dtype) for {case[0][1]}: " + ", ".join(repr(v) for v,
+        d in case[:12] if d == case[0][1]) + (", ..." if len(case) > 12 else "")
 
 
 def literals(function, case):
@@ -83,7 +86,8 @@ def some_floats(rng):
 
 for _points, _name, _cases in (
         (2, "booleans and integers", constants((*INTEGERS, torch.bool), 0, 1, 7, 100)),
-        (2, "negative and extreme integers", lambda rng: [[(-1, torch.int64), (-128, torch.int8), (2**31 - 1, torch.int32), (-2**31, torch.int32), (2**63 - 1, torch.int64),
+        (2, "negative and extreme integers", lambda rng: [[(-1, torch.int64), (-128, torch.int8), (2**31 - 1, torch.int32),
+                                                           (-2**31, torch.int32), (2**63 - 1, torch.int64),
                                                            (-2**63, torch.int64), (255, torch.uint8)]]),
         (3, "whole numbers and fractions as floats", constants(FLOATS, 0.0, 1.0, -2.0, 3, 0.5, 100.0, 1e6, 1e10, 123456789.0)),
         (3, "every bit", constants(FLOATS, 0.1, 1 / 3, math.pi, 1e-45, 1e-40, 16777217.0, 0.30000000000000004, -0.0, extra=some_floats)),
@@ -94,14 +98,16 @@ for _points, _name, _cases in (
 # ---- cpp-cast --------------------------------------------------------------------------------------------
 
 task("cpp-cast", title="The casts that C++ does not have", minutes=35, seconds=20, about="""\
-`to_dtype` in a loop body means torch's cast. C++ agrees for most pairs of types, and disagrees in the corners: bool is `!= 0`, not the lowest bit; the
-cast of NaN or of a large float to an integer is undefined, and the compiler takes advantage of that; half types are floats in registers, so
-nothing happens at all. The function is registered in the table of C++ operations.""", hints=[
+`to_dtype` in a loop body means torch's cast. C++ agrees for most pairs of types, and disagrees in the corners: bool is `!= 0`, not the
+lowest bit; the cast of NaN or of a large float to an integer is undefined, and the compiler takes advantage of that; half types are floats
+in registers, so nothing happens at all. The function is registered in the table of C++ operations.""", hints=[
     "Compare register_type(arg_dtypes[0]) with register_type(dtype): if they are equal, the text is args[0].",
     "To bool: `x != 0`. From bool to a floating type: `x ? 1 : 0` with literals of the right type (`literal(1, dtype)`).",
-    "From float or double to an integer type: f'({target})mc_integer<{wide}>({x})' with wide int64_t for int64_t, uint32_t and uint64_t, else int32_t. All others: f'({target}){x}'."])
+    "From float or double to an integer type: f'({target})mc_integer<{wide}>({x})' with wide int64_t for int64_t, uint32_t and uint64_t, "
+    "else int32_t. All others: f'({target}){x}'."])
 
-VALUES = {torch.bool: [True, False], torch.uint8: [0, 1, 200, 255], **{d: [0, 1, -1, 100, -100] for d in (torch.int8, torch.int16, torch.int32, torch.int64)},
+VALUES = {torch.bool: [True, False], torch.uint8: [0, 1, 200, 255], **{d: [0, 1, -1, 100, -100] for d in (torch.int8, torch.int16,
+    torch.int32, torch.int64)},
           **{d: [0.0, -0.0, 1.0, -1.5, 0.25, 127.9, -3.99, 1000.0] for d in FLOATS}}
 WILD = [math.nan, math.inf, -math.inf, 3e9, -3e9, 1e20]
 
@@ -118,16 +124,20 @@ def cast_values(case, texts):
     from minicompile.ch10_cpp.ops import literal, register_type
     lines = [f"volatile {register_type(source)} v = {literal(value, source)}; const {register_type(source)} x = v; auto y = {text};"
              for (source, _, value), text in zip(case, texts, strict=True)]
-    return {f"{value} as {source} to {target}": {"C++ type": kind, "bits": number} for (source, target, value), (kind, number) in zip(case, evaluate(lines))}
+    return {f"{value} as {source} to {target}": {"C++ type": kind, "bits": number} for (source, target, value), (kind, number) in zip(case,
+        evaluate(lines))}
 
 
 def casts_text(case):
     return "casts " + ", ".join(dict.fromkeys(f"{str(s)[6:]} to {str(t)[6:]}" for s, t, _ in case[:40])) + ", ..."
 
 
-for _points, _name, _cases in ((2, "between integers", casts(INTEGERS, INTEGERS)), (2, "to bool", casts((*INTEGERS, *FLOATS), (torch.bool,))),
-                               (2, "from bool", casts((torch.bool,), (*INTEGERS, *FLOATS))), (2, "between floating types", casts(FLOATS, FLOATS)),
-                               (2, "floating to integers, and back", lambda rng: [casts(FLOATS, INTEGERS)(rng)[0] + casts(INTEGERS, FLOATS)(rng)[0]]),
+for _points, _name, _cases in ((2, "between integers", casts(INTEGERS, INTEGERS)),
+                               (2, "to bool", casts((*INTEGERS, *FLOATS), (torch.bool,))),
+                               (2, "from bool", casts((torch.bool,), (*INTEGERS, *FLOATS))), (2, "between floating types",
+                                                                                              casts(FLOATS, FLOATS)),
+                               (2, "floating to integers, and back", lambda rng: [casts(FLOATS, INTEGERS)(rng)[0] + casts(INTEGERS,
+                                   FLOATS)(rng)[0]]),
                                (3, "NaN, infinities and overflow to integers", casts((torch.float32, torch.float64), INTEGERS, WILD))):
     behaviour("cpp-cast", points=_points, name=_name, cases=_cases, show=casts_text, then=cast_values)(cast_texts)
 
@@ -136,8 +146,9 @@ for _points, _name, _cases in ((2, "between integers", casts(INTEGERS, INTEGERS)
 
 task("row-bug", title="The maximum that forgets", minutes=45, kind="bug", function="_row_step", seconds=30,
      plant=[('step.after.append(f"nan{n} |= bad{n};")', 'step.after.append(f"nan{n} = bad{n};")')], about="""\
-Reductions along a row go chunk by chunk; `_row_step` gives the C++ text of each part: what happens once per row, once per chunk, per element, and after
-a chunk. One of the texts is wrong, for some kinds of reduction, some rows, some values. Eager's maximum of a row with a NaN is NaN, wherever it stands.""", hints=[
+Reductions along a row go chunk by chunk; `_row_step` gives the C++ text of each part: what happens once per row, once per chunk, per
+element, and after a chunk. One of the texts is wrong, for some kinds of reduction, some rows, some values. Eager's maximum of a row with a
+NaN is NaN, wherever it stands.""", hints=[
          "The failing rows are long and have one NaN. Where does it stand, and how long is a chunk (`CHUNK`)?",
          "Which variable remembers that a NaN has been seen in this chunk, and which one that it has been seen in this row?",
          "Look at the statement after a chunk: what does it do to the row's variable if this chunk has no NaN, but the one before had?"])
@@ -178,4 +189,5 @@ def row_reduced(case, texts):
 
 
 for _kind, _dtype in (("amax", torch.float32), ("amin", torch.float32), ("amax", torch.float64)):
-    behaviour("row-bug", points=3, name=f"{_kind} of {str(_dtype)[6:]} rows with a NaN", cases=rows(_kind, _dtype), show=row_text, then=row_reduced)(row_kernels)
+    behaviour("row-bug", points=3, name=f"{_kind} of {str(_dtype)[6:]} rows with a NaN", cases=rows(_kind, _dtype), show=row_text,
+              then=row_reduced)(row_kernels)

@@ -1,17 +1,17 @@
 """Chapter 11: the host program, and replaying it."""
 import weakref
-from types import SimpleNamespace
 
 import torch
 
 from .. import behaviour, task
-from .kit import SOURCES, keep_sources, lowered
+from .kit import SOURCES, keep_sources, lowered, made_schedule
 
 # ---- mutated-inputs --------------------------------------------------------------------------------------
 
 task("mutated-inputs", title="Which inputs were written", minutes=20, about="""\
-A kernel writes memory behind PyTorch's back. Autograd notices changes of a saved tensor by its version counter, which somebody has to advance. Find the inputs that
-a schedule writes: some step has an output whose memory, at the end of a chain of `alias_of`, is an input.""", hints=[
+A kernel writes memory behind PyTorch's back. Autograd notices changes of a saved tensor by its version counter, which somebody has to
+advance. Find the inputs that a schedule writes: some step has an output whose memory, at the end of a chain of `alias_of`, is an
+input.""", hints=[
     "root_of(p.buffers, name) is the name at the end of the chain. When is it an input?",
     "Go through the steps in order and through step.outputs; skip None. Each input once, in the order in which it is first written.",
     "A dict keeps order and drops repetitions: found[root] = True, at the end list(found)."])
@@ -42,20 +42,22 @@ def updates_text(case):
 
 
 for _points, _name, _cases in (
-        (2, "direct updates", lambda rng: [(["x"], {}, [("a",)]), (["x", "y"], {"a": "x"}, [("a",)]), (["x", "y"], {"a": "y", "b": "x"}, [("a",), ("b",)])]),
-        (2, "chains of updates, and of values that are not inputs", lambda rng: [(["x"], {"a": "x", "b": "a"}, [("a",), ("b",)]), (["x"], {"b": "a"}, [("a",), ("b",)]), (["x"], {"a": "x", "b": "a"}, [("b",)]),
-                                                                                (["x", "y"], {"a": "x", "c": "b", "d": "a"}, [("a",), ("b",), ("c",), ("d",)])]),
-        (2, "several outputs, None, sizes", lambda rng: [(["x", "s0"], {"b": "x"}, [(None, "a"), ("b", None)]), (["s0", "x", "y"], {"a": "y", "b": "x"}, [("a", "b", None)])]),
+        (2, "direct updates", lambda rng: [(["x"], {}, [("a",)]), (["x", "y"], {"a": "x"}, [("a",)]), (["x", "y"], {"a": "y", "b": "x"},
+                                                                                                       [("a",), ("b",)])]),
+        (2, "chains of updates, and of values that are not inputs", lambda rng: [(["x"], {"a": "x", "b": "a"}, [("a",), ("b",)]),
+            (["x"], {"b": "a"}, [("a",), ("b",)]), (["x"], {"a": "x", "b": "a"}, [("b",)]),
+                                                                                (["x", "y"], {"a": "x", "c": "b", "d": "a"},
+                                                                                 [("a",), ("b",), ("c",), ("d",)])]),
+        (2, "several outputs, None, sizes", lambda rng: [(["x", "s0"], {"b": "x"}, [(None, "a"), ("b", None)]),
+                                                         (["s0", "x", "y"], {"a": "y", "b": "x"}, [("a", "b", None)])]),
         (2, "random programs", random_updates)):
     @behaviour("mutated-inputs", points=_points, name=_name, cases=_cases, show=updates_text)
     def written(function, case):
-        inputs, aliases, outputs = case
-        names = {n for step in outputs for n in step if n} | {n for n in inputs if n != "s0"} | set(aliases)
-        buffers = {n: SimpleNamespace(name=n, alias_of=aliases.get(n)) for n in names}
-        return function(SimpleNamespace(program=SimpleNamespace(inputs=inputs, buffers=buffers), steps=[SimpleNamespace(outputs=o) for o in outputs]))
+        return function(made_schedule(*case))
 
 
-@behaviour("mutated-inputs", points=2, name="versions of inputs that a compiled function writes", cases=lambda rng: [0, 1, 2], show=lambda c: f"f(x, y) updates {['x', 'y', 'both'][c]}")
+@behaviour("mutated-inputs", points=2, name="versions of inputs that a compiled function writes", cases=lambda rng: [0, 1, 2],
+           show=lambda c: f"f(x, y) updates {['x', 'y', 'both'][c]}")
 def versions(function, case):
     from minicompile.ch08_fusion.fuse import fuse
     from minicompile.ch11_runtime.host import compile_schedule
@@ -77,8 +79,8 @@ def versions(function, case):
 # ---- relayout --------------------------------------------------------------------------------------------
 
 task("relayout", title="The library's strides and ours", minutes=20, about="""\
-Kernels are compiled for certain strides. What a library call returns usually has them, but nobody guarantees it, and a kernel that reads a tensor by the wrong
-strides gives a wrong answer. So each result is checked, cheaply, and copied in the rare case.""", hints=[
+Kernels are compiled for certain strides. What a library call returns usually has them, but nobody guarantees it, and a kernel that reads a
+tensor by the wrong strides gives a wrong answer. So each result is checked, cheaply, and copied in the rare case.""", hints=[
     "Three outcomes: the shape is wrong (an error), the strides that matter are right (the tensor itself, not a copy), or a copy.",
     "Strides of dims of size 1 do not matter, and none do if the tensor has no elements.",
     "out = torch.empty_strided(size, stride, dtype=..., device=...); out.copy_(tensor). Compare tuple(tensor.shape) with size."])
@@ -96,7 +98,8 @@ def relaid(function, case):
 
 
 def relayout_text(case):
-    return f"a {str(case[4])[6:]} tensor of size {list(case[0])}, strides {list(case[1])}; wanted: size {list(case[2])}, strides {list(case[3])}"
+    return (f"a {str(case[4])[6:]} tensor of size {list(case[0])}, strides {list(case[1])}; "
+            f"wanted: size {list(case[2])}, strides {list(case[3])}")
 
 
 def results(*cases):
@@ -116,10 +119,14 @@ def random_results(rng):
     return found
 
 
-for _points, _name, _cases in ((2, "as promised: the tensor itself, and only then", results(((3, 4), (4, 1), (3, 4), (4, 1)), ((), (), (), ()), ((3, 4), (1, 3), (3, 4), (1, 3)), ((3, 4), (1, 3), (3, 4), (4, 1)))),
-                               (3, "other strides: a copy", results(((3, 4), (1, 3), (3, 4), (4, 1)), ((3, 4), (8, 2), (3, 4), (4, 1)), ((2, 3, 4), (12, 4, 1), (2, 3, 4), (12, 1, 3)))),
-                               (2, "strides that do not matter", results(((1, 4), (77, 1), (1, 4), (4, 1)), ((0, 4), (9, 1), (0, 4), (4, 1)), ((3, 1), (1, 5), (3, 1), (1, 1)), ((1, 4), (77, 2), (1, 4), (4, 1)))),
-                               (2, "another shape is an error", results(((3, 4), (1, 3), (3, 4), (4, 1)), ((3, 4), (4, 1), (4, 3), (3, 1)), ((4,), (1,), (1, 4), (4, 1)), ((4,), (1,), (4, 1), (1, 1)), ((), (), (1,), (1,)))),
+for _points, _name, _cases in ((2, "as promised: the tensor itself, and only then", results(((3, 4), (4, 1), (3, 4), (4, 1)),
+    ((), (), (), ()), ((3, 4), (1, 3), (3, 4), (1, 3)), ((3, 4), (1, 3), (3, 4), (4, 1)))),
+                               (3, "other strides: a copy", results(((3, 4), (1, 3), (3, 4), (4, 1)), ((3, 4), (8, 2), (3, 4), (4, 1)),
+                                                                    ((2, 3, 4), (12, 4, 1), (2, 3, 4), (12, 1, 3)))),
+                               (2, "strides that do not matter", results(((1, 4), (77, 1), (1, 4), (4, 1)), ((0, 4), (9, 1), (0, 4),
+                                   (4, 1)), ((3, 1), (1, 5), (3, 1), (1, 1)), ((1, 4), (77, 2), (1, 4), (4, 1)))),
+                               (2, "another shape is an error", results(((3, 4), (1, 3), (3, 4), (4, 1)), ((3, 4), (4, 1), (4, 3), (3, 1)),
+                                   ((4,), (1,), (1, 4), (4, 1)), ((4,), (1,), (4, 1), (1, 1)), ((), (), (1,), (1,)))),
                                (2, "random layouts and dtypes", random_results)):
     behaviour("relayout", points=_points, name=_name, cases=_cases, show=relayout_text)(relaid)
 
@@ -128,8 +135,8 @@ for _points, _name, _cases in ((2, "as promised: the tensor itself, and only the
 
 task("host-bug", title="Memory that is never given back", minutes=35, kind="bug", function="generate_host",
      plant=[("write_free(w, plan.free)", "write_free(w, plan.free if isinstance(step, Kernel) else [])")], about="""\
-The results are right, but a program needs more memory than its plan says. The host program drops each name after the step in which it dies; here, some are not dropped.
-Compare the generated text, `HostProgram.source`, with the plan of the schedule.""", hints=[
+The results are right, but a program needs more memory than its plan says. The host program drops each name after the step in which it
+dies; here, some are not dropped. Compare the generated text, `HostProgram.source`, with the plan of the schedule.""", hints=[
          "Print the source for a chain of matrix products. Which `del` lines would you expect, and which are there?",
          "The plan has a list `free` for every step, be it a kernel or a library call.",
          "Look at the arguments of write_free: for which steps are they empty, and why should they be?"])
@@ -195,27 +202,32 @@ def given_away(function, case):
     host, inputs = hosted(case)
     lines = [line.strip() for line in host.source.splitlines()]
     inputs_of = host.schedule.program.inputs
-    return {f"{name} dropped after line": next((k for k, line in enumerate(lines) if line.startswith("del") and name in line[4:].split(", ")), None)
+    return {f"{name} dropped after line": next((k for k,
+        line in enumerate(lines) if line.startswith("del") and name in line[4:].split(", ")), None)
             for name in inputs_of}
 
 
 # ---- run-recording ---------------------------------------------------------------------------------------
 
 task("run-recording", title="Replay", minutes=50, about="""\
-A CUDA graph replays kernels at the addresses at which they were recorded. So a call copies its inputs to where the recording reads, replays, and copies the results out,
-because the next replay overwrites them. What is saved for backward may stay where it is, and what aliases an input has to alias the input of this call. Here the graph is a
-Python function, as in the tests: a replay rewrites tensors in place, which is all that matters.""", hints=[
-    "The order: placeholders, replay, written placeholders back, versions, outputs, args.clear(). All of it under torch._C._AutoDispatchBelowAutograd().",
-    "torch._foreach_copy_ fails on empty lists. Fresh outputs: torch.empty_strided with shape, stride, dtype and device of each of r.leaving, then one _foreach_copy_. 'stays' gives "
+A CUDA graph replays kernels at the addresses at which they were recorded. So a call copies its inputs to where the recording reads,
+replays, and copies the results out, because the next replay overwrites them. What is saved for backward may stay where it is, and what
+aliases an input has to alias the input of this call. Here the graph is a Python function, as in the tests: a replay rewrites tensors in
+place, which is all that matters.""", hints=[
+    "The order: placeholders, replay, written placeholders back, versions, outputs, args.clear(). All of it under "
+    "torch._C._AutoDispatchBelowAutograd().",
+    "torch._foreach_copy_ fails on empty lists. Fresh outputs: torch.empty_strided with shape, stride, dtype and device of each of "
+    "r.leaving, then one _foreach_copy_. 'stays' gives "
     "recipe[1].as_strided(recipe[1].shape, recipe[1].stride()) and appends a weakref of that alias to g.group.inside.",
-    "for recipe in r.recipes: 'leaves' -> fresh[recipe[1]]; 'stays' -> the alias; 'input' -> _alias_of_input(args[recipe[1]], *recipe[2:]); else recipe[1]. At the end args.clear() and "
+    "for recipe in r.recipes: 'leaves' -> fresh[recipe[1]]; 'stays' -> the alias; 'input' -> _alias_of_input(args[recipe[1]], "
+    "*recipe[2:]); else recipe[1]. At the end args.clear() and "
     "g.counts['replayed'] += 1."])
 
 
 def make_replay(kinds):
     """A recording over x (copied), w (static), u (copied, written), and a callable state."""
-    from minicompile.ch11_runtime.cudagraphs import GraphSet, Recording
-    group = GraphSet(recorder=SimpleNamespace())
+    from minicompile.ch11_runtime.cudagraphs import GraphedCallable, GraphSet, Recording
+    group = GraphSet(recorder=object())
     w = torch.tensor([2.0, 3.0])
     px, pu = torch.zeros(2), torch.zeros(2)
     out, kept, wide = torch.zeros(2), torch.zeros(2), torch.zeros(2, 3).t()
@@ -238,7 +250,7 @@ def make_replay(kinds):
         recipes += [("constant", 7), ("constant", None)]
     written = [(2, pu)] if "u" in kinds else []
     r = Recording(replay, [1], [w.data_ptr()], copied, [{0: px, 2: pu}[i] for i in copied], written, recipes, leaving)
-    g = SimpleNamespace(group=group, counts={"replayed": 0}, mutated=frozenset({2}) if "u" in kinds else frozenset())
+    g = GraphedCallable(group, replay, False, None, frozenset({2}) if "u" in kinds else frozenset())
     return g, r, w
 
 
@@ -251,9 +263,11 @@ def replayed(function, case):
         version, args = u._version, [x, w, u]
         out = function(g, r, args)
         results.append(out)
-        found[f"call {k}"] = {"outputs": [o.clone() if isinstance(o, torch.Tensor) else o for o in out], "strides": [o.stride() if isinstance(o, torch.Tensor) else None for o in out], "u": u.clone(),
+        found[f"call {k}"] = {"outputs": [o.clone() if isinstance(o, torch.Tensor) else o for o in out],
+                              "strides": [o.stride() if isinstance(o, torch.Tensor) else None for o in out], "u": u.clone(),
                               "u's version advanced": u._version > version, "args left": len(args), "pending": g.group.pending,
-                              "memory of x, w": [(o.data_ptr() == x.data_ptr(), o.data_ptr() == w[1:].data_ptr()) for o in out if isinstance(o, torch.Tensor)],
+                              "memory of x, w": [(o.data_ptr() == x.data_ptr(),
+                                                  o.data_ptr() == w[1:].data_ptr()) for o in out if isinstance(o, torch.Tensor)],
                               "x itself": [o is x for o in out]}
     if "stays" not in kinds:
         found["all outputs at the end"] = [list(out) for out in results]
@@ -263,7 +277,8 @@ def replayed(function, case):
     return found
 
 
-for _points, _kinds in ((3, ("x", "leaves")), (2, ("leaves", "constant")), (3, ("x", "u", "leaves")), (3, ("x", "stays")), (2, ("x", "input", "leaves")),
+for _points, _kinds in ((3, ("x", "leaves")), (2, ("leaves", "constant")), (3, ("x", "u", "leaves")), (3, ("x", "stays")),
+                        (2, ("x", "input", "leaves")),
                         (2, ("x", "u", "leaves", "stays", "input", "constant"))):
     behaviour("run-recording", points=_points, name="inputs and outputs: " + ", ".join(_kinds), cases=lambda rng, kinds=_kinds: [
         (kinds, [float(rng.randrange(-5, 5)) for _ in range(n)]) for n in (1, 3)],

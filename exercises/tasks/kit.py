@@ -6,6 +6,8 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+CPU = torch.device("cpu")
+
 
 def program_file(text: str) -> dict:
     """The globals of a program that stands in a file: messages and the compiler want to see its lines."""
@@ -47,6 +49,7 @@ def lowered(fn, *inputs, **options):
 def joint_graph(fn, *inputs):
     """The joint graph of `fn` and its backward pass, in primitives. `fn` is captured from its bytecode."""
     import inspect
+
     from minicompile.ch04_breaks.breaks import capture_frame
     from minicompile.ch05_autograd.joint import simplify, trace_joint
     from minicompile.ch06_decompositions.decompose import decompose
@@ -65,7 +68,8 @@ def graph_rows(gm) -> list:
     """An ATen graph as plain data: (name, what it is, operator or constant, arguments, keyword arguments)."""
     def plain(a):
         return ("node", a.name) if isinstance(a, fx.Node) else [plain(b) for b in a] if isinstance(a, (list, tuple)) else a
-    return [(n.name, n.op, getattr(gm, n.target) if n.op == "get_attr" else str(n.target), plain(n.args), {k: plain(v) for k, v in n.kwargs.items()})
+    return [(n.name, n.op, getattr(gm, n.target) if n.op == "get_attr" else str(n.target), plain(n.args),
+             {k: plain(v) for k, v in n.kwargs.items()})
             for n in gm.graph.nodes]
 
 
@@ -98,6 +102,28 @@ def without(op, function, *args, **kwargs):
             return called(*args, **(kwargs or {}))
     with Watch():
         return function(*args, **kwargs)
+
+
+def operand(size):
+    """A value of chapter 7 of this size, whose elements nobody asks for."""
+    from minicompile.ch07_loops.lazy import Lazy, contiguous_strides
+    return Lazy(tuple(size), torch.float32, CPU, lambda builder, index: None, contiguous_strides(size))
+
+
+def made_kernel(name, loops=(), variables=(), reduction_variables=(), outputs=()):
+    from minicompile.ch08_fusion.kernel import Kernel
+    return Kernel(name, CPU, tuple(variables), tuple(reduction_variables), list(loops), frozenset(), {}, (), tuple(outputs))
+
+
+def made_schedule(inputs, aliases, outputs):
+    """A schedule of one kernel for each of `outputs` over buffers [4]; aliases: buffer -> the one that it updates."""
+    from minicompile.ch07_loops.ir import Buffer, Layout, Program
+    from minicompile.ch08_fusion.fuse import Schedule
+    from minicompile.ch08_fusion.memory import MemoryPlan
+    names = {n for step in outputs for n in step if n} | {n for n in inputs if n != "s0"} | set(aliases)
+    buffers = {n: Buffer(n, torch.float32, CPU, Layout((4,), (1,)), aliases.get(n)) for n in sorted(names)}
+    return Schedule(Program(list(inputs), buffers, [], []), [made_kernel(f"kernel{k}", outputs=o) for k, o in enumerate(outputs)],
+                    MemoryPlan([], [], 0))
 
 
 def kernels_of(schedule) -> list:

@@ -1,4 +1,5 @@
 from functools import partial
+
 from minicompile.ch01_graphs.symbolic import _atom_bounds, as_expr
 
 

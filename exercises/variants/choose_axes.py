@@ -1,6 +1,6 @@
-from functools import partial
 import math
 from collections import Counter
+from functools import partial
 
 from minicompile.ch01_graphs.symbolic import product
 from minicompile.ch09_triton.tiling import Axis, contiguous_var, hint, visits

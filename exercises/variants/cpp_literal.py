@@ -1,6 +1,6 @@
-from functools import partial
 import math
 import struct
+from functools import partial
 
 import torch
 

@@ -1,4 +1,5 @@
 from functools import partial
+
 from minicompile.ch07_loops.ir import Extern
 from minicompile.ch08_fusion.dependencies import has_effect
 

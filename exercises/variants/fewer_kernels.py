@@ -27,5 +27,6 @@ def right_next_three(f):
             pairs |= {(a, b) for k, a in enumerate(same) for b in same[k + 1:k + 4]}
     for n, b in f.buffers.items():
         if b.alias_of is not None and f.writer.get(n) in loop:
-            pairs |= {(r, f.writer[n]) for r in {*f.readers.get(b.alias_of, ()), f.writer.get(b.alias_of, f.writer[n])} & loop if r != f.writer[n]}
+            pairs |= {(r, f.writer[n]) for r in {*f.readers.get(b.alias_of, ()), f.writer.get(b.alias_of,
+                f.writer[n])} & loop if r != f.writer[n]}
     return pairs

@@ -1,4 +1,5 @@
 from functools import partial
+
 from minicompile.ch08_fusion.dependencies import nbytes
 
 

@@ -1,11 +1,13 @@
 from functools import partial
+
 import torch
 
 from minicompile.ch06_decompositions.normalization import _affine, _folded, _inner, _input_gradient
 from minicompile.ch06_decompositions.table import widen
 
 
-def _backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask, *, use_weight=True, centered=True, masks=True, wide=True, last_only=False,
+def _backward(grad, x, normalized_shape, mean, rstd, weight, bias, output_mask, *, use_weight=True, centered=True, masks=True, wide=True,
+              last_only=False,
               folded=True, with_n=True):
     inner = [x.dim() - 1] if last_only else _inner(x, normalized_shape)
     outer = list(range(x.dim() - len(normalized_shape)))

@@ -1,4 +1,5 @@
 from functools import partial
+
 from minicompile.ch04_breaks.bytecode import LOCAL_OPS, NO_INDEX, decode, split_pairs, successors
 
 

@@ -3,7 +3,8 @@ from functools import partial
 from minicompile.ch08_fusion.dependencies import accesses
 
 
-def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, modes=True, places=True, later=True, rows=True, deep=True, needs_read=False):
+def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, modes=True, places=True, later=True, rows=True, deep=True,
+          needs_read=False):
     if names and same_memory - {old}:
         return False
     depends, at, found, after = {old}, None, [], False

@@ -53,7 +53,8 @@ def wrong_higher_or_equal_kind(*operands):
 
 
 def wrong_numbers_are_double(*operands):
-    dtype, *rest = _ranked(operands, _ranks, lambda x: torch.bool if isinstance(x, bool) else torch.int64 if isinstance(x, int) else torch.float64)
+    dtype, *rest = _ranked(operands, _ranks, lambda x: torch.bool if isinstance(x, bool) else torch.int64 if isinstance(x,
+        int) else torch.float64)
     for other in rest:
         if _kind(other) > _kind(dtype):
             dtype = other
@@ -61,7 +62,8 @@ def wrong_numbers_are_double(*operands):
 
 
 def right_by_category(*operands):
-    groups = [[x.dtype for x in operands if isinstance(x, torch.Tensor) and x.dim()], [x.dtype for x in operands if isinstance(x, torch.Tensor) and not x.dim()],
+    groups = [[x.dtype for x in operands if isinstance(x, torch.Tensor) and x.dim()],
+              [x.dtype for x in operands if isinstance(x, torch.Tensor) and not x.dim()],
               [number_dtype(x) for x in operands if not isinstance(x, torch.Tensor)]]
     best = None
     for group in groups:

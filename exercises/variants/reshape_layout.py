@@ -1,4 +1,5 @@
 from functools import partial
+
 from minicompile.ch07_loops.ir import Layout
 from minicompile.ch07_loops.lazy import contiguous_strides
 

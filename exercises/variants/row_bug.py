@@ -6,8 +6,10 @@ def _extreme(e, r, x, row_statement, result):
     t, n, start = register_type(accumulator_type(r)), fresh(e, "_"), start_text(kind, accumulator_type(r))
     sign = ">" if kind == "max" else "<"
     acc, part = f"acc{n}", f"part{n}"
-    return RowStep(f"{t} {acc} = {start}; int nan{n} = 0;", f"{t} {part} = {start}; int bad{n} = 0;", f"{part} = {x} {sign} {part} ? {x} : {part}; bad{n} |= {x} != {x};",
-                   [f"{acc} = {part} {sign} {acc} ? {part} : {acc};", row_statement.format(n=n)], f" reduction({kind}:{part}) reduction(|:bad{n})",
+    return RowStep(f"{t} {acc} = {start}; int nan{n} = 0;", f"{t} {part} = {start}; int bad{n} = 0;",
+                   f"{part} = {x} {sign} {part} ? {x} : {part}; bad{n} |= {x} != {x};",
+                   [f"{acc} = {part} {sign} {acc} ? {part} : {acc};", row_statement.format(n=n)],
+                   f" reduction({kind}:{part}) reduction(|:bad{n})",
                    result.format(n=n, t=t, acc=acc))
 
 

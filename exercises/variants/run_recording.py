@@ -1,5 +1,5 @@
-from functools import partial
 import weakref
+from functools import partial
 
 import torch
 
@@ -7,7 +7,8 @@ from minicompile.ch11_runtime.cudagraphs import _alias_of_input
 from minicompile.ch11_runtime.host import raise_versions
 
 
-def _run(g, r, args, *, copy_in=True, write_back=True, versions=True, copy_out=True, alias=True, note=True, clear=True, of_call=True, count=True, strides=True):
+def _run(g, r, args, *, copy_in=True, write_back=True, versions=True, copy_out=True, alias=True, note=True, clear=True, of_call=True,
+         count=True, strides=True):
     with torch._C._AutoDispatchBelowAutograd():
         if r.copied and copy_in:
             torch._foreach_copy_(r.placeholders, [args[i] for i in r.copied])
@@ -20,7 +21,8 @@ def _run(g, r, args, *, copy_in=True, write_back=True, versions=True, copy_out=T
         for kind, *rest in r.recipes:
             if kind == "leaves":
                 t = r.leaving[rest[0]]
-                new = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) if strides else torch.empty_like(t, memory_format=torch.contiguous_format)
+                new = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) if strides else torch.empty_like(t,
+                    memory_format=torch.contiguous_format)
                 out.append(new.copy_(t) if copy_out else t)
             elif kind == "stays":
                 t = rest[0].as_strided(rest[0].shape, rest[0].stride()) if alias else rest[0]

@@ -2,10 +2,13 @@
 
 For each kernel form: microseconds and achieved GB/s (bytes of the inputs and outputs over the time), ours and
 torch.compile's, and the cost of launching. Needs a GPU. With --alternatives, single-kernel programs are also
-timed with other block sizes.
+timed with other block sizes. With --curves FILE, only the two curves of chapter 9 are measured: bandwidth by
+elements per program, and by the length of a row that is held in registers or walked.
 """
 import argparse
+import json
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +21,10 @@ from ..ch08_fusion.fuse import FusionOptions, fuse
 from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import link
 from ..ch09_triton.emit import emit_triton, plan
-from ..ch09_triton.heuristics import alternatives
+from ..ch09_triton.heuristics import Config, alternatives
 from ..ch11_runtime.host import compile_schedule
 from ..errors import MinicompileError
+from .run import environment
 
 BF16 = torch.bfloat16
 
@@ -120,15 +124,44 @@ def default_config(kernel):
     return plan(link(kernel, online_softmax=True))[1]
 
 
+def bandwidth(fn, inputs, config) -> float:
+    """GB/s that a program of one kernel moves with this configuration."""
+    program = compile_schedule(schedule_of(fn, inputs), lambda k: emit_triton(k, config))
+    size = sum(t.numel() * t.element_size() for t in [*inputs, *program(list(inputs))])
+    return size / microseconds(lambda: program(list(inputs))) / 1000
+
+
+def curves() -> dict:
+    """{"pointwise": [{block, warps, gbs}], "softmax": [{row, persistent, looped}]}, in GB/s, of float32 tensors of 2^26 elements."""
+    x, y = (torch.randn(1 << 26, device="cuda") for _ in range(2))
+    found = {"pointwise": [], "softmax": []}
+    for block in (1, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192):
+        for warps in sorted({max(1, min(16, block // (32 * each))) for each in (1, 8)}):
+            found["pointwise"].append(dict(block=block, warps=warps, gbs=bandwidth(
+                lambda x, y: x * 2 + y, [x, y], Config({"x": block}, warps))))
+    for row in (256, 1024, 4096, 8192, 16384, 32768):
+        rows = x.view(-1, row)
+        held = Config({"x": max(1, 1024 // row), "r": row}, max(1, min(16, row // 256)), persistent=True)
+        walked = Config({"x": 1, "r": min(row, 2048)}, 8)
+        found["softmax"].append(dict(row=row, **{name: bandwidth(lambda x: F.softmax(x, -1), [rows], config)
+                                                 for name, config in (("persistent", held), ("looped", walked))}))
+    return found
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--alternatives", action="store_true")
     parser.add_argument("--no-peer", action="store_true", help="do not time torch.compile")
+    parser.add_argument("--curves", metavar="FILE", help="write the curves of chapter 9 as JSON, and stop")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         raise MinicompileError("This benchmark measures GPU kernels and no CUDA GPU is here. "
                                "Run it on a machine with one.")
+    if args.curves:
+        measured = {"benchmark": "curves", **environment("minicompile.bench.kernels"), **curves()}
+        Path(args.curves).write_text(json.dumps(measured, indent=1) + "\n")
+        return
     print(f"{'program':22} {'kernels':>7} {'compile s':>9} {'us':>9} {'GB/s':>7} "
           f"{'peer us':>9} {'ours/peer':>9}")
     ratios = []

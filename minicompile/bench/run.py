@@ -221,7 +221,7 @@ def bench(work: str, *, compilers: str = "eager,minicompile,torch", steps: int |
     """Run a benchmark, print its table, and write `report.html`, PNG plots and `result.json` to `out`/`work`.
     Returns the result as written. Raises MinicompileError on wrong use before anything is run."""
     if work not in WORKS:
-        raise MinicompileError(f"There is no benchmark {work!r}. Choose from {', '.join(WORKS)}.")
+        raise MinicompileError(f"There is no benchmark {work!r}. Choose from zoo, {', '.join(WORKS)}.")
     names = check_compilers(compilers)
     device = resolve_device(device)
     if dtype not in (None, "fp32", "tf32", "bf16"):

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import re
 import weakref
 
 import torch
@@ -59,6 +60,13 @@ class FakeTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return fake_call(func, args, kwargs or {})
+
+
+@contextlib.contextmanager
+def outside():
+    """PyTorch as it is outside of every trace."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        yield
 
 
 def storage_key(fake: FakeTensor) -> int:
@@ -160,7 +168,7 @@ def settle_floats(func, args, kwargs):
 # kernels check shapes. They do not check everything else: `torch.mm` of two dtypes, a float as an index, a
 # softmax of integers, a copy onto overlapping memory all pass. Some of these rules are written down here.
 #
-# The rest only the kernel knows, so it is asked: once for each operator and dtypes, and whenever something is
+# The rest only the kernel knows, so it is asked: once for each operator, dtypes and flags, and whenever something is
 # written that shares memory with another argument, it runs on zeros that lie as the tensors would. That costs
 # microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out.
 
@@ -168,6 +176,18 @@ def settle_floats(func, args, kwargs):
 # Their kernels refuse operands of different dtypes, their meta kernels do not.
 ONE_DTYPE = {getattr(aten, name).default for name in
              ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")}
+
+
+STRIDED = {aten.as_strided, aten.as_strided_, aten.as_strided_copy}
+
+
+def _check_storage(t: FakeTensor, sizes, strides, offset=None) -> None:
+    """`as_strided` beyond the memory that there is, which a meta tensor does not have."""
+    form = [tuple(map(present, sizes)), tuple(map(present, strides)), present(t.storage_offset() if offset is None else offset)]
+    there = t.meta.untyped_storage().nbytes()
+    if type(there) is int and 0 not in form[0] and (needed := _length(form) * t.dtype.itemsize) > there:
+        raise RuntimeError(f"setStorage: sizes {list(form[0])}, strides {list(form[1])}, storage offset {form[2]} "
+                           f"require {needed} bytes, out of bounds for storage of size {there}")
 
 
 def _check_indices(tensor, indices) -> None:
@@ -184,31 +204,51 @@ def _check_indices(tensor, indices) -> None:
         d += width
 
 
-REFUSALS = ("not implemented for", "unsupported operation", "for input.numel() == 0")
+# Words of refusals that are not about the numbers in the tensors, which are zeros here
+REFUSALS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
+                      "|same (data ?)?type|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
 TRIED_BYTES = 1 << 20
-_ANSWERS: dict = {}                     # (operator, dtypes, empty?) -> None, or the kernel's refusal
+_ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
 
 
-def _check_with_kernel(func, flat, spec) -> None:
+def _check_with_kernel(func, kwargs, flat, spec) -> None:
     fakes = [x for x in flat if isinstance(x, FakeTensor)]
     if not fakes or func.namespace != "aten" or any(t.device.type != "cpu" for t in fakes) \
-            or torch.Tag.nondeterministic_seeded in func.tags:
+            or torch.Tag.nondeterministic_seeded in func.tags or _trusts_positions(func) or _is_derivative(func):
         return
     forms = [_form(t) for t in fakes]
     shared = func._schema.is_mutable and (
         len({storage_key(t) for t in fakes}) < len(set(map(id, fakes))) or any(
             stride == 0 and size > 1 for sizes, strides, _ in forms for size, stride in zip(sizes, strides)))
-    key = func, tuple([(t.dtype, 0 in sizes) for t, (sizes, _, _) in zip(fakes, forms)])
-    if not shared and key in _ANSWERS:
-        error = _ANSWERS[key]
-    else:
-        if sum(_length(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
-            return
-        error = _kernel_refuses(func, flat, spec)
-        if not shared:
-            _ANSWERS[key] = error
-    if error is not None:
+    empty = [0 in sizes for sizes, _, _ in forms]
+    key = func, tuple(kwargs), tuple([_kind_of(x) for x in flat]), tuple(empty)
+    if not shared and key in _ACCEPTED:
+        return
+    if sum(_length(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
+        return
+    error = _kernel_refuses(func, flat, spec)
+    if error is not None:               # asked again the next time: it may be about the numbers or the shapes of this call
         raise type(error)(*error.args)
+    if not shared:
+        _ACCEPTED.add(key)
+
+
+def _trusts_positions(func) -> bool:
+    """LAPACK's solvers count pivots from 1 and do not check them: with zeros they write outside of their memory."""
+    return any("pivots" in a.name for a in func._schema.arguments)
+
+
+def _is_derivative(func) -> bool:
+    """The autograd engine calls it, with what forward returned: no program is to be refused. And the dtypes may not be
+    eager's: the statistics of a layer norm are float32 on fakes, and of its operand's dtype in a CPU kernel."""
+    return func._schema.name.endswith("_backward")
+
+
+def _kind_of(x):
+    """What a refusal can depend on: of a tensor its dtype, of a number its type, of anything else (flags, names) all of it."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.dim() == 0
+    return type(x) if isinstance(x, (int, float, complex, torch.SymInt, torch.SymFloat)) and type(x) is not bool else x
 
 
 def present(x):
@@ -241,17 +281,14 @@ def _kernel_refuses(func, flat, spec):
             memory.resize_(_length(form) * x.dtype.itemsize)
         return torch.empty(0, dtype=x.dtype).set_(memory, offset, sizes, strides)
 
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    with outside():
         args, kwargs = pytree.tree_unflatten([real(x) for x in flat], spec)
         for memory in blank.values():
             memory.fill_(0)
         try:
             func(*args, **kwargs)
-        except (RuntimeError, NotImplementedError) as error:
-            if any(words in str(error) for words in REFUSALS):
-                return error
-        except Exception:               # about the zeros
-            pass
+        except Exception as error:      # or it is about the zeros
+            return error if REFUSALS.search(str(error)) else None
     return None
 
 
@@ -291,7 +328,9 @@ def fake_call(func, args, kwargs):
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
     if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
         _check_indices(args[0], args[1])
-    _check_with_kernel(func, flat, spec)
+    if func.overloadpacket in STRIDED:
+        _check_storage(*args, **kwargs)
+    _check_with_kernel(func, kwargs, flat, spec)
     device = _result_device(func, args, kwargs, tensors)
     takes_device = any(a.name == "device" for a in func._schema.arguments)
     if takes_device and (not tensors or kwargs.get("device") is not None):
@@ -349,15 +388,16 @@ def fake_call(func, args, kwargs):
 
 # %%
 def _channels_last(t: torch.Tensor) -> bool:
-    """Do the strides say that channels vary fastest? Strides that could mean either count as row-major."""
-    if t.dim() not in (4, 5) or any(isinstance(s, torch.SymInt) for s in (*t.shape, *t.stride())):
+    """Do the strides say that channels vary fastest? Strides that could mean either count as row-major. Symbolic
+    ones are asked as they are in the present call: their order is a guard."""
+    if t.dim() not in (4, 5):
         return False
+    sizes, strides = tuple(map(present, t.shape)), tuple(map(present, t.stride()))
     smallest = 0
     for d in (1, *range(t.dim() - 1, 1, -1), 0):
-        stride = t.stride(d)
-        if t.shape[d] == 0 or stride < smallest or d == 0 and smallest == t.stride(1):
+        if sizes[d] == 0 or strides[d] < smallest or d == 0 and smallest == strides[1]:
             return False
-        smallest = stride * max(t.shape[d], 1)
+        smallest = strides[d] * max(sizes[d], 1)
     return True
 
 
@@ -385,7 +425,7 @@ def _ask_the_kernel(op):
     def layout(out, x, *args):
         if any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride())):
             return out
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        with outside():
             real = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_(), *args)
             return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
     return layout
@@ -421,8 +461,9 @@ def _pointwise_layout(out, operands):
     if not tensors or any(isinstance(s, torch.SymInt)
                           for t in (out, *tensors) for s in (*t.shape, *t.stride())):
         return out
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-        like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else torch.neg(tensors[0].float())
+    with outside():
+        tensors = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]     # of one dtype
+        like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else torch.neg(tensors[0])
         if like.shape != out.shape:
             return out
         return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device="meta")
@@ -438,7 +479,7 @@ def _index_operands(x, indices, out):
     first = places[0] if places[-1] - places[0] < len(places) else 0
     count = out.dim() - len(kept)
     strides = [x.stride(d) for d in kept]
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+    with outside():
         strides[first:first] = [0] * count
         broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides)
         after = (1,) * (len(kept) - first)
@@ -545,7 +586,7 @@ class FakeMode(DispatchMode):
             raise Unsupported("the memory of a lazily conjugated, negated or zero tensor is not its value")
         if tensor.requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
             raise Unsupported("integers that require gradients (a copy from floats makes them) have no fake")
-        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+        with outside():
             fake = FakeTensor(self._meta_like(tensor, sizes), tensor.device, tensor.requires_grad)
             # Whether a view is a leaf is not asked: the answer would change what PyTorch notes about it
             if not tensor._is_view() and not tensor.is_leaf:

@@ -16,7 +16,8 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Sequence
 
 import torch
@@ -30,14 +31,28 @@ from .symbolic import Expr
 
 @dataclass(frozen=True)
 class Location:
-    """A line of the user's program."""
+    """A line of the user's program. Two are equal if they are one line.
+
+    Where CPython knows it: `offset`, in bytes, of the instruction in the code that was captured (behind a graph
+    break that of the resume function), and the text that it was compiled from, up to `end_lineno` and from
+    `column` to `end_column` (UTF-8 bytes, counted from 0). `others`: further lines that asked for the same."""
 
     filename: str
     lineno: int
     function: str
+    offset: int | None = field(default=None, compare=False)
+    end_lineno: int | None = field(default=None, compare=False)
+    column: int | None = field(default=None, compare=False)
+    end_column: int | None = field(default=None, compare=False)
+    others: tuple[Location, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self):
         return f"{self.filename}:{self.lineno} in {self.function}"
+
+    @property
+    def lines(self) -> tuple[Location, ...]:
+        """This line and the others, in the order of the file."""
+        return tuple(sorted((replace(self, others=()), *self.others), key=lambda l: (l.filename, l.lineno)))
 
     @property
     def source(self) -> str:
@@ -45,9 +60,33 @@ class Location:
         return linecache.getline(self.filename, self.lineno).strip()
 
 
+def together(locations: Sequence[Location | None]) -> Location | None:
+    """One location for what several lines asked for: the first, which knows the others."""
+    known = [l for l in locations if l is not None]
+    if not known:
+        return None
+    others = tuple(dict.fromkeys(line for l in known for line in l.lines if line != known[0]))
+    return replace(known[0], others=others) if len(others) > len(known[0].others) else known[0]
+
+
+class _Module(_LazyGraphModule):
+    """PyTorch remembers the text of every GraphModule for ever; this one's goes with its code."""
+
+    def _real_recompile(self):
+        result = super()._real_recompile()
+        code = type(self).forward.__code__
+        weakref.finalize(code, _forget_text, code.co_filename).atexit = False
+        return result
+
+
+def _forget_text(filename: str) -> None:
+    linecache.cache.pop(filename, None)
+    getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).pop(filename, None)
+
+
 def graph_module(root, graph: fx.Graph) -> fx.GraphModule:
     """A GraphModule that generates its Python code when somebody asks for it: stages build many, run few."""
-    return _LazyGraphModule(root, graph)
+    return _Module(root, graph)
 
 
 def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
@@ -168,15 +207,16 @@ def _call_text(node: fx.Node) -> str:
 
 
 def print_graph(gm: fx.GraphModule) -> str:
-    """One line per node: `name: type = call(...)  # user line`."""
-    lines = []
+    """One line per node: `name: type = call(...)  # user line`; the line where it is another one than above."""
+    lines, above = [], None
     for node in gm.graph.nodes:
         if node.op == "output":
             lines.append(f"return {_call_text(node)[len('output('):-1]}")
             continue
         kind = describe(node.meta.get("val")) if "val" in node.meta else "?"
         where = node.meta.get("location")
-        comment = f"  # {where.source or where}" if where else ""
+        text = str(where.source or where) if where else ""
+        comment, above = f"  # {text}" if text and text != above else "", text
         call = "input" if node.op == "placeholder" else _call_text(node)
         lines.append(f"{node.name}: {kind} = {call}{comment}")
     return "\n".join(lines)

@@ -26,8 +26,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
-from .floats import (Float, OPERATIONS, evaluate_float, float_operation, float_symbol, float_text, is_partial,
-                     tree_size)
+from .floats import OPERATIONS, Float, evaluate_float, float_operation, float_symbol, float_text, is_partial, tree_size
 from .symbolic import Int, Symbol, add, bounds, floordiv, mod, mul, product
 
 COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
@@ -354,6 +353,10 @@ def is_symbolic(value) -> bool:
 # ask a fake whose sizes are symbolic for them. Of many, PyTorch has a version in Python, which takes symbols:
 # such a call is made again, with these. If that asks as well, it gets the sizes at hand, and a guard fixes
 # them.
+#
+# One thing is lost on the way. On a GPU autocast computes `interpolate` in float32: the cast is attached to the
+# operators that it is composed of in C++. The version in Python is composed of others, so here its operand is cast
+# before.
 
 # %%
 class NumbersNeeded(RuntimeError):
@@ -372,6 +375,18 @@ def answer_in_numbers(numbers):
     return pytree.tree_map(int, numbers)
 
 
+def cast_as_autocast(function, args: tuple, kwargs: dict) -> tuple:
+    """The positional arguments of `F.interpolate` and of what it calls, as autocast on a GPU has them."""
+    if function is torch.nn.functional.interpolate:
+        mode = args[3] if len(args) > 3 else kwargs.get("mode", "nearest")
+        resamples = mode != "area"                       # which is a pooling, and not cast
+    else:
+        resamples = "upsample_" in getattr(function, "__name__", "")
+    half = resamples and args and isinstance(args[0], torch.Tensor) and args[0].device.type == "cuda" \
+        and args[0].dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled("cuda")
+    return (args[0].float(), *args[1:]) if half else args
+
+
 def with_symbols(function, *args, **kwargs):
     """function(*args, **kwargs), where sizes of fakes may be symbolic."""
     try:
@@ -381,7 +396,7 @@ def with_symbols(function, *args, **kwargs):
             raise
     try:
         with torch._C._EnablePythonDispatcher():
-            return function(*args, **kwargs)
+            return function(*cast_as_autocast(function, args, kwargs), **kwargs)
     except RuntimeError as error:
         if not needs_numbers(error):
             raise

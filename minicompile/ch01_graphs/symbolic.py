@@ -274,7 +274,7 @@ def provably_less(a: Int, b: Int) -> bool:
 
 def provably_nonnegative(a: Int) -> bool:
     low = bounds(a)[0]
-    return low is not None and low >= 0
+    return low is not None and low >= 0 or provably_less(mul(a, -1), 1)
 
 
 def _divide_terms(a: Expr, b: Int) -> tuple[Int, Int]:
@@ -374,10 +374,9 @@ def mod(a: Int, b: Int) -> Int:
     if isinstance(rest, int):
         return mod(rest, b)
     if isinstance(b, int):
-        g = math.gcd(b, *[c for _, c in _terms(rest)])
-        if g > 1:
-            rest = _make({t: c // g for t, c in rest.terms.items()}, rest.const // g)
-            return mul(mod(rest, b // g), g)
+        smaller, divisor = _without_common_factor(rest, b)
+        if divisor != b:
+            return mul(mod(smaller, divisor), b // divisor)
     return Expr({(Mod(rest, b),): 1}, 0)
 
 # %% [markdown]
@@ -434,11 +433,31 @@ def coefficient(e: Int, symbol: Symbol) -> Int | None:
     return out
 
 
+# %% [markdown]
+# Python's division rounds down, that of C++ and Triton toward zero: `-1 // 5` is -1 in the one and 0 in the other, and
+# `-1 % 5` is 4 or -1. Numerators can be negative although no index is: flipping a repeated dimension reads element
+# `(9 - i) % 5`, whose canonical form is `(4 - i) % 5`. Both roundings agree where the numerator is not negative, and
+# adding a multiple of the divisor makes it so: `(4 - i + 5) % 5`, and `(4 - i + 5) // 5 - 1`. How many multiples it
+# takes follows from the lower bound. Where no bound is known, the text computes the floor from the truncated remainder.
+
+# %%
+def _lift(numerator: Int, divisor: Int) -> int | None:
+    """The smallest k for which `numerator + k * divisor` is known not to be negative; None if none is known
+    that keeps it in 32 bits."""
+    if provably_nonnegative(numerator):
+        return 0
+    low, high = bounds(numerator)
+    by, largest = bounds(divisor)
+    if low is None or by is None or by <= 0:
+        return None
+    k = -(low // by)
+    return k if None in (high, largest) or high + k * largest < 2**31 else None
+
+
 def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: str = "//",
             truncates: bool = False) -> str:
-    """Render for Python by default; backends pass their own spelling of division. `truncates`: it rounds
-    toward zero. That is no difference for indices, which are not negative where they are used, but for sizes
-    it is."""
+    """Render for Python by default; backends pass their own spelling of division. `truncates`: division and remainder
+    round toward zero, as in C++ and Triton."""
     e = as_expr(e)
     if isinstance(e, int):
         return str(e)
@@ -450,13 +469,15 @@ def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: 
     def atom_text(a: Atom, alone: bool) -> str:
         if isinstance(a, Symbol):
             return name(a)
-        over, under = operand(a.numerator), operand(a.divisor)
-        text = f"{over} {floordiv if isinstance(a, FloorDiv) else '%'} {under}"
-        if truncates and not provably_nonnegative(a.numerator) and \
-                all(s.size is None for s in symbols(a.numerator)):
+        over, under, divides = a.numerator, operand(a.divisor), isinstance(a, FloorDiv)
+        lift = _lift(over, a.divisor) if truncates else 0
+        if lift is not None:
+            text = f"{operand(add(over, mul(a.divisor, lift)))} {floordiv if divides else '%'} {under}"
+            text += f" - {lift}" if divides and lift else ""
+        else:
+            over = operand(over)
             text = f"({over} % {under} + {under}) % {under}"
-            if isinstance(a, FloorDiv):
-                text = f"({over} - {text}) {floordiv} {under}"
+            text = f"({over} - {text}) {floordiv} {under}" if divides else text
         return text if alone else f"({text})"
 
     parts = []

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from ..errors import Unsupported
 from .fake import DispatchMode, FakeTensor, fake_call, settle_floats
 from .graph import call_node, graph_module, interpret
-from .shapes import NUMBERS, answer_in_numbers, expr_of, is_symbolic
+from .shapes import NUMBERS, expr_of, is_symbolic
 
 aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ class Recorder(DispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in NUMBERS:
-            return answer_in_numbers(NUMBERS[func](args[0]))
+            return fake_call(func, args, kwargs)
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])
         args, kwargs = settle_floats(func, args, kwargs)
@@ -116,8 +116,7 @@ class Recorder(DispatchMode):
         before = FakeTensor(as_it_is, fake.device)
         self.nodes[id(before)] = before, node
         for earlier in self.graph.nodes:
-            if earlier.meta["val"] is fake:
-                earlier.meta["val"] = before
+            earlier.meta["val"] = pytree.tree_map(lambda x: before if x is fake else x, earlier.meta["val"])
 
     def _alias(self, fake):
         meta = fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta")    # a constant is real

@@ -113,8 +113,7 @@ def watch(cache: EntryCache, entry: Entry) -> None:
         if not exiting() and weak_cache() is not None and weak_entry() is not None:
             drop_entry(weak_cache(), weak_entry())
 
-    for guard in entry.guards:
-        target = getattr(guard.expected, "type", guard.expected)
+    for target in (*(getattr(guard.expected, "type", guard.expected) for guard in entry.guards), *entry.constants):
         target = target() if isinstance(target, weakref.ref) else None
         if target is not None and id(target) not in seen:
             seen.add(id(target))

@@ -29,8 +29,7 @@ import torch
 
 from . import guards as g
 from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
-from .stable import (Memo, is_stable, keys_read, path_to, refresh, root_of, things, varying_slots,
-                     watched)
+from .stable import TENSOR, facts, is_stable, make_memo, refresh, root_of, varying_attributes, watched
 
 FREE = (LocalSource, ConstantSource)      # reading one is as cheap as reading a variable
 
@@ -60,7 +59,7 @@ class Emitter:
     constant_names: dict = field(default_factory=dict)     # id (value, for devices) -> name
     prefix: str = "__g"
     outputs: dict | None = None                            # stable source -> position in the memo's answer
-    varying: frozenset = frozenset()                       # slots that are read at each call
+    varying: frozenset = frozenset()                       # attributes that are read at each call
 
     def __call__(self, value) -> str:
         """A name for an object in the generated function's globals."""
@@ -155,16 +154,20 @@ class CheckText:
     functions: list = field(default_factory=list)
     names: dict = field(default_factory=lambda: {"__refresh": refresh})
 
-    def add_memo(self, name: str, write, parameters, roots: int, keys: tuple = ()) -> None:
-        """A memo with the arguments `parameters`, of which `roots` are compared by identity. write(emitter):
-        emits the full check and returns the text of (things, tensors, outputs). keys: what is read of each
-        thing."""
-        facts, emitter = twice(write, parameters, prefix=f"{name}_g")
+    def add_memo(self, name: str, guards, parameters, looks_at, outputs=()) -> None:
+        """A memo of guards, its arguments being the sources `parameters`, and the full check of them, which
+        returns a tuple of the values of `outputs`. looks_at: what `facts` gave for the guards."""
+        def write(emitter):
+            for guard in guards:
+                emitter.check(guard)
+            return tuple_text(map(emitter.read, outputs))
+
+        text, emitter = twice(write, parameters, prefix=f"{name}_g")
         signature = ", ".join(f"__a{i}" for i in range(len(parameters)))
-        body = [*emitter.lines, f"return {facts}"]
+        body = [*emitter.lines, f"return {text}"]
         self.functions.append(f"def {name}_full({signature}):\n{indent(body, 4)}")
         self.names.update(emitter.constants)
-        self.names[name] = Memo(roots, keys)
+        self.names[name] = make_memo(parameters, looks_at, outputs, watched(guards))
 
 
 def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
@@ -174,10 +177,11 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
 
 def check_text(guards, inputs, written=()) -> CheckText:
     guards, result = list(guards), CheckText()
-    varying = varying_slots(guards, written)
-    stable = [guard for guard in guards if things(guard, varying) is not None]
+    varying = varying_attributes(guards, written)
+    looks = {id(guard): facts(guard, varying) for guard in guards}
+    stable = [guard for guard in guards if looks[id(guard)] is not None]
     world = [guard for guard in guards if isinstance(guard.source, GlobalStateSource)]
-    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and things(guard, varying) is None]
+    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and looks[id(guard)] is None]
     done = {id(guard) for guard in (*stable, *world, *loose)}
     outputs: dict = {}
 
@@ -190,18 +194,6 @@ def check_text(guards, inputs, written=()) -> CheckText:
             emitter.lines += memo_call("__tensors", reads, "__t")
         return tuple_text([emitter.read(source) for source in inputs], len(outputs))
 
-    def write_stable(emitter):
-        for guard in stable:
-            emitter.check(guard)
-        return "({}, {}, {})".format(
-            tuple_text([*map(emitter, watched(stable)), *map(emitter.read, on_the_way)]),
-            tuple_text(map(emitter.read, tensors)), tuple_text(map(emitter.read, outputs)))
-
-    def write_loose(emitter):
-        for guard in loose:
-            emitter.check(guard)
-        return "((), (), ())"
-
     states = Emitter(prefix="__s")
     for guard in world:
         states.check(guard)
@@ -209,17 +201,12 @@ def check_text(guards, inputs, written=()) -> CheckText:
     result.names.update(states.constants)
     result.names.update(rest.constants)
     if loose:
-        result.add_memo("__tensors", write_loose, list(dict.fromkeys(guard.source for guard in loose)), 0)
+        tensors = dict.fromkeys(guard.source for guard in loose)
+        result.add_memo("__tensors", loose, tensors, [(TENSOR, source) for source in tensors])
     if stable or outputs:
-        # An ordered set: each thing comes after those that it is reached through
-        on_the_way = dict.fromkeys(thing for guard in stable for thing in things(guard, varying))
-        on_the_way.update(dict.fromkeys(thing for source in outputs for thing in path_to(source)))
-        tensors = [guard.source for guard in stable if guard.kind == "TENSOR_MATCH"]
-        roots = list(dict.fromkeys(root_of(source) for source in (*on_the_way, *tensors, *outputs)))
-        read = keys_read(stable, outputs)
-        keys = [read.get(thing, ()) for thing in on_the_way]
-        keys = [None] * len(watched(stable)) + [None if k is None else tuple(k) for k in keys]
-        result.add_memo("__stable", write_stable, roots, len(roots), tuple(keys))
+        found = [fact for guard in stable for fact in looks[id(guard)]]
+        roots = dict.fromkeys(root_of(source) for source in (*(source for _, source in found), *outputs))
+        result.add_memo("__stable", stable, roots, found, outputs)
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
     result.lines = [*states.lines, *rest.lines]
     is_stable.cache_clear()                                # its keys hold constants of the entry
@@ -248,6 +235,8 @@ def indent(lines, by: int) -> str:
 
 def generate_function(name: str, parameters: list[str], check: CheckText, hit: list[str], miss: str) -> str:
     signature, lines = ", ".join(["__F", *parameters]), check.lines
+    if any("__G" in line for line in (*lines, *hit)):
+        lines = ["__G = __F.__globals__", *lines]
     return ("".join(check.functions) +
             f"def {name}({signature}):\n    try:\n{indent(lines, 8)}    except __Exception:\n        pass\n"
             f"    else:\n{indent(hit, 8)}    return {miss}\n")
@@ -261,44 +250,47 @@ def define(text: str, name: str, namespace: dict, what: str):
     it."""
     filename = f"<minicompile {what} {next(_numbers)}>"
     exec(compile(text, filename, "exec"), namespace)
-    function = namespace[name]
+    function = namespace.pop(name)                         # whoever drops it frees it: no cycle
     function.source_text = text
     linecache.cache[filename] = len(text), None, text.splitlines(True), filename
     weakref.finalize(function.__code__, linecache.cache.pop, filename, None)
     return function
 
 
-def base_namespace(func_globals: dict) -> dict:
+def base_namespace() -> dict:
     """What the text of sources and guards may name."""
-    return {"__G": func_globals, "__Miss": Miss, "__Exception": Exception, "__torch": torch,
+    return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
             "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
             "__class_has": g.class_has, "__function_has": g.function_has, "__hooks": g.GLOBAL_HOOKS,
-            "__new_cell": types.CellType, "__builtins__": builtins, "__math": math,
+            "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, "__math": math,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 
 
 # %%
-def build_check(guards, input_sources, code, func_globals=None, constants=()):
+def build_check(guards, input_sources, code, constants=()):
     """check(function, *frame_args) -> tuple of the values of `input_sources`, or None when a guard fails."""
     check = check_text(guards, input_sources)
     text = generate_function("__check", frame_parameters(code), check, [f"return {check.inputs}"], "None")
-    namespace = base_namespace(func_globals if func_globals is not None else {})
+    namespace = base_namespace()
     namespace.update(check.names, __K=constants)
     return define(text, "__check", namespace, "guards")
 
 
-def build_entry(guards, input_sources, code, func_globals, body: str, namespace: dict, written=()):
+def build_entry(guards, input_sources, code, body: str, namespace: dict, written=(), weak=()):
     """One compiled call: entry(function, *frame_args). `__inputs` in the body is the tuple of inputs.
 
-    body: statements ending in a return. namespace: what the body names (`__graph`, `__K`, resume
-    functions), and `__next`, a one-element list holding the function to call with the same arguments when a
-    guard fails. written: the attributes that the body writes, (source of the object, name)."""
+    body: statements ending in a return. namespace: what the body names (`__graph`, `__K`), and `__next`, a
+    one-element list holding the function to call with the same arguments when a guard fails. written: the
+    attributes that the body writes, (source of the object, name). weak: indices of the weak constants that the
+    body names `__k0`, `__k1`, ...; they are held for the time of the call."""
     check, parameters = check_text(guards, input_sources, written), frame_parameters(code)
+    for i in weak:
+        check.lines += [f"__k{i} = __K[{i}]()", f"if __k{i} is None: raise __Miss"]
     hit = [f"__inputs = {check.inputs}", *body.splitlines()]
     miss = f"__next[0]({', '.join(['__F', *parameters])})"
     name = f"__compiled_{code.co_name}" if code.co_name.isidentifier() else "__compiled_frame"
     text = generate_function(name, parameters, check, hit, miss)
-    scope = base_namespace(func_globals)
+    scope = base_namespace()
     scope.update(check.names)
     scope.update(namespace)
     return define(text, name, scope, f"entry {code.co_name}")
@@ -312,9 +304,9 @@ def build_entry(guards, input_sources, code, func_globals, body: str, namespace:
 
 # %%
 def call_namespace(code, function, args, constants) -> dict:
-    namespace = base_namespace(function.__globals__)
+    namespace = base_namespace()
     namespace.update(zip(frame_parameters(code), args))
-    namespace.update(__F=function, __K=constants)
+    namespace.update(__F=function, __G=function.__globals__, __K=constants)
     return namespace
 
 

@@ -28,7 +28,7 @@ from typing import Any, Callable
 import torch
 
 from ..ch01_graphs.fake import stride_pattern
-from .identity import strongly, weakly
+from .identity import held, is_found, strongly, weakly, weakly_found
 from .sources import GlobalStateSource, InstanceDictSource, Source
 
 
@@ -167,14 +167,18 @@ def weak_identities(guards) -> GuardSet:
     result = GuardSet()
     for g in guards:
         expected = g.expected
-        if g.kind in ("ID_MATCH", "TYPE_MATCH"):
+        if g.kind in ("ID_MATCH", "TYPE_MATCH", "FUNCTION_CODE", "GLOBALS"):
             expected = weakly(expected)
+        elif g.kind == "CONSTANT_MATCH":
+            expected = held(expected)
         elif g.kind == "MODULE_STRUCTURE":
             expected = replace(expected, type=weakly(expected.type))
         elif g.kind == "CLASS_ATTR":
-            expected = (weakly(expected[0]), expected[1], weakly(expected[2]))
+            expected = (weakly(expected[0]), expected[1], weakly_found(expected[2]))
         elif g.kind == "FUNCTION":
-            expected = (weakly(expected[0]), *expected[1:])
+            expected = weak_facts(*expected)
+        elif g.kind == "ANSWER":
+            expected = (held(expected[0]), tuple(map(held, expected[1])), held(expected[2]))
         result.add(g.source, g.kind, expected, g.location)
     return result
 
@@ -203,15 +207,15 @@ def same_constant(a, b) -> bool:
 
 @guard("CONSTANT_MATCH")
 def constant_match(g, x, const):
-    e = g.expected
-    why = lambda v: changed(g.source, e, v)
+    e = held(g.expected)
+    why = lambda v: changed(g.source, strongly(e), v)
     if e is None or isinstance(e, (bool, type, torch.dtype)) or e is Ellipsis:
         return [Condition(f"{x} is {e if e is None or isinstance(e, bool) else const(e)}", why)]
     if type(e) in (int, str, bytes):
         return [Condition(f"type({x}) is {type(e).__name__} and {x} == {e!r}", why)]
     if type(e) is float and e == e and e != 0.0 and not math.isinf(e):
         return [Condition(f"type({x}) is float and {x} == {e!r}", why)]
-    return [Condition(f"__same_constant({x}, {const(e)})", why)]
+    return [Condition(f"__same_constant({x}, {name_of(e, const)})", why)]
 
 
 # %% [markdown]
@@ -248,28 +252,46 @@ def no_key(g, x, const):
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
+def weak_facts(function, code, defaults: tuple | None, kwdefaults: tuple) -> tuple:
+    """What a FUNCTION guard expects, held weakly."""
+    return (weakly(function), weakly(code), defaults and tuple(map(weakly, defaults)),
+            tuple((name, weakly(value)) for name, value in kwdefaults))
+
+
 def function_has(function, code, defaults, kwdefaults) -> bool:
+    """Whether the function still is what `weak_facts` was given."""
     function = strongly(function)
-    if function is None or function.__code__ is not code or function.__defaults__ is not defaults:
+    if function is None or function.__code__ is not strongly(code):
         return False
+    pairs = [((None, value), (None, old)) for value, old in zip(function.__defaults__ or (), defaults or ())]
     now = tuple((function.__kwdefaults__ or {}).items())
-    return len(now) == len(kwdefaults) and all(k == name and v is value for (k, v), (name, value)
-                                               in zip(now, kwdefaults))
+    return len(pairs) == len(function.__defaults__ or ()) == len(defaults or ()) and \
+        len(now) == len(kwdefaults) and all(name == other and value is strongly(old) for (name, value), (other, old)
+                                            in (*pairs, *zip(now, kwdefaults)))
 
 
 @guard("FUNCTION")
 def function_facts(g, x, const):
     """No source; expected: a function that was inlined, its code, defaults, and keyword-only
     defaults (name, value)."""
-    function, *parts = g.expected
-    return [Condition(f"__function_has({', '.join(map(const, (weakly(function), *parts)))})",
-                      lambda v: f"the code or a default of {short(strongly(function))} was replaced")]
+    facts = weak_facts(*g.expected)
+    return [Condition(f"__function_has({', '.join(map(const, facts))})",
+                      lambda v: f"the code or a default of {short(strongly(facts[0]))} was replaced")]
 
 
 @guard("FUNCTION_CODE")
 def function_code(g, x, const):
-    return [Condition(f"{x}.__code__ is {const(g.expected)}",
+    return [Condition(f"{x}.__code__ is {name_of(weakly(g.expected), const)}",
                       lambda v: f"{g.source} is another function: {short(v)}")]
+
+
+@guard("GLOBALS")
+def same_globals(g, x, const):
+    """That the function being called has the globals of `expected`, a module or a function, or without it
+    those of the function that the source reads. Functions of equal code may have others."""
+    owner = x if g.expected is None else name_of(weakly(g.expected), const)
+    name = "__dict__" if isinstance(strongly(g.expected), types.ModuleType) else "__globals__"
+    return [Condition(f"{owner}.{name} is __G", lambda v: "the function has other globals")]
 
 
 # %% [markdown]
@@ -290,16 +312,16 @@ def class_lookup(cls: type, name: str):
 
 
 def class_has(cls, name: str, found) -> bool:
-    """Whether the class still has this attribute; both as `weakly` gives them."""
-    cls, expected = strongly(cls), strongly(found)
-    return cls is not None and (expected is not None or found is None) and class_lookup(cls, name) is expected
+    """Whether the class still has this attribute; both as `weakly` and `weakly_found` give them."""
+    cls = strongly(cls)
+    return cls is not None and is_found(class_lookup(cls, name), found)
 
 
 @guard("CLASS_ATTR")
 def class_attr(g, x, const):
     """No source; expected: (class, name, what `class_lookup` finds)."""
     cls, name, found = g.expected
-    return [Condition(f"__class_has({const(weakly(cls))}, {name!r}, {const(weakly(found))})",
+    return [Condition(f"__class_has({const(weakly(cls))}, {name!r}, {const(weakly_found(found))})",
                       lambda v: f"the attribute {name!r} of {short(strongly(cls))} was set, replaced or "
                                 "removed")]
 
@@ -319,22 +341,24 @@ CHILD_DICTS = ("_parameters", "_buffers", "_modules")
 @dataclass(frozen=True)
 class ModuleSpec:
     """type: the class; children: per dictionary its keys in order; hooks: the hook dictionaries that were
-    empty."""
+    empty; visible: children that no attribute in the module's `__dict__` hides."""
     type: type
     children: tuple
     hooks: tuple = HOOK_DICTS
+    visible: frozenset = frozenset()
 
     @staticmethod
     def of(module: torch.nn.Module) -> "ModuleSpec":
         d = module.__dict__
-        return ModuleSpec(type(module), tuple((k, tuple(d[k])) for k in CHILD_DICTS),
-                          tuple(h for h in HOOK_DICTS if not d.get(h)))
+        children = tuple((k, tuple(d[k])) for k in CHILD_DICTS)
+        return ModuleSpec(type(module), children, tuple(h for h in HOOK_DICTS if not d.get(h)),
+                          frozenset(key for _, keys in children for key in keys if key not in d))
 
 
 @guard("MODULE_STRUCTURE")
 def module_structure(g, x, const):
-    """expected: a ModuleSpec. The class, the names of children, and the absence
-    of hooks."""
+    """expected: a ModuleSpec. The class, the names of children, and the absence of hooks and of attributes
+    that hide a child."""
     spec, d, module = g.expected, const.read(InstanceDictSource(g.source)), f"module {g.source}"
     result = [Condition(f"type({x}) is {name_of(weakly(spec.type), const)}",
                         lambda v: changed(f"class of {module}", strongly(spec.type), type(v)))]
@@ -343,6 +367,9 @@ def module_structure(g, x, const):
         text = f"[*{d}[{kind!r}]] == {list(keys)!r}" if keys else f"not {d}[{kind!r}]"
         result.append(Condition(text, lambda v, what=what, kind=kind, keys=keys: changed(
             what, list(keys), list(v.__dict__[kind]))))
+    if spec.visible:
+        result.append(Condition(f"{const(spec.visible)}.isdisjoint({d})",
+                                lambda v: f"an attribute of {module} hides a child of the same name"))
     if spec.hooks:
         text = " or ".join(f"{d}[{h!r}]" for h in spec.hooks)
         result.append(Condition(f"not ({text})", lambda v: f"a hook was registered on {module}"))
@@ -466,7 +493,7 @@ def shape_mismatch(name, spec, value) -> str:
 
 @guard("NOT_A_VIEW")
 def not_a_view(g, x, const):
-    """expected: whether it is a leaf. Of a view that is not asked: PyTorch would compute its `grad_fn` anew."""
+    """expected: whether it is a leaf. Of a view that is not asked: PyTorch would make its `grad_fn` anew."""
     return [Condition(f"not {x}._is_view()", lambda v: f"{g.source} is a view of another tensor"),
             Condition(f"{x}.is_leaf is {g.expected}", lambda v: f"is_leaf of {g.source} changed")]
 
@@ -478,6 +505,11 @@ def not_a_view(g, x, const):
 # `NOT_ALIASED` takes one other source or a tuple of them; all are compared at once by the size of a set.
 
 # %%
+def others(g) -> tuple:
+    """The further sources of ALIASED and NOT_ALIASED."""
+    return g.expected if isinstance(g.expected, tuple) else (g.expected,)
+
+
 @guard("ALIASED")
 def aliased(g, x, const):
     return [Condition(f"{x} is {const.read(g.expected)}",
@@ -486,13 +518,13 @@ def aliased(g, x, const):
 
 @guard("NOT_ALIASED")
 def not_aliased(g, x, const):
-    others = g.expected if isinstance(g.expected, tuple) else (g.expected,)
-    if len(others) == 1:
-        return [Condition(f"{x} is not {const.read(others[0])}",
-                          lambda v: f"{g.source} and {others[0]} are the same object now")]
-    ids = ", ".join(f"id({text})" for text in (x, *map(const.read, others)))
-    names = [str(source) for source in (g.source, *others)]
-    return [Condition(f"len({{{ids}}}) == {len(others) + 1}",
+    first, *more = others(g)
+    if not more:
+        return [Condition(f"{x} is not {const.read(first)}",
+                          lambda v: f"{g.source} and {first} are the same object now")]
+    ids = ", ".join(f"id({text})" for text in (x, *map(const.read, others(g))))
+    names = [str(source) for source in (g.source, *others(g))]
+    return [Condition(f"len({{{ids}}}) == {len(names)}",
                       lambda v: f"two of {short(names)} are the same object now")]
 
 
@@ -528,18 +560,21 @@ def autocast_state() -> tuple:
 
 def torch_function_state() -> tuple:
     """(torch functions enabled, TorchFunctionModes by device or class, number of TorchDispatchModes,
-    inside of torch.func.vmap and its like)."""
+    inside of torch.func.vmap and its like, inside of forward-mode differentiation)."""
     modes = torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
     return (torch._C._is_torch_function_enabled(), tuple(str(getattr(m, "device", type(m))) for m in modes),
-            torch._C._len_torch_dispatch_stack(), torch._C._are_functorch_transforms_active())
+            torch._C._len_torch_dispatch_stack(), torch._C._are_functorch_transforms_active(),
+            torch.autograd.forward_ad._current_level >= 0)
 
 
 @guard("ANSWER")
 def answer(g, x, const):
     """No source; expected: (function, its arguments, what it answered), for other settings of the library."""
-    function, args, result = g.expected
-    return [Condition(f"__same_constant({const(function)}(*{const(args)}), {const(result)})",
-                      lambda v: changed(f"{function.__name__}{args}", result, function(*args)))]
+    function, args, result = held(g.expected[0]), tuple(map(held, g.expected[1])), held(g.expected[2])
+    now = f"{name_of(function, const)}({', '.join(name_of(a, const) for a in args)})"
+    return [Condition(f"__same_constant({now}, {name_of(result, const)})",
+                      lambda v: changed(f"{strongly(function).__name__}{tuple(map(strongly, args))}", strongly(result),
+                                        strongly(function)(*map(strongly, args))))]
 
 
 def global_hooks() -> tuple:
@@ -558,9 +593,10 @@ STATE = {"GRAD_MODE": torch.is_grad_enabled, "INFERENCE_MODE": torch.is_inferenc
 # The usual values of some, tested without building a tuple: these run on every compiled call
 USUAL = {("GLOBAL_HOOKS", ()): "not (__hooks[0] or __hooks[1] or __hooks[2] or __hooks[3])",
          ("AUTOCAST", ()): "not __torch._C._is_any_autocast_enabled()",
-         ("TORCH_FUNCTION", (True, (), 0, False)):
+         ("TORCH_FUNCTION", (True, (), 0, False, False)):
          "__torch._C._is_torch_function_enabled() and not (__torch._C._len_torch_function_stack() or "
-         "__torch._C._len_torch_dispatch_stack() or __torch._C._are_functorch_transforms_active())"}
+         "__torch._C._len_torch_dispatch_stack() or __torch._C._are_functorch_transforms_active() or "
+         "__torch.autograd.forward_ad._current_level >= 0)"}
 
 
 def state_match(g, x, const):

@@ -3,34 +3,54 @@
 #
 # Most objects must not be kept alive by a cache entry: a compiled function that pins the user's model leaks
 # gigabytes. So an object is remembered by a weak reference. Comparing `id(x)` with a remembered number would
-# cost the same and be wrong: once the object is gone, a new one can get its address. Classes of
-# libraries, Python modules, code and builtin functions live long anyway and are held directly. A class of the
-# program is not: its methods lead to their code, to which the entries are attached, and that would be a cycle
-# that the garbage collector does not see.
+# cost the same and be wrong: once the object is gone, a new one can get its address. Classes, modules and
+# builtin functions of libraries live long anyway and are held directly. Those of the program are not: a
+# class leads to its methods, a method to its globals, these to everything, and an entry is attached to a code
+# object, where the garbage collector does not see it. The same goes for functions and for code.
 
 # %%
 from __future__ import annotations
 
+import enum
+import functools
 import sys
 import types
 import weakref
+from dataclasses import dataclass
 
 import torch
 
-LONG_LIVED = (types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.dtype, torch.device)
-LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy"))
+LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", "minicompile")) - {"__main__"}
 HEAP_TYPE = 1 << 9
 
 
-def is_library_type(cls: type) -> bool:
-    return not cls.__flags__ & HEAP_TYPE or str(cls.__module__).partition(".")[0] in LIBRARIES - {"__main__"}
+def is_long_lived(thing) -> bool:
+    """Whether an entry may hold `thing` directly."""
+    if isinstance(thing, (torch.dtype, torch.device, weakref.ref, type(None))):
+        return True
+    if isinstance(thing, type):
+        return not thing.__flags__ & HEAP_TYPE or is_of_library(thing, thing.__module__, thing.__qualname__)
+    if isinstance(thing, types.ModuleType):
+        return is_of_library(thing, thing.__name__)
+    if isinstance(thing, types.BuiltinFunctionType):
+        return thing.__self__ is None or isinstance(thing.__self__, (type, types.ModuleType)) \
+            and is_long_lived(thing.__self__)
+    return False
+
+
+def is_of_library(thing, module: str, name: str = "") -> bool:
+    """Whether `thing` is what a library has under this name."""
+    if str(module).partition(".")[0] not in LIBRARIES:
+        return False
+    found = sys.modules.get(module)
+    for part in name.split(".") if name else ():
+        found = getattr(found, part, None)
+    return found is thing
 
 
 def weakly(expected):
     """A weak reference to what a cache entry must not keep alive; long-lived objects as they are."""
-    if isinstance(expected, (*LONG_LIVED, weakref.ref, type(None))):
-        return expected
-    if isinstance(expected, type) and is_library_type(expected):
+    if is_long_lived(expected):
         return expected
     try:
         return weakref.ref(expected)
@@ -41,3 +61,48 @@ def weakly(expected):
 def strongly(expected):
     """The object behind what `weakly` returned; None when it is gone."""
     return expected() if isinstance(expected, weakref.ref) else expected
+
+
+# %% [markdown]
+# Two refinements. What lies in a class may be a `property`, a `staticmethod` or a slot, to which there are no
+# weak references; it is recognised by what it is made of. And an entry owns the constants that its text cannot
+# spell. Many are made by the trace and belong to nobody else, so only those are held weakly that the program
+# must own somewhere: classes, functions, modules, code.
+
+# %%
+PARTS = {property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classmethod: ("__func__",),
+         types.MemberDescriptorType: ("__objclass__", "__name__")}
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """What a descriptor was made of."""
+    type: type
+    parts: tuple
+
+    def is_of(self, found) -> bool:
+        return type(found) is self.type and all(
+            getattr(found, name) is strongly(part) for name, part in zip(PARTS[self.type], self.parts))
+
+
+def weakly_found(found):
+    """`weakly` for what lies in the dictionary of a class."""
+    names = PARTS.get(type(found))
+    return weakly(found) if names is None else Made(type(found), tuple(weakly(getattr(found, n)) for n in names))
+
+
+def is_found(found, expected) -> bool:
+    """Whether `found` is what `weakly_found` was given."""
+    return expected.is_of(found) if type(expected) is Made else found is strongly(expected)
+
+
+OWNED = (type, types.FunctionType, functools._lru_cache_wrapper, types.ModuleType, types.CodeType, enum.Enum,
+         torch.nn.Module)
+
+
+def held(constant):
+    """A constant as an entry holds it: a weak reference, or itself."""
+    if not isinstance(constant, OWNED) or isinstance(constant, types.FunctionType) and is_of_library(
+            constant, constant.__module__, constant.__qualname__):
+        return constant
+    return weakly(constant)

@@ -21,9 +21,12 @@
 # %%
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+
+from .identity import held, strongly
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ def parameter_name(local_name: str) -> str:
 # ## Roots
 #
 # A path has to begin somewhere the generated function can see. There are only a few such places: the
-# arguments, the globals `__G`, the function being called `__F` (it carries the closure cells), constants
-# owned by the compiled entry `__K`, and the state of the torch library itself.
+# arguments, the function being called `__F` (it carries the closure cells and the globals `__G`), constants
+# of the compiled entry `__K`, and the state of the torch library itself.
 #
 # `__F` is a parameter of the generated function, not a global of it. Two closures made by the same `def`
 # share their code and therefore their compiled entries, but not their cells.
@@ -85,6 +88,17 @@ class GlobalSource(Source):
 
 
 @dataclass(frozen=True)
+class GlobalsSource(Source):
+    """The globals of the function being called."""
+
+    def parts(self):
+        return None, "__G"
+
+    def name(self):
+        return "globals()"
+
+
+@dataclass(frozen=True)
 class ClosureCellSource(Source):
     """The cell itself, for code that hands it on."""
     index: int
@@ -94,28 +108,39 @@ class ClosureCellSource(Source):
 
 
 # %%
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ConstantSource(Source):
-    """An object owned by the entry: it cannot change, so it needs no guard. Another trace may give the same
-    object another index in `__K`, so what counts is the object."""
+    """An object that the entry knows: it cannot become another one, so it needs no guard. Another trace may
+    give the same object another index in `__K`, so what counts is the object. value: as `held` gives it."""
     index: int
-    value: Any = None
+    value: Any
+    number: int                                      # its id
+
+    @staticmethod
+    def of(index: int, real) -> "ConstantSource":
+        return ConstantSource(index, held(real), id(real))
+
+    @property
+    def is_weak(self) -> bool:
+        return isinstance(self.value, weakref.ref)
 
     def parts(self):
-        return None, f"__K[{self.index}]"
+        return None, f"__K[{self.index}]" + "()" * self.is_weak
 
     def name(self):
-        if isinstance(self.value, ModuleType):
-            return self.value.__name__
-        if type(self.value) is dict and "__name__" in self.value:
-            return f"globals() of {self.value['__name__']}"
+        real = strongly(self.value)
+        if isinstance(real, ModuleType):
+            return real.__name__
+        if type(real) is dict and "__name__" in real:
+            return f"globals() of {real['__name__']}"
         return super().name()
 
     def __eq__(self, other):
-        return type(other) is ConstantSource and self.value is other.value
+        return self is other or type(other) is ConstantSource and self.number == other.number \
+            and strongly(self.value) is strongly(other.value) is not None
 
     def __hash__(self):
-        return id(self.value)
+        return self.number
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@
 #
 # So the guards are divided. **Stable** guards depend only on dictionaries, classes and the metadata of
 # tensors. They are evaluated in full once; a `Memo` (`unchanged.c`) then remembers the numbers and answers
-# the next calls, in one C call, with the tuple of parameters that the graph wants. When any number differs it
+# the next calls, in one C call, with the tuple of parameters that the graph wants. When something differs it
 # answers None, the guards are evaluated in full again, and if they hold the memo learns the new numbers.
 # Nothing is believed that a full check has not confirmed, so the memo needs no opinion on *what* changed.
 #
@@ -31,11 +31,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
+import types
 import weakref
 
 import torch
 
-from .guards import PLAIN_TYPES
+from .guards import PLAIN_TYPES, others
 from .identity import strongly
 from .sources import InstanceDictSource, ItemSource, ModuleAttrSource, Source, TupleItemSource
 
@@ -45,13 +47,13 @@ except ImportError:                          # built without CPython's headers: 
     unchanged = None
 
     class Memo:
-        def __init__(self, roots: int, keys: tuple):
+        def __init__(self, *plan):
             pass
 
         def __call__(self, *arguments):
             return None
 
-        def record(self, *facts) -> bool:
+        def record(self, *arguments) -> bool:
             return False
 else:
     Memo = unchanged.Memo
@@ -102,170 +104,190 @@ if unchanged is not None:
 #
 # Those that lead from an object through instance dictionaries: `self.blocks[2].norm.weight` is ten
 # dictionary reads from `self`. The object they start from is the **root**; it is read at each call and
-# compared by identity.
+# compared by identity. Each step is a *place*, where something is held: a key of an object's `__dict__`, a
+# key of one of a module's dictionaries, an index of a tuple.
 
 # %%
-def holder(source: Source) -> Source | None:
-    """The object whose instance dictionary (or dictionary of parameters, ...) holds what `source` reads."""
-    if isinstance(source, (ModuleAttrSource, InstanceDictSource)):
-        return source.base
+OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS = range(6)   # the kinds of things, as `unchanged.c` numbers them
+
+
+def place(source: Source) -> tuple | None:
+    """(kind of thing, source of the thing that holds `source`, at which key or index), or None for a root."""
+    if isinstance(source, ModuleAttrSource):
+        return DICT, ItemSource(InstanceDictSource(source.base), source.kind), source.attribute
+    if isinstance(source, TupleItemSource):
+        return (TUPLE, source.base, source.key) if place(source.base) is not None else None
     if isinstance(source, ItemSource) and isinstance(source.base, InstanceDictSource) \
             and type(source.key) is str:
-        return source.base.base
-    return holder(source.base) if isinstance(source, TupleItemSource) else None
+        return OBJECT, source.base.base, source.key
+    return None
+
+
+def attribute(source: Source) -> tuple | None:
+    """(object, name) of the attribute, or child of a module, that a stable source is or lies in."""
+    if isinstance(source, ModuleAttrSource):
+        return source.base, source.attribute
+    kind, holder, key = place(source)
+    return attribute(holder) if kind == TUPLE else (holder, key)
 
 
 def root_of(source: Source) -> Source:
-    """Where the chain of dictionaries begins; a source that is not stable is its own root."""
-    base = holder(source)
-    return source if base is None else root_of(base)
+    """Where the chain of places begins; a source that is not stable is its own root."""
+    found = place(source)
+    return source if found is None else root_of(found[1])
 
 
 @functools.lru_cache(4096)
 def is_stable(source: Source, varying: frozenset = frozenset()) -> bool:
-    """Whether `source` is a chain of dictionaries from a root that no other such chain leads to. varying:
-    slots, as `slot` gives them, that every call finds written."""
-    if holder(source) is None or slot(source) in varying:
+    """Whether `source` is a chain of places from a root that no other such chain leads to. varying:
+    attributes, as `attribute` gives them, that every call finds written."""
+    found = place(source)
+    if found is None or attribute(source) in varying:
         return False
-    above, _ = root_of(source).parts()
-    while above is not None and holder(above) is None:
+    if place(found[1]) is not None:
+        return is_stable(found[1], varying)
+    above, _ = found[1].parts()
+    while above is not None and place(above) is None:
         above, _ = above.parts()
-    base = holder(source)
-    return above is None and (not varying or holder(base) is None or is_stable(base, varying))
-
-
-def slot(source: Source) -> tuple | None:
-    """(object, name of the attribute) for the last dictionary read of a stable source, if there is one."""
-    if isinstance(source, ModuleAttrSource):
-        return source.base, source.attribute
-    if isinstance(source, TupleItemSource):
-        return slot(source.base)
-    if isinstance(source, ItemSource) and isinstance(source.base, InstanceDictSource):
-        return source.base.base, source.key
-    return None
-
-
-def path_to(source: Source) -> list[Source]:
-    """The objects and dictionaries on the way from the root to `source`, outermost first, without itself."""
-    base = holder(source)
-    if base is None:
-        return []
-    if isinstance(source, TupleItemSource):
-        return path_to(source.base)
-    path = [*path_to(base), base]
-    if isinstance(source, ModuleAttrSource):
-        path.append(ItemSource(InstanceDictSource(base), source.kind))
-    return path
+    return above is None
 
 
 # %% [markdown]
 # ## Which guards are stable
 #
 # A guard is, when what it compares is fixed by the object that its source leads to: identity, class, a
-# constant, what is found in a class. Not the length of a list: a list carries no number. `things` says what
-# the memo must watch for a guard, besides the path.
+# constant, what is found in a class. Not the length of a list: a list carries no number. `facts` says, for a
+# guard, what the memo must look at.
 
 # %%
+SAME, HELD, TENSOR = "the very object", "the address", "the metadata"
 WATCHED = ("CLASS_ATTR", "FUNCTION")
 FIXED = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device)
 
 
-def things(guard, varying: frozenset = frozenset()) -> list[Source] | None:
-    """Sources of the objects and dictionaries to watch, or None for a guard that is not stable."""
-    source, kind = guard.source, guard.kind
-    if kind == "MODULE_STRUCTURE":
-        if not is_stable(InstanceDictSource(source), varying):
-            return None
-        fields = InstanceDictSource(source)
-        return [*path_to(source), source, *(ItemSource(fields, name) for name in structure(guard))]
+def facts(guard, varying: frozenset = frozenset()) -> list[tuple] | None:
+    """(what to look at, source): SAME, HELD, TENSOR or a kind of thing. None for a guard that is not stable."""
+    source, kind, found = guard.source, guard.kind, None
     if kind in WATCHED:
         return []
-    if source is None or not is_stable(source, varying):
-        return None
-    if kind == "TYPE_MATCH":
-        return [*path_to(source), source]
-    if kind == "NO_KEY" and isinstance(source, InstanceDictSource):
-        return path_to(source) if (source.base, guard.expected) not in varying else None
-    if kind in ("ID_MATCH", "TENSOR_MATCH", "TUPLE_LENGTH") \
-            or kind == "CONSTANT_MATCH" and type(guard.expected) in FIXED:
-        return path_to(source)
-    if kind in ("ALIASED", "NOT_ALIASED"):
-        stable = all(is_stable(other, varying) for other in others(guard))
-        return [thing for s in (source, *others(guard)) for thing in path_to(s)] if stable else None
-    return None
+    if kind == "MODULE_STRUCTURE":       # the dictionaries of children and of hooks
+        names = [name for name, _ in guard.expected.children] + list(guard.expected.hooks)
+        fields = InstanceDictSource(source)
+        found = [(ALL, ItemSource(fields, name)) for name in names]
+        found += [(SAME, ItemSource(fields, name)) for name in guard.expected.visible]
+    elif kind == "NO_KEY" and isinstance(source, InstanceDictSource):
+        found = [(SAME, ItemSource(source, guard.expected))]
+    elif kind == "TYPE_MATCH":
+        found = [(OBJECT, source)]
+    elif kind == "TENSOR_MATCH":
+        found = [(TENSOR, source)]
+    elif kind == "TUPLE_LENGTH":
+        found = [(TUPLE, source)]
+    elif kind == "ID_MATCH" or kind == "CONSTANT_MATCH" and type(guard.expected) in FIXED:
+        found = [(SAME, source)]
+    elif kind in ("ALIASED", "NOT_ALIASED"):
+        found = [(HELD, each) for each in (source, *others(guard))]
+    return found if found and all(is_stable(each, varying) for _, each in found) else None
 
 
-def others(guard) -> tuple:
-    """The further sources of ALIASED and NOT_ALIASED."""
-    return guard.expected if isinstance(guard.expected, tuple) else (guard.expected,)
-
-
-def structure(guard) -> list[str]:
-    """The dictionaries of a module that MODULE_STRUCTURE looks at: of children, and of hooks."""
-    return [name for name, _ in guard.expected.children] + list(guard.expected.hooks)
-
-
-def watched(guards) -> list[weakref.ref]:
+def watched(guards) -> list:
     """The classes of which attributes were read and the functions that were inlined."""
     found = [strongly(guard.expected[0]) for guard in guards if guard.kind in WATCHED]
-    return list({id(target): weakref.ref(target) for target in found}.values())
+    return list({id(target): target for target in found}.values())
+
+
+# %% [markdown]
+# ## The plan of a memo
+#
+# The memo is told all this when it is made: the things, in an order in which each comes after the one that
+# holds it, and the places of each. It reads the places by itself, from the roots down, and proves in the same
+# order. The order matters because a memo keeps no object alive and remembers addresses. A program may
+# make its configuration, its cache or the output of a layer anew for each call, and a new object often gets
+# the address of the one before. So nothing is read through an address until its holder was found alive, and
+# either untouched, by its number, or holding that same address now. `unchanged.c` begins with the whole
+# argument.
+#
+# Why does the compiler say what kind a thing is, when the memo could look? A `class Out(OrderedDict)` with
+# attributes is an object with a `__dict__` and a dictionary with items, and a memo that watches the one knows
+# nothing of the other.
+
+# %%
+def make_memo(roots, looks_at, outputs=(), watched=()):
+    """A memo with the arguments `roots` (sources), which answers the values of `outputs`. looks_at: (what, source), as
+    `facts` gives them. watched: classes and functions, whose places follow the arguments."""
+    arguments = {source: number for number, source in enumerate(roots)}
+    keys: dict = {}                          # (kind of thing, source) -> {key: None}
+
+    def add(kind, source):
+        if (kind, source) not in keys:
+            hold(source)
+            keys[kind, source] = {}
+        return keys[kind, source]
+
+    def hold(source):
+        if source not in arguments:
+            kind, holder, key = place(source)
+            add(kind, holder)[key] = None
+
+    whole = {source for what, source in looks_at if what == ALL}
+    for what, source in (*looks_at, *((HELD, source) for source in outputs)):
+        add(DICT if what == ALL else what, source) if type(what) is int else hold(source)
+    for kind, source in [thing for thing, k in keys.items() if not k]:
+        if (TUPLE, source) in keys and kind == OBJECT:
+            del keys[OBJECT, source]         # a class is looked at once
+    watch = len(arguments) + len(watched)
+    first = itertools.accumulate((len(k) for k in keys.values()), initial=watch)
+    numbers = {(thing, key): number for thing, start in zip(keys, first)
+               for number, key in enumerate(keys[thing], start)}
+
+    def number(source):
+        if source in arguments:
+            return arguments[source]
+        kind, holder, key = place(source)
+        return numbers[(kind, holder), key]
+
+    things = [(ALL if source in whole else kind, number(source), tuple(k)) for (kind, source), k in keys.items()]
+    same, tensors = ([number(source) for fact, source in dict.fromkeys(looks_at) if fact == what]
+                     for what in (SAME, TENSOR))
+    for target, at in zip(watched, itertools.count(len(arguments))):
+        parts, place_of_part = watch_thing(target, at, watch + sum(len(k) for *_, k in things))
+        things += parts
+        same += place_of_part
+    return Memo(len(arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
+                tuple(map(number, outputs)))
+
+
+def watch_thing(target, at: int, first: int) -> tuple[list, list]:
+    """Things for a class or function at place `at`, and the places among theirs, from `first` on, that are SAME."""
+    if not isinstance(target, types.FunctionType):
+        return [(CLASS, at, ())], []
+    things, count = [(FUNCTION, at, (0, 1, 2))], len(target.__defaults__ or ())
+    if target.__defaults__ is not None:
+        things.append((TUPLE, first + 1, tuple(range(count))))
+    if target.__kwdefaults__ is not None:
+        things.append((ALL, first + 2, ()))
+    return things, [first, *range(first + 3, first + 3 + count)]
 
 
 # %% [markdown]
 # ## Objects that are written to
 #
-# `self.step += 1` in a model, or `model.epoch = 3` around it, changes the version of a dictionary through
-# which every parameter is read. The naive memo then never answers, and a GPT that counts its calls pays 160
-# microseconds instead of 12. So when `record` finds a dictionary with another version than the time before,
-# another version is no longer a change: the values at the keys that guards need are compared, a lookup each,
-# and if they are the same, the version is learned. For that the memo is told, for each thing, which keys
-# those are. (`model.train()` writes to all modules, once; and so does, on CPython 3.12, whoever *watches* a
-# dictionary, as torch.compile does: the version holds a bit for each watcher.)
+# `self.step += 1` in a model, or `model.epoch = 3` around it, changes the number of a dictionary through
+# which every parameter is read. If that alone were a change, the memo would never answer, and a GPT that
+# counts its calls would pay 160 microseconds instead of 12. So when the number differs, what lies at the
+# places in that dictionary is compared, a lookup each, and if it is the same, the new number is learned.
+# (`model.train()` writes to all modules, once; and so does, on CPython 3.12, whoever *watches* a dictionary,
+# as torch.compile does: the number holds a bit for each watcher.)
 #
 # The written attribute itself has no place in a memo, if the function reads it: its value is new each time.
-# Such **varying** slots are numbers that became inputs of the graph, and what the function itself writes.
+# Such **varying** attributes are numbers that became inputs of the graph, and what the function itself writes.
 
 # %%
-def keys_read(guards, sources) -> dict[Source, set | None]:
-    """thing -> the keys of its dictionary that these stable guards and sources depend on; None: on all."""
-    found: dict = {}
-
-    def add(thing, key):
-        keys = found.setdefault(thing, set())
-        if type(key) is not str:
-            found[thing] = None
-        elif keys is not None:
-            keys.add(key)
-
-    def follow(source):
-        if isinstance(source, ModuleAttrSource):
-            add(ItemSource(InstanceDictSource(source.base), source.kind), source.attribute)
-            add(source.base, source.kind)
-        elif slot(source) is not None:
-            add(*slot(source))
-        if holder(source) is not None:
-            follow(holder(source))
-
-    for source in (*sources, *(guard.source for guard in guards if guard.source is not None)):
-        follow(source)
-    for guard in guards:
-        if guard.kind == "NO_KEY":
-            add(guard.source.base, guard.expected)
-        elif guard.kind in ("ALIASED", "NOT_ALIASED"):
-            for source in others(guard):
-                follow(source)
-        elif guard.kind == "MODULE_STRUCTURE":
-            for name in structure(guard):
-                add(guard.source, name)
-                add(ItemSource(InstanceDictSource(guard.source), name), None)
-    return found
-
-
-def varying_slots(guards, written) -> frozenset:
-    """Slots that differ from call to call. written: those that the function writes, (object, name)."""
-    numbers = (slot(guard.source) for guard in guards
+def varying_attributes(guards, written) -> frozenset:
+    """Attributes that differ from call to call. written: those that the function writes, (object, name)."""
+    numbers = (guard.source for guard in guards
                if guard.kind == "TYPE_MATCH" and strongly(guard.expected) in (int, float))
-    return frozenset(written).union(found for found in numbers if found is not None)
+    return frozenset(written).union(attribute(source) for source in numbers if place(source) is not None)
 
 
 # %% [markdown]
@@ -276,15 +298,13 @@ def varying_slots(guards, written) -> frozenset:
 
 # %%
 def refresh(memo, full, arguments: tuple) -> tuple:
-    """Evaluate the guards in full (`full` raises when one fails) and let the memo answer next time. full:
-    arguments -> (things, tensors, outputs). Returns the outputs."""
-    facts = full(*arguments)
-    if memo.record(arguments, *facts):
-        try:
-            again = full(*arguments)
-        except Exception:
-            memo.forget()
-            raise
-        if any(a is not b for old, new in zip(facts, again) for a, b in zip(old, new, strict=True)):
-            memo.forget()
-    return facts[2]
+    """Evaluate the guards in full and let the memo answer next time. full(*arguments) -> outputs; it raises when a guard
+    fails. Returns the outputs."""
+    outputs = full(*arguments)
+    if not memo.record(*arguments):
+        return outputs
+    try:
+        return full(*arguments)
+    except Exception:
+        memo.forget()
+        raise

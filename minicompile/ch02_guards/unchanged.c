@@ -1,23 +1,42 @@
 /* "Nothing that the guards looked at has changed since they last held": one C call instead of a thousand guards.
  *
- * A Memo remembers a call for which all guards of some kind held. It is called with the same arguments as those guards
+ * A Memo remembers calls for which all guards of some kind held. It is called with the same arguments as those guards
  * and answers a tuple when it can prove that they would hold again, None when it cannot: then the guards are evaluated.
- * So it may say None too often, never a tuple too often. Proof, in order:
+ * So it may say None too often, never a tuple too often.
  *
- *   1. the roots, the first arguments, are the same objects as then;
- *   2. `things` that are reached from them are as they were: a dict by its version, which CPython changes at every write;
- *      an object by its class, the version of that class, and its `__dict__`; a class by its version, a
- *      function by its code and defaults (both given as weak references). A dict that was found written once is,
- *      at another version, compared by the values at the keys that guards read: `model.step += 1` costs no full check;
- *   3. tensors have the class, dispatch keys, dtype, device, sizes, strides and `requires_grad` they had.
+ * A *place* is where the program holds an object: an argument, a key of a dict, an index of a tuple. The compiler numbers
+ * the places that guards read, arguments first, and says which *things* lie there and what matters of each:
  *
- * All pointers are borrowed: a memo keeps nothing alive but numbers and strings. A pointer is followed only after the
- * dict that holds the object was found unchanged; `things` must therefore be given in the order in which they are
- * reached. Versions are never used twice in a process, so that an object that died and another that got its address are
- * told apart; where values are compared, weak references do that.
+ *     OBJECT    its class, and the values at some keys of its `__dict__`
+ *     DICT      its class, which is dict itself, and the values at some keys
+ *     ALL       a dict again, of which nothing may have changed
+ *     TUPLE     its class, length and some items
+ *     FUNCTION  its code, its defaults and those of keyword-only arguments
+ *     CLASS     its version, which CPython changes with every write to it or to a base
+ *
+ * Those values are the next places. Of a tensor its metadata matters (`Facts`). Classes and functions are not read from
+ * the program but from weak references, whose places follow the arguments.
+ *
+ * The proof takes the things in order. An argument that leads to things must be the object that it was, and a reference
+ * be alive. Of each dict, either the number is the one remembered, which CPython gives it at every write and gives to no
+ * other: then its places hold what they held. Or each place is read again, and must hold the same address. A thing comes
+ * after the thing that holds it (`plan_thing` sees to it). Hence:
+ *
+ *   - It reads no dead object. All pointers are borrowed, but when the turn of a thing comes, something alive has been
+ *     found to hold it, and nobody else has run since: the proof allocates no memory, so that no garbage is collected (in
+ *     3.11, making a dict or a tuple may run a finaliser), calls no Python, and keeps the GIL.
+ *   - It believes no stale value. Another object may have the address of one that died. All that guards know of a thing or
+ *     a tensor is compared again, so another that agrees will do. Where they know the object itself (a function, a number)
+ *     the place is `same`: a weak reference tells the object from later ones, and what takes none, such as a number, is
+ *     kept alive.
  */
 #define PY_SSIZE_T_CLEAN
+#if defined(__GNUC__)
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+#endif
+#define Py_BUILD_CORE_MODULE
 #include <Python.h>
+#include <internal/pycore_dict.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -107,31 +126,7 @@ static inline int has_facts(PyObject *t, const Facts *facts)
 
 /* ---- versions --------------------------------------------------------------------------------------------------- */
 
-#if defined(__GNUC__)
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-#endif
 #define DICT_VERSION(d) (((PyDictObject *)(d))->ma_version_tag)
-
-/* In 3.13 an instance keeps its attributes in itself and its dict is a view of them; writing an attribute then does not
- * change the dict's version, nor does it tell the dict's watchers. Giving the object another dict and then its own again
- * ends that: the attributes have moved into the dict. The program cannot see a difference. */
-static int settle(PyObject *object, PyObject *dict)
-{
-#if PY_VERSION_HEX >= 0x030D0000
-    if (!PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_INLINE_VALUES))
-        return 1;
-    PyObject *other = PyDict_New(), *name = PyUnicode_InternFromString("__dict__");
-    Py_INCREF(dict);
-    int failed = other == NULL || name == NULL || PyObject_GenericSetAttr(object, name, other) < 0 ||
-                 PyObject_GenericSetAttr(object, name, dict) < 0;
-    Py_DECREF(dict);
-    Py_XDECREF(other);
-    Py_XDECREF(name);
-    if (failed)
-        return PyErr_Clear(), 0;
-#endif
-    return 1;
-}
 
 PyAPI_FUNC(PyObject *) _PyType_Lookup(PyTypeObject *, PyObject *);
 
@@ -144,185 +139,146 @@ static unsigned int type_version(PyTypeObject *type)
     return type->tp_version_tag;
 }
 
-/* ---- slots ------------------------------------------------------------------------------------------------------ */
-
-/* The value at one key of a dict, and what tells it from a later object at the same address: a weak reference; for what
- * takes none, such as numbers, a strong one. Of a container only the class matters: guards on its contents are evaluated
- * at every call, or it is a thing of its own. */
-typedef struct { PyObject *key, *value, *keeper; PyTypeObject *type; } Slot;
-
-static int leads_nowhere(PyObject *v)
+/* The object's own dict, borrowed. No dict, though perhaps not NULL, while it keeps its attributes in itself; reading
+ * `__dict__` would then make one. In 3.13 it may have a dict and yet keep them, and writing an attribute does not change
+ * the dict's number. */
+static inline PyObject *dict_of(PyObject *object)
 {
-    for (Py_ssize_t i = 0; PyTuple_CheckExact(v) && i < PyTuple_GET_SIZE(v); i++)
-        if (PyObject_IS_GC(PyTuple_GET_ITEM(v, i)))
-            return 0;
-    return PyTuple_CheckExact(v) || !PyObject_IS_GC(v);
+    if (!PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_MANAGED_DICT)) {
+        PyObject **at = _PyObject_GetDictPtr(object);
+        return at == NULL ? NULL : *at;
+    }
+#if PY_VERSION_HEX >= 0x030D0000
+    if (PyType_HasFeature(Py_TYPE(object), Py_TPFLAGS_INLINE_VALUES) && ((PyDictValues *)(object + 1))->valid)
+        return NULL;
+#endif
+    return ((PyObject **)object)[-3];
 }
 
-static int describe_slot(PyObject *dict, PyObject *key, Slot *slot)
+/* The same after it has moved its attributes into its dict; NULL if `object.__dict__` is not that dict: a class may have
+ * ideas of its own. In 3.13 they move when the object gets another dict, which is taken back at once. May run Python. */
+static PyObject *settled_dict(PyObject *object)
 {
-    slot->key = key;
-    slot->value = PyDict_GetItemWithError(dict, key);
-    if (slot->value == NULL)
-        return !PyErr_Occurred();
-    slot->type = Py_TYPE(slot->value);
-    if (PyDict_Check(slot->value) || PyList_Check(slot->value) || PyAnySet_Check(slot->value))
-        return 1;
-    slot->keeper = PyWeakref_NewRef(slot->value, NULL);
-    if (slot->keeper == NULL && leads_nowhere(slot->value))
-        slot->keeper = Py_NewRef(slot->value);
-    return slot->keeper != NULL;
-}
-
-static inline int slot_unchanged(PyObject *dict, const Slot *slot)
-{
-    PyObject *value = PyDict_GetItemWithError(dict, slot->key);
-    if (value != slot->value)
-        return 0;
-    return value == NULL || (Py_TYPE(value) == slot->type &&
-                             (slot->keeper == NULL || slot->keeper == value || PyWeakref_GET_OBJECT(slot->keeper) == value));
+    PyObject *name = PyUnicode_InternFromString("__dict__"), *dict = PyObject_GenericGetDict(object, NULL), *other, *seen;
+    if (name != NULL && dict != NULL && dict_of(object) != dict && (other = PyDict_New()) != NULL) {
+        if (PyObject_GenericSetAttr(object, name, other) == 0)
+            PyObject_GenericSetAttr(object, name, dict);
+        Py_DECREF(other);
+    }
+    seen = name == NULL ? NULL : PyObject_GetAttr(object, name);
+    Py_XDECREF(name);
+    Py_XDECREF(dict);
+    Py_XDECREF(seen); /* before the last look */
+    PyErr_Clear();
+    return seen == dict_of(object) ? seen : NULL;
 }
 
 /* ---- things ----------------------------------------------------------------------------------------------------- */
 
+enum { OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS };
+
+typedef struct { int kind, place, first, end; } Plan; /* a thing: where it lies; its own places are first to end - 1 */
+typedef union { PyObject *name; Py_ssize_t offset; } Key; /* where a place is in its holder: the latter but for dicts */
+
 typedef struct {
-    enum { DICT, OBJECT, CLASS, FUNCTION } kind;
     PyObject *object;
-    PyObject *code, *defaults; /* of a function; the guards keep what they were */
     PyTypeObject *type;
-    unsigned int type_version;
-    PyObject *dict; /* the dict, that of an object, or a function's keyword-only defaults; NULL if there is none */
-    uint64_t dict_version;
-    Slot *slot; /* what to compare when the version differs; NULL: that is a change */
-    Py_ssize_t slots;
+    unsigned int type_version, kind;
+    PyObject *dict;   /* of an OBJECT, unless only its class matters; a dict itself */
+    uint64_t version; /* of the dict, or of a CLASS; the length of a tuple */
 } Thing;
 
-typedef struct { PyObject *object; Facts facts; } Tensor;
-
+/* A call for which the guards held. */
 typedef struct Variant {
     struct Variant *next;
-    Py_ssize_t arguments, things, tensors, outputs;
-    PyObject **root;
     Thing *thing;
-    Tensor *tensor; /* the tensors among the arguments come first; their `object` is NULL */
-    PyObject **output;
+    Facts *facts;      /* of each tensor */
+    PyObject **held;   /* at each place, or NULL for nothing */
+    PyObject **keeper; /* for a place that is `same` a reference to it */
 } Variant;
 
-static PyObject *dict_of(PyObject *object) /* borrowed from the object; NULL if it has none */
+static inline Py_ssize_t item_at(Py_ssize_t i) { return offsetof(PyTupleObject, ob_item) + i * sizeof(PyObject *); }
+
+static const Py_ssize_t part_of_function[] = {offsetof(PyFunctionObject, func_code),
+                                              offsetof(PyFunctionObject, func_defaults),
+                                              offsetof(PyFunctionObject, func_kwdefaults)};
+
+/* What is at a place. It calls no Python: in a dict that has only names as keys, names are compared with names. */
+static inline PyObject *look(int kind, PyObject *holder, const Key *key)
 {
-    PyObject *dict = PyObject_GenericGetDict(object, NULL);
-    if (dict == NULL)
-        PyErr_Clear();
-    Py_XDECREF(dict);
-    return dict;
+    return kind < TUPLE ? PyDict_GetItemWithError(holder, key->name) : *(PyObject **)((char *)holder + key->offset);
 }
 
-static void free_slots(Thing *thing)
-{
-    for (Py_ssize_t i = 0; i < thing->slots; i++)
-        Py_XDECREF(thing->slot[i].keeper);
-    PyMem_Free(thing->slot);
-    thing->slot = NULL;
-    thing->slots = 0;
-}
+static inline int has_only_names(PyObject *dict) { return DK_IS_UNICODE(((PyDictObject *)dict)->ma_keys); }
 
-static void describe_slots(Thing *thing, PyObject *keys)
+/* Read the thing, and what lies at its places: new references. 0 when a memo cannot vouch for it. */
+static int describe(const Plan *plan, const Key *key, PyObject **held, Thing *thing)
 {
-    Py_ssize_t count = PyTuple_GET_SIZE(keys);
-    int good = (thing->slot = PyMem_Calloc(count + 1, sizeof(Slot))) != NULL;
-    while (good && thing->slots < count) {
-        good = describe_slot(thing->dict, PyTuple_GET_ITEM(keys, thing->slots), &thing->slot[thing->slots]);
-        thing->slots++;
-    }
-    PyErr_Clear();
-    if (!good)
-        free_slots(thing); /* then the version must do */
-}
-
-/* Whether other values are written to it from call to call, and it is known which of them matter. */
-static int is_written(const Thing *now, const Thing *before, PyObject *keys)
-{
-    return keys != Py_None && before != NULL && before->dict == now->dict &&
-           (before->slot != NULL || before->dict_version != now->dict_version);
-}
-
-/* before: the same thing as the memo knew it, or NULL. keys: a tuple of those that are read, or None for all. */
-static int describe_thing(PyObject *object, Thing *thing, const Thing *before, PyObject *keys)
-{
-    thing->object = object;
-    if (PyWeakref_Check(object)) {
-        PyFunctionObject *function = (PyFunctionObject *)PyWeakref_GET_OBJECT(object);
-        if (PyFunction_Check(function)) {
-            thing->kind = FUNCTION;
-            thing->code = function->func_code, thing->defaults = function->func_defaults;
-            if ((thing->dict = function->func_kwdefaults) != NULL) { /* may also change in place */
-                if (!PyDict_CheckExact(thing->dict))
-                    return 0;
-                thing->dict_version = DICT_VERSION(thing->dict);
-            }
-            return 1;
-        }
-        thing->kind = CLASS;
-        thing->type = (PyTypeObject *)PyWeakref_GET_OBJECT(object);
-        return PyType_Check(thing->type) && (thing->type_version = type_version(thing->type)) != 0;
-    }
-    if (PyDict_CheckExact(object) || (PyDict_Check(object) && PyDict_GET_SIZE(object) == 0)) {
-        thing->kind = DICT;
-        thing->dict = object;
-        thing->dict_version = DICT_VERSION(object);
-        if (is_written(thing, before, keys))
-            describe_slots(thing, keys);
-        return 1;
-    }
-    thing->kind = OBJECT;
-    thing->type = Py_TYPE(object);
-    thing->dict = dict_of(object);
-    if (thing->dict != NULL) {
-        PyObject *seen = PyObject_GetAttrString(object, "__dict__");
-        Py_XDECREF(seen);
-        if (seen != thing->dict || !settle(object, seen)) /* the class has a `__dict__` of its own making */
-            return PyErr_Clear(), 0;
-        thing->dict_version = DICT_VERSION(thing->dict);
-        if (is_written(thing, before, keys))
-            describe_slots(thing, keys);
-    }
-    return (thing->type_version = type_version(thing->type)) != 0;
-}
-
-/* A dict that is sometimes written has the version with which its values were last found to be the same. It is read
- * before the values are, so that a write in between is seen the next time. */
-static inline int dict_unchanged(Thing *thing)
-{
-    uint64_t version = DICT_VERSION(thing->dict);
-    if (version == thing->dict_version)
-        return 1;
-    if (thing->slot == NULL)
+    PyObject *object = held[plan->place], *from = object;
+    if (object == NULL || (thing->type_version = type_version(Py_TYPE(object))) == 0)
         return 0;
-    for (Py_ssize_t i = 0; i < thing->slots; i++)
-        if (!slot_unchanged(thing->dict, &thing->slot[i]))
+    if (plan->kind == OBJECT && plan->first < plan->end) {
+        if ((from = settled_dict(object)) == NULL) /* from here on no Python runs */
             return 0;
-    thing->dict_version = version;
+    }
+    thing->object = object, thing->kind = plan->kind, thing->type = Py_TYPE(object);
+    if (plan->kind == CLASS)
+        return PyType_Check(object) && (thing->version = type_version((PyTypeObject *)object)) != 0;
+    if (plan->kind == FUNCTION && !PyFunction_Check(object))
+        return 0;
+    if (plan->kind == TUPLE) {
+        if (!PyTuple_Check(object) || thing->type->tp_as_mapping->mp_subscript != PyTuple_Type.tp_as_mapping->mp_subscript)
+            return 0;
+        thing->version = (uint64_t)Py_SIZE(object);
+    } else if (plan->kind < TUPLE && (plan->kind != OBJECT || plan->first < plan->end)) {
+        int empty = plan->kind == ALL && PyODict_CheckExact(from) && PyDict_GET_SIZE(from) == 0; /* it has no order */
+        if (!(PyDict_CheckExact(from) || empty) || !has_only_names(from))
+            return 0;
+        thing->dict = from;
+        thing->version = DICT_VERSION(from);
+    }
+    for (int i = plan->first; i < plan->end; i++) {
+        if (plan->kind == TUPLE && key[i].offset >= item_at(Py_SIZE(object)))
+            return 0;
+        held[i] = Py_XNewRef(look(plan->kind, from, &key[i]));
+    }
     return 1;
 }
 
-static inline int thing_unchanged(Thing *thing)
+static inline int is_kept(PyObject *value, PyObject *keeper)
 {
-    switch (thing->kind) {
-    case DICT:
-        return PyDict_Check(thing->object) && dict_unchanged(thing);
-    case CLASS:
-        return PyWeakref_GET_OBJECT(thing->object) == (PyObject *)thing->type &&
-               thing->type->tp_version_tag == thing->type_version;
-    case FUNCTION: {
-        PyFunctionObject *function = (PyFunctionObject *)PyWeakref_GET_OBJECT(thing->object);
-        return (PyObject *)function != Py_None && function->func_code == thing->code &&
-               function->func_defaults == thing->defaults && function->func_kwdefaults == thing->dict &&
-               (thing->dict == NULL || DICT_VERSION(thing->dict) == thing->dict_version);
+    return keeper == NULL || keeper == value || (PyWeakref_CheckRef(keeper) && PyWeakref_GET_OBJECT(keeper) == value);
+}
+
+/* compared: whether some places were, in this proof. Before that every tuple is known to be the tuple that it was. */
+static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *v, Thing *thing, int *compared)
+{
+    PyObject *object = thing->object, *from = object;
+    uint64_t version = thing->version;
+    if (Py_TYPE(object) != thing->type || thing->type->tp_version_tag != thing->type_version)
+        return 0;
+    if (thing->kind == CLASS)
+        return ((PyTypeObject *)object)->tp_version_tag == version;
+    if (thing->kind == TUPLE) {
+        if (!*compared || (uint64_t)Py_SIZE(object) != version)
+            return !*compared;
+    } else if (thing->kind != FUNCTION) {
+        if ((from = thing->dict) == NULL)
+            return 1;
+        if (thing->kind == OBJECT && dict_of(object) != from)
+            return 0;
+        if ((version = DICT_VERSION(from)) == thing->version)
+            return 1;
+        if (thing->kind == ALL || !has_only_names(from))
+            return 0;
     }
-    default:
-        return Py_TYPE(thing->object) == thing->type && thing->type->tp_version_tag == thing->type_version &&
-               (thing->dict == NULL || (dict_of(thing->object) == thing->dict && dict_unchanged(thing)));
+    for (int i = plan->first; i < plan->end; i++) {
+        PyObject *value = look(thing->kind, from, &key[i]);
+        if (value != v->held[i] || !is_kept(value, v->keeper[i]))
+            return 0;
     }
+    thing->version = version;
+    return *compared = 1;
 }
 
 /* ---- the memo --------------------------------------------------------------------------------------------------- */
@@ -330,162 +286,222 @@ static inline int thing_unchanged(Thing *thing)
 typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
-    Py_ssize_t roots;  /* so many arguments are compared by identity, the others are tensors */
-    PyObject *keys;    /* for each thing a tuple of the keys that guards read, or None */
+    PyObject *spec, *references; /* the arguments of the constructor, which keep the names of keys; to classes, functions */
+    int arguments, places, things, tensors, outputs, sames; /* how many */
+    Plan *plan;
+    Key *key;                    /* of each place */
+    int *tensor, *output, *same; /* places */
     Py_ssize_t hits, records;
     Variant *variants; /* most recently used first */
 } Memo;
 
-static void free_variant(Variant *v)
+static void free_variants(const Memo *self, Variant *v)
 {
-    for (Py_ssize_t i = 0; v->thing != NULL && i < v->things; i++)
-        free_slots(&v->thing[i]);
-    PyMem_Free(v->root);
-    PyMem_Free(v->thing);
-    PyMem_Free(v->tensor);
-    PyMem_Free(v->output);
-    PyMem_Free(v);
-}
-
-static void forget(Memo *self)
-{
-    while (self->variants != NULL) {
-        Variant *v = self->variants;
-        self->variants = v->next;
-        free_variant(v);
+    while (v != NULL) {
+        Variant *next = v->next;
+        for (int i = 0; i < self->sames; i++)
+            Py_CLEAR(v->keeper[self->same[i]]);
+        PyMem_Free(v);
+        v = next;
     }
 }
 
-static int same_roots(const Variant *v, Py_ssize_t roots, PyObject *const *args, Py_ssize_t count)
+static PyObject *memo_forget(Memo *self, PyObject *unused)
 {
-    return v->arguments == count && memcmp(v->root, args, roots * sizeof(PyObject *)) == 0;
+    Variant *all = self->variants;
+    self->variants = NULL;
+    free_variants(self, all);
+    Py_RETURN_NONE;
 }
 
-static int holds(const Memo *self, const Variant *v, PyObject *const *args, Py_ssize_t count)
+/* Arguments that lead to things are compared by identity. */
+static inline int same_roots(const Memo *self, const Variant *v, PyObject *const *args)
 {
-    Py_ssize_t loose = count - self->roots;
-    for (Py_ssize_t i = 0; i < v->things; i++)
-        if (!thing_unchanged(&v->thing[i]))
+    return self->things == 0 || memcmp(v->held, args, self->arguments * sizeof(PyObject *)) == 0;
+}
+
+static int holds(const Memo *self, const Variant *v, PyObject *const *args)
+{
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->references); i++)
+        if (PyWeakref_GET_OBJECT(PyTuple_GET_ITEM(self->references, i)) != v->held[self->arguments + i])
             return 0;
-    for (Py_ssize_t i = 0; i < v->tensors; i++)
-        if (!has_facts(i < loose ? args[self->roots + i] : v->tensor[i].object, &v->tensor[i].facts))
+    for (int i = 0, compared = 0; i < self->things; i++)
+        if (!is_unchanged(&self->plan[i], self->key, v, &v->thing[i], &compared))
             return 0;
+    for (int i = 0; i < self->tensors; i++) {
+        int at = self->tensor[i];
+        if (!has_facts(at < self->arguments ? args[at] : v->held[at], &v->facts[i]))
+            return 0;
+    }
     return 1;
 }
 
 static PyObject *memo_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
 {
     Memo *self = (Memo *)object;
-    Py_ssize_t count = PyVectorcall_NARGS(flags);
-    Variant **at = &self->variants, *v;
-    while ((v = *at) != NULL) {
-        if (same_roots(v, self->roots, args, count) && holds(self, v, args, count)) {
+    if (PyVectorcall_NARGS(flags) != self->arguments || self->variants == NULL)
+        Py_RETURN_NONE;
+    PyObject *result = PyTuple_New(self->outputs); /* before the proof begins */
+    for (Variant **at = &self->variants, *v; result != NULL && (v = *at) != NULL; at = &v->next)
+        if (same_roots(self, v, args) && holds(self, v, args)) {
             *at = v->next;
             v->next = self->variants;
             self->variants = v;
             self->hits++;
-            PyObject *result = PyTuple_New(v->outputs);
-            for (Py_ssize_t i = 0; result != NULL && i < v->outputs; i++)
-                PyTuple_SET_ITEM(result, i, Py_NewRef(v->output[i]));
+            for (int i = 0; i < self->outputs; i++)
+                PyTuple_SET_ITEM(result, i, Py_NewRef(v->held[self->output[i]]));
             return result;
         }
-        at = &v->next;
-    }
-    Py_RETURN_NONE;
+    if (result != NULL)
+        Py_SETREF(result, Py_NewRef(Py_None));
+    return result;
 }
 
-/* record(arguments, things, tensors, outputs): all tuples. Returns whether the next call with these arguments can be
- * answered. Guards are to be evaluated *after* it, so that a change in between is not missed; `forget` if they fail. */
-static PyObject *memo_record(Memo *self, PyObject *args)
+/* A weak reference, or to what takes none, such as a number, a strong one: guards hold it, too. */
+static int keep(PyObject *value, PyObject **keeper)
 {
-    PyObject *arguments, *things, *tensors, *outputs;
-    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyTuple_Type, &arguments, &PyTuple_Type, &things, &PyTuple_Type, &tensors,
-                          &PyTuple_Type, &outputs))
-        return NULL;
-    if (self->records > 16 && self->records > self->hits / 2) /* what it watches changes all the time */
-        Py_RETURN_FALSE;
-    self->records++;
-    Py_ssize_t count = PyTuple_GET_SIZE(arguments), loose = count - self->roots, total = 0;
-    Py_ssize_t most = self->roots > 0 ? MOST_VARIANTS : MOST_SHAPES;
-    Variant *before = NULL, *v = PyMem_Calloc(1, sizeof(Variant));
+    if (value != NULL && (*keeper = PyWeakref_NewRef(value, NULL)) == NULL && PyErr_ExceptionMatches(PyExc_TypeError))
+        *keeper = Py_NewRef(value);
+    return value == NULL || *keeper != NULL;
+}
+
+/* Read all places, from the arguments on. What is found is held meanwhile, since this may run Python. */
+static Variant *describe_all(const Memo *self, PyObject *const *args)
+{
+    Variant *v = PyMem_Calloc(1, sizeof(Variant) + self->things * sizeof(Thing) + self->tensors * sizeof(Facts) +
+                                     2 * self->places * sizeof(PyObject *));
     if (v == NULL)
-        return PyErr_NoMemory();
-    for (Variant **at = &self->variants; *at != NULL;) { /* drop what these arguments replace, and the oldest */
-        Variant *old = *at;
-        int same = self->roots && same_roots(old, self->roots, &PyTuple_GET_ITEM(arguments, 0), count);
-        if (same || ++total >= most) {
+        return NULL;
+    v->thing = (Thing *)(v + 1);
+    v->facts = (Facts *)(v->thing + self->things);
+    v->held = (PyObject **)(v->facts + self->tensors);
+    v->keeper = v->held + self->places;
+    int good = 1;
+    for (int i = 0; i < self->arguments; i++)
+        v->held[i] = Py_NewRef(args[i]);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(self->references); i++)
+        v->held[self->arguments + i] = Py_NewRef(PyWeakref_GET_OBJECT(PyTuple_GET_ITEM(self->references, i)));
+    for (int i = 0; good && i < self->things; i++)
+        good = describe(&self->plan[i], self->key, v->held, &v->thing[i]);
+    for (int i = 0; good && i < self->tensors; i++)
+        good = v->held[self->tensor[i]] != NULL && tensor_facts(v->held[self->tensor[i]], &v->facts[i]);
+    for (int i = 0; good && i < self->outputs; i++)
+        good = v->held[self->output[i]] != NULL;
+    for (int i = 0; good && i < self->sames; i++)
+        good = keep(v->held[self->same[i]], &v->keeper[self->same[i]]);
+    for (int i = 0; i < self->places; i++)
+        Py_XDECREF(v->held[i]);
+    PyErr_Clear();
+    if (good)
+        return v;
+    free_variants(self, v);
+    return NULL;
+}
+
+/* record(*arguments): whether the next call with these arguments can be answered. Guards are to be evaluated *after* it,
+ * so that a change in between is not missed; `forget` if they fail. */
+static PyObject *memo_record(Memo *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != self->arguments || (self->records > 16 && self->records > self->hits / 2))
+        Py_RETURN_FALSE; /* what it watches changes all the time */
+    self->records++;
+    Variant *v = describe_all(self, args), **at = &self->variants, *old, *replaced = NULL;
+    if (v == NULL)
+        Py_RETURN_FALSE;
+    for (int total = 1, most = self->things > 0 ? MOST_VARIANTS : MOST_SHAPES; (old = *at) != NULL;)
+        if ((self->things > 0 && same_roots(self, old, args)) || ++total > most) { /* the oldest, too */
             *at = old->next;
-            if (same && before == NULL)
-                before = old;
-            else
-                free_variant(old);
+            old->next = replaced;
+            replaced = old;
         } else
             at = &old->next;
-    }
-    v->arguments = count;
-    v->things = PyTuple_GET_SIZE(things);
-    v->tensors = loose + PyTuple_GET_SIZE(tensors);
-    v->outputs = PyTuple_GET_SIZE(outputs);
-    v->root = PyMem_Calloc(self->roots + 1, sizeof(PyObject *));
-    v->thing = PyMem_Calloc(v->things + 1, sizeof(Thing));
-    v->tensor = PyMem_Calloc(v->tensors + 1, sizeof(Tensor));
-    v->output = PyMem_Calloc(v->outputs + 1, sizeof(PyObject *));
-    int good = v->root != NULL && v->thing != NULL && v->tensor != NULL && v->output != NULL && loose >= 0;
-    for (Py_ssize_t i = 0; good && i < self->roots; i++)
-        v->root[i] = PyTuple_GET_ITEM(arguments, i);
-    for (Py_ssize_t i = 0; good && i < v->things; i++)
-        good = describe_thing(PyTuple_GET_ITEM(things, i), &v->thing[i],
-                              before != NULL && before->things == v->things ? &before->thing[i] : NULL,
-                              i < PyTuple_GET_SIZE(self->keys) ? PyTuple_GET_ITEM(self->keys, i) : Py_None);
-    if (before != NULL)
-        free_variant(before);
-    for (Py_ssize_t i = 0; good && i < v->tensors; i++) {
-        PyObject *t = i < loose ? PyTuple_GET_ITEM(arguments, self->roots + i) : PyTuple_GET_ITEM(tensors, i - loose);
-        v->tensor[i].object = t;
-        good = tensor_facts(t, &v->tensor[i].facts);
-    }
-    for (Py_ssize_t i = 0; good && i < v->outputs; i++)
-        v->output[i] = PyTuple_GET_ITEM(outputs, i);
-    if (!good) {
-        free_variant(v);
-        PyErr_Clear();
-        Py_RETURN_FALSE;
-    }
     v->next = self->variants;
     self->variants = v;
+    free_variants(self, replaced);
     Py_RETURN_TRUE;
 }
 
-static PyObject *memo_forget(Memo *self, PyObject *unused)
+static void memo_free(PyObject *object)
 {
-    forget(self);
-    Py_RETURN_NONE;
+    Memo *self = (Memo *)object;
+    Py_DECREF(memo_forget(self, NULL));
+    PyMem_Free(self->plan);
+    PyMem_Free(self->key);
+    PyMem_Free(self->tensor);
+    PyMem_Free(self->output);
+    PyMem_Free(self->same);
+    Py_XDECREF(self->spec);
+    Py_TYPE(self)->tp_free(self);
+}
+
+/* A thing, after those that were planned: (kind, place, keys). 0 unless it lies at a place of one of those. */
+static int plan_thing(Memo *self, Plan *plan, PyObject *spec)
+{
+    PyObject *keys;
+    if (!PyArg_ParseTuple(spec, "iiO!", &plan->kind, &plan->place, &PyTuple_Type, &keys))
+        return 0;
+    plan->first = self->places;
+    plan->end = self->places += (int)PyTuple_GET_SIZE(keys);
+    Key *all = PyMem_Realloc(self->key, (self->places + 1) * sizeof(Key));
+    if (all == NULL)
+        return 0;
+    self->key = all;
+    int good = plan->place >= 0 && plan->place < plan->first;
+    for (int i = plan->first; good && i < plan->end; i++) {
+        PyObject *key = PyTuple_GET_ITEM(keys, i - plan->first);
+        long index = PyLong_CheckExact(key) ? PyLong_AsLong(key) : -1;
+        good = plan->kind < TUPLE ? PyUnicode_CheckExact(key) : index >= 0 && index < (plan->kind == TUPLE ? INT_MAX : 3);
+        if (plan->kind < TUPLE)
+            all[i].name = key;
+        else
+            all[i].offset = plan->kind == TUPLE || !good ? item_at(index) : part_of_function[index];
+    }
+    return good;
+}
+
+/* Take over numbers of places from `least` on. 0 unless they exist. */
+static int plan_places(const Memo *self, PyObject *numbers, int least, int **places, int *count)
+{
+    *places = PyMem_Calloc(PyTuple_GET_SIZE(numbers) + 1, sizeof(int));
+    for (*count = 0; *places != NULL && *count < PyTuple_GET_SIZE(numbers); ++*count) {
+        int place = (*places)[*count] = (int)PyLong_AsLong(PyTuple_GET_ITEM(numbers, *count));
+        if (place < least || place >= self->places)
+            return 0;
+    }
+    return *places != NULL;
 }
 
 static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    Py_ssize_t roots;
-    PyObject *keys;
-    if (!PyArg_ParseTuple(args, "nO!", &roots, &PyTuple_Type, &keys))
+    PyObject *references, *things, *same, *tensors, *outputs;
+    int arguments, good = 1;
+    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
+                          &PyTuple_Type, &same, &PyTuple_Type, &tensors, &PyTuple_Type, &outputs))
         return NULL;
     Memo *self = (Memo *)type->tp_alloc(type, 0);
-    if (self != NULL) {
-        self->call = memo_call;
-        self->roots = roots;
-        self->keys = Py_NewRef(keys);
-    }
-    return (PyObject *)self;
-}
-
-static void memo_free(PyObject *self)
-{
-    forget((Memo *)self);
-    Py_XDECREF(((Memo *)self)->keys);
-    Py_TYPE(self)->tp_free(self);
+    if (self == NULL)
+        return NULL;
+    self->call = memo_call;
+    self->spec = Py_NewRef(args);
+    self->references = references;
+    self->arguments = arguments, self->places = arguments + (int)PyTuple_GET_SIZE(references);
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(references); i++)
+        good = good && PyWeakref_CheckRef(PyTuple_GET_ITEM(references, i));
+    good = good && (self->plan = PyMem_Calloc(PyTuple_GET_SIZE(things) + 1, sizeof(Plan))) != NULL;
+    for (; good && self->things < PyTuple_GET_SIZE(things); self->things++)
+        good = plan_thing(self, &self->plan[self->things], PyTuple_GET_ITEM(things, self->things));
+    if (good && plan_places(self, same, arguments, &self->same, &self->sames) &&
+        plan_places(self, tensors, 0, &self->tensor, &self->tensors) &&
+        plan_places(self, outputs, arguments, &self->output, &self->outputs))
+        return (PyObject *)self;
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_ValueError, "no such place");
+    Py_DECREF(self);
+    return NULL;
 }
 
 static PyMethodDef memo_methods[] = {
-    {"record", (PyCFunction)memo_record, METH_VARARGS, "record(arguments, things, tensors, outputs) -> whether it can"},
+    {"record", (PyCFunction)(void (*)(void))memo_record, METH_FASTCALL, "record(*arguments) -> whether it can"},
     {"forget", (PyCFunction)memo_forget, METH_NOARGS, "Answer None until the next `record`."},
     {NULL, NULL, 0, NULL},
 };
@@ -494,7 +510,8 @@ static PyTypeObject memo_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Memo",
     .tp_basicsize = sizeof(Memo),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Memo(roots, keys): memo(*arguments) -> the outputs recorded, or None when something may have changed",
+    .tp_doc = "Memo(arguments, references, things, same, tensors, outputs): memo(*arguments) -> the outputs recorded, or "
+              "None when something may have changed",
     .tp_new = memo_new,
     .tp_dealloc = memo_free,
     .tp_call = PyVectorcall_Call,

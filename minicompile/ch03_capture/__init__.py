@@ -10,6 +10,7 @@
 #    `methods.py` and `calls.py`, what Python means by `.`, `for`, `+` and `()`; `contexts.py`,
 #    `builtins_.py`, `builtins_torch.py` and `library.py`, the callees that have no bytecode to look at;
 #    `classes.py`, classes that the trace itself makes; `regions.py`, autograd functions and checkpoints;
+#    `control_flow.py`, branches and scans that are functions;
 # 4. `opcodes.py` and `opcodes_calls.py`: the instructions, now one to five lines each;
 # 5. `epilogue.py` and `capture.py`: the result is written down as a graph, guards, and the Python text of a
 #    function.

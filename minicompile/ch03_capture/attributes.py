@@ -257,7 +257,9 @@ def module_child(tx, obj, name):
                     no_attribute(obj.cls, name)
                 return realize(tx, overlay.items[name][1])
             return wrap(tx, children[name], part(ModuleAttrSource, obj.source, kind, name))
-    # MODULE_STRUCTURE guards the names; the class is guarded with them
+    # MODULE_STRUCTURE guards the names in those dictionaries; the class is guarded with them
+    if obj.source is not None:
+        guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
     no_attribute(obj.cls, name)
 
 

@@ -18,16 +18,23 @@ import inspect
 import types
 
 
-@functools.lru_cache(4096)
 def binder_code(code) -> types.CodeType:
     """Code of a lambda with the parameters of `code` that returns them in the order of the frame's
     variables."""
-    count, positional_only = code.co_argcount, code.co_posonlyargcount
-    names = [name.replace(".", "_") for name in code.co_varnames]      # a comprehension's `.0`
-    plain, keyword_only = names[:count], names[count:count + code.co_kwonlyargcount]
-    rest = names[count + code.co_kwonlyargcount:]
-    star = [rest.pop(0)] if code.co_flags & inspect.CO_VARARGS else []
-    more = [rest.pop(0)] if code.co_flags & inspect.CO_VARKEYWORDS else []
+    star, more = bool(code.co_flags & inspect.CO_VARARGS), bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    named = code.co_argcount + code.co_kwonlyargcount
+    return binder_of(code.co_varnames[:named + star + more], code.co_posonlyargcount, code.co_argcount, named,
+                     star, more)
+
+
+@functools.lru_cache(4096)
+def binder_of(names, positional_only: int, count: int, named: int, star: bool, more: bool) -> types.CodeType:
+    """For parameters `names`, of which `count` may be positional; star, more: whether the last are `*args`
+    and `**kwargs`."""
+    names = [name.replace(".", "_") for name in names]                 # a comprehension's `.0`
+    plain, keyword_only, rest = names[:count], names[count:named], names[named:]
+    star = [rest.pop(0)] if star else []
+    more = [rest.pop(0)] if more else []
     parameters = [*plain[:positional_only], *(["/"] if positional_only else []), *plain[positional_only:]]
     parameters += ["*" + name for name in star] or (["*"] if keyword_only else [])
     parameters += [*keyword_only, *("**" + name for name in more)]

@@ -31,7 +31,7 @@ from .operations import (
 from .tensors import emit, emit_float
 from .values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal,
-    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, boolean, class_of, describe,
+    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, class_of, describe,
     is_class, lookup, python_method, user_error)
 from .wrap import guard_keys, wrap
 
@@ -91,6 +91,7 @@ def make_slice(tx, *args):
 
 @handles(range)
 def make_range(tx, *args):
+    args = list(map(as_number, args))
     if any(type(a) is TensorVal for a in args):
         unsupported(tx, "range() of a tensor")
     return fold(tx, range, [specialize(a) for a in args])
@@ -102,6 +103,7 @@ def make_range(tx, *args):
 # %%
 @handles(int)
 def to_int(tx, value=ZERO, *base):
+    value = as_number(value)
     if type(value) is TensorVal:
         unsupported(tx, "int() of a tensor")
     if type(value) is SymVal and class_of(value) is int:
@@ -131,6 +133,7 @@ for _function, _method in {math.trunc: "__trunc__", math.floor: "__floor__", mat
 
 @handles(float)
 def to_float(tx, value=ZERO):
+    value = as_number(value)
     if type(value) is TensorVal:
         unsupported(tx, "float() of a tensor")
     if type(value) is SymVal:

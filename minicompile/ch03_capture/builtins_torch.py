@@ -23,8 +23,7 @@ from .iterate import unpack
 from .methods import call_method
 from .operations import fold, identical, truth
 from .tensors import make_tensor, name_device
-from .values import (
-    Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, class_of)
+from .values import FALSE, NONE, Const, DictVal, ListVal, ObjVal, TensorVal, TupleVal, boolean, class_of
 from .wrap import wrap, wrap_constant
 
 
@@ -45,7 +44,10 @@ HANDLED[marks.is_compiling] = constant_answer(True)
 @handles(torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
 def torch_is_compiling(tx):
     """True for programs, which avoid what no compiler can trace; torch's own code means its own compiler."""
-    return boolean(not is_library(tx.frames[-1].code.co_filename))
+    if tx.options.unseen or is_library(tx.frames[-1].code.co_filename):
+        return boolean(False)
+    tx.told = True
+    return boolean(True)
 
 
 def setting(function):

@@ -26,17 +26,17 @@ from ..ch01_graphs.floats import MATH
 from ..ch02_guards.guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
-from .attributes import found_attribute, get_attribute, store_attribute
+from .attributes import found_attribute, get_attribute, module_child, store_attribute
 from .contexts import ContextExit, make_context
 from .fields import NAMING
-from .interpreter import CALLS, Tracer, call, constant_source, inline, is_library, location, unsupported
+from .interpreter import (
+    CALLS, Tracer, call, constant_source, enter_namespace, inline, is_library, location, unsupported)
 from .methods import call_handler, call_method
 from .operations import as_python, fold, user_errors
 from .tensors import call_graph_function, emit_float, is_graph_function
 from .values import (
     BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING,
-    MethodName,
-    MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean,
+    MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean,
     class_of, describe, is_class, lookup, python_method, user_error)
 from .wrap import dict_contents, guard_keys, is_made_per_call, part, wrap
 
@@ -109,6 +109,7 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     unsupported(tx, f"a call of {describe(function)}")
 
 
+NAMED = Table()                      # (module, name) of a function that is not imported here -> handler
 REAL_CALLS = Table()                 # class of a real callable -> function(tx, callee, args, kwargs)
 
 
@@ -138,7 +139,7 @@ def call_numpy(tx, function, args, kwargs) -> Value:
 def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     real = function.real
     code, source = real.__code__, function.source
-    if (compiled := marks.original(real)) is not real:
+    if (compiled := marks.compiled_by_torch(real) or marks.original(real)) is not real:
         return call(tx, wrap(tx, compiled), args, kwargs)
     if args and type(args[0]) is ContextVal and lookup(class_of(args[0]), real.__name__) is real:
         return call(tx, get_attribute(tx, args[0], real.__name__), args[1:], kwargs)
@@ -152,6 +153,8 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if real.__module__ == "torch._dynamo.mutation_guard":
         # `Module.__init__`, once torch.compile has run: it counts modules
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
+    if handler := NAMED.get((real.__module__, real.__name__)):
+        return call_handler(tx, describe(function), handler, args, kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     if code is DISPATCH and is_class(args[0]):         # what it looks up is in weak dictionaries
@@ -164,6 +167,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         unsupported(tx, f"a call of {describe(function)}, whose keyword defaults have just been changed")
     library = is_library(code.co_filename)
     reread = source if is_made_per_call(real) else None        # where defaults are read from again
+    enter_namespace(tx, real, reread)
     if reread is not None and not library:      # the next call may bring another function of the same code
         wrap(tx, real.__defaults__, part(AttrSource, reread, "__defaults__"))
         names = wrap(tx, real.__kwdefaults__, part(AttrSource, reread, "__kwdefaults__"))
@@ -232,6 +236,8 @@ def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         function.real.__dict__
     if issubclass(function.cls, torch.jit.ScriptModule):
         unsupported(tx, "a call of a TorchScript module")
+    if function.cls.__module__ == "torch._dynamo.eval_frame":      # what torch.compile returned for a module
+        return call(tx, module_child(tx, function, "_orig_mod"), args, kwargs)
     call_of_class = lookup(function.cls, "__call__")
     if call_of_class is not torch.nn.Module.__call__:
         return call(tx, wrap(tx, call_of_class), [function, *args], kwargs)

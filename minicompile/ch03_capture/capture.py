@@ -29,12 +29,13 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.fake import FakeMode, plain_tensors, storage_key
+from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
+from ..ch02_guards.identity import held
 from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported
-from . import (  # noqa: F401 (they fill tables)
-    builtins_, builtins_torch, classes, contexts, library, opcodes, opcodes_calls, regions)
+from . import builtins_, builtins_torch, classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .epilogue import Epilogue, expression, refuse_to_leave, write_effects
 from .interpreter import Frame, StopTrace, Tracer, location, run, written_storages
@@ -46,13 +47,15 @@ from .wrap import fixed_marks, guard_sizes, is_fixed, realize, wrap
 @dataclass
 class CaptureOptions:
     """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True
-    (numbers). symbolic: whether anything may be a symbol; everything: whether all arguments are. used:
-    becomes true when a symbol was made. max_ops: instructions to interpret before giving up on the frame."""
+    (numbers). fixed: why nothing may be a symbol, or ""; everything: whether all arguments are. used:
+    becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. max_ops: instructions to
+    interpret before giving up on the frame."""
     fullgraph: bool = False
     dynamic: dict = field(default_factory=dict)
-    symbolic: bool = True
+    fixed: str = ""
     everything: bool = False
     used: bool = False
+    unseen: bool = False
     max_ops: int = 2_000_000
 
 
@@ -85,6 +88,7 @@ class Captured:
     close: Callable = lambda: []         # adds the guards that later stages asked for, the last ones
     written: tuple = ()                  # attributes that the body writes: (source of the object, name)
     traceless: bool = False              # whether the graph may fail half-way without leaving a trace
+    weak: tuple = ()                     # indices of the constants that the body names `__k0`, `__k1`, ...
 
 
 @dataclass(eq=False)
@@ -181,11 +185,12 @@ def interpret(tx: Tracer, frame: Frame, mode: bool) -> Trace:
     except UserError as error:
         words = describe_error(error.exc)
         failure = Unsupported(f"the program raises {words}", getattr(error, "location", None))
-        failure.step, failure.chain, failure.raises = tx.steps, [], True
+        failure.step, failure.chain, failure.raises, failure.told = tx.steps, [], True, tx.told
         raise failure from None
     except Unsupported as error:
         if not hasattr(error, "step"):
             error.step = tx.steps
+        error.told = tx.told and tx.failed
         raise
     except RecursionError:
         raise SkipFrame("the program's calls are nested too deeply") from None
@@ -255,8 +260,8 @@ def guard_aliasing(tx):
     groups = [found.get(cls, ()) for cls in tx.told_apart.union(map(class_of, tx.dirty.values()))]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
-        owned = [v for v in tensors if isinstance(v.source, ModuleAttrSource)]
-        groups += [owned, [v for v in tensors if v not in owned]]
+        groups += [[v for v in tensors if isinstance(v.source, ModuleAttrSource) is owned]
+                   for owned in (True, False)]
     for group in groups:
         if len(group) > 1:
             tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))
@@ -272,7 +277,7 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
         output.meta.update(val=tuple(n.meta["val"] for n in ep.outputs), location=None, origins=())
         order_placeholders(tx.graph)
         drop_dead(tx.graph)
-        gm = torch.fx.GraphModule(torch.nn.Module(), tx.graph)
+        gm = graph_module(torch.nn.Module(), tx.graph)
         lines = ["__out = __graph(*__inputs)", *lines]
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
@@ -281,8 +286,8 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
                if isinstance(value, ObjVal) and value.source for name in value.attrs]
     return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
                     "\n".join(lines),
-                    tuple(tx.constants), list(breaks), functools.partial(close_guards, tx), tuple(written),
-                    leaves_no_trace(tx))
+                    tuple(map(held, tx.constants)), list(breaks), functools.partial(close_guards, tx), tuple(written),
+                    leaves_no_trace(tx), tuple(ep.weak))
 
 
 def leaves_no_trace(tx) -> bool:

@@ -25,9 +25,7 @@ from .interpreter import inline, unsupported
 from .iterate import unpack
 from .methods import pairs_of
 from .operations import as_python
-from .values import (
-    BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, class_of, dict_of,
-    lookup)
+from .values import MISSING, NONE, BuiltinVal, CellVal, Const, DictVal, FuncVal, ObjVal, TupleVal, Value, class_of, dict_of, lookup
 from .wrap import wrap
 
 METACLASSES = (type, abc.ABCMeta)

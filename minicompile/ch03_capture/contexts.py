@@ -21,7 +21,7 @@ from .attributes import attributes_of
 from .interpreter import CALLS, Tracer, call, unsupported
 from .operations import METHODS, user_errors
 from .tensors import finish_node
-from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value
+from .values import BIRTHS, FALSE, NONE, BuiltinVal, Const, ContextVal, Value
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -164,16 +164,15 @@ def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
     if (autocast or cls in GRAD_CLASSES) and not all(type(a) is Const for a in (*args, *kwargs.values())):
         unsupported(tx, f"{cls.__name__}() with arguments that are not constants")
     if autocast or cls is torch.set_grad_enabled:      # PyTorch judges the arguments
-        previous = torch.is_grad_enabled()
         with user_errors():
             real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
     if autocast:
         state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
         return ContextVal(kind="autocast", state=state, factory=torch.autocast)
     if cls is torch.set_grad_enabled:
-        torch._C._set_grad_enabled(previous)
+        torch._C._set_grad_enabled(real.prev)
         set_grad(tx, real.mode)                  # takes effect already when it is made
-        return ContextVal(kind="grad", state=(real.mode,), factory=cls, immediate=previous)
+        return ContextVal(kind="grad", state=(real.mode,), factory=cls, immediate=real.prev)
     if cls in GRAD_CLASSES:
         if args or kwargs:
             unsupported(tx, f"{cls.__name__}() with arguments")

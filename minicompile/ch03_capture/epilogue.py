@@ -31,7 +31,7 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from .contexts import grad_switch
-from .interpreter import Tracer, constant_source, location
+from .interpreter import Tracer, constant_source, globals_of, location
 from .iterate import PLAIN_ITERATORS
 from .values import (
     ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal,
@@ -42,13 +42,15 @@ from .values import (
 @dataclass(eq=False)
 class Epilogue:
     """The text under construction. `reads` come before `writes`, and iterators over what is written to are
-    made `late`, name -> text; `outputs` are the nodes that the graph returns."""
+    made `late`, name -> text; `outputs` are the nodes that the graph returns, `weak` the indices of constants
+    that the text names but the entry does not own."""
     tx: Tracer
     reads: list = field(default_factory=list)
     writes: list = field(default_factory=list)
     late: dict = field(default_factory=dict)
     outputs: list = field(default_factory=list)
     names: dict = field(default_factory=dict)
+    weak: dict = field(default_factory=dict)
     building: set = field(default_factory=set)
 
 
@@ -62,25 +64,24 @@ def expression(ep: Epilogue, value) -> str:
         return constant_text(ep, value.value)
     if type(value) is Lazy:
         return constant_text(ep, value.real) if value.source is None else \
-            ep.names.get(id(value)) or variable(ep, value, value.source.text())
-    name = ep.names.get(id(value))
+            ep.names.get(value) or variable(ep, value, value.source.text())
+    name = ep.names.get(value)
     if name is not None:
         return name
     if value.source is not None:
-        text = value.source.text()
         if isinstance(value.source, (LocalSource, ConstantSource)):
-            ep.names[id(value)] = text
-            return text
-        return variable(ep, value, text)
-    if id(value) in ep.building:
+            ep.names[value] = constant_name(ep, value.source)
+            return ep.names[value]
+        return variable(ep, value, value.source.text())
+    if value in ep.building:
         raise Unsupported(f"{describe(value)} that contains itself", location(ep.tx))
     if type(value) in (ListVal, DictVal, SetVal) and value.real is not None:
         return pool(ep, value.real)
-    ep.building.add(id(value))
+    ep.building.add(value)
     if type(value) not in RECONSTRUCT:
         refuse_to_leave(ep, describe(value), value)
     text = RECONSTRUCT[type(value)](ep, value)
-    ep.building.discard(id(value))
+    ep.building.discard(value)
     return variable(ep, value, text)
 
 
@@ -93,10 +94,10 @@ def refuse_to_leave(ep, what, value=None):
 
 def variable(ep, value, text) -> str:
     """Read `text` once, now, and name it."""
-    if id(value) not in ep.names:
-        name = ep.names[id(value)] = f"__t{len(ep.names)}"
+    if value not in ep.names:
+        name = ep.names[value] = f"__t{len(ep.names)}"
         ep.reads.append(f"{name} = {text}")
-    return ep.names[id(value)]
+    return ep.names[value]
 
 
 def constant_text(ep, value) -> str:
@@ -111,7 +112,15 @@ def constant_text(ep, value) -> str:
 
 
 def pool(ep, real) -> str:
-    return constant_source(ep.tx, real).text()
+    return constant_name(ep, constant_source(ep.tx, real))
+
+
+def constant_name(ep, source) -> str:
+    """What the entry does not own, it holds from its guards to its end."""
+    if not isinstance(source, ConstantSource) or not source.is_weak:
+        return source.text()
+    ep.weak[source.index] = True
+    return f"__k{source.index}"
 
 
 def expressions(ep, values) -> str:
@@ -130,8 +139,8 @@ def keywords(ep, named) -> str:
 def tensor_text(ep, value):
     if value.node not in ep.outputs:
         ep.outputs.append(value.node)
-    ep.names[id(value)] = f"__out[{ep.outputs.index(value.node)}]"
-    return ep.names[id(value)]
+    ep.names[value] = f"__out[{ep.outputs.index(value.node)}]"
+    return ep.names[value]
 
 
 @reconstructs(TupleVal)
@@ -202,11 +211,11 @@ def iterator_text(ep, value):
         text = f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
         container = value.over.of if type(value.over) is ViewVal else value.over
         if id(container) in ep.tx.dirty and not (type(container) is ListVal and container.cls is list):
-            name = ep.names[id(value)] = f"__t{len(ep.names)}"
+            name = ep.names[value] = f"__t{len(ep.names)}"
             ep.late[name] = value, f"{name} = {text}"
         else:
             variable(ep, value, text)
-        return ep.names[id(value)]
+        return ep.names[value]
     if type(value.it) not in PLAIN_ITERATORS:
         refuse_to_leave(ep, "an iterator", value)
     return f"iter(({expressions(ep, value.it)}))"
@@ -255,9 +264,9 @@ def exception_text(ep, value):
 
 @reconstructs(FuncVal)
 def function_text(ep, value):
-    globals_text = "__G" if value.globals is ep.tx.root_globals else pool(ep, value.globals)
-    name = ep.names[id(value)] = f"__t{len(ep.names)}"
-    new = [c for c in value.closure if c.source is None and id(c) not in ep.names]
+    globals_text = namespace_text(ep, value.globals)
+    name = ep.names[value] = f"__t{len(ep.names)}"
+    new = [c for c in value.closure if c.source is None and c not in ep.names]
     cells = "".join((variable(ep, c, "__new_cell()") if c in new else expression(ep, c)) + ", "
                     for c in value.closure)
     defaults = f"({expressions(ep, value.defaults)})" if value.defaults else "None"
@@ -267,8 +276,12 @@ def function_text(ep, value):
         pairs = ", ".join(f"{k!r}: {expression(ep, v)}" for k, v in value.kwdefaults.items())
         ep.reads.append(f"{name}.__kwdefaults__ = {{{pairs}}}")
     for cell in new:                                 # what it holds may be this function
-        fill_cell(ep, cell, ep.names[id(cell)])
+        fill_cell(ep, cell, ep.names[cell])
     return with_attributes(ep, name, value.attrs)
+
+
+def namespace_text(ep, namespace: dict) -> str:
+    return "__G" if namespace is ep.tx.root_globals else globals_of(ep.tx, namespace).text()
 
 
 def with_attributes(ep, name, attributes, setter="setattr") -> str:
@@ -335,7 +348,7 @@ def write_effects(ep: Epilogue):
     for value in list(ep.tx.dirty.values()):
         WRITERS[type(value)](ep, value, expression(ep, value))
     for (_, name), (value, owner) in ep.tx.global_writes.items():
-        namespace = "__G" if owner is ep.tx.root_globals else pool(ep, owner)
+        namespace = namespace_text(ep, owner)
         if value is DELETED:
             ep.writes.append(f"{namespace}.pop({name!r}, None)")
         else:

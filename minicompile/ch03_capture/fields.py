@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import types
 
+from ..ch02_guards.sources import AttrSource
 from .attributes import (
     C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute)
-from .interpreter import unsupported
+from .interpreter import guard, unsupported
 from .values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName,
     MethodVal, NONE, PartialVal, SetVal, SliceVal, SuperVal, TupleVal, ViewVal, boolean, class_of, describe,
@@ -79,10 +80,20 @@ def plain_attribute(tx, value, name):
     return MethodName(self=value, name=name)
 
 
+def no_attributes_of_its_own(tx, value, name):
+    """An OrderedDict, and an object of a class derived from a named tuple, has a dictionary of attributes. It is empty,
+    and a guard says so, or the graph breaks."""
+    if value.cls.__dictoffset__ and value.source is not None:
+        if vars(value.real):
+            unsupported(tx, f"the attribute {name} of a {value.cls.__name__} that was given attributes")
+        guard(tx, AttrSource(value.source, "__dict__"), "LENGTH", 0)
+
+
 @attributes_of(DictVal)
 def dict_attribute(tx, value, name):
     if name == "default_factory" and value.factory is not None:
         return realize(tx, value.factory)
+    no_attributes_of_its_own(tx, value, name)
     return plain_attribute(tx, value, name)
 
 
@@ -131,7 +142,8 @@ def cell_attribute(tx, value, name):
 
 # %% [markdown]
 # Named tuples are tuples with names, and the results of `torch.max(x, 0)` are tuples whose names are written
-# in C (`n_sequence_fields`).
+# in C (`n_sequence_fields`). A class that is derived from one may give its objects a dictionary besides. Mostly it is
+# empty, and whoever asks for another attribute than the fields wants it to stay so.
 
 # %%
 @attributes_of(TupleVal)
@@ -142,6 +154,7 @@ def tuple_attribute(tx, value, name):
     if hasattr(cls, "n_sequence_fields") and isinstance(found, types.MemberDescriptorType):
         positions = cls(range(cls.n_sequence_fields))
         return realize(tx, value.items[getattr(positions, name)])
+    no_attributes_of_its_own(tx, value, name)
     if found is MISSING or name == "__class__" or isinstance(found, C_DESCRIPTORS):
         return plain_attribute(tx, value, name)
     return bind_attribute(tx, value, name, found)

@@ -13,6 +13,9 @@
  * hook is installed in the interpreter only while some thread is. `context` is any object; the targets of a code object
  * are kept per context, so that one function can be compiled in two ways.
  *
+ * Everything known about a code object hangs on the object itself and is freed with it. The collector does not see
+ * those references, so nothing that is put here may lead back to the code.
+ *
  * Supported: CPython 3.11, 3.12, 3.13. All that differs between them is in the block of macros below.
  */
 #define PY_SSIZE_T_CLEAN
@@ -62,7 +65,7 @@
 /* ---- what is known about a code object ---------------------------------------------------------------------- */
 
 typedef struct Rule {
-    PyObject *context, *globals;
+    PyObject *context;
     PyObject *target; /* NULL: evaluate as it is */
     struct Rule *next;
 } Rule;
@@ -70,6 +73,7 @@ typedef struct Rule {
 typedef struct {
     int skip; /* in every context */
     Rule *rules;
+    PyObject *record; /* a dict, for Python; NULL until asked for */
 } CodeState;
 
 static Py_ssize_t extra_index = -1;
@@ -86,7 +90,6 @@ static void free_rules(CodeState *state)
     while (rule != NULL) {
         Rule *next = rule->next;
         Py_XDECREF(rule->context);
-        Py_XDECREF(rule->globals);
         Py_XDECREF(rule->target);
         PyMem_Free(rule);
         rule = next;
@@ -97,6 +100,7 @@ static void free_state(void *pointer)
 {
     if (pointer != NULL) {
         free_rules(pointer);
+        Py_XDECREF(((CodeState *)pointer)->record);
         PyMem_Free(pointer);
     }
 }
@@ -119,20 +123,20 @@ static CodeState *state_of(PyObject *code, int create)
     return state;
 }
 
-static Rule *find_rule(CodeState *state, PyObject *context, PyObject *globals)
+static Rule *find_rule(CodeState *state, PyObject *context)
 {
     Rule *rule = state->rules;
-    while (rule != NULL && (rule->context != context || rule->globals != globals))
+    while (rule != NULL && rule->context != context)
         rule = rule->next;
     return rule;
 }
 
-static int put_rule(PyObject *code, PyObject *context, PyObject *globals, PyObject *target)
+static int put_rule(PyObject *code, PyObject *context, PyObject *target)
 {
     CodeState *state = state_of(code, 1);
     if (state == NULL)
         return -1;
-    Rule *rule = find_rule(state, context, globals);
+    Rule *rule = find_rule(state, context);
     if (rule == NULL) {
         rule = PyMem_Calloc(1, sizeof(Rule));
         if (rule == NULL) {
@@ -140,7 +144,6 @@ static int put_rule(PyObject *code, PyObject *context, PyObject *globals, PyObje
             return -1;
         }
         rule->context = Py_NewRef(context);
-        rule->globals = Py_NewRef(globals);
         rule->next = state->rules;
         state->rules = rule;
     }
@@ -241,21 +244,21 @@ static PyObject *call_target(PyObject *target, PyFunctionObject *function, PyCod
  * one for "as it is". Python runs outside the region, so that the callback is not itself captured. */
 static PyObject *ask(PyFunctionObject *function, PyCodeObject *code, PyObject *context)
 {
-    PyObject *saved = region, *globals = function->func_globals;
+    PyObject *saved = region;
     region = NULL;
     PyObject *answer = PyObject_CallFunctionObjArgs(callback, function, code, context, NULL);
     region = saved;
     if (answer == NULL)
         return NULL;
     CodeState *state = state_of((PyObject *)code, 1);
-    if (state == NULL || (answer != Py_False && put_rule((PyObject *)code, context, globals, answer) < 0)) {
+    if (state == NULL || (answer != Py_False && put_rule((PyObject *)code, context, answer) < 0)) {
         Py_DECREF(answer);
         return NULL;
     }
     if (answer == Py_False)
         state->skip = 1;
     Py_DECREF(answer);
-    Rule *rule = find_rule(state, context, globals);
+    Rule *rule = find_rule(state, context);
     return rule == NULL ? NULL : rule->target;
 }
 
@@ -272,7 +275,7 @@ static PyObject *evaluate_frame(PyThreadState *tstate, struct _PyInterpreterFram
     if ((flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) || !(flags & CO_NEWLOCALS))
         return evaluate_plain(tstate, frame, 0);
     PyFunctionObject *function = FRAME_FUNCTION(frame);
-    Rule *rule = state == NULL ? NULL : find_rule(state, context, function->func_globals);
+    Rule *rule = state == NULL ? NULL : find_rule(state, context);
     PyObject *target;
     if (rule != NULL) {
         target = rule->target;
@@ -350,9 +353,8 @@ static PyObject *set_missed(PyObject *self, PyObject *object)
 
 static PyObject *set_target(PyObject *self, PyObject *args)
 {
-    PyObject *code, *context, *globals, *target;
-    if (!PyArg_ParseTuple(args, "O!OOO", &PyCode_Type, &code, &context, &globals, &target) ||
-        put_rule(code, context, globals, target) < 0)
+    PyObject *code, *context, *target;
+    if (!PyArg_ParseTuple(args, "O!OO", &PyCode_Type, &code, &context, &target) || put_rule(code, context, target) < 0)
         return NULL;
     Py_RETURN_NONE;
 }
@@ -373,6 +375,25 @@ static PyObject *change_code(PyObject *code, int skip)
 
 static PyObject *skip_code(PyObject *self, PyObject *code) { return change_code(code, 1); }
 static PyObject *forget_code(PyObject *self, PyObject *code) { return change_code(code, 0); }
+
+static PyObject *record_of(PyObject *self, PyObject *code)
+{
+    CodeState *state = NULL;
+    if (!PyCode_Check(code))
+        PyErr_SetString(PyExc_TypeError, "expected a code object");
+    else
+        state = state_of(code, 1);
+    if (state == NULL)
+        return NULL;
+    if (state->record == NULL) {
+        PyObject *made = PyDict_New(); /* may run a finaliser, which may ask for it, too */
+        if (state->record == NULL)
+            state->record = made;
+        else
+            Py_XDECREF(made);
+    }
+    return Py_XNewRef(state->record);
+}
 
 /* targets_of(code): the targets of a code object in all contexts, a list; None if nothing is known about it. */
 static PyObject *targets_of(PyObject *self, PyObject *code)
@@ -398,9 +419,10 @@ static PyMethodDef methods[] = {
     {"get_region", get_region, METH_NOARGS, "This thread's context, or None."},
     {"set_callback", set_callback, METH_O, "callback(function, code, context) -> target, None or False."},
     {"set_missed", set_missed, METH_O, "A second object that, returned by a target, means EVALUATE."},
-    {"set_target", set_target, METH_VARARGS, "set_target(code, context, globals, target or None)"},
+    {"set_target", set_target, METH_VARARGS, "set_target(code, context, target or None)"},
     {"skip_code", skip_code, METH_O, "Evaluate frames of this code as they are, always."},
     {"forget_code", forget_code, METH_O, "Forget all that is known about a code object."},
+    {"record_of", record_of, METH_O, "A dict that belongs to this code object and dies with it."},
     {"targets_of", targets_of, METH_O, "Its targets in all contexts, a list; None if nothing is known about the code."},
     {"is_installed", is_installed, METH_NOARGS, "Whether CPython asks us before it runs a frame."},
     {NULL, NULL, 0, NULL},

@@ -6,7 +6,7 @@
 # then on every Python call made on the way, also deep inside library code, passes through ours before its
 # first instruction runs.
 #
-# The replacement is `frame_hook.c`, 420 lines, the only C of this chapter. It decides by code object:
+# The replacement is `frame_hook.c`, 430 lines, the only C of this chapter. It decides by code object:
 #
 # | known about the code | what happens |
 # |---|---|
@@ -82,11 +82,20 @@ def outside_region():
 
 
 # %% [markdown]
-# ## What is remembered
+# ## What is remembered, and for how long
 #
-# The C side attaches its knowledge to the code object itself (`_PyCode_SetExtra`), so a lookup is one
-# pointer read and the knowledge dies with the code. Python only keeps weak references, to be able to forget
-# everything in `reset`.
+# Everything that the compiler knows about a code object belongs to the code object. The C side attaches it
+# (`_PyCode_SetExtra`): the targets, and a dictionary, the code's **record**, in which every chapter keeps
+# what it has worked out about this code. So a lookup is one pointer read, there are no tables to clean up,
+# and what was compiled dies with the code. A table with code objects as keys would keep all of them; one with
+# their `id` would give a new code object the facts of a dead one that had its address.
+#
+# The price is a rule. Code objects take no part in garbage collection: the collector cannot see that a code
+# object leads to its record, so a path from there back to the code is a cycle that is never freed. What a
+# compiled call needs of the program (globals, classes, functions, modules, other code) it reads from the
+# function that is being called, or holds weakly (`ch02_guards/identity.py`).
+#
+# Here are only weak references to all of them, to be able to forget everything in `reset`.
 
 # %%
 def remember(code) -> None:
@@ -94,16 +103,32 @@ def remember(code) -> None:
         _known[id(code)] = weakref.ref(code, lambda _, key=id(code): _known.pop(key, None))
 
 
-def skip_code(code) -> None:
-    """Never capture frames of this code object."""
+def record(code) -> dict:
+    """What is known about a code object, by name (facts about it, which outlive `reset`) or by the function
+    that computed it."""
     remember(code)
+    return _c.record_of(code)
+
+
+def kept(compute, code):
+    """compute(code), computed once and kept with the code. The result must not lead back to the code."""
+    known = record(code)
+    if compute not in known:
+        known[compute] = compute(code)
+    return known[compute]
+
+
+def skip_code(code) -> None:
+    """Never capture frames of this code object, not after `reset` either: another thread may be in the middle
+    of a function whose next piece it is."""
+    record(code)["skipped"] = True
     _c.skip_code(code)
 
 
-def set_target(code, context, func_globals: dict, target) -> None:
+def set_target(code, context, target) -> None:
     """Call target(function, *arguments) for frames of `code` in this context; None = evaluate as they are."""
     remember(code)
-    _c.set_target(code, context, func_globals, target)
+    _c.set_target(code, context, target)
 
 
 def set_callback(callback, missed=None) -> None:
@@ -114,12 +139,15 @@ def set_callback(callback, missed=None) -> None:
 
 
 def reset() -> None:
-    """Forget all targets and skips."""
+    """Forget all targets, and what was computed."""
     for reference in list(_known.values()):
         code = reference()
         if code is not None:
-            forget_code(code)
-    _known.clear()
+            known = _c.record_of(code)
+            if "skipped" not in known:
+                forget_code(code)
+            for key in [key for key in known if type(key) is not str]:
+                known.pop(key, None)
 
 
 # %% [markdown]
@@ -146,6 +174,13 @@ def library_folders() -> tuple[str, ...]:
 
 _libraries: list = []
 _standard = tuple({os.path.abspath(sysconfig.get_paths()[k]) + os.sep for k in ("stdlib", "platstdlib")})
+
+
+def never_capture(filename: str) -> None:
+    """Count this file to the compiler's own: a function in it stands in the place of one of the compiler's.
+    Compiled code calls the compiler while the hook is installed; its guards, for one. A guard that was compiled
+    would be checked by the guard."""
+    _libraries[:] = [(*(_libraries[0] if _libraries else library_folders()), os.path.abspath(filename))]
 
 
 def is_library_file(filename: str) -> bool:

@@ -59,9 +59,11 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
-from ..ch02_guards.sources import ConstantSource, Source
+from ..ch02_guards.sources import (
+    AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source)
 from ..errors import SkipFrame, Unsupported
 from .binding import bind
+from .hook import kept
 from .values import (
     BIRTHS, Const, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NEW, NONE, NotConstant, ObjVal, Table,
     TupleVal, UserError, Value, class_of, describe, dict_of, user_error)
@@ -89,10 +91,13 @@ class Tracer:
     frames: list = field(default_factory=list)
     contexts: list = field(default_factory=list)
     root_globals: dict = None
+    namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
     grad_after: bool = True
     active: list = field(default_factory=list)
     options: Any = None                              # CaptureOptions
     marked: list = field(default_factory=list)       # (source, dim, size) of dimensions that the user marked
+    told: bool = False                               # the program was told that it is being compiled
+    failed: bool = False                             # a tensor operation raised
     shape_env: ShapeEnv = field(default_factory=ShapeEnv)
     symbols: dict = field(default_factory=dict)
     symbol_sources: dict = field(default_factory=dict)
@@ -126,7 +131,7 @@ class Frame:
     namespace: DictVal | None = None             # of a class body
 
     def __post_init__(self):
-        self.decoded = decode(self.code)
+        self.decoded = kept(decode, self.code)
 
 
 # %% [markdown]
@@ -188,9 +193,9 @@ def pop_many(frame: Frame, count: int) -> list:
 # ## Decoding
 #
 # `dis` decodes a code object into instructions. Decoding is slow next to executing, so each code object is
-# decoded once. Jumps carry byte offsets; `index` turns them into positions in the list. The exception table
-# says which handler covers a range of offsets and how deep the stack is there: since Python 3.11 a `try`
-# costs nothing until it raises.
+# decoded once, and its record (`hook.py`) keeps the result. Jumps carry byte offsets; `index` turns them into
+# positions in the list. The exception table says which handler covers a range of offsets and how deep the
+# stack is there: since Python 3.11 a `try` costs nothing until it raises.
 
 # %%
 @dataclass(eq=False)
@@ -203,28 +208,22 @@ class Decoded:
     lines: list
 
 
-_DECODED: dict = {}
-
-
 def decode(code: types.CodeType) -> Decoded:
-    found = _DECODED.get(code)
-    if found is None:
-        instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
-        index, position = {}, 0
-        for offset in range(0, len(code.co_code) + 2, 2):      # a jump may aim at an EXTENDED_ARG prefix
-            while position < len(instructions) and instructions[position].offset < offset:
-                position += 1
-            index[offset] = position
-        steps, lines, line = [], [], code.co_firstlineno
-        for i in instructions:
-            line = (i.positions.lineno if i.positions else None) or line
-            lines.append(line)
-            if "_FAST" in i.opname and not code.co_flags & inspect.CO_OPTIMIZED:
-                i = i._replace(argval=second_of_name(code, i.argval, i.arg))
-            handler, pops, variadic = HANDLERS.get(i.opname, (None, 0, False))
-            steps.append((handler, pops + i.arg if variadic else pops, i))
-        found = _DECODED[code] = Decoded(instructions, steps, index, dis._parse_exception_table(code), lines)
-    return found
+    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    index, position = {}, 0
+    for offset in range(0, len(code.co_code) + 2, 2):      # a jump may aim at an EXTENDED_ARG prefix
+        while position < len(instructions) and instructions[position].offset < offset:
+            position += 1
+        index[offset] = position
+    steps, lines, line = [], [], code.co_firstlineno
+    for i in instructions:
+        line = (i.positions.lineno if i.positions else None) or line
+        lines.append(line)
+        if "_FAST" in i.opname and not code.co_flags & inspect.CO_OPTIMIZED:
+            i = i._replace(argval=second_of_name(code, i.argval, i.arg))
+        handler, pops, variadic = HANDLERS.get(i.opname, (None, 0, False))
+        steps.append((handler, pops + i.arg if variadic else pops, i))
+    return Decoded(instructions, steps, index, dis._parse_exception_table(code), lines)
 
 
 def second_of_name(code, name, index):
@@ -363,7 +362,9 @@ def location(tx: Tracer):
     if not tx.frames:
         return None
     frame = user_frame(tx)
-    return Location(frame.code.co_filename, line_of(frame), frame.code.co_name.split("__resume_at_")[0])
+    name, i = frame.code.co_name.split("__resume_at_")[0], frame.decoded.instructions[max(frame.ip - 1, 0)]
+    text = (i.positions.end_lineno, i.positions.col_offset, i.positions.end_col_offset) if i.positions else ()
+    return Location(frame.code.co_filename, line_of(frame), name, i.offset, *text)
 
 
 def call_chain(tx: Tracer) -> list:
@@ -412,7 +413,45 @@ def constant_source(tx: Tracer, real) -> ConstantSource:
     if index is None:
         index = tx.constant_index[id(real)] = len(tx.constants)
         tx.constants.append(real)
-    return ConstantSource(index, real)
+    return ConstantSource.of(index, real)
+
+
+# %% [markdown]
+# The globals of inlined functions are read from their Python module, or from a function that has them. Those
+# of the function that is being called are `__G`. Entries belong to code, and another function of the same code
+# may have other globals (`exec` of one code object in two namespaces), so an entry that takes `__G` for the
+# globals of something else as well asks whether it still is.
+
+# %%
+def module_of(namespace: dict) -> types.ModuleType | None:
+    """The Python module whose globals these are, if it is still the one that is imported by this name."""
+    module = sys.modules.get(namespace.get("__name__"))
+    return module if type(module) is types.ModuleType and vars(module) is namespace else None
+
+
+def globals_of(tx: Tracer, namespace: dict) -> Source:
+    """Where a namespace is read."""
+    module = module_of(namespace)
+    if namespace is tx.root_globals:
+        if module is None:
+            return GlobalsSource()
+        tx.guards.add(None, "GLOBALS", module, location(tx))
+    if module is not None:
+        return InstanceDictSource(constant_source(tx, module))
+    return tx.namespaces.get(id(namespace)) or constant_source(tx, namespace)
+
+
+def enter_namespace(tx: Tracer, function: types.FunctionType, source: Source | None):
+    """`function` is inlined. source: where it is read if it may be another one next time."""
+    namespace = function.__globals__
+    if namespace is not tx.root_globals:
+        if module_of(namespace) is None:
+            at = constant_source(tx, function) if source is None else source
+            tx.namespaces[id(namespace)] = AttrSource(at, "__globals__")
+    elif source is not None:
+        guard(tx, source, "GLOBALS")
+    else:
+        tx.guards.add(None, "GLOBALS", module_of(namespace) or function, location(tx))
 
 
 def touch(tx: Tracer, value: Value):

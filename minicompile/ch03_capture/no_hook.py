@@ -19,6 +19,7 @@ import weakref
 import torch
 
 from ..ch02_guards.guards import HOOK_DICTS
+from ..errors import GraphBreakError
 from .binding import bind
 
 EVALUATE = object()
@@ -31,8 +32,9 @@ class _Region(threading.local):
 
 _region = _Region()
 _state = {"callback": None, "missed": EVALUATE}
-_rules: dict = {}          # id(code) -> {(context, id(globals)): (target, globals)}, or None = skip
-_alive: dict = {}          # id(code) -> weak reference that removes the rules of a dead code object
+_rules: dict = {}          # id(code) -> {context: target}, or None = skip
+_records: dict = {}        # id(code) -> dict
+_alive: dict = {}          # id(code) -> weak reference that removes both when the code object dies
 
 
 def set_region(context):
@@ -52,21 +54,25 @@ def set_missed(missed) -> None:
     _state["missed"] = missed
 
 
-def set_target(code, context, func_globals, target) -> None:
-    targets = _rules.get(id(code)) or {}
-    targets[context, id(func_globals)] = target, func_globals
-    remember(code, targets)
+def set_target(code, context, target) -> None:
+    watch(code)
+    _rules[id(code)] = {**(_rules.get(id(code)) or {}), context: target}
 
 
 def skip_code(code) -> None:
-    remember(code, None)
+    watch(code)
+    _rules[id(code)] = None
 
 
-def remember(code, targets) -> None:
+def record_of(code) -> dict:
+    watch(code)
+    return _records.setdefault(id(code), {})
+
+
+def watch(code) -> None:
     key = id(code)
     if key not in _alive:
-        _alive[key] = weakref.ref(code, lambda _: (_rules.pop(key, None), _alive.pop(key, None)))
-    _rules[key] = targets
+        _alive[key] = weakref.ref(code, lambda _: [table.pop(key, None) for table in (_rules, _records, _alive)])
 
 
 def forget_code(code) -> None:
@@ -76,7 +82,7 @@ def forget_code(code) -> None:
 def targets_of(code) -> list | None:
     if id(code) not in _rules:
         return None
-    return [target for target, _ in (_rules[id(code)] or {}).values()]
+    return list((_rules[id(code)] or {}).values())
 
 
 def is_installed() -> bool:
@@ -119,6 +125,9 @@ def run(context, function, /, *args, **kwargs):
     saved, _region.context = _region.context, context
     try:
         found = None if context is None else python_function(function, args, kwargs)
+        if found is None and getattr(context, "fullgraph", False):
+            raise GraphBreakError("fullgraph=True, but without the frame hook a module with hooks, or with a __call__ "
+                                  "of its own, cannot be captured. Build the hook, or remove them.")
         if found is None or found[0].__code__.co_flags & _SUSPENDS:
             return function(*args, **kwargs)
         inner, *call = found
@@ -133,11 +142,11 @@ def run(context, function, /, *args, **kwargs):
 
 
 def target_of(function, context):
-    code, key = function.__code__, (context, id(function.__globals__))
+    code = function.__code__
     targets = _rules.get(id(code), {})
     if targets is None or _state["callback"] is None:
         return None
-    if key not in targets:
+    if context not in targets:
         old = set_region(None)
         try:
             answer = _state["callback"](function, code, context)
@@ -146,6 +155,6 @@ def target_of(function, context):
         if answer is False:
             skip_code(code)
             return None
-        set_target(code, context, function.__globals__, answer)
+        set_target(code, context, answer)
         return answer
-    return targets[key][0]
+    return targets[context]

@@ -29,13 +29,11 @@
 from __future__ import annotations
 
 import builtins
-import sys
-import types
 
 from ..ch02_guards.sources import DictGetSource, GlobalSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
 from .interpreter import (
-    PYTHON, call, computes, constant_source, is_library, jump, location, opcode, pop_many, touch,
+    PYTHON, call, computes, globals_of, is_library, jump, location, opcode, pop_many, touch,
     unsupported)
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
@@ -206,14 +204,6 @@ def delete_deref(tx, frame, i):
 # shadowing it.
 
 # %%
-def globals_of(tx, namespace: dict) -> Source:
-    """Where the global variables of an inlined function are read: the `__dict__` of their Python module, if
-    it is still the one that is imported by this name."""
-    module = sys.modules.get(namespace.get("__name__"))
-    imported = type(module) is types.ModuleType and vars(module) is namespace
-    return InstanceDictSource(constant_source(tx, module)) if imported else constant_source(tx, namespace)
-
-
 def global_source(tx, namespace: dict, name: str) -> Source:
     if namespace is tx.root_globals:
         return GlobalSource(name)

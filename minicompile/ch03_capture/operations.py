@@ -24,7 +24,7 @@ from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, emit_float
 from .values import (
     Const, DictVal, ExcVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
-    ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, UserError, Value, ViewVal, boolean,
+    ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, UserError, Value, ViewVal, as_number, boolean,
     class_of, describe, like, lookup, python_method, told_apart, user_error)
 from .wrap import dict_contents, guard_keys, guard_missing, key_of, order_of, realize, wrap_constant
 
@@ -222,6 +222,7 @@ def unary(tx: Tracer, name: str, a: Value) -> Value:
 # %%
 def truth(tx: Tracer, value: Value) -> bool:
     """bool(value)"""
+    value = as_number(value)
     kind = type(value)
     if kind is Const:
         return bool(value.value)

@@ -31,12 +31,13 @@ from torch.autograd.function import FunctionCtx, _SingleLevelFunction
 from torch.utils import checkpoint as checkpoints
 
 from ..ch01_graphs.fake import storage_key
+from ..ch01_graphs.graph import graph_module
 from .attributes import get_attribute, store_attribute
 from .calls import HANDLED, handles
 from .contexts import set_grad
 from .interpreter import Tracer, call, effect_free, unsupported
 from .tensors import emit, run_fake, to_arg
-from .values import Const, NEW, NONE, ObjVal, TensorVal, TupleVal, Value, describe
+from .values import NEW, NONE, Const, ObjVal, TensorVal, TupleVal, Value, describe
 
 # %% [markdown]
 # ## The context object
@@ -186,7 +187,7 @@ def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
     lifted.update(dict.fromkeys(inner))
     for placeholder in reversed(list(inner.values())):
         next(iter(graph.nodes)).prepend(placeholder)
-    return fx.GraphModule(torch.nn.Module(), graph), list(inner)
+    return graph_module(torch.nn.Module(), graph), list(inner)
 
 
 def tangent_for(tx, graph, output: TensorVal) -> TensorVal:
@@ -250,6 +251,7 @@ class Joined:
         def joined(*operands):
             return cls.apply(*operands)
         joined.__name__ = joined.__qualname__ = self.name
+        joined.joined = self
         return joined
 
 

@@ -31,7 +31,7 @@ from ..errors import Unsupported
 from .interpreter import Tracer, guard, location, unsupported
 from .values import (
     Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
-    TensorVal, TupleVal, Value, boolean, class_of, describe, user_error)
+    TensorVal, TupleVal, Value, as_number, boolean, class_of, describe, user_error)
 from .wrap import part, realize, wrap, wrap_constant
 
 
@@ -43,12 +43,15 @@ def to_arg(tx: Tracer, value: Value):
     if isinstance(value, (TensorVal, SymVal)):
         return node_here(tx, value.node)
     if kind in (TupleVal, ListVal):
-        items = [to_arg(tx, realize(tx, item)) for item in value.items]
+        items = [realize(tx, item) for item in value.items]
+        if any(type(item) is SymVal or type(item) is Const and type(item.value) is int for item in items):
+            items = map(as_number, items)                     # sizes, some of which are tensors
+        items = [to_arg(tx, item) for item in items]
         if kind is ListVal:
             return items
         return value.cls(*items) if hasattr(value.cls, "_fields") else tuple(items)
     if kind is SliceVal:
-        return slice(*(to_arg(tx, v) for v in (value.start, value.stop, value.step)))
+        return slice(*(to_arg(tx, as_number(v)) for v in (value.start, value.stop, value.step)))
     if kind is DictVal:
         return {k: to_arg(tx, realize(tx, v)) for k, (_, v) in value.items.items() if isinstance(k, str)}
     if kind is ObjVal and isinstance(value.real, (type, torch.Generator)) and value.cls is type:
@@ -90,6 +93,8 @@ def fake_of(arg, tensors: list):
 # %%
 def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     """Add a node for a call on values. op: 'call_function' or 'call_method'."""
+    if op == "call_method" and target in TAKES_SIZES:
+        args = [args[0], *map(as_number, args[1:])]
     if any(type(a) is Const and type(a.value) is numpy.bool_ for a in (*args, *kwargs.values())):
         unsupported(tx, "a NumPy truth value, which PyTorch takes for a float or for a bool, as it comes")
     fx_args = tuple(to_arg(tx, a) for a in args)
@@ -97,6 +102,9 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     fakes = []
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
     before = [f._version for f in fakes]
+    name = target if op == "call_method" else getattr(target, "__name__", "")
+    if name in ("is_conj", "resolve_conj") and any(f.dtype.is_complex for f in fakes):
+        unsupported(tx, "whether a tensor is a lazy conjugate, which its fake does not know")
     result = run_fake(tx, op, target, fake_args, fake_kwargs)
     changed = before != [f._version for f in fakes]
     if changed and torch.is_grad_enabled():
@@ -108,8 +116,53 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:
         # `contiguous()` of a contiguous tensor: nothing to do
         return tx.tensor_of_fake[id(result)]
+    if isinstance(result, FakeTensor) and result.dim() == 0 and not changed:
+        if (real := from_constants(target, args, kwargs)) is not None and real.dtype == result.dtype:
+            node = tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype})
+            made = wrap_result(tx, node, result)
+            made.number = real.item(), result._version
+            return made
     node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
     return wrap_result(tx, node, result)
+
+
+# %% [markdown]
+# **Numbers that are tensors.** `n = torch.div(x.shape[1], 2 * w, rounding_mode="trunc")` is a tensor, although
+# nothing but integers went into it, and `x.view(-1, n, 2 * w)` asks for its value. What an elementwise operation
+# makes of constants is computed on the spot: in the graph it is a constant again, and its value is known as long
+# as nobody writes to it.
+
+# %%
+TAKES_SIZES = frozenset(("view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_empty", "new_full",
+                         "unflatten", "narrow", "as_strided", "tile"))
+
+
+def is_pointwise(target) -> bool:
+    """Whether a torch function, method name or operator of Python is elementwise, and not random."""
+    name = target if isinstance(target, str) else getattr(target, "__name__", "")
+    packet = getattr(torch.ops.aten, {"truediv": "div"}.get(name, name).strip("_"), None)
+    operator_ = getattr(packet, "Tensor", None) or getattr(packet, "default", None)
+    tags = getattr(operator_, "tags", ())
+    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+
+
+def from_constants(target, args, kwargs):
+    """The 0-d tensor on the CPU that an elementwise operation makes of these values, or None if they are not all
+    known, or its value is not finite."""
+    values = [*args, *kwargs.values()]
+    if not is_pointwise(target) or not all(
+            type(v) in (Const, SymVal) or type(v) is TensorVal and type(as_number(v)) is Const for v in values):
+        return None
+
+    def concrete(v):
+        return torch.tensor(v.number[0], dtype=v.fake.dtype) if type(v) is TensorVal else v.value
+    try:
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+            args, kwargs = [concrete(v) for v in args], {k: concrete(v) for k, v in kwargs.items()}
+            real = getattr(args[0], target)(*args[1:], **kwargs) if isinstance(target, str) else target(*args, **kwargs)
+    except Exception:
+        return None
+    return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) else None
 
 
 def guard_not_a_view(tx: Tracer, written):
@@ -147,6 +200,7 @@ def run_fake(tx, op, target, args, kwargs):
     except Exception as error:
         name = target if isinstance(target, str) else getattr(target, "__name__", str(target))
         first = (str(error).splitlines() or [""])[0]
+        tx.failed = True
         unsupported(tx, f"{name} raised {type(error).__name__}: {first}")
 
 
@@ -213,6 +267,10 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
         unsupported(tx, "requires_grad of a view that was taken while gradients were off")
     if name in METADATA:
         return wrap_constant(tx, getattr(fake, name))
+    if name == "data":                 # the same memory with a version counter of its own
+        for value in tx.tensor_of_fake.values():
+            if value.number is not None and storage_key(value.fake) == storage_key(tensor.fake):
+                value.number = None
     if name in VIEW_ATTRIBUTES or name == "data":
         return emit(tx, "call_function", getattr, [tensor, Const(value=name)], {})
     if name == "__class__":
@@ -253,7 +311,13 @@ def size_node(tx, tensor, dim, size) -> Value:
     return tx.size_nodes[tensor.node, dim]
 
 
+CONVERSIONS = {"__int__": int, "__float__": float, "__index__": operator.index, "__bool__": bool}
+
+
 def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> Value:
+    if name in ("item", "tolist", "__int__", "__float__", "__index__", "__bool__") and not args:
+        if type(known := as_number(tensor)) is Const:
+            return known if name in ("item", "tolist") else Const(value=CONVERSIONS[name](known.value))
     if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
     if name == "size":
@@ -412,7 +476,10 @@ def make_tensor(tx, function, args, kwargs) -> Value:
     device = torch.device(fx_kwargs.get("device") or "cpu")
     result = run_fake(tx, "call_function", torch.empty, (tuple(real.shape),),
                       {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
-    return wrap_result(tx, node, result)
+    made = wrap_result(tx, node, result)
+    if real.dim() == 0 and device.type == "cpu" and not real.requires_grad and not real.is_complex():
+        made.number = real.item(), result._version
+    return made
 
 
 def numpy_dtype(tx, args):

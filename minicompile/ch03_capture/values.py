@@ -45,7 +45,7 @@ from typing import Any
 import numpy
 import torch
 
-from ..ch02_guards.guards import MISSING, class_lookup
+from ..ch02_guards.guards import MISSING, class_lookup  # noqa: F401 (MISSING is one of the values)
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import Source
 from ..errors import Unsupported
@@ -83,11 +83,19 @@ class Const(Value):
 @dataclass(eq=False)
 class TensorVal(Value):
     """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
-    inputs."""
+    inputs; `number`, where it was computed from constants: its value and the version that has it."""
     node: torch.fx.Node = None
     fake: Any = None
     real: Any = None
     version: int = 0
+    number: Any = None
+
+
+def as_number(value: Value) -> Value:
+    """A tensor whose value is known as that number; any other value as it is."""
+    if type(value) is TensorVal and value.number is not None and value.number[1] == value.fake._version:
+        return Const(value=value.number[0])
+    return value
 
 
 @dataclass(eq=False)
@@ -133,6 +141,7 @@ class Lazy:
 class TupleVal(Value):
     items: list = field(default_factory=list)
     cls: type = tuple
+    real: Any = None                         # of a named tuple that existed before
 
 
 @dataclass(eq=False)

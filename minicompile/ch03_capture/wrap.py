@@ -164,7 +164,7 @@ def wrap_tuple(tx, real, kind, source):
         return None
     guard(tx, source, "TYPE_MATCH", kind)
     guard(tx, source, "TUPLE_LENGTH", len(real))
-    return TupleVal(items=lazy_items(real, source, TupleItemSource), cls=kind, source=source)
+    return TupleVal(items=lazy_items(real, source, TupleItemSource), cls=kind, real=real, source=source)
 
 
 @BUILDERS.of(list, collections.deque)
@@ -342,7 +342,11 @@ def wrap_tensor(tx, real, source):
     value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,
                       version=fake._version)
     tx.tensor_of_fake[id(fake)] = value
-    tx.marked += [(source, d, fake.shape[d]) for d in getattr(real, marks.DYNAMIC, ())]
+    for d, (low, high) in getattr(real, marks.DYNAMIC, {}).items():
+        size = fake.shape[d]
+        tx.marked.append((source, d, size))
+        if isinstance(size, torch.SymInt):           # to ask is to guard
+            bool(size >= low), high is None or bool(size <= high)
     return value
 
 
@@ -356,13 +360,13 @@ def is_argument(source) -> bool:
 def varies(tx, source) -> bool:
     """Whether a number found here becomes a symbol."""
     options = tx.options
-    return options.symbolic and (source in options.dynamic or options.everything and is_argument(source))
+    return not options.fixed and (source in options.dynamic or options.everything and is_argument(source))
 
 
 def dynamic_dims(tx, real, source) -> frozenset:
     """The dims of a tensor whose sizes become symbols. Sizes 0 and 1 never do."""
     options = tx.options
-    if not options.symbolic or 0 in real.shape:
+    if options.fixed or 0 in real.shape:
         return frozenset()
     learned = options.dynamic.get(source, ())
     learned = () if learned is True else learned         # True: it was a number then
@@ -375,13 +379,14 @@ def dynamic_dims(tx, real, source) -> frozenset:
 def fixed_marks(tx) -> list[str]:
     """What became of `mark_dynamic`: a sentence for each marked dimension that the program fixed."""
     found = []
-    for source, d, size in tx.marked if tx.options.symbolic else ():
+    for source, d, size in tx.marked:
         name = str(size)
         why = [(g, tx.shape_env.places[g]) for g in tx.shape_env.guards
                if g.op == "eq" and g.answer and free_names(g.left) | free_names(g.right) == {name}]
         if isinstance(size, torch.SymInt) and not why:
             continue
-        reason = f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else "0 and 1 never vary"
+        reason = (f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else
+                  f"it cannot vary, because {tx.options.fixed}" if tx.options.fixed else "0 and 1 never vary")
         found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one "
                      f"size: {reason}. Drop the mark, or the code that needs the size.")
     return found

@@ -23,12 +23,12 @@ import linecache
 
 from .. import advice
 from ..ch02_guards.guards import GuardSet
+from ..ch02_guards.identity import held
 from ..ch02_guards.sources import LocalSource
-from ..ch03_capture import capture as cap
-from ..ch03_capture import hook
+from ..ch03_capture import capture as cap, hook
 from ..ch03_capture.contexts import ContextExit
 from ..ch03_capture.epilogue import Epilogue, expression, pool
-from ..ch03_capture.values import CellVal, HandlingVal, LASTI, NULL, NotConstant
+from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, NotConstant
 from ..errors import GraphBreakError, SkipFrame, Unsupported
 from . import resume, steps
 
@@ -43,13 +43,16 @@ def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -
     try:
         return cap.capture(func, args, options)
     except Unsupported as error:
-        raises = getattr(error, "raises", False) or getattr(error, "quiet", False)
+        told = getattr(error, "told", False)
+        raises = told or getattr(error, "raises", False) or getattr(error, "quiet", False)
         if options.fullgraph and not raises:
             raise GraphBreakError(fullgraph_message(func, error)) from None
         if isinstance(error, SkipFrame):
             raise
         if raises or not hasattr(error, "step"):
-            raise SkipFrame(error.reason, error.location) from None
+            skip = SkipFrame(error.reason, error.location)
+            skip.raises, skip.told = raises, told
+            raise skip from None
         return capture_until(func, args, options, error)
 
 
@@ -105,9 +108,9 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
             locals_[name] = expression(ep, value)
     lines = cap.finish(ep)
     if not ep.writes and not has_graph(tx) and (whole := only_step(done, path)) is not None:
-        return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason])
-    point = make_step(code, path, set(locals_), kinds, tx.root_globals)
-    items = point.call_text(pool(ep, point.target), locals_, slots, cells, frame.code)
+        return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason], weak=(0,))
+    point = make_step(code, path, set(locals_), kinds)
+    items = point.call_text(pool(ep, point.code), locals_, slots, cells, frame.code)
     call = f"{pool(ep, resume.TailCall)}(({items}))"
     if resume.is_resume(frame.code):
         lines.append(f"return {call}")
@@ -184,16 +187,16 @@ def only_step(done: cap.Trace, path: list):
     code, executed = done.frame.code, [done.frame.decoded.instructions[ip].offset for ip, _ in done.tx.path]
     if not resume.is_resume(code) or len(executed) > LONGEST_STEP:
         return None
-    point = resume.POINTS[id(code)]
-    whole = [*(point.offsets[offset] for offset in executed if offset in point.offsets), path[-1]]
+    origin = resume.origin_of(code)
+    whole = [*(origin.offsets[offset] for offset in executed if offset in origin.offsets), path[-1]]
     try:
-        step = make_step(point.original, whole, set(point.locals), point.stack, point.globals)
+        step = make_step(resume.original_code(code), whole, set(origin.locals), origin.stack)
     except Unsupported:
         return None
-    slots = [LocalSource(f"__stack{n}").text() for n, kind in enumerate(point.stack)
+    slots = [LocalSource(f"__stack{n}").text() for n, kind in enumerate(origin.stack)
              if kind in resume.HAS_ARGUMENT]
-    items = step.call_text("__K[0]", {n: LocalSource(n).text() for n in step.locals}, slots, {}, code)
-    return f"return __K[1](({items}))", (step.target, resume.TailCall)
+    items = step.call_text("__k0", {n: LocalSource(n).text() for n in step.locals}, slots, {}, code)
+    return f"return __K[1](({items}))", (held(step.code), resume.TailCall)
 
 
 # %% [markdown]

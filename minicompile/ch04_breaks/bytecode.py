@@ -19,9 +19,9 @@
 from __future__ import annotations
 
 import dis
-import functools
 from dataclasses import dataclass
 
+from ..ch03_capture.hook import kept
 from ..errors import Unsupported
 
 OPS = dis.opmap
@@ -262,7 +262,6 @@ def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict
 
 
 # %% tags=["exercise:liveness"]
-@functools.lru_cache(64)
 def live_table(code) -> dict[int, frozenset]:
     """Offset of each instruction -> the localsplus indices that are live before it: {offset: frozenset}.
 
@@ -296,4 +295,4 @@ def live_locals(code, offset: int) -> set[str]:
     own = set(names) - set(code.co_freevars)
     if {"locals", "eval", "exec", "vars", "dir", "_getframe"} & set(code.co_names):
         return own
-    return {names[index] for index in live_table(code).get(offset, ())} & own
+    return {names[index] for index in kept(live_table, code).get(offset, ())} & own

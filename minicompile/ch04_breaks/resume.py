@@ -35,7 +35,7 @@
 #         CALL                 1                   CALL          1
 #         POP_TOP                                  POP_TOP
 #         ...  return TailCall(               ->   LOAD_FAST     y
-#                (f__resume_at_76, (), (y,)))      LOAD_CONST    1
+#                (f__resume_at_76, (y,)))          LOAD_CONST    1
 #                                                  BINARY_OP     +
 #                                                  RETURN_VALUE
 #
@@ -49,8 +49,10 @@ from __future__ import annotations
 import inspect
 import sys
 import types
+import weakref
 from dataclasses import dataclass, field
 
+from ..ch03_capture.hook import kept, record
 from ..errors import Unsupported
 from . import bytecode as bc
 
@@ -82,28 +84,18 @@ PYTHON = sys.version_info[:2]
 @dataclass(eq=False)
 class ResumePoint:
     """A resume function or a step. `code` takes `locals`, then an argument for each VALUE, CONTEXT and
-    HANDLING in `stack`, then has `cells` as free variables. `target` is what is called: the function, or
-    function_of(closure) if there are cells. Of a resume function, `original` is the code it was cut from, and
-    `offsets` leads from offsets in its own code to those in the original."""
+    HANDLING in `stack`, then has `cells` as free variables."""
     name: str
     code: types.CodeType
     locals: tuple[str, ...]
     stack: tuple[str, ...]
     cells: tuple[str, ...]
-    globals: dict = field(repr=False)
-    original: types.CodeType | None = None
-    offsets: dict[int, int] = field(default_factory=dict, repr=False)
-    target: object = None
 
-    def __post_init__(self):
-        if self.cells:
-            self.target = lambda *closure: types.FunctionType(self.code, self.globals, self.name, None,
-                                                              closure)
-        else:
-            self.target = types.FunctionType(self.code, self.globals, self.name)
+    def function(self, func_globals: dict, *closure) -> types.FunctionType:
+        return types.FunctionType(self.code, func_globals, self.name, None, closure)
 
     def call_text(self, variable: str, locals: dict, stack: list, cells: dict, current_code=None) -> str:
-        """The items of a TailCall that continues there, as Python text. variable: the name of `target`.
+        """The items of a TailCall that continues there, as Python text. variable: the name of `code`.
 
         locals: text of each live local. stack: text of each slot with an argument, bottom first. cells:
         text of a *cell object* for each own cell that exists (3.12 creates those of comprehensions late);
@@ -112,7 +104,7 @@ class ResumePoint:
                                                 for i, name in enumerate(current_code.co_freevars)}
         closure = "".join({**free, **cells}.get(name, "__new_cell()") + ", " for name in self.cells)
         arguments = "".join(text + ", " for text in [*(locals[name] for name in self.locals), *stack])
-        return f"{variable}, ({closure}), ({arguments})"
+        return f"__function({variable}, __G, {self.name!r}, None, ({closure})), ({arguments})"
 
 
 # %% [markdown]
@@ -124,15 +116,15 @@ class ResumePoint:
 
 # %%
 class TailCall(tuple):
-    """(target, cells, arguments) of the next piece of a function; never seen by the user's program."""
+    """(function, arguments) of the next piece of a function; never seen by the user's program."""
     __slots__ = ()
 
 
 def finish(call):
     """Run the pieces of a function that are left, one after the other."""
     while type(call) is TailCall:
-        target, cells, arguments = call
-        call = target(*cells)(*arguments) if cells else target(*arguments)
+        function, arguments = call
+        call = function(*arguments)
     return call
 
 
@@ -141,30 +133,50 @@ def finish(call):
 #
 # Cells need care. In the original function a captured variable is created by `MAKE_CELL`; the closures made
 # before the break already share that cell. The rest must use the same one, so in the resume function every
-# cell of the original is a *free* variable, and the function is built per call around the existing cells.
+# cell of the original is a *free* variable, and the function is built per call around the existing cells
+# and the globals of the function that broke.
+#
+# The code is made once. The record of the original owns its pieces, by what they were made for, and the
+# record of a resume function says what it is.
 
 # %%
-POINTS: dict[int, ResumePoint] = {}                  # id(code of a resume function) -> its point
-CACHE: dict[tuple, ResumePoint] = {}
+def pieces(code) -> dict:
+    """The resume functions and steps that were cut from `code`, all of them: start with none."""
+    return {}
+
+
+@dataclass(eq=False)
+class Origin:
+    """What a resume function was cut from: the code, held weakly, and where each offset of its own is there;
+    its locals and stack are those of its `ResumePoint`."""
+    code: weakref.ref
+    offsets: dict[int, int] = field(repr=False)
+    locals: tuple[str, ...]
+    stack: tuple[str, ...]
+
+
+def origin_of(code) -> Origin | None:
+    return record(code).get("origin")
 
 
 def is_resume(code) -> bool:
-    return id(code) in POINTS
+    return origin_of(code) is not None
 
 
 def original_code(code):
     """The code that a resume function was cut from; other code is its own."""
-    return POINTS[id(code)].original if is_resume(code) else code
+    origin = origin_of(code)
+    return code if origin is None else origin.code() or code
 
 
 def original_position(code, offset: int):
     """(original code, offset in it) for a position that may be inside a resume function."""
-    if not is_resume(code):
+    origin = origin_of(code)
+    if origin is None:
         return code, offset
-    point = POINTS[id(code)]
-    if offset not in point.offsets:
+    if offset not in origin.offsets or origin.code() is None:
         raise Unsupported("graph break while the state of a resumed function is being restored")
-    return point.original, point.offsets[offset]
+    return origin.code(), origin.offsets[offset]
 
 
 def needed_locals(code, offset: int) -> set:
@@ -178,22 +190,23 @@ def needed_locals(code, offset: int) -> set:
     return live
 
 
-def make_resume(code, offset: int, bound: set | None, stack: tuple, func_globals: dict) -> ResumePoint:
+def make_resume(code, offset: int, bound: set | None, stack: tuple) -> ResumePoint:
     """The function that continues `code` before the instruction at byte `offset`.
 
     bound: names of the locals that are set there (default: all that the rest may read). stack: kinds of the
     stack slots, bottom first. Raises Unsupported for generators and for unknown slots. """
     code, offset = original_position(code, offset)
     parameters = parameters_at(code, offset, bound)
-    key = (id(code), offset, parameters, tuple(stack), id(func_globals))
-    if key not in CACHE:
+    known, key = kept(pieces, code), (offset, parameters, tuple(stack))
+    if key not in known:
         draft = Draft(code, offset, parameters, tuple(stack))
         draft.body = [bc.new("JUMP_FORWARD", target=draft.start, position=draft.start.position)]
         name = f"{code.co_name}__resume_at_{offset}"
         resumed, instructions = assemble(draft, name, with_original=True)
-        CACHE[key] = POINTS[id(resumed)] = ResumePoint(name, resumed, parameters, tuple(stack), draft.cells,
-                                                       func_globals, code, new_offsets(resumed, instructions))
-    return CACHE[key]
+        known[key] = ResumePoint(name, resumed, parameters, tuple(stack), draft.cells)
+        record(resumed)["origin"] = Origin(weakref.ref(code), new_offsets(resumed, instructions), parameters,
+                                           tuple(stack))
+    return known[key]
 
 
 def parameters_at(code, offset, bound) -> tuple:
@@ -313,8 +326,3 @@ def new_offsets(resumed, instructions) -> dict[int, int]:
     decoded, _ = bc.decode(resumed)
     return {new.offset: old.offset for new, old in zip(decoded, instructions, strict=True) if old.offset >= 0}
 
-
-# %%
-def reset() -> None:
-    POINTS.clear()
-    CACHE.clear()

@@ -13,9 +13,9 @@
 #
 #     LOAD_FAST_AND_CLEAR  stack0          FOR_ITER    (when exhausted, to END_FOR)
 #     PUSH_NULL                            STORE_FAST  i
-#     LOAD_FAST_AND_CLEAR  stack2          ... return TailCall((g__resume_at_30, (), (x, i, iterator)))
+#     LOAD_FAST_AND_CLEAR  stack2          ... return TailCall((g__resume_at_30, (x, i, iterator)))
 #     LOAD_FAST_AND_CLEAR  stack3          END_FOR
-#     CALL                 1               ... return TailCall((g__resume_at_66, (), (x,)))
+#     CALL                 1               ... return TailCall((g__resume_at_66, (x,)))
 #     POP_TOP
 #
 # The body resumes at 30 in every round, with another `i` and the same kind of iterator. `i` soon becomes an
@@ -28,11 +28,12 @@ import dis
 import sys
 from dataclasses import dataclass, field, replace
 
+from ..ch03_capture.hook import kept
 from ..errors import Unsupported
 from . import bytecode as bc
 from .resume import (
-    CACHE, CONTEXT, HANDLING, HAS_ARGUMENT, NULL, PYTHON, VALUE, Draft, ResumePoint, TailCall, assemble,
-    make_resume, parameters_at)
+    CONTEXT, HANDLING, HAS_ARGUMENT, NULL, PYTHON, VALUE, Draft, ResumePoint, TailCall, assemble,
+    make_resume, parameters_at, pieces)
 
 
 @dataclass(eq=False)
@@ -203,14 +204,14 @@ def leave_here(w: Walk):
 # goes on by itself.
 
 # %%
-def make_step(code, path: list, bound: set, stack: tuple, func_globals: dict) -> ResumePoint:
+def make_step(code, path: list, bound: set, stack: tuple) -> ResumePoint:
     """The function that executes the instructions at the byte offsets `path` of `code` (an original), puts
     their result away and returns a TailCall, or the function's result. bound, stack: as for `make_resume`,
     at path[0]."""
     parameters = parameters_at(code, path[0], bound)
-    key = ("step", id(code), tuple(path), parameters, tuple(stack), id(func_globals))
-    if key in CACHE:
-        return CACHE[key]
+    known, key = kept(pieces, code), (tuple(path), parameters, tuple(stack))
+    if key in known:
+        return known[key]
     draft = Draft(code, path[0], parameters, tuple(stack))
     w = Walk(draft, draft.instructions.index(draft.start), list(stack), set(parameters))
     for n, offset in enumerate(path):
@@ -226,11 +227,11 @@ def make_step(code, path: list, bound: set, stack: tuple, func_globals: dict) ->
             branch(w, i, False if i.name == "FOR_ITER" else None)
     w.fresh = results(i)
     put_away(w)
-    write_exits(w, func_globals)
+    write_exits(w)
     covered = bool(draft.own)
     made, _ = assemble(draft, code.co_name, with_original=covered, firm=True)
-    CACHE[key] = ResumePoint(code.co_name, made, parameters, tuple(stack), draft.cells, func_globals)
-    return CACHE[key]
+    known[key] = ResumePoint(code.co_name, made, parameters, tuple(stack), draft.cells)
+    return known[key]
 
 
 def put_away(w: Walk):
@@ -268,13 +269,17 @@ def put_away(w: Walk):
 # %% [markdown]
 # An exit empties the stack into variables, from the top: a context is left, a handler's exception is no
 # longer the current one. Then it returns a `TailCall`. Exits stand behind the path, outside of every
-# handler.
+# handler. `MAKE_FUNCTION` gives the resume function the globals of the frame, as a nested `def` would have
+# them.
 
 # %%
-def write_exits(w: Walk, func_globals):
+CLOSURE = 8                                              # flag: below the code lies a tuple of cells
+
+
+def write_exits(w: Walk):
     draft, body = w.draft, w.draft.body
     for label, first, offset, kinds, bound in w.pending:
-        point = make_resume(draft.code, offset, bound, kinds, func_globals)
+        point = make_resume(draft.code, offset, bound, kinds)
         emit = [*first, label]
 
         def new(name, arg=0):
@@ -299,16 +304,20 @@ def write_exits(w: Walk, func_globals):
             if kinds[n] == HANDLING:
                 new("POP_EXCEPT")
         load_function(TailCall)
-        new("LOAD_CONST", draft.constant(point.target))
         for cell in point.cells:
             new("LOAD_FAST", cell)
-        new("BUILD_TUPLE", len(point.cells))
+        if point.cells:
+            new("BUILD_TUPLE", len(point.cells))
+        new("LOAD_CONST", draft.constant(point.code))
+        new("MAKE_FUNCTION", CLOSURE if point.cells and PYTHON < (3, 13) else 0)
+        if point.cells and PYTHON >= (3, 13):
+            new("SET_FUNCTION_ATTRIBUTE", CLOSURE)
         slots = [f"__stack{n}" if kind == CONTEXT else f"__exit{n}"
                  for n, kind in enumerate(kinds) if kind in HAS_ARGUMENT]
         for variable in (*point.locals, *slots):
             new("LOAD_FAST", variable)
         new("BUILD_TUPLE", len(point.locals) + len(slots))
-        new("BUILD_TUPLE", 3)
+        new("BUILD_TUPLE", 2)
         new("CALL", 1)
         new("RETURN_VALUE")
         body += emit

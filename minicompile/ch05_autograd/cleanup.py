@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.graph import together
 
 aten = torch.ops.aten
 
@@ -73,14 +74,14 @@ def _key(argument):
         return tuple((k, _key(v)) for k, v in sorted(argument.items()))
     if isinstance(argument, slice):
         return ("slice", _key(argument.start), _key(argument.stop), _key(argument.step))
-    return type(argument), repr(argument) if isinstance(argument, float) else argument     # -0.0 is not 0.0
+    return type(argument), repr(argument) if isinstance(argument, (float, complex)) else argument  # -0.0 is not 0.0
 
 
 # %% tags=["exercise:merge-cse"]
 def merge_common_subexpressions(gm: fx.GraphModule) -> None:
     """Keep the first of all call_function nodes with equal target, arguments and keyword arguments (equal by
-    `_key`), in place: readers of a later one read the first, the later one is erased, and its origins are
-    added to those of the first. Nodes of UNIQUE, nodes with an effect, and nodes whose key cannot be hashed
+    `_key`), in place: readers of a later one read the first, the later one is erased, and its origins and
+    location are added to those of the first (`together`). Nodes of UNIQUE, nodes with an effect, and nodes whose key cannot be hashed
     stay. A node whose operands have become equal by merging is merged, too."""
     seen: dict = {}
     for node in list(gm.graph.nodes):
@@ -93,6 +94,7 @@ def merge_common_subexpressions(gm: fx.GraphModule) -> None:
         if earlier is not node:
             origins = earlier.meta.get("origins", ()) + node.meta.get("origins", ())
             earlier.meta["origins"] = tuple(dict.fromkeys(origins))
+            earlier.meta["location"] = together([n.meta.get("location") for n in (earlier, node)])
             node.replace_all_uses_with(earlier)
             gm.graph.erase_node(node)
 
@@ -151,10 +153,11 @@ def clean(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 # %% [markdown]
-# What a set of nodes depends on, and what depends on it, is asked in several places of this chapter.
+# What a set of nodes depends on, and what depends on it, is asked in several places of this chapter, of
+# nodes of our graphs and of autograd's.
 
 # %%
-def closure(nodes, following) -> set[fx.Node]:
+def closure(nodes, following) -> set:
     """The nodes, and all that can be reached from them by `following(node)`."""
     found, pending = set(), list(nodes)
     while pending:

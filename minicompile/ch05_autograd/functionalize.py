@@ -44,13 +44,12 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
-from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.floats import Float
+from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
-from .schemas import (check_no_metadata_change, functional_counterpart, is_mutable, signature,
-                      written_arguments)
+from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, signature, written_arguments
 from .strides import each_has_its_place, is_dense, memory_order, overlap, same_strides
 
 aten = torch.ops.aten
@@ -316,6 +315,8 @@ def undo(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Nod
         return UNDO[step.target](f, step, parent, new)
     if parent.meta["val"].dtype != new.meta["val"].dtype:
         raise Unsupported(f"writing through {step.target}")
+    if parent.op != "placeholder" and not is_dense(parent.meta["val"]):     # its gaps are those of an input
+        parent = emit(f, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
     window = emit_step(f, parent, step).meta["val"]
     sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
     offset, own = (expr_of(t.storage_offset()) for t in (window, parent.meta["val"]))
@@ -386,8 +387,13 @@ def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):
         raise Unsupported(f"{node.target} returns a view of an argument that is not its first")
     val, alias = node.meta["val"], f.env[base]
     parent = read(f, alias)
+    if node.target is aten.view.dtype and parent.meta["val"].stride()[-1:] != base.meta["val"].stride()[-1:]:
+        parent = emit(f, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
     unchanged = val if parent.meta["val"] is base.meta["val"] else None
-    view = emit(f, node.target, (parent, *node.args[1:]), node.kwargs, unchanged)
+    try:
+        view = emit(f, node.target, (parent, *node.args[1:]), node.kwargs, unchanged)
+    except RuntimeError as error:       # a written value lies otherwise than what it was written to, without its gaps
+        raise Unsupported(f"{node.target} of what was written") from error
     step = Step(node.target, node.args[1:], node.kwargs)
     f.env[node] = Alias(alias.memory, alias, step, val, view, alias.memory.version)
 

@@ -20,8 +20,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
+import weakref
 from dataclasses import dataclass, field
 from typing import Any, Sequence
 
@@ -29,15 +29,15 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
-from .cleanup import clean
-from .functionalize import (Functionalizer, Step, append_mutations, emit, emit_step,
-                            functionalize_with_mutations, restride, viewed_argument)
+from .cleanup import clean, closure
+from .functionalize import Functionalizer, Step, append_mutations, emit, emit_step, functionalize_with_mutations, restride, viewed_argument
 from .schemas import is_mutable
 from .strides import each_has_its_place, is_dense
 
@@ -100,6 +100,7 @@ class Joint:
     windows: set[int] = field(default_factory=set)      # results that are parts of larger memory in eager
     watched: dict[int, set[int]] = field(default_factory=dict)      # see `saved_after_writing`
     overlaps: list[set[int]] = field(default_factory=list)          # see `overlapping`
+    reached: list[set[int]] = field(default_factory=list)   # of each gradient the tangents that lead to it in eager
 
 # %% [markdown]
 # ## Following views back
@@ -266,6 +267,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
         overlaps = overlapping([returned[i] for i in differentiable])
         gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
     recorded = recorder.finish(returned + gradients)
+    logs.tell("stage", name="recorded", gm=recorded)
     exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
                if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
@@ -310,20 +312,17 @@ def memory_kept(outputs: Sequence) -> dict[int, set[int]]:
 def overlapping(outputs: list) -> list[set[int]]:
     """For each output the others, and itself, whose derivatives share an operator that has saved tensors.
     When eager has differentiated one of them, the other cannot be: those are freed."""
-    histories = [{n for n in history_of([t]) if any(isinstance(s, torch.Tensor) for s in _saved(n))}
-                 for t in outputs] if len(outputs) > 1 else []
+    if len(outputs) < 2:
+        return []
+    saving = {n for n in history_of(outputs) if any(isinstance(s, torch.Tensor) for s in _saved(n))}
+    histories = [history_of([t]) & saving for t in outputs]
     return [{k for k, other in enumerate(histories) if own & other} for own in histories]
 
 
 def history_of(outputs: Sequence) -> set:
     """The nodes of the autograd graph from which `outputs` come."""
-    seen, pending = set(), [t.grad_fn for t in outputs]
-    while pending:
-        node = pending.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            pending.extend(next_node for next_node, _ in node.next_functions)
-    return seen
+    return closure(filter(None, (t.grad_fn for t in outputs)),
+                   lambda node: filter(None, (before for before, _ in node.next_functions)))
 
 
 def _saved(node):
@@ -335,11 +334,15 @@ def _saved(node):
         yield from values if isinstance(values, (list, tuple)) else [values]
 
 
-@functools.cache
+_names: weakref.WeakKeyDictionary[type, list] = weakref.WeakKeyDictionary()
+
+
 def _saved_names(kind: type) -> list[str]:
     # Of tensors only: reading a saved number that varies would make a constant of it
-    raw = [n.removeprefix("_raw") for n in dir(kind) if n.startswith("_raw_saved_")]
-    return [n if hasattr(kind, n) else n[1:] for n in raw]
+    if kind not in _names:
+        raw = [n.removeprefix("_raw") for n in dir(kind) if n.startswith("_raw_saved_")]
+        _names[kind] = [n if hasattr(kind, n) else n[1:] for n in raw]
+    return _names[kind]
 
 
 def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
@@ -382,10 +385,21 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
                 target = returned[i] if i < count else entries[joint.gradients[i - count]]
                 values[i] = restride(f, value, target)
         output.args = (tuple(values),)
+    joint.reached = tangents_behind(gm, values[count:])
     append_mutations(gm, inside)
     save_masks_as_bool(gm)
     joint.gm = gm
     return simplify(joint)
+
+
+def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
+    """For each gradient the positions of the tangents that it depends on. To be asked before anything is simplified: the
+    gradient of a `floor` is zeros, which depend on the tangent in eager's graph only. Without a tangent there is none."""
+    behind: dict[fx.Node, set[int]] = {}
+    tangents = {n: i for i, n in enumerate(n for n in gm.graph.nodes if "tangent" in n.meta)}
+    for node in gm.graph.nodes:
+        behind[node] = {tangents[node]} if node in tangents else set().union(*(behind[a] for a in node.all_input_nodes))
+    return [behind[g] if isinstance(g, fx.Node) else set() for g in gradients]
 
 
 def is_window(t: FakeTensor) -> bool:
@@ -396,6 +410,7 @@ def simplify(joint: Joint, rewrite=None) -> Joint:
     """Apply a pass (graph -> graph) to the joint graph, and clean up."""
     joint.gm = clean(rewrite(joint.gm) if rewrite is not None else joint.gm)
     separate_results(joint)
+    logs.tell("stage", name="primitives" if rewrite is not None else "joint", gm=joint.gm)
     return joint
 
 

@@ -360,6 +360,7 @@ class Partition:
     backward: fx.GraphModule        # saved, tangents -> gradients
     saved: list[str]                # names of the saved values
     saved_inputs: list[int | None]  # for each the position of the input that it is; None if computed
+    reached: list[set[int]]         # for each gradient the positions of the tangents that it depends on in eager
 
 
 def partition(joint: Joint, prefer: str = "speed") -> Partition:
@@ -372,7 +373,7 @@ def partition(joint: Joint, prefer: str = "speed") -> Partition:
     computed = [n for n, p in zip(saved, positions) if p is None]
     copied = [n for n in computed if n.op == "placeholder" and isinstance(n.meta["val"], torch.Tensor)]
     return Partition(_forward_graph(joint, halves, inputs, computed),
-                     _backward_graph(joint, halves, saved, copied), [n.name for n in saved], positions)
+                     _backward_graph(joint, halves, saved, copied), [n.name for n in saved], positions, joint.reached)
 
 
 def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
@@ -384,7 +385,7 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
             if node.target is aten.copy_.default:
                 copies.append(node)
             else:
-                env[node] = graph.node_copy(node, env.__getitem__)
+                env[node] = copy_provenance(graph.node_copy(node, env.__getitem__), node)
     extra = []
     for node in computed:
         if node.op == "placeholder":
@@ -396,7 +397,7 @@ def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
         else:
             extra.append(env[node])
     for node in copies:
-        graph.node_copy(node, env.__getitem__)
+        copy_provenance(graph.node_copy(node, env.__getitem__), node)
     graph.output((*(fx.map_arg(o, env.__getitem__) for o in halves.outputs), *extra))
     return graph_module(joint.gm, graph)
 
@@ -442,7 +443,7 @@ def _backward_graph(joint, halves, saved, copied) -> fx.GraphModule:
             else:
                 top = stack.pop()
                 if top not in env:
-                    env[top] = graph.node_copy(top, env.__getitem__)
+                    env[top] = copy_provenance(graph.node_copy(top, env.__getitem__), top)
 
     for node in joint.gm.graph.nodes:
         if node in halves.backward and (node.users or has_effect(node)):

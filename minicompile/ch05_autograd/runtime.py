@@ -118,7 +118,8 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
 
     @functools.cache
     def graph(absent: frozenset) -> tuple[fx.GraphModule, set[int]]:
-        gm = without_tangents(halves.backward, {tangents[k] for k in absent}) if absent else halves.backward
+        lost = {i for i, behind in enumerate(halves.reached) if behind and behind <= absent}
+        gm = without_tangents(halves.backward, {tangents[k] for k in absent}, lost) if absent else halves.backward
         inputs = gm.graph.find_nodes(op="placeholder")
         return gm, {i for i, node in enumerate(inputs[:len(halves.saved)]) if node.users}
 

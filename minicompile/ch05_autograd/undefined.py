@@ -8,7 +8,7 @@
 # The backward graph is linear in its tangents, as every derivative is. So `None` can be followed through the
 # graph by three rules: what only scales, moves or sums an absent gradient is absent itself; a sum of an
 # absent gradient and another is the other; everything else sees zeros. The result is another, smaller
-# backward graph. Gradients that absent tangents lead to and no other are `None` in any case, as in eager.
+# backward graph. Gradients that absent tangents lead to and no other are `None`, as in eager, and zeros otherwise.
 #
 # torch.compile decides this when it traces and supposes that every output will be differentiated; what is
 # left of the question at run time it answers with zeros.
@@ -17,13 +17,14 @@
 from __future__ import annotations
 
 import operator
+from typing import Iterable
 
 import torch
 from torch import fx
 
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.shapes import expr_of
-from .cleanup import closure, eliminate_dead_code
+from .cleanup import eliminate_dead_code
 
 aten = torch.ops.aten
 
@@ -67,18 +68,10 @@ def _same_kind(a: fx.Node, b: fx.Node) -> bool:
     return x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
 
 
-def reached_from(nodes: list[fx.Node]) -> set[fx.Node]:
-    """The nodes, and all that is computed from them."""
-    return closure(nodes, lambda node: node.users)
-
-
-def without_tangents(gm: fx.GraphModule, names: set[str]) -> fx.GraphModule:
+def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = ()) -> fx.GraphModule:
     """The backward graph `gm` for a call in which the tangents called `names` are None. It has no
-    placeholders for them."""
+    placeholders for them. lost: the positions of gradients that are None then, in eager."""
     graph, env, absent = fx.Graph(), {}, set()
-    tangents = [n for n in gm.graph.nodes if "tangent" in n.meta]
-    lost = reached_from([n for n in tangents if n.name in names]) - \
-        reached_from([n for n in tangents if n.name not in names])
 
     def value(node: fx.Node) -> fx.Node:
         """The copy of `node`; zeros if it is absent but has to be there."""
@@ -102,8 +95,7 @@ def without_tangents(gm: fx.GraphModule, names: set[str]) -> fx.GraphModule:
             env[node] = env[kept[0]]
         else:
             env[node] = graph.node_copy(node, value)
-    graph.output(tuple(value(g) if isinstance(g, fx.Node) and g not in absent and g not in lost else None
-                       for g in node.args[0]))
+    graph.output(tuple(None if g is None or i in lost else value(g) for i, g in enumerate(node.args[0])))
     result = graph_module(gm, graph)
     eliminate_dead_code(result)
     return result

@@ -8,8 +8,7 @@
 # the table over a graph. `python -m minicompile.ch06_decompositions` prints the dialect.
 
 # %%
-from . import (activations, arithmetic, foreach_optimizers, indexing, linear_algebra, losses, normalization,
-               pooling, reductions)
+from . import activations, arithmetic, foreach_optimizers, indexing, linear_algebra, losses, normalization, pooling, reductions  # noqa: F401
 from .decompose import Decomposed, decompose, fallbacks, violations
 from .primitives import PRIMITIVES, is_primitive
 from .table import TABLE, decomposition

@@ -14,8 +14,7 @@ from functools import partial
 
 import torch
 
-from .table import (HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload,
-                    promoted, same_as, widen)
+from .table import HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload, promoted, same_as, widen
 
 # %% [markdown]
 # ## Names for the same views
@@ -173,7 +172,8 @@ def repeat(x, repeats):
 @decomposition("roll", complex=True)
 def roll(x, shifts, dims=()):
     if not dims:
-        return roll(x.reshape(-1), shifts, [0]).view(x.shape)
+        flat = roll(x.reshape(-1), shifts, [0])
+        return flat if flat is NotImplemented else flat.view(x.shape)
     for shift, dim in zip(shifts, dims):
         size = x.shape[dim] if x.dim() else 0
         if not isinstance(size, int) or size == 0:

@@ -36,3 +36,38 @@ _taken_apart("baddbmm", torch.bmm)
 _taken_apart("addmv", torch.mv)
 _taken_apart("addbmm", lambda a, b: torch.sum(torch.bmm(a, b), [0]))
 _taken_apart("addr", lambda a, b: a.unsqueeze(1) * b)
+
+
+# %% [markdown]
+# `nn.TransformerEncoderLayer` in evaluation calls one operator for the whole layer, so that eager need not
+# launch twelve. Kept whole, its biases, norms and activation would run as eager's kernels; taken apart they fuse.
+# With a mask (and nested tensors) it stays.
+
+# %%
+@decomposition("_transformer_encoder_layer_fwd")
+def encoder_layer(x, width, heads, qkv_weight, qkv_bias, proj_weight, proj_bias, use_gelu, norm_first, eps,
+                  norm_weight_1, norm_bias_1, norm_weight_2, norm_bias_2, ffn_weight_1, ffn_bias_1, ffn_weight_2,
+                  ffn_bias_2, mask=None, mask_type=None):
+    if mask is not None or x.dim() != 3:
+        return NotImplemented
+    linear, batch, length = torch.nn.functional.linear, x.shape[0], x.shape[1]
+
+    def attention(x):
+        parts = linear(x, qkv_weight, qkv_bias).chunk(3, -1)
+        parts = [t.view(batch, length, heads, width // heads).transpose(1, 2) for t in parts]
+        out = torch.nn.functional.scaled_dot_product_attention(*parts)
+        return linear(out.transpose(1, 2).reshape(batch, length, width), proj_weight, proj_bias)
+
+    def feed_forward(x):
+        inner = linear(x, ffn_weight_1, ffn_bias_1)
+        inner = torch.nn.functional.gelu(inner) if use_gelu else inner.relu()
+        return linear(inner, ffn_weight_2, ffn_bias_2)
+
+    def norm(x, weight, bias):
+        return torch.nn.functional.layer_norm(x, [width], weight, bias, eps)
+
+    if norm_first:
+        x = x + attention(norm(x, norm_weight_1, norm_bias_1))
+        return x + feed_forward(norm(x, norm_weight_2, norm_bias_2))
+    x = norm(x + attention(x), norm_weight_1, norm_bias_1)
+    return norm(x + feed_forward(x), norm_weight_2, norm_bias_2)

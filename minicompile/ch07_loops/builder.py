@@ -22,8 +22,7 @@ from contextlib import contextmanager
 import torch
 
 from ..ch01_graphs.floats import Float
-from ..ch01_graphs.symbolic import (Int, Symbol, add, as_expr, floordiv, mod, mul, provably_less,
-                                     provably_nonnegative)
+from ..ch01_graphs.symbolic import Int, Symbol, add, as_expr, floordiv, mod, mul, provably_less, provably_nonnegative
 from ..ch06_decompositions.table import HALF
 from .ir import Inst, Ref
 
@@ -37,6 +36,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge"}
+EXACT = (0, 1, -1, math.inf, -math.inf)            # float32 values that every half type has
 PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf",
                             "signbit"}
 
@@ -208,23 +208,18 @@ class Builder:
         return self.emit("where", (condition, a, b), self.dtype(a))
 
     def round_to(self, x: Ref, dtype: torch.dtype) -> Ref:
-        """`x` rounded to a half type and kept as float32. Nothing to do for values that come from such
-        memory."""
-        return x if self.representable(x, dtype) else self.emit("round_to", (x, dtype), torch.float32)
-
-    def representable(self, x: Ref, dtype: torch.dtype) -> bool:
-        """Is this float32 value known to be one that `dtype` holds exactly? Choosing among such values keeps
-        them so."""
+        """`x` rounded to a half type and kept as float32. Whether there is anything to round is known only when
+        values are linked (chapter 8): what is loaded here may then be a value that was never in memory."""
         op, args, _ = self.insts[x.id]
-        if op in ("maximum", "minimum", "where"):
-            key = ("representable", x, dtype)
-            if key not in self.known:
-                self.known[key] = all(self.representable(a, dtype) for a in args[-2:])
-            return self.known[key]
-        if op == "constant":
-            return args[0] in (0, 1, -1, math.inf, -math.inf)
-        return op == "round_to" and args[1] == dtype or \
-            op == "to_dtype" and self.insts[args[0].id].dtype == dtype
+        exact = op == "constant" and args[0] in EXACT or op == "round_to" and args[1] == dtype
+        return x if exact else self.emit("round_to", (x, dtype), torch.float32)
+
+    def cast(self, x: Ref, source: torch.dtype, target: torch.dtype) -> Ref:
+        """An element of a tensor of dtype `source` as one of `target`, as a body holds it. A half value that becomes
+        another dtype becomes what memory would have held: `hi = x.bfloat16(); lo = x - hi.float()` is not 0."""
+        if source in HALF and target != source:
+            x = self.round_to(x, source)
+        return self.to_dtype(x, compute_dtype(target))
 
     def between(self, low: Int, expr: Int, high: Int) -> Ref:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""

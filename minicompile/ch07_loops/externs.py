@@ -20,8 +20,7 @@ from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import as_expr, provably_nonnegative
 from ..errors import Unsupported
 from .ir import Extern, View
-from .lazy import (Lazy, Lowering, as_view, dense_strides, from_buffer, new_buffer, sizes_of, strides_of,
-                   window)
+from .lazy import Lazy, Lowering, as_view, dense_strides, from_buffer, new_buffer, sizes_of, strides_of, window
 from .table import aten
 
 MATRIX_OPS = {aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.mv.default,
@@ -102,8 +101,14 @@ def copying_twin(op):
 
 
 def move(g: Lowering, x: Lazy, device: torch.device) -> Lazy:
-    """`x` on another device; the same tensor is moved once."""
+    """`x` on another device; the same tensor is moved once, and a constant before the program runs."""
     key = (id(x), device)
+    constant = x.view and g.program.constants.get(x.view.buffer)
+    if key not in g.moved and constant is not None and x.view.layout == g.program.buffers[x.view.buffer].layout:
+        there = constant.to(device)
+        name = new_buffer(g, x.dtype, device, there.shape, there.stride())
+        g.program.constants[name] = there
+        g.moved[key] = (x, from_buffer(g, name))
     if key not in g.moved:
         name = new_buffer(g, x.dtype, device, x.size, dense_strides(x.size, x.stride))
         emit_extern(g, aten._to_copy.default, (window(g, x),), {"device": device}, (name,))

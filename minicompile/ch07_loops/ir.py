@@ -44,8 +44,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..ch01_graphs.graph import Location
 from ..ch01_graphs.floats import Float
+from ..ch01_graphs.graph import Location
 from ..ch01_graphs.symbolic import Int, Symbol
 
 # %% [markdown]

@@ -20,6 +20,7 @@ from typing import Any, Callable
 import torch
 from torch import fx
 
+from ..ch01_graphs.graph import Location, together
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, evaluate, product, symbols
 from ..ch02_guards.guards import contiguous_strides
@@ -150,6 +151,7 @@ class Lowering:
     count: int = 0
     moved: dict = field(default_factory=dict)
     position: dict[str, int] = field(default_factory=dict)
+    locations: dict[str, Location | None] = field(default_factory=dict)
     in_rows: set[str] = field(default_factory=set)       # buffers read together with numbers per row
     hints: dict[str, int | float] = field(default_factory=dict)      # the symbols' values in the present call
 
@@ -231,8 +233,8 @@ def finish_body(b: Builder):
 
 
 def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, outputs, ops: frozenset[str]) -> None:
-    location, own = (g.node.meta.get("location"), {g.node.name}) if g.node is not None else (None, set())
-    origins = sorted(ops | own, key=lambda name: g.position.get(name, 0))
+    origins = sorted(ops | ({g.node.name} if g.node is not None else set()), key=lambda name: g.position.get(name, 0))
+    location = together([g.locations.get(name) for name in ([g.node.name] if g.node is not None else []) + origins])
     g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, finish_body(b),
                                 tuple(outputs), location, tuple(origins)))
 

@@ -100,7 +100,7 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
     copies = []
     for position, node in enumerate(gm.graph.nodes):
         g.node = node
-        g.position[node.name] = position
+        g.position[node.name], g.locations[node.name] = position, node.meta.get("location")
         if node.op == "placeholder":
             g.values[node] = lower_input(g, node)
             if node.meta.get("owned"):
@@ -142,9 +142,13 @@ def lower_input(g: Lowering, node: fx.Node):
 
 
 def lower_constant(g: Lowering, gm: fx.GraphModule, node: fx.Node):
+    """A tensor that the program made of constants. A single number is inlined: `mask[:, :4] = 1` would copy it
+    to the GPU in every call."""
     value = call_node(gm, node, (), {})
     if not isinstance(value, torch.Tensor):
         return value
+    if value.dim() == 0 and not value.is_complex() and value.device.type == "cpu":
+        return LOWERINGS[aten.full.default](g, [], value.item())
     name = node.name
     g.program.constants[name] = value
     layout = Layout(tuple(value.shape), value.stride())

@@ -42,9 +42,9 @@ def on_device(g: Lowering, x, device):
 
 def element(b: Builder, x, index: tuple, dtype: torch.dtype):
     """An operand's value at an index of the result, in the dtype the operator computes in."""
-    dtype = compute_dtype(dtype)
     if isinstance(x, Lazy):
-        return b.to_dtype(b.read(x, broadcast_index(x, index)), dtype)
+        return b.cast(b.read(x, broadcast_index(x, index)), x.dtype, dtype)
+    dtype = compute_dtype(dtype)
     if isinstance(x, Rounded):
         return b.round_to(element(b, x.number, index, dtype), x.dtype)
     if isinstance(x, Symbol):
@@ -115,8 +115,22 @@ def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heav
 #
 # Most rules say only which instruction an overload is. On bools, `add` is "or" and `mul` is "and", as in
 # eager.
+#
+# A half value that was computed in this very body, or in one that is fused with it, is an unrounded float32.
+# Where a function is continuous the difference is a rounding error. Where it jumps, or ends, it is another answer:
+# `floor` of 2.999 is not that of the 3.0 that eager has in memory, and `acos` of a cosine of 1.0001 is NaN. These
+# functions see rounded operands.
 
 # %%
+SHARP = set("floor ceil round trunc sign remainder fmod nextafter pow sqrt rsqrt log log2 log10 log1p asin acos acosh "
+            "atanh erfinv lgamma digamma".split())
+
+
+def rounded(b: Builder, dtype: torch.dtype, values):
+    """The values of operands of `dtype`, a half type rounded."""
+    return [b.round_to(v, dtype) if dtype in HALF and b.constant_value(v) is None else v for v in values]
+
+
 ON_BOOL = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and",
            "bitwise_and": "logical_and", "bitwise_or": "logical_or", "bitwise_xor": "logical_xor",
            "bitwise_not": "logical_not"}
@@ -126,9 +140,13 @@ def simple(name: str, *overloads: str) -> None:
     """Lower the overloads to the instruction `name`."""
     @lowering(*overloads)
     def rule(g, *operands):
-        instruction = ON_BOOL.get(name, name) if g.val.dtype is torch.bool else name
-        return pointwise(g, lambda b, *values: b.op(instruction, *values), *operands, heavy=name in HEAVY,
-                         exact=name in ("mul", "truediv"))
+        dtype = g.val.dtype
+        instruction = ON_BOOL.get(name, name) if dtype is torch.bool else name
+
+        def fn(b, *values):
+            return b.op(instruction, *(rounded(b, dtype, values) if name in SHARP else values))
+
+        return pointwise(g, fn, *operands, heavy=name in HEAVY, exact=name in ("mul", "truediv"))
 
 
 for _name in ("neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan "
@@ -145,15 +163,10 @@ simple("rshift", "bitwise_right_shift.Tensor")
 # %% [markdown]
 # ## Comparisons
 #
-# The result is bool, so it does not say in which dtype to compare; the operands, which agree, do. A half
-# value that was computed in this very body is still unrounded float32: comparing it with a value that went
-# through memory would find two equal numbers different. So it is rounded first.
+# The result is bool, so it does not say in which dtype to compare; the operands, which agree, do. Half values are
+# rounded: else a value that went through memory and the same value that did not would be found different.
 
 # %%
-def rounded(b: Builder, dtype: torch.dtype, values):
-    return [b.round_to(v, dtype) if dtype in HALF and b.constant_value(v) is None else v for v in values]
-
-
 def comparison(name: str) -> None:
     @lowering(f"{name}.Tensor", f"{name}.Scalar")
     def rule(g, x, y):
@@ -192,10 +205,13 @@ def where(g, condition, x, y):
 
 @lowering("div.Tensor_mode")
 def div_mode(g, x, y, *, rounding_mode):
-    def fn(b, u, v):
+    dtype = g.val.dtype
+
+    def fn(b, *values):
+        u, v = rounded(b, dtype, values)
         if rounding_mode == "floor":
             return b.op("floordiv", u, v)
-        if g.val.dtype.is_floating_point:
+        if dtype.is_floating_point:
             return b.op("trunc", b.op("truediv", u, v))
         return b.op("truncdiv", u, v)
 
@@ -212,14 +228,9 @@ def to_copy(g, x, **kwargs):
 
 
 def cast(g: Lowering, x: Lazy, dtype: torch.dtype) -> Lazy:
-    """`x` converted to `dtype`. Rounding to a half type and back inside one body is skipped unless asked
-    for; a half value that becomes an integer or a bool is rounded first, for the integer would show the
-    difference."""
+    """`x` converted to `dtype`."""
     def inner(b, index):
-        value = b.read(x, index)
-        if x.dtype in HALF and not dtype.is_floating_point:
-            value = b.round_to(value, x.dtype)
-        value = b.to_dtype(value, compute_dtype(dtype))
+        value = b.cast(b.read(x, index), x.dtype, dtype)
         if dtype in HALF and g.options.emulate_precision_casts:
             value = b.round_to(value, dtype)
         return value

@@ -19,10 +19,8 @@ from __future__ import annotations
 import torch
 
 from .externs import emit_extern
-from .lazy import (Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize,
-                   sizes_of, strides_of)
+from .lazy import Lazy, Lowering, dense_strides, from_buffer, linear, make_lazy, new_buffer, realize, sizes_of, strides_of
 from .table import aten, lowering
-
 
 STREAM = (4, 2**40)         # four numbers per thread, and a thread for every four elements of any tensor
 

@@ -20,6 +20,7 @@ from .builder import Builder, compute_dtype
 from .ir import IDENTITY, identity
 from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer,
                    linear, make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
+from .pointwise import rounded
 from .table import lowering
 
 # %% [markdown]
@@ -201,8 +202,9 @@ def reduction(g: Lowering, kind: str, x: Lazy, dims, keepdim: bool) -> Lazy:
     names, strides = result_buffers(g, [fake], dims, keepdim)
 
     def fold(b: Builder, elements, position):
-        place = (position, torch.int64) if is_index else ()
-        return [b.reduce(kind, elements[0], *place)]
+        if is_index:                     # equal elements have a first one, so they are compared as memory has them
+            return [b.reduce(kind, *rounded(b, x.dtype, elements), position, torch.int64)]
+        return [b.reduce(kind, elements[0])]
 
     plan = None if is_index else split_plan(g, x, dims)
     xs = [x]

@@ -29,12 +29,14 @@ def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: st
     wide = mode == "atomic_add" and dtype in HALF
     first = copy_to_buffer(g, cast(g, x, torch.float32) if wide else x, stride)
     kind = torch.float32 if wide else dtype
-    name = new_buffer(g, kind, x.device, size, stride, alias_of=first)
-    variables, index = make_vars("i", space)
-    b = Builder()
-    element = b.to_dtype(value(b, index), torch.float32 if kind in HALF else kind)
-    b.store(name, linear(position(b, index), stride), element, mode)
-    emit_loop(g, variables, (), b, (name,), frozenset().union(*[footprint(r)[0] for r in readers]))
+    name = first
+    if 0 not in space:                   # a loop over nothing would be dropped, and its reader find no memory
+        name = new_buffer(g, kind, x.device, size, stride, alias_of=first)
+        variables, index = make_vars("i", space)
+        b = Builder()
+        element = b.to_dtype(value(b, index), torch.float32 if kind in HALF else kind)
+        b.store(name, linear(position(b, index), stride), element, mode)
+        emit_loop(g, variables, (), b, (name,), frozenset().union(*[footprint(r)[0] for r in readers]))
     out = from_buffer(g, name)
     return cast(g, out, dtype) if wide else out
 
@@ -105,6 +107,8 @@ def as_strided_scatter(g, x, source, size, stride, storage_offset=None):
     if own != tuple(strides_of(g.val)) or own != tuple(x.stride):
         return NotImplemented
     name = copy_to_buffer(g, x, own)
+    if 0 in size:
+        return from_buffer(g, name)
     after = new_buffer(g, g.val.dtype, x.device, shape, own, alias_of=name)
     variables, index = make_vars("i", tuple(size))
     b = Builder()

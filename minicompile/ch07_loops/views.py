@@ -12,8 +12,7 @@ import torch
 
 from ..ch01_graphs.symbolic import Int, as_expr, evaluate, floordiv, mod
 from .ir import Layout
-from .lazy import (Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize,
-                   sizes_of, window)
+from .lazy import Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize, sizes_of, window
 from .table import lowering
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from ..ch01_graphs.symbolic import Int, Symbol, coefficient, product, symbols
 from ..ch07_loops.reductions import ENOUGH_BLOCKS, LONGEST_ROW
 from .dependencies import hint, nbytes
-from .iteration import (Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order,
-                        roles_agree)
+from .iteration import Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree
 
 if TYPE_CHECKING:
     from .fuse import Fuser, Group

@@ -23,8 +23,7 @@ from typing import Any, Iterable, NamedTuple
 
 import torch
 
-from ..ch01_graphs.symbolic import (Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, evaluate, mul, substitute,
-                                    symbols)
+from ..ch01_graphs.symbolic import Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, evaluate, mul, substitute, symbols
 from ..ch07_loops.ir import Body, Buffer, Extern, Inst, Loop, Program, View
 from ..ch07_loops.verify import views_in
 

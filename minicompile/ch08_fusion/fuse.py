@@ -25,10 +25,9 @@ import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
-from .dependencies import (accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead,
-                           root_of)
-from .build import build_kernel
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
+from .build import build_kernel
+from .dependencies import accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead, root_of
 from .iteration import Alignment, Space, apply, strided
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory

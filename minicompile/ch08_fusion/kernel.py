@@ -71,10 +71,13 @@ def float_of_bits(bits: int) -> float:
 # %%
 @dataclass
 class KernelSource:
-    """Source text of one kernel. `args`: names of buffers, then of size symbols, in call order."""
+    """Source text of one kernel. `args`: names of buffers, then of size symbols, in call order. `lines`: for
+    each line of `code` the position in `Kernel.loops` of the loop that it computes, None where it belongs to no
+    single one. Kernels that share a text have loops of their own, with their own locations and origins."""
 
     name: str
     language: str                           # "triton", "cpp" or "reference"
     code: str
     args: tuple[str, ...]
     options: dict = field(default_factory=dict)   # grid, num_warps, candidate configurations, ...
+    lines: tuple[int | None, ...] = ()

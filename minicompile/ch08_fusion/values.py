@@ -35,7 +35,7 @@ from typing import Iterable
 import torch
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, substitute, symbols
-from ..ch07_loops.builder import HALF
+from ..ch07_loops.builder import EXACT, HALF
 from ..ch07_loops.ir import Loop, Ref
 from ..errors import Unsupported
 from .kernel import Kernel
@@ -54,6 +54,7 @@ class Value:
     dims: frozenset[Symbol]
     phase: int
     number: int = 0                             # position among the steps
+    half: torch.dtype | None = None             # the half type that holds this float32 exactly, if one is known to
 
 
 @dataclass(eq=False)
@@ -116,6 +117,9 @@ class Graph:
 # and NaN differs from itself.
 
 # %%
+CHOICES = ("maximum", "minimum", "where")
+
+
 def inputs_of(g: Graph, args: Iterable) -> tuple[tuple[Value, ...], frozenset[Symbol], int]:
     """(operands, dims, phase) of something with these arguments."""
     operands, dims = [], set()
@@ -132,6 +136,21 @@ def inputs_of(g: Graph, args: Iterable) -> tuple[tuple[Value, ...], frozenset[Sy
     return tuple(operands), frozenset(dims), max((o.phase for o in operands), default=0)
 
 
+def half_of(op: str, args: tuple) -> torch.dtype | None:
+    """The half type that holds the result exactly. Choosing among values of one keeps them so."""
+    if op == "to_dtype":
+        return args[0].dtype if args[0].dtype in HALF else None
+    if op == "round_to":
+        return args[1]
+    chosen = args[1:2] if op == "reduce" and args[0] in ("max", "min") else args[-2:] if op in CHOICES else ()
+    halves = {v.half for v in chosen if not is_exact(v)}
+    return halves.pop() if len(halves) == 1 else None
+
+
+def is_exact(value: Value) -> bool:
+    return value.op == "constant" and value.args[0] in EXACT
+
+
 def add(g: Graph, loop: Loop, op: str, args: tuple, dtype: torch.dtype) -> Value:
     """The value of `op(*args)`, new or known."""
     if op == "to_dtype" and args[0].dtype == dtype:
@@ -143,7 +162,7 @@ def add(g: Graph, loop: Loop, op: str, args: tuple, dtype: torch.dtype) -> Value
             dims, phase = frozenset(g.kernel.vars), phase + 1
         elif op == "column_sum":
             dims = g.variables.difference(g.kernel.walked)
-        g.known[key] = Value(op, args, dtype, loop, operands, dims, phase)
+        g.known[key] = Value(op, args, dtype, loop, operands, dims, phase, half=half_of(op, args))
         g.steps.append(g.known[key])
     return g.known[key]
 
@@ -155,8 +174,9 @@ def add(g: Graph, loop: Loop, op: str, args: tuple, dtype: torch.dtype) -> Value
 # Fusion never produces that, so it is refused.
 #
 # A float32 value stays float32 when it passes through a half-precision buffer: the rounding would be lost
-# work, and the result is closer to the true one. (`config.emulate_precision_casts` asks for it, with
-# explicit `round_to`.)
+# work, and the result is closer to the true one. Where a program could tell (it compares, or takes the floor,
+# or widens), the body has a `round_to`, and only here is it known whether that has anything to do: what was
+# loaded from memory is rounded, and so is the choice among such values. What another body of this kernel stored is not.
 
 # %%
 def _load(g: Graph, loop: Loop, args: tuple, dtype: torch.dtype) -> Value:
@@ -268,6 +288,8 @@ def link(kernel: Kernel, online_softmax: bool = False) -> Graph:
                 value = _reduce(g, loop, args, dtype)
             elif op == "get" and isinstance(args[0], tuple):
                 value = args[0][args[1]]
+            elif op == "round_to" and (args[0].half == args[1] or is_exact(args[0])):
+                value = args[0]
             elif op == "bitcast":                       # of the very bits that a load would have given
                 bits = add(g, loop, "to_dtype", args, loop.body[inst_args[0].id].dtype)
                 value = add(g, loop, "bitcast", (bits,), dtype)

@@ -106,7 +106,7 @@ class Printer:
         return axes | self.per_row if value.phase else axes
 
     def say(self, statement: str, loop: Loop | None = None):
-        self.lines.append((statement, comment(loop) if loop is not None else ""))
+        self.lines.append((statement, loop))
 
     def shape(self, names) -> str:
         """The text of the shape of a tile that varies along `names`."""
@@ -120,14 +120,14 @@ class Printer:
 _comments: dict = {}
 
 
-def comment(loop: Loop) -> str:
-    """`model.py:12 return x.exp()`, or nothing."""
-    where = loop.location
-    if where is None:
+def comment(loop: Loop | None) -> str:
+    """`model.py:12 return x.exp()`, or nothing; of several lines the numbers, and the text of the last."""
+    if loop is None or loop.location is None:
         return ""
+    where = loop.location.lines
     if where not in _comments:
-        file = where.filename.rpartition("/")[2]
-        _comments[where] = f"{file}:{where.lineno} {where.source[:60]}".strip().replace("\n", " ")
+        file, numbers = where[-1].filename.rpartition("/")[2], sorted({l.lineno for l in where if l.filename == where[-1].filename})
+        _comments[where] = f"{file}:{','.join(map(str, numbers))} {where[-1].source[:60]}".strip().replace("\n", " ")
     return _comments[where]
 
 
@@ -150,7 +150,7 @@ def offset_text(p: Printer, index: Int, want: frozenset[str]) -> str:
     text = p.indexer.text(index)
     used = {p.axis_of[s] for s in symbols(index) if s in p.axis_of}
     used = used.union(*(p.axes_of(p.graph.indirect[s]) for s in symbols(index) if s in p.graph.indirect))
-    if not used:
+    if not used and not any(s in p.graph.indirect for s in symbols(index)):
         return f"tl.full({p.shape(want)}, {text}, {p.indexer.index_type})"
     return text if used == want else f"tl.broadcast_to({text}, {p.shape(want)})"
 
@@ -285,7 +285,7 @@ def print_passes(p: Printer) -> None:
 def print_pass(p: Printer, inside: list[Value | Store]) -> None:
     """One loop along the row."""
     outer, p.lines = p.lines, []
-    ends: list[tuple[str, str]] = []
+    ends: list[tuple[str, Loop | None]] = []
     p.indexer.defs.pop("r", None)
     for step in inside:
         if step.op != "reduce":
@@ -293,18 +293,18 @@ def print_pass(p: Printer, inside: list[Value | Store]) -> None:
             continue
         r = describe_reduction(p, step)
         start, update, end, p.names[step] = reductions.looped(r, "roffset // RBLOCK")
-        outer += [(s, "") for s in start]
+        outer += [(s, step.loop) for s in start]
         for s in update:
             p.say(s, step.loop)
-        ends += [(s, comment(step.loop)) for s in end]
+        ends += [(s, step.loop) for s in end]
     rnumel = to_text(p.axes[-1].numel, truncates=True)
     head = ["rindex = roffset + rbase"]
     if "r" in p.masks:
         head.append(f"rmask = rindex < {rnumel}")
     head += [f"{n} = {text}" for n, text in p.indexer.defs.pop("r", {}).items()]
-    body = [(s, "") for s in head] + p.lines
-    loop = (f"for roffset in range(0, {rnumel}, RBLOCK):", "")
-    p.lines = [*outer, loop, *(("    " + s, c) for s, c in body), *ends]
+    body = [(s, None) for s in head] + p.lines
+    loop = (f"for roffset in range(0, {rnumel}, RBLOCK):", None)
+    p.lines = [*outer, loop, *(("    " + s, l) for s, l in body), *ends]
 
 # %% [markdown]
 # ## Rows, and columns on the way
@@ -318,7 +318,7 @@ def print_walk(p: Printer) -> None:
     kernel, (x, r) = p.graph.kernel, p.axes
     behind = Indexer([Axis("block", kernel.blocks, 0, 2), r], p.indexer.index_type)
     sums = {s: f"sum{s.number}" for s in p.graph.steps if s.op == "column_sum"}
-    ends: list[tuple[str, str]] = []
+    ends: list[tuple[str, Loop | None]] = []
     for step in p.graph.steps:
         if step in sums:
             text = convert(value_text(p, step.args[0]), step.args[0].dtype, step.dtype)
@@ -329,7 +329,7 @@ def print_walk(p: Printer) -> None:
             text = convert(f"tl.sum({sums[step.value]}, 0)[None, :]", step.value.dtype, target)
             pointer = f"{p.parameters[step.buffer]} + ({behind.text(step.index)})"
             mask = f", {p.masks['r']}" if "r" in p.masks else ""
-            ends.append((f"tl.store({pointer}, {text}{mask})", comment(step.loop)))
+            ends.append((f"tl.store({pointer}, {text}{mask})", step.loop))
         else:
             print_step(p, step)
     length = to_text(product(v.size for v in kernel.walked))
@@ -338,8 +338,8 @@ def print_walk(p: Printer) -> None:
               *(f"{name} = tl.zeros([XBLOCK, RBLOCK], {triton_type(s.dtype)})" for s, name in sums.items()),
               f"for xoffset in range(0, {length}, XBLOCK):"]
     names = [f"{n} = {text}" for defs in behind.defs.values() for n, text in defs.items()]
-    p.lines = [*((s, "") for s in starts), *(("    " + s, "") for s in head),
-               *(("    " + s, c) for s, c in p.lines), *((s, "") for s in names), *ends]
+    p.lines = [*((s, None) for s in starts), *(("    " + s, None) for s in head),
+               *(("    " + s, loop) for s, loop in p.lines), *((s, None) for s in names), *ends]
 
 # %% [markdown]
 # ## The whole kernel
@@ -400,15 +400,19 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     signature |= {s.name: "i64" if wide else "i32" for s in kernel.symbols}
     constants = {a.block: config.blocks[a.name] for a in axes}
     head = f"def {kernel.name}({', '.join([*signature, *(f'{c}: tl.constexpr' for c in constants)])}):"
-    body = p.lines if kernel.walked else [(line, "") for line in header(p, looped)] + p.lines
-    text = "\n".join([head, *(f"    {s}  # {c}" if c else f"    {s}" for s, c in body)]) + "\n"
-    code = ("import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n\n"
-            + prelude_for(text) + "@triton.jit\n" + text)
+    body = p.lines if kernel.walked else [(line, None) for line in header(p, looped)] + p.lines
+    text = "\n".join([head, *(f"    {s}  # {c}" if (c := comment(loop)) else f"    {s}" for s, loop in body)]) + "\n"
+    before = ("import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n\n"
+              + prelude_for(text) + "@triton.jit\n")
+    position = {id(loop): k for k, loop in enumerate(kernel.loops)}
+    lines = [None] * (before.count("\n") + 1)
+    for statement, loop in body:
+        lines += [position.get(id(loop))] * (statement.count("\n") + 1)
     grid = " * ".join(f"(({to_text(a.numel)} + {config.blocks[a.name] - 1}) // {config.blocks[a.name]})"
                       for a in axes if a.name != "r")
     if kernel.walked:
         grid = to_text(product(v.size for v in kernel.blocks))
     names = arguments + tuple(s.name for s in kernel.symbols)
-    return KernelSource(kernel.name, "triton", code, names, dict(
+    return KernelSource(kernel.name, "triton", before + text, names, dict(
         signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,
-        num_stages=config.num_stages, device=kernel.device.index))
+        num_stages=config.num_stages, device=kernel.device.index), (*lines, None))

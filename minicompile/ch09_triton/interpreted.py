@@ -2,8 +2,9 @@
 # # Kernels without a GPU
 #
 # Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles.
-# It is slow and exact, and it lets the tests of this chapter run anywhere. It has no libdevice; this stands
-# in, with PyTorch's own functions.
+# It is slow, and it lets the tests of this chapter run anywhere. It has no libdevice; this stands in, with
+# PyTorch's own functions. It cuts off the bits that bfloat16 has not, where a GPU rounds to nearest: a NaN can
+# become infinite. And it makes numbers of a truth value when it spreads it over a tile. `repair` mends both.
 
 # %%
 from __future__ import annotations
@@ -35,3 +36,31 @@ def _apply(function, tiles):
     if not any(isinstance(t, tl.tensor) and t.type.is_block() for t in tiles):
         return tl.tensor(TensorHandle(out.reshape(1), dtype), dtype)
     return tl.tensor(TensorHandle(out, dtype), tl.block_type(dtype, list(out.shape)))
+
+
+def repair() -> None:
+    """Conversions from and to bfloat16 in Triton's interpreter are those of PyTorch (Triton keeps the bits as uint16),
+    and a tile has the type of the value that fills it."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
+
+    truncating = InterpreterBuilder.cast_impl
+    if truncating.__name__ == "cast_rounding":
+        return
+
+    def cast_rounding(self, source, target):
+        kinds = source.dtype.scalar, target.scalar
+        if tl.bfloat16 not in kinds or kinds[0] == kinds[1]:
+            return truncating(self, source, target)
+        x = torch.from_numpy(np.ascontiguousarray(source.data))
+        if kinds[0] == tl.bfloat16:
+            out = x.view(torch.bfloat16).float().numpy().astype(_get_np_dtype(target))
+        else:
+            out = x.float().bfloat16().view(torch.int16).numpy().view(np.uint16)
+        return TensorHandle(out, kinds[1])
+
+    def create_splat(self, kind, value):
+        shape = kind.shape if hasattr(kind, "shape") else kind
+        return TensorHandle(np.full(shape, np.ravel(value.data)[0], dtype=value.data.dtype), value.dtype.scalar)
+
+    InterpreterBuilder.cast_impl, InterpreterBuilder.create_splat = cast_rounding, create_splat

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -32,12 +33,13 @@ import subprocess
 import sys
 import sysconfig
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Callable
 
 import torch
 
-from ..cache import cache_dir, cache_key, disk_cache
+from ..cache import cache_dir, cache_key, disk_cache, read_sealed
 from ..ch08_fusion.kernel import KernelSource
 from . import worker
 
@@ -62,7 +64,8 @@ def define(source: KernelSource):
     namespace = {"__name__": f"minicompile_{source.name}"}
     exec(compile(source.code, filename, "exec"), namespace)
     if interpreting():
-        from .interpreted import InterpretedLibdevice
+        from .interpreted import InterpretedLibdevice, repair
+        repair()
         namespace["libdevice"] = InterpretedLibdevice()
     return namespace[source.name]
 
@@ -97,9 +100,12 @@ def load_plain(source: KernelSource) -> Callable:
 # ## The pool
 #
 # One server process, as many compiling children as there are cores. A reader thread turns result lines into
-# events.
+# results of futures.
 
 # %%
+ENDED = "the compile server ended"
+
+
 class Pool:
     """Compiles tasks in other processes."""
 
@@ -109,37 +115,39 @@ class Pool:
         command = [sys.executable, "-P", "-u", worker.__file__, str(slots)]
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE)
-        self.numbers, self.lock = itertools.count(), threading.Lock()
-        self.events: dict[int, threading.Event] = {}
-        self.errors: dict[int, str] = {}
+        self.numbers, self.lock, self.ended = itertools.count(), threading.Lock(), False
+        self.waiting: dict[int, Future] = {}
         threading.Thread(target=self._read, daemon=True).start()
-        atexit.register(self.process.stdin.close)
+        atexit.register(self._close)
+
+    def _close(self):
+        with contextlib.suppress(OSError):        # it was killed
+            self.process.stdin.close()
 
     def _read(self):
         for line in self.process.stdout:
             number, _, message = line.decode(errors="replace").strip().partition(" ")
-            self.errors[int(number)] = message
-            self.events[int(number)].set()
+            self.waiting.pop(int(number)).set_result(message)
         with self.lock:                           # the server is gone: nobody will answer what is open
-            for number, event in self.events.items():
-                self.errors.setdefault(number, "the compile server ended")
-                event.set()
+            while self.waiting:
+                self.waiting.popitem()[1].set_result(ENDED)
+            self.ended = True
 
     def submit(self, task: dict) -> Callable[[], str]:
         """Start a task. The function returned waits for it and gives an error text, '' if the result is
         there."""
         with self.lock:
-            if self.process.poll() is not None:
-                return lambda: "the compile server ended"
-            number = next(self.numbers)
-            self.events[number] = threading.Event()
+            if self.ended or self.process.poll() is not None:
+                return lambda: ENDED
+            number, answer = next(self.numbers), Future()
+            self.waiting[number] = answer
             data = pickle.dumps(task | {"number": number})
             try:
                 self.process.stdin.write(struct.pack("<Q", len(data)) + data)
                 self.process.stdin.flush()
             except (OSError, ValueError):
-                return lambda: "the compile server ended"
-        return lambda: self.errors[number] if self.events[number].wait() else ""
+                return lambda: ENDED
+        return answer.result
 
 
 _pool: Pool | None = None
@@ -185,7 +193,7 @@ def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
     anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
     settings = (sorted(options["signature"].items()), sorted(options["constants"].items()),
                 options["num_warps"], options["num_stages"], arch, aligned)
-    key = cache_key("triton", anonymous, settings, triton_version())
+    key = cache_key("triton", anonymous, settings, triton_version(), os.environ.get("TRITON_DEFAULT_FP_FUSION"))
     return dict(name=source.name, key=key, code=text, signature=options["signature"],
                 constants=options["constants"], num_warps=options["num_warps"],
                 num_stages=options["num_stages"], arch=arch, aligned=pointer_names(source) if aligned else [],
@@ -201,13 +209,11 @@ def triton_version() -> str:
 
 def read_result(task: dict) -> dict | None:
     """The cached result, or None. A damaged file is removed."""
-    try:
-        return pickle.loads(Path(task["path"]).read_bytes())
-    except FileNotFoundError:
-        return None
-    except Exception:
-        Path(task["path"]).unlink(missing_ok=True)
-        return None
+    data = read_sealed(task["path"], task["key"])
+    if data is None:
+        with contextlib.suppress(OSError):
+            os.unlink(task["path"])
+    return data and pickle.loads(data)
 
 # %% [markdown]
 # ## The launcher

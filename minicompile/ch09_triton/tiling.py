@@ -18,8 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..ch01_graphs.symbolic import (Int, Symbol, as_expr, bounds, coefficient, mul, product, substitute,
-                                    symbols, to_text)
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr, bounds, coefficient, mul, product, substitute, symbols, to_text
 
 
 @dataclass

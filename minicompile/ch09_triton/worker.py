@@ -21,6 +21,14 @@ import tempfile
 import time
 import traceback
 
+if __package__:
+    from .. import cache
+else:                                      # a script, without the package, which would import PyTorch
+    from importlib.util import module_from_spec, spec_from_file_location
+    spec = spec_from_file_location("cache", os.path.join(os.path.dirname(__file__), "..", "cache.py"))
+    cache = module_from_spec(spec)
+    spec.loader.exec_module(cache)
+
 
 def compile_kernel(task: dict) -> dict:
     """Compile one kernel. `task`: name, code, signature, constants, aligned (names of 16-byte aligned
@@ -50,12 +58,13 @@ def compile_kernel(task: dict) -> dict:
             "num_warps": data.num_warps}
 
 
-def write_result(path: str, result: dict) -> None:
-    """Write atomically, so that a reader never sees half a file."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
+def write_result(path: str, key: str, result: dict) -> None:
+    """Write a file of the cache (`cache.py`): atomically, and with its seal."""
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=key[:8] + "-", dir=os.path.dirname(path))
+    data = pickle.dumps(result)
     with os.fdopen(handle, "wb") as f:
-        pickle.dump(result, f)
+        f.write(data + cache.seal(key, data))
     os.replace(temporary, path)
 
 # %% [markdown]
@@ -69,7 +78,7 @@ def run_task(task: dict) -> str:
     scratch = tempfile.mkdtemp(prefix="minicompile-", dir=fast)
     os.environ["TRITON_CACHE_DIR"] = scratch
     try:
-        write_result(task["path"], compile_kernel(task))
+        write_result(task["path"], task["key"], compile_kernel(task))
         return ""
     except BaseException:
         lines = traceback.format_exc().strip().splitlines()

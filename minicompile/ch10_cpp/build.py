@@ -9,17 +9,19 @@
 # Three things keep the total low. Equal kernels (the same text up to names and comments: every layer of a
 # transformer) are one function. The kernels of a program are dealt into a few files that compile in parallel,
 # in the background, while the compiler carries on; a kernel waits for its file when it is first called. And
-# finished libraries stay on disk.
+# finished libraries stay on disk. In memory they stay as long as somebody has one of their functions.
 
 # %%
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import functools
 import os
 import re
 import shutil
 import subprocess
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,16 +66,19 @@ def compiler() -> str:
 
 @functools.cache
 def _machine() -> str:
-    """What a compiled file depends on besides its text: compiler version and processor."""
-    version = subprocess.run([compiler(), "--version"], capture_output=True,
-                             text=True).stdout.splitlines()[:1]
+    """What a compiled file depends on besides its text: compiler version and processor. A directory of files may
+    be carried to a machine that lacks some of the instructions of this one."""
+    def told(*arguments) -> list[str]:
+        return subprocess.run([compiler(), *arguments], capture_output=True, text=True, input="").stdout.splitlines()
+
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     processor = sorted({line for line in lines
                         if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    return cache_key(version, processor, FLAGS, _openmp())
+    processor = processor or told(*FLAGS[:3], "-dM", "-E", "-x", "c++", "-")     # what it may use, as macros
+    return cache_key(told("--version")[:1], processor, FLAGS, _openmp())
 
 
 @functools.cache
@@ -126,6 +131,23 @@ def _compile(text: str, target: Path) -> None:
         raise RuntimeError("the C++ compiler rejected a generated kernel:\n" + done.stderr[:2000])
 
 
+_library: list[Callable] = []          # of the first file that was loaded, which stays: makes the owner of another
+
+
+def _open_file(path: Path, names: list[str]) -> dict[str, Callable]:
+    """Load a library; its functions by name. It is closed when the last of them is gone (`launch.h`)."""
+    handle = _ctypes.dlopen(str(path), 0)
+    make = {name: _entry(handle, name + "_function", 2) for name in names}
+    if not _library:
+        _library.append(_entry(_ctypes.dlopen(str(path), 0), "mc_library", 1, ctypes.c_void_p))
+    owner = _library[0](handle)
+    return {name: function(owner, torch._C.TensorBase.data_ptr) for name, function in make.items()}
+
+
+def _entry(handle: int, name: str, count: int, kind=ctypes.py_object) -> Callable:
+    return ctypes.PYFUNCTYPE(ctypes.py_object, *[kind] * count)(_ctypes.dlsym(handle, name))
+
+
 def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable]:
     """Compile (or find on disk) and load one file; its functions by name."""
     text = _file_text(group)
@@ -133,14 +155,8 @@ def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable
     for attempt in range(2):
         path = disk_cache(key, ".so", lambda target: _compile(text, target), rebuild=attempt > 0)
         try:
-            library = ctypes.PyDLL(str(path))
-            functions = {}
-            for name, _, _ in group:
-                make = getattr(library, name + "_function")
-                make.restype, make.argtypes = ctypes.py_object, [ctypes.py_object]
-                functions[name] = make(torch._C.TensorBase.data_ptr)
-            return functions
-        except (OSError, AttributeError):
+            return _open_file(path, [name for name, _, _ in group])
+        except OSError:
             if attempt:
                 raise
     raise AssertionError("unreachable")
@@ -171,7 +187,7 @@ class LazyKernel:
         return (self.function or self.resolve())(*args)
 
 
-_loaded: dict[str, Future] = {}
+_loaded: weakref.WeakValueDictionary[str, Future] = weakref.WeakValueDictionary()     # kernel -> its file
 _pool: list[ThreadPoolExecutor] = []
 
 
@@ -179,7 +195,7 @@ def _after_fork() -> None:
     """In the child of a fork there are no threads: forget the pool and the jobs that nobody will finish."""
     _pool.clear()
     for name in [name for name, future in _loaded.items() if not future.done()]:
-        del _loaded[name]
+        _loaded.pop(name, None)
 
 
 if hasattr(os, "register_at_fork"):
@@ -203,18 +219,25 @@ def _start(group) -> Future:
         return future
 
 
+def failed(file: Future) -> bool:
+    """The next program that needs this file tries again."""
+    return file.done() and file.exception() is not None
+
+
 def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
     """Start compiling `sources`; one callable each, taking tensors then ints in the order of
     `KernelSource.args`. The tensors must have the layouts that the kernel was generated for. Raises
     MinicompileError when there is no compiler."""
     compiler()
     named = [(*_named(s), s) for s in sources]
-    missing = list({name: entry for entry in named if (name := entry[0]) not in _loaded}.values())
+    found = {name: file for name, _, _ in named if (file := _loaded.get(name)) is not None and not failed(file)}
+    missing = list({name: entry for entry in named if (name := entry[0]) not in found}.values())
     files = max(1, -(-len(missing) // KERNELS_PER_FILE), min(len(missing), len(os.sched_getaffinity(0))))
     ordered = sorted(missing, key=lambda entry: (-len(entry[1]), entry[0]))
     for i in range(files):
         group = ordered[i::files]
         if group:
             future = _start(group)
-            _loaded.update((name, future) for name, _, _ in group)
-    return [LazyKernel(name, _loaded[name]) for name, _, _ in named]
+            found.update((name, future) for name, _, _ in group)
+    _loaded.update(found)
+    return [LazyKernel(name, found[name]) for name, _, _ in named]

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..ch01_graphs.symbolic import Expr, Int, Symbol, bounds, coefficient, product, symbols, to_text
-from ..ch07_loops.ir import Loop
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, bounds, coefficient, product, provably_less, provably_nonnegative, symbols, to_text
+from ..ch07_loops.ir import Layout, Loop
+from ..ch07_loops.lazy import linear
 from ..ch08_fusion.kernel import Kernel, KernelSource
 from ..ch08_fusion.values import Graph, Store, Value, link
 from .ops import from_memory, literal, memory_type, operation, register_type, round_text, to_memory
@@ -47,7 +48,7 @@ class Scope:
     parent: "Scope | None" = None
     lines: list[str] = field(default_factory=list)
     names: dict[Value, object] = field(default_factory=dict)     # C++ text; several in a tuple
-    location: object = None
+    location: tuple = ()
 
 
 @dataclass(eq=False)
@@ -59,6 +60,9 @@ class Emitter:
     pointers: dict[str, str]             # buffer name -> C++ name, the same for equal kernels
     count: int = 0
 
+    def __post_init__(self):
+        self.position = {id(loop): k for k, loop in enumerate(self.kernel.loops)}
+
     @property
     def kernel(self) -> Kernel:
         return self.graph.kernel
@@ -67,6 +71,17 @@ class Emitter:
 def fresh(e: Emitter, prefix: str) -> str:
     e.count += 1
     return f"{prefix}{e.count}"
+
+
+def of_loop(e: Emitter, loop: Loop, *lines: str) -> list[str]:
+    """These lines with a mark that says which loop of the kernel they compute; `taken_off` removes it."""
+    return [f"{line}\0{e.position[id(loop)]}" for line in lines]
+
+
+def taken_off(text: str) -> tuple[str, tuple[int | None, ...]]:
+    """The text without marks, and for each line its loop (`KernelSource.lines`)."""
+    parts = [line.partition("\0") for line in text.split("\n")]
+    return "\n".join(line for line, _, _ in parts), tuple(int(k) if k else None for _, _, k in parts)
 
 
 def child(scope: Scope, dims) -> Scope:
@@ -107,7 +122,7 @@ def size_text(size: Int) -> str:
 
 
 def index_text(e: Emitter, index: Int, scope: Scope) -> str:
-    """An index expression in C++; indices are never negative, so C++ division is the right one."""
+    """An index expression in C++."""
     def name(s: Symbol) -> str:
         return get(e, e.graph.indirect[s], scope) if s in e.graph.indirect else s.name
     return to_text(index, name, "/", truncates=True)
@@ -123,19 +138,19 @@ def get(e: Emitter, value: Value, scope: Scope) -> str:
         home = home.parent
     text = _expression(e, value, home)
     if value.op not in ("constant", "get"):
-        mention(home, value.loop)
+        mention(e, home, value.loop)
         name = fresh(e, "v")
-        home.lines.append(f"const {register_type(value.dtype)} {name} = {text};")
+        home.lines += of_loop(e, value.loop, f"const {register_type(value.dtype)} {name} = {text};")
         text = name
     home.names[value] = text
     return text
 
 
-def mention(scope: Scope, loop: Loop) -> None:
-    """A comment with the user's line, when it is another than the last one mentioned in this scope."""
-    if loop.location is not None and loop.location != scope.location:
-        scope.location = loop.location
-        scope.lines.append(f"// {loop.location}")
+def mention(e: Emitter, scope: Scope, loop: Loop) -> None:
+    """Comments with the user's lines, when they are others than the last ones mentioned in this scope."""
+    if loop.location is not None and loop.location.lines != scope.location:
+        scope.location = loop.location.lines
+        scope.lines += of_loop(e, loop, *(f"// {line}" for line in scope.location))
 
 
 def _expression(e: Emitter, value: Value, scope: Scope) -> str:
@@ -154,9 +169,26 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
         buffer, index, mask = args
         text = f"{e.pointers[buffer]}[{index_text(e, index, scope)}]"
         if mask is not None:
+            if stays_inside(e.kernel.buffers[buffer].layout, index):
+                name = fresh(e, "m")
+                scope.lines += of_loop(e, value.loop, f"const {memory_type(dtype)} {name} = {text};")
+                text = name
             text = f"({get(e, mask, scope)} ? {text} : ({memory_type(dtype)})0)"
         return from_memory(text, dtype)
     return operation(value.op, dtype, [get(e, a, scope) for a in args], [a.dtype for a in args])
+
+
+# %% [markdown]
+# A masked load is a branch, because the masked elements may lie outside of the memory, and a loop with a branch is
+# not made into vector instructions. Where the position is inside of the memory whatever the mask says, as in
+# `y[:, 0] += 1`, whose `select_scatter` reads the one column at every index, the load comes first and the mask
+# selects: 4 million elements in 1 ms in place of 22.
+
+# %%
+def stays_inside(layout: Layout, index) -> bool:
+    """Is memory position `index` in a tensor of this layout for all values of the loop variables?"""
+    last = linear([size - 1 for size in layout.size], layout.stride, layout.offset)
+    return 0 not in layout.size and provably_nonnegative(index) and provably_less(index, last + 1)
 
 
 def compute(e: Emitter, roots: list[Value], scope: Scope) -> None:
@@ -178,7 +210,7 @@ def store_lines(e: Emitter, stores: list[Store], scope: Scope) -> None:
     compute(e, [o for s in stores for o in s.operands], scope)
     places = [f"{e.pointers[s.buffer]}[{index_text(e, s.index, scope)}]" for s in stores]
     for s, place in zip(stores, places):
-        mention(scope, s.loop)
+        mention(e, scope, s.loop)
         value, dtype = get(e, s.value, scope), e.kernel.buffers[s.buffer].dtype
         if register_type(s.value.dtype) != register_type(dtype):
             value = f"({operation('to_dtype', dtype, [value], [s.value.dtype])})"
@@ -188,7 +220,7 @@ def store_lines(e: Emitter, stores: list[Store], scope: Scope) -> None:
         elif s.mode is not None:
             raise AssertionError(f"store mode {s.mode}")
         guard = f"if ({get(e, s.mask, scope)}) " if s.mask is not None else ""
-        scope.lines.append(f"{guard}{place} = {to_memory(value, dtype)};")
+        scope.lines += of_loop(e, s.loop, f"{guard}{place} = {to_memory(value, dtype)};")
 
 # %% [markdown]
 # ## Choosing the lane
@@ -388,6 +420,6 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
         lines.append(f"const double {s.name} = mc_bits<double>(sizes[{i}]);" if s.real else
                      f"const int64_t {s.name} = sizes[{i}];")
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
-    text = "\n".join([head, *("  " + line for line in lines + function.lines), "}", ""])
+    text, loops = taken_off("\n".join([head, *("  " + line for line in lines + function.lines), "}", ""]))
     options = {"tensors": len(tensors), "sizes": len(kernel.symbols)}
-    return KernelSource(kernel.name, "cpp", text, tensors + tuple(s.name for s in kernel.symbols), options)
+    return KernelSource(kernel.name, "cpp", text, tensors + tuple(s.name for s in kernel.symbols), options, loops)

@@ -11,6 +11,9 @@ PyObject* PyObject_Vectorcall(PyObject*, PyObject* const*, unsigned long, PyObje
 void* PyLong_AsVoidPtr(PyObject*);
 long long PyLong_AsLongLong(PyObject*);
 PyObject* PyErr_Occurred();
+PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
+void* PyCapsule_GetPointer(PyObject*, const char*);
+int dlclose(void*);
 PyObject* PyErr_Format(PyObject*, const char*, ...);
 void Py_IncRef(PyObject*);
 void Py_DecRef(PyObject*);
@@ -47,14 +50,21 @@ static PyObject* mc_launch(mc_kernel kernel, void** pointers, int64_t* numbers, 
   Py_IncRef(&_Py_NoneStruct);
   return &_Py_NoneStruct;
 }
+
+// The functions of a file hold its `library`, made here in *another* file, and nobody else does. When the last one
+// is gone, none can be running, and the file is closed. (CPython looks at a PyMethodDef until just before it lets go
+// of what the function holds.)
+static void mc_close(PyObject* library) { dlclose(PyCapsule_GetPointer(library, nullptr)); }
+extern "C" PyObject* mc_library(void* handle) { return PyCapsule_New(handle, nullptr, mc_close); }
+
 #define MC_FUNCTION(name, tensors, sizes)                                                    \
-  static PyObject* name##_call(PyObject*, PyObject* const* args, long n) {                   \
+  static PyObject* name##_call(PyObject* library, PyObject* const* args, long n) {           \
     void* pointers[(tensors) + 1];                                                           \
     int64_t numbers[(sizes) + 1];                                                            \
     return mc_launch(name, pointers, numbers, tensors, sizes, args, n);                      \
   }                                                                                          \
   static PyMethodDef name##_def = {#name, name##_call, 0x80 /* METH_FASTCALL */, nullptr};   \
-  extern "C" PyObject* name##_function(PyObject* data_ptr) {                                 \
+  extern "C" PyObject* name##_function(PyObject* library, PyObject* data_ptr) {              \
     mc_data_ptr = data_ptr;                                                                  \
-    return PyCFunction_NewEx(&name##_def, nullptr, nullptr);                                 \
+    return PyCFunction_NewEx(&name##_def, library, nullptr);                                 \
   }

@@ -18,6 +18,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Sequence
 
 import torch
@@ -28,8 +29,8 @@ from ..ch07_loops.ir import identity
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.values import Store, Value, elements
 from ..errors import Unsupported
-from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get,
-                   lane_block, lane_headers, parallel_pragma, size_text, store_lines)
+from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
+                   lane_headers, of_loop, parallel_pragma, size_text, store_lines)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
@@ -146,10 +147,11 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         name = inner.names.get(value)
         if array is None and name is not None:
             kept[value] = array = fresh(e, "kept")
-            nest.lines.append(f"{register_type(value.dtype)} {array}[{lane.size}];")
-            inner.lines.append(f"{array}[{lane.name}] = {name};")
+            nest.lines += of_loop(e, value.loop, f"{register_type(value.dtype)} {array}[{lane.size}];")
+            inner.lines += of_loop(e, value.loop, f"{array}[{lane.name}] = {name};")
     steps = [_row_step(e, r, get(e, r.args[1], inner), lane) for r in reductions]
-    inner.lines += [s.element for s in steps]
+    marked = [(s, partial(of_loop, e, r.loop)) for r, s in zip(reductions, steps)]
+    inner.lines += [line for s, mark in marked for line in mark(s.element)]
     if stores:
         store_lines(e, stores, inner)
     for value, array in kept.items():      # later passes read the array
@@ -162,13 +164,13 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     else:
         chunks = [for_("chunk", size, step=str(CHUNK))]
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
-    chunk.lines += [f"const int64_t count = {count};", *(s.chunk for s in steps)]
+    chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked for line in mark(s.chunk))]
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
     pragma = [] if collide else [SIMD + "".join(s.clauses for s in steps)]
     close(inner, pragma + [for_("lane", "count")], [f"const int64_t {lane.name} = chunk + lane;"])
-    chunk.lines += [line for s in steps for line in s.after]
+    chunk.lines += [line for s, mark in marked for line in mark(*s.after)]
     close(chunk, chunks)
-    nest.lines += [s.row for s in steps]
+    nest.lines += [line for s, mark in marked for line in mark(s.row)]
     close(middle, [for_(v.name, size_text(v.size)) for v in others])
     for r, step in zip(reductions, steps):
         nest.names[r] = _named_results(e, r, step.result, nest)
@@ -180,7 +182,7 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
     if isinstance(result, tuple):
         return tuple(_named_results(e, r, part, nest) for part in result)
     name = fresh(e, "v")
-    nest.lines.append(f"const {register_type(r.dtype)} {name} = {result};")
+    nest.lines += of_loop(e, r.loop, f"const {register_type(r.dtype)} {name} = {result};")
     return name
 
 # %% [markdown]
@@ -278,8 +280,8 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         inner = child(rows, (lane,))
         compute(e, operands_of(both), inner)
         steps = [_column_step(e, r, get(e, r.args[1], inner)) for r in reductions]
-        for step in steps:
-            inner.lines += step.element
+        for r, step in zip(reductions, steps):
+            inner.lines += of_loop(e, r.loop, *step.element)
             nest.lines += [f"alignas(64) {t} {name}[{width}];" for t, name, _ in step.state]
             nest.lines += step.counters
         if stores:
@@ -310,8 +312,8 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
     compute(e, values, loop)
     for value in values:
         array = fresh(e, "column")
-        nest.lines.append(f"alignas(64) {register_type(value.dtype)} {array}[{width}];")
-        loop.lines.append(f"{array}[lane] = {get(e, value, loop)};")
+        nest.lines += of_loop(e, value.loop, f"alignas(64) {register_type(value.dtype)} {array}[{width}];")
+        loop.lines += of_loop(e, value.loop, f"{array}[lane] = {get(e, value, loop)};")
         nest.names[value] = f"{array}[lane]"
     if values:
         lanes(nest, loop.lines)

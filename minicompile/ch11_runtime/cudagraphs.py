@@ -14,6 +14,9 @@
 # - activations saved by one forward pass, overwritten by a second forward pass before the first backward
 #   ran.
 #
+# A fourth comes with threads: a recording has one set of placeholders, and two calls at the same time would
+# both write to it.
+#
 # The rules of this module, in the same order:
 #
 # - an input that is the same object at the same address in two consecutive calls (a parameter) is *static*:
@@ -25,7 +28,10 @@
 #   backward, because its saved tensors are at other addresses;
 # - the memory of an activation is free for reuse after its last use in the recorded backward. Otherwise a
 #   training step would hold all activations and all that backward computes at the same time. So a backward
-#   pass that must leave the activations as they are (`retain_graph`) runs without the graph.
+#   pass that must leave the activations as they are (`retain_graph`) runs without the graph;
+# - calls take turns. A lock is enough for the host, and says nothing of the GPU, where a replay may still run
+#   when its call has returned: on the same stream the next one queues behind it, and a call on another stream
+#   first makes its stream wait for the one before.
 #
 # torch.compile instead tracks the liveness of each output and re-records trees of graphs; outputs are valid
 # only until the next run. Copying out costs device bandwidth (0.3 ms for the gradients of a 124M model on
@@ -34,6 +40,9 @@
 # %%
 from __future__ import annotations
 
+import contextlib
+import gc
+import threading
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable, Sequence
@@ -57,6 +66,21 @@ OFF = "CUDA graphs are off for one graph: %s"
 # which is just what a graph does.
 
 # %%
+RECORDING = threading.Lock()     # a recording begins by waiting for the device, which would break another one
+
+
+@contextlib.contextmanager
+def without_collection():
+    """The collector waits: freeing the graph of a forgotten function while another is recorded ends the recording."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
 class CudaRecorder:
     """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as
     long as they replay in the order of recording (forward, then backward), and tensors that must survive in
@@ -81,14 +105,26 @@ class CudaRecorder:
         """Returns `replay` and the outputs, which each replay rewrites. Recording executes nothing:
         the inputs keep their values. `fn` empties the list `inputs`: memory that nothing else refers to is
         free for the rest of the recording."""
-        if self.pool is None:
-            self.pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        torch._C._cuda_clearCublasWorkspaces()         # 32 MiB for each thread and stream that multiplied
-        with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            outputs = fn(inputs)
-            torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
+        with RECORDING, without_collection():
+            if self.pool is None:
+                self.pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            torch._C._cuda_clearCublasWorkspaces()         # 32 MiB for each thread and stream that multiplied
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                outputs = fn(inputs)
+                torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
         return graph.replay, outputs
+
+    def queue_behind(self, last: Any) -> Any:
+        """Make what is launched next wait for what was launched on the stream `last` (None: nothing was).
+        Returns the stream of what is launched next."""
+        raw = torch._C._cuda_getCurrentRawStream(torch.cuda.current_device())
+        if last is not None and last.cuda_stream == raw:
+            return last
+        stream = torch.cuda.current_stream()
+        if last is not None:
+            stream.wait_stream(last)
+        return stream
 
     def borrow(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same memory, without keeping it from being freed. The pool outlives the borrower, because every
@@ -127,6 +163,9 @@ class GraphSet:
     members: list[Any] = field(default_factory=list)
     addresses: set[int] = field(default_factory=set)      # static inputs of forward
     stays: dict[int, Any] = field(default_factory=dict)   # address -> activation, until backward is recorded
+    lock: Any = field(default_factory=threading.RLock)
+    busy: bool = False                                    # whether the thread that has the lock is using the pool
+    stream: Any = None                                    # of the last call that used the pool
 
     def __post_init__(self):
         self.recorder = self.recorder or CudaRecorder()
@@ -152,7 +191,7 @@ class GraphSet:
 #
 # The first call runs normally: kernels are still being compiled and tuned, libraries allocate workspaces.
 # The second is recorded. Numbers (dynamic sizes, floats that vary) are baked into a recording, so each
-# combination has its own.
+# combination has its own; floats as text, since 0.0 equals -0.0, and nan differs from itself.
 
 # %%
 class GraphedCallable:
@@ -172,16 +211,34 @@ class GraphedCallable:
         self.overwritten = getattr(fn, "overwritten", ())       # positions of inputs whose memory `fn` reuses
 
     def __call__(self, args: list) -> list:
-        if self.disabled is not None:
-            return self.plain(args)
-        key = tuple(a for a in args if not isinstance(a, torch.Tensor))
+        group = self.group
+        if self.disabled is None:
+            with group.lock:
+                if not group.busy:     # else a finaliser or a signal handler has come in between
+                    group.busy = True
+                    try:
+                        out = self.with_graph(args)
+                    finally:
+                        group.busy = False
+                    if out is not None:
+                        return out
+        return self.plain(args)
+
+    def with_graph(self, args: list) -> list | None:
+        """The outputs, or None if this call is to run without the graph. The first call of its sizes runs
+        here, too, so that none is recorded before another has finished it."""
+        key = tuple(a.hex() if type(a) is float else a for a in args if not isinstance(a, torch.Tensor))
         recording = self.recordings.get(key)
         if recording is None:
             return self.start(key, args)
         if self.must_run_plainly(args):
-            return self.plain(args)
+            return None
         if [args[i].data_ptr() for i in recording.static] != recording.addresses:
             return self.relocated(key, args, recording)
+        return self.replay(recording, args)
+
+    def replay(self, recording: Recording, args: list) -> list:
+        self.group.stream = self.group.recorder.queue_behind(self.group.stream)
         return run_recording(self, recording, args)
 
     def must_run_plainly(self, args: list) -> bool:
@@ -200,36 +257,35 @@ class GraphedCallable:
         self.counts["plain"] += 1
         return self.fn(args)
 
-    def disable(self, reason: str, args: list) -> list:
+    def disable(self, reason: str) -> None:
         self.disabled = reason
         logs.log("perf_hints", OFF, reason)
-        return self.plain(args)
 
-    def start(self, key: tuple, args: list) -> list:
+    def start(self, key: tuple, args: list) -> list | None:
         """First call of these sizes: run. Second: record."""
         if not self.group.recorder.usable([a for a in args if isinstance(a, torch.Tensor)]):
-            return self.disable("not all inputs are on a GPU", args)
+            return self.disable("not all inputs are on a GPU")
         if self.must_run_plainly(args):
-            return self.plain(args)
+            return None
         if key not in self.seen:
             if len(self.seen) >= MAX_KEYS:
-                return self.disable(f"more than {MAX_KEYS} combinations of sizes and numbers", args)
+                return self.disable(f"more than {MAX_KEYS} combinations of sizes and numbers")
             self.seen[key] = [weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args]
             return self.plain(args)
         if self.made >= MAX_RECORDINGS:
             reason = f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses"
-            return self.disable(reason, args)
+            return self.disable(reason)
         static = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self.moved and
                   self.is_static(a, self.seen[key][i])]
         if self.is_backward and any(self.group.stays.get(args[i].data_ptr(), 0) is None for i in static):
-            return self.plain(args)           # another backward graph was recorded over these activations
+            return None                       # another backward graph was recorded over these activations
         try:
             self.recordings[key] = make_recording(self, args, static)
         except RuntimeError as error:
-            return self.disable(f"recording failed: {str(error).splitlines()[0]}", args)
+            return self.disable(f"recording failed: {str(error).splitlines()[0]}")
         self.made += 1
         self.counts["recorded"] += 1
-        return run_recording(self, self.recordings[key], args)
+        return self.replay(self.recordings[key], args)
 
     def is_static(self, tensor: torch.Tensor, before: weakref.ref) -> bool:
         """Will the next call pass the same memory? For a backward graph: memory that the forward graph owns
@@ -238,12 +294,12 @@ class GraphedCallable:
             return self.group.is_fixed(tensor.data_ptr())
         return before is not None and before() is tensor
 
-    def relocated(self, key: tuple, args: list, recording: Recording) -> list:
+    def relocated(self, key: tuple, args: list, recording: Recording) -> list | None:
         """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the
         same way. A parameter that was replaced: record again, and copy that input from now on."""
         moved = [i for i, old in zip(recording.static, recording.addresses) if args[i].data_ptr() != old]
         if self.is_backward and not all(self.group.is_fixed(args[i].data_ptr()) for i in moved):
-            return self.plain(args)
+            return None
         if not self.is_backward:
             self.moved.update(moved)
         del self.recordings[key]
@@ -302,7 +358,8 @@ def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
     (`g.mutated`). Recipes: ("leaves", k) is a fresh copy of `r.leaving[k]`, with its strides; ("stays",
     tensor) a new alias of it, of which `g.group.inside` gets a weak reference; ("input", i, shape, stride,
     offset) is `_alias_of_input` of argument i; ("constant", value) the value."""
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch._C._AutoDispatchBelowAutograd():           # memory may run out: before anything is written
+        fresh = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in r.leaving]
         if r.copied:
             torch._foreach_copy_(r.placeholders, [args[i] for i in r.copied])
         r.replay()
@@ -310,7 +367,6 @@ def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
             args[i].copy_(placeholder)
         if g.mutated:
             raise_versions(*[args[i] for i in g.mutated])
-        fresh = [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in r.leaving]
         if fresh:
             torch._foreach_copy_(fresh, r.leaving)
         out = []

@@ -419,6 +419,7 @@ class HostProgram:
     namespace: dict                                 # globals of the host program: kernels are bound here
     numbers: dict[str, int]                         # name in the namespace -> position in `sources`
     run: Callable[[list], list]
+    source_of: list[int | None]                     # step of the schedule -> position in `sources`
     resolved: bool = False
 
     def __call__(self, args: list) -> list:
@@ -495,4 +496,4 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
     text, namespace = generate_host(schedule, [b and (functions[b[0]], b[1]) for b in bindings])
     numbers = {name: i for i, fn in enumerate(functions) for name, value in namespace.items() if value is fn}
     run = define(text, "call", namespace, "host")
-    return HostProgram(schedule, text, sources, kernels, namespace, numbers, run)
+    return HostProgram(schedule, text, sources, kernels, namespace, numbers, run, [b and b[0] for b in bindings])

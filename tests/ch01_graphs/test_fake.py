@@ -4,9 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from minicompile.ch01_graphs import fake
 from minicompile.ch01_graphs.fake import DataDependent, FakeMode, FakeTensor, storage_key
 from minicompile.ch01_graphs.graph import interpret, print_graph
-from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
+from minicompile.ch01_graphs.shapes import ShapeEnv, cast_as_autocast, expr_of, with_symbols
 from minicompile.ch01_graphs.symbolic import evaluate
 from minicompile.ch01_graphs.trace import trace
 
@@ -133,3 +134,78 @@ def test_asking_the_kernel_fixes_no_size():
         y = (x * 2).float().softmax(-1)
         x.add_(1)
     assert isinstance(y.shape[0], torch.SymInt) and not env.guards
+
+
+OPERANDS = {"B": torch.tensor([True, False]), "I": torch.ones(2, 2, dtype=torch.int64), "I8": torch.ones(2, 2, dtype=torch.int8),
+            "X": torch.ones(2, 2), "H": torch.ones(2, 2).bfloat16()}
+
+
+def evaluate_text(text, operands):
+    return eval(text, {"torch": torch}, operands)
+
+
+REFUSED = {
+    "number minus bools": "True - B", "one minus bools": "1 - B", "bools minus bools": "B - B",
+    "argmax of bools": "B.argmax()", "topk of bools": "B.topk(1)", "relu of bools": "B.relu()",
+    "variance of integers": "I.var()", "index of small integers": "X.index_select(0, I8[0])",
+    "index_add of another index": "X.index_add(0, I8[0], X)", "index_copy of int32": "X.index_copy(0, I[0].int(), X)",
+    "put of bools": "X.put(B, X[0])", "norm of two dtypes": "torch.layer_norm(X.double(), (2,), X[0])",
+    "cross of two dtypes": "torch.cdist(X.double(), X)", "entropy of two dtypes": "torch.binary_cross_entropy_with_logits(B, X)",
+    "addcdiv of integers": "torch.addcdiv(I, I, I)", "value of uint8": "torch.full_like(I8.to(torch.uint8), -300)",
+    "beyond the memory": "X.as_strided((3, 3), (2, 1))", "two dtypes in index_put": "X.index_put((I[0],), H[0])",
+    "float as result of integers": "I.clone().add_(0.5)", "division of integers in place": "I.clone().div_(2)",
+    "integers to bool": "B.clone().add_(I[0])", "dim": "X.sum(2)", "select": "X[2]", "product": "X @ torch.ones(3, 2)",
+    "view": "X.t().view(-1)", "bits of a bool": "~X", "shift of floats": "X << 1"}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_fakes_refuse_what_eager_refuses(name):
+    with pytest.raises(Exception) as expected:
+        evaluate_text(REFUSED[name], OPERANDS)
+    mode = FakeMode()
+    fakes = {name: mode.from_real(x) for name, x in OPERANDS.items()}
+    with mode, pytest.raises(type(expected.value)):
+        evaluate_text(REFUSED[name], fakes)
+
+
+def test_a_refusal_is_not_remembered_for_other_arguments():
+    mode = FakeMode()
+    fakes = {name: mode.from_real(x) for name, x in OPERANDS.items()}
+    with mode:
+        for refused, valid in [("1 - B", "1.5 * B"), ("X.cumsum(0, dtype=torch.complex32)", "X.cumsum(0)"),
+                               ("X.index_select(0, I8[0])", "X.index_select(0, I[0])"),
+                               ("X.as_strided((3, 3), (2, 1))", "X.as_strided((1, 3), (2, 1))")]:
+            for _ in range(2):
+                with pytest.raises(Exception):
+                    evaluate_text(refused, fakes)
+                evaluate_text(valid, fakes)
+
+
+@pytest.mark.parametrize("op, factor", [("ldl_solve", torch.linalg.ldl_factor), ("lu_solve", torch.linalg.lu_factor)])
+def test_kernels_that_trust_their_pivots_are_not_asked_with_zeros(op, factor, monkeypatch):
+    """LAPACK writes outside of its memory where a pivot is 0: the process ended on torch 2.11."""
+    asked = []
+    monkeypatch.setattr(fake, "_kernel_refuses", lambda func, flat, spec: asked.append(func))
+    monkeypatch.setattr(fake, "_ACCEPTED", set())
+    solve = getattr(torch.ops.aten, f"linalg_{op}").default
+    mode, matrix = fake.FakeMode(), torch.eye(3) + 1
+    tensors = [mode.from_real(t) for t in (*factor(matrix), torch.ones(3, 2))]
+    assert fake.fake_call(solve, tuple(tensors), {}).shape == (3, 2) and solve not in asked
+    fake.fake_call(torch.ops.aten.mul.Tensor, (tensors[0], tensors[0]), {})
+    assert asked == [torch.ops.aten.mul.Tensor]
+
+
+@pytest.mark.parametrize("mode, cast", [("bilinear", True), ("nearest", True), ("bicubic", True), ("area", False)])
+@pytest.mark.parametrize("symbolic", [False, pytest.param(True, marks=pytest.mark.gpu)])
+def test_interpolation_under_autocast_on_a_gpu(mode, cast, symbolic):
+    """The segmentation models of torchvision answered in bfloat16, from their second batch size on."""
+    batch = ShapeEnv().create(3) if symbolic else 3
+    x = FakeTensor(torch.empty((batch, 2, 8, 8), dtype=torch.bfloat16, device="meta"), torch.device("cuda", 0))
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        y = with_symbols(F.interpolate, x, scale_factor=2, mode=mode)
+        (operand,) = cast_as_autocast(F.interpolate, (x,), {"mode": mode})      # what is done for symbolic sizes
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    assert y.dtype is operand.dtype is (torch.float32 if cast else torch.bfloat16) and y.shape[2:] == (16, 16)
+    assert cast_as_autocast(F.interpolate, (x,), {"mode": mode}) == (x,), "without autocast nothing is cast"

@@ -5,6 +5,7 @@ import random
 import pytest
 import torch
 
+import minicompile
 from minicompile.ch01_graphs.fake import POINTWISE, WITH_NUMBER, FakeMode
 from minicompile.errors import Unsupported
 
@@ -79,3 +80,16 @@ def test_a_kernel_that_refuses_empty_tensors_is_asked():
     for op in (aten.min.default, aten.argmax.default):
         with pytest.raises((RuntimeError, IndexError), match="empty|numel"):
             op(FakeMode().from_real(torch.ones(0, 3)))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "loops", "cpp"])
+def test_convolutions_of_symbolic_sizes_answer_channels_last(backend):
+    """They were taken for row-major, and copied into that form at every call."""
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(4, 5, 3, stride=2))
+    compiled = minicompile.compile(net, backend=backend)
+    for n, size, form in ((2, 6, torch.contiguous_format), (3, 8, torch.channels_last), (1, 8, torch.channels_last),
+                          (5, 9, torch.channels_last), (4, 7, torch.contiguous_format)):
+        x = torch.randn(n, 3, size, size).to(memory_format=form)
+        got, want = compiled(x), net(x)
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride(), (n, size, form)

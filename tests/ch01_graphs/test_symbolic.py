@@ -1,5 +1,9 @@
 """Canonical integer expressions: every simplification keeps the value, for all values of the symbols."""
 
+import math
+import re
+from fractions import Fraction
+
 from hypothesis import given, settings, strategies as st
 
 from minicompile.ch01_graphs.symbolic import (Expr, Symbol, add, bounds, coefficient, evaluate, floordiv, mod, mul,
@@ -8,6 +12,17 @@ from minicompile.ch01_graphs.symbolic import (Expr, Symbol, add, bounds, coeffic
 SIZES = {"i0": 8, "i1": 64, "i2": 3}
 VARS = {n: Symbol(n, s) for n, s in SIZES.items()}
 S0 = Symbol("s0", None, 2)
+
+
+class Truncating(int):
+    """An integer that divides as C++ and Triton do."""
+
+    def __add__(self, other): return Truncating(int(self) + other)
+    def __sub__(self, other): return Truncating(int(self) - other)
+    def __mul__(self, other): return Truncating(int(self) * other)
+    def __neg__(self): return Truncating(-int(self))
+    def __truediv__(self, other): return Truncating(math.trunc(Fraction(int(self), int(other))))
+    def __mod__(self, other): return self - (self / other) * other
 
 
 def trees():
@@ -41,6 +56,7 @@ def test_simplification_keeps_the_value_bounds_and_text(tree, v):
     low, high = bounds(e)
     assert (low is None or low <= want) and (high is None or want <= high)
     assert eval(to_text(e), {}, dict(v)) == want
+    assert eval(re.sub("[a-z]+[0-9]+|[0-9]+", r"T(\g<0>)", to_text(e, floordiv="/", truncates=True)), {"T": Truncating}, dict(v)) == want
     half = {VARS["i1"]: 5}
     if isinstance(e, Expr):
         assert evaluate(substitute(e, half), v) == expected({**v, "i1": 5})
@@ -79,3 +95,13 @@ def test_coefficient_is_the_stride_or_none():
     assert coefficient(S0.expr * i + 3, VARS["i0"]) == S0.expr
     assert coefficient((3 * i + j) // 5, VARS["i0"]) is None
     assert symbols((i + j) // 5 + S0.expr) == {VARS["i0"], VARS["i1"], S0}
+
+
+def test_numerators_that_can_be_negative_are_lifted_where_division_truncates():
+    i, x = Symbol("i", 10).expr, Symbol("x", None, -1000).expr
+    assert to_text(mod(9 - i, 5), truncates=True) == "(-i + 9) % 5"
+    assert to_text(floordiv(9 - i, 5), floordiv="/", truncates=True) == "(-i + 9) / 5 - 1 + 1"
+    assert to_text(mod(x, 7), truncates=True) == "(x + 1001) % 7"
+    unknown = mul(x, x - 1)
+    assert bounds(unknown)[0] is None and to_text(mod(unknown, 7), truncates=True).endswith("% 7 + 7) % 7")
+    assert to_text(mod(S0.expr - Symbol("j", S0.expr).expr, 4), truncates=True) == "(-j + s0) % 4"

@@ -24,7 +24,7 @@ def f(x, y=None, *rest, k=7, **kw):
 def holds(guards, x, y=None, function=f, **changes):
     """The generated check and the slow path must agree; returns whether the guards hold."""
     args = (x, y, 7, (), {}) if function is f else (x, y)
-    check = codegen.build_check(guards, [], function.__code__, function.__globals__)
+    check = codegen.build_check(guards, [], function.__code__)
     fast = check(function, *args) is not None
     slow = codegen.failing_guard(guards, function.__code__, function, args)
     assert fast == (slow is None), slow
@@ -56,8 +56,8 @@ def test_sources_read_what_they_say():
     cases = [(AttrSource(X, "items"), box.items), (ItemSource(AttrSource(X, "items"), 3), "three"),
              (ItemSource(ItemSource(AttrSource(X, "items"), "a"), 1), 2), (GlobalSource("SOME_GLOBAL"), SOME_GLOBAL),
              (AttrSource(ClosureCellSource(0), "cell_contents"), 42), (CallSource(AttrSource(X, "items"), "get", ("a",)), [1, 2]),
-             (DictGetSource(AttrSource(X, "items"), 3), "three"), (ConstantSource(0), "owned")]
-    check = codegen.build_check(GuardSet(), [s for s, _ in cases], g.__code__, g.__globals__, ("owned",))
+             (DictGetSource(AttrSource(X, "items"), 3), "three"), (ConstantSource.of(0, "owned"), "owned")]
+    check = codegen.build_check(GuardSet(), [s for s, _ in cases], g.__code__, ("owned",))
     assert check(g, box, 1, 2) == tuple(v for _, v in cases)
     assert hash(AttrSource(X, "a")) == hash(AttrSource(LocalSource("x"), "a")) and AttrSource(X, "a") != AttrSource(X, "b")
     assert parameter_name(".0") == "_0"
@@ -99,7 +99,7 @@ def test_identity_is_weak():
     guards = weak_identities(one("ID_MATCH", thing))
     assert holds(guards, thing) and not holds(guards, other) and not holds(guards, None)
     alive = weakref.ref(thing)
-    check = codegen.build_check(guards, [], f.__code__, {})
+    check = codegen.build_check(guards, [], f.__code__)
     del thing
     gc.collect()
     assert alive() is None, "a guard keeps its object alive"
@@ -238,7 +238,7 @@ def test_common_prefixes_are_read_once():
 def make_entry(value, log):
     cell = [entries.missed]
     body = f"__log.append({value})\nreturn {value}"
-    function = codegen.build_entry(one("CONSTANT_MATCH", value), [X], f.__code__, globals(), body, {"__next": cell, "__log": log})
+    function = codegen.build_entry(one("CONSTANT_MATCH", value), [X], f.__code__, body, {"__next": cell, "__log": log})
     return entries.Entry(function, cell, one("CONSTANT_MATCH", value))
 
 
@@ -259,7 +259,7 @@ def test_chain_of_entries():
 
 def test_an_exception_in_the_body_is_not_a_miss():
     cell = [lambda *a: "next"]
-    function = codegen.build_entry(GuardSet(), [], f.__code__, {}, "raise KeyError(x)", {"__next": cell})
+    function = codegen.build_entry(GuardSet(), [], f.__code__, "raise KeyError(x)", {"__next": cell})
     with pytest.raises(KeyError):
         function(f, 1, None, 7, (), {})
 
@@ -272,7 +272,7 @@ def test_entry_dies_with_its_object():
     cache = entries.EntryCache("f", lambda *a: "tail", head.append)
     cell = [entries.missed]
     guards = one("ID_MATCH", thing)
-    function = codegen.build_entry(guards, [], f.__code__, {}, "return 1", {"__next": cell})
+    function = codegen.build_entry(guards, [], f.__code__, "return 1", {"__next": cell})
     entries.add_entry(cache, entries.Entry(function, cell, weak_identities(guards)))
     assert head[-1](f, thing, None, 7, (), {}) == 1
     del thing, guards

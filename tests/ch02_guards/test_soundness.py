@@ -20,12 +20,12 @@ import numpy
 import pytest
 import torch
 import torch.nn.functional as F
+from recorders import Recorder
 from torch import nn
 
 import minicompile
 from minicompile import frames
 from minicompile.ch02_guards import codegen, stable
-from recorders import Recorder
 
 SCALE, TABLE, LIST = 2.0, {"a": 1, "b": 2}, [1, 2]
 
@@ -278,7 +278,8 @@ def test_methods_changed_in_place():
 
     m = Part()
     compiled, x = minicompile.compile(apply, backend="eager"), torch.ones(3)
-    for change in (lambda: None, lambda: setattr(Part.forward, "__defaults__", (7,)), lambda: setattr(Part.forward, "__kwdefaults__", {"j": 8}),
+    for change in (lambda: None, lambda: setattr(Part.forward, "__defaults__", (7,)), lambda: setattr(Part.forward, "__kwdefaults__",
+                                                                                                      {"j": 8}),
                    lambda: setattr(Part.forward, "__code__", other.__code__)):
         change()
         torch.testing.assert_close(compiled(m, x), apply(m, x))
@@ -612,18 +613,23 @@ def reads(s, x):
 PLAIN_CHANGES = {
     "attribute": lambda s: setattr(s, "a", 2), "attribute's type": lambda s: setattr(s, "a", True),
     "__dict__": lambda s: s.__dict__.update(a=4), "new __dict__": lambda s: setattr(s, "__dict__", {**s.__dict__, "a": 6}),
-    "list": lambda s: s.items.append(5), "nested list": lambda s: s.items[1].__setitem__(0, 7), "other list": lambda s: setattr(s, "items", [3]),
+    "list": lambda s: s.items.append(5), "nested list": lambda s: s.items[1].__setitem__(0, 7), "other list": lambda s: setattr(s, "items",
+        [3]),
     "dict value": lambda s: s.table.update(x=5), "dict order": lambda s: s.table.update(x=s.table.pop("x")),
     "dict key": lambda s: s.table.update(zz=3), "key that was absent": lambda s: s.table.update(missing=0),
     "get that missed": lambda s: s.table.update(maybe=4), "ordered dict": lambda s: s.order.move_to_end("p"),
     "set": lambda s: s.tags.add(3), "set of the same size": lambda s: (s.tags.remove(2), s.tags.add(3)),
     "deque": lambda s: s.queue.appendleft(9), "slot": lambda s: setattr(s.slot, "a", 8), "default dict": lambda s: s.default.update(z=5),
-    "list in tuple": lambda s: s.nested[1][1].__setitem__(0, 9), "partial": lambda s: setattr(s, "call", functools.partial(torch.mul, other=3)),
+    "list in tuple": lambda s: s.nested[1][1].__setitem__(0, 9), "partial": lambda s: setattr(s, "call", functools.partial(torch.mul,
+        other=3)),
     "keywords of a partial": lambda s: s.call.keywords.update(other=5), "absent attribute": lambda s: setattr(s, "extra", 0),
-    "getattr that missed": lambda s: setattr(s, "maybe", 5), "class": lambda s: setattr(s, "__class__", type("P", (Plain,), {"method": lambda self, x: x * 9})),
-    "method on the instance": lambda s: setattr(s, "method", lambda x: x - 1), "class attribute on the instance": lambda s: setattr(s, "kind", 4),
+    "getattr that missed": lambda s: setattr(s, "maybe", 5), "class": lambda s: setattr(s, "__class__",
+        type("P", (Plain,), {"method": lambda self, x: x * 9})),
+    "method on the instance": lambda s: setattr(s, "method", lambda x: x - 1), "class attribute on the instance": lambda s: setattr(s,
+        "kind", 4),
     "global": lambda s: globals().update(SCALE=3.0), "global's type": lambda s: globals().update(SCALE=2),
-    "global dict": lambda s: TABLE.update(a=8), "global list": lambda s: LIST.append(3), "builtin": lambda s: globals().update(len=lambda v: 9),
+    "global dict": lambda s: TABLE.update(a=8), "global list": lambda s: LIST.append(3),
+    "builtin": lambda s: globals().update(len=lambda v: 9),
 }
 
 
@@ -688,7 +694,8 @@ class WithField:
 
 FACTS = {
     "data descriptor": (lambda s, x: x * s.rate, WithField(), lambda s: setattr(s, "rate", 5)),
-    "bound of a deque": (lambda q, x: (q.append(5), x * sum(q))[1], collections.deque([1, 2]), lambda q: collections.deque([1, 2], maxlen=2)),
+    "bound of a deque": (lambda q, x: (q.append(5), x * sum(q))[1], collections.deque([1, 2]), lambda q: collections.deque([1, 2],
+        maxlen=2)),
     "key of bytes": (lambda d, x: x * d.get(b"k", 1), {b"a": 1}, lambda d: d.update({b"k": 3})),
     "offset": (lambda t, x: x * t.storage_offset(), BASE[:4], lambda t: BASE[4:8]),
     "offset of a view": (lambda t, x: x * t[1:].storage_offset(), BASE[:4], lambda t: BASE[4:8]),
@@ -927,6 +934,10 @@ def test_reset_removes_everything():
     assert torch.equal(compiled(m, x), f(m, x)) and not frames.hook.is_installed()
 
 
+def memo_of(things, same=(), tensors=(), outputs=(), arguments=1, references=()):
+    return stable.Memo(arguments, references, tuple(things), same, tensors, outputs)
+
+
 # ---- what the memo asks of tensors ------------------------------------------------------------------------
 
 def complex_part(conjugate):
@@ -984,8 +995,8 @@ def test_a_memo_sees_every_change_of_a_tensor_in_place(name):
     with torch.no_grad() if name != "grad_fn" else contextlib.nullcontext():
         reached, argument = make(), make()
         parts = {"weight": reached}
-        by_root, by_value = stable.Memo(1, (None,)), stable.Memo(0, ())
-        assert by_root.record((parts,), (parts,), (reached,), (reached,)) and by_value.record((argument,), (), (), ())
+        by_root, by_value = memo_of([(stable.DICT, 0, ("weight",))], tensors=(1,), outputs=(1,)), memo_of([], tensors=(0,))
+        assert by_root.record(parts) and by_value.record(argument)
         for _ in range(2):
             assert by_root(parts) == (reached,) and by_value(argument) == ()
         change(reached)
@@ -998,10 +1009,10 @@ def test_a_memo_sees_every_change_of_a_tensor_in_place(name):
 def test_tensors_that_cannot_be_asked_are_checked_in_full(monkeypatch):
     m, x = model(), double(torch.float32)
     wrong = [(t, t._cdata, torch._C._dispatch_keys(t).raw_repr() + i) for i, t in enumerate(stable.examples())]
-    real_setup, memo = stable.unchanged.setup, stable.Memo(0, ())
+    real_setup, memo = stable.unchanged.setup, memo_of([], tensors=(0,))
     try:
         assert not real_setup(stable.PLAIN_TYPES, (0,) * len(stable.QUESTIONS), wrong)
-        assert not memo.record((x,), (), (), ()) and memo(x) is None
+        assert not memo.record(x) and memo(x) is None
         compiled = minicompile.compile(apply, backend="eager")
         for _ in range(3):
             torch.testing.assert_close(compiled(m, x), apply(m, x))
@@ -1009,7 +1020,7 @@ def test_tensors_that_cannot_be_asked_are_checked_in_full(monkeypatch):
         torch.testing.assert_close(compiled(m, x), apply(m, x))
     finally:
         assert stable.find_tensors()
-    assert memo.record((x,), (), (), ()) and memo(x) == ()
+    assert memo.record(x) and memo(x) == ()
 
 
 @pytest.mark.parametrize("name", ["negation pending", "no memory"])
@@ -1049,10 +1060,8 @@ def test_inputs_are_put_together(reads, answer, text):
 @pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
 def test_a_version_is_believed_only_after_the_values_were_compared():
     d = {"read": nn.Linear(2, 2), "unread": 0}
-    memo, first = stable.Memo(1, (("read",),)), d["read"]
-    assert memo.record((d,), (d,), (), (first,)) and memo(d) == (first,)
-    d["unread"] = 1
-    assert memo(d) is None and memo.record((d,), (d,), (), (first,))     # from now on by value
+    memo, first = memo_of([(stable.DICT, 0, ("read", "absent"))], same=(1,), outputs=(1,)), d["read"]
+    assert memo.record(d) and memo(d) == (first,)
     for i in range(3):
         d["unread"] = i
         assert memo(d) == (first,) and memo(d) == (first,)
@@ -1062,7 +1071,9 @@ def test_a_version_is_believed_only_after_the_values_were_compared():
     assert memo(d) is None
     d["read"] = first
     assert memo(d) == (first,) and memo(d) == (first,)
-    del first
+    d["absent"] = 1
+    assert memo(d) is None
+    del d["absent"], first
     for _ in range(20):                                                  # at the address of the first, perhaps
         d["read"] = None
         gc.collect()

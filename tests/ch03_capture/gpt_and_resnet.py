@@ -1,5 +1,4 @@
 """Two programs of the kind people compile, small: a GPT in the style of nanoGPT and a residual network."""
-import inspect
 import math
 from dataclasses import dataclass
 

@@ -1197,7 +1197,8 @@ def matching_classes(x):
                 return "none"
             case _:
                 return "other"
-    return x + 1, [kind(v) for v in (P(0, 5), P(2, 2), P(1, 2), Color.RED, 3, 2.5, "s", {"k": 1, "z": 2}, [1, 2, 3], (7,), Vec(1), None, {1},
+    return x + 1, [kind(v) for v in (P(0, 5), P(2, 2), P(1, 2), Color.RED, 3, 2.5, "s", {"k": 1, "z": 2}, [1, 2, 3], (7,), Vec(1), None,
+                                     {1},
                                  collections.deque([4]), {})]
 
 

@@ -1,11 +1,9 @@
-"""Programs about the corners of the language: the words of errors, the order in which methods are asked, patterns, groups of exceptions. See
-language_classes.py and test_language.py."""
+"""Programs about the corners of the language: the words of errors, the order in which methods are asked, patterns, groups of
+exceptions. See language_classes.py and test_language.py."""
 import collections
 import enum
 import itertools
 import sys
-
-import torch
 
 from language_classes import program
 
@@ -149,7 +147,8 @@ class Refuses:
 def derived_operands_are_asked_first(x):
     a, b = Refuses(), Refuses()
     said = outcome_of(lambda: a + b)
-    return x + 1, Left() + Right(), Right() + Left(), Left() + Left(), 1 + Right(), Left() < Right(), Right() < Left(), said, a.asked, b.asked
+    return x + 1, Left() + Right(), Right() + Left(), Left() + Left(), 1 + Right(), Left() < Right(), Right() < Left(), \
+        said, a.asked, b.asked
 
 
 class Pair(collections.namedtuple("Pair", "x y")):
@@ -194,7 +193,8 @@ def words_of_attribute_errors(x):
 
     def delete(o, name):
         delattr(o, name)
-    attempts = (lambda: s.a, lambda: s.b, lambda: delete(s, "a"), lambda: p.written, lambda: setattr(p, "read", 1), lambda: delete(p, "read"),
+    attempts = (lambda: s.a, lambda: s.b, lambda: delete(s, "a"), lambda: p.written, lambda: setattr(p, "read", 1),
+                lambda: delete(p, "read"),
                 lambda: delete(p, "written"), lambda: getattr(p, 5), lambda: (5).__name__)
     return x + 1, [outcome_of(f)[:2] for f in attempts]
 
@@ -218,7 +218,8 @@ class OfKind(metaclass=Kind):
 @program
 def metaclass_attributes(x):
     OfKind.table["n"] = x.dim()
-    return x + 1, OfKind.dynamic, OfKind.table, outcome_of(lambda: OfKind.nope), isinstance(1, OfKind), isinstance(2, (str, OfKind)), isinstance(2, OfKind)
+    return x + 1, OfKind.dynamic, OfKind.table, outcome_of(lambda: OfKind.nope), isinstance(1, OfKind), isinstance(2,
+        (str, OfKind)), isinstance(2, OfKind)
 
 
 @program
@@ -322,8 +323,10 @@ class Named:
 @program(breaks=True)
 def words_of_call_errors(x):
     b = {"a": 5}
-    calls = (lambda: keywords(**b, **b), lambda: Named(1, 2, flag=3), lambda: Named(), lambda: sum(["a"], ""), lambda: max(1, 2, default=3), lambda: max(),
-             lambda: dict([(1, 2, 3)]), lambda: [1, 2][::0], lambda: isinstance(1, 5), lambda: vars(5), lambda: list(itertools.islice([1], -1)),
+    calls = (lambda: keywords(**b, **b), lambda: Named(1, 2, flag=3), lambda: Named(), lambda: sum(["a"], ""), lambda: max(1, 2, default=3),
+             lambda: max(),
+             lambda: dict([(1, 2, 3)]), lambda: [1, 2][::0], lambda: isinstance(1, 5), lambda: vars(5),
+             lambda: list(itertools.islice([1], -1)),
              lambda: list(itertools.combinations([1], -1)), lambda: collections.deque([1])[0:1])
     return x + 1, [outcome_of(f)[:2] for f in calls]
 

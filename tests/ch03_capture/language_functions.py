@@ -27,7 +27,6 @@ import warnings
 
 import numpy as np
 import torch
-
 from language_classes import Base, Color, Key, Vec, program
 
 # Exceptions
@@ -447,7 +446,8 @@ def chained_comparison(x):
 def comprehensions(x):
     n = 3
     return ([i * n for i in range(4) if i % 2 for _ in range(2)], {i: n for i in "ab"}, {c for c in "hello"}, sum(i for i in range(n)),
-            [[j * x for j in range(i)] for i in range(3)], [(lambda: i + n)() for i in range(2)], {k: v for k, v in zip("ab", [1, x])}["b"] + 1,
+            [[j * x for j in range(i)] for i in range(3)], [(lambda: i + n)() for i in range(2)],
+            {k: v for k, v in zip("ab", [1, x])}["b"] + 1,
             [a for a, *b in [(1, 2, 3)]], list(i for i in range(3) if i), any(i > 1 for i in range(3)), tuple(i for i in (n, n)),
             [y for i in range(3) if (y := i * 2) > 1], [[k for k in range(i)] for i in range(3)])
 
@@ -612,7 +612,8 @@ def iterators_escape(x):
 
 @program(breaks=True)
 def lazy_objects_returned(x):
-    return zip([1], [2]), map(str, [1]), enumerate("a"), reversed([1, 2]), filter(None, [0, 1]), {1: 2}.keys(), {1: 2}.values(), {1: x}.items()
+    return zip([1], [2]), map(str, [1]), enumerate("a"), reversed([1, 2]), filter(None,
+        [0, 1]), {1: 2}.keys(), {1: 2}.values(), {1: x}.items()
 
 
 @program
@@ -641,7 +642,8 @@ def list_methods(x):
     m[1:3] = ["a", "b", "c"]
     m[::2] = [0] * len(m[::2])
     m.clear()
-    return x * l[0], l, p, l.index(9), l.count(9), m, l[::-1], l[-3:-1], [1, 2] + [3], [0] * 3, 2 * [1], [1, [2]] == [1, [2]], [1, 2] < [1, 3], \
+    return x * l[0], l, p, l.index(9), l.count(9), m, l[::-1], l[-3:-1], [1, 2] + [3], [0] * 3, 2 * [1], [1, [2]] == [1, [2]], [1, 2] < [1,
+        3], \
         [1] != [1], sorted("bca", key=lambda c: -ord(c)), [[]] * 2
 
 
@@ -669,7 +671,8 @@ def dict_views_are_live(x):
     d = {"a": 1}
     k, v, i = d.keys(), d.values(), d.items()
     d["b"] = 2
-    return x + 1, list(k), list(v), list(i), len(k), "b" in k, ("b", 2) in i, k | {"z"}, k - {"a"}, sorted(k ^ {"a", "q"}), k == {"a", "b"}, \
+    return x + 1, list(k), list(v), list(i), len(k), "b" in k, ("b", 2) in i, k | {"z"}, k - {"a"}, sorted(k ^ {"a", "q"}), k == {"a",
+        "b"}, \
         k.isdisjoint({"zz"}), 2 in v, list(reversed(k)), k.mapping["a"]
 
 
@@ -692,37 +695,49 @@ def set_methods(x):
     u = s | t
     s -= {5}
     s.update([7], [8])
-    return (x + 1, sorted(s), sorted(u), sorted(s & t), sorted(s ^ t), s <= u, t.issubset(u), {1} < {1, 2}, s == {2, 3, 7, 8}, sorted(s.union([1], [0])),
-            len(s), 7 in s, {2} == frozenset([2]), hash(t) == hash(frozenset([2, 3, 4])), s.isdisjoint([100]), {(1, 2): 3}[1, 2], s.copy() is s)
+    return (x + 1, sorted(s), sorted(u), sorted(s & t), sorted(s ^ t), s <= u, t.issubset(u), {1} < {1, 2}, s == {2, 3, 7, 8},
+            sorted(s.union([1], [0])),
+            len(s), 7 in s, {2} == frozenset([2]), hash(t) == hash(frozenset([2, 3, 4])), s.isdisjoint([100]), {(1, 2): 3}[1, 2],
+            s.copy() is s)
 
 
 @program(breaks=True)
 def strings(x):
     s = "Hello, World"
     return (x + 1, s.upper(), s.lower().title(), s.split(", "), ", ".join(["a", "b"]), s.replace("l", "L", 1), s[1:4], s[::-1], s.find("W"),
-            s.startswith(("He", "x")), s.strip("dH"), s * 2, "a" "b", s.partition(","), "%s-%d-%5.2f-%r" % ("a", 3, 2.5, "q"), "%(k)s" % {"k": 1},
+            s.startswith(("He", "x")), s.strip("dH"), s * 2, "a" "b", s.partition(","), "%s-%d-%5.2f-%r" % ("a", 3, 2.5, "q"),
+            "%(k)s" % {"k": 1},
             "{0}{k}{1:>4}{2!r}".format(1, 2, "z", k=3), f"{s!r:>20}{3.14159:.2f}{x.shape[0]:03d}{'n' + 'm'}{10:,}{1e10:e}{s=}", s.encode(),
             b"ab".decode() + "c", s.isdigit(), s.center(20, "*"), s.zfill(15), s.count("l"), s in "x", "W" in s, s.casefold(), s.swapcase(),
-            "a,b,,c".rsplit(",", 1), "x\ny".splitlines(), "tab\t".expandtabs(4), s.translate(str.maketrans("l", "1")), "é".encode("utf8"), "abc" < "abd",
-            s.removeprefix("He"), "{:{}}".format("a", 5), "{[a]} {.real}".format({"a": 1}, 3), s.format_map({}), ascii("é"), list(s[:2]), max(s), sorted("cab"),
-            bytes([1, 2]), bytearray(b"ab")[0], b"abc"[1], b"a".hex(), bytes.fromhex("00ff"), "a".__add__("b"), str(1.5), repr("a"), str(b"a", "ascii"), "é".isalpha())
+            "a,b,,c".rsplit(",", 1), "x\ny".splitlines(), "tab\t".expandtabs(4), s.translate(str.maketrans("l", "1")), "é".encode("utf8"),
+            "abc" < "abd",
+            s.removeprefix("He"), "{:{}}".format("a", 5), "{[a]} {.real}".format({"a": 1}, 3), s.format_map({}), ascii("é"), list(s[:2]),
+            max(s), sorted("cab"),
+            bytes([1, 2]), bytearray(b"ab")[0], b"abc"[1], b"a".hex(), bytes.fromhex("00ff"), "a".__add__("b"), str(1.5), repr("a"),
+            str(b"a", "ascii"), "é".isalpha())
 
 
 @program
 def formatting_containers(x):
     d, l, t, s = {"a": [1, (2,)]}, [1, "b"], (1, None), {3}
-    return x + 1, str(d), repr(l), f"{t}", "%s" % (s,), "{}".format(l), str([Key("k")]), repr({Color.RED: Vec(1)}), str(range(3)), str(slice(1, 2)), f"{d!r}", \
-        str(x.shape), str(x.dtype), f"{x.shape}", repr([x.dtype]), str(collections.OrderedDict(a=1)), str(Exception("e", 1)), repr(type(d)), str(len), \
+    return x + 1, str(d), repr(l), f"{t}", "%s" % (s,
+        ), "{}".format(l), str([Key("k")]), repr({Color.RED: Vec(1)}), str(range(3)), str(slice(1, 2)), f"{d!r}", \
+        str(x.shape), str(x.dtype), f"{x.shape}", repr([x.dtype]), str(collections.OrderedDict(a=1)), str(Exception("e",
+            1)), repr(type(d)), str(len), \
         str(collections.deque([1])), repr(collections.Counter("aab")), f"{(1, 2)}"
 
 
 @program
 def numbers_(x):
     i, f, c = 10, 2.5, 1 + 2j
-    return (x * i, i // 3, -7 // 2, -7 % 3, i ** 2, 2 ** -1, i / 4, i & 6, i | 1, i ^ 3, i << 2, i >> 1, ~i, divmod(17, 5), pow(2, 10, 7), abs(-3.5), round(2.567, 2),
-            f.is_integer(), f.as_integer_ratio(), (0.1).hex(), i.bit_length(), (255).to_bytes(2, "big"), int.from_bytes(b"\x01\x00", "big"), int("ff", 16), float("1e3"),
-            c.conjugate(), abs(c), c.real, int(3.9), bool([]), float("inf") > 1, float("nan") == float("nan"), 1_000, 0b11, hex(255), bin(5), oct(8), ord("a"), chr(98),
-            hash(3), min(3, 1, 2), max([1, 5], default=0), sum([1, 2], 10), sum([[1], [2]], []), complex(1, 2), 3 .real, (5).__add__(3), isinstance(True, int), 1 == 1.0 == True,
+    return (x * i, i // 3, -7 // 2, -7 % 3, i ** 2, 2 ** -1, i / 4, i & 6, i | 1, i ^ 3, i << 2, i >> 1, ~i, divmod(17, 5), pow(2, 10, 7),
+            abs(-3.5), round(2.567, 2),
+            f.is_integer(), f.as_integer_ratio(), (0.1).hex(), i.bit_length(), (255).to_bytes(2, "big"), int.from_bytes(b"\x01\x00", "big"),
+            int("ff", 16), float("1e3"),
+            c.conjugate(), abs(c), c.real, int(3.9), bool([]), float("inf") > 1, float("nan") == float("nan"), 1_000, 0b11, hex(255),
+            bin(5), oct(8), ord("a"), chr(98),
+            hash(3), min(3, 1, 2), max([1, 5], default=0), sum([1, 2], 10), sum([[1], [2]], []), complex(1, 2), 3 .real, (5).__add__(3),
+            isinstance(True, int), 1 == 1.0 == True,
             i.numerator, True + True, -0.0, int.__mul__(3, 4), math.inf)
 
 
@@ -730,7 +745,8 @@ def numbers_(x):
 def slices(x):
     s = slice(1, 10, 2)
     l = list(range(10))
-    return x[slice(0, 1)], l[s], s.start, s.stop, s.step, s.indices(5), l[-1:], l[:-1], l[::-2], (1, 2, 3)[1:], "abc"[s], slice(None) == slice(None), range(10)[2:5], range(5)[-1], \
+    return x[slice(0, 1)], l[s], s.start, s.stop, s.step, s.indices(5), l[-1:], l[:-1], l[::-2], (1, 2,
+        3)[1:], "abc"[s], slice(None) == slice(None), range(10)[2:5], range(5)[-1], \
         x[0:1, ...], x[None].shape, x[..., -1], len(range(0, 10, 3)), 3 in range(5), list(range(5, 0, -2)), range(3) == range(0, 3), l[True]
 
 
@@ -739,9 +755,12 @@ def sorting(x):
     pairs = [("b", 2), ("a", 2), ("c", 1)]
     l = [Vec(2), Vec(1)]
     l.sort()
-    return (x + 1, sorted(pairs), sorted(pairs, key=lambda p: (p[1], p[0])), sorted(pairs, key=operator.itemgetter(1), reverse=True), min(pairs, key=lambda p: p[1]),
-            max(pairs, key=len), l, sorted([3, 1], key=functools.cmp_to_key(lambda a, b: b - a)), sorted({"b": 1, "a": 0}), sorted("ba"), min("abc"), max(2, 3.5),
-            sorted([[2], [1, 5]], key=sum), list(reversed(sorted([1, 3, 2]))), min([], default="d"), sorted([x.shape, x.shape[:1]], key=len), max({"a": 1}))
+    return (x + 1, sorted(pairs), sorted(pairs, key=lambda p: (p[1], p[0])), sorted(pairs, key=operator.itemgetter(1), reverse=True),
+            min(pairs, key=lambda p: p[1]),
+            max(pairs, key=len), l, sorted([3, 1], key=functools.cmp_to_key(lambda a, b: b - a)), sorted({"b": 1, "a": 0}), sorted("ba"),
+            min("abc"), max(2, 3.5),
+            sorted([[2], [1, 5]], key=sum), list(reversed(sorted([1, 3, 2]))), min([], default="d"), sorted([x.shape, x.shape[:1]],
+                key=len), max({"a": 1}))
 
 
 @program
@@ -775,7 +794,8 @@ def deques(x):
     d.extend([7])
     d.extendleft([8, 9])
     d[0] = x
-    return d, a, b, len(d), d.maxlen, 7 in d, list(d)[1:], collections.deque("ab") == collections.deque("ab"), d[-1], d.count(7), bool(collections.deque())
+    return d, a, b, len(d), d.maxlen, 7 in d, list(d)[1:], collections.deque("ab") == collections.deque("ab"), \
+        d[-1], d.count(7), bool(collections.deque())
 
 
 @program
@@ -786,7 +806,9 @@ def counters(x):
     d = collections.Counter(a=1, b=2)
     e = c + d
     c.subtract({"a": 1})
-    return x + 1, c.most_common(2), c["nothing"], d, e["a"], sum(c.values()), sorted(d.elements()), (d & collections.Counter(a=5)), (d - collections.Counter(a=1)), c.total(), \
+    return x + 1, c.most_common(2), c["nothing"], d, e["a"], sum(c.values()), \
+        sorted(d.elements()), (d & collections.Counter(a=5)), (d - collections.Counter(a=1)), \
+        c.total(), \
         dict(d), "q" in c, len(d), list(d.items()), d == {"a": 1, "b": 2}
 
 
@@ -802,19 +824,27 @@ def chain_map(x):
 def itertools_all(x):
     t = itertools
     a, b = t.tee([1, 2, 3])
-    return (x + 1, list(t.chain([1], [2])), list(t.chain.from_iterable([[1], [2]])), list(t.islice(t.count(2, 2), 3)), list(t.islice(t.cycle("ab"), 3)), list(t.repeat(1, 2)),
-            list(t.accumulate([1, 2, 3])), list(t.accumulate([1, 2], operator.mul, initial=5)), list(t.compress("abc", [1, 0, 1])), list(t.dropwhile(lambda v: v < 2, [1, 2, 1])),
-            list(t.takewhile(lambda v: v < 2, [1, 2, 1])), list(t.filterfalse(lambda v: v % 2, range(4))), [(k, list(g)) for k, g in t.groupby("aabb")],
-            [(k, len(list(g))) for k, g in t.groupby([1, 3, 2], key=lambda v: v % 2)], list(t.pairwise("abc")), list(t.product("ab", repeat=2)), list(t.permutations("ab")),
-            list(t.combinations("abc", 2)), list(t.combinations_with_replacement("ab", 2)), list(t.starmap(pow, [(2, 3)])), list(t.zip_longest("ab", "c", fillvalue=0)),
+    return (x + 1, list(t.chain([1], [2])), list(t.chain.from_iterable([[1], [2]])), list(t.islice(t.count(2, 2), 3)),
+            list(t.islice(t.cycle("ab"), 3)), list(t.repeat(1, 2)),
+            list(t.accumulate([1, 2, 3])), list(t.accumulate([1, 2], operator.mul, initial=5)), list(t.compress("abc", [1, 0, 1])),
+            list(t.dropwhile(lambda v: v < 2, [1, 2, 1])),
+            list(t.takewhile(lambda v: v < 2, [1, 2, 1])), list(t.filterfalse(lambda v: v % 2, range(4))),
+            [(k, list(g)) for k, g in t.groupby("aabb")],
+            [(k, len(list(g))) for k, g in t.groupby([1, 3, 2], key=lambda v: v % 2)], list(t.pairwise("abc")),
+            list(t.product("ab", repeat=2)), list(t.permutations("ab")),
+            list(t.combinations("abc", 2)), list(t.combinations_with_replacement("ab", 2)), list(t.starmap(pow, [(2, 3)])),
+            list(t.zip_longest("ab", "c", fillvalue=0)),
             next(a), list(b), list(a), list(t.islice("abcdef", 1, None, 2)), list(t.chain()), dict(t.zip_longest("a", [x]))["a"] + 1)
 
 
 @program
 def builtin_iterators(x):
-    return (list(map(lambda a, b: a * b, [1, 2], [x, 3])), list(filter(None, [0, 1, ""])), list(filter(lambda v: v > 1, [1, 2])), list(enumerate("ab", 5)), list(enumerate("ab", start=2)),
-            list(zip("ab", [1, 2, 3])), list(zip()), list(reversed(range(3))), all([]), any([0, 1]), sum(range(4)), list(map(str, range(2))), dict(zip("ab", [1, 2])), list(zip([1], strict=True)),
-            tuple(map(len, ["a", "bb"])), set(map(abs, [-1, 1])), list(map(None.__class__, [])), [*map(operator.neg, [1])], max(map(len, ["a", "bcd"])), list(map(int, "12")))
+    return (list(map(lambda a, b: a * b, [1, 2], [x, 3])), list(filter(None, [0, 1, ""])), list(filter(lambda v: v > 1, [1, 2])),
+            list(enumerate("ab", 5)), list(enumerate("ab", start=2)),
+            list(zip("ab", [1, 2, 3])), list(zip()), list(reversed(range(3))), all([]), any([0, 1]), sum(range(4)),
+            list(map(str, range(2))), dict(zip("ab", [1, 2])), list(zip([1], strict=True)),
+            tuple(map(len, ["a", "bb"])), set(map(abs, [-1, 1])), list(map(None.__class__, [])), [*map(operator.neg, [1])],
+            max(map(len, ["a", "bcd"])), list(map(int, "12")))
 
 
 @program
@@ -889,8 +919,10 @@ def functools_all(x):
         "g doc"
         return v * k
     m = Partials()
-    return (g(x), g.__name__, g.__doc__, g.__wrapped__(2), p(1, 5), q(1, z=2), p.func is max, q.keywords, functools.reduce(operator.add, [1, 2], 10),
-            functools.reduce(lambda a, b: a * b, [1, 2, 3]), cached(4), fibonacci(10), m.double(x), m.slow + m.slow, m.calls, functools.partial(q, 7)())
+    return (g(x), g.__name__, g.__doc__, g.__wrapped__(2), p(1, 5), q(1, z=2), p.func is max, q.keywords, functools.reduce(operator.add,
+        [1, 2], 10),
+            functools.reduce(lambda a, b: a * b, [1, 2, 3]), cached(4), fibonacci(10), m.double(x), m.slow + m.slow, m.calls,
+            functools.partial(q, 7)())
 
 
 @program(breaks=True)
@@ -916,27 +948,33 @@ def operator_module(x):
     o = operator
     l = [1, 2]
     o.setitem(l, 0, 5)
-    return (o.add(x, 1), o.mul(2, 3), o.getitem(l, 0), o.itemgetter(0, 1)(l), o.attrgetter("k")(Base(2)), o.attrgetter("__class__.__name__")(l), o.methodcaller("upper")("a"), o.truth([]),
-            o.not_(1), o.is_(None, None), o.contains(l, 2), o.concat([1], [2]), o.index(3), o.xor(1, 3), o.eq(1, 1), o.lt(1, 2), o.iadd(1, 2), o.countOf(l, 2), o.indexOf(l, 2), o.length_hint(l),
+    return (o.add(x, 1), o.mul(2, 3), o.getitem(l, 0), o.itemgetter(0, 1)(l), o.attrgetter("k")(Base(2)),
+            o.attrgetter("__class__.__name__")(l), o.methodcaller("upper")("a"), o.truth([]),
+            o.not_(1), o.is_(None, None), o.contains(l, 2), o.concat([1], [2]), o.index(3), o.xor(1, 3), o.eq(1, 1), o.lt(1, 2),
+            o.iadd(1, 2), o.countOf(l, 2), o.indexOf(l, 2), o.length_hint(l),
             o.pow(2, 3), o.floordiv(7, 2), o.neg(1), o.inv(1), o.methodcaller("f", 1)(Base(1)), o.matmul(x, x.T))
 
 
 @program
 def math_module(x):
     m = math
-    return (x + 1, m.sqrt(16), m.floor(2.7), m.ceil(2.1), m.log(8, 2), m.log2(8), m.exp(0), m.sin(0), m.pi, m.isnan(m.nan), m.gcd(12, 18), m.prod([1, 2, 3]), m.factorial(5), m.comb(5, 2), m.isclose(0.1 + 0.2, 0.3),
-            m.fsum([0.1] * 3), m.copysign(1, -2), m.trunc(2.5), m.hypot(3, 4), m.isqrt(17), m.dist([0, 0], [1, 1]), m.inf, m.fmod(7, 3), m.modf(2.5), m.frexp(8), m.prod(x.shape), m.sqrt(x.shape[-1]))
+    return (x + 1, m.sqrt(16), m.floor(2.7), m.ceil(2.1), m.log(8, 2), m.log2(8), m.exp(0), m.sin(0), m.pi, m.isnan(m.nan), m.gcd(12, 18),
+            m.prod([1, 2, 3]), m.factorial(5), m.comb(5, 2), m.isclose(0.1 + 0.2, 0.3),
+            m.fsum([0.1] * 3), m.copysign(1, -2), m.trunc(2.5), m.hypot(3, 4), m.isqrt(17), m.dist([0, 0], [1, 1]), m.inf, m.fmod(7, 3),
+            m.modf(2.5), m.frexp(8), m.prod(x.shape), m.sqrt(x.shape[-1]))
 
 
 @program
 def regular_expressions(x):
     m = re.match(r"layer(\d+)\.(\w+)", "layer12.weight")
-    return x * int(m.group(1)), m.groups(), re.sub("a", "b", "aba"), re.findall(r"\d", "1a2"), bool(re.compile("^x").search("yx")), re.split(",", "a,b"), re.fullmatch("a+", "aaa") is not None
+    return x * int(m.group(1)), m.groups(), re.sub("a", "b", "aba"), re.findall(r"\d",
+        "1a2"), bool(re.compile("^x").search("yx")), re.split(",", "a,b"), re.fullmatch("a+", "aaa") is not None
 
 
 @program
 def pure_library(x):
-    return (x + 1, bisect.bisect([1, 3, 5], 3), textwrap.dedent("  a"), string.ascii_lowercase[:3], fractions.Fraction(1, 2) + 1 == fractions.Fraction(3, 2), statistics.mean([1, 2, 3]), json.dumps({"a": [1, None]}),
+    return (x + 1, bisect.bisect([1, 3, 5], 3), textwrap.dedent("  a"), string.ascii_lowercase[:3],
+            fractions.Fraction(1, 2) + 1 == fractions.Fraction(3, 2), statistics.mean([1, 2, 3]), json.dumps({"a": [1, None]}),
             json.loads('{"a": 1}'))
 
 
@@ -1015,7 +1053,9 @@ def locks_and_time(x):
 def introspection(x):
     def f(a, b=2, *args, c, **kw): ...
     s = inspect.signature(f)
-    return x + 1, list(s.parameters), s.parameters["b"].default, callable(f), inspect.isfunction(f), inspect.ismethod(Base(1).f), inspect.isclass(Base), callable(3), \
+    return x + 1, list(s.parameters), s.parameters["b"].default, callable(f), inspect.isfunction(f), inspect.ismethod(Base(1).f), \
+        inspect.isclass(Base), \
+        callable(3), \
         inspect.isgeneratorfunction(f), f.__code__.co_varnames[:2], inspect.getmro(Base)[0] is Base
 
 
@@ -1036,7 +1076,8 @@ def identity_builtin(x):
 
 @program(breaks=True)
 def type_unions_and_aliases(x):
-    return x + 1, isinstance(1, typing.Union[int, str]), isinstance([], typing.Sequence), list[int]([1]), int | None == typing.Optional[int], isinstance(1.0, typing.SupportsFloat)
+    return x + 1, isinstance(1, typing.Union[int, str]), isinstance([],
+        typing.Sequence), list[int]([1]), int | None == typing.Optional[int], isinstance(1.0, typing.SupportsFloat)
 
 
 # numpy
@@ -1044,7 +1085,8 @@ def type_unions_and_aliases(x):
 @program
 def numpy_scalars(x):
     a, b = np.float32(2.5), np.int64(3)
-    return x * float(a), x + int(b), a * 2, b + 1, bool(np.bool_(True)), a.item(), b == 3, np.pi, float(np.sqrt(4.0)), a.dtype == np.float32, isinstance(b, np.integer)
+    return x * float(a), x + int(b), a * 2, b + 1, bool(np.bool_(True)), a.item(), b == 3, np.pi, float(np.sqrt(4.0)), \
+        a.dtype == np.float32, isinstance(b, np.integer)
 
 
 @program(args=lambda: (np.float64(1.5), np.int32(4)))
@@ -1166,12 +1208,14 @@ def iterator_argument(x, it):
     return x * a, b
 
 
-@program(args=lambda: (itertools.count(3), zip([1, 2], [3, 4]), enumerate("ab"), map(str, [1, 2]), reversed([1, 2]), iter({"a": 1}), iter((1, 2)), iter(range(3)), iter("ab")), breaks=True)
+@program(args=lambda: (itertools.count(3), zip([1, 2], [3, 4]), enumerate("ab"), map(str, [1, 2]), reversed([1, 2]), iter({"a": 1}),
+                       iter((1, 2)), iter(range(3)), iter("ab")), breaks=True)
 def iterator_arguments_of_all_kinds(x, *its):
     return x + 1, [next(i) for i in its], [next(i, "end") for i in its[1:]]
 
 
-@program(args=lambda: ({"a": 1}.keys(), {"b": 2}.values(), {"c": 3}.items(), range(3), slice(1, 2), memoryview(b"ab"), bytearray(b"xy"), types.MappingProxyType({"m": 1}), 2 + 1j, frozenset([1]), Ellipsis, NotImplemented),
+@program(args=lambda: ({"a": 1}.keys(), {"b": 2}.values(), {"c": 3}.items(), range(3), slice(1, 2), memoryview(b"ab"), bytearray(b"xy"),
+                       types.MappingProxyType({"m": 1}), 2 + 1j, frozenset([1]), Ellipsis, NotImplemented),
          breaks=True)
 def unusual_arguments(x, k, v, i, r, s, m, b, p, c, f, e, n):
     return x[s], list(k), list(v), list(i), list(r), m[0], b[0], p["m"], c.real, 1 in f, e is ..., n is NotImplemented
@@ -1179,7 +1223,9 @@ def unusual_arguments(x, k, v, i, r, s, m, b, p, c, f, e, n):
 
 @program(args=lambda: (torch.Size([2, 3]), torch.float32, torch.device("cpu"), torch.contiguous_format))
 def torch_constants(x, size, dtype, device, layout):
-    return torch.zeros(size, dtype=dtype, device=device) + x.to(device), size.numel(), size[0], dtype.is_floating_point, device.type, str(device), size + (1,), dtype == torch.float32, dtype.itemsize
+    return torch.zeros(size, dtype=dtype,
+        device=device) + x.to(device), size.numel(), size[0], dtype.is_floating_point, device.type, str(device), size + (1,
+            ), dtype == torch.float32, dtype.itemsize
 
 
 @program(args=lambda: (3, [("a", 1)], iter([4, 5])), breaks=True)
@@ -1200,7 +1246,8 @@ def grad_modes_as_decorators_and_objects(x):
     context, leaf = torch.no_grad(), x * torch.ones(3, requires_grad=True)
     with context:
         previous = context.prev
-    return (torch.no_grad()(needs)(leaf), torch.enable_grad()(needs)(leaf, k=3), context.__class__ is torch.no_grad, isinstance(context, torch.no_grad),
+    return (torch.no_grad()(needs)(leaf), torch.enable_grad()(needs)(leaf, k=3), context.__class__ is torch.no_grad,
+            isinstance(context, torch.no_grad),
             previous, torch.is_grad_enabled())
 
 
@@ -1209,7 +1256,8 @@ def methods_by_their_names(x):
     a, s, it = [1, 2], {1, 2}, (n * x for n in (1, 2))
     a.__init__([3])
     s.clear()
-    return a, a.__contains__(3), a.__eq__([3]), a.__len__(), s, it.__next__(), it.__iter__() is it, x.__len__(), [row + 1 for row in x.__iter__()]
+    return a, a.__contains__(3), a.__eq__([3]), a.__len__(), s, it.__next__(), it.__iter__() is it, x.__len__(), \
+        [row + 1 for row in x.__iter__()]
 
 
 @program
@@ -1281,7 +1329,8 @@ def calls_that_python_refuses(x):
         pass
 
     said = []
-    for action in (lambda: Plain(1), lambda: ValueError(a=1), lambda: Plain()(), lambda: functools.reduce(max, []), lambda: reversed({1}), lambda: reversed(3),
+    for action in (lambda: Plain(1), lambda: ValueError(a=1), lambda: Plain()(), lambda: functools.reduce(max, []), lambda: reversed({1}),
+                   lambda: reversed(3),
                    lambda: tuple("ab")["a"], lambda: 3 in 4, lambda: len(torch.tensor(1.0)), lambda: {}.popitem(), lambda: Vec(1).nothing):
         try:
             said.append(action())
@@ -1292,4 +1341,5 @@ def calls_that_python_refuses(x):
 
 @program
 def signatures(x):
-    return list(inspect.signature(Vec(1).__add__).parameters), list(inspect.signature(torch.nn.functional.dropout).parameters), inspect.isclass(Problem), x + 1
+    return list(inspect.signature(Vec(1).__add__).parameters), list(inspect.signature(torch.nn.functional.dropout).parameters), \
+        inspect.isclass(Problem), x + 1

@@ -206,7 +206,7 @@ def test_memory_is_stable():
 
     hook.forget_code(f.__code__)
     context = Context()
-    hook.set_target(f.__code__, context, f.__globals__, lambda function, x: x)
+    hook.set_target(f.__code__, context, lambda function, x: x)
 
     def loop(n):
         for _ in range(n):
@@ -231,7 +231,7 @@ def test_code_state_dies_with_the_code():
     target = Target()
     alive = weakref.ref(target)
     context = Context()
-    hook.set_target(scope["f"].__code__, context, scope["f"].__globals__, target)
+    hook.set_target(scope["f"].__code__, context, target)
     assert hook.run(context, scope["f"]) == 2
     del target
     gc.collect()
@@ -300,8 +300,8 @@ def test_contexts_are_separate_and_none_leaves_the_region():
     hook.forget_code(f.__code__)
     hook.set_callback(lambda function, code, context: None)
     try:
-        hook.set_target(f.__code__, a, f.__globals__, lambda function: "a")
-        hook.set_target(f.__code__, b, f.__globals__, lambda function: "b")
+        hook.set_target(f.__code__, a, lambda function: "a")
+        hook.set_target(f.__code__, b, lambda function: "b")
         assert (hook.run(a, f), hook.run(b, f), f()) == ("a", "b", "plain")
         assert hook.run(a, lambda: hook.run(None, f)) == "plain"
         assert hook.run(a, lambda: (hook.run(b, f), f())) == ("b", "a")
@@ -316,7 +316,7 @@ def test_threads_are_separate():
 
     context = Context()
     hook.forget_code(f.__code__)
-    hook.set_target(f.__code__, context, f.__globals__, lambda function: "replaced")
+    hook.set_target(f.__code__, context, lambda function: "replaced")
     other = []
 
     def inside():
@@ -350,11 +350,11 @@ def test_target_may_be_changed_while_it_runs():
 
     def first(function):
         hook.forget_code(f.__code__)
-        hook.set_target(f.__code__, context, f.__globals__, None)
+        hook.set_target(f.__code__, context, None)
         return "first"
 
     hook.forget_code(f.__code__)
-    hook.set_target(f.__code__, context, f.__globals__, first)
+    hook.set_target(f.__code__, context, first)
     assert hook.run(context, f) == "first" and hook.run(context, f) == "plain"
 
 
@@ -381,7 +381,7 @@ if __name__ == "__main__":
     def f(x):
         return x
     context = Context()
-    hook.set_target(f.__code__, context, f.__globals__, lambda function, x: x)
+    hook.set_target(f.__code__, context, lambda function, x: x)
     hook.skip_code(timeit.Timer.timeit.__code__)
     n = 1000000
     for name, region in (("plain", None), ("hooked", context)):

@@ -4,23 +4,22 @@ Compared are the value or the exception, what was printed and warned, and what h
 is not marked `breaks` must also be one graph."""
 import collections
 import contextlib
-
 import enum
 import io
 import types
 import warnings
 
+import language_corners  # noqa: F401  (registers its programs)
+import language_functions  # noqa: F401  (likewise)
 import numpy as np
 import pytest
 import torch
-
-import language_corners  # noqa: F401  (registers its programs)
-import language_functions  # noqa: F401  (likewise)
-import minicompile
 from language_classes import PROGRAMS
+from recorders import Recorder
+
+import minicompile
 from minicompile.ch03_capture import capture
 from minicompile.errors import Unsupported
-from recorders import Recorder
 
 pytestmark = pytest.mark.usefixtures("fresh")
 
@@ -47,7 +46,8 @@ def state(value, seen=None):
         return "function", value.__name__
     result = [kind.__name__]
     if isinstance(value, dict):
-        result += [(state(k, seen), state(v, seen)) for k, v in (value.items() if isinstance(value, collections.OrderedDict) else dict.items(value))]
+        result += [(state(k, seen), state(v, seen)) for k,
+                   v in (value.items() if isinstance(value, collections.OrderedDict) else dict.items(value))]
         result.append(state(getattr(value, "default_factory", None), seen))
     elif isinstance(value, (set, frozenset)):
         result += sorted(repr(state(v, seen)) for v in value)

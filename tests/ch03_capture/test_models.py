@@ -3,10 +3,10 @@ import copy
 
 import pytest
 import torch
+from gpt_and_resnet import GPT, GPTConfig, ResNet
+from recorders import Recorder
 
 import minicompile
-from recorders import Recorder
-from gpt_and_resnet import GPT, GPTConfig, ResNet
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

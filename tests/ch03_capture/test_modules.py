@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from recorders import Recorder
 
 import minicompile
-from recorders import Recorder
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+from recorders import Recorder
 
 import minicompile
-from recorders import Recorder
 
 PROGRAMS = []
 
@@ -597,7 +597,8 @@ def functional(x):
     return (F.relu(x), F.softmax(x, dim=-1), F.layer_norm(x, (3,)), F.gelu(x, approximate="tanh"), F.dropout(x, 0.5, False),
             F.pad(x, (1, 1)), F.linear(x, torch.ones(4, 3)), torch.sigmoid(x), x.softmax(-1), F.mse_loss(x, x + 1),
             torch.einsum("ij,kj->ik", x, x), F.max_pool2d(x[None, None], 2), F.interpolate(x[None, None], scale_factor=2.0),
-            F.one_hot(torch.tensor([0, 1]), 3), torch.nn.functional.normalize(x), x.clamp(min=0).to(torch.float64), F.relu(x.clone(), inplace=True))
+            F.one_hot(torch.tensor([0, 1]), 3), torch.nn.functional.normalize(x), x.clamp(min=0).to(torch.float64),
+            F.relu(x.clone(), inplace=True))
 
 
 @program

@@ -12,10 +12,10 @@ import typing
 import pytest
 import torch
 import torch.nn.functional as F
-
-import minicompile
 from recorders import Recorder
 from test_programs import same
+
+import minicompile
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

@@ -1,4 +1,5 @@
 """What the trace read may change between calls: the second call must see it. Each case is (function, state, changes)."""
+import collections
 import contextlib
 import dataclasses
 import enum
@@ -159,7 +160,9 @@ def test_modes_and_metadata():
         torch.set_default_dtype(torch.float32)
 
 
-def test_argument_kinds():
+def test_argument_kinds(monkeypatch):
+    monkeypatch.setattr(minicompile.config, "recompile_limit", 16)
+
     def f(a, *args, k=1, **kwargs):
         r = a * k + len(args) + sum(v for v in kwargs.values())
         for key in kwargs:
@@ -255,8 +258,10 @@ def class_parts():
 
     def shadow_times():
         Side.times = lambda self, x: x - 9
-    return f, [lambda: Base.rows.append(5), lambda: Base.names.update(a=4), lambda: Base.weight.mul_(3), lambda: setattr(Base.scale, "n", 5),
-               lambda: setattr(Base.inner, "k", 6), lambda: Kind.A.value.update(k=3), replace_times, shadow_times, lambda: delattr(Side, "times"),
+    return f, [lambda: Base.rows.append(5), lambda: Base.names.update(a=4), lambda: Base.weight.mul_(3), lambda: setattr(Base.scale, "n",
+                                                                                                                         5),
+               lambda: setattr(Base.inner, "k", 6), lambda: Kind.A.value.update(k=3), replace_times, shadow_times,
+               lambda: delattr(Side, "times"),
                lambda: setattr(Base, "weight", torch.zeros(3)), lambda: setattr(Side, "names", {"a": 8}), lambda: Base.scale.seen.clear()]
 
 
@@ -277,3 +282,28 @@ def test_python_module_without_a_file():
     for change in ("", "ROWS.append(4)", "ROWS = [9]", "def g(x): return x - 1"):
         exec(change, vars(module))
         assert torch.equal(compiled(x), module.g(x))
+
+
+def test_attributes_beside_the_fields_of_a_named_tuple():
+    class Point(collections.namedtuple("Point", ("x", "y"))):
+        def area(self):
+            return self.x * self.y
+    programs = [lambda p, t: t * getattr(p, "noise", 2.0) + p.x, lambda p, t: t * (p.noise if hasattr(p, "noise") else 3.0),
+                lambda p, t: t * p.area() + len(p) + p[1]]
+    for program in programs:
+        compiled, p, t = minicompile.compile(program, backend="eager"), Point(2.0, 3.0), torch.ones(2)
+        for noise in (None, None, 5.0, 5.0, 7.0):
+            if noise is not None:
+                p.noise = noise
+            assert torch.equal(compiled(p, t), program(p, t))
+        assert torch.equal(compiled(Point(4.0, 3.0), t), program(Point(4.0, 3.0), t))
+
+
+def test_attributes_of_an_ordered_dict():
+    def program(d, t):
+        return t * getattr(d, "noise", 2.0) + len(d)
+    compiled, d, t = minicompile.compile(program, backend="eager"), collections.OrderedDict(a=1), torch.ones(2)
+    for noise in (None, None, 5.0, 5.0, 7.0):
+        if noise is not None:
+            d.noise = noise
+        assert torch.equal(compiled(d, t), program(d, t))

@@ -1,8 +1,9 @@
 """What torch offers inside of captured code: a table of features, each compiled against uncompiled.
 
-A row builds its function and inputs anew, `build() -> (function, inputs)`. Function and inputs are built twice from one seed, once to run plainly and
-once to run compiled, and each is called twice. Results, exceptions, gradients, the inputs afterwards, parameters, buffers, the random stream and the
-modes of the library must be the same. `graphs=1` means that the whole function is one graph; None, that it may break anywhere."""
+A row builds its function and inputs anew, `build() -> (function, inputs)`. Function and inputs are built twice from one seed, once
+to run plainly and once to run compiled, and each is called twice. Results, exceptions, gradients, the inputs afterwards,
+parameters, buffers, the random stream and the modes of the library must be the same. `graphs=1` means that the whole function is
+one graph; None, that it may break anywhere."""
 import collections
 import contextlib
 import copy
@@ -1116,7 +1117,6 @@ def parameter_hook():
 @feature(graphs=None)
 def global_hooks():
     m = nn.Linear(3, 3)
-    compiled = {}
 
     def f(x):
         return m(x) + 1
@@ -1606,7 +1606,8 @@ def get_items():
     def f(x, i, m):
         j = torch.tensor([0, 2])
         n = 1
-        return (x[0], x[-1], x[0, 1], x[..., 0], x[:, None], x[1:3, ::2], x[i], x[i, :], x[:, i], x[i, i], x[[0, 2]], x[[0, 1], [1, 2]], x[j],
+        return (x[0], x[-1], x[0, 1], x[..., 0], x[:, None], x[1:3, ::2], x[i], x[i, :], x[:, i], x[i, i], x[[0, 2]], x[[0, 1], [1, 2]],
+                x[j],
                 x[None], x[()], x[...], x[n], x[n:], x[:, n:n + 2], x[slice(0, 2)], x[True], x[None, ..., None], x[i][:, j], x[0][1],
                 x[(0, 1)], x[1:1])
     return f, (rand(3, 4), torch.tensor([2, 0]), None)
@@ -1816,7 +1817,8 @@ def functional_call():
 @feature
 def functional_losses():
     def f(x, y, i):
-        return (F.mse_loss(x, y), F.l1_loss(x, y), F.smooth_l1_loss(x, y), F.huber_loss(x, y), F.cross_entropy(x, i), F.nll_loss(x.log_softmax(1), i),
+        return (F.mse_loss(x, y), F.l1_loss(x, y), F.smooth_l1_loss(x, y), F.huber_loss(x, y), F.cross_entropy(x, i),
+                F.nll_loss(x.log_softmax(1), i),
                 F.binary_cross_entropy_with_logits(x, y.sigmoid()), F.kl_div(x.log_softmax(1), y.softmax(1), reduction="batchmean"),
                 F.cosine_similarity(x, y), F.pairwise_distance(x, y), F.cross_entropy(x, i, label_smoothing=0.1, ignore_index=1),
                 F.triplet_margin_loss(x, y, x * 2), F.margin_ranking_loss(x, y, torch.ones(4, 3)), F.normalize(x),
@@ -1828,10 +1830,12 @@ def functional_losses():
 @feature
 def functional_images():
     def f(x):
-        return (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(5, 5), mode="bilinear"), F.pad(x, (1, 1, 1, 1), mode="reflect"), F.max_pool2d(x, 2),
+        return (F.interpolate(x, scale_factor=2), F.interpolate(x, size=(5, 5), mode="bilinear"), F.pad(x, (1, 1, 1, 1), mode="reflect"),
+                F.max_pool2d(x, 2),
                 F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, 1), F.adaptive_max_pool2d(x, (2, 2)), F.unfold(x, 2), F.pixel_shuffle(x, 2),
                 F.grid_sample(x, F.affine_grid(torch.eye(2, 3)[None], [1, 4, 4, 4], align_corners=False), align_corners=False),
-                F.max_pool2d(x, 2, return_indices=True), F.lp_pool2d(x, 2, 2), F.group_norm(x, 2), F.instance_norm(x), F.local_response_norm(x, 2))
+                F.max_pool2d(x, 2, return_indices=True), F.lp_pool2d(x, 2, 2), F.group_norm(x, 2), F.instance_norm(x),
+                F.local_response_norm(x, 2))
     return f, (rand(1, 4, 4, 4),)
 
 
@@ -1894,9 +1898,12 @@ def distributions():
 @feature
 def tensor_dunders():
     def f(x, y):
-        return (x @ x.T, 2 - x, 2 / x, 2 ** x, x.detach() // 2, 7 // (x.detach() + 5), x % 2, -x, +x, abs(x), x == y, x != y, x < 1, 1 < x, x & 1 if False else 0,
-                ~(x > 0), (x > 0) & (y > 0), (x > 0) | (y > 0), (x > 0) ^ (y > 0), divmod(x, 2) if False else 0, x.__add__(1), torch.Tensor.mul(x, 2),
-                round(x) if False else x.round(), torch.Tensor.add_(x * 1, 1), x.int() << 1, x.int() >> 1, x.add(1).mul_(2), reversed([x, y]).__next__())
+        return (x @ x.T, 2 - x, 2 / x, 2 ** x, x.detach() // 2, 7 // (x.detach() + 5), x % 2, -x, +x, abs(x), x == y, x != y, x < 1, 1 < x,
+                x & 1 if False else 0,
+                ~(x > 0), (x > 0) & (y > 0), (x > 0) | (y > 0), (x > 0) ^ (y > 0), divmod(x, 2) if False else 0, x.__add__(1),
+                torch.Tensor.mul(x, 2),
+                round(x) if False else x.round(), torch.Tensor.add_(x * 1, 1), x.int() << 1, x.int() >> 1, x.add(1).mul_(2),
+                reversed([x, y]).__next__())
     return f, (rand(3, 3), rand(3, 3))
 
 
@@ -2546,9 +2553,11 @@ def deep_copies_own_their_memory():
 @feature
 def deep_copies_of_containers():
     def f(x):
-        made = copy.deepcopy((Point(x, [1]), x.shape, {3, 1, 2}, frozenset({1}), collections.deque([x, 1], 3), collections.OrderedDict(a=[x]),
+        made = copy.deepcopy((Point(x, [1]), x.shape, {3, 1, 2}, frozenset({1}), collections.deque([x, 1], 3),
+                              collections.OrderedDict(a=[x]),
                               collections.defaultdict(list, {"a": [x]}), Color.RED, torch.float32, len, f))
-        return (*made[:1], tuple(made[1]), type(made[1]).__name__, made[2], made[3], list(made[4]), made[4].maxlen, dict(made[5]), made[6]["new"],
+        return (*made[:1], tuple(made[1]), type(made[1]).__name__, made[2], made[3], list(made[4]), made[4].maxlen, dict(made[5]),
+                made[6]["new"],
                 made[7] is Color.RED, made[8], made[9] is len, made[10] is f)
     return f, (rand(3, grad=False),)
 
@@ -2581,7 +2590,8 @@ def copies_of_what_existed_before():
         deep.nested["sizes"].append(3)
         deep.nested["t"].add_(x)
         shallow.n = 5
-        return deep.nested["sizes"], deep.nested["t"], SETTINGS.nested["sizes"], SETTINGS.n, shallow.nested is SETTINGS.nested, deep.color is Color.RED
+        return deep.nested["sizes"], deep.nested["t"], SETTINGS.nested["sizes"], SETTINGS.n, shallow.nested is SETTINGS.nested, \
+            deep.color is Color.RED
     return f, (rand(2, grad=False),)
 
 
@@ -2727,9 +2737,11 @@ def test_singledispatch():
 @feature
 def numbers_of_numpy_as_data():
     def f(x):
-        return (torch.tensor(numpy.float64(1.5)), torch.tensor([numpy.int32(1), 2]), torch.as_tensor(numpy.int16(3)), torch.tensor([numpy.float64(1)]),
+        return (torch.tensor(numpy.float64(1.5)), torch.tensor([numpy.int32(1), 2]), torch.as_tensor(numpy.int16(3)),
+                torch.tensor([numpy.float64(1)]),
                 torch.tensor((1, numpy.float32(2))), torch.full((2,), numpy.float64(2)), torch.scalar_tensor(numpy.float64(1)),
-                torch.tensor(numpy.bool_(True)), torch.tensor(numpy.float64(2), dtype=torch.float16), x * numpy.float64(2), x.new_tensor(numpy.float64(3)))
+                torch.tensor(numpy.bool_(True)), torch.tensor(numpy.float64(2), dtype=torch.float16), x * numpy.float64(2),
+                x.new_tensor(numpy.float64(3)))
     return f, (rand(3),)
 
 
@@ -2915,3 +2927,66 @@ def test_requires_grad_of_a_view_taken_without_gradients(window):
     x = torch.arange(6.0).reshape(2, 3).requires_grad_() if window else torch.ones(2, 3, requires_grad=True)
     for backend in ("eager", "aot_eager"):
         assert minicompile.compile(flags, backend=backend)(x)[:3] == flags(x)[:3]
+
+
+# ---- numbers that are tensors --------------------------------------------------------------------------------------
+
+def sizes_from_tensors(x, w):
+    n = torch.div(x.shape[1], w * 2, rounding_mode="trunc")
+    m = n - 1
+    y = x.view(x.size(0), n, w * 2)
+    if m > 0:
+        y = y + m
+    return y.new_zeros((2, m + 1)), y, n, int(m), list(range(m)), m.item(), y[:, :m], float(n), x.as_strided([2, n], [1, 1])
+
+
+@pytest.mark.parametrize("backend", ("eager", "aot_eager", None))
+def test_numbers_that_are_tensors(backend):
+    compiled = minicompile.compile(sizes_from_tensors, backend=backend, fullgraph=True)
+    for size in (16, 16, 24, 32):
+        got, want = compiled(torch.ones(2, size), 4), sizes_from_tensors(torch.ones(2, size), 4)
+        torch.testing.assert_close(got, want)
+        assert [(type(v), getattr(v, "dtype", None)) for v in got] == [(type(v), getattr(v, "dtype", None)) for v in want]
+    numbers = minicompile.compile(lambda x: (torch.div(7, 2), torch.add(1, 2.5), torch.mul(True, 3), torch.div(7., 0)),
+                                  backend=backend)(torch.zeros(1))
+    torch.testing.assert_close(numbers, tuple(map(torch.tensor, (3.5, 3.5, 3, float("inf")))))
+
+
+def test_numbers_that_are_written_are_not_known():
+    def in_place(x):
+        t = torch.tensor(2)
+        t += 3
+        return x + t.item()
+
+    def through_a_view(x):
+        t = torch.tensor(2)
+        t.view(1).add_(3)
+        return x + t.item()
+
+    def through_data(x):
+        t = torch.tensor(2)
+        t.view(1).data.add_(3)
+        return x + t.item()
+
+    def in_a_loop(x):
+        t = torch.tensor(0)
+        for _ in range(3):
+            t = t + 1
+        return x * t if t == 3 else x
+
+    def random(x):
+        return x + torch.rand(()).item() * 0 + torch.bernoulli(torch.tensor(1.)).item()
+
+    for function in (in_place, through_a_view, through_data, in_a_loop, random):
+        for _ in range(2):
+            x = torch.zeros(2)
+            assert minicompile.compile(function, backend="eager")(x).equal(function(x)), function.__name__
+
+
+@pytest.mark.parametrize("f", [lambda z: z.conj().is_conj(), lambda z: torch.is_conj(z.conj()), lambda z: z.conj().resolve_conj(),
+                               lambda z: torch.view_as_real(z.conj().resolve_conj()), lambda z: torch.resolve_conj(z.mH) * 2])
+def test_lazy_conjugates(f):
+    z = torch.randn(2, 2, dtype=torch.complex64)
+    for backend in ("eager", "aot_eager"):
+        got, want = minicompile.compile(f, backend=backend)(z), f(z)
+        assert torch.equal(got, want) and got.is_conj() == want.is_conj() if isinstance(want, torch.Tensor) else got is want

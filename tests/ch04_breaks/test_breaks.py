@@ -5,12 +5,12 @@ import types
 import pytest
 import torch
 import torch.nn as nn
+from recorders import Recorder, same
 
 import minicompile
 from minicompile.ch03_capture.capture import CaptureOptions
 from minicompile.ch04_breaks.breaks import capture_frame
 from minicompile.errors import GraphBreakError, SkipFrame
-from recorders import Recorder, same
 
 pytestmark = pytest.mark.usefixtures("fresh")
 

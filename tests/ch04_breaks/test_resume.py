@@ -12,8 +12,7 @@ if not importlib.util.find_spec("torch"):              # import the two modules 
         stub.__path__ = [str(pathlib.Path(__file__).resolve().parents[2].joinpath(*name.split(".")))]
         sys.modules[name] = stub
 
-from minicompile.ch04_breaks import bytecode as bc
-from minicompile.ch04_breaks import resume as rs
+from minicompile.ch04_breaks import bytecode as bc, resume as rs
 from minicompile.errors import Unsupported
 
 
@@ -87,8 +86,8 @@ def resume_with(f, offset, local_values, stack):
     code = f.__code__
     own = [name for name in code.co_varnames if name in local_values and name not in code.co_cellvars]
     kinds = tuple(rs.NULL if v is rs.NULL else rs.VALUE for v in stack)
-    point = rs.make_resume(code, offset, bc.live_locals(code, offset) & set(own), kinds, f.__globals__)
-    target = point.target(*[local_values.get(n, types.CellType()) for n in point.cells]) if point.cells else point.target
+    point = rs.make_resume(code, offset, bc.live_locals(code, offset) & set(own), kinds)
+    target = point.function(f.__globals__, *[local_values.get(n, types.CellType()) for n in point.cells])
     return target(*[local_values[n] for n in point.locals], *[v for v in stack if v is not rs.NULL])
 
 
@@ -335,10 +334,10 @@ def test_active_context_is_entered_again():
         instructions, _ = bc.decode(code)
         loads = [n for n, i in enumerate(instructions) if i.name == "BEFORE_WITH"]
         at = instructions[loads[0] + 2]                # after POP_TOP: the first instruction of the block
-        point = rs.make_resume(code, at.offset, {"x", "before", "y"} & set(code.co_varnames), (rs.CONTEXT,), globals())
+        point = rs.make_resume(code, at.offset, {"x", "before", "y"} & set(code.co_varnames), (rs.CONTEXT,))
         values = {"x": x, "before": x + 1, "y": None}
         log = []
-        result = point.target(*[values[n] for n in point.locals], Manager(log))
+        result = point.function(globals())(*[values[n] for n in point.locals], Manager(log))
         plain = []
         assert result == function(Manager(plain), x) and log == plain and len(log) == 2
 
@@ -347,13 +346,14 @@ def test_resume_of_a_resume_uses_the_original():
     code = straight.__code__
     offsets = [i.offset for i in bc.decode(code)[0]]
     third = next(i.offset for i in dis.get_instructions(code) if i.opname == "STORE_FAST")
-    point = rs.make_resume(code, third, {"a", "b"}, (rs.VALUE,), globals())
+    point = rs.make_resume(code, third, {"a", "b"}, (rs.VALUE,))
     later = next(o for o in offsets if o > third)
-    translated = next(k for k, v in point.offsets.items() if v == later)
-    again = rs.make_resume(point.code, translated, {"a", "b", "c"}, (), globals())
-    assert again is rs.make_resume(code, later, {"a", "b", "c"}, (), globals())
-    assert again.target(4, 5, 13) == straight(4, 5)
-    assert point.call_text("__resume_0", {"a": "x.a", "b": "3"}, ["t"], {}) == "__resume_0, (), (x.a, 3, t, )"
+    translated = next(k for k, v in rs.origin_of(point.code).offsets.items() if v == later)
+    again = rs.make_resume(point.code, translated, {"a", "b", "c"}, ())
+    assert again is rs.make_resume(code, later, {"a", "b", "c"}, ())
+    assert again.function(globals())(4, 5, 13) == straight(4, 5)
+    assert point.call_text("__resume_0", {"a": "x.a", "b": "3"}, ["t"], {}) == \
+        f"__function(__resume_0, __G, {point.name!r}, None, ()), (x.a, 3, t, )"
 
 
 def test_positions_are_kept():
@@ -363,9 +363,9 @@ def test_positions_are_kept():
         return c
 
     offset = [i.offset for i in bc.decode(f.__code__)[0] if i.position[0] == f.__code__.co_firstlineno + 2][0]
-    point = rs.make_resume(f.__code__, offset, {"b"}, (), globals())
+    point = rs.make_resume(f.__code__, offset, {"b"}, ())
     try:
-        point.target(3)
+        point.function(globals())(3)
     except ZeroDivisionError as error:
         assert error.__traceback__.tb_next.tb_lineno == f.__code__.co_firstlineno + 2
     old = [p for p in f.__code__.co_positions()]
@@ -420,8 +420,8 @@ def test_liveness():
 def test_refusals():
     def g():
         yield 1
-    for arguments in ((g.__code__, 4, set(), (), {}), (straight.__code__, 99998, set(), (), {}),
-                      (straight.__code__, 4, set(), ("exception",), {})):
+    for arguments in ((g.__code__, 4, set(), ()), (straight.__code__, 99998, set(), ()),
+                      (straight.__code__, 4, set(), ("exception",))):
         try:
             rs.make_resume(*arguments)
         except Unsupported as error:

@@ -1,10 +1,9 @@
 """Capture for tests: one placeholder per input and one node that calls the whole function. The joint trace sees what it does."""
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch05_autograd.runtime import compile_training, compile_inference, interpret_aten
+from minicompile.ch05_autograd.runtime import compile_training, interpret_aten
 
 
 def compile_function(fn, inputs, compile_aten=interpret_aten, stage=compile_training):
@@ -43,7 +42,8 @@ def same(a, b, exact=True, what=""):
         assert a.requires_grad == b.requires_grad, f"{what}: requires_grad {a.requires_grad} vs {b.requires_grad}"
         assert all(s == t or n <= 1 for s, t, n in zip(a.stride(), b.stride(), a.shape)) or a.numel() == 0, \
             (what, a.shape, a.stride(), b.stride())
-        torch.testing.assert_close(b, a, equal_nan=True, msg=lambda m: f"{what}: {m}", **(dict(rtol=1e-5, atol=1e-6) if exact else dict(rtol=1e-4, atol=1e-4)))
+        torch.testing.assert_close(b, a, equal_nan=True, msg=lambda m: f"{what}: {m}",
+                                   **(dict(rtol=1e-5, atol=1e-6) if exact else dict(rtol=1e-4, atol=1e-4)))
     else:
         assert a == b and type(a) is type(b), (what, a, b)
 

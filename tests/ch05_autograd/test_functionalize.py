@@ -1,8 +1,8 @@
 """The pass itself: functional graphs equal the programs they came from, also for random sequences of views and writes."""
-import operator
 
 import pytest
 import torch
+from helpers import check, same
 from hypothesis import given, settings, strategies as st
 
 from minicompile.ch01_graphs.fake import FakeMode
@@ -12,7 +12,6 @@ from minicompile.ch05_autograd.cleanup import clean, is_random
 from minicompile.ch05_autograd.functionalize import functionalize
 from minicompile.ch05_autograd.schemas import functional_counterpart, is_mutable
 from minicompile.errors import Unsupported
-from helpers import check, same
 
 aten = torch.ops.aten
 
@@ -125,6 +124,8 @@ def test_dead_views_and_duplicates_go():
 def test_merging_tells_types_apart():
     new = agree(lambda x: (x + 1, x + 1.0, x * 0.0, x * -0.0), torch.arange(3))
     assert sum(n.op == "call_function" for n in new.graph.nodes) == 4
+    new = agree(lambda x: (x * complex(0.0, 1.0), x * complex(-0.0, 1.0)), torch.arange(3) * 1j)
+    assert sum(n.op == "call_function" for n in new.graph.nodes) == 2
 
 
 def test_random_nodes_are_not_merged():

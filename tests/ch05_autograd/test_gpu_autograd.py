@@ -2,8 +2,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
-from helpers import check, compile_function
+from helpers import compile_function
 
 pytestmark = pytest.mark.gpu
 

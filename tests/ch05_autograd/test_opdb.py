@@ -1,12 +1,12 @@
 """PyTorch's own operator samples through the autograd stage: outputs and gradients, against eager."""
 import pytest
 import torch
+from helpers import check
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from minicompile.errors import Unsupported
-from helpers import check
 
 # Samples of random operators seed the generator inside of the call; here the caller seeds, so that the stream is compared.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)

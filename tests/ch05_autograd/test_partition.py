@@ -5,13 +5,13 @@ import time
 
 import torch
 import torch.nn.functional as F
+from helpers import compile_function
 from torch import fx
 
-from minicompile.ch05_autograd.maxflow import Network, add_edge, add_vertex, maximum_flow, sink_side
 from minicompile.ch05_autograd.cleanup import is_random
 from minicompile.ch05_autograd.joint import trace_joint
-from minicompile.ch05_autograd.partition import choose_saved, partition, split_nodes
-from helpers import compile_function
+from minicompile.ch05_autograd.maxflow import Network, add_edge, add_vertex, maximum_flow, sink_side
+from minicompile.ch05_autograd.partition import choose_saved, split_nodes
 
 aten = torch.ops.aten
 

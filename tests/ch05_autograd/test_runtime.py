@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import check, compile_function
 from torch import fx
 
 import minicompile
@@ -13,7 +14,6 @@ from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch05_autograd.runtime import compile_inference, compile_training, interpret_aten
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.errors import MinicompileError, Unsupported
-from helpers import check, compile_function, copies
 
 
 def rand(*shape, grad=True, dtype=torch.float32):
@@ -521,8 +521,6 @@ def test_decomposed_before_the_cut():
     w = rand(50, 50)
     caught = _graph_of(fn, [x, w, y])
     compiled = compile_training(*caught, decompose)
-    sizes = [n.meta["val"].numel() for n in compiled.partition.backward.graph.nodes
-             if n.op == "placeholder" and n.name in compiled.partition.saved]
     plain = compile_training(*caught)
     assert not any("log_softmax" in str(n.target) for n in compiled.joint.gm.graph.nodes)
     out, expected = compiled(x, w, y)[0], fn(x, w, y)

@@ -1,9 +1,12 @@
 """Programs that write to a tensor they were given: a leaf, an activation that has a gradient, or plain numbers."""
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile.backends import overlap
 
 PROGRAMS = {
     "setitem": lambda x, w: (x.__setitem__(0, 1), x * w)[1],
@@ -59,3 +62,17 @@ def test_writes(name, backend):
 def test_an_activation_is_written_in_the_graph(name):
     found = minicompile.explain(PROGRAMS[name])(torch.ones(3, requires_grad=True) * 3, torch.ones(3, requires_grad=True))
     assert len(found.graphs) == 1 and not found.breaks
+
+
+def test_ranges_that_overlap_are_found_in_order_of_address():
+    def every_pair(spans, kinds):
+        return any(a < d and c < b and a < b and c < d and (w or x) and not (m and y)
+                   for n, ((a, b), (w, m)) in enumerate(zip(spans, kinds)) for (c, d), (x, y) in zip(spans[:n], kinds[:n]))
+
+    draw, found = random.Random(0), 0
+    for _ in range(3000):
+        spans = [(at, at + draw.choice((0, 1, 2, 3, 5))) for at in (draw.randint(0, 20) for _ in range(draw.randint(2, 6)))]
+        kinds = [(draw.random() < .4, draw.random() < .4) for _ in spans]
+        assert overlap(spans, kinds) == every_pair(spans, kinds), (spans, kinds)
+        found += overlap(spans, kinds)
+    assert 300 < found < 2700

@@ -1,5 +1,6 @@
 """Every operator of PyTorch's sample database, with the table and without: values, dtypes, strides, grads."""
 import contextlib
+import copy
 import warnings
 from itertools import islice
 
@@ -142,3 +143,21 @@ def test_half_precision_rounds_once(name):
 
 def distance(x, truth):
     return (x.double() - truth.double()).abs().nan_to_num()
+
+
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("activation, norm_first", [("relu", False), ("gelu", True)])
+def test_the_encoder_layer_of_eager_s_fast_path(dtype, activation, norm_first):
+    """One operator in eager. In evaluation with no mask it comes apart; with one the result is the same, too."""
+    import minicompile
+    layer = torch.nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, activation=activation, norm_first=norm_first)
+    model, x = torch.nn.TransformerEncoder(layer, 2).eval().to(dtype), torch.randn(2, 8, 32, dtype=dtype)
+    mask = torch.zeros(2, 8, dtype=torch.bool)
+    mask[0, -2:] = True
+    with torch.no_grad():
+        found = minicompile.explain(model)(x)
+        assert "_transformer_encoder_layer_fwd" in found.operators and found.graph_break_count == 0
+        assert not any("encoder_layer" in call for g in found.graphs for half in g.halves for call in half.library_calls)
+        compiled, exact = minicompile.compile(model), copy.deepcopy(model).double()(x.double())
+        assert (compiled(x) - exact).abs().max() <= 2 * (model(x) - exact).abs().max() + torch.finfo(dtype).eps * 4
+        torch.testing.assert_close(compiled(x, src_key_padding_mask=mask), model(x, src_key_padding_mask=mask))

@@ -9,10 +9,9 @@ import torch.nn.functional as F
 
 import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch01_graphs.graph import interpret
+from minicompile.ch01_graphs.graph import Location, interpret
 from minicompile.ch01_graphs.trace import trace
-from minicompile.ch06_decompositions import (PRIMITIVES, TABLE, Decomposed, decompose, fallbacks,
-                                             is_primitive, violations)
+from minicompile.ch06_decompositions import PRIMITIVES, TABLE, Decomposed, decompose, fallbacks, is_primitive, violations
 from minicompile.ch06_decompositions.table import ABSENT
 
 aten = torch.ops.aten
@@ -263,7 +262,7 @@ def traced(fn, *args):
     mode = FakeMode()
     gm = trace(fn, [mode.from_real(a) for a in args])
     for i, node in enumerate(n for n in gm.graph.nodes if n.op == "call_function"):
-        node.meta["location"] = f"line {i}"
+        node.meta["location"] = Location("program.py", i, "fn")
     return gm
 
 
@@ -317,7 +316,7 @@ def test_graphs_in_primitives_only(fn, args):
     for node in result.graph.nodes:
         if node.op == "call_function":
             assert set(node.meta["origins"]) <= names and node.meta["origins"]
-            assert node.meta["location"].startswith("line")
+            assert node.meta["location"].filename == "program.py"
     want = fn(*args)
     with torch.no_grad():
         got = interpret(result, args)

@@ -1,6 +1,5 @@
 """Trace, decompose, lower, check the program's spec, and run the loops slowly."""
 import torch
-
 from torch.utils._pytree import tree_map
 
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor

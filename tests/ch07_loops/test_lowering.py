@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 
+import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
-from minicompile.ch01_graphs.trace import Recorder, trace
+from minicompile.ch01_graphs.trace import Recorder
 from minicompile.ch06_decompositions import PRIMITIVES
-from minicompile.ch07_loops.ir import Extern, Loop
+from minicompile.ch07_loops.ir import Extern
 from minicompile.ch07_loops.lazy import Options
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch07_loops.reference import run_program
@@ -105,6 +106,14 @@ def test_half_types_compute_in_float32(dtype):
 def test_half_comparison_rounds_what_memory_would_round():
     x = R(1000).bfloat16()
     check(lambda x: (x * 3.0 + 1.1) == (x * 3.0 + 1.1).amax(), [x])
+
+
+def test_an_element_does_not_depend_on_the_node_that_asks_for_it():
+    """Lazy values are evaluated while later nodes are lowered, of other dtypes or with several results."""
+    x = R(6, 5)
+    for fn in (lambda x: torch.div(x, 0.7, rounding_mode="trunc"), lambda x: torch.div(x, 0.7, rounding_mode="floor"), torch.floor,
+               lambda x: torch.remainder(x, 0.7), lambda x: x.clamp(0).sqrt()):
+        check(lambda x: [fn(x).argmax(0), *torch.var_mean(fn(x), 1), fn(x) > 0, fn(x).to(torch.int64)], [x])
 
 
 def test_emulated_casts_equal_eager_bit_for_bit():
@@ -424,15 +433,6 @@ def test_spec_catches_a_bad_program():
         verify(program)
 
 
-def test_choosing_among_half_values_needs_no_rounding():
-    """A comparison of half values sees rounded ones; a maximum of loaded values is exact already."""
-    f = lambda x, y: torch.where(torch.maximum(x, y) > 0, x, y) > y
-    program = program_of(f, [R(8).bfloat16(), R(8).bfloat16()])
-    assert not any(inst.op == "round_to" for loop in loops(program) for inst in loop.body)
-    check(f, [R(8).bfloat16(), R(8).bfloat16()])
-    check(lambda x, y: (x + y) > y, [R(64).bfloat16(), R(64).bfloat16()])
-
-
 def test_a_widened_value_is_kept_narrow():
     """Several readers want the float32 copy of a computed bfloat16 value: memory gets the bfloat16 one."""
     def f(x, y, z):
@@ -441,3 +441,49 @@ def test_a_widened_value_is_kept_narrow():
     program = program_of(f, [R(64, 64).bfloat16() for _ in "xyz"])
     large = [b for name, b in program.buffers.items() if name not in program.inputs and math.prod(b.layout.size) == 4096]
     assert [b.dtype for b in large] == [torch.bfloat16]
+
+
+def test_constants_of_one_number_are_inlined(monkeypatch):
+    """Each would be a copy from the host to the GPU in every call."""
+    import minicompile
+    from minicompile import driver
+    programs, lower = [], driver.lower
+    monkeypatch.setattr(driver, "lower", lambda gm: programs.append(lower(gm)) or programs[-1])
+
+    def masks(x):
+        m = torch.zeros(1, 4, 4, device=x.device, dtype=x.dtype)
+        m[:, :2, :2] = 3
+        m[0, 0], m[0, 1] = float("inf"), -0.0
+        m[:, 2:, 1] = torch.tensor(4.)
+        return x + m, torch.tensor(2.5), torch.tensor(3), x * torch.tensor(True), 1 / m, torch.tensor([1., 2, 3, 4]) * x
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.ones(4, dtype=dtype)
+        torch.testing.assert_close(minicompile.compile(masks)(x), masks(x), rtol=0, atol=0)
+    assert [len(p.constants) for p in programs] == [1, 1, 1]
+
+
+def test_a_constant_for_another_device_is_moved_when_compiling():
+    from minicompile.ch07_loops.externs import move
+    from minicompile.ch07_loops.ir import Buffer, Layout, Program
+    from minicompile.ch07_loops.lazy import Lowering, Options, from_buffer
+    g, value = Lowering(Options(), Program([], {}, [], [])), torch.arange(6.).view(2, 3).t()
+    g.program.constants["c"] = value
+    g.program.buffers["c"] = Buffer("c", value.dtype, value.device, Layout(tuple(value.shape), value.stride()))
+    x = from_buffer(g, "c")
+    there = move(g, x, torch.device("meta"))
+    assert move(g, x, torch.device("meta")) is there and not g.program.nodes
+    moved = g.program.constants[there.view.buffer]
+    assert moved.is_meta and moved.stride() == value.stride() == there.stride and len(g.program.constants) == 2
+    g.node, part = torch.fx.Graph().placeholder("p"), from_buffer(g, "c", Layout((2,), (1,), 1))
+    assert move(g, part, torch.device("meta")) is not there and len(g.program.nodes) == 1
+
+
+@pytest.mark.parametrize("backend", ["loops", "cpp"])
+def test_a_scatter_of_nothing_is_what_it_scatters_into(backend):
+    """The gradient of an empty diagonal is all zeros. The loop over its elements has none, and was dropped with the name that it wrote."""
+    def f(b):
+        rows = b.t()
+        return (rows * 4).diagonal(3), (rows - rows.mean()).abs()
+    b = torch.randn(3, 2, requires_grad=True)
+    want, got = (torch.autograd.grad([t.sum() for t in g(b)], b) for g in (f, minicompile.compile(f, backend=backend)))
+    torch.testing.assert_close(got, want)

@@ -5,7 +5,6 @@ import torch
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
-
 from tests.ch07_loops.helpers import program_of
 
 aten = torch.ops.aten
@@ -59,7 +58,8 @@ REFUSED = {
     "too few rows": (gradients, inputs(1024, 8)),
     "rows do not fill their blocks": (gradients, inputs(8209, 3)),
     "maxima": (lambda x, m: [x - x.sum(1, True), (x * m).amax(0)], [torch.randn(8192, 6), torch.randn(8192, 1)]),
-    "different elements": (lambda x, y, m: [x - x.sum(1, True), (y * m).sum(0)], [torch.randn(8192, 6), torch.randn(8192, 6), torch.randn(8192, 1)]),
+    "different elements": (lambda x, y, m: [x - x.sum(1, True), (y * m).sum(0)], [torch.randn(8192, 6), torch.randn(8192, 6),
+                                                                                  torch.randn(8192, 1)]),
 }
 
 

@@ -1,6 +1,8 @@
 """Linking a kernel's loops into one graph of values, and what both code generators make of it."""
 import pytest
 import torch
+from ch07_loops.helpers import program_of
+from ch09_triton.helpers import Body, buffer, kernel, sym
 
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
@@ -9,9 +11,6 @@ from minicompile.ch09_triton.emit import emit_triton
 from minicompile.ch10_cpp.emit import emit_cpp
 from minicompile.ch11_runtime.host import compile_schedule
 from minicompile.errors import Unsupported
-
-from ch07_loops.helpers import program_of
-from ch09_triton.helpers import Body, buffer, kernel, sym
 
 N = 12
 I, R = sym("i0", N), sym("r0", 8)
@@ -57,6 +56,24 @@ def test_half_precision_buffers_do_not_round_what_passes_through():
     b.store("out0", I.expr, b.sin(b.load("tmp0", I.expr, dtype=torch.bfloat16)))
     g = link(pointwise(a, b, local=["tmp0"], dtype=torch.bfloat16))
     assert ops(g) == ["load", "to_dtype", "exp", "sin", "store"]
+
+
+def test_what_passes_through_a_half_precision_buffer_is_rounded_where_that_can_be_told():
+    """A comparison asks for rounded operands: of two loads only the one that another body computed is not."""
+    a, b = Body(), Body()
+    a.store("tmp0", I.expr, a.exp(a.load("in0", I.expr, dtype=torch.bfloat16)))
+    x, y = (b.round_to(b.load(name, I.expr, dtype=torch.bfloat16), torch.bfloat16, dtype=torch.float32) for name in ("tmp0", "in0"))
+    b.store("out0", I.expr, b.to_dtype(b.eq(x, y, dtype=torch.bool), dtype=torch.float32))
+    g = link(pointwise(a, b, local=["tmp0"], dtype=torch.bfloat16))
+    assert ops(g) == ["load", "to_dtype", "exp", "round_to", "eq", "to_dtype", "store"]
+
+
+def test_choosing_among_half_values_needs_no_rounding():
+    def fn(x, y):
+        return [torch.where(torch.maximum(x, y) > 0, x, y) > y, x.float() * y.float(), x == x.amax(0, keepdim=True)]
+    kernels = kernels_of(fn, torch.randn(8, 3).bfloat16(), torch.randn(8, 3).bfloat16())
+    assert "round_to" in {i.op for k in kernels for loop in k.loops for i in loop.body}
+    assert not any("round_to" in ops(link(k)) for k in kernels)
 
 
 def softmax_loops():

@@ -42,21 +42,25 @@ def r(*shape, dtype=F32):
 @pytest.mark.parametrize("dtype", [F32, BF16, torch.float16, torch.float64])
 @pytest.mark.parametrize("n", [1, 31, 1024, 100003])
 def test_pointwise(n, dtype):
-    check(lambda x, y: torch.tanh(x) * y + torch.erf(x) - 0.5, r(n, dtype=dtype), r(n, dtype=dtype), rtol=2e-2 if dtype in (BF16, torch.float16) else 1e-5,
+    check(lambda x, y: torch.tanh(x) * y + torch.erf(x) - 0.5, r(n, dtype=dtype), r(n, dtype=dtype), rtol=2e-2 if dtype in (BF16,
+        torch.float16) else 1e-5,
           atol=2e-2 if dtype in (BF16, torch.float16) else 1e-5)
 
 
-UNARY = ["exp", "expm1", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asinh", "atan", "erf", "erfc", "lgamma", "digamma", "sigmoid",
+UNARY = ["exp", "expm1", "log1p", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asinh", "atan", "erf", "erfc", "lgamma", "digamma",
+         "sigmoid",
          "floor", "ceil", "trunc", "round", "sign", "sqrt", "rsqrt", "log", "reciprocal", "isnan", "isinf", "signbit"]
 
 
 @pytest.mark.parametrize("op", UNARY)
 def test_unary_special_values(op):
-    x = torch.cat([r(1000) * 5, torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38, -1e30], device="cuda")])
+    x = torch.cat([r(1000) * 5, torch.tensor([0.0, -0.0, 1.0, -1.0, 0.5, 2.5, float("inf"), -float("inf"), float("nan"), 1e-30, 3e38,
+                                              -1e30], device="cuda")])
     check(getattr(torch, op), x, rtol=2e-4 if op == "digamma" else 2e-5, atol=2e-4 if op == "digamma" else 1e-6)
 
 
-@pytest.mark.parametrize("fn", [torch.floor_divide, torch.remainder, torch.fmod, torch.pow, torch.maximum, torch.minimum, torch.atan2, torch.true_divide,
+@pytest.mark.parametrize("fn", [torch.floor_divide, torch.remainder, torch.fmod, torch.pow, torch.maximum, torch.minimum, torch.atan2,
+                                torch.true_divide,
                                 torch.hypot, torch.copysign, torch.nextafter], ids=lambda f: f.__name__)
 def test_binary_float(fn):
     a, b = r(5000) * 4, (r(5000) * 3).round()
@@ -70,7 +74,8 @@ def test_integers(dtype):
     a, b = torch.randint(-40, 40, (999,), device="cuda").to(dtype), torch.randint(1, 9, (999,), device="cuda").to(dtype)
     if dtype == torch.bool:
         return check(lambda a, b: (a & b, a | b, a ^ b, ~a, a.float() + b, a.sum(), a.any(), b.all()), a, b)
-    check(lambda a, b: (a // b, a % b, a + b, a * b, a & b, torch.fmod(a, b), a.sum(), torch.div(a, b, rounding_mode="trunc"), a.amax()), a, b)
+    check(lambda a, b: (a // b, a % b, a + b, a * b, a & b, torch.fmod(a, b), a.sum(), torch.div(a, b, rounding_mode="trunc"), a.amax()), a,
+          b)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool])
@@ -114,7 +119,8 @@ def test_layout_changes():
     x = r(4, 64, 28, 28, dtype=BF16)
     check(lambda x: (x * 2).contiguous(memory_format=torch.channels_last), x)
     check(lambda x: (x * 2).contiguous(), x.to(memory_format=torch.channels_last))
-    check(lambda x, w: F.relu(x * w.view(1, -1, 1, 1) + 1), x.to(memory_format=torch.channels_last), r(64, dtype=BF16), rtol=2e-2, atol=2e-2)
+    check(lambda x, w: F.relu(x * w.view(1, -1, 1, 1) + 1), x.to(memory_format=torch.channels_last), r(64, dtype=BF16), rtol=2e-2,
+          atol=2e-2)
 
 
 SHAPES = [(1, 7), (5, 64), (1000, 33), (3, 1000), (4096, 384), (512, 768), (7, 5000), (16, 50304), (1, 1 << 20)]

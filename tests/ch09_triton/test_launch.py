@@ -46,7 +46,8 @@ class T:
 def expect(error, *args):
     try: k(*args)
     except error as e: print(type(e).__name__, e, flush=True)
-k = launcher().Kernel(b"cubin", "f", 0, 128, 65536, 2, 1, True, 0, lambda s: s * 2, lambda d: 77 + d, 15, lambda *a: print("fallback", a[2], flush=True))
+k = launcher().Kernel(b"cubin", "f", 0, 128, 65536, 2, 1, True, 0, lambda s: s * 2, lambda d: 77 + d, 15, lambda *a: print("fallback",
+                                                                                                               a[2], flush=True))
 k(T(160), T(1024), 5)
 k(160, T(1032), 6)
 k(T(160), T(1024), 0)

@@ -1,10 +1,8 @@
 """Runs a function through trace, decompose, lower, fuse and the C++ backend, without capture or autograd."""
-import torch
 
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
-from minicompile.ch07_loops.ir import View
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.kernel import Kernel

@@ -71,8 +71,9 @@ def test_chain_in_half_precision_is_at_least_as_good_as_eager(name, dtype):
         exact, eager = [exact], [eager]
     for g, e, x in zip(compiled(*half), eager, exact, strict=True):
         assert g.dtype == e.dtype
-        ours, theirs = (g.double() - x.double()).abs().max(), (e.double() - x.double()).abs().max()
-        assert ours <= theirs * 1.05 + 1e-9
+        ours, theirs = (g.double() - x.double(), e.double() - x.double())
+        assert ours.square().mean() <= theirs.square().mean() * 1.05 + 1e-18     # of all elements: one may be lucky
+        assert ours.abs().max() <= theirs.abs().max() * 1.5 + 1e-9
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])

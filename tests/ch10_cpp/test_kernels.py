@@ -228,6 +228,23 @@ def test_masked_load_and_masked_store():
     assert torch.equal(y, torch.cat([x, torch.full((4,), 9.0)]))
 
 
+@pytest.mark.parametrize("size, first, branches", [((4, 6), 0, False), ((4, 1), 0, False), ((3, 6), 0, True), ((4, 6), 1, True)])
+def test_a_masked_load_is_a_branch_only_where_it_could_leave_the_memory(size, first, branches):
+    """Rows 0 to 3 of a table of this size, from column `first`, under a mask that holds for rows 0 and 1."""
+    i, j = Symbol("i", 4), Symbol("j", size[1])
+    x, y = torch.randn(size), torch.zeros(4, size[1])
+    b = Body()
+    row = b.emit("index", i.expr, dtype=torch.int64)
+    inside = b.lt(row, b.emit("constant", 2, dtype=torch.int64), dtype=torch.bool)
+    position = i.expr * size[1] + (j.expr if size[1] > 1 else 0) + first
+    b.store("y", i.expr * size[1] + (j.expr if size[1] > 1 else 0), b.load("x", position, torch.float32, inside))
+    variables = (i, j) if size[1] > 1 else (i,)
+    expected = torch.zeros(4, size[1])
+    expected.view(-1)[:2 * size[1]] = x.view(-1)[first:first + 2 * size[1]]
+    source = check(kernel(variables, (), [(variables, (), b, ("y",))], {"x": x}, {"y": y}), {"x": x}, {"y": expected})
+    assert ("? in0[" in source.code) is branches
+
+
 def test_vectorised_functions_are_accurate_and_handle_special_values():
     torch.manual_seed(0)
     x = torch.cat([torch.randn(3000) * s for s in (1e-3, 1, 30, 1e9)] + [SPECIAL])

@@ -1,10 +1,16 @@
 """The rules of safe CUDA graphs, with a fake graph on any machine and with real ones on a GPU."""
+import gc
 import operator
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from threading_help import eager_switching
 
+import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch05_autograd.runtime import compile_training
 from minicompile.ch06_decompositions.decompose import decompose
@@ -40,6 +46,114 @@ class FakeRecorder:
 
     def borrow(self, tensor):
         return tensor
+
+    def queue_behind(self, last):
+        return None
+
+
+class SlowRecorder(FakeRecorder):
+    """Gives way to other threads in the middle of each replay."""
+
+    def record(self, fn, inputs):
+        replay, outputs = super().record(fn, inputs)
+
+        def slow():
+            time.sleep(0.001)
+            replay()
+            time.sleep(0.001)
+        return slow, outputs
+
+
+def in_threads(work, count=6):
+    """Whatever `work(number)` raises in one of several threads."""
+    with eager_switching(), ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(work, number) for number in range(count)]:
+            done.result(timeout=100)
+
+
+def test_threads_take_turns():
+    f = GraphSet(SlowRecorder()).wrap(lambda a: [a[0] * 2, a[0].sum()])
+    for _ in range(2):
+        f([torch.ones(8)])
+
+    def work(number):
+        for i in range(25):
+            x = torch.full((8,), float(100 * number + i))
+            doubled, total = f([x.clone()])
+            assert torch.equal(doubled, x * 2) and total == x.sum()
+    in_threads(work)
+    assert f.counts["replayed"] >= 150
+
+
+@pytest.mark.parametrize("recorder", [FakeRecorder, SlowRecorder])
+def test_threads_train(recorder):
+    """Forward and backward passes of several threads in any order: those that find one pending run plainly."""
+    graphs, examples = GraphSet(recorder()), [torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+    f, _ = pipeline(lambda x, w: (torch.tanh(x @ w), x * 2), examples, "cpu", "aot_eager", graphs)
+
+    def work(number):
+        for i in range(20):
+            x, w = torch.randn(3, 4), torch.randn(4, 4)
+            want, *gradients = reference(x, w)
+            x, w = x.requires_grad_(), w.requires_grad_()
+            y = f(x, w)[0]
+            time.sleep(0.0005 * (number % 3))
+            y.sum().backward()
+            torch.testing.assert_close([y.detach(), x.grad, w.grad], [want, *gradients])
+    work(0)                            # recorded
+    before = [m.counts["replayed"] for m in graphs.members]
+    in_threads(work, 4)
+    more = [(m.is_backward, m.counts["replayed"] - n) for m, n in zip(graphs.members, before)]
+    assert any(n for is_backward, n in more if is_backward) and any(n for is_backward, n in more if not is_backward), more
+
+
+def test_a_call_in_the_middle_of_a_call_runs_without_the_graph():
+    """From a finaliser, or a signal handler."""
+    inner = []
+
+    class Nested(FakeRecorder):
+        def record(self, fn, inputs):
+            replay, outputs = super().record(fn, inputs)
+
+            def nested():
+                if not inner:
+                    inner.append(None)
+                    inner[0] = f([torch.full((3,), 5.0)])[0]
+                replay()
+            return nested, outputs
+
+    f = GraphSet(Nested()).wrap(lambda a: [a[0] + 1])
+    for n in range(4):
+        assert torch.equal(f([torch.full((3,), float(n))])[0], torch.full((3,), n + 1.0))
+    assert torch.equal(inner[0], torch.full((3,), 6.0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("streams", [False, True])
+def test_threads_and_streams_of_a_gpu(streams):
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(20)]).cuda()
+    fast = minicompile.compile(model, mode="reduce-overhead")
+
+    def call(x, grad):
+        with torch.set_grad_enabled(grad):
+            y = fast(x)
+            if grad:
+                y.sum().backward()
+        return y.detach()
+    inputs = torch.randn(6, 10, 256, 64, device="cuda")     # PyTorch forbids to draw numbers during a recording
+    torch.cuda.synchronize()
+
+    def work(number):
+        stream, grad = torch.cuda.Stream() if streams else torch.cuda.current_stream(), number % 2 == 1
+        with torch.cuda.stream(stream):
+            for i in range(100):
+                x, z = (inputs[number, i % 10].clone().requires_grad_(grad) for _ in range(2))
+                y, want = call(x, grad), model(z).detach()
+                torch.testing.assert_close(y, want, rtol=1e-3, atol=1e-4)
+                if grad:
+                    torch.testing.assert_close(x.grad, torch.autograd.grad(model(z).sum(), z)[0], rtol=1e-3, atol=1e-4)
+    in_threads(work, 6)
+    minicompile.reset()
 
 
 def group(device):
@@ -187,6 +301,15 @@ def test_sizes_have_their_own_recordings(device):
     assert f.counts["recorded"] == 2
 
 
+def test_recordings_tell_floats_apart():
+    """0.0 equals -0.0, and nan is not equal to itself."""
+    f, x = group("cpu").wrap(lambda a: [a[0] / a[1]]), torch.ones(2)
+    for _ in range(3):
+        for n, answer in ((0.0, torch.inf), (-0.0, -torch.inf), (float("nan"), torch.nan)):
+            torch.testing.assert_close(f([x, n])[0], torch.full((2,), answer), equal_nan=True)
+    assert f.counts["recorded"] == 3
+
+
 def test_a_number_that_changes_at_every_call_switches_graphs_off():
     f, x = group("cpu").wrap(lambda a: [a[0] * a[1]]), torch.ones(2)
     for n in range(100):
@@ -238,9 +361,9 @@ def test_dropout_differs_between_replays_and_follows_the_seed():
     assert torch.equal(f([x])[0], expected)
 
 
-def pipeline(fn, examples, device, rung):
+def pipeline(fn, examples, device, rung, graphs=None):
     """(fn compiled like a captured graph, for inputs like the examples, the set of its CUDA graphs)"""
-    graph, graphs = torch.fx.Graph(), group(device)
+    graph, graphs = torch.fx.Graph(), graphs or group(device)
     inputs = [graph.placeholder(f"x{i}") for i in range(len(examples))]
     for node, t in zip(inputs, examples):
         node.meta["val"] = FakeMode().from_real(t)
@@ -322,3 +445,30 @@ def test_a_retained_graph_is_not_overwritten(device):
             torch.testing.assert_close(torch.autograd.grad(out, (x, w), retain_graph=retain), expected)
     forward, *_, backward = graphs.members
     assert backward.overwritten and forward.counts["replayed"] == 3
+
+
+@pytest.mark.gpu
+def test_forgotten_graphs_do_not_end_a_recording():
+    """A cycle with a recorded graph in it, and a collector that runs at every allocation."""
+    def record(function):
+        x = torch.ones(4, device="cuda")
+        replay, outputs = CudaRecorder().record(function, [x])
+        return replay, outputs, x
+
+    cycle = [record(lambda inputs: [inputs[0] + 1])]
+    cycle.append(cycle)
+    threshold, died = gc.get_threshold(), weakref.ref(cycle[0][1][0])
+
+    def function(inputs):
+        nonlocal cycle
+        cycle = None
+        return [inputs[0] * len([[n] for n in range(100)])]
+
+    gc.set_threshold(1)
+    try:
+        replay, (out,), _ = record(function)
+    finally:
+        gc.set_threshold(*threshold)
+    replay()
+    gc.collect()
+    assert out.tolist() == [100.0] * 4 and died() is None and gc.isenabled()

@@ -2,8 +2,10 @@
 import ast
 import base64
 import json
+import pathlib
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ET
 
 import jsonschema
@@ -16,6 +18,7 @@ from exercises.grade import grade, solution
 from exercises.source import edited, find_task, load_tasks, original, starter
 
 ID = "last-uses"
+ROOT = pathlib.Path(__file__).parents[2]
 HEAD = "def last_uses(graph):\n"
 
 
@@ -51,7 +54,8 @@ def test_no_starter_holds_or_imports_a_solution():
 
 
 @pytest.mark.parametrize("body, status, says", [
-    ("    while True: pass\n", "timeout", "endless"), ("    return bytearray(1 << 36)\n", "memory", "MiB"), ("    return {\n", "syntax", "line"),
+    ("    while True: pass\n", "timeout", "endless"), ("    return bytearray(1 << 36)\n", "memory", "MiB"), ("    return {\n", "syntax",
+                                                                                                             "line"),
     ("    import os; os._exit(0)\n", "error", "before it gave"), ("    import os; os.kill(os.getppid(), 9)\n", "error", "os.kill"),
     ("    return 1 / 0\n", "error", "line 2: return 1 / 0"), ("    return last_uses(graph)\n", "error", "RecursionError"),
     ("    open('x', 'w')\n", "error", "Error")])
@@ -75,16 +79,18 @@ def test_cheats_earn_nothing(name):
     assert grade(ID, validate.CHEATS[name].format(module=o.module, name=o.name, path=str(o.path)), 3).earned == 0
 
 
-@pytest.mark.parametrize("before", ["import minicompile.ch01_graphs.graph as g\ng.interpret = lambda gm, args, run=None: [{}]\n", 
+@pytest.mark.parametrize("before", ["import minicompile.ch01_graphs.graph as g\ng.interpret = lambda gm, args, run=None: [{}]\n",
                                     "import exercises.data as d\nd.encode = d.decode\n",
-                                    "import minicompile.ch01_graphs.graph as g\ng.interpret.__code__ = (lambda gm, args, run=None: []).__code__\n"])
+                                    "import minicompile.ch01_graphs.graph as g\n"
+                                    "g.interpret.__code__ = (lambda gm, args, run=None: []).__code__\n"])
 def test_a_file_that_changes_the_compiler_or_the_grader_earns_nothing(before):
     result = grade(ID, before + solution(find_task(ID)).replace("from __future__ import annotations", ""), 3)
     assert result.earned == 0 and "changes" in result.outcomes[0].message
 
 
 def test_a_file_of_ordinary_python_may_name_its_caller():
-    extra = "import collections, dataclasses, enum, typing\nA = collections.namedtuple('A', 'x')\nclass B(typing.NamedTuple):\n    x: int\nclass C(enum.Enum):\n    X = 1\n" \
+    extra = "import collections, dataclasses, enum, typing\nA = collections.namedtuple('A', 'x')\nclass B(typing.NamedTuple):\n" \
+            "    x: int\nclass C(enum.Enum):\n    X = 1\n" \
             "@dataclasses.dataclass\nclass D:\n    x: int\n"
     assert grade(ID, extra + solution(find_task(ID)).replace("from __future__ import annotations", ""), 3).passed
 
@@ -106,15 +112,18 @@ def step(x, weights, log):
 
 
 @pytest.mark.parametrize("text, points", [
-    ("import torch\n" + STEP, 10), (HIDDEN + STEP.replace("def step", "def eager"), 0), ("import torch\n" + STEP + "import minicompile\nstep = minicompile.disable(step)", 0),
-    ("import torch, minicompile\nfrom types import SimpleNamespace\nminicompile.explain = lambda f, **k: lambda *a: SimpleNamespace(breaks=[], graph_count=1)\n"
+    ("import torch\n" + STEP, 10), (HIDDEN + STEP.replace("def step", "def eager"), 0),
+    ("import torch\n" + STEP + "import minicompile\nstep = minicompile.disable(step)", 0),
+    ("import torch, minicompile\nfrom types import SimpleNamespace\n"
+     "minicompile.explain = lambda f, **k: lambda *a: SimpleNamespace(breaks=[], graph_count=1)\n"
      "minicompile.compile = lambda f, **k: f\n" + STEP, 0)])
 def test_one_graph_is_run_and_not_claimed(text, points):
     assert grade("no-breaks", text, 3).earned == points
 
 
 def test_a_decomposition_may_not_call_its_operator():
-    text = "import torch\ndef gelu_backward(grad, x, approximate='none'):\n    return torch.ops.aten.gelu_backward(grad, x, approximate=approximate)\n"
+    text = "import torch\ndef gelu_backward(grad, x, approximate='none'):\n" \
+           "    return torch.ops.aten.gelu_backward(grad, x, approximate=approximate)\n"
     assert grade("gelu-backward", text, 3).earned == 0
 
 
@@ -146,6 +155,21 @@ def test_predictions_are_compared_with_what_the_compiler_says():
     assert grade(task.id, answers, 1).passed and len(answers.splitlines()) == len(task.behaviours)
     result = grade(task.id, answers + "CHAIN = 77\n", 1)
     assert [o.name for o in result.outcomes if not o.earned] == ["chain"]
+    assert "CHAIN = 77 is not" in result.outcomes[0].message and "loop0 writes buf0" in result.outcomes[0].message
+
+
+@pytest.mark.parametrize("id, record", [
+    ("predict-graph", "mul = mul(gelu, 18): return F.gelu(x) * scale"), ("predict-guards", "fails NO_KEY: options has a key 'bias' now"),
+    ("predict-breaks", 'a break at `print("half way")`: print()'), ("predict-saved", "amax_default, torch.float32 [64, 1]: 256 bytes"),
+    ("predict-kernels", "loop0 and loop1: not fused, both read arg0, but at different elements")])
+def test_whoever_predicts_wrongly_reads_the_record(id, record):
+    wrong = "".join(f"{b.answer} = 77\n" for b in find_task(id).behaviours)
+    assert record in reports.text([grade(id, wrong, 1)])
+
+
+def test_messages_name_the_compilers_own_classes():
+    text = "def broadcast_index(x, index):\n    return x.shape\n"
+    assert "'Lazy' object has no attribute 'shape'" in reports.text([grade("broadcast-index", text, 1)])
 
 
 @pytest.mark.parametrize("body, says", [("    while True: pass\n", "line 2: not finished"), ("    return bytearray(1 << 40)\n", "MiB"),
@@ -181,16 +205,20 @@ GRADESCOPE = {"type": "object", "required": ["tests"], "additionalProperties": F
     "visibility": {"enum": ["hidden", "after_due_date", "after_published", "visible"]},
     "stdout_visibility": {"enum": ["hidden", "after_due_date", "after_published", "visible"]}, "extra_data": {"type": "object"},
     "leaderboard": {"type": "array"},
-    "tests": {"type": "array", "items": {"type": "object", "additionalProperties": False, "required": ["score", "max_score"], "properties": {
+    "tests": {"type": "array", "items": {"type": "object", "additionalProperties": False, "required": ["score", "max_score"],
+                                         "properties": {
         "score": {"type": "number"}, "max_score": {"type": "number"}, "status": {"enum": ["passed", "failed"]}, "name": {"type": "string"},
         "name_format": {"type": "string"}, "number": {"type": "string"}, "output": {"type": "string"}, "output_format": {"type": "string"},
-        "tags": {"type": "array", "items": {"type": "string"}}, "visibility": {"enum": ["hidden", "after_due_date", "after_published", "visible"]},
+        "tags": {"type": "array", "items": {"type": "string"}}, "visibility": {"enum": ["hidden", "after_due_date", "after_published",
+                                                                                        "visible"]},
         "extra_data": {"type": "object"}}}}}}
 CLASSROOM = {"type": "object", "required": ["version", "status", "max_score", "tests"], "properties": {
     "version": {"const": 1}, "status": {"enum": ["pass", "fail", "error"]}, "max_score": {"type": "number"},
     "tests": {"type": "array", "items": {"type": "object", "required": ["name", "status", "score"], "properties": {
-        "name": {"type": "string"}, "status": {"enum": ["pass", "fail", "error"]}, "score": {"type": "number"}, "message": {"type": "string"},
-        "test_code": {"type": "string"}, "filename": {"type": "string"}, "line_no": {"type": "integer"}, "execution_time": {"type": "string"}}}}}}
+        "name": {"type": "string"}, "status": {"enum": ["pass", "fail", "error"]}, "score": {"type": "number"},
+        "message": {"type": "string"},
+        "test_code": {"type": "string"}, "filename": {"type": "string"}, "line_no": {"type": "integer"},
+        "execution_time": {"type": "string"}}}}}}
 OWN = {"type": "object", "required": ["version", "earned", "points", "exercises"], "properties": {"version": {"const": 1}, "exercises": {
     "type": "array", "items": {"type": "object", "required": ["id", "earned", "points", "passed", "outcomes"]}}}}
 
@@ -238,3 +266,36 @@ def test_the_loop(tmp_path):
     path.unlink()
     assert "does not exist" in call("grade", ID)[1]
     assert "--give-up" in call("solution", "predict-loops")[1] and "CHAIN = " in call("solution", "predict-loops", "--give-up")[1]
+
+
+def test_a_function_that_guards_call_is_not_compiled_itself(tmp_path):
+    from exercises import mine
+    path = tmp_path / "same-constant.py"
+    path.write_text(solution(find_task("same-constant")))
+    results = mine.run({"same-constant": path}, 4, "cpu", seconds=240)
+    assert results["minicompile"].get("graphs") == 1 and results["minicompile"]["losses"] == pytest.approx(results["eager"]["losses"])
+
+
+def test_a_fork_ends_with_its_parent(tmp_path):
+    program = ("import os, pathlib, time\nfrom exercises import sandbox\n"
+               f"def body(pipe):\n    pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(os.getpid()))\n    time.sleep(60)\n"
+               "sandbox.in_fork(body, 60)\n")
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
+    child = int((tmp_path / "pid").read_text())
+    parent.kill()
+    parent.wait()
+
+    def ended():
+        try:
+            return pathlib.Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        except FileNotFoundError:
+            return True
+    wait_for(ended)
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

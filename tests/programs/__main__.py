@@ -1,17 +1,35 @@
-"""Random programs, plain and compiled: `python -m tests.programs --count 20000 --jobs 2`, `python -m tests.programs --seed 17`.
+"""Random programs, plain and compiled: `python -m tests.programs --count 20000 --jobs 2`, `python -m tests.programs --seed 17`;
+`--kind tensors` for programs of tensors only, on every rung (`--backend`) and device.
 
 Each difference is reduced to a small program and printed, as a module that can be run by `--file`."""
 from __future__ import annotations
 
 import argparse
 import collections
+import json
 import multiprocessing
+import pathlib
 import sys
 import time
 
+from minicompile.bench.run import environment
+
 from .compare import check
-from .generate import program
-from .run import job, setup
+from .run import KINDS, backend_of, job, setup
+
+
+def record(path: str, options, features, failures, seconds: float) -> None:
+    """Add the counts of this run to those of earlier ones in a JSON file."""
+    file = pathlib.Path(path)
+    known = json.loads(file.read_text()) if file.exists() else {"benchmark": f"random programs: {options.kind}", "rungs": {}, "runs": []}
+    rung = options.backend or backend_of(0, options.kind, options.device)
+    rung += " on a GPU" if options.device == "cuda" else " in Triton's interpreter" if rung == "triton" else ""
+    total = known["rungs"].setdefault(rung, {})
+    for name, number in {**features, "differ": len(failures)}.items():
+        total[name] = total.get(name, 0) + number
+    known["runs"].append({**environment("tests.programs"), "rung": rung, "programs": features["programs"], "seconds": round(seconds),
+                          "differ": len(failures), "seeds that differ": [f[0] for f in failures]})
+    file.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def main():
@@ -21,7 +39,11 @@ def main():
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--backend")
+    parser.add_argument("--kind", choices=KINDS, default="python")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of the tensors")
+    parser.add_argument("--backend", help="the rung; of tensor programs cpp or triton, unless told")
+    parser.add_argument("--seconds", type=float, default=1e9, help="no new program after so many")
+    parser.add_argument("--record", help="add the counts to this JSON file")
     parser.add_argument("--shrink", type=float, default=20.0, help="seconds for reducing one program; 0: not at all")
     parser.add_argument("--keep", help="write failing programs to this folder")
     parser.add_argument("--show", action="store_true", help="print the program of --seed")
@@ -33,16 +55,17 @@ def main():
         return int(found is not None)
     if options.seed is not None:
         if options.show:
-            print(program(options.seed))
+            print(KINDS[options.kind](options.seed, *([options.device] if options.kind == "tensors" else [])))
         options.first, options.count = options.seed, 1
     start, last = time.time(), options.first + options.count
-    chunk = min(100, -(-options.count // options.jobs))
-    work = [(first, min(first + chunk, last), options.backend, options.shrink, options.keep) for first in range(options.first, last, chunk)]
+    chunk = min(100 if options.kind == "python" else 30, -(-options.count // options.jobs))
+    work = [(options.kind, options.device, first, min(first + chunk, last), options.backend, options.shrink, options.keep,
+             start + options.seconds) for first in range(options.first, last, chunk)]
     failures, features = [], collections.Counter()
     if options.jobs == 1:
         results = map(job, work)
     else:
-        pool = multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4)
+        pool = multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4 if options.device == "cpu" else 1)
         results = pool.imap_unordered(job, work)
     for failed, counted in results:
         failures += failed
@@ -53,6 +76,8 @@ def main():
     for kind, number in collections.Counter(f[2] for f in failures).most_common():
         print(f"{number:5} {kind}   seeds {[f[0] for f in failures if f[2] == kind][:8]}")
     print(dict(features))
+    if options.record:
+        record(options.record, options, features, failures, seconds)
     return int(bool(failures))
 
 

@@ -1,8 +1,8 @@
 """Runs a module twice from equal state, plain and compiled, and says what differed.
 
-After each call everything that the program can see is photographed as plain data: what was returned or raised, what was printed, the arguments,
-the module's globals. A tensor is photographed with its metadata, its gradient and *which other tensors share its memory*; an object that is met
-again is recorded as "the one met before", so that aliasing is compared, too."""
+After each call everything that the program can see is photographed as plain data: what was returned or raised, what was printed,
+the arguments, the module's globals. A tensor is photographed with its metadata, its gradient and *which other tensors share its memory*; an
+object that is met again is recorded as "the one met before", so that aliasing is compared, too."""
 from __future__ import annotations
 
 import collections
@@ -10,7 +10,6 @@ import contextlib
 import enum
 import functools
 import io
-import math
 import re
 import signal
 import sys
@@ -22,7 +21,10 @@ import torch
 import minicompile
 from minicompile import frames, logs
 
-SKIPPED = {"__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__warningregistry__", "entry", "drive"}
+from .noise import Noise
+
+SKIPPED = {"__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__annotations__", "__warningregistry__",
+           "entry", "drive"}
 OPAQUE = (types.ModuleType, types.BuiltinFunctionType, types.GeneratorType, staticmethod, classmethod, property, functools.cached_property,
           types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType, types.GetSetDescriptorType)
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, type(Ellipsis))
@@ -92,7 +94,7 @@ class Photo:
         storage = self.storages.setdefault(t.untyped_storage()._cdata, len(self.storages))
         leaf, strides = is_leaf(t), tuple([s if n != 1 or self.exact else None for n, s in zip(t.shape, t.stride())])
         info = (str(t.dtype), tuple(t.shape), strides if t.numel() > 1 else (), t.storage_offset(), t.requires_grad, leaf, t.is_inference())
-        values = t.detach().double().flatten().tolist() if t.dtype.is_floating_point or t.numel() else []
+        values = t.detach().flatten().tolist()
         return "tensor", type(t).__name__, storage, info, values, None if leaf is not True else self.of(t.grad, depth)
 
 
@@ -117,22 +119,50 @@ def filled(cell) -> bool:
     return True
 
 
-def difference(a, b, path="", tolerance=0.0):
-    """The place and the two values where two photographs differ, or None."""
+def difference(a, b, path="", others=()):
+    """The place and the two values where two photographs differ, or None. others: photographs of runs that are as right as
+    `a` is; what differs among these is not for `b` to agree with."""
+    if any(type(o) is not type(a) for o in others):
+        return None
     if type(a) is not type(b):
         return path, a, b
     if isinstance(a, dict):
+        if any(list(o) != list(a) for o in others):
+            return None
         if list(a) != list(b):
             return path + ".keys", list(a), list(b)
-        return next(filter(None, (difference(a[k], b[k], f"{path}.{k}", tolerance) for k in a)), None)
+        return next(filter(None, (difference(a[k], b[k], f"{path}.{k}", [o[k] for o in others]) for k in a)), None)
     if isinstance(a, (list, tuple)):
+        if any(len(o) != len(a) for o in others):
+            return None
         if len(a) != len(b):
             return path + ".length", a, b
-        return next(filter(None, (difference(x, y, f"{path}[{i}]", tolerance) for i, (x, y) in enumerate(zip(a, b)))), None)
+        if len(a) == 6 and a[0] == "tensor" and others and a[3] == b[3]:
+            return numbers_differ(a[4], b[4], path, [o[4] for o in others], a[3][0]) or \
+                difference((*a[:4], a[5]), (*b[:4], b[5]), path, [(*o[:4], o[5]) for o in others])
+        return next(filter(None, (difference(x, y, f"{path}[{i}]", [o[i] for o in others]) for i, (x, y) in enumerate(zip(a, b)))), None)
     if isinstance(a, float):
-        same = a == b or a != a and b != b or tolerance and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
-        return None if same else (path, a, b)
-    return None if a == b else (path, a, b)
+        return numbers_differ([a], [b], path, [[o] for o in others], "torch.float32")
+    return None if a == b or any(o != a for o in others) else (path, a, b)
+
+
+def numbers_differ(a, b, path, others, dtype: str):
+    """The same for lists of numbers. Floats may be as far apart as four times the others are, plus a rounding error."""
+    if a == b:
+        return None
+    if not others or "float" not in dtype or len({len(a), len(b), *map(len, others)}) > 1:
+        place = next((i for i, (x, y, *rest) in enumerate(zip(a, b, *others))
+                      if (x != y and not (x != x and y != y)) and all(r == x for r in rest)), None)
+        return None if place is None else (f"{path}[{place}]", a[place], b[place])
+    a, b, others = (torch.tensor(v, dtype=torch.float64) for v in (a, b, others))
+    kinds = a.isfinite(), a.isnan()
+    decided = ((others.isfinite() == kinds[0]) & (others.isnan() == kinds[1]) & (kinds[0] | kinds[1] | (others == a))).all(0)
+    both = a.isfinite() & b.isfinite()
+    eps, scale = torch.finfo(getattr(torch, dtype.removeprefix("torch."))), a[a.isfinite()].abs().amax() if a.isfinite().any() else 0.0
+    slack = (2.0 if eps.bits < 32 else 8.0) * eps.eps * (a.abs() + scale) + 4 * eps.smallest_normal * eps.eps
+    near = both & ((a - b).abs() <= 4 * (others - a).abs().amax(0) + slack)
+    wrong = (decided & ~(near | (a == b) | (a.isnan() & b.isnan()))).nonzero().flatten().tolist()
+    return (f"{path}[{wrong[0]}] and {len(wrong) - 1} more", a[wrong[0]].item(), b[wrong[0]].item()) if wrong else None
 
 
 def tensors_in(x, found, depth=0):
@@ -161,9 +191,14 @@ def gradients_behind(tensors) -> list:
     return found
 
 
-def execute(code, compile_, *, words=True) -> list:
+def ramp(t):
+    """Weights for the elements of a result, so that its gradient is not the same everywhere."""
+    return torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape)
+
+
+def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> list:
     """The photographs of one run of a module: one per call, and the last. words: compare the texts of exceptions, and
-    the strides that address nothing."""
+    the strides that address nothing. around: a context for what is called, and for its backward."""
     name = "random_program"
     module = sys.modules[name] = types.ModuleType(name)          # dataclasses look themselves up there
     space, shots, out = module.__dict__, [], io.StringIO()
@@ -180,7 +215,8 @@ def execute(code, compile_, *, words=True) -> list:
     def call(function, *args, **kwargs):
         result = None
         try:
-            result = function(*args, **kwargs)
+            with around():
+                result = function(*args, **kwargs)
             what = "returned"
         except minicompile.MinicompileError:
             raise
@@ -192,11 +228,13 @@ def execute(code, compile_, *, words=True) -> list:
                 raise
         shoot(what, result, [*args, kwargs])
         if what == "returned" and torch.is_grad_enabled():
-            wanted = [t for t in tensors_in(result, []) if t.requires_grad and is_leaf(t) is False][:2]
+            wanted = [t for t in tensors_in(result, []) if t.requires_grad and is_leaf(t) is False][:8]
             if wanted:
                 before = gradients_behind(wanted)
                 try:
-                    sum(t.sum() for t in wanted).backward(retain_graph=True)
+                    loss = sum((t * ramp(t)).sum() for t in wanted)
+                    with around():
+                        loss.backward(retain_graph=True)
                     what = "backward"
                 except RuntimeError as error:
                     what = "backward raised " + str(error)[:70]
@@ -252,7 +290,6 @@ def check(text: str, backend="eager", statistics=None, seconds=20.0, **settings)
 
 def compare(text, backend, statistics, settings):
     code = compile(text, "<random program>", "exec")
-    tolerance = 0.0 if backend == "eager" else 1e-4
     plain = execute(code, lambda f: f, words=backend == "eager")
     observed, problems = [], []
     minicompile.reset()
@@ -295,11 +332,17 @@ def compare(text, backend, statistics, settings):
             place = place.tb_next
         where = f"{place.tb_frame.f_code.co_filename.split('/')[-1]}:{place.tb_frame.f_code.co_name}:{place.tb_lineno}"
         return f"internal {type(error).__name__} at {where}", f"{type(error).__name__}: {error}"
+    others: list = []
     for number, (a, b) in enumerate(zip(plain, compiled)):
         endless = a[0].startswith("raised RecursionError")
         if backend != "eager" and a[0].startswith(OVERWRITTEN) and b[0] == "backward":
             return None                                      # a functional graph saves the value from before the write
-        found = difference(a[0].split()[:2], b[0].split()[:2], "[0]") if endless else difference(a, b, "", tolerance)
+        found = difference(a[0].split()[:2], b[0].split()[:2], "[0]") if endless else difference(a, b)
+        for count in (4, 40) if backend != "eager" else ():
+            if found is None or endless:
+                break
+            others += [execute(code, lambda f: f, words=False, around=lambda: Noise(seed)) for seed in range(len(others), count)]
+            found = difference(a, b, "", [o[number] if number < len(o) else None for o in others])
         if found is not None:
             if differs_from_itself(code, plain):
                 return None

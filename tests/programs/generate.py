@@ -6,9 +6,11 @@ The grammar is two tables of templates, one of expressions by type and one of st
     @1          a fresh name                                  @1:T    the same; the name is in scope after this line
     $i{@1:i}    an expression that may use the name @1        $S      a block of statements (alone on its line)
 
-Types: i f b s: int, float, bool, str. T V Z J: float tensors of shape (n, 3), (3,) and (), an int64 tensor (n, 3). L Q S D: list, deque, set of
-ints, dict str -> int. LT DT: list of T, dict str -> T. DD: defaultdict(list). U: (int, int). UT: (T, int). O H P N E: objects of the module's
-classes: plain, with slots, dataclass, named tuple, enum. M: nn.Module. F: function T -> T. FI: function int -> int. I: iterator of ints.
+Types: i f b s: int, float, bool, str. T V Z J: float tensors of shape (n, 3), (3,) and (), an int64 tensor (n, 3). L Q S D: list,
+deque, set of ints, dict str -> int. LT DT: list of T, dict str -> T. DD: defaultdict(list). U: (int, int). UT: (T, int). O H P N
+E: objects of the module's classes: plain, with slots, dataclass, named tuple, enum. M: nn.Module. F: function T -> T. FI: function
+int -> int.
+I: iterator of ints.
 Most values are whole numbers, so that sums in another order stay equal. A program need not succeed: its exception is compared, too."""
 from __future__ import annotations
 
@@ -1338,9 +1340,12 @@ pass
 
 EXCEPTIONS = ["ValueError", "KeyError", "Exception", "(ValueError, RuntimeError)", "RuntimeError", "Problem", "LookupError", "TypeError",
               "ZeroDivisionError", "IndexError", "AttributeError", "BaseException"]
-RAISES = ["raise ValueError($s)", "raise KeyError($s)", "raise Problem($s, $i)", "raise RuntimeError('r', $i)", "raise ValueError", "[][$i]",
-          "{}[$s]", "1 // 0", "$T.view(5, 11)", "$T + torch.ones(7)", "undefined_name", "None.foo", "raise IndexError", "$i + $s", "int('x')",
-          "pass", "pass", "pass", "pass", "pass", "pass", "pass", "pass", "raiser($i)", "torch.cat([$T, torch.ones(1)])", "raise StopIteration", "$L[99]", "raise type('Q', (ValueError,), {})('q')",
+RAISES = ["raise ValueError($s)", "raise KeyError($s)", "raise Problem($s, $i)", "raise RuntimeError('r', $i)", "raise ValueError",
+          "[][$i]",
+          "{}[$s]", "1 // 0", "$T.view(5, 11)", "$T + torch.ones(7)", "undefined_name", "None.foo", "raise IndexError", "$i + $s",
+          "int('x')",
+          "pass", "pass", "pass", "pass", "pass", "pass", "pass", "pass", "raiser($i)", "torch.cat([$T, torch.ones(1)])",
+          "raise StopIteration", "$L[99]", "raise type('Q', (ValueError,), {})('q')",
           "next(iter(()))"]
 
 CLASSES = """
@@ -1647,21 +1652,28 @@ G_MODEL = Model()
 
 ARGUMENTS = {"i": ["~4", "0", "1", "~9"], "f": ["0.5", "~3.0", "1.5"], "s": ["'a'", "'b'", "'k'", "'neg'"], "b": ["True", "False"],
              "L": ["[1, 2]", "[]", "[3, ~4, 1]", "[~2]"], "D": ["{'a': ~3}", "{'a': 1, 'b': 2}", "{}"], "S": ["{1, ~5}"], "U": ["(1, ~4)"],
-             "O": ["Base(~3)", "Child(~3)"], "P": ["Point(~3)", "Point(2, 1.5)"], "H": ["Slots(~3)"], "N": ["Pair(1, ~3)"], "M": ["Model()"],
-             "E": ["Color.RED", "Color.BLUE"], "F": ["torch.sin", "lambda t: t - 1"], "DT": ["{'k': $tensor}"], "LT": ["[$tensor, $tensor]", "[$tensor]"],
-             "UT": ["($tensor, ~3)"], "Q": ["deque([1, 2], maxlen=3)"], "DD": ["defaultdict(list, a=[1])"], "J": ["torch.arange(3 * ^).reshape(^, 3)"],
+             "O": ["Base(~3)", "Child(~3)"], "P": ["Point(~3)", "Point(2, 1.5)"], "H": ["Slots(~3)"], "N": ["Pair(1, ~3)"],
+             "M": ["Model()"],
+             "E": ["Color.RED", "Color.BLUE"], "F": ["torch.sin", "lambda t: t - 1"], "DT": ["{'k': $tensor}"], "LT": ["[$tensor, $tensor]",
+                 "[$tensor]"],
+             "UT": ["($tensor, ~3)"], "Q": ["deque([1, 2], maxlen=3)"], "DD": ["defaultdict(list, a=[1])"],
+             "J": ["torch.arange(3 * ^).reshape(^, 3)"],
              "V": ["torch.tensor([1.0, -1.0, ~3.0])", "torch.ones(3)"], "Z": ["torch.tensor(~3.0)", "torch.tensor(~5)"]}
 TENSORS = ["torch.arange(3.0 * ^).reshape(^, 3)", "torch.ones(^, 3)", "torch.arange(3.0 * ^).reshape(^, 3) - ~4", "torch.zeros(^, 3)",
-           "torch.arange(3.0 * ^).reshape(3, ^).t()", "torch.arange(3.0 * ^).reshape(^, 3).requires_grad_()", "torch.arange(3.0 * ^).reshape(^, 3) % 4",
+           "torch.arange(3.0 * ^).reshape(3, ^).t()", "torch.arange(3.0 * ^).reshape(^, 3).requires_grad_()",
+           "torch.arange(3.0 * ^).reshape(^, 3) % 4",
            "torch.arange(3.0 * ^).flip(0).reshape(^, 3)", "torch.full((^, 3), ~4.0)"]
 BETWEEN = ["%O.n += 1", "%O.n = ~4", "%O.extra = ~3", "%O.items.append(~3)", "%O.d['b'] = 1", "%O.f = 2.0", "%O.v = torch.ones(3) * ~3",
-           "vars(%O).pop('extra', None)", "%O.__class__ = Base", "%P.n += 1", "%P.tags.append(1)", "%M.eval()", "%M.train()", "%M.scale.add_(1)",
-           "%M.count += 1", "%M.parts.append(nn.ReLU())", "%M.scale = torch.ones(3) * 2", "%L.append(~4)", "%D['b'] = ~3", "%D.pop('a', None)",
+           "vars(%O).pop('extra', None)", "%O.__class__ = Base", "%P.n += 1", "%P.tags.append(1)", "%M.eval()", "%M.train()",
+           "%M.scale.add_(1)",
+           "%M.count += 1", "%M.parts.append(nn.ReLU())", "%M.scale = torch.ones(3) * 2", "%L.append(~4)", "%D['b'] = ~3",
+           "%D.pop('a', None)",
            "global:g_count = ~6", "global:g_count += 1", "G_LIST.append(~3)", "G_LIST.clear()", "G_DICT['b'] = 1", "G_DICT.pop('k', None)",
            "global:G_T = torch.ones(3)", "global:G_T = torch.zeros(3, dtype=torch.float64)", "Base.factor = ~4", "Child.factor = 1",
            "Child.bump = lambda self: 1", "G_FUNCS['neg'] = torch.relu", "G_MODEL.eval()", "global:cached = abs", "Base.created = 0",
            "G_MODEL.scale.mul_(2)", "%H.n += 1", "entry.__defaults__ = entry.__defaults__", "%LT.append(%LT[0])", "%DT.update(j=%DT['k'])",
-           "global:helper_i = lambda *a, **k: 3", "%M.register_forward_hook(lambda m, a, out: out + 1)", "%S.add(~5)", "torch.manual_seed(0)"]
+           "global:helper_i = lambda *a, **k: 3", "%M.register_forward_hook(lambda m, a, out: out + 1)", "%S.add(~5)",
+           "torch.manual_seed(0)"]
 
 
 def weighted(text: str) -> tuple[float, str]:
@@ -1675,9 +1687,11 @@ def table(texts) -> tuple[list, list]:
 
 
 TEMPLATES = {kind: table(line.strip() for line in text.strip().splitlines()) for kind, text in EXPRESSIONS.items()}
-LEAVES = {"i": "1", "f": "0.5", "b": "True", "s": "'a'", "T": "torch.ones(2, 3)", "V": "torch.ones(3)", "Z": "torch.tensor(1.0)", "L": "[1, 2]",
+LEAVES = {"i": "1", "f": "0.5", "b": "True", "s": "'a'", "T": "torch.ones(2, 3)", "V": "torch.ones(3)", "Z": "torch.tensor(1.0)",
+          "L": "[1, 2]",
           "J": "torch.ones(2, 3, dtype=torch.int64)", "Q": "deque([1])", "S": "{1}", "D": "{'a': 1}", "LT": "[torch.ones(2, 3)]",
-          "DT": "{'k': torch.ones(2, 3)}", "DD": "defaultdict(list)", "U": "(1, 2)", "UT": "(torch.ones(2, 3), 1)", "O": "Base(1)", "H": "Slots(1)",
+          "DT": "{'k': torch.ones(2, 3)}", "DD": "defaultdict(list)", "U": "(1, 2)", "UT": "(torch.ones(2, 3), 1)", "O": "Base(1)",
+          "H": "Slots(1)",
           "P": "Point(1)", "N": "Pair(1)", "E": "Color.RED", "M": "G_MODEL", "F": "torch.neg", "FI": "abs", "I": "iter([1, 2])", "X": "1"}
 PLAIN, IN_LOOP, RETURNS = [], [], []
 for _text in STATEMENTS:
@@ -1697,8 +1711,8 @@ class Impossible(Exception):
 
 
 class Writer:
-    """The state while a program is written. scope: variable -> type; names: how many fresh names were given; methods: False inside of classes,
-    whose bodies must not call each other without end; kind: what the function at hand returns."""
+    """The state while a program is written. scope: variable -> type; names: how many fresh names were given; methods: False inside
+    of classes, whose bodies must not call each other without end; kind: what the function at hand returns."""
 
     def __init__(self, seed: int):
         self.rng = random.Random(seed)
@@ -1771,14 +1785,15 @@ class Writer:
         texts, weights = TEMPLATES[kind]
         for _ in range(6):
             template = rng.choices(texts, weights)[0]
-            if not self.methods and re.search(r"\$[OMPH](?!\.(n|f|v|items|d|count|scale|weight\.|bias|tags|t|name)\b)|^(Base|Child)\.", template):
+            if not self.methods and re.search(r"\$[OMPH](?!\.(n|f|v|items|d|count|scale|weight\.|bias|tags|t|name)\b)|^(Base|Child)\.",
+                                              template):
                 continue
-            state, names = rng.getstate(), self.names
             try:
                 text = self.expand(template, depth)
             except Impossible:
                 continue
-            return f"({text})" if re.search(r" (if|or|and|in|is|not|<|>|==|<=|!=|\+|-|\*|/|//|%|@|&|\||\^|:=|\*\*) |^[-(]?lambda|^-|^not ", text) \
+            return f"({text})" if re.search(r" (if|or|and|in|is|not|<|>|==|<=|!=|\+|-|\*|/|//|%|@|&|\||\^|:=|\*\*) |^[-(]?lambda|^-|^not ",
+                                            text) \
                 and not (text.startswith("(") and text.endswith(")") and text.count("(") == 1) else text
         return LEAVES[kind]
 

@@ -3,22 +3,31 @@ from __future__ import annotations
 
 import collections
 import logging
+import time
 
 import torch
 
 import minicompile
 
+from . import generate, tensors
 from .compare import check
-from .generate import program
 from .reduce import reduce
 
+KINDS = {"python": generate.program, "tensors": tensors.program}
 
-def backend_of(seed: int) -> str:
+
+def backend_of(seed: int, kind: str, device: str) -> str:
+    """The rung for a seed where none was asked for."""
+    if kind == "tensors":
+        return "triton" if device == "cuda" else "cpp"
     return "aot_eager" if seed % 10 == 9 else "eager"
 
 
 def setup():
     torch.set_num_threads(1)
+    if torch.cuda.is_available():                           # float32 means float32, for both sides
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.deterministic = True
     minicompile.config.raise_on_internal_error = True
     logging.disable(logging.CRITICAL)
 
@@ -29,15 +38,24 @@ def job(args):
 
 
 def run_seeds(args):
-    """Checks seeds. args: first, last (exclusive), backend or None, seconds for reducing, folder for failing programs."""
-    first, last, backend, shrink, keep = args
+    """Checks seeds. args: kind, device, first, last (exclusive), backend or None, seconds for reducing, folder for failing programs, time
+    at which to stop."""
+    kind, device, first, last, backend, shrink, keep, deadline = args
     failures, features = [], collections.Counter()
     reduced = set()
     for seed in range(first, last):
-        statistics, used = {}, backend or backend_of(seed)
-        text = program(seed)
+        if time.time() > deadline:
+            break
+        statistics, used = {}, backend or backend_of(seed, kind, device)
+        text = KINDS[kind](seed, device) if kind == "tensors" else KINDS[kind](seed)
         try:
             problem = check(text, used, statistics)
+            if device == "cuda":
+                torch.cuda.synchronize()                    # an error belongs to the program that caused it
+        except torch.AcceleratorError as error:             # this process is of no use any more
+            failures.append((seed, used, "device", str(error)[:200], None))
+            print(f"seed {seed} ({used}): device: {error}"[:300], flush=True)
+            break
         except SyntaxError as error:
             problem = "syntax", str(error)
         except Exception as error:

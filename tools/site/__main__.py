@@ -30,7 +30,8 @@ def built() -> bool:
 
 
 def state() -> dict:
-    return {p: p.stat().st_mtime_ns for folder in WATCHED for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".md", ".json", ".css", ".js")}
+    return {p: p.stat().st_mtime_ns for folder in WATCHED for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".md", ".json", ".css",
+                                                                                                              ".js")}
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):

@@ -1,7 +1,8 @@
 """python -m tools.site.browser [--all] [--axe FILE]: the finished site in headless Chromium, from file://.
 
 Every page has to load without a console error, an exception or a request to the outside. Search has to find, the stepper has to step, by
-mouse and by keyboard. On a phone no page is wider than the screen, and pictures stay readable. axe-core looks at the pages in both colour schemes (all kinds of pages; `--all`: every page). axe-core comes from
+mouse and by keyboard. On a phone no page is wider than the screen, and pictures stay readable. axe-core looks at the pages in both
+colour schemes (all kinds of pages; `--all`: every page). axe-core comes from
 the npm registry into .site/, or an older one from PyPI, and is not part of the project; `--axe` names a file instead.
 
 Exit status: 0 no findings, 1 findings, 3 nothing was looked at because there is no Chromium.
@@ -147,8 +148,10 @@ def axe_source(work: pathlib.Path, given: str | None) -> str | None:
     if given:
         return pathlib.Path(given).read_text()
     folder = work / "axe"
-    for found, command in (("node_modules/axe-core", ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder, f"axe-core@{AXE}"]),
-                           ("axe_core_python", [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, AXE_ON_PYPI])):
+    for found, command in (("node_modules/axe-core", ["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", folder,
+                                                      f"axe-core@{AXE}"]),
+                           ("axe_core_python", [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder,
+                                                AXE_ON_PYPI])):
         file = folder / found / "axe.min.js"
         if not file.exists():
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -215,7 +218,8 @@ def check_search(browser: Browser, site: pathlib.Path) -> list[str]:
     browser.open((site / "index.html").as_uri())
     browser.run("document.querySelector('[data-md-toggle=search]').click(); document.querySelector('.md-search__input').focus()")
     for word, expected in (("partitioner", "ch05"), ("choose_saved", "partition")):
-        browser.run(f"(i => {{ i.value = {word!r}; i.dispatchEvent(new Event('input', {{bubbles: true}})); i.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}})) }})"
+        browser.run(f"(i => {{ i.value = {word!r}; i.dispatchEvent(new Event('input', {{bubbles: true}})); "
+                    f"i.dispatchEvent(new KeyboardEvent('keyup', {{bubbles: true}})) }})"
                     "(document.querySelector('.md-search__input'))")
         try:
             browser.until(f"[...document.querySelectorAll('.md-search-result__link')].some(a => a.href.includes({expected!r}))",

@@ -48,8 +48,6 @@ def read_book(root: pathlib.Path) -> links.Book:
     book = links.Book(modules)
     for path in chapter_pages.sources(root):
         book.chapters[path.stem[:2]] = f"chapters/{path.stem}"
-    for chapter in names.chapter_names(modules):
-        book.chapters.setdefault(chapter[2:4], f"chapters/{chapter}")
     book.exercises = pages.read_exercises(modules, root)
     return book
 
@@ -89,13 +87,13 @@ def narratives(book: links.Book, chapters: list[str], root: pathlib.Path) -> lis
     for path in sources:
         stage = next((c for c in chapters if c[2:4] == path.stem[:2]), "")
         made.append(chapter_pages.chapter_page(book, path, stage, root))
-        target, key = root / WORK / "files" / "chapters" / f"{path.stem}.ipynb", names.digest(chapter_pages.notebook_text(book, path), OWN / "chapter_pages.py")
+        target, key = root / WORK / "files" / "chapters" / f"{path.stem}.ipynb", names.digest(chapter_pages.notebook_text(book, path),
+                                                                                              OWN / "chapter_pages.py")
         mark = root / WORK / "cache" / "notebooks" / f"{path.stem}.key"
         if not (target.exists() and mark.exists() and mark.read_text() == key):
             write(target, chapter_pages.notebook(book, path, root))
             write(mark, key)
-    written = {path.stem[:2] for path in sources}
-    made += [chapter_pages.bare_page(book, c, f"{int(c[2:4])}. {pipeline.label(c).capitalize()}") for c in chapters if c[2:4] not in written]
+    made += [further for page in made for further in page.rest]
     for extra in ("glossary", "internals_map"):
         path = root / "chapters" / f"{extra}.md"
         if path.exists():
@@ -121,22 +119,42 @@ def navigation(book: links.Book, chapters: list[str], made: dict) -> list:
     def listed(chapter):
         return [{m.title: f"{m.page}.md"} for m in names.reading_order([m for m in book.modules.values() if m.chapter == chapter])]
 
-    nav = [{"The map": "index.md"}]
+    nav = [{"Home": "index.md"}]
     if "00" in book.chapters:
         nav.append({short(made[book.chapters["00"]].title): f"{book.chapters['00']}.md"})
+    if "ti" in book.chapters:
+        page = made[book.chapters["ti"]]
+        nav.append({"tiny, the compiler in one file": [f"{page.address}.md", *({p.title: f"{p.address}.md"} for p in page.rest)]})
     for chapter in chapters:
         address = book.chapters[chapter[2:4]]
         title = short(made[address].title)
         title = title if title[:1].isdigit() else f"{int(chapter[2:4])}. {title}"
-        nav.append({title: [f"{address}.md", *listed(chapter)]})
+        nav.append({title: [f"{address}.md", *({short(p.title): f"{p.address}.md"} for p in made[address].rest), *listed(chapter)]})
+    others = sorted(set(book.chapters) - {"00"} - {chapter[2:4] for chapter in chapters})
+    nav += [{short(made[book.chapters[n]].title): f"{book.chapters[n]}.md"} for n in others]
     rest = [m for m in book.modules.values() if m.chapter not in chapters]
     nav.append({"Around the chapters": [{m.title: f"{m.page}.md"} for m in sorted(rest, key=lambda m: (m.chapter, m.name))]})
-    for address, title in (("exercises", "Exercises"), ("stepper", "The stepper"), ("results", "Measured results"), ("glossary", "Glossary"),
+    for address, title in (("exercises", "Exercises"), ("stepper", "The stepper"), ("results", "Measured results"),
+                           ("glossary", "Glossary"),
                            ("internals_map", "From torch.compile's internals")):
         if address in made:
             nav.append({title: f"{address}.md"})
     nav.append({"API": ["api/index.md", *({pipeline.label(c): f"api/{c}.md"} for c in chapters)]})
     return nav
+
+
+def neighbours(book: links.Book, chapters: list[str], made: dict) -> dict:
+    """address -> (previous, next): chapters follow one another, each with its further pages; code pages hang below their chapter."""
+    def pages(number):
+        return [p.address for p in (made[book.chapters[number]], *made[book.chapters[number]].rest)]
+
+    line = ["index", *(p for number in sorted(book.chapters) for p in pages(number)), *(["exercises"] if "exercises" in made else [])]
+    around = {here: (before, after) for before, here, after in zip(["", *line], line, [*line[1:], ""])}
+    for chapter in chapters:
+        last = pages(chapter[2:4])[-1]
+        code = [m.page for m in names.reading_order([m for m in book.modules.values() if m.chapter == chapter])]
+        around |= {here: (before, after) for before, here, after in zip([last, *code], code, [*code[1:], around[last][1]])}
+    return around
 
 
 def short(title: str) -> str:
@@ -147,11 +165,12 @@ def short(title: str) -> str:
 
 def build(root: pathlib.Path = ROOT, say=print) -> pathlib.Path:
     """Build the book and return the folder of its HTML; SiteError with every finding when something is wrong."""
-    start, docs, mkdocs = time.perf_counter(), root / WORK / "docs", None
+    start, mkdocs = time.perf_counter(), None
     book = read_book(root)
-    running = execute.Execution(jobs(book, root), root / WORK / "cache" / "cells", root, say, {m.path: m.code for m in book.modules.values()})
+    running = execute.Execution(jobs(book, root), root / WORK / "cache" / "cells", root, say,
+                                {m.path: m.code for m in book.modules.values()})
     try:
-        chapters = names.chapter_names(book.modules)
+        chapters = [c for c in names.chapter_names(book.modules) if c[2:4] in book.chapters]    # no page for one that is not written
         listed = narratives(book, chapters, root)
         narrated = {page.address: page for page in listed}
         steps, addresses = stepper.page(), {c: book.chapters[c[2:4]] for c in chapters}
@@ -194,10 +213,12 @@ def write_docs(root: pathlib.Path, book: links.Book, chapters: list[str], made: 
         if old.is_file() and old not in wanted:
             old.unlink()
     write(work / "strip.json", json.dumps({c: pipeline.strip(chapters, addresses, c) for c in ["", *chapters]}))
+    write(work / "neighbours.json", json.dumps(neighbours(book, chapters, made)))
     write(work / "mkdocs.yml", "INHERIT: ../mkdocs.yml\ndocs_dir: docs\nsite_dir: html\nhooks: [../tools/site/hooks.py]\nnav: "
           + json.dumps(navigation(book, chapters, made)) + "\n")
     inputs = [p for folder in (docs, work / "found") for p in sorted(folder.rglob("*")) if p.is_file()]
-    return names.digest(root / "mkdocs.yml", work / "mkdocs.yml", work / "strip.json", OWN / "hooks.py", execute.versions(), *(
+    return names.digest(root / "mkdocs.yml", *(work / f for f in ("mkdocs.yml", "strip.json", "neighbours.json")), OWN / "hooks.py",
+                        execute.versions(), *(
         f"{p.relative_to(root)} {p.stat().st_size} {p.stat().st_mtime_ns}" for p in inputs))
 
 
@@ -218,7 +239,8 @@ def publish(root: pathlib.Path, made: dict, say):
     """What mkdocs made, with all blocks in their places, and the notebooks into site/; then look for what is broken in it."""
     html, site = root / WORK / "html", root / SITE
     before, now, changed = Stored(root, "published", pathlib.Path(__file__), OWN / "page.py"), {}, 0
-    for path, short in sorted((p, p.relative_to(folder).as_posix()) for folder in (html, root / WORK / "files") for p in folder.rglob("*") if p.is_file()):
+    for path, short in sorted((p, p.relative_to(folder).as_posix()) for folder in (html,
+        root / WORK / "files") for p in folder.rglob("*") if p.is_file()):
         target = site / short
         data, page = path.read_bytes(), made.get(short.removesuffix(".html"))
         now[short] = names.digest(path.suffix, data.decode("latin-1"), *(page.blocks if page else []))
@@ -249,7 +271,7 @@ def finished(text: str, blocks: list[str]) -> str:
         text = text.replace(PLACE.format(number), block, 1)
     text = text.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"')
     text = text.replace("<th></th>", "<td></td>").replace('<th scope="col"></th>', "<td></td>")
-    return re.sub(r"<pre>(<span></span>)?<code>", r'<pre>\1<code tabindex="0">', text)
+    return re.sub(r"<pre>(<span></span>)?<code>", r'<pre class="mc-code" tabindex="0">\1<code>', text)
 
 
 def clean(root: pathlib.Path = ROOT):

@@ -1,45 +1,92 @@
-"""Narratives: executed cells as Markdown, `%show` of the package's source, and the download as a notebook."""
+"""Narratives: executed cells as Markdown, `%show` of the package's source, and the download as a notebook.
+
+`%show NAME` shows a definition. `%show NAME "words"` shows it from the first line that begins with these words, `%show NAME
+"words" to "others"` up to the next line that begins with the others, and `%show NAME "words" to "words"` that one line."""
 from __future__ import annotations
 
 import ast
 import dataclasses
-import html
 import pathlib
 import re
+import textwrap
 
 from . import cells, code_pages, execute, highlight, links, names
 from .page import HOLE, Page
 
-SHOW = re.compile(r"^%show +(\S+) *$", re.M)
+SHOW = re.compile(r'^%show +(\S+)(?: +"(.+?)"(?: +to +"(.+?)")?)? *$', re.M)
 
 
 def sources(root: pathlib.Path) -> list[pathlib.Path]:
-    return sorted((root / "chapters").glob("[0-9][0-9]_*.py"))
+    """The chapters in order, and then tiny, the compiler in one file."""
+    return sorted((root / "chapters").glob("[0-9][0-9]_*.py")) + sorted((root / "chapters").glob("tiny.py"))
 
 
 def chapter_page(book: links.Book, path: pathlib.Path, stage: str, root: pathlib.Path) -> Page:
-    """The page with holes where outputs go; `fill` closes them."""
+    """The page with holes where outputs go; `fill` closes them. A text cell tagged `page` begins a further page, in `rest`."""
     found = cells.split(path.read_text())
     where = path.relative_to(root).as_posix()
-    page = Page(f"chapters/{path.stem}", cells.title(found, path.stem), stage)
+    first = page = Page(f"chapters/{path.stem}", cells.title(found, path.stem), stage)
+    promoted = False                # in the section that became a page its headings stand one level higher
     for cell in found:
         if cell.kind == "markdown":
+            if "page" in cell.tags:
+                page, promoted = further_page(book, first, cell, where), True
+                cell = dataclasses.replace(cell, source=re.sub(r"## .+", "", cell.source, count=1))
+            if promoted:
+                section, heading, rest = cell.source.partition("\n## ") if not cell.source.startswith("## ") else ("", "", cell.source)
+                promoted = not (heading or rest)
+                cell = dataclasses.replace(cell, source=re.sub(r"^##(#+ )", r"#\1", section, flags=re.M) + heading + rest)
             prose(book, page, cell, where)
             continue
         if heading := re.search(r"^# #+ ", cell.source, re.M):
-            book.findings.append(f"{where}:{cell.line + cell.source[:heading.start()].count(chr(10))}: a heading in a code cell: # %% [markdown] is missing")
+            book.findings.append(f"{where}:{cell.line + cell.source[:heading.start()].count(chr(10))}: a heading in a code cell: # %% "
+                                 f"[markdown] is missing")
         page.block(f'<div class="mc-cell">{shown_code(cell)}{HOLE}</div>')
     footer(book, page, path, stage)
+    return first
+
+
+def further_page(book: links.Book, first: Page, cell: cells.Cell, where: str) -> Page:
+    """The next page of a long chapter. Its cell begins with a heading `## ...`, which is the page's title."""
+    heading = re.match(r"## (.+)", cell.source)
+    if heading is None:
+        book.findings.append(f"{where}:{cell.line}: a cell tagged page begins with a heading ## ...")
+    title = heading[1].strip() if heading else first.title
+    page = Page(f"{first.address}_{len(first.rest) + 2}", title, first.stage)
+    page.prose(f"# {title}\n\n[{first.title}]({first.address.rpartition('/')[2]}.html), page {len(first.rest) + 2}")
+    first.rest.append(page)
     return page
 
 
 def shown_code(cell: cells.Cell) -> str:
     """The code of a cell; what a reader may skip, imports and cells tagged `fold`, behind a line that opens it."""
-    code = highlight.plain(cell.source)
-    imports = all(isinstance(s, (ast.Import, ast.ImportFrom)) for s in ast.parse(cell.source).body)
-    if imports or "fold" in cell.tags:
-        return f'<details class="mc-fold"><summary>{"Imports" if imports else "The code of this cell"}</summary>{code}</details>'
-    return code
+    lines, body = cell.source.split("\n"), ast.parse(cell.source).body
+    imports = next((n for n, s in enumerate(body) if not isinstance(s, (ast.Import, ast.ImportFrom))), len(body))
+    if imports == len(body) or "fold" in cell.tags:
+        return folded("Imports" if imports == len(body) else "The code of this cell", lines)
+    drawing = next(n for n in range(len(body), -1, -1) if n == 0 or not draws(body[n - 1]))
+    begin = body[imports - 1].end_lineno if imports else 0
+    end = body[drawing].lineno - 1 if drawing < len(body) else len(lines)
+    begin, end = begin if begin >= 3 else 0, end if len(lines) - end >= 3 else len(lines)
+    parts = [folded("Imports", lines[:begin]), highlight.plain("\n".join(lines[begin:end]).strip("\n")) if begin < end else "",
+             folded("The code that draws this", lines[end:])]
+    return "".join(parts)
+
+
+DRAWING = {"Listings", "Table", "Walk", "bars", "draw_fusion", "draw_fx", "drawing", "lines", "pipes", "row_of_boxes", "timeline"}
+
+
+def draws(statement: ast.stmt) -> bool:
+    """Whether a statement is nothing but a picture or a table of what is there already."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in DRAWING
+
+
+def folded(words: str, lines: list[str]) -> str:
+    if not any(line.strip() for line in lines):
+        return ""
+    code = highlight.plain("\n".join(lines).strip("\n"))
+    return f'<details class="mc-fold"><summary>{words}</summary>{code}</details>'
 
 
 def fill(book: links.Book, page: Page, path: pathlib.Path, outputs: list, root: pathlib.Path):
@@ -70,9 +117,10 @@ def prose(book: links.Book, page: Page, cell: cells.Cell, where: str):
         page.prose(links.rewrite(book, page.address, cell.source[position:found.start()], f"{where}:{cell.line}"))
         position = found.end()
         try:
-            page.block(source_of(book, page.address, found[1]))
-        except KeyError:
-            book.findings.append(f"{where}:{cell.line + cell.source[:found.start()].count(chr(10))}: no such name to show: {found[1]}")
+            page.block(source_of(book, page.address, *found.groups()))
+        except KeyError as missing:
+            book.findings.append(f"{where}:{cell.line + cell.source[:found.start()].count(chr(10))}: no such name to show: "
+                                 f"{missing.args[0]}")
     page.prose(links.rewrite(book, page.address, cell.source[position:], f"{where}:{cell.line + cell.source[:position].count(chr(10))}"))
 
 
@@ -82,17 +130,38 @@ def exercise_list(book: links.Book, number: str) -> str:
              if e.get("chapter", "").startswith(f"ch{number}")]
     kinds = {"write": "write the function", "predict": "predict", "bug": "find the bug", "target": "reach a target"}
     return "\n".join(f"- [{title}](exercise:{name}): {kinds.get(kind, 'write the function')}"
-                     f"{f', about {minutes} minutes' if minutes else ''}" for minutes, title, name, kind in sorted(found, key=lambda f: f[:3]))
+                     f"{f', about {minutes} minutes' if minutes else ''}" for minutes, title, name,
+                     kind in sorted(found, key=lambda f: f[:3]))
 
 
-def source_of(book: links.Book, page: str, dotted: str) -> str:
+def place_of(book: links.Book, dotted: str, begin: str | None, end: str | None) -> tuple[names.Module, int, int]:
+    """The module and the lines, from and to, that `%show` names. KeyError says what is not there."""
     module, definition = names.find(book.modules, dotted)
     if definition is None:
         raise KeyError(dotted)
-    lines = highlight.part_of(module.source, definition.first, definition.end)
-    address = links.href(page, module.page, anchor=f"L{definition.line}")
-    return (f'<div class="mc-shown"><p class="mc-path"><a href="{address}"><code>{module.path}</code>, lines {definition.first} to '
-            f'{definition.end}</a></p>{code_pages.shown(book, module, page, lines, definition.first, definition.end, anchors=False)}</div>')
+    first, last = definition.first, definition.end
+    lines = {n: line.strip() for n, line in enumerate(module.source.splitlines(), 1) if first <= n <= last}
+
+    def line_of(words: str) -> int:
+        found = next((n for n in lines if n >= first and lines[n].startswith(words)), None)
+        if found is None:
+            raise KeyError(f'{dotted} "{words}"')
+        return found
+
+    first = line_of(begin) if begin else first
+    return module, first, line_of(end) if end else last
+
+
+def source_of(book: links.Book, page: str, dotted: str, begin: str | None = None, end: str | None = None) -> str:
+    module, first, last = place_of(book, dotted, begin, end)
+    lines = highlight.part_of(module.source, first, last)
+    address = links.href(page, module.page, anchor=f"L{first}")
+    code = code_pages.shown(book, module, page, lines, first, last, anchors=False)
+    if begin and (exercise := links.solution(book, module, dotted.removeprefix(f"{module.name}."))):
+        code = (f'<details class="mc-solution"><summary>A part of the book\'s version, which solves exercise {exercise}</summary>'
+                f'{code}</details>')
+    return (f'<div class="mc-shown"><p class="mc-path"><a href="{address}"><code>{module.path}</code>, '
+            f'{f"lines {first} to {last}" if first < last else f"line {first}"}</a></p>{code}</div>')
 
 
 def footer(book: links.Book, page: Page, path: pathlib.Path, stage: str):
@@ -102,17 +171,8 @@ def footer(book: links.Book, page: Page, path: pathlib.Path, stage: str):
         page.prose("## The code of this chapter")
         page.prose("\n".join(f"- [{m.title}]({links.href(page.address, m.page)}) (`{m.path.rpartition('/')[2]}`, "
                              f"{len(m.source.splitlines())} lines)" for m in modules))
-    page.prose(f"This page is a program: [download it as a notebook]({path.stem}.ipynb){{ download }} that runs where minicompile is installed (`make install`).")
-
-
-def bare_page(book: links.Book, chapter: str, words: str) -> Page:
-    """A chapter whose narrative is not written yet: its modules, in reading order."""
-    page = Page(f"chapters/{chapter}", words, chapter)
-    page.prose(f"# {words}\n\nThis chapter has no narrative yet. Its code, in reading order:")
-    for module in names.reading_order([m for m in book.modules.values() if m.chapter == chapter]):
-        first = links.link_files(book, module, cells.first_paragraph(module.cells)).replace("](", "](") if module.cells else ""
-        page.prose(f"## [{module.title}]({links.href(page.address, module.page)})\n\n" + re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", first))
-    return page
+    page.prose(f"This page is a program: [download it as a notebook]({path.stem}.ipynb){{ download }} that runs where minicompile is "
+               f"installed (`make install`).")
 
 
 def notebook(book: links.Book, path: pathlib.Path, root: pathlib.Path) -> str:
@@ -132,7 +192,7 @@ def notebook_text(book: links.Book, path: pathlib.Path) -> str:
     for cell in cells.split(path.read_text()):
         source = cell.source
         if cell.kind == "markdown":
-            source = SHOW.sub(lambda f: fenced(book, f[1]), source.replace("<!-- exercises -->", exercise_list(book, path.stem[:2])))
+            source = SHOW.sub(lambda f: fenced(book, *f.groups()), source.replace("<!-- exercises -->", exercise_list(book, path.stem[:2])))
             source = links.LINK.sub(lambda f: f["text"] or f"`{f['target']}`", source)
             text.append("# %% [markdown]\n" + "\n".join(f"# {line}".rstrip() for line in source.split("\n")))
         else:
@@ -147,12 +207,12 @@ import pathlib, sys, minicompile
 sys.path.insert(0, str(pathlib.Path(minicompile.__file__).parents[1]))"""
 
 
-def fenced(book: links.Book, dotted: str) -> str:
+def fenced(book: links.Book, dotted: str, begin: str | None = None, end: str | None = None) -> str:
     try:
-        module, definition = names.find(book.modules, dotted)
+        module, first, last = place_of(book, dotted, begin, end)
     except KeyError:
         return ""
-    lines = ["```python", *module.source.splitlines()[definition.first - 1:definition.end], "```"]
+    lines = ["```python", *textwrap.dedent("\n".join(module.source.splitlines()[first - 1:last])).splitlines(), "```"]
     if exercise := links.solution(book, module, dotted.removeprefix(f"{module.name}.")):
         lines = [f"<details><summary>The book's own version: solves exercise {exercise}</summary>", "", *lines, "", "</details>"]
     return "\n".join([f"`{module.path}`:", "", *lines])

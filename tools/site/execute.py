@@ -51,6 +51,7 @@ def prepare(root: pathlib.Path = ROOT):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     import torch
+
     from minicompile.ch01_graphs.fake import FakeMode
     torch.set_num_threads(1)
     before = os.environ.get("TRITON_INTERPRET")
@@ -98,6 +99,8 @@ def run_page(path: pathlib.Path, root: pathlib.Path = ROOT, only_recorded: bool 
     module = types.ModuleType("chapter_" + path.stem)
     module.__file__ = shown
     sys.modules[module.__name__] = module
+    if not path.stem[0].isdigit():                   # a page that is also a module shows what it shows as a program
+        module.__name__ = "__main__"
     linecache.checkcache(shown)
     results = []
     for cell in found:
@@ -214,7 +217,8 @@ def run_jobs(jobs: list, root: pathlib.Path, now: Now, say, sent):
     except BaseException as error:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if inside(f.filename, root)]
         say(traceback.format_exc())
-        sent.send([f"{inside(frames[-1].filename, root)}:{frames[-1].lineno}: {type(error).__name__}: {error}" if frames else f"{type(error).__name__}: {error}"])
+        where = f"{inside(frames[-1].filename, root)}:{frames[-1].lineno}: " if frames else ""
+        sent.send([f"{where}{type(error).__name__}: {error}"])
         os._exit(0)
     at_once = min(8, max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2))
     fork, waiting, running, failures = multiprocessing.get_context("fork"), list(jobs), [], []
@@ -238,7 +242,8 @@ def run_jobs(jobs: list, root: pathlib.Path, now: Now, say, sent):
             process.join()
             running.remove(entry)
             say(f"  ran {job.path.name if job.path else job.name} in {time.perf_counter() - start:.1f} s")
-            answer = json.loads(out.read_text()) if out.exists() else {"error": f"{job.path.relative_to(root) if job.path else job.name}:1: " + (
+            answer = json.loads(out.read_text()) if out.exists() else {
+                "error": f"{job.path.relative_to(root) if job.path else job.name}:1: " + (
                 f"took longer than {LIMIT} s" if late else f"the process died (exit code {process.exitcode})")}
             if "error" in answer:
                 failures.append(answer["error"])
@@ -249,7 +254,8 @@ def run_jobs(jobs: list, root: pathlib.Path, now: Now, say, sent):
 
 
 class Execution:
-    """Jobs whose stored answer does not hold any more run while the caller does something else. `wait` gives (answers by name, failures)."""
+    """Jobs whose stored answer does not hold any more run while the caller does something else. `wait` gives (answers by name,
+    failures)."""
 
     def __init__(self, jobs: list[Job], cache: pathlib.Path, root: pathlib.Path = ROOT, say=lambda line: None, codes: dict | None = None):
         cache.mkdir(parents=True, exist_ok=True)
@@ -328,6 +334,7 @@ def recorded(path: pathlib.Path, cell: cells.Cell) -> tuple[list[dict], str]:
 def record(path: pathlib.Path, root: pathlib.Path = ROOT) -> pathlib.Path:
     """Run a page on a machine with a GPU and write the outputs of its `gpu-result` cells beside it."""
     import subprocess
+
     import torch
     results = run_page(path, root, only_recorded=False)
     code = [cell for cell in cells.split(path.read_text()) if cell.kind == "code"]
@@ -340,8 +347,12 @@ def record(path: pathlib.Path, root: pathlib.Path = ROOT) -> pathlib.Path:
     return file
 
 
+LONG = 60               # lines of an output; what is longer scrolls in a window of its own
+
+
 def output_html(outputs: list[dict], note: str = "") -> str:
     """What a cell showed, as one block."""
-    parts = [f'<pre class="mc-out" tabindex="0"><code>{html.escape(o["text"], False)}</code></pre>' if o["kind"] == "text"
-             else f'<div class="mc-rich" tabindex="0">{o["text"]}</div>' for o in outputs]
+    parts = [f'<pre class="mc-out{" mc-long" if o["text"].count(chr(10)) > LONG else ""}" tabindex="0"><code>'
+             f'{html.escape(o["text"], False)}</code></pre>' if o["kind"] == "text" else
+             f'<div class="mc-rich" tabindex="0">{o["text"]}</div>' for o in outputs]
     return "".join(parts) + (f'<p class="mc-note">Measured on {html.escape(note)}</p>' if note else "")

@@ -1,4 +1,4 @@
-"""mkdocs hooks: every page gets the pipeline map, places for its blocks, and those blocks that the search has to see."""
+"""mkdocs hooks: every page gets the pipeline map, places for its blocks, those blocks that the search has to see, and its neighbours."""
 from __future__ import annotations
 
 import json
@@ -19,3 +19,11 @@ def on_page_content(html, page, config, files):
     strip = json.loads((work / "strip.json").read_text())
     here = strip.get(page.meta.get("stage", ""), strip[""]).replace('href="@', 'href="' + "../" * address.count("/"))
     return f'<div data-search-exclude class="mc-strip">{here}</div>{html}'
+
+
+def on_nav(nav, config, files):
+    around = json.loads((pathlib.Path(config["docs_dir"]).parent / "neighbours.json").read_text())
+    pages = {page.file.src_uri.removesuffix(".md"): page for page in nav.pages}
+    for address, (before, after) in around.items():
+        pages[address].previous_page, pages[address].next_page = pages.get(before), pages.get(after)
+    return nav

@@ -13,14 +13,17 @@ HOLE = "\0"                                                       # where what a
 
 @dataclass
 class Page:
-    """address: path under the site without ending. stage: the chapter's package, for "you are here". found: numbers of the blocks that
+    """address: path under the site without ending. stage: the chapter's package, for "you are here". hide: what the theme leaves out.
+    rest: further pages of a chapter, whose blocks are filled after these. found: numbers of the blocks that
     the search has to see."""
     address: str
     title: str
     stage: str = ""
+    hide: str = ""
     parts: list = field(default_factory=list)
     blocks: list = field(default_factory=list)
     found: set = field(default_factory=set)
+    rest: list = field(default_factory=list)
 
     def prose(self, markdown: str):
         self.parts.append(markdown)
@@ -34,11 +37,13 @@ class Page:
     def fill(self, shown: list[str]):
         """What cells show takes its places, in order."""
         waiting = iter(shown)
-        self.blocks = [block.replace(HOLE, next(waiting, "")) if HOLE in block else block for block in self.blocks]
+        for page in (self, *self.rest):
+            page.blocks = [block.replace(HOLE, next(waiting, "")) if HOLE in block else block for block in page.blocks]
 
     def write(self, docs: pathlib.Path):
         """Write what mkdocs reads; files that have not changed keep their time."""
-        meta = f"---\ntitle: {json.dumps(self.title)}\nstage: {json.dumps(self.stage)}\n---\n\n"
+        meta = f"---\ntitle: {json.dumps(self.title)}\nstage: {json.dumps(self.stage)}\n" + (
+            f"hide: [{self.hide}]\n" if self.hide else "") + "---\n\n"
         write(docs / f"{self.address}.md", meta + "\n\n".join(self.parts) + "\n")
         if self.found:
             write(docs.parent / "found" / f"{self.address}.json", json.dumps({f"{n:04d}": self.blocks[n] for n in sorted(self.found)}))

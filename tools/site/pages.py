@@ -5,29 +5,77 @@ import ast
 import html
 import json
 import pathlib
-import sys
 
-from . import ROOT, highlight, links, names, pipeline
+from . import highlight, links, names, pipeline
 from .page import Page
 
 
 def front(book: links.Book, chapters: list[str], addresses: dict, root: pathlib.Path) -> Page:
-    page = Page("index", "minicompile")
-    page.prose("# minicompile\n\nA `torch.compile` written from scratch, as a book whose chapters are the compiler. The code you read is the "
-               "code that is installed, and every output was made when this page was.")
-    if "00" in book.chapters:
-        page.prose(f"Start with the [tour]({book.chapters['00']}.html): one function goes through all stages on one page. Or follow a "
-                   "program down the map.")
+    """What this is, what it does, measured, and where to start, in one screen; then the map."""
+    page = Page("index", "minicompile", hide="toc")
+    page.prose("# minicompile\n\n"
+               "A `torch.compile` written from scratch, as a book whose chapters are the compiler: it captures Python bytecode into "
+               "graphs, differentiates them ahead of time, fuses loops, and writes Triton and C++ kernels. The code you read is the code "
+               "that runs.")
+    page.block(measured(root))
+    page.block(doors(book, chapters, addresses))
+    page.prose("## The way of a program")
     page.block(pipeline.full_map(chapters, addresses))
-    page.prose("## Use it")
-    page.block(highlight.plain("import minicompile\n\nfast = minicompile.compile(model)      # or @minicompile.compile on a function\n"
-                               "loss = fast(x).square().mean()\nloss.backward()"))
     lines = sum(len(m.source.splitlines()) for m in book.modules.values())
-    page.prose(f"- [Exercises](exercises.html): your functions replace the compiler's, and the compiler runs with them.\n"
-               f"- [The stepper](stepper.html): capture, one bytecode instruction at a time.\n"
-               f"- [Measured results](results.html) on real models.\n"
-               f"- [API](api/index.html), and all {lines:,} lines of the code: each chapter lists its modules.")
+    page.prose(f"[The stepper](stepper.html) shows capture, one bytecode instruction at a time. All {lines:,} lines of the code are here: "
+               "each chapter lists its modules, and names in the code lead to their definitions.")
     return page
+
+
+SHOWN = {"h100-gpt2": "GPT-2, 124M parameters", "h100-nanogpt": "nanoGPT, characters", "h100-resnet50": "ResNet-50, channels last"}
+NAMES = {"eager": "eager", "torch": "torch.compile", "minicompile": "minicompile"}
+
+
+def measured(root: pathlib.Path) -> str:
+    """Time per training step in bf16 under each compiler in its default mode, from the committed results."""
+    groups, words, compiling = [], [], ""
+    for name, title in SHOWN.items():
+        path = root / "results" / f"{name}.json"
+        if not path.exists():
+            continue
+        data = json.loads(path.read_text())
+        found = {r["task"]["compiler"]: r for r in data["results"] if r["task"]["dtype"] == "bf16" and "ms" in r}
+        most = max(found[c]["ms"] for c in NAMES)
+        rows = "".join(f'<dt>{shown}</dt><dd><i class="{"ours" if c == "minicompile" else "other"}" style="width:'
+                       f'{found[c]["ms"] / most:.1%}"></i><span>{found[c]["ms"]:.1f} ms</span></dd>' for c, shown in NAMES.items())
+        groups.append(f'<div><p>{title}</p><dl>{rows}</dl></div>')
+        words.append(f"{title}: " + ", ".join(f"{shown} {found[c]['ms']:.1f}" for c, shown in NAMES.items()))
+        compiling = compiling or (f" Compiling {title.partition(',')[0]} took {found['minicompile']['cold_seconds']:.0f} s; torch.compile "
+                                  f"took {found['torch']['cold_seconds']:.0f} s.")
+        gpu = data["hardware"]["gpu"]
+    if not groups:
+        return "<div></div>"
+    about = f"Time of a training step on one {html.escape(gpu)}, bf16: forward, backward and optimizer; shorter is better."
+    return (f'<figure class="mc-bench"><div role="img" aria-label="{about} Milliseconds. {html.escape("; ".join(words))}.">'
+            f'{"".join(groups)}</div><figcaption>{about}{compiling} <a href="results.html">All measurements</a>, each with its command.'
+            '</figcaption></figure>')
+
+
+def doors(book: links.Book, chapters: list[str], addresses: dict) -> str:
+    """Where to start: for readers, for learners, for users."""
+    tour, first = book.chapters.get("00"), addresses[chapters[0]] if chapters else ""
+    begin = min(book.exercises, key=lambda i: (book.exercises[i].get("chapter", ""), book.exercises[i].get("minutes") or 0), default="ID")
+    cards = [
+        ("Read", "How does torch.compile work?",
+         (f'<a href="{tour}.html">The tour</a> takes one function through all stages on one page. ' if tour else "")
+         + (f'Then <a href="{first}.html">chapter 1</a>: {len(chapters)} chapters, in the order of the compiler. '
+            "Every output was made by the code beside it, and each chapter is a notebook, too." if first else ""), ""),
+        ("Learn", "Write parts of it yourself.",
+         f'<a href="exercises.html">{len(book.exercises)} exercises</a>: your function replaces the book\'s in the real compiler, is '
+         'graded there, and trains a small GPT with it.', f"python -m exercises start {begin}"),
+        ("Use", "Run your model with it.",
+         '<code>minicompile.compile(model)</code> does what torch.compile does: <a href="api/index.html">the API</a>. Scripts run '
+         'unmodified with <code>python -m minicompile run</code>, and this says what is made of one function:',
+         'python -m minicompile explain model.py:step "torch.randn(8, 64)"')]
+    return '<div class="mc-doors">' + "".join(
+        f"<section><h2>{title}</h2><p><b>{question}</b> {text}</p>" +
+        (f'<pre class="mc-code" tabindex="0"><code>{html.escape(command)}</code></pre>' if command else "") + "</section>"
+        for title, question, text, command in cards) + "</div>"
 
 
 # ---- exercises --------------------------------------------------------------------------------------------
@@ -46,7 +94,8 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
                     known = {k: v for k, v in values.items() if v is not None and k in ("title", "minutes", "kind", "function")}
                     entry = found.setdefault(identifier, {})
                     entry.update(known)
-                    entry.setdefault("chapter", next((c for c in {m.chapter for m in modules.values()} if c.startswith(path.stem)), path.stem))
+                    entry.setdefault("chapter", next((c for c in {m.chapter for m in modules.values()} if c.startswith(path.stem)),
+                                                     path.stem))
     return found
 
 
@@ -55,7 +104,8 @@ KINDS = {"write": "write the function", "predict": "predict", "bug": "find the b
 
 def commands(book: links.Book, chapters: list[str]) -> list[tuple[str, str]]:
     """(command, what it does), with the name of the shortest exercise of the first chapter that has one."""
-    first = min(((chapters.index(e["chapter"]), e.get("minutes", 0), i) for i, e in book.exercises.items() if e["chapter"] in chapters), default=(0, 0, "ID"))[2]
+    first = min(((chapters.index(e["chapter"]), e.get("minutes", 0), i) for i, e in book.exercises.items() if e["chapter"] in chapters),
+                default=(0, 0, "ID"))[2]
     return [(f"python -m exercises start {first}", f"writes my/{first}.py: the function without its body"),
             (f"python -m exercises watch {first}", "grades it at every save, until it passes"),
             (f"python -m exercises hint {first}", "the next of three hints"),
@@ -68,7 +118,8 @@ def commands(book: links.Book, chapters: list[str]) -> list[tuple[str, str]]:
 def exercises(book: links.Book, chapters: list[str]) -> Page:
     page = Page("exercises", "Exercises")
     page.prose("# Exercises\n\nYour function replaces the book's inside the real compiler, and the compiler runs with it. Start at any "
-               "name below; this is the first one, in a checkout after `make install` (`source .venv/bin/activate` makes `python` the right one):")
+               "name below; this is the first one, in a checkout after `make install` (`source .venv/bin/activate` makes `python` the "
+               "right one):")
     page.block(highlight.plain("\n".join(f"{command:<42}# {what}" for command, what in commands(book, chapters))))
     for chapter in dict.fromkeys([*chapters, *(e["chapter"] for e in book.exercises.values())]):
         listed = {i: e for i, e in book.exercises.items() if e["chapter"] == chapter}
@@ -81,7 +132,8 @@ def exercises(book: links.Book, chapters: list[str]) -> Page:
             f'<tr id="{html.escape(i)}"><td><code>{html.escape(i)}</code></td><td>{html.escape(str(e.get("title", "")))}</td>'
             f'<td>{KINDS.get(e.get("kind", "write"), "")}</td><td class="num">{e.get("minutes", "")}</td><td>{place(e)}</td></tr>'
             for i, e in sorted(listed.items(), key=lambda item: item[1].get("minutes", 0)))
-        page.block('<div class="mc-wide" tabindex="0"><table class="mc-table mc-exercises"><thead><tr><th scope="col">name</th><th scope="col">task</th><th scope="col">kind</th>'
+        page.block('<div class="mc-wide" tabindex="0"><table class="mc-table mc-exercises"><thead><tr><th scope="col">name</th><th '
+                   'scope="col">task</th><th scope="col">kind</th>'
                    f'<th scope="col">minutes</th><th scope="col">in</th></tr></thead><tbody>{rows}</tbody></table></div>', search=True)
     return page
 
@@ -89,27 +141,33 @@ def exercises(book: links.Book, chapters: list[str]) -> Page:
 def place(entry: dict) -> str:
     if "module" not in entry:
         return ""
-    return f'<a href="{links.href("exercises", entry["module"].page, anchor="L" + str(entry["line"]))}"><code>{entry["module"].path.rpartition("/")[2]}</code></a>'
+    href = links.href("exercises", entry["module"].page, anchor="L" + str(entry["line"]))
+    return f'<a href="{href}"><code>{entry["module"].path.rpartition("/")[2]}</code></a>'
 
 
 # ---- results ----------------------------------------------------------------------------------------------
 
-WORKS = {"gpt2": "GPT-2 124M", "nanogpt": "nanoGPT, characters", "resnet50": "ResNet-50", "overhead": "What surrounds the kernels", "chains": "Fused chains",
-         "transformers": "Hugging Face transformers", "random-programs": "Random programs"}
+WORKS = {"gpt2": "GPT-2 124M", "nanogpt": "nanoGPT, characters", "resnet50": "ResNet-50", "overhead": "What surrounds the kernels",
+         "chains": "Fused chains", "curves": "Block sizes and lengths of rows", "zoo": "A zoo of models",
+         "transformers": "Hugging Face transformers", "random-programs": "Random programs",
+         "random-tensor-programs": "Random tensor programs"}
 
 
 def results(root: pathlib.Path) -> Page:
     """Every committed measurement as a plot of speedups and as a table, with where it was made; those on a GPU first."""
     page = Page("results", "Measured results")
-    page.prose("# Measured results\n\nEach section is one file under `results/`, committed with its command, hardware and versions. Figures are "
-               "medians. \"Over eager\" is eager's time divided by this one: more than 1 is faster. The first step includes compilation. A name with "
+    page.prose("# Measured results\n\n"
+               "Each section is one file under `results/`, committed with its command, hardware and versions. Figures are "
+               "medians. \"Over eager\" is eager's time divided by this one: more than 1 is faster. The first step includes compilation. A "
+               "name with "
                "`reduce-overhead` replays CUDA graphs ([chapter 11](chapters/11_runtime.html)).")
     for path in sorted((root / "results").glob("*.json"), key=lambda p: (not p.stem.startswith("h100"), p.stem)):
         data = json.loads(path.read_text())
         work = next((words for key, words in WORKS.items() if key in path.stem), path.stem)
         place = "an H100" if path.stem.startswith("h100") else "a CPU" if path.stem.startswith("cpu") else ""
         note = f" {data['note'][:1].upper()}{data['note'][1:].rstrip('.')}." if data.get("note") else ""
-        page.prose(f"## {work}{f' on {place}' if place else ''}{', slower host' if 'slow' in path.stem else ''}\n\n`{path.name}`: {described(data, note)}")
+        page.prose(f"## {work}{f' on {place}' if place else ''}{', slower host' if 'slow' in path.stem else ''}\n\n"
+                   f"`{path.name}`: {described(data, note)}")
         if rows := training_rows(data):
             page.block(bars(rows, path.stem))
             page.prose(table(["compiler", "numbers", "ms per step", "over eager", "first step s", "peak GB"],
@@ -117,21 +175,53 @@ def results(root: pathlib.Path) -> Page:
                                f"{r['cold']:.1f}" if r["cold"] else "-", f"{r['peak']:.2f}" if r["peak"] else "-"] for r in rows]))
         elif isinstance(data.get("ms"), dict):
             page.prose(table(["milliseconds", "eager", "torch.compile", "minicompile", "over eager"],
-                             [[k, *(f"{v[n]:.1f}" if n in v else "-" for n in ("eager", "torch", "minicompile")), f"{v['eager'] / v['minicompile']:.2f}x"]
+                             [[k, *(f"{v[n]:.1f}" if n in v else "-" for n in ("eager", "torch", "minicompile")),
+                               f"{v['eager'] / v['minicompile']:.2f}x"]
                               for k, v in data["ms"].items()]))
+        elif "against_torch" in data:
+            zoo(page, data)
+        elif "pointwise" in data:
+            for key in ("pointwise", "softmax"):
+                page.prose(table([f"{key}, {name}" if n == 0 else name for n, name in enumerate(data[key][0])],
+                                 [[f"{v:,.0f}" for v in row.values()] for row in data[key]]))
         elif "call_us" in data:
             page.prose(table(["apart from kernels", "torch.compile", "minicompile"],
                              [[f"{work}: {what}", *(f"{row[n]['median']:,.1f}" for n in ("torch", "minicompile"))]
                               for key, what in (("call_us", "one call, microseconds"), ("capture_ms", "capture, milliseconds"))
                               for work, row in data.get(key, {}).items()]))
         elif "seeds that differ" in data:
-            page.prose(f"{data['programs']:,} programs made {data['graphs']:,} graphs; {data['differ']} of them behave differently when compiled.")
+            page.prose(f"{data['programs']:,} programs made {data['graphs']:,} graphs; {data['differ']} of them behave differently when "
+                       f"compiled.")
+        elif "rungs" in data:
+            page.prose(table(["rung", "programs", "graphs", "differ"], [[rung, *(f"{found[k]:,}" for k in ("programs", "graphs", "differ"))]
+                             for rung, found in data["rungs"].items()]))
         elif "rows" in data and "ok" in data:
-            page.prose(f"{data['ok']} of {data.get('architectures', len(data['rows']))} architectures run, {data.get('one graph', '?')} of them as one graph. "
+            page.prose(f"{data['ok']} of {data.get('architectures', len(data['rows']))} architectures run, {data.get('one graph', '?')} of "
+                       f"them as one graph. "
                        "These have breaks:")
             page.prose(table(["architecture", "graphs", "first break"], [[r["architecture"], str(r.get("graphs", "")),
                               (r.get("breaks") or [""])[0][:90].replace("|", "/")] for r in data["rows"] if r.get("breaks")]))
     return page
+
+
+def zoo(page: Page, data: dict) -> None:
+    """Totals, and a row per model: times as fast as eager under each compiler, or the verdict."""
+    def cell(value, form="{:.2f}"):
+        return "-" if value is None else form.format(value) if isinstance(value, float) else str(value)
+    page.prose(f"{data['chosen']} models of Hugging Face transformers, timm, torchvision and plain PyTorch, built with random "
+               "weights. The answers of each are compared with a run in float64, and may be four times as far from it "
+               "as eager's. Each is timed in turns with eager, alone on its GPU.")
+    totals = data["summary"]
+    first, *names = totals[0]
+    page.prose(table([first, *(cell(row[first]) for row in totals)],
+                     [[name.replace("_", " "), *(cell(row[name]) for row in totals)] for name in names]))
+    found: dict = {}
+    for r in data["results"]:
+        said = f"{r['speed']:.2f}x" if r["verdict"] == "pass" and "speed" in r else r["verdict"]
+        found.setdefault(r["model"], {})[r["work"], r["compiler"]] = said
+    columns = sorted({key for row in found.values() for key in row}, reverse=True)
+    page.prose(table(["model", *(f"{kind}, {compiler.replace('torch', 'torch.compile')}" for kind, compiler in columns)],
+                     [[model, *(row.get(key, "-") for key in columns)] for model, row in sorted(found.items())]))
 
 
 def described(data: dict, note: str = "") -> str:
@@ -159,7 +249,8 @@ def bars(rows: list[dict], name: str) -> str:
     """Speedups over eager as horizontal bars."""
     most = max([r["speedup"] for r in rows] + [1])
     words = f"{name}: " + ", ".join(f"{r['name']} {r['dtype']} {r['speedup']:.2f} times eager" for r in rows)
-    out = "".join(f'<div><span>{html.escape(r["name"])} {html.escape(r["dtype"])}</span><span><i class="{"ours" if r["name"].startswith("mini") else "other"}" '
+    out = "".join(f'<div><span>{html.escape(r["name"])} {html.escape(r["dtype"])}</span>'
+                  f'<span><i class="{"ours" if r["name"].startswith("mini") else "other"}" '
                   f'style="width:{r["speedup"] / most:.1%}"></i>{r["speedup"]:.2f}x</span></div>' for r in rows)
     return f'<div class="mc-bars" role="img" aria-label="{html.escape(words)}">{out}</div>'
 

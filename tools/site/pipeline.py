@@ -11,7 +11,8 @@ IDEAS = {"ch01_graphs": "graphs, fake tensors and sizes: what all stages speak",
          "ch05_autograd": "the backward graph, ahead of time", "ch06_decompositions": "thousands of operators become few",
          "ch07_loops": "each operator as a loop nest", "ch08_fusion": "loops that share memory become one kernel",
          "ch09_triton": "kernels for a GPU", "ch10_cpp": "kernels for a CPU", "ch11_runtime": "the host program and CUDA graphs",
-         "ch12_training": "a whole training step as one graph", "ch13_tuning": "layouts and autotuning", "ch14_scale": "caches and many GPUs"}
+         "ch12_training": "a whole training step as one graph", "ch13_tuning": "layouts and autotuning",
+         "ch14_scale": "caches and many GPUs"}
 
 
 def label(chapter: str) -> str:
@@ -20,22 +21,25 @@ def label(chapter: str) -> str:
 
 def strip(chapters: list[str], pages: dict, here: str = "") -> str:
     """A line of stations, one per chapter. pages: chapter -> address without ending. Addresses begin with `@`, the way up to the root."""
-    words = f"The stages of the compiler in order. You are at {label(here)}." if here in chapters else "The stages of the compiler in order."
+    words = "The stages of the compiler in order." + (f" You are at {label(here)}." if here in chapters else "")
     stations = "".join(f'<li><a href="@{pages[c]}.html"{" aria-current=location" if c == here else ""}><b>{int(c[2:4])}</b> '
                        f'<span>{html.escape(label(c))}</span></a></li>' for c in chapters)
     return f'<nav aria-label="{words}"><ol>{stations}</ol></nav>'
 
 
 ROWS = [("every call", ["ch02_guards"]), ("first call: a program becomes graphs", ["ch03_capture", "ch04_breaks", "ch01_graphs"]),
-        ("graphs become simpler graphs", ["ch05_autograd", "ch06_decompositions"]), ("operators become loops", ["ch07_loops", "ch08_fusion"]),
-        ("loops become machine code", ["ch09_triton", "ch10_cpp", "ch11_runtime"]), ("on top", ["ch12_training", "ch13_tuning", "ch14_scale"])]
+        ("graphs become simpler graphs", ["ch05_autograd", "ch06_decompositions"]), ("operators become loops",
+                                                                                     ["ch07_loops", "ch08_fusion"]),
+        ("loops become machine code", ["ch09_triton", "ch10_cpp", "ch11_runtime"]),
+        ("on top", ["ch12_training", "ch13_tuning", "ch14_scale"])]
 
 
 def full_map(chapters: list[str], pages: dict) -> str:
     """The map of the front page: one row per step of the way down, each box a link."""
     rows = []
     for title, members in ROWS:
-        boxes = "".join(f'<li><a href="{pages[c]}.html"><b>{int(c[2:4])} {html.escape(label(c))}</b><span>{html.escape(IDEAS.get(c, ""))}</span></a></li>'
+        boxes = "".join(f'<li><a href="{pages[c]}.html"><b>{int(c[2:4])} {html.escape(label(c))}</b>'
+                        f'<span>{html.escape(IDEAS.get(c, ""))}</span></a></li>'
                         for c in members if c in chapters)
         if boxes:
             rows.append(f"<li><p>{html.escape(title)}</p><ul>{boxes}</ul></li>")

@@ -1,0 +1,120 @@
+# %% [markdown]
+# # Control flow as functions
+#
+# `torch.cond(pred, f, g, operands)` and `associative_scan(combine, xs, dim)` take functions, and say what no
+# Python statement can say: that both branches exist, that a recurrence may be evaluated in any order. In
+# eager PyTorch they call torch.compile. Here they are captured like everything else.
+#
+# A branch on a number is Python's own `if`. A branch on the value of a tensor breaks the graph, as an `if`
+# would: to compute both sides and select would run code that the program means not to run.
+#
+# A scan becomes a tree. To scan $n$ items with an associative $\circ$, combine neighbours into $n / 2$ pairs,
+# scan those (which gives every second result), and combine each with the item after it:
+#
+#     items     a         b         c         d          e
+#     pairs            a.b                 c.d
+#     scanned          a.b             (a.b).(c.d)
+#     result    a      a.b     (a.b).c     a.b.c.d     (a.b.c.d).e
+#
+# That is $2n$ combinations in $2 \log_2 n$ steps, each of which is elementwise over a slice, so that it is
+# differentiated, fused and generated as any other operation. A loop over the items would be a graph of $n$
+# steps.
+
+# %%
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from .calls import NAMED, handles
+from .interpreter import Tracer, call, unsupported
+from .tensors import emit, is_pointwise
+from .values import FALSE, Const, ListVal, TensorVal, TupleVal, Value, describe
+
+
+@handles(torch.cond)
+def cond(tx: Tracer, pred, true_fn, false_fn, operands=TupleVal()):
+    if type(pred) is TensorVal:
+        unsupported(tx, "torch.cond branches on the values of a tensor")
+    return call(tx, true_fn if pred.value else false_fn, list(operands.items), {})
+
+
+# %%
+@NAMED.of(("torch._higher_order_ops.associative_scan", "associative_scan"))
+def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=Const(value="pointwise")):
+    tree, leaves = type(xs), leaves_of(xs)
+    if not leaves or any(type(x) is not TensorVal or x.fake.shape != leaves[0].fake.shape for x in leaves):
+        unsupported(tx, "associative_scan of anything but tensors of one shape")
+    if combine_mode.value == "pointwise" and any(x.fake.device.type == "cpu" for x in leaves):
+        unsupported(tx, "associative_scan(combine_mode='pointwise') of tensors on the CPU")
+    rank = leaves[0].fake.dim()
+    at = operator.index(dim.value) % rank
+
+    def combined(left: list, right: list) -> list:
+        last = next(iter(reversed(tx.graph.nodes)))
+        both = [x[0] if tree is TensorVal else TupleVal(items=x, cls=tuple) if tree is TupleVal else ListVal(items=x)
+                for x in (left, right)]
+        out = leaves_of(call(tx, combine, both, {}))
+        like = [(x.fake.shape, x.fake.dtype) for x in left]
+        if [type(x) is TensorVal and (x.fake.shape, x.fake.dtype) for x in out] != like:
+            unsupported(tx, f"associative_scan: {describe(combine)} changes shapes or dtypes")
+        if combine_mode.value != "pointwise" and not all(
+                n.op == "placeholder" or is_pointwise(n.target) for n in after(tx.graph, last)):
+            unsupported(tx, f"associative_scan: {describe(combine)} is not pointwise")
+        return out
+
+    if reverse.value:
+        leaves = [flipped(tx, x, at) for x in leaves]
+    out = scanned(tx, combined, leaves, at)
+    if reverse.value:
+        out = [flipped(tx, x, at) for x in out]
+    return out[0] if tree is TensorVal else tree(items=out)
+
+
+def leaves_of(value: Value) -> list:
+    return list(value.items) if type(value) in (TupleVal, ListVal) else [value]
+
+
+def scanned(tx, combined, leaves: list, dim: int) -> list:
+    """Inclusive scan along `dim` by the tree above. combined(left, right): leaves of slices to leaves."""
+    n = int(leaves[0].fake.shape[dim])
+    if n < 2:
+        return leaves
+
+    def every(xs, start, stop=None, step=None):
+        index = TupleVal(items=[*[Const(value=slice(None))] * dim, Const(value=slice(start, stop, step))])
+        return [emit(tx, "call_function", operator.getitem, [x, index], {}) for x in xs]
+
+    odd = scanned(tx, combined, combined(every(leaves, 0, n - 1, 2), every(leaves, 1, None, 2)), dim)
+    even = every(leaves, 0, 1)
+    if n > 2:
+        before = odd if n % 2 else every(odd, 0, n // 2 - 1)
+        even = joined(tx, torch.cat, even, combined(before, every(leaves, 2, None, 2)), dim)
+    pairs = joined(tx, torch.stack, every(even, 0, n // 2) if n % 2 else even, odd, dim + 1)
+    out = [emit(tx, "call_method", "flatten", [x, Const(value=dim), Const(value=dim + 1)], {}) for x in pairs]
+    return joined(tx, torch.cat, out, every(even, n // 2, None), dim) if n % 2 else out
+
+
+def joined(tx, function, left: list, right: list, dim: int) -> list:
+    return [emit(tx, "call_function", function, [TupleVal(items=[a, b]), Const(value=dim)], {})
+            for a, b in zip(left, right)]
+
+
+def flipped(tx, x, dim):
+    return emit(tx, "call_method", "flip", [x, Const(value=dim)], {})
+
+
+# %% [markdown]
+# With `combine_mode="generic"` the function is meant to see one item at a time. On a slice of many it
+# computes the same if all it does is elementwise.
+
+# %%
+def after(graph, node) -> list:
+    """The nodes of the graph that come after `node`."""
+    found = []
+    for other in reversed(graph.nodes):
+        if other is node:
+            break
+        found.append(other)
+    return found

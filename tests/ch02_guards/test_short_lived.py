@@ -1,0 +1,191 @@
+"""Objects that live shortly, and values that look as before: a memo keeps nothing alive and must not believe an address."""
+
+import collections
+import gc
+import random
+import types
+
+import pytest
+import torch
+import torch.nn as nn
+
+import minicompile
+from minicompile.ch02_guards import stable
+from tests import soak_guards
+
+X = torch.ones(2, 2)
+
+
+def agrees(function, *args):
+    """Compile it; the answer compares a call with eager."""
+    compiled = minicompile.compile(function, backend="eager", dynamic=False)
+
+    def check(*args):
+        assert torch.equal(compiled(*args), function(*args))
+    return check
+
+
+class Out(collections.OrderedDict):
+    """A dict with attributes, as transformers' outputs are."""
+
+
+@pytest.mark.parametrize("cls", [Out, collections.OrderedDict, type("D", (dict,), {}), type("L", (list,), {}), type("T", (tuple,), {})])
+def test_attributes_of_a_container(cls):
+    number, nested = agrees(lambda o, x: x * o.k), agrees(lambda o, x: x * o.cfg.k)
+    o = cls()
+    for k in (2.0, 2.0, 2.0, 3.0, 3.0, 2.0, 4.0):
+        if getattr(o, "k", None) != k:
+            o.k, o.cfg = k, types.SimpleNamespace(k=k)
+            gc.collect()
+        number(o, X), nested(o, X)
+
+
+def test_hundreds_of_outputs():
+    nested = agrees(lambda o, x: x * o.cfg.k + len(o))
+    for i in range(300):
+        o = Out()
+        o.cfg = Out()
+        o.cfg.k = i // 100
+        nested(o, X)
+
+
+def test_an_attribute_that_a_module_does_not_have():
+    read = agrees(lambda m, x: m(x) * getattr(m, "gain", 1.0))
+    m = nn.Linear(2, 2)
+    for gain in (None, None, 2.0, 3.0):
+        if gain is not None:
+            m.gain = gain
+        read(m, X), read(m, X)
+
+
+def test_an_attribute_that_hides_a_child():
+    m = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    m.scale = nn.Parameter(torch.ones(()))
+    read = agrees(lambda m, x: m(x) * m.scale)
+    read(m, X), read(m, X), read(m, X)
+    m.__dict__["scale"] = torch.full((), 2.0)
+    read(m, X), read(m, X)
+
+
+def test_children_in_an_ordered_dict():
+    m = nn.Module()
+    m.layer = nn.ReLU()
+    read = agrees(lambda m, x: m.layer(x - 2))
+    for kind in (dict, collections.OrderedDict):
+        for layer in (nn.ReLU(), nn.Tanh()):
+            m._modules = kind(layer=layer)
+            read(m, X), read(m, X), read(m, X)
+            m._modules["layer"] = nn.Sigmoid()
+            read(m, X), read(m, X)
+
+
+def test_defaults_at_the_address_of_others():
+    def helper(x, more=2.0, *, most=1.0):
+        return x * more * most
+
+    def call(x):
+        return helper(x)
+    check = agrees(call)
+    for i in range(20):
+        check(X), check(X)
+        helper.__defaults__ = None
+        helper.__defaults__ = (float(i % 3),)
+        if i % 5 == 0:
+            helper.__kwdefaults__ = None
+            helper.__kwdefaults__ = {"most": float(i)}
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_soak(number):
+    soak_guards.Soak(random.Random(number)).run(30)
+
+
+# ---- the memo by itself ------------------------------------------------------------------------------------------
+
+needs_memo = pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
+
+
+class Thing:
+    pass
+
+
+@needs_memo
+def test_what_it_holds_is_freed():
+    import weakref
+    thing, thing.part = Thing(), Thing()
+    memo = stable.Memo(1, (), ((stable.OBJECT, 0, ("part",)),), (1,), (), (1,))
+    assert memo.record(thing) and memo(thing) == (thing.part,)
+    references = weakref.ref(thing), weakref.ref(thing.part)
+    del thing
+    assert [r() for r in references] == [None, None]
+
+
+@needs_memo
+def test_another_object_at_the_same_address_is_told_apart():
+    memo, thing, hits = stable.Memo(1, (), ((stable.OBJECT, 0, ("part",)), (stable.OBJECT, 1, ("k",))), (2,), (), (2,)), Thing(), 0
+    for i in range(200):
+        thing.part = Thing()
+        thing.part.k = object()
+        answer = memo(thing)
+        assert answer is None or answer[0] is thing.part.k
+        memo.record(thing)
+        answer = memo(thing)
+        assert answer is None or answer[0] is thing.part.k
+        hits += answer is not None
+    assert hits > 10
+
+
+@needs_memo
+def test_a_comparison_of_keys_runs_no_program():
+    class Key:
+        def __hash__(self):
+            return hash("part")
+
+        def __eq__(self, other):
+            ran.append(other)
+            return False
+    ran, thing = [], Thing()
+    thing.part = 1
+    memo = stable.Memo(1, (), ((stable.OBJECT, 0, ("part",)),), (1,), (), (1,))
+    assert memo.record(thing) and memo(thing) == (1,)
+    thing.__dict__[Key()] = 2
+    ran.clear()
+    assert memo(thing) is None and not memo.record(thing) and ran == []
+
+
+@needs_memo
+def test_a_finaliser_in_a_proof():
+    """Making the answer may collect garbage, whose finaliser writes, calls the memo and makes it forget."""
+    class Garbage:
+        def __del__(self):
+            thing.part = Thing()
+            memo(thing)
+            memo.record(thing)
+            memo.forget()
+    thing = Thing()
+    thing.part = Thing()
+    memo = stable.Memo(1, (), ((stable.OBJECT, 0, ("part",)), (stable.OBJECT, 1, ())), (), (), (1,) * 30)
+    threshold = gc.get_threshold()
+    try:
+        for _ in range(50):
+            memo.record(thing)
+            garbage = Garbage()
+            garbage.me = garbage
+            del garbage
+            before = thing.part
+            gc.set_threshold(1)
+            answer = memo(thing)
+            gc.set_threshold(*threshold)             # from 3.12 on the finaliser runs after the call
+            assert answer in (None, (before,) * 30, (thing.part,) * 30)
+    finally:
+        gc.set_threshold(*threshold)
+
+
+@needs_memo
+@pytest.mark.parametrize("plan", [
+    (1, (), ((0, 1, ("a",)),), (), (), ()), (1, (), ((0, -1, ("a",)),), (), (), ()), (1, (), ((0, 0, (1,)),), (), (), ()),
+    (1, (), ((3, 0, ("a",)),), (), (), ()), (1, (), ((4, 0, (3,)),), (), (), ()), (1, (), (), (), (1,), ()), (1, (), (), (), (), (0,)),
+    (1, (), (), (0,), (), ()), (0, ("no reference",), (), (), (), ())])
+def test_a_plan_that_reads_what_was_not_proved_is_refused(plan):
+    with pytest.raises((ValueError, TypeError)):
+        stable.Memo(*plan)

@@ -1,0 +1,88 @@
+"""How far apart two right answers may be: eager run again with every result disturbed by a rounding or two.
+
+Under the mode, what an operator computes with rounding is multiplied by 1 + u for a random u of a few units in the last place; what it
+adds up is disturbed before, too, because sums may be taken in any order. What only chooses or moves numbers stays exact, so `x == x.amax()`
+holds as before. Where the answers of such runs differ from one another, rounding decides, and a compiler may answer otherwise as well:
+by a little, where they differ by a little, and anything, where a comparison or a cast falls to either side."""
+from __future__ import annotations
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+EXACT = set("""
+clone _to_copy copy_ copy cat stack index index_select gather take where masked_fill masked_fill_ flip roll repeat max min amax
+amin maximum minimum fmax fmin clamp clamp_ clamp_min clamp_max relu relu_ abs neg neg_ sign sgn floor ceil round trunc frac sort
+topk kthvalue median cummax cummin aminmax fill fill_ zero_ zeros zeros_like ones ones_like full full_like arange eye tril triu
+tril_ triu_ diag_embed constant_pad_nd max_pool2d_with_indices _adaptive_max_pool2d adaptive_max_pool2d slice_backward
+select_backward select_scatter slice_scatter diagonal_scatter diagonal_backward embedding threshold_backward unfold lift_fresh
+detach new_zeros new_ones new_full new_empty empty empty_like nan_to_num isnan isinf signbit copysign reflection_pad1d
+reflection_pad2d replication_pad1d replication_pad2d index_fill index_fill_ index_copy index_copy_ scatter scatter_ masked_scatter
+masked_scatter_ put put_ take_along_dim _unsafe_index contiguous linspace scalar_tensor upsample_nearest2d upsample_nearest1d
+im2col pixel_shuffle pixel_unshuffle hardtanh threshold heaviside where_ rot90 expand_copy zeros_ set_ resize_ bitwise_and_
+_index_put_impl_ nextafter _reshape_copy channel_shuffle native_dropout as_strided_scatter
+""".split())
+ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_put_impl_": "accumulate"}
+UNITS = 2.0
+
+
+class Noise(TorchDispatchMode):
+    """Disturbs what is computed; `seed` says how."""
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.generators: dict = {}
+        self.seed = seed
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def disturb_(self, t):
+        if not t.is_floating_point() or not t.numel() or overlaps(t):
+            return
+        if t.device not in self.generators:
+            self.generators[t.device] = torch.Generator(t.device)
+        # The same computation done twice is disturbed in the same way
+        self.generators[t.device].manual_seed(hash((self.seed, t.shape, t.double().nan_to_num(0, 0, 0).sum().item())) % 2**60)
+        u = torch.rand(t.shape, generator=self.generators[t.device], device=t.device, dtype=torch.float64) * 2 - 1
+        factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * torch.finfo(t.dtype).eps))     # a zero may have the other sign
+        t.copy_(t.double() * factor)
+
+    def disturbed(self, t):
+        if overlaps(t) or not t.is_floating_point():        # its strides could not be kept
+            return t
+        out = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+        self.disturb_(out)
+        return out
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        exact = name in EXACT or torch.Tag.nondeterministic_seeded in func.tags
+        if name in ACCUMULATES:
+            exact = not (kwargs.get("accumulate") or len(args) > 3 and args[3])
+        if name in ("_to_copy", "copy_", "copy"):
+            source = args[1] if name != "_to_copy" else args[0]
+            target = args[0].dtype if name != "_to_copy" else kwargs.get("dtype") or source.dtype
+            exact = not (isinstance(source, torch.Tensor) and source.is_floating_point() and target.is_floating_point
+                         and target.itemsize < source.dtype.itemsize)
+        if exact:
+            return func(*args, **kwargs)
+        schema = func._schema
+        if torch.Tag.pointwise not in func.tags:
+            args = tuple(self.disturbed(a) if isinstance(a, torch.Tensor) and spec.alias_info is None else a
+                         for a, spec in zip(args, schema.arguments))
+        out = func(*args, **kwargs)
+        for a, spec in zip(args, schema.arguments):
+            if spec.alias_info is not None and spec.alias_info.is_write:
+                for t in a if isinstance(a, (list, tuple)) else [a]:
+                    self.disturb_(t)
+        results = out if isinstance(out, (tuple, list)) else [out]
+        for t, spec in zip(results, schema.returns * (len(results) if len(schema.returns) == 1 else 1)):
+            if isinstance(t, torch.Tensor) and spec.alias_info is None:
+                self.disturb_(t)
+        return out
+
+
+def overlaps(t) -> bool:
+    return any(stride == 0 and size > 1 for size, stride in zip(t.shape, t.stride()))

@@ -1,0 +1,659 @@
+"""Random tensor programs: 10 to 40 statements over views, writes, mixed dtypes, reductions, scans, gathers, scatters, products and
+convolutions, on inputs that are strided, expanded, channels-last, of size 0 or 1, that hold NaN and infinities, share memory, require
+gradients, or do not.
+
+A program is written by running it: a candidate statement is executed on real tensors, and kept if eager accepts it. One in ten programs
+ends with a statement that eager refuses, so that refusals are compared, too."""
+from __future__ import annotations
+
+import random
+import warnings
+
+import torch
+
+FLOATS = ["torch.float32"] * 6 + ["torch.float64", "torch.bfloat16", "torch.bfloat16", "torch.float16"]
+INTEGERS = ["torch.int64", "torch.int64", "torch.int32", "torch.int16", "torch.int8", "torch.uint8"]
+LIMIT = 4096                            # elements of a value
+LARGEST = 1e3                           # beyond it a floating-point value is mostly not kept
+
+HEAD = '''import torch
+import torch.nn.functional as F
+DEVICE = {device!r}
+leaves = []
+
+def inputs(seed, B):
+    generator = torch.Generator().manual_seed(seed)
+    def randn(*size):
+        return torch.randn(size, generator=generator).to(DEVICE)
+    def ints(low, high, *size):
+        return torch.randint(low, high, size, generator=generator).to(DEVICE)
+    def leaf(x):
+        leaves.append(x.detach().clone(memory_format=torch.preserve_format).requires_grad_())
+        return leaves[-1]
+    leaves.clear()
+'''
+
+
+class Refused(Exception):
+    """No operand fits."""
+
+
+EXPRESSIONS: list = []                  # (weight, function of a Writer that returns the text of an expression)
+WRITES: list = []                       # the same for statements
+
+
+def expression(weight: float = 1.0):
+    return lambda fn: EXPRESSIONS.append((weight, fn))
+
+
+def write(weight: float = 1.0):
+    return lambda fn: WRITES.append((weight, fn))
+
+
+def expressions(weight: float, *forms: str) -> None:
+    """Forms with operands {x}: floating, {y}: broadcastable with x, {n}: integer, {b}: bool, {a}: any, {d}: dim of x, {c}: number."""
+    for form in forms:
+        EXPRESSIONS.append((weight, lambda w, form=form: w.fill(form)))
+
+
+class Writer:
+    """The state of a program that is being written. env: name -> tensor, as eager has it now."""
+
+    def __init__(self, seed: int, device: str):
+        self.rng, self.device = random.Random(seed), device
+        self.head, self.lines, self.names, self.unused = [HEAD.format(device=device)], [], [], []
+        self.space = {"torch": torch, "F": torch.nn.functional, "DEVICE": "cpu"}
+        self.env: dict[str, torch.Tensor] = {}
+
+    def tensor(self, accept=lambda t: True) -> str:
+        names = [n for n in self.names if accept(self.env[n])]
+        if not names:
+            raise Refused
+        recent = names[-6:]
+        return self.rng.choice(recent if self.rng.random() < 0.7 else names)
+
+    def partner(self, x: str, accept=lambda t: True) -> str:
+        """A tensor that broadcasts with x."""
+        shape = self.env[x].shape
+
+        def fits(t):
+            return accept(t) and all(1 in (a, b) or a == b for a, b in zip(reversed(t.shape), reversed(shape)))
+        return self.tensor(fits)
+
+    def number(self) -> str:
+        return self.rng.choice(["0.5", "2", "-1.5", "3", "1", "0.1", "-2", "True" if self.rng.random() < 0.2 else "0.25"])
+
+    def dim(self, x: str, extra: int = 0) -> int:
+        rank = self.env[x].dim() + extra
+        if rank == 0:
+            return self.rng.choice([0, -1])
+        return self.rng.randrange(-rank, rank)
+
+    def dims(self, x: str) -> str:
+        rank = self.env[x].dim()
+        return str(sorted(self.rng.sample(range(rank), self.rng.randint(1, rank)))) if rank else "[]"
+
+    def size(self, x: str, d: int) -> int:
+        t = self.env[x]
+        return t.shape[d] if t.dim() else 1
+
+    def fill(self, form: str) -> str:
+        x = ""
+        if "{x}" in form:
+            x = self.tensor(torch.is_floating_point)
+        elif "{n}" in form:
+            x = self.tensor(is_integer)
+        elif "{a}" in form:
+            x = self.tensor()
+        elif "{b}" in form:
+            x = self.tensor(is_bool)
+        values = {"x": x, "n": x, "a": x, "b": x, "c": self.number()}
+        if "{y}" in form:
+            values["y"] = self.partner(x)
+        if "{f}" in form:
+            values["f"] = self.partner(x, torch.is_floating_point)
+        if "{m}" in form:
+            values["m"] = self.partner(x, is_bool)
+        if "{i}" in form:
+            values["i"] = self.partner(x, is_integer)
+        if "{d}" in form:
+            values["d"] = self.dim(x)
+        if "{ds}" in form:
+            values["ds"] = self.dims(x)
+        if "{k}" in form:
+            values["k"] = self.rng.choice([", keepdim=True", ""])
+        if "{e}" in form:
+            values["e"] = self.rng.choice([0, 1, 2, 3, -1])
+        return form.format(**values)
+
+
+def is_integer(t) -> bool:
+    return not t.is_floating_point() and t.dtype is not torch.bool
+
+
+def is_bool(t) -> bool:
+    return t.dtype is torch.bool
+
+
+def has_dims(*ranks):
+    return lambda t: t.dim() in ranks and t.is_floating_point()
+
+
+# ---- pointwise
+
+for _name in ("sin cos tanh sigmoid relu neg abs floor ceil round trunc sign erf square atan log1p_abs sqrt_abs rsqrt_abs exp_clamp "
+              "frac isnan isfinite expm1_clamp asinh nan_to_num sinc logit_eps positive reciprocal_abs erfc exp2_clamp").split():
+    _base, _, _guard = _name.partition("_")
+    _form = {"abs": f"torch.{_base}({{x}}.abs() + {0 if _base == 'log1p' else 0.25})", "clamp": f"torch.{_base}({{x}}.clamp(-4, 3))",
+             "to": "{x}.nan_to_num()", "eps": "{x}.logit(eps=0.1)"}.get(_guard, f"{{x}}.{_base}()")
+    expressions(0.5, "{x}.nan_to_num(0.5, 2, -2)" if _name == "nan_to_num" else _form)
+expressions(0.5, *(f"F.{name}({{x}})" for name in
+                   ("gelu silu softplus leaky_relu elu hardswish mish logsigmoid hardtanh softsign relu6 hardsigmoid celu selu "
+                    "tanhshrink").split()))
+expressions(1.5, "{x} + {y}", "{x} * {y}", "{x} - {y}", "{a} + {y}", "{a} * {y}", "{x} * {c}", "{x} + {c}", "{c} - {x}", "{a} * {c}")
+expressions(0.6, "{x} / {c}", "{x} / ({f}.abs() + 0.5)", "torch.maximum({x}, {f})", "torch.minimum({x}, {y})", "torch.fmax({x}, {f})",
+            "{x} ** 2", "{x} ** 3", "{x}.abs() ** 0.5", "torch.atan2({x}, {f})", "torch.remainder({x}, {c})", "{x} % 1.5", "{x} // 0.75",
+            "torch.fmod({x}, 1.25)", "torch.where({m}, {x}, {f})", "torch.where({x} > {y}, {x}, {c})", "torch.lerp({x}, {f}, 0.25)",
+            "torch.addcmul({x}, {f}, {f}, value=0.5)", "{x}.clamp(-1, {c})", "torch.clamp({x}, min={f})", "torch.copysign({x}, {f})",
+            "torch.sub({x}, {y}, alpha=2)", "torch.hypot({x}, {f})", "torch.xlogy({x}, {f}.abs() + 0.5)",
+            "torch.add({x}, {y}, alpha=0.5)",
+            "torch.rsub({x}, {y})", "torch.heaviside({x}, {f})", "torch.ldexp({x}, torch.tensor(2, device=DEVICE))",
+            "{x}.masked_fill({m}, {c})",
+            "torch.true_divide({n}, 3)", "torch.div({x}, 0.7, rounding_mode='trunc')", "torch.div({x}, 0.3, rounding_mode='floor')",
+            "torch.float_power({x}.abs() + 0.1, 1.5)", "torch.logaddexp({x}, {f})", "torch.addcdiv({x}, {f}, {f}.abs() + 1)",
+            "torch.threshold({x}, 0.1, 20)", "torch.isclose({x}, {x} + 0.5)")
+expressions(0.6, "{x} > {y}", "{x} == {x}.amax()", "{a} == {y}", "{a} <= {c}", "{a} != {y}", "{b} & {m}", "{b} | {m}", "{b} ^ {m}",
+            "~{b}",
+            "{n} % 3", "{n} // 4", "torch.div({n}, 5, rounding_mode='trunc')", "{n} & 6", "{n} | {i}", "{n} ^ 5", "{n} << 1",
+            "{n} >> 1", "-{n}",
+            "{n} * {i}", "{n} - {i}", "{n}.abs()", "{n} + {m}", "{b} + {m}", "{b} * {y}", "torch.fmod({n}, 3)", "{n} % ({i} % 5 + 6)",
+            "{n} ** 2",
+            "torch.logical_and({a}, {y})", "torch.logical_not({a})", "torch.signbit({x})", "torch.sign({n})", "torch.bitwise_not({n})",
+            "{n} * 0.5",
+            "torch.gcd({n}, {n})", "torch.maximum({n}, {y})", "torch.clamp({n}, 0, 5)", "{a}.eq({a})", "torch.logical_xor({a}, {y})",
+            "{n} / 2")
+
+
+@expression(2.0)
+def cast(w):
+    x = w.tensor()
+    kind = w.rng.choice([w.rng.choice(FLOATS), w.rng.choice(INTEGERS), "torch.bool"])
+    if kind in INTEGERS and w.env[x].is_floating_point():
+        return f"{x}.nan_to_num(0, 5, -5).clamp({0 if kind == 'torch.uint8' else -90}, 90).to({kind})"
+    return f"{x}.to({kind})"
+
+
+# ---- views
+
+expressions(1.0, "{a}.unsqueeze({d})", "{a}.squeeze()", "{a}.reshape(-1)", "{a}.flip({ds})", "{a}.transpose(0, {d})", "{a}.flatten()",
+            "{a}.mT",
+            "{a}[..., ::2]", "{a}[1:]", "{a}[..., None]", "{a}.movedim(0, {d})", "{a}.roll({e}, {d})", "{a}.detach()", "{a}.contiguous()",
+            "{a}.clone()", "{a}[:, 0]", "{a}[-1]", "{a}[..., -1:]", "{a}.squeeze({d})", "{a}[None]", "{a}.ravel()", "{a}.view_as({a})")
+expressions(0.5, "{a}.diagonal({e})", "torch.tril({a}, {e})", "torch.triu({a}, {e})", "{a}.expand(3, *{a}.shape)",
+            "{a}.unfold({d}, 2, 1)",
+            "{a}.repeat_interleave(2, {d})", "{a}.rot90(1, (0, {d}))", "{a}.swapaxes(0, {d}).reshape(-1)", "torch.atleast_2d({a})",
+            "{a}.fliplr()",
+            "torch.diag_embed({a})", "{a}.view({a}.shape)", "{a}.t()", "{a}.T", "{a}[::2, 1:]", "{a}.view(-1)",
+            "{a}.unflatten({d}, (-1, 1))",
+            "{x}.view(torch.int32)", "{x}.view(torch.int16)", "{a}.narrow({d}, 0, 1)", "{a}.reshape({a}.shape[::-1])",
+            "{a}.reshape(2, -1)",
+            "{a}.as_strided((2, 2), (1, 1))", "{a}.tile(2)", "{a}.expand_as({a})", "torch.broadcast_to({a}, (2, *{a}.shape))",
+            "{a}[..., torch.arange({a}.shape[-1], device=DEVICE).flip(0)]", "{a}.T.reshape({a}.shape)",
+            "{a}.contiguous(memory_format=torch.channels_last)")
+
+
+@expression(1.0)
+def permute(w):
+    x = w.tensor(lambda t: t.dim() > 1)
+    return f"{x}.permute({w.rng.sample(range(w.env[x].dim()), w.env[x].dim())})"
+
+
+@expression(1.5)
+def slices(w):
+    x = w.tensor(lambda t: t.dim() > 0)
+    parts = []
+    for size in w.env[x].shape:
+        kind = w.rng.random()
+        if kind < 0.4:
+            parts.append(":")
+        elif kind < 0.8:
+            low = w.rng.randint(0, max(size - 1, 0))
+            parts.append(f"{low}:{w.rng.randint(low, size)}" + w.rng.choice(["", "", ":2"]))
+        elif kind < 0.9 and size:
+            parts.append(str(w.rng.randrange(-size, size)))
+        else:
+            parts.append("None, :")
+    return f"{x}[{', '.join(parts[:w.rng.randint(1, len(parts))])}]"
+
+
+@expression(1.0)
+def pieces(w):
+    x = w.tensor(lambda t: t.dim() > 0)
+    d = w.dim(x)
+    return f"{x}." + w.rng.choice([f"chunk(2, {d})[-1]", f"unbind({d})[0]", f"split(2, {d})[-1]",
+                                   f"split_with_sizes([1, {w.size(x, d) - 1}], {d})[1]",
+                                   f"tensor_split(3, {d})[1]", f"select({d}, 0)"])
+
+
+@expression(1.0)
+def reshaped(w):
+    x = w.tensor(lambda t: 1 < t.numel() <= LIMIT)
+    n, sizes = w.env[x].numel(), []
+    while n > 1 and len(sizes) < 4:
+        options = [f for f in (2, 3, 4, 5, 6, 7, 8, 12) if n % f == 0] or [n]
+        sizes.append(w.rng.choice(options + [n]))
+        n //= sizes[-1]
+    return f"{x}.reshape({', '.join(map(str, [*sizes, *([n] if n > 1 else [])]))})"
+
+
+@expression(0.7)
+def repeated(w):
+    x = w.tensor(lambda t: t.numel() <= 500)
+    times = [str(w.rng.randint(1, 3)) for _ in range(w.env[x].dim() + w.rng.randint(0, 1))]
+    return f"{x}.{w.rng.choice(['repeat', 'tile'])}({', '.join(times)})"
+
+
+@expression(1.2)
+def joined(w):
+    x = w.tensor(lambda t: t.dim() > 0)
+    d, shape = w.dim(x), w.env[x].shape
+    y = w.tensor(lambda t: t.dim() == len(shape) and all(a == b for i, (a, b) in enumerate(zip(t.shape, shape)) if i != d % len(shape)))
+    return w.rng.choice([f"torch.cat([{x}, {y}], {d})", f"torch.cat([{y}, {x}, {x}], {d})", f"torch.stack([{x}, {x}], {d})",
+                         f"torch.hstack([{x}, {y}])"])
+
+
+LINKS = [".flip(0)", ".flip(-1)", ".flip(0, -1)", ".repeat_interleave(3, 0)", ".repeat_interleave(2, -1)", ".tile(2)", ".roll(1, 0)",
+         ".roll(-2, -1)",
+         ".transpose(0, -1)", ".reshape(-1)", "[::2]", "[..., 1:]", ".unsqueeze(0)", ".repeat(2, *[1] * {k})", ".reshape({n}, -1)",
+         ".reshape(-1, {n})",
+         ".flatten(0, 1)", ".unfold(-1, 2, 1)", ".unflatten(0, (-1, {n}))", ".movedim(-1, 0)", "[..., :-1]", "[-1]", ".mT", ".rot90()",
+         ".tril(1)",
+         ".diagonal()", ".squeeze()", ".expand({n}, *[-1] * {k})", ".contiguous()", ".swapaxes(0, 1).reshape(-1)", ".view(-1)", " * 2",
+         ".float()"]
+
+
+@expression(6.0)
+def chain(w):
+    """Several views of views: their indices meet in one expression."""
+    x = w.tensor(lambda t: 0 < t.dim() < 5 and t.numel() <= 400)
+    links = "".join(w.rng.choices(LINKS, k=w.rng.randint(2, 4))).format(n=w.rng.choice([2, 3, 4]), k=w.env[x].dim())
+    return links.replace(" * 2", "") and f"{x}{links}" if " * 2" not in links else f"({x} * 2){links.replace(' * 2', '')}"
+
+
+# ---- reductions and scans
+
+expressions(1.0, "{x}.sum({ds}{k})", "{x}.mean({ds}{k})", "{x}.amax({ds}{k})", "{x}.amin({ds}{k})", "{x}.sum()", "{x}.mean()",
+            "{a}.sum({d}{k})",
+            "{x}.softmax({d})", "{x}.cumsum({d})", "{x}.argmax({d}{k})", "{x}.max({d}{k}).values")
+expressions(0.5, "{x}.var({ds}{k})", "{x}.std({d}{k})", "{x}.std({ds}, correction=0)", "{x}.log_softmax({d})",
+            "{x}.logsumexp({ds}{k})", "{x}.clamp(-1.5, 1.5).prod({d}{k})",
+            "{x}.norm()", "{x}.norm(p=1, dim={d}{k})", "{x}.norm(p=float('inf'), dim={d}{k})", "{x}.argmin({d})", "{a}.any({d}{k})",
+            "{a}.all({d}{k})", "{a}.any()",
+            "{x}.min({d}).indices", "{x}.clamp(-1.2, 1.2).cumprod({d})", "{x}.cummax({d}).values", "{x}.cummin({d}).indices",
+            "{x}.logcumsumexp({d})",
+            "{x}.sort({d}).values", "{x}.sort({d}, stable=True).indices", "{x}.argsort({d}, descending=True, stable=True)",
+            "{x}.topk(1, {d}).values",
+            "{x}.median()", "{x}.median({d}).values", "{x}.kthvalue(1, {d}).values", "{x}.nansum({d}{k})", "{x}.diff(dim={d})",
+            "{x}.aminmax().max",
+            "{a}.count_nonzero({d})", "torch.trace({x})", "{n}.cumsum({d})", "{n}.sum({d}, dtype=torch.int32)", "{n}.amax({d}{k})",
+            "{n}.prod({d})", "{n}.argmax()",
+            "{a}.sum({d}, dtype=torch.float64)", "torch.dist({x}, {x} * 0.5)", "F.normalize({x}, dim={d})",
+            "torch.var_mean({x}, {d})[1]", "{x}.nanmean({d})",
+            "{x}.max()", "{x}.abs().amax({ds}, keepdim=True)", "{x}.mean({d}, dtype=torch.float32)", "{b}.sum()",
+            "torch.linalg.vector_norm({x}, 2, {d}{k})",
+            "torch.bucketize({x}, torch.tensor([-0.5, 0.05, 1.0], device=DEVICE))", "torch.std_mean({x})[0]", "{x}.renorm(2, 0, 1.0)",
+            "torch.cross({x}, {x} * 2, dim={d})")
+
+
+UNARY = ["{}.sin()", "{}.abs()", "{} * 1.7", "{} + 0.3", "{}.tanh()", "{}.relu()", "{} * {y}", "{} - {y}", "{}.sigmoid()", "{} / 3",
+         "{} ** 2", "{}.square()"]
+JUDGES = ["({q}) == ({q}).amax({d}, keepdim=True)", "({q}).amax({d})", "({q}).norm(p=float('inf'), dim={d})", "({q}).floor()",
+          "({q}).argmax({d})",
+          "({q}).sum({d})", "({q}).softmax({d})", "({q}).max({d}).values", "({q}) > ({q}).mean({d}, keepdim=True)", "({q}).var({d})",
+          "({q}).cumsum({d})",
+          "torch.where(({q}) > {y}, {q}, {y})", "({q}).to(torch.float64)", "({q}).float() - ({q})", "({q}).aminmax().max",
+          "({q}).sign()", "({q}).trunc()",
+          "({q}).sort({d}).values", "({q}).mean()", "({q}).amin({d}, keepdim=True) * {y}", "({q})", "({q})", "({q}).logsumexp({d})",
+          "({q}).round()"]
+
+
+@expression(8.0)
+def judged(w):
+    """Some arithmetic, and something that looks at the result closely: it is fused into one kernel, and must round as in memory."""
+    x = w.tensor(torch.is_floating_point)
+    q, y, d = x, w.partner(x, torch.is_floating_point), w.dim(x)
+    for form in w.rng.choices(UNARY, k=w.rng.randint(1, 3)):
+        q = form.replace("{}", f"({q})" if q != x else x).format(y=y)
+    form = w.rng.choice(JUDGES)
+    if form.count("({q})") > 1:                              # the same value twice, not a second computation of it
+        form = form.replace("({q})", "(q := {q})", 1).replace("({q})", "q").replace(", {q})", ", q)")
+    return form.format(q=q, y=y, d=d)
+
+
+# ---- gathers and scatters
+
+def index_into(w, size: int, length: int, distinct: bool = False) -> str:
+    """The text of a vector of positions below `size`."""
+    if not size:
+        raise Refused
+    if distinct:
+        values = w.rng.sample(range(size), min(size, length))
+    else:
+        values = [w.rng.randrange(-size, size) if w.rng.random() < 0.3 and not distinct else w.rng.randrange(size) for _ in range(length)]
+    return f"torch.tensor({values}, device=DEVICE)"
+
+
+@expression(1.5)
+def picked(w):
+    x = w.tensor(lambda t: t.dim() > 0)
+    d = w.rng.randrange(w.env[x].dim())
+    at = index_into(w, w.size(x, d), w.rng.randint(1, 5))
+    positive = f"{at} % {w.size(x, d)}"
+    return w.rng.choice([f"{x}[{':, ' * d}{at}]", f"{x}.index_select({d}, {positive})", f"{x}[{':, ' * d}{at}.view(-1, 1)]",
+                         f"{x}[..., {index_into(w, w.size(x, -1), 3)}]", f"torch.take({x}, {positive})"])
+
+
+@expression(1.0)
+def gathered(w):
+    x = w.tensor(lambda t: t.dim() > 0)
+    d, size = w.dim(x), 0
+    size = w.size(x, d)
+    if not size:
+        raise Refused
+    return w.rng.choice([f"{x}.gather({d}, {x}.argsort({d}, stable=True))",
+                         f"torch.take_along_dim({x}, {x}.argsort({d}, stable=True), {d})",
+                         f"{x}.gather({d}, torch.arange({x}.numel(), device=DEVICE).reshape({x}.shape) % {size})",
+                         f"{x}.gather({d}, torch.zeros_like({x}, dtype=torch.long))"])
+
+
+@expression(1.0)
+def by_tensor(w):
+    x = w.tensor(lambda t: t.dim() > 0 and t.shape[0] > 0)
+    n = w.tensor(lambda t: is_integer(t) and t.dim() < 3 and t.numel() < 60)
+    return w.rng.choice([f"{x}[{n}.long() % {w.size(x, 0)}]", f"F.embedding({n}.long() % {w.size(x, 0)}, {x})",
+                         f"F.one_hot({n}.long() % 5, 5)", f"{x}[{n}.long() % {w.size(x, 0)}].sum(0)"])
+
+
+@expression(1.2)
+def scattered(w):
+    x = w.tensor(lambda t: t.dim() > 0 and t.dtype is not torch.bool)
+    d = w.rng.randrange(w.env[x].dim())
+    at = f"{index_into(w, w.size(x, d), w.size(x, d))} % {w.size(x, d)}"
+    once = index_into(w, w.size(x, d), w.rng.randint(1, 4), distinct=True)
+    where = f"({at}).view({', '.join('-1' if i == d else '1' for i in range(w.env[x].dim()))}).expand_as({x})"
+    return w.rng.choice([f"{x}.index_add({d}, {at}, {x})", f"{x}.scatter_add({d}, {where}, {x})",
+                         f"torch.zeros_like({x}).index_add({d}, {at}, {x})",
+                         f"{x}.index_fill({d}, {once}, 2)", f"{x}.index_copy({d}, {once}, {x}.index_select({d}, {once}) * 2)",
+                         f"{x}.index_put(({at},), {x}[0], accumulate=True)", f"{x}.scatter({d}, {x}.argsort({d}, stable=True), {x})",
+                         f"torch.zeros_like({x}).scatter({d}, {where}, 3)", f"{x}.select_scatter({x}.select({d}, 0) * 2, {d}, -1)",
+                         f"{x}.slice_scatter({x}.narrow({d}, 0, 1), {d}, 0, 1)", f"{x}.scatter_reduce({d}, {where}, {x}, 'amax')",
+                         f"torch.where({x} > 0, {x}, {x}.roll(1, {d}))", f"{x}.masked_scatter({x} > 0, {x}.flip({d}))"])
+
+
+# ---- products, convolutions, layers
+
+@expression(1.5)
+def product(w):
+    x = w.tensor(lambda t: t.is_floating_point() and t.dim() > 0)
+    last, dtype = w.size(x, -1), w.env[x].dtype
+    y = w.tensor(lambda t: t.dtype is dtype and t.dim() > 0 and last in t.shape[-2:])
+    options = [f"{x} @ {y}", f"{x} @ {y}.mT", f"F.linear({x}, {y})", f"torch.matmul({x}, {x}.mT)",
+               f"torch.einsum('...i,...i->...', {x}, {x})",
+               f"torch.einsum('...ij,...kj->...ik', {x}, {y})", f"torch.outer({x}, {y})", f"torch.tensordot({x}, {y}, ([-1], [-1]))",
+               f"torch.addmm({x}[:1, :1], {x}, {y}.mT)", f"torch.bmm({x}, {y}.mT)", f"torch.baddbmm({x}[..., :1], {x}, {y}.mT)"]
+    return w.rng.choice(options) + w.rng.choice([" * 0.25", ""])
+
+
+@expression(0.8)
+def convolution(w):
+    x = w.tensor(has_dims(3, 4))
+    t, spatial = w.env[x], w.env[x].dim() - 2
+    channels, out = t.shape[1], w.rng.choice([1, 2, 4])
+    groups = channels if channels and w.rng.random() < 0.25 else 1
+    kernel = [w.rng.choice([1, 2, 3]) for _ in range(spatial)]
+    weight = f"torch.linspace(-1, 1, {out * groups * (channels // groups) * _product(kernel)}, dtype={t.dtype}, device=DEVICE)" \
+             f".sin().reshape({out * groups}, {channels // groups}, {', '.join(map(str, kernel))})"
+    name = f"conv{spatial}d" if w.rng.random() < 0.8 else f"conv_transpose{spatial}d"
+    if "transpose" in name:
+        weight, groups = weight + ".transpose(0, 1)", 1
+    return f"F.{name}({x}, {weight}, stride={w.rng.choice([1, 1, 2])}, padding={w.rng.choice([0, 1])}, groups={groups})"
+
+
+def _product(sizes) -> int:
+    out = 1
+    for s in sizes:
+        out *= s
+    return out
+
+
+@expression(1.0)
+def layer(w):
+    x = w.tensor(has_dims(2, 3, 4))
+    t = w.env[x]
+    options = [f"F.layer_norm({x}, {x}.shape[-1:])", f"F.pad({x}, ({w.rng.choice([1, -1, 0])}, 2))", f"F.dropout({x}, 0.0)",
+               f"F.pad({x}, (1, 0, 0, 1), value=0.5)", f"F.batch_norm({x}, None, None, training=True)",
+               f"F.rms_norm({x}, {x}.shape[-1:])",
+               f"F.group_norm({x}, 1)", f"F.cross_entropy({x}, torch.arange({t.shape[0]}, device=DEVICE) % {max(t.shape[1], 1)})",
+               f"F.mse_loss({x}, {x} * 0.5)", f"F.glu({x}, -1)", f"F.smooth_l1_loss({x}, {x}.roll(1, 0))",
+               f"F.kl_div({x}, {x}.softmax(-1))",
+               f"F.binary_cross_entropy_with_logits({x}, ({x} > 0).to({x}.dtype))", f"F.cosine_similarity({x}, {x} + 0.5, dim=-1)",
+               f"F.huber_loss({x}, {x} * 0)"]
+    if t.dim() == 4:
+        options += [f"F.max_pool2d({x}, 2, 1)", f"F.avg_pool2d({x}, 2, 1)", f"F.adaptive_avg_pool2d({x}, 1)",
+                    f"F.interpolate({x}, scale_factor=2)",
+                    f"F.max_pool2d({x}, 2, padding=1, stride=2)", f"F.interpolate({x}, size=(3, 3), mode='bilinear')",
+                    f"F.pixel_unshuffle({x}, 1)",
+                    f"F.avg_pool2d({x}, 3, 2, 1, count_include_pad=False)", f"F.pad({x}, (1, 1, 1, 0), mode='reflect')",
+                    f"F.instance_norm({x})",
+                    f"F.scaled_dot_product_attention({x}, {x}, {x})", f"F.scaled_dot_product_attention({x}, {x}, {x}, is_causal=True)",
+                    f"F.pad({x}, (1, 0, 0, 1), mode='circular')", f"F.unfold({x}, 2)", f"F.pixel_shuffle({x}, 1)",
+                    f"F.adaptive_max_pool2d({x}, 1)"]
+    if t.dim() == 3:
+        options += [f"F.max_pool1d({x}, 2)", f"F.avg_pool1d({x}, 2)", f"F.interpolate({x}, size=4, mode='linear')",
+                    f"F.pad({x}, (1, 1), mode='replicate')"]
+    return w.rng.choice(options)
+
+
+# ---- from nothing
+
+expressions(0.4, "torch.zeros_like({a})", "torch.ones({a}.shape, device=DEVICE)", "torch.full_like({x}, {c})",
+            "torch.arange(6, device=DEVICE)",
+            "torch.arange(6.0, device=DEVICE).view(2, 3)", "torch.eye(3, device=DEVICE)", "{a}.new_zeros(2, 3)",
+            "torch.linspace(-1, 1, 5, device=DEVICE)",
+            "torch.tensor([[1.0, -2.0], [0.5, 3.0]], device=DEVICE)", "{a}.new_full((3,), 2)", "torch.tensor(2.5, device=DEVICE)",
+            "torch.ones_like({a}) * {c}",
+            "torch.arange({a}.shape[0], device=DEVICE)", "torch.full(({a}.dim(), 2), 7, device=DEVICE)",
+            "torch.tril_indices(3, 3, device=DEVICE)")
+
+
+# ---- writes
+
+def writes(weight: float, *forms: str) -> None:
+    for form in forms:
+        WRITES.append((weight, lambda w, form=form: w.fill(form)))
+
+
+writes(1.0, "{x}.add_({y})", "{x}.mul_({c})", "{x}.sub_({f})", "{x}.copy_({y})", "{x}[0] = {c}", "{x}.t().add_(1)",
+       "{x}[1:].mul_(0.5)", "{x} += {y}",
+       "{x}[..., -1] = {x}[..., 0] * 2", "{n}.add_({i})", "{n}[0] = 3", "{x}.transpose(0, {d})[0].sub_({c})", "{b}.logical_not_()")
+writes(0.5, "{x}.zero_()", "{x}.fill_({c})", "{x}.clamp_(-1, 1)", "{x}.relu_()", "{x}.masked_fill_({m}, {c})", "{x}[{x} > 0.5] = {c}",
+       "{x}.sin_()",
+       "{x}.view(-1)[::2].add_(1)", "{x}.diagonal().fill_({c})", "{x}[[0]] += 1", "{x}.detach().mul_(0.5)", "{x}.unsqueeze_({d})",
+       "{x}.t_()",
+       "{x}.squeeze_()", "{x}.cumsum_({d})", "{x}[..., :1].copy_({x}[..., -1:] * 2)", "{n}.bitwise_and_(6)", "{n} *= 3",
+       "{x}.unbind(0)[-1].mul_(2)",
+       "{x}.flatten()[1:].add_(1)", "{x}.addcmul_({f}, {f})", "{x}.lerp_({f}, 0.5)", "{x}.neg_()", "{x}.pow_(2)", "{x}.div_(1.5)",
+       "{x}[:, 0] = {x}[:, -1]",
+       "torch.add({x}, {f}, out={x})", "{x}.data.add_(0.5)", "{x}.swapaxes(0, -1).copy_({f})",
+       "{x}.index_fill_({d}, torch.tensor([0], device=DEVICE), 1)",
+       "{x}.narrow({d}, 0, 1).zero_()", "{x}.expand(2, *{x}.shape).sum(0).mul_(2)", "{x}.view(torch.int32).bitwise_and_(-2)",
+       "{b} &= {m}",
+       "torch._foreach_mul_([{x}, {f}], 0.5)", "{x}.tril_()", "{x}.copy_({x}.roll(1, 0))", "{x}.unfold(0, 2, 2).mul_(2)",
+       "{x}.index_add_(0, torch.tensor([0, 0], device=DEVICE), {x}[:2] * 0.5)",
+       "{x}.scatter_(0, torch.zeros_like({x}, dtype=torch.long)[:1], 2)", "{x}.real.add_(1)",
+       "{x}.permute(*range({x}.dim())[::-1]).mul_(0.5)",
+       "with torch.no_grad(): {x}.add_(1)", "with torch.no_grad(): {x}[0] = {c}", "{x}.masked_scatter_({x} > 0, {x}.clone())",
+       "{x}.put_(torch.tensor([0], device=DEVICE), {x}.reshape(-1)[:1] * 2)")
+
+
+# ---- inputs
+
+SIZES = [1, 1, 2, 3, 4, 5, 6, 7, 8, 16, 17, 33]
+
+
+def make_input(w: Writer, name: str, B: int) -> list[str]:
+    """Lines that define an input."""
+    rng = w.rng
+    rank = rng.choices([0, 1, 2, 3, 4], [1, 3, 8, 4, 3])[0]
+    size = [rng.choice(SIZES if rank < 3 else SIZES[:8]) for _ in range(rank)]
+    if rank and rng.random() < 0.05:
+        size[rng.randrange(rank)] = 0
+    if rank == 2 and rng.random() < 0.04:
+        size[rng.randrange(2)] = 1500
+    size = ["B" if s == B and rng.random() < 0.7 else str(s) for s in size]
+    if rank and "B" not in size and rng.random() < 0.5:
+        size[0] = "B"
+    shape = ", ".join(size)
+    kind = rng.choices(["float", "int", "bool", "related"], [12, 2, 1, 2])[0]
+    if kind == "related" and w.names:
+        x = w.tensor()
+        return [f"{name} = {x}" + rng.choice(["", "", "[1:]", ".detach()", ".t()", ".reshape(-1)", "[..., :1]", ".unsqueeze(0)",
+                ".view(-1)[1:]"])]
+    if kind == "int":
+        lines = [f"{name} = ints(-9, 10, {shape})"]
+        cast = rng.choice(INTEGERS)
+        return lines if cast == "torch.int64" else [lines[0] + f".to({cast})"]
+    if kind == "bool":
+        return [f"{name} = ints(0, 2, {shape}).bool()"]
+    form = rng.choices(["plain", "transposed", "expanded", "sliced", "channels_last",
+                        "stepped"], [8, 3, 2, 2, 2 if rank == 4 else 0, 2])[0]
+    text = f"randn({shape})"
+    if form == "transposed" and rank > 1:
+        text = f"randn({', '.join(reversed(size))}).permute({list(range(rank))[::-1]})"
+    elif form == "expanded" and rank:
+        d = rng.randrange(rank)
+        text = f"randn({', '.join('1' if i == d else s for i, s in enumerate(size))}).expand({shape})"
+    elif form == "sliced" and rank:
+        text = f"randn({', '.join(f'{s} + 3' for s in size)})[{', '.join(f'1:{s} + 1' for s in size)}]"
+    elif form == "stepped" and rank:
+        text = f"randn({', '.join([*size[:-1], f'{size[-1]} * 2'])})[..., ::2]"
+    elif form == "channels_last" and rank == 4:
+        text += ".to(memory_format=torch.channels_last)"
+    dtype = rng.choice(FLOATS)
+    text += "" if dtype == "torch.float32" else f".to({dtype})"
+    lines = [f"{name} = {text}"]
+    if form == "plain" and rng.random() < 0.15:
+        value = rng.choice(["nan", "inf", "-inf", "-0.0", "0.0"])
+        lines.append(f"{name}.view(-1)[::5] = float('{value}')")
+    kind = rng.random()
+    if kind < 0.4:
+        lines.append(f"{name}.requires_grad_()")
+    elif kind < 0.7:
+        lines.append(f"{name} = leaf({name}) * 1.5")
+    return lines
+
+
+# ---- a program
+
+def chosen(w: Writer, table) -> str:
+    return w.rng.choices([fn for _, fn in table], [weight for weight, _ in table])[0](w)
+
+
+def run(w: Writer, text: str) -> bool:
+    """Execute a statement; whether eager accepts it."""
+    try:
+        exec(text, w.space, w.env)
+    except Exception:
+        return False
+    return True
+
+
+def acceptable(w: Writer, t) -> bool:
+    if not isinstance(t, torch.Tensor) or t.numel() > LIMIT or t.dim() > 6 or t.is_complex() or t.layout is not torch.strided:
+        return False
+    if t.is_floating_point() and t.numel():
+        values = t.detach().double().abs()
+        finite = values.isfinite()
+        if (finite.double().mean() < 0.6 or values[finite].amax() > LARGEST) and w.rng.random() < 0.95:
+            return False
+    return t.numel() > 0 or w.rng.random() < 0.3
+
+
+def statement(w: Writer, refusals: bool) -> str | None:
+    """Write one statement that eager accepts (`refusals`: refuses); None if this candidate will not do."""
+    try:
+        if w.rng.random() < 0.2:
+            text, name = chosen(w, WRITES), None
+        else:
+            text, name = chosen(w, EXPRESSIONS), f"v{len(w.lines)}"
+    except Refused:
+        return None
+    line = text if name is None else f"{name} = {text}"
+    if run(w, line) == refusals:
+        return None
+    if not refusals and (not acceptable(w, w.env[name]) if name else not all(acceptable(w, t) for t in w.env.values())):
+        return None if name else "undo"
+    return line
+
+
+def program(seed: int, device: str = "cpu") -> str:
+    """The text of a module with `entry`, `inputs` and `drive`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return _program(seed, device)
+
+
+def _program(seed: int, device: str) -> str:
+    w = Writer(seed, device)
+    rng, length, B = w.rng, 0, w.rng.choice([3, 4, 5, 7])
+    made: list[str] = []
+    maker = HEAD.format(device="cpu").partition("leaves = []")[2]
+    while len(w.names) < 5 and (not w.names or rng.random() < 0.7):
+        name = "abcde"[len(w.names)]
+        lines = make_input(w, name, B)
+        body = "".join(f"    {line}\n" for line in [*made, *lines])
+        space = dict(w.space, leaves=[])
+        text = maker + body + f"    return ({', '.join([*w.names, name])},)\n"
+        try:
+            exec(text, space)
+            values = space["inputs"](0, B)
+        except Exception:
+            continue
+        made += lines
+        w.names.append(name)
+        w.env = dict(zip(w.names, values))
+    arguments, length = list(w.names), rng.randint(10, 40)
+    refuse = rng.random() < 0.1 and device == "cpu"
+    tries = 0
+    while len(w.lines) < length and tries < 40 * length:
+        tries += 1
+        line = statement(w, refuse and len(w.lines) == length - 1)
+        if line is None or line == "undo":
+            if line == "undo":
+                replay(w, maker, made, arguments, B)
+            continue
+        w.lines.append(line)
+        name = line.partition(" = ")[0]
+        if name in w.env and name not in w.names:
+            w.names.append(name)
+        w.env = {n: t for n, t in w.env.items() if n in w.names}
+    text = "\n".join(w.lines)
+    computed = w.names[len(arguments):]
+    unused = [n for n in computed if text.count(n) == 1][-8:]
+    results = list(dict.fromkeys([*unused, *rng.sample(w.names, min(2, len(w.names)))]))
+    body = "".join(f"    {line}\n" for line in w.lines)
+    calls = [(0, B), (1, B)] + ([(2, B + rng.choice([1, 2, -1, -2]))] if rng.random() < 0.3 else [])
+    return (HEAD.format(device=device) + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n\n"
+            + f"def entry({', '.join(arguments)}):\n{body}    return ({', '.join(results)},)\n\n"
+            + f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, B in {calls}:\n"
+            "        call(fast, *inputs(seed, B))\n")
+
+
+def replay(w: Writer, maker: str, made: list[str], arguments: list[str], B: int) -> None:
+    """The values before the last statement, which wrote what is not wanted."""
+    space = dict(w.space, leaves=[])
+    exec(maker + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n", space)
+    w.env = dict(zip(arguments, space["inputs"](0, B)))
+    for line in w.lines:
+        run(w, line)
+    w.env = {n: t for n, t in w.env.items() if n in w.names}

@@ -1,0 +1,88 @@
+"""Random tensor programs, a few of them on every rung, and those that once differed: `tests/programs/tensors.py`."""
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from programs import compare, tensors
+from programs.run import run_seeds
+
+FOUND = sorted((pathlib.Path(__file__).parent / "programs" / "found").glob("tensors_*.py"))
+RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp"]
+PER_TEST = 6
+
+pytestmark = [pytest.mark.usefixtures("fresh"), pytest.mark.filterwarnings("ignore")]
+
+
+@pytest.mark.parametrize("first", range(0, 30, PER_TEST))
+@pytest.mark.parametrize("rung", RUNGS)
+def test_random(rung, first):
+    failures, features = run_seeds(("tensors", "cpu", first, first + PER_TEST, rung, 0, None, float("inf")))
+    assert not failures, f"python -m tests.programs --kind tensors --backend {rung} --seed {failures[0][0]}"
+    assert features["graphs"] >= PER_TEST                       # the programs reach the compiler
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("path", FOUND, ids=lambda p: p.stem)
+def test_found_before(path, rung):
+    assert compare.check(path.read_text(), rung) is None
+
+
+def test_in_tritons_interpreter():
+    """Triton decides at import whether it interprets, so these programs run in a process of their own."""
+    run = subprocess.run([sys.executable, "-c", f"""
+from tests.programs.compare import check
+from tests.programs.run import run_seeds, setup
+setup()
+failures, _ = run_seeds(("tensors", "cpu", 0, 8, "triton", 0, None, float("inf")))
+for path in {[str(p) for p in FOUND]}:
+    found = check(open(path).read(), "triton")
+    failures += [(path, found)] if found else []
+assert not failures, failures
+"""], env=dict(os.environ, TRITON_INTERPRET="1"), cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr[-3000:]
+
+
+def test_same_seed_same_program():
+    assert tensors.program(5) == tensors.program(5) != tensors.program(6)
+
+
+PLANTED = '''import torch
+def entry(x):
+    y = x * 1.7
+    return y + 1, y == y.amax(), (y * 100).long(), y.argmax(), y.sum()
+def drive(compile_, call):
+    call(compile_(entry), torch.linspace(-1, 1, 50).{dtype}().requires_grad_())
+'''
+
+
+@pytest.mark.parametrize("dtype", ["float", "double", "bfloat16"])
+def test_what_rounding_decides_is_not_compared_and_everything_else_is(dtype):
+    """Answers that are a rounding away pass; of an integer that rounding decides nothing is said; wrong answers are seen."""
+    code = compile(PLANTED.format(dtype=dtype), "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(4)]
+    eps = torch.finfo(getattr(torch, dtype)).eps
+
+    def differs(change):
+        wrong = compare.execute(code, lambda f: lambda x: change(*f(x)), words=False)
+        return any(compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong)))
+
+    assert not differs(lambda *out: out)
+    assert not differs(lambda y, *rest: (y * (1 + eps), *rest))
+    assert differs(lambda y, *rest: (y + (torch.arange(50) == 7) * 0.3, *rest))
+    assert differs(lambda y, top, *rest: (y, top ^ (torch.arange(50) == 3), *rest))
+    assert differs(lambda y, top, n, *rest: (y, top, n + (torch.arange(50) == 25), *rest))
+    assert differs(lambda y, top, n, best, total: (y, top, n, best - 1, total))
+    assert differs(lambda *out: (*out[:4], out[4] + 20))
+    assert differs(lambda y, *rest: (y.double() if dtype == "float" else y.float(), *rest))
+    assert differs(lambda y, *rest: (y.detach(), *rest))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 6000, 100))
+def test_many(first):
+    failures, _ = run_seeds(("tensors", "cpu", first, first + 100, None, 0, None, float("inf")))
+    assert not failures, failures
