@@ -42,6 +42,7 @@ def in_fork(task, files: dict[str, pathlib.Path], seconds: float) -> dict:
 
 def body(task, files: dict[str, pathlib.Path], pipe: int) -> dict:
     import minicompile
+    minicompile.reset()                     # what the process before the fork compiled
     warnings.filterwarnings("error", message="minicompile: ")
     minicompile.config.raise_on_internal_error = True
     try:
