@@ -1171,7 +1171,7 @@ def power(x, n):
 
 @rule(aten.relu)
 def relu(x):
-    return torch.where(x <= 0, 0 * x, x)
+    return x.masked_fill(x <= 0, 0)
 
 
 @rule(aten.gelu)

@@ -2,6 +2,7 @@
 import ast
 import functools
 import io
+import math
 import os
 import subprocess
 import sys
@@ -367,6 +368,12 @@ def test_operators_compute_what_eager_computes(n, target, monkeypatch):
     for a, b in zip(torch.autograd.grad(ours, x, g), torch.autograd.grad(right, x, g)):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
     assert compiled.breaks == []
+
+
+def test_relu_of_infinities_and_nan():
+    x = torch.tensor([-math.inf, -1.0, 2.0, math.inf, math.nan])
+    made = tiny.interpret(tiny.decompose(tiny.record(F.relu, x)), [x])
+    torch.testing.assert_close(made[0], F.relu(x), equal_nan=True, rtol=0, atol=0)
 
 
 def saved_bytes(call, known):
