@@ -193,7 +193,7 @@ with watching() as seen:
 # integer `n`. What is left of the checks of `x` and `n` in the version with symbols for both:
 
 # %%
-from minicompile.explain import in_words
+from minicompile.ch02_guards.guards import in_words
 
 newest = seen.states[0].cache.entries[1]
 for guard in newest.guards:

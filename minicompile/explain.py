@@ -16,9 +16,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-import torch
-
 from . import advice, logs
+from .logs import count
 
 # ---- the data --------------------------------------------------------------------------------------------
 
@@ -226,6 +225,7 @@ def frame_name(code) -> str:
 
 def heard_captured(found, code, captured):
     from .ch02_guards.codegen import in_users_words
+    from .ch02_guards.guards import in_words
     frame = frame_name(code)
     found.guards += [Fact(frame, in_users_words(in_words(g), code), short_place(g.location), g)
                      for g in captured.guards]
@@ -297,56 +297,6 @@ def explain_break(frame: str, reason) -> Break:
     source, caret = (*(source_with_caret(place, reason.position) if place else ()), "", "")[:2]
     where = str(place or "unknown line")
     return Break(frame, reason.reason, where, source, caret, reason.chain[:-1], reason.hint)
-
-
-def tensor_in_words(spec) -> str:
-    shape = ", ".join("any" if d in spec.dynamic_dims else str(n) for d, n in enumerate(spec.shape))
-    layout = spec.stride if isinstance(spec.stride, str) else "not strided" if spec.stride is None else \
-        f"strides {spec.stride}"
-    kind = "tensor" if spec.type is torch.Tensor else spec.type.__name__
-    grad = ", requires grad" if spec.requires_grad else ""
-    return f"a {str(spec.dtype).removeprefix('torch.')} {kind} [{shape}] on {spec.device}, {layout}{grad}"
-
-
-def in_words(guard) -> str:
-    """A guard as a sentence about the user's variables."""
-    from .ch02_guards.guards import others, short
-    source, expected = guard.source, guard.expected
-    say = {
-        "TENSOR_MATCH": lambda: f"{source} is {tensor_in_words(expected)}",
-        "TYPE_MATCH": lambda: f"{source} is a {expected.__qualname__}",
-        "ID_MATCH": lambda: f"{source} is the same object",
-        "CONSTANT_MATCH": lambda: f"{source} == {short(expected)}",
-        "LENGTH": lambda: f"{source} has {count(expected, 'element')}",
-        "TUPLE_LENGTH": lambda: f"{source} has {count(expected, 'element')}",
-        "CLASS_ATTR": lambda: f"{expected[0].__qualname__}.{expected[1]} is what it was",
-        "GLOBAL_HOOKS": lambda: f"hooks of all modules are {short(expected) if expected else 'none'}",
-        "DICT_KEYS": lambda: f"{source} has the keys {short(list(expected))}",
-        "NO_ATTR": lambda: f"{source} has no attribute {expected!r}",
-        "NO_KEY": lambda: f"{source} has no key {expected!r}",
-        "FUNCTION_CODE": lambda: f"{source} is the same function",
-        "MODULE_STRUCTURE": lambda: f"{source} is a {expected.type.__qualname__} with the same children "
-        "and no hooks",
-        "GRAD_MODE": lambda: f"gradients are {'' if expected else 'not '}recorded",
-        "INFERENCE_MODE": lambda: f"inference mode is {'on' if expected else 'off'}",
-        "DETERMINISTIC": lambda: f"deterministic algorithms are {'on' if expected else 'off'}",
-        "AUTOCAST": lambda: f"autocast is {short(expected) if expected else 'off'}",
-        "TORCH_FUNCTION": lambda: "no mode sees operations" if expected[0] and not any(expected[1:]) else
-        f"the modes that see operations are the same ({short(expected)})",
-        "NOT_A_VIEW": lambda: f"{source} is not a view, and {'a' if expected else 'no'} leaf",
-        "ALIASED": lambda: f"{source} and {expected} are one object",
-        "NOT_ALIASED": lambda: f"{source} is another object than " + ", ".join(map(str, others(guard))),
-        "SIZE": lambda: " where ".join(filter(None, (expected[0], ", ".join(
-            f"{n} is {where}" for n, where in expected[1] if n != str(where))))),
-    }.get(guard.kind, lambda: f"{source or guard.kind} is {short(expected)}")
-    try:
-        return say()
-    except Exception:                  # a kind whose data has another form
-        return str(guard)
-
-
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def summary(e: Explanation) -> str:

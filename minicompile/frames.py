@@ -37,7 +37,7 @@ from . import advice, logs, marks
 from .backends import add_size_inputs, compile_graph
 from .ch01_graphs.graph import print_graph
 from .ch02_guards import cache as entries, codegen
-from .ch02_guards.guards import GuardSet, weak_identities
+from .ch02_guards.guards import GuardSet, in_words
 from .ch02_guards.sources import ModuleAttrSource
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
@@ -584,7 +584,7 @@ def build_entry(state: FrameState, function, args, captured):
     if failing is not None:
         raise RuntimeError(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
     root = root_module(args)
-    return entries.Entry(compiled, namespace["__next"], weak_identities(captured.guards), captured.constants,
+    return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants,
                          extra={"breaks": captured.breaks, "gm": captured.gm,
                                 "root": None if root is None else weakref.ref(root)})
 
@@ -626,7 +626,6 @@ def refused(gm, eager: bool, grad: bool, *inputs) -> bool:
 def log_entry(state: FrameState, captured, compiled) -> None:
     """The guards in words and what was generated, for those who asked."""
     if logs.on("guards"):
-        from .explain import in_words
         words = [f"  {in_words(g)}{f'  # {g.location}' if g.location else ''}" for g in captured.guards]
         logs.log("guards", "%s: a call for which one of these does not hold is compiled again\n%s\n"
                  "checked by\n%s", describe(state.code), "\n".join(words), compiled.source_text)

@@ -57,6 +57,10 @@ def set_logs(*names: str) -> None:
         get(name).setLevel(logging.DEBUG if name in wanted or "all" in wanted else logging.NOTSET)
 
 
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
+
+
 watchers: list = []          # called as watch(kind, **data) with what the stages do; `explain` listens
 
 

@@ -171,8 +171,8 @@ the first guard that fails, as a text: one of "TYPE_MATCH", "CONSTANT_MATCH", "L
 def guard_that_fails(name):
     """Kind of the first guard of the version made for the first call that does not hold for the second, and what was guarded."""
     from minicompile.ch02_guards.codegen import failing_guard
+    from minicompile.ch02_guards.guards import in_words
     from minicompile.ch03_capture.capture import capture
-    from minicompile.explain import in_words
     f, x = program_file(GUARDED)[name], torch.ones(4)
     first, second = {
         "other_numbers": ((x,), (torch.zeros(4),)), "number": ((x, 2.5), (x, 3.5)), "unused": ((x, 2.5), (x, 3.5)),

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from .guards import GuardSet
+from .identity import identified
 
 # What an entry outside a search returns on a miss; the frame hook then evaluates the frame as it is
 MISSED = object()
@@ -113,9 +114,8 @@ def watch(cache: EntryCache, entry: Entry) -> None:
         if not exiting() and weak_cache() is not None and weak_entry() is not None:
             drop_entry(weak_cache(), weak_entry())
 
-    for target in (*(getattr(guard.expected, "type", guard.expected) for guard in entry.guards), *entry.constants):
-        target = target() if isinstance(target, weakref.ref) else None
-        if target is not None and id(target) not in seen:
+    for target in identified((*(guard.expected for guard in entry.guards), *entry.constants)):
+        if id(target) not in seen:
             seen.add(id(target))
             entry.watches.append(weakref.ref(target, died))
 

@@ -29,7 +29,7 @@ import torch
 
 from . import guards as g
 from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
-from .stable import TENSOR, facts, is_stable, make_memo, refresh, root_of, varying_attributes, watched
+from .stable import is_stable, looks_of, make_memo, refresh, root_of, varying_attributes
 
 FREE = (LocalSource, ConstantSource)      # reading one is as cheap as reading a variable
 
@@ -92,7 +92,7 @@ class Emitter:
             x = "" if guard.source is None else guard.source.text()
         else:
             x = self.read(guard.source)
-        conditions = g.GUARD_KINDS[guard.kind](guard, x, self)
+        conditions = g.GUARD_KINDS[guard.kind].conditions(guard, x, self)
         if conditions:
             self.lines.append(f"if not ({' and '.join(c.text for c in conditions)}): raise __Miss")
 
@@ -154,9 +154,9 @@ class CheckText:
     functions: list = field(default_factory=list)
     names: dict = field(default_factory=lambda: {"__refresh": refresh})
 
-    def add_memo(self, name: str, guards, parameters, looks_at, outputs=()) -> None:
+    def add_memo(self, name: str, guards, parameters, looks, outputs=()) -> None:
         """A memo of guards, its arguments being the sources `parameters`, and the full check of them, which
-        returns a tuple of the values of `outputs`. looks_at: what `facts` gave for the guards."""
+        returns a tuple of the values of `outputs`. looks: all that it must look at."""
         def write(emitter):
             for guard in guards:
                 emitter.check(guard)
@@ -167,7 +167,7 @@ class CheckText:
         body = [*emitter.lines, f"return {text}"]
         self.functions.append(f"def {name}_full({signature}):\n{indent(body, 4)}")
         self.names.update(emitter.constants)
-        self.names[name] = make_memo(parameters, looks_at, outputs, watched(guards))
+        self.names[name] = make_memo(parameters, looks, outputs)
 
 
 def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
@@ -178,7 +178,7 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
 def check_text(guards, inputs, written=()) -> CheckText:
     guards, result = list(guards), CheckText()
     varying = varying_attributes(guards, written)
-    looks = {id(guard): facts(guard, varying) for guard in guards}
+    looks = {id(guard): looks_of(guard, varying) for guard in guards}
     stable = [guard for guard in guards if looks[id(guard)] is not None]
     world = [guard for guard in guards if isinstance(guard.source, GlobalStateSource)]
     loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and looks[id(guard)] is None]
@@ -202,10 +202,10 @@ def check_text(guards, inputs, written=()) -> CheckText:
     result.names.update(rest.constants)
     if loose:
         tensors = dict.fromkeys(guard.source for guard in loose)
-        result.add_memo("__tensors", loose, tensors, [(TENSOR, source) for source in tensors])
+        result.add_memo("__tensors", loose, tensors, [(g.TENSOR, source) for source in tensors])
     if stable or outputs:
-        found = [fact for guard in stable for fact in looks[id(guard)]]
-        roots = dict.fromkeys(root_of(source) for source in (*(source for _, source in found), *outputs))
+        found = [look for guard in stable for look in looks[id(guard)]]
+        roots = dict.fromkeys(map(root_of, (*(at for what, at in found if what != g.WATCHED), *outputs)))
         result.add_memo("__stable", stable, roots, found, outputs)
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
     result.lines = [*states.lines, *rest.lines]
@@ -261,7 +261,7 @@ def base_namespace() -> dict:
     """What the text of sources and guards may name."""
     return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
             "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
-            "__class_has": g.class_has, "__function_has": g.function_has, "__hooks": g.GLOBAL_HOOKS,
+            "__class_has": g.class_has, "__function_has": g.function_has, **g.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, "__math": math,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 
@@ -332,7 +332,7 @@ def failing_guards(guards, code, function, args, constants=()):
         try:
             if guard.source is not None:
                 value = namespace["__x"] = eval(guard.source.text(), namespace)
-            for condition in g.GUARD_KINDS[guard.kind](guard, "__x", emitter):
+            for condition in g.GUARD_KINDS[guard.kind].conditions(guard, "__x", emitter):
                 if not eval(condition.text, namespace):
                     yield guard, in_users_words(condition.why(value), code)
                     break

@@ -6,14 +6,15 @@
 # in this way, gave that*. If all guards of a compiled entry hold at the next call, running the function
 # again would ask the same questions and get the same answers, so the graph may stand for it.
 #
-# A guard is data, (source, kind, expected), not code. That lets us do three different things with it:
+# A guard is data, (source, kind, expected), not code. That lets us do four different things with it:
 #
 # 1. turn all guards of an entry into one fast Python function (`codegen.py`);
-# 2. when that function says no, walk the same guards slowly and say in words which one failed and why;
-# 3. print them for a person.
+# 2. find those that need no second look as long as nothing was written (`stable.py`);
+# 3. when the function says no, walk the same guards slowly and say in words which one failed and why;
+# 4. print them for a person.
 #
-# What a kind means is one small function that returns the conditions as Python text, each with its
-# explanation.
+# What a kind means for each of these is one record, and the first field of it one small function, which returns
+# the conditions as Python text, each with its explanation.
 
 # %%
 from __future__ import annotations
@@ -22,14 +23,15 @@ import math
 import re
 import types
 import weakref
-from dataclasses import dataclass, field, replace
-from typing import Any, Callable
+from dataclasses import dataclass, field
+from typing import Any, Callable, NamedTuple
 
 import torch
 
 from ..ch01_graphs.fake import stride_pattern
+from ..logs import count
 from .identity import held, is_found, strongly, weakly, weakly_found
-from .sources import GlobalStateSource, InstanceDictSource, Source
+from .sources import GlobalStateSource, InstanceDictSource, ItemSource, Source
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Guard:
     location: Any = None                      # the user's line that needed it
 
     def __str__(self):
-        expected = "" if self.expected is None else f" {short(self.expected)}"
+        expected = "" if self.expected is None else f" {short(strongly(self.expected))}"
         return f"{self.kind}({self.source if self.source is not None else ''}){expected}"
 
 
@@ -80,21 +82,9 @@ def identity_key(value):
         return (type(value), tuple(map(identity_key, value)))
     if isinstance(value, float):
         return (float, "nan") if value != value else (float, value, math.copysign(1.0, value))
-    if isinstance(value, (Source, TensorSpec, ModuleSpec, int, str, bytes, type(None))):
+    if isinstance(value, (Source, TensorSpec, int, str, bytes, type(None))):
         return (type(value), value)
     return ("id", id(value))
-
-
-def freeze(kind: str, expected):
-    """Replace a live object by what the guard compares, so that no tensor or module is kept and nothing
-    changes later."""
-    if kind == "TENSOR_MATCH" and not isinstance(expected, TensorSpec):
-        return TensorSpec.of(expected)
-    if kind == "FUNCTION_CODE":
-        return getattr(expected, "__code__", expected)
-    if kind in STATE and expected is None:
-        return STATE[kind]()
-    return expected
 
 
 @dataclass
@@ -104,11 +94,9 @@ class GuardSet:
 
     def add(self, source: Source | None, kind: str, expected: Any = None, location: Any = None) -> None:
         """Record one fact. Raises KeyError on an unknown kind."""
-        if kind not in GUARD_KINDS:
-            raise KeyError(f"unknown guard kind {kind!r}")
         if source is None and kind in STATE:
             source = GlobalStateSource(kind)
-        expected = freeze(kind, expected)
+        expected = GUARD_KINDS[kind].weak(expected)
         key = (source, kind, identity_key(expected))
         if key not in self.guards:
             self.guards[key] = Guard(source, kind, expected, location)
@@ -123,29 +111,59 @@ class GuardSet:
 # %% [markdown]
 # ## Kinds
 #
-# `@guard("NAME")` registers a kind. The function gets the guard, the text `x` that reads its source, and
-# `const`: `const(object)` is a name for any object, `const.read(source)` the text that reads a further
-# source. It returns conditions; all must hold.
+# `@guard("NAME", ...)` makes a kind of the function below it, which gets the guard, the text `x` that reads its
+# source, and `const`: `const(object)` is a name for any object, `const.read(source)` the text that reads a
+# further source. It returns conditions; all must hold. The other fields:
+#
+# - `words`, what the guard says about the user's variables.
+# - `weak`, what is compared, given what the trace found. It may hold no object of the program (`identity.py`
+#   says which objects, and why), and nothing that changes later: not a tensor, but what was assumed about it.
+# - `looks`, what a memo has to look at to vouch for the guard: pairs of a kind of look and a source, or, for
+#   WATCHED, a class or a function. None if no memo can: a list, for one, carries no number that changes with it.
 
 # %%
-GUARD_KINDS: dict[str, Callable] = {}
+@dataclass(frozen=True, eq=False)
+class Kind:
+    conditions: Callable[..., list[Condition]]
+    words: Callable[[Guard], str]
+    weak: Callable[[Any], Any]
+    looks: Callable[[Guard], list[tuple] | None]
 
 
-def guard(kind: str):
-    def register(make_conditions):
-        GUARD_KINDS[kind] = make_conditions
-        return make_conditions
+GUARD_KINDS: dict[str, Kind] = {}
+
+OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS = range(6)   # the kinds of things, as `unchanged.c` numbers them
+SAME, HELD, TENSOR, WATCHED = "the very object", "the address", "the metadata", "a class or function"
+FIXED = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device)
+
+
+def as_it_is(expected):
+    return expected
+
+
+def guard(kind: str, words, weak=as_it_is, looks=lambda g: None):
+    def register(conditions):
+        GUARD_KINDS[kind] = Kind(conditions, words, weak, looks)
+        return conditions
     return register
 
 
-@guard("TYPE_MATCH")
+def in_words(g: Guard) -> str:
+    """A guard as a sentence about the user's variables."""
+    try:
+        return GUARD_KINDS[g.kind].words(g)
+    except Exception:                  # an object that it names is gone
+        return str(g)
+
+
+@guard("TYPE_MATCH", lambda g: f"{g.source} is a {strongly(g.expected).__qualname__}", weakly, lambda g: [(OBJECT, g.source)])
 def type_match(g, x, const):
-    return [Condition(f"type({x}) is {name_of(weakly(g.expected), const)}",
+    return [Condition(f"type({x}) is {name_of(g.expected, const)}",
                       lambda v: changed(f"type of {g.source}", strongly(g.expected), type(v)))]
 
 
 # %% [markdown]
-# **Identity.** An object is compared with a weak reference to it (`identity.py` says which objects and why).
+# **Identity.** An object is compared with a weak reference to it.
 
 # %%
 def name_of(expected, const) -> str:
@@ -153,34 +171,11 @@ def name_of(expected, const) -> str:
     return const(expected) + "()" * isinstance(expected, weakref.ref)
 
 
-@guard("ID_MATCH")
+@guard("ID_MATCH", lambda g: f"{g.source} is the same object", weakly, lambda g: [(SAME, g.source)])
 def id_match(g, x, const):
-    expected = weakly(g.expected)
-    alive = f"{x} is not None and " if isinstance(expected, weakref.ref) else ""
-    return [Condition(f"{alive}{x} is {name_of(expected, const)}",
+    alive = f"{x} is not None and " if isinstance(g.expected, weakref.ref) else ""
+    return [Condition(f"{alive}{x} is {name_of(g.expected, const)}",
                       lambda v: f"{g.source} is another object: {short(v)}")]
-
-
-def weak_identities(guards) -> GuardSet:
-    """The same guards, with the objects and classes that they identify held weakly. A cache entry keeps this
-    set, not the original."""
-    result = GuardSet()
-    for g in guards:
-        expected = g.expected
-        if g.kind in ("ID_MATCH", "TYPE_MATCH", "FUNCTION_CODE", "GLOBALS"):
-            expected = weakly(expected)
-        elif g.kind == "CONSTANT_MATCH":
-            expected = held(expected)
-        elif g.kind == "MODULE_STRUCTURE":
-            expected = replace(expected, type=weakly(expected.type))
-        elif g.kind == "CLASS_ATTR":
-            expected = (weakly(expected[0]), expected[1], weakly_found(expected[2]))
-        elif g.kind == "FUNCTION":
-            expected = weak_facts(*expected)
-        elif g.kind == "ANSWER":
-            expected = (held(expected[0]), tuple(map(held, expected[1])), held(expected[2]))
-        result.add(g.source, g.kind, expected, g.location)
-    return result
 
 
 # %% [markdown]
@@ -205,9 +200,10 @@ def same_constant(a, b) -> bool:
     return a is b or bool(a == b)
 
 
-@guard("CONSTANT_MATCH")
+@guard("CONSTANT_MATCH", lambda g: f"{g.source} == {short(strongly(g.expected))}", held,
+       lambda g: [(SAME, g.source)] if type(g.expected) in FIXED else None)
 def constant_match(g, x, const):
-    e = held(g.expected)
+    e = g.expected
     why = lambda v: changed(g.source, strongly(e), v)
     if e is None or isinstance(e, (bool, type, torch.dtype)) or e is Ellipsis:
         return [Condition(f"{x} is {e if e is None or isinstance(e, bool) else const(e)}", why)]
@@ -223,14 +219,18 @@ def constant_match(g, x, const):
 # was unrolled in the order of its keys.
 
 # %%
-@guard("TUPLE_LENGTH")
-@guard("LENGTH")
+def length_in_words(g) -> str:
+    return f"{g.source} has {count(g.expected, 'element')}"
+
+
+@guard("TUPLE_LENGTH", length_in_words, looks=lambda g: [(TUPLE, g.source)])
+@guard("LENGTH", length_in_words)
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
                       lambda v: changed(f"length of {g.source}", g.expected, len(v)))]
 
 
-@guard("DICT_KEYS")
+@guard("DICT_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected))}")
 def dict_keys(g, x, const):
     why = lambda v: changed(f"keys of {g.source}", list(g.expected), list(v))
     if not g.expected:
@@ -240,26 +240,21 @@ def dict_keys(g, x, const):
     return [Condition(f"__same_constant([*{x}], {const(list(g.expected))})", why)]
 
 
-@guard("NO_ATTR")
+@guard("NO_ATTR", lambda g: f"{g.source} has no attribute {g.expected!r}")
 def no_attr(g, x, const):
     return [Condition(f"not hasattr({x}, {g.expected!r})",
                       lambda v: f"{g.source} has an attribute {g.expected!r} now")]
 
 
-@guard("NO_KEY")
+@guard("NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}",
+       looks=lambda g: [(SAME, ItemSource(g.source, g.expected))] if isinstance(g.source, InstanceDictSource) else None)
 def no_key(g, x, const):
     key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
-def weak_facts(function, code, defaults: tuple | None, kwdefaults: tuple) -> tuple:
-    """What a FUNCTION guard expects, held weakly."""
-    return (weakly(function), weakly(code), defaults and tuple(map(weakly, defaults)),
-            tuple((name, weakly(value)) for name, value in kwdefaults))
-
-
 def function_has(function, code, defaults, kwdefaults) -> bool:
-    """Whether the function still is what `weak_facts` was given."""
+    """Whether the function still is what it was, all of it as `weakly` gives it."""
     function = strongly(function)
     if function is None or function.__code__ is not strongly(code):
         return False
@@ -270,26 +265,33 @@ def function_has(function, code, defaults, kwdefaults) -> bool:
                                             in (*pairs, *zip(now, kwdefaults)))
 
 
-@guard("FUNCTION")
+def weak_function(facts) -> tuple:
+    """facts: a function, its code, defaults, and keyword-only defaults (name, value)."""
+    function, code, defaults, kwdefaults = facts
+    return (weakly(function), weakly(code), defaults and tuple(map(weakly, defaults)),
+            tuple((name, weakly(value)) for name, value in kwdefaults))
+
+
+@guard("FUNCTION", lambda g: f"{strongly(g.expected[0]).__qualname__} has the same code and defaults", weak_function,
+       lambda g: [(WATCHED, g.expected[0])])
 def function_facts(g, x, const):
-    """No source; expected: a function that was inlined, its code, defaults, and keyword-only
-    defaults (name, value)."""
-    facts = weak_facts(*g.expected)
-    return [Condition(f"__function_has({', '.join(map(const, facts))})",
-                      lambda v: f"the code or a default of {short(strongly(facts[0]))} was replaced")]
+    """No source; expected: a function that was inlined, with what `weak_function` takes."""
+    return [Condition(f"__function_has({', '.join(map(const, g.expected))})",
+                      lambda v: f"the code or a default of {short(strongly(g.expected[0]))} was replaced")]
 
 
-@guard("FUNCTION_CODE")
+@guard("FUNCTION_CODE", lambda g: f"{g.source} is the same function", lambda f: weakly(getattr(f, "__code__", f)))
 def function_code(g, x, const):
-    return [Condition(f"{x}.__code__ is {name_of(weakly(g.expected), const)}",
+    return [Condition(f"{x}.__code__ is {name_of(g.expected, const)}",
                       lambda v: f"{g.source} is another function: {short(v)}")]
 
 
-@guard("GLOBALS")
+@guard("GLOBALS", lambda g: "the function has the globals of " + (str(g.source) if g.source else short(strongly(g.expected))),
+       weakly)
 def same_globals(g, x, const):
     """That the function being called has the globals of `expected`, a module or a function, or without it
     those of the function that the source reads. Functions of equal code may have others."""
-    owner = x if g.expected is None else name_of(weakly(g.expected), const)
+    owner = x if g.expected is None else name_of(g.expected, const)
     name = "__dict__" if isinstance(strongly(g.expected), types.ModuleType) else "__globals__"
     return [Condition(f"{owner}.{name} is __G", lambda v: "the function has other globals")]
 
@@ -317,11 +319,12 @@ def class_has(cls, name: str, found) -> bool:
     return cls is not None and is_found(class_lookup(cls, name), found)
 
 
-@guard("CLASS_ATTR")
+@guard("CLASS_ATTR", lambda g: f"{strongly(g.expected[0]).__qualname__}.{g.expected[1]} is what it was",
+       lambda facts: (weakly(facts[0]), facts[1], weakly_found(facts[2])), lambda g: [(WATCHED, g.expected[0])])
 def class_attr(g, x, const):
     """No source; expected: (class, name, what `class_lookup` finds)."""
     cls, name, found = g.expected
-    return [Condition(f"__class_has({const(weakly(cls))}, {name!r}, {const(weakly_found(found))})",
+    return [Condition(f"__class_has({const(cls)}, {name!r}, {const(found)})",
                       lambda v: f"the attribute {name!r} of {short(strongly(cls))} was set, replaced or "
                                 "removed")]
 
@@ -338,11 +341,10 @@ HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backw
 CHILD_DICTS = ("_parameters", "_buffers", "_modules")
 
 
-@dataclass(frozen=True)
-class ModuleSpec:
-    """type: the class; children: per dictionary its keys in order; hooks: the hook dictionaries that were
-    empty; visible: children that no attribute in the module's `__dict__` hides."""
-    type: type
+class ModuleSpec(NamedTuple):
+    """type: the class, held weakly; children: per dictionary its keys in order; hooks: the hook dictionaries that
+    were empty; visible: children that no attribute in the module's `__dict__` hides."""
+    type: Any
     children: tuple
     hooks: tuple = HOOK_DICTS
     visible: frozenset = frozenset()
@@ -351,16 +353,24 @@ class ModuleSpec:
     def of(module: torch.nn.Module) -> "ModuleSpec":
         d = module.__dict__
         children = tuple((k, tuple(d[k])) for k in CHILD_DICTS)
-        return ModuleSpec(type(module), children, tuple(h for h in HOOK_DICTS if not d.get(h)),
+        return ModuleSpec(weakly(type(module)), children, tuple(h for h in HOOK_DICTS if not d.get(h)),
                           frozenset(key for _, keys in children for key in keys if key not in d))
 
 
-@guard("MODULE_STRUCTURE")
+def module_looks(g) -> list[tuple]:
+    """The dictionaries of children and of hooks."""
+    fields, spec = InstanceDictSource(g.source), g.expected
+    return [*((ALL, ItemSource(fields, name)) for name in (*dict(spec.children), *spec.hooks)),
+            *((SAME, ItemSource(fields, name)) for name in spec.visible)]
+
+
+@guard("MODULE_STRUCTURE", lambda g: f"{g.source} is a {strongly(g.expected.type).__qualname__} with the same children and no hooks",
+       looks=module_looks)
 def module_structure(g, x, const):
     """expected: a ModuleSpec. The class, the names of children, and the absence of hooks and of attributes
     that hide a child."""
     spec, d, module = g.expected, const.read(InstanceDictSource(g.source)), f"module {g.source}"
-    result = [Condition(f"type({x}) is {name_of(weakly(spec.type), const)}",
+    result = [Condition(f"type({x}) is {name_of(spec.type, const)}",
                         lambda v: changed(f"class of {module}", strongly(spec.type), type(v)))]
     for kind, keys in spec.children:
         what = f"{kind.strip('_')} of {module}"
@@ -431,7 +441,17 @@ class TensorSpec:
 
 
 # %%
-@guard("TENSOR_MATCH")
+def tensor_in_words(g) -> str:
+    spec = g.expected
+    shape = ", ".join("any" if d in spec.dynamic_dims else str(n) for d, n in enumerate(spec.shape))
+    layout = spec.stride if isinstance(spec.stride, str) else f"strides {spec.stride}"
+    kind = "tensor" if spec.type is torch.Tensor else spec.type.__name__
+    grad = ", requires grad" if spec.requires_grad else ""
+    return f"{g.source} is a {str(spec.dtype).removeprefix('torch.')} {kind} [{shape}] on {spec.device}, {layout}{grad}"
+
+
+@guard("TENSOR_MATCH", tensor_in_words, lambda t: t if isinstance(t, TensorSpec) else TensorSpec.of(t),
+       lambda g: [(TENSOR, g.source)])
 def tensor_match(g, x, const):
     """expected: a TensorSpec (`add` takes a tensor too)."""
     s = g.expected
@@ -491,7 +511,7 @@ def shape_mismatch(name, spec, value) -> str:
     return f"{name} size mismatch: expected {spec.shape}, got {shape}"
 
 
-@guard("NOT_A_VIEW")
+@guard("NOT_A_VIEW", lambda g: f"{g.source} is not a view, and {'a' if g.expected else 'no'} leaf")
 def not_a_view(g, x, const):
     """expected: whether it is a leaf. Of a view that is not asked: PyTorch would make its `grad_fn` anew."""
     return [Condition(f"not {x}._is_view()", lambda v: f"{g.source} is a view of another tensor"),
@@ -510,13 +530,17 @@ def others(g) -> tuple:
     return g.expected if isinstance(g.expected, tuple) else (g.expected,)
 
 
-@guard("ALIASED")
+def held_together(g) -> list[tuple]:
+    return [(HELD, source) for source in (g.source, *others(g))]
+
+
+@guard("ALIASED", lambda g: f"{g.source} and {g.expected} are one object", looks=held_together)
 def aliased(g, x, const):
     return [Condition(f"{x} is {const.read(g.expected)}",
                       lambda v: f"{g.source} and {g.expected} are not the same object now")]
 
 
-@guard("NOT_ALIASED")
+@guard("NOT_ALIASED", lambda g: f"{g.source} is another object than {', '.join(map(str, others(g)))}", looks=held_together)
 def not_aliased(g, x, const):
     first, *more = others(g)
     if not more:
@@ -533,7 +557,12 @@ def not_aliased(g, x, const):
 # the predicate itself: its text over symbol names, and the source that each symbol is read from.
 
 # %%
-@guard("SIZE")
+def size_in_words(g) -> str:
+    where = ", ".join(f"{name} is {source}" for name, source in g.expected[1] if name != str(source))
+    return " where ".join(filter(None, (g.expected[0], where)))
+
+
+@guard("SIZE", size_in_words)
 def size(g, x, const):
     """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", CallSource(x,
     "size", (0,))),))."""
@@ -567,14 +596,18 @@ def torch_function_state() -> tuple:
             torch.autograd.forward_ad._current_level >= 0)
 
 
-@guard("ANSWER")
+@guard("ANSWER", lambda g: f"{call_in_words(g)} is {short(strongly(g.expected[2]))}",
+       lambda facts: (held(facts[0]), tuple(map(held, facts[1])), held(facts[2])))
 def answer(g, x, const):
     """No source; expected: (function, its arguments, what it answered), for other settings of the library."""
-    function, args, result = held(g.expected[0]), tuple(map(held, g.expected[1])), held(g.expected[2])
+    function, args, result = g.expected
     now = f"{name_of(function, const)}({', '.join(name_of(a, const) for a in args)})"
     return [Condition(f"__same_constant({now}, {name_of(result, const)})",
-                      lambda v: changed(f"{strongly(function).__name__}{tuple(map(strongly, args))}", strongly(result),
-                                        strongly(function)(*map(strongly, args))))]
+                      lambda v: changed(call_in_words(g), strongly(result), strongly(function)(*map(strongly, args))))]
+
+
+def call_in_words(g) -> str:
+    return f"{strongly(g.expected[0]).__name__}{tuple(map(strongly, g.expected[1]))}"
 
 
 def global_hooks() -> tuple:
@@ -584,27 +617,38 @@ def global_hooks() -> tuple:
 
 GLOBAL_HOOKS = tuple(vars(torch.nn.modules.module)["_global" + name] for name in HOOK_DICTS)
 
-# A guard for each state, compared with what is read at the beginning of the trace
-STATE = {"GRAD_MODE": torch.is_grad_enabled, "INFERENCE_MODE": torch.is_inference_mode_enabled,
-         "DEFAULT_DTYPE": torch.get_default_dtype,
-         "DETERMINISTIC": torch.are_deterministic_algorithms_enabled, "AUTOCAST": autocast_state,
-         "TORCH_FUNCTION": torch_function_state, "GLOBAL_HOOKS": global_hooks}
-
-# The usual values of some, tested without building a tuple: these run on every compiled call
-USUAL = {("GLOBAL_HOOKS", ()): "not (__hooks[0] or __hooks[1] or __hooks[2] or __hooks[3])",
-         ("AUTOCAST", ()): "not __torch._C._is_any_autocast_enabled()",
-         ("TORCH_FUNCTION", (True, (), 0, False, False)):
-         "__torch._C._is_torch_function_enabled() and not (__torch._C._len_torch_function_stack() or "
-         "__torch._C._len_torch_dispatch_stack() or __torch._C._are_functorch_transforms_active() or "
-         "__torch.autograd.forward_ad._current_level >= 0)"}
+# What the usual values are tested with, function by function: these run on every compiled call
+ASK = {"__any_autocast": torch._C._is_any_autocast_enabled, "__overrides": torch._C._is_torch_function_enabled,
+       "__function_modes": torch._C._len_torch_function_stack, "__dispatch_modes": torch._C._len_torch_dispatch_stack,
+       "__transforms": torch._C._are_functorch_transforms_active, "__forward_ad": torch.autograd.forward_ad,
+       **{f"__hooks{i}": hooks for i, hooks in enumerate(GLOBAL_HOOKS)}}
+STATE: dict[str, Callable] = {}            # kind -> reads the state; the trace compares with what it was at its beginning
 
 
-def state_match(g, x, const):
-    """expected: a value that `STATE` gave (`add` without one takes the state of the moment)."""
-    e = g.expected
-    plain = e if isinstance(e, bool) else const(e)
-    text = f"{x} is {plain}" if isinstance(e, (bool, torch.dtype)) else f"{x} == {plain}"
-    return [Condition(USUAL.get((g.kind, e), text), lambda v: changed(g.source, e, v))]
+def state(kind: str, read, words, usual=None, test: str = "") -> None:
+    """A guard for one state. words(expected); test: text that tells whether it has the `usual` value, without making a tuple."""
+    def conditions(g, x, const):
+        e = g.expected
+        plain = e if isinstance(e, bool) else const(e)
+        text = f"{x} is {plain}" if isinstance(e, (bool, torch.dtype)) else f"{x} == {plain}"
+        return [Condition(test if test and e == usual else text, lambda v: changed(g.source, e, v))]
+
+    STATE[kind] = read
+    guard(kind, lambda g: words(g.expected), lambda expected: read() if expected is None else expected)(conditions)
 
 
-GUARD_KINDS.update(dict.fromkeys(STATE, state_match))
+def on_or_off(what: str):
+    return lambda expected: f"{what} {'on' if expected else 'off'}"
+
+
+state("GRAD_MODE", torch.is_grad_enabled, lambda e: f"gradients are {'' if e else 'not '}recorded")
+state("INFERENCE_MODE", torch.is_inference_mode_enabled, on_or_off("inference mode is"))
+state("DEFAULT_DTYPE", torch.get_default_dtype, lambda e: f"default dtype is {e}")
+state("DETERMINISTIC", torch.are_deterministic_algorithms_enabled, on_or_off("deterministic algorithms are"))
+state("AUTOCAST", autocast_state, lambda e: f"autocast is {short(e) if e else 'off'}", (), "not __any_autocast()")
+state("TORCH_FUNCTION", torch_function_state, lambda e: "no mode sees operations" if e[0] and not any(e[1:]) else
+      f"the modes that see operations are the same ({short(e)})", (True, (), 0, False, False),
+      "__overrides() and not (__function_modes() or __dispatch_modes() or __transforms() "
+      "or __forward_ad._current_level >= 0)")
+state("GLOBAL_HOOKS", global_hooks, lambda e: f"hooks of all modules are {short(e) if e else 'none'}", (),
+      "not (__hooks0 or __hooks1 or __hooks2 or __hooks3)")

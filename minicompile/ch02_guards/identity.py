@@ -16,7 +16,7 @@ import functools
 import sys
 import types
 import weakref
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -63,6 +63,16 @@ def strongly(expected):
     return expected() if isinstance(expected, weakref.ref) else expected
 
 
+def identified(expected):
+    """The objects, alive, that what a guard expects refers to weakly."""
+    if isinstance(expected, weakref.ref):
+        if (target := expected()) is not None:
+            yield target
+    elif isinstance(expected, tuple):
+        for part in expected:
+            yield from identified(part)
+
+
 # %% [markdown]
 # Two refinements. What lies in a class may be a `property`, a `staticmethod` or a slot, to which there are no
 # weak references; it is recognised by what it is made of. And an entry owns the constants that its text cannot
@@ -74,8 +84,7 @@ PARTS = {property: ("fget", "fset", "fdel"), staticmethod: ("__func__",), classm
          types.MemberDescriptorType: ("__objclass__", "__name__")}
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
+class Made(NamedTuple):
     """What a descriptor was made of."""
     type: type
     parts: tuple

@@ -37,7 +37,7 @@ import weakref
 
 import torch
 
-from .guards import PLAIN_TYPES, others
+from .guards import ALL, CLASS, DICT, FUNCTION, GUARD_KINDS, HELD, OBJECT, PLAIN_TYPES, SAME, TENSOR, TUPLE, WATCHED
 from .identity import strongly
 from .sources import InstanceDictSource, ItemSource, ModuleAttrSource, Source, TupleItemSource
 
@@ -108,9 +108,6 @@ if unchanged is not None:
 # key of one of a module's dictionaries, an index of a tuple.
 
 # %%
-OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS = range(6)   # the kinds of things, as `unchanged.c` numbers them
-
-
 def place(source: Source) -> tuple | None:
     """(kind of thing, source of the thing that holds `source`, at which key or index), or None for a root."""
     if isinstance(source, ModuleAttrSource):
@@ -155,45 +152,13 @@ def is_stable(source: Source, varying: frozenset = frozenset()) -> bool:
 # %% [markdown]
 # ## Which guards are stable
 #
-# A guard is, when what it compares is fixed by the object that its source leads to: identity, class, a
-# constant, what is found in a class. Not the length of a list: a list carries no number. `facts` says, for a
-# guard, what the memo must look at.
+# A guard is, when a memo can vouch for its kind, and for each source that the memo has to look at.
 
 # %%
-SAME, HELD, TENSOR = "the very object", "the address", "the metadata"
-WATCHED = ("CLASS_ATTR", "FUNCTION")
-FIXED = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device)
-
-
-def facts(guard, varying: frozenset = frozenset()) -> list[tuple] | None:
-    """(what to look at, source): SAME, HELD, TENSOR or a kind of thing. None for a guard that is not stable."""
-    source, kind, found = guard.source, guard.kind, None
-    if kind in WATCHED:
-        return []
-    if kind == "MODULE_STRUCTURE":       # the dictionaries of children and of hooks
-        names = [name for name, _ in guard.expected.children] + list(guard.expected.hooks)
-        fields = InstanceDictSource(source)
-        found = [(ALL, ItemSource(fields, name)) for name in names]
-        found += [(SAME, ItemSource(fields, name)) for name in guard.expected.visible]
-    elif kind == "NO_KEY" and isinstance(source, InstanceDictSource):
-        found = [(SAME, ItemSource(source, guard.expected))]
-    elif kind == "TYPE_MATCH":
-        found = [(OBJECT, source)]
-    elif kind == "TENSOR_MATCH":
-        found = [(TENSOR, source)]
-    elif kind == "TUPLE_LENGTH":
-        found = [(TUPLE, source)]
-    elif kind == "ID_MATCH" or kind == "CONSTANT_MATCH" and type(guard.expected) in FIXED:
-        found = [(SAME, source)]
-    elif kind in ("ALIASED", "NOT_ALIASED"):
-        found = [(HELD, each) for each in (source, *others(guard))]
-    return found if found and all(is_stable(each, varying) for _, each in found) else None
-
-
-def watched(guards) -> list:
-    """The classes of which attributes were read and the functions that were inlined."""
-    found = [strongly(guard.expected[0]) for guard in guards if guard.kind in WATCHED]
-    return list({id(target): target for target in found}.values())
+def looks_of(guard, varying: frozenset = frozenset()) -> list[tuple] | None:
+    """What a memo must look at (`Kind.looks`). None for a guard that is not stable."""
+    looks = GUARD_KINDS[guard.kind].looks(guard)
+    return looks if looks and all(what == WATCHED or is_stable(at, varying) for what, at in looks) else None
 
 
 # %% [markdown]
@@ -212,10 +177,12 @@ def watched(guards) -> list:
 # nothing of the other.
 
 # %%
-def make_memo(roots, looks_at, outputs=(), watched=()):
-    """A memo with the arguments `roots` (sources), which answers the values of `outputs`. looks_at: (what, source), as
-    `facts` gives them. watched: classes and functions, whose places follow the arguments."""
+def make_memo(roots, looks, outputs=()):
+    """A memo with the arguments `roots` (sources), which answers the values of `outputs`. looks: as `looks_of`
+    gives them. The places of the classes and functions among them follow the arguments."""
     arguments = {source: number for number, source in enumerate(roots)}
+    watched = list({id(strongly(at)): strongly(at) for what, at in looks if what == WATCHED}.values())
+    looks = [look for look in looks if look[0] != WATCHED]
     keys: dict = {}                          # (kind of thing, source) -> {key: None}
 
     def add(kind, source):
@@ -229,8 +196,8 @@ def make_memo(roots, looks_at, outputs=(), watched=()):
             kind, holder, key = place(source)
             add(kind, holder)[key] = None
 
-    whole = {source for what, source in looks_at if what == ALL}
-    for what, source in (*looks_at, *((HELD, source) for source in outputs)):
+    whole = {source for what, source in looks if what == ALL}
+    for what, source in (*looks, *((HELD, source) for source in outputs)):
         add(DICT if what == ALL else what, source) if type(what) is int else hold(source)
     for kind, source in [thing for thing, k in keys.items() if not k]:
         if (TUPLE, source) in keys and kind == OBJECT:
@@ -247,7 +214,7 @@ def make_memo(roots, looks_at, outputs=(), watched=()):
         return numbers[(kind, holder), key]
 
     things = [(ALL if source in whole else kind, number(source), tuple(k)) for (kind, source), k in keys.items()]
-    same, tensors = ([number(source) for fact, source in dict.fromkeys(looks_at) if fact == what]
+    same, tensors = ([number(source) for fact, source in dict.fromkeys(looks) if fact == what]
                      for what in (SAME, TENSOR))
     for target, at in zip(watched, itertools.count(len(arguments))):
         parts, place_of_part = watch_thing(target, at, watch + sum(len(k) for *_, k in things))

@@ -8,7 +8,7 @@ import torch
 
 from minicompile.ch02_guards import cache as entries
 from minicompile.ch02_guards import codegen
-from minicompile.ch02_guards.guards import GUARD_KINDS, GuardSet, ModuleSpec, TensorSpec, same_constant, weak_identities
+from minicompile.ch02_guards.guards import GUARD_KINDS, GuardSet, ModuleSpec, TensorSpec, same_constant
 from minicompile.ch02_guards.sources import (
     AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalSource, ItemSource, LocalSource,
     ModuleAttrSource, parameter_name)
@@ -96,7 +96,7 @@ def test_identity_is_weak():
         pass
 
     thing, other = Thing(), Thing()
-    guards = weak_identities(one("ID_MATCH", thing))
+    guards = one("ID_MATCH", thing)
     assert holds(guards, thing) and not holds(guards, other) and not holds(guards, None)
     alive = weakref.ref(thing)
     check = codegen.build_check(guards, [], f.__code__)
@@ -273,7 +273,7 @@ def test_entry_dies_with_its_object():
     cell = [entries.missed]
     guards = one("ID_MATCH", thing)
     function = codegen.build_entry(guards, [], f.__code__, "return 1", {"__next": cell})
-    entries.add_entry(cache, entries.Entry(function, cell, weak_identities(guards)))
+    entries.add_entry(cache, entries.Entry(function, cell, guards))
     assert head[-1](f, thing, None, 7, (), {}) == 1
     del thing, guards
     gc.collect()
