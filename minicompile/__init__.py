@@ -173,8 +173,9 @@ def _compile_function(function, context):
     return compiled
 
 
-torchs = torch.compiler.is_compiling           # True where torch.compile or torch.export looks at our code
-traced = torch._C._get_tracing_state           # None unless torch.jit.trace is at work
+# True where torch.compile or torch.export looks at our code (if they run it, no guards hold, and nothing is compiled)
+torchs = torch.compiler.is_dynamo_compiling
+traced = torch._C._is_tracing                  # True while torch.jit.trace is at work
 TRACED = ("torch.jit.trace and torch.onnx.export(dynamo=False) cannot trace what minicompile.compile returned. "
           "Trace the original (the child _orig_mod of a compiled module), or trace under "
           "minicompile.set_stance('force_eager').")

@@ -207,6 +207,8 @@ def checkpoint_uncompiled(function, *values):
     return hook.run(None, function, functools.partial(hook.run, None, inner), *args, **kwargs)
 
 
+exporting = torch.compiler.is_compiling        # True while another compiler runs the program to see what it does
+
 # Other compilers and tracers see the program as it is: inside of them, nothing is captured. Nor is what runs
 # because of an `import`, which happens once
 TRACERS = ("<frozen importlib", *(os.path.join(os.path.dirname(torch.__file__), name) + os.sep
@@ -264,7 +266,7 @@ def file_of(function, code) -> str:
 # %%
 def on_miss(state: FrameState, function, *args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
-    if stance.name in ("force_eager", "eager_on_recompile"):
+    if stance.name in ("force_eager", "eager_on_recompile") or exporting():
         return EVALUATE
     if state.given_up:
         return EVALUATE if state.unseen is None else state.unseen(function, *args)

@@ -644,7 +644,7 @@ def on_or_off(what: str):
 state("GRAD_MODE", torch.is_grad_enabled, lambda e: f"gradients are {'' if e else 'not '}recorded")
 state("INFERENCE_MODE", torch.is_inference_mode_enabled, on_or_off("inference mode is"))
 state("DEFAULT_DTYPE", torch.get_default_dtype, lambda e: f"default dtype is {e}")
-state("DETERMINISTIC", torch.are_deterministic_algorithms_enabled, on_or_off("deterministic algorithms are"))
+state("DETERMINISTIC", torch._C._get_deterministic_algorithms, on_or_off("deterministic algorithms are"))
 state("AUTOCAST", autocast_state, lambda e: f"autocast is {short(e) if e else 'off'}", (), "not __any_autocast()")
 state("TORCH_FUNCTION", torch_function_state, lambda e: "no mode sees operations" if e[0] and not any(e[1:]) else
       f"the modes that see operations are the same ({short(e)})", (True, (), 0, False, False),
