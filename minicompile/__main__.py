@@ -73,6 +73,41 @@ def explain(
 
 
 @app.command()
+def explore(
+    target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function or module, such as model.py:step")],
+    arguments: Annotated[Optional[list[str]], typer.Argument(
+        help="what to call it with: a Python expression each, such as 'torch.randn(8, 64)' or scale=2")] = None,
+    mode: Annotated[Optional[str], typer.Option(help="default or reduce-overhead")] = None,
+    dynamic: Annotated[Optional[bool], typer.Option(help="as for compile")] = None,
+    fullgraph: Annotated[bool, typer.Option("--fullgraph", help="a graph break is an error")] = False,
+    out: Annotated[str, typer.Option(help="the page, one HTML file")] = "explore.html",
+    against: Annotated[Optional[str], typer.Option(
+        help="show beside it: an earlier page of the explorer, or FILE:FUNCTION, called with the same arguments")] = None,
+    against_mode: Annotated[Optional[str], typer.Option(help="show beside it what this mode makes of the same call")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="neither time kernels nor compare stages with eager")] = False,
+):
+    """Write a page in which each line of each stage, from source to kernel, leads to what it was made from."""
+    from . import explain as explained, standin
+    from .explore import explore as write, recording_of
+    from .target import load
+    if against is not None and against_mode is not None:
+        raise MinicompileError("--against and --against-mode each name the version to be shown beside it: give one of them.")
+    standin.install()
+
+    def recorded(target, mode):
+        function, args, kwargs = load(target, arguments or [])
+        found = explained(function, mode=mode, fullgraph=fullgraph, dynamic=dynamic)(*args, **kwargs)
+        return found, f"{found.name}, mode {mode}" if against_mode else found.name
+
+    before = against
+    if against is not None and not against.endswith(".html") or against_mode is not None:
+        found, title = recorded(against if against is not None else target, against_mode or mode)
+        before = recording_of(found, not quick, not quick, title)
+    found, title = recorded(target, mode)
+    print(write(found, out, against=before, measured=not quick, checked=not quick, title=title.replace("None", "default")))
+
+
+@app.command()
 def bisect(
     target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function or module, such as model.py:step")],
     arguments: Annotated[Optional[list[str]], typer.Argument(

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from . import apart, logs, marks
 from .config import OPTIONS, config, resolve_options
 from .errors import MinicompileError
+from .restore import restored
 
 FLOORS = {torch.float64: 1e-10, torch.complex128: 1e-10, torch.float32: 1e-5, torch.complex64: 1e-5,
           torch.float16: 2e-3, torch.complex32: 2e-3, torch.bfloat16: 2e-2}
@@ -486,28 +487,21 @@ def bisect(function, *, then=(), calls: int | None = None, seconds: float = 120.
 
 @contextlib.contextmanager
 def undone(run: Run):
-    """Afterwards tensors, random state, settings and compiled code are as they were. What a program does to
-    other objects stays."""
+    """Afterwards what the program reaches, random state, settings and compiled code are as they were (`restore.py`)."""
     from . import frames
     function, args, kwargs = run.load()
-    tensors, states = [], []
-    walk([function_state(function), args, kwargs, run.then], lambda name, t: tensors.append(t))
-    before = [(t, t.detach().clone(), t.grad) for t in tensors if t.is_leaf or not t.requires_grad]
+    states = []
     keep = frames.compile_graph, frames.internal_error, frames.stance.name, config.raise_on_internal_error
     watch = lambda kind, state=None, **data: states.append(state) if state is not None else None     # noqa: E731
     logs.watchers.append(watch)
     try:
-        with torch.random.fork_rng():
+        with restored([function, args, kwargs, run.then]):
             yield
     finally:
         logs.watchers.remove(watch)
         frames.compile_graph, frames.internal_error, frames.stance.name, config.raise_on_internal_error = keep
         for state in {id(s): s for s in states}.values():
             frames.forget(state)
-        with torch.no_grad():
-            for t, value, gradient in before:
-                t.data.copy_(value)
-                t.grad = gradient
 
 
 def search_recorded(found: Bisection, case: Run, calls: int | None, seconds: float, out: str) -> Bisection:

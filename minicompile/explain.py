@@ -48,12 +48,15 @@ class Kernels:
 
 @dataclass
 class Graph:
-    """A captured graph of the frame `frame`. gm: the fx GraphModule."""
+    """A captured graph of the frame `frame`. gm: the fx GraphModule. captured: what capture returned. told: what the
+    stages below it told, (kind, data)."""
     frame: str
     gm: object
     operations: list[Operation] = field(default_factory=list)
     operators: Counter = field(default_factory=Counter)
     halves: list[Kernels] = field(default_factory=list)
+    captured: object = field(default=None, repr=False)
+    told: list[tuple] = field(default_factory=list, repr=False)
 
 
 @dataclass
@@ -102,8 +105,9 @@ class Recompile:
 
 @dataclass
 class Explanation:
-    """What `explain` found; `print` it, or let a notebook show it. seconds: per stage; "call": all of the
-    call."""
+    """What `explain` found; `print` it, or let a notebook show it; `explore()` writes all of it as a page. seconds:
+    per stage; "call": all of the call. frames: (code, what capture returned) of each frame. call: what was called
+    (function, args, kwargs, settings of `compile`)."""
     name: str
     graphs: list[Graph] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
@@ -111,6 +115,14 @@ class Explanation:
     recompiles: list[Recompile] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
+    frames: list[tuple] = field(default_factory=list, repr=False)
+    call: tuple | None = field(default=None, repr=False)
+
+    def explore(self, path="explore.html", **how):
+        """Write the page in which every line of every stage leads to those that it was made from (`minicompile.explore`);
+        returns its path."""
+        from .explore import explore
+        return explore(self, path, **how)
 
     @property
     def graph_count(self) -> int:
@@ -147,6 +159,7 @@ class Explanation:
 
 # ---- listening -------------------------------------------------------------------------------------------
 
+ANY = object()                         # in the place of a context
 _graph = contextvars.ContextVar("graph being explained", default=None)
 
 
@@ -158,6 +171,7 @@ def explain(function, **settings):
         target = marks.original(function)
         target = getattr(target, "_orig_mod", target)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)
+        found.call = target, args, kwargs, settings
         compiled, context, states = *compile_apart(compile, target, settings), []
         thread = threading.get_ident()
 
@@ -209,12 +223,14 @@ def stage_times(before: dict, after: dict) -> dict[str, float]:
 
 def listen(found: Explanation, context, states: list, kind: str, data: dict) -> None:
     state = data.get("state")
-    if state is not None and (state.context.unseen or state.context) is not context:
+    if state is not None and context is not ANY and (state.context.unseen or state.context) is not context:
         return
     if state is not None and state not in states:
         states.append(state)
     if kind in LISTENERS:
         LISTENERS[kind](found, state and state.code, **{k: v for k, v in data.items() if k != "state"})
+    if state is None and _graph.get() is not None:
+        _graph.get().told.append((kind, data))
 
 
 def frame_name(code) -> str:
@@ -227,6 +243,7 @@ def heard_captured(found, code, captured):
     from .ch02_guards.codegen import in_users_words
     from .ch02_guards.guards import in_words
     frame = frame_name(code)
+    found.frames.append((code, captured))
     found.guards += [Fact(frame, in_users_words(in_words(g), code), short_place(g.location), g)
                      for g in captured.guards]
     found.breaks += [explain_break(frame, reason) for reason in captured.breaks]
@@ -234,7 +251,7 @@ def heard_captured(found, code, captured):
 
 def heard_graph(found, code, captured):
     from .ch01_graphs import graph as printing
-    graph = Graph(frame_name(code), captured.gm)
+    graph = Graph(frame_name(code), captured.gm, captured=captured)
     for node in captured.gm.graph.nodes:
         if node.op in ("call_function", "call_method"):
             place = node.meta.get("location")

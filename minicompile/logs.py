@@ -66,7 +66,7 @@ watchers: list = []          # called as watch(kind, **data) with what the stage
 
 def tell(kind: str, **data) -> None:
     """Report an event: captured, graph, stage (a graph between capture and lowering, which `origins` of the next one
-    name), schedule, fallback, recompile or skipped."""
+    name), cut, schedule, fallback, recompile or skipped."""
     for watch in list(watchers):
         watch(kind, **data)
 

@@ -51,8 +51,15 @@ def install() -> None:
 
 
 def run_script(arguments: list[str]) -> None:
-    """Run arguments[0] as `__main__` with the rest as its arguments. Raises MinicompileError if there is no
-    such file."""
+    """Run arguments[0] as `__main__` with the rest as its arguments; behind `--explore PAGE` also write the explorer's
+    page of its slowest frame. Raises MinicompileError if there is no such file."""
+    if arguments and arguments[0].partition("=")[0] == "--explore":
+        page, rest = (arguments[0].partition("=")[2], arguments[1:]) if "=" in arguments[0] else ("".join(arguments[1:2]), arguments[2:])
+        if not page:
+            raise MinicompileError("--explore needs the name of the page: python -m minicompile run --explore PAGE SCRIPT ARGS...")
+        from .explore.script import explored
+        with explored(page):
+            return run_script(rest)
     if not arguments:
         raise MinicompileError("`run` needs a script: python -m minicompile run SCRIPT ARGS...")
     script = Path(arguments[0])

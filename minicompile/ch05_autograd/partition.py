@@ -52,6 +52,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from .. import logs
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..errors import Unsupported
@@ -290,11 +291,11 @@ def with_ancestors(nodes) -> set[fx.Node]:
 
 
 # %% tags=["exercise:choose-saved"]
-def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx.Node]:
+def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed", prices=None) -> list[fx.Node]:
     """The forward values that backward gets: a minimum cut of the nodes that do not depend on tangents.
 
     joint: the joint graph; halves: its `split_nodes`. prefer: "speed" keeps what is in memory anyway,
-    "memory" recomputes it. Returns nodes in the order of the graph.
+    "memory" recomputes it. prices: to be asked in the place of `price`. Returns nodes in the order of the graph.
 
     Needed is what a node of `halves.backward` reads, or what is itself a gradient. Every path to it from a
     placeholder, or from a node that `must_not_recompute`, has to contain a saved node (perhaps its first or
@@ -317,7 +318,7 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed") -> list[fx
         use = forward_use(node, halves, stage)
         written = use.library or use.far or use.output or not is_fusible(node)
         again = is_checkpointed(node) and not leaves_region(node, halves)
-        add_edge(net, enter, leave, INFINITE if again else price(node, joint, written))
+        add_edge(net, enter, leave, INFINITE if again else (prices or price)(node, joint, written))
         if node.op == "placeholder" or must_not_recompute(node, halves, use, prefer):
             add_edge(net, source, enter, INFINITE)
         for argument in node.all_input_nodes:
@@ -366,6 +367,7 @@ class Partition:
 def partition(joint: Joint, prefer: str = "speed") -> Partition:
     halves = split_nodes(joint)
     saved = choose_saved(joint, halves, prefer)
+    logs.tell("cut", joint=joint, halves=halves, saved=saved, prefer=prefer)
     inputs = [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n not in halves.backward]
     if joint.symbols:       # every size goes to backward
         saved = [n for n in inputs if not isinstance(n.meta["val"], torch.Tensor) and n not in saved] + saved

@@ -1,0 +1,61 @@
+"""The frame of a script that took the most time in its compiled graphs: `python -m minicompile run --explore PAGE SCRIPT`."""
+from __future__ import annotations
+
+import contextlib
+import pathlib
+
+from .. import logs
+from ..explain import ANY, Explanation, listen
+from .measure import Clocks, Measured, steps_of
+from .page import render
+from .recording import record
+
+
+@contextlib.contextmanager
+def explored(path: str, say=print):
+    """While the block runs, every graph's host program has clocks; afterwards the page of the slowest frame is written."""
+    found, clocks, states = Explanation("script"), {}, []
+
+    def watch(kind, **data):
+        listen(found, ANY, states, kind, data)
+        if kind == "schedule" and hasattr(data["compiled"], "namespace"):
+            clocks[id(data["compiled"])] = Clocks(data["compiled"], most=300)
+
+    logs.watchers.append(watch)
+    try:
+        yield found
+    finally:
+        logs.watchers.remove(watch)
+        slowest = slowest_frame(found, clocks)
+        if slowest is None:
+            say(f"minicompile: {path} is not written: no compiled graph ran.")
+        else:
+            name, part, seconds, all_seconds = slowest
+            measured = Measured(steps_of(part, clocks), device="cuda" if any(c.cuda for c in clocks.values()) else "cpu")
+            recording = record(part, measured)
+            recording.title = name
+            recording.summary["in the script"] = (f"{seconds:.3g} s in the graphs of this frame, of {all_seconds:.3g} s in all compiled "
+                                                  f"graphs; {len({code for code, _ in found.frames})} frames were compiled")
+            pathlib.Path(path).write_text(render(recording), encoding="utf-8")
+            say(f"minicompile: {path} shows {name}, the slowest frame: {seconds:.3g} of {all_seconds:.3g} s in compiled graphs.")
+
+
+def slowest_frame(found: Explanation, clocks: dict) -> tuple | None:
+    """(name, an `Explanation` of this frame and what remains of it behind graph breaks, its seconds, all seconds)."""
+    codes = {id(captured): code for code, captured in found.frames}
+    parts, seconds = {}, {}
+    for graph in found.graphs:
+        code = codes[id(graph.captured)]
+        frame = code.co_filename, code.co_qualname.split("__resume_at_")[0]
+        parts.setdefault(frame, []).append(graph)
+        seconds[frame] = seconds.get(frame, 0.0) + sum(clocks[id(data["compiled"])].total for kind, data in graph.told
+                                                       if kind == "schedule" and id(data["compiled"]) in clocks)
+    if not any(seconds.values()):
+        return None
+    frame = max(seconds, key=seconds.get)
+    part = Explanation(frame[1], parts[frame])
+    part.frames = [(code, c) for code, c in found.frames if (code.co_filename, code.co_qualname.split("__resume_at_")[0]) == frame]
+    names = {graph.frame for graph in parts[frame]}
+    part.breaks = [b for b in found.breaks if b.frame in names]
+    part.guards = [g for g in found.guards if g.frame in names]
+    return frame[1], part, seconds[frame], sum(seconds.values())
