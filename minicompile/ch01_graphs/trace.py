@@ -119,7 +119,7 @@ class Recorder(DispatchMode):
             earlier.meta["val"] = pytree.tree_map(lambda x: before if x is fake else x, earlier.meta["val"])
 
     def _alias(self, fake):
-        meta = fake.meta if isinstance(fake, FakeTensor) else fake.detach().to("meta")    # a constant is real
+        meta = fake.meta.detach() if isinstance(fake, FakeTensor) else fake.detach().to("meta")    # a constant is real
         twin = FakeTensor(meta, fake.device)
         self.nodes[id(twin)] = (twin, self.node_of(fake))
         return twin

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from .table import aten, constant, decomposition, real
+from .table import aten, constant, decomposition, real, widen
 
 
 @decomposition("relu")
@@ -25,12 +25,17 @@ def relu(x):
 
 @decomposition("threshold")
 def threshold(x, threshold, value):
-    return torch.where(x <= threshold, value, x).to(x.dtype)
+    return torch.where(_unrounded(x) <= threshold, value, x).to(x.dtype)
 
 
 @decomposition("threshold_backward")
 def threshold_backward(grad, x, threshold):
-    return torch.where(x <= threshold, constant(0, grad), grad)
+    return torch.where(_unrounded(x) <= threshold, constant(0, grad), grad)
+
+
+def _unrounded(x):
+    """What is compared with a number. On a CPU a half-precision kernel does not round the number."""
+    return widen(x) if x.device.type == "cpu" else x
 
 
 @decomposition("leaky_relu", float32=True)

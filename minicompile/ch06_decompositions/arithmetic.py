@@ -8,11 +8,12 @@
 # %%
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 
-from .table import aten, constant, decomposition, in_float32, overload, promoted, real, same_as, widen
+from .table import HALF, aten, constant, decomposition, in_float32, overload, promoted, real, same_as, widen
 
 # %% [markdown]
 # ## Type promotion, made explicit
@@ -29,6 +30,16 @@ def agree(op, operands, rest=(), **kwargs):
         return NotImplemented
     converted = (x.to(dtype) if isinstance(x, torch.Tensor) else x for x in operands)
     return op(*rest, *converted, **kwargs)
+
+
+def converted(fn):
+    """Convert the tensor operands of a formula to their promoted dtype, and run it in float32 if that is a half. Eager's kernels
+    do so before they compute: of float32 factors and a float64 summand, the product is already one of float64."""
+    @functools.wraps(fn)
+    def convert(*args, **kwargs):
+        dtype = promoted(*(x for x in args if isinstance(x, torch.Tensor)))
+        return in_float32(fn)(*(x.to(dtype) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
+    return convert
 
 
 def _promoting(name: str) -> None:
@@ -122,9 +133,21 @@ def div(a, b):
 def div_mode(a, b, rounding_mode=None):
     if rounding_mode is None:
         return aten.div.Tensor(a, b)
+    dtype = promoted(a, b)
+    if dtype in HALF and _keeps_its_value(b):
+        b = b.float() if isinstance(b, torch.Tensor) else constant(b, a, torch.float32)
+        return aten.div.Tensor_mode(a.float(), b, rounding_mode=rounding_mode).to(dtype)
     if not isinstance(b, torch.Tensor):
-        return aten.div.Tensor_mode(a, constant(b, a, promoted(a, b)), rounding_mode=rounding_mode)
+        b = constant(b, a, dtype)
+    if dtype in HALF and rounding_mode == "trunc":
+        return torch.trunc(aten.div.Tensor(a.to(dtype), b.to(dtype)))
     return agree(aten.div.Tensor_mode, (a, b), rounding_mode=rounding_mode)
+
+
+def _keeps_its_value(divisor) -> bool:
+    """Kernels for half precision read a divisor that is a number in float32, and on a CPU a 0-d tensor as well: rounded to bfloat16, 0.7 goes
+    into itself not quite once. And what they have from two tensors is rounded before it is truncated."""
+    return not isinstance(divisor, torch.Tensor) or divisor.dim() == 0 and divisor.dtype not in HALF and divisor.device.type == "cpu"
 
 
 @decomposition("floor_divide", "floor_divide.Scalar")
@@ -154,17 +177,20 @@ for _name in "bitwise_left_shift bitwise_right_shift".split():
 same_as("mul.Scalar=mul.Tensor div.Scalar=div.Tensor sgn=sign")
 
 
-@decomposition("addcmul", float32=True)
+@decomposition("addcmul")
+@converted
 def addcmul(x, a, b, value=1):
     return x + _scaled(a, value) * b
 
 
-@decomposition("addcdiv", float32=True)
+@decomposition("addcdiv")
+@converted
 def addcdiv(x, a, b, value=1):
     return x + _scaled(a, value) / b
 
 
-@decomposition("lerp.Scalar", "lerp.Tensor", float32=True)
+@decomposition("lerp.Scalar", "lerp.Tensor")
+@converted
 def lerp(a, b, weight):
     """From a (weight 0) to b (weight 1), computed from the nearer end so that both ends are exact."""
     if isinstance(weight, torch.Tensor):
@@ -203,7 +229,8 @@ def power(x, exponent):
 
 @decomposition("ldexp.Tensor")
 def ldexp(x, exponent):
-    return x * torch.pow(2.0, exponent)
+    base = 2.0 if x.dtype is torch.float32 or not x.is_floating_point() else constant(2.0, x)
+    return x * torch.pow(base, exponent)
 
 
 # %% [markdown]
@@ -353,12 +380,14 @@ def _times_log(x, y, log):
     return torch.where(y != y, math.nan, torch.where(x == 0, 0.0, x * log(y)))
 
 
-@decomposition("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other", float32=True)
+@decomposition("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
+@converted
 def xlogy(x, y):
     return _times_log(x, y, torch.log)
 
 
-@decomposition("special_xlog1py", float32=True)
+@decomposition("special_xlog1py")
+@converted
 def xlog1py(x, y):
     return _times_log(x, y, torch.log1p)
 

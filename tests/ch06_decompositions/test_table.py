@@ -1,4 +1,5 @@
 """Decompositions that the sample database does not reach, special values, and the driver."""
+import itertools
 import math
 import subprocess
 import sys
@@ -92,6 +93,40 @@ def test_promotion(dtype, other, shape):
         except RuntimeError:
             continue
         check(fn, a, b)
+
+
+FLOATING = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv", "xlogy", "special.xlog1py", "ldexp", "lerp", "hypot", "atan2", "logaddexp", "copysign",
+                                  "fmod"])
+def test_operands_of_several_dtypes_are_converted_before_anything_is_computed(name):
+    fn = getattr(torch.special if "." in name else torch, name.split(".")[-1])
+    count = 3 if name in ("addcmul", "addcdiv", "lerp") else 2
+    accepted = 0
+    for dtypes in itertools.product(FLOATING, repeat=count):
+        for shapes in itertools.product([(), (40,)], repeat=count):
+            args = [torch.rand(shape, generator=torch.Generator().manual_seed(i)).add(0.1).to(dtype)
+                    for i, (shape, dtype) in enumerate(zip(shapes, dtypes))]
+            try:
+                wanted = fn(*args).dtype
+            except RuntimeError:
+                continue
+            accepted += 1
+            check(fn, *args, rtol=4 * torch.finfo(wanted).eps, atol=torch.finfo(wanted).eps)
+    assert accepted >= 10
+
+
+@pytest.mark.parametrize("mode", ["trunc", "floor"])
+@pytest.mark.parametrize("dtype", FLOATING[1:])
+def test_rounded_quotients(dtype, mode):
+    """A number is not rounded to half precision before it divides, nor is a 0-d tensor on a CPU; a quotient of two tensors is before it is
+    truncated."""
+    x = torch.cat([torch.linspace(-4, 4, 3000), torch.tensor([0.7, -0.7, 0.3])]).to(dtype).unique()
+    for divisor in (0.7, 0.3, -1.7, torch.tensor(0.7), torch.tensor(0.3, dtype=torch.float64), x.roll(77), x[:3].sum()):
+        check(lambda x: torch.div(x, divisor, rounding_mode=mode), x, rtol=0, atol=0)
+    for limit in (0.7, 0.3, -1.7):
+        check(lambda x: F.threshold(x, limit, 20), x, rtol=0, atol=0)
 
 
 def test_softmax_of_masked_rows_and_extremes():
