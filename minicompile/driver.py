@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Callable
 
 import torch
@@ -178,7 +177,18 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
         gm = convolutions_to_channels_last(gm)
     rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose
-    lower_half = partial(compile_aten, rung=rung)
+    run = None
+
+    def lower_half(gm, fakes, *, is_backward):
+        try:
+            return compile_aten(gm, fakes, rung=rung, is_backward=is_backward)
+        except Exception as error:
+            if run is None:
+                raise                   # and the frame runs eagerly
+            from .frames import late_error
+            late_error(error)           # the forward has run: its backward is a graph that can be interpreted
+            return interpret_aten(gm, fakes)
+
     wants_graphs = backend == "cudagraphs" or config.cudagraphs
     graphs = GraphSet() if device == "cuda" and wants_graphs else None
     if graphs is not None:

@@ -26,6 +26,7 @@ import threading
 import traceback
 import types
 import weakref
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -374,7 +375,7 @@ def is_deep() -> bool:
         return False
 
 
-def internal_error(code, context: Context, error: Exception, give_up=lambda: None) -> None:
+def internal_error(code, context: Context, error: Exception, give_up=lambda: None, words="{} runs eagerly") -> None:
     """Call this while handling `error`. The frame runs eagerly from now on (`give_up` sees to it), with one
     warning; under fullgraph it is an InternalError."""
     if config.raise_on_internal_error:
@@ -388,8 +389,18 @@ def internal_error(code, context: Context, error: Exception, give_up=lambda: Non
     if context.fullgraph:
         raise InternalError(f"fullgraph=True, but compiling {describe(code)} failed with {what} {report}") from error
     give_up()
-    logs.warn_once("internal", f"minicompile: {describe(code)} runs eagerly because of {what} Its results are "
+    logs.warn_once("internal", f"minicompile: {words.format(describe(code))} because of {what} Its results are "
                    f"right, only not faster. {report}", hook.kept(warned, code))
+
+
+compiling: ContextVar[tuple] = ContextVar("compiling")      # (weak reference to its code, Context) of a frame
+
+
+def late_error(error: Exception) -> None:
+    """The same for a backward graph that is compiled when it is needed, from within `backward()`."""
+    weak_code, context = compiling.get()
+    code = weak_code() or late_error.__code__       # the function may be gone, and only its result left
+    internal_error(code, context, error, lambda: None, "the backward of {} runs operator by operator")
 
 
 def root_module(args):
@@ -564,7 +575,11 @@ def build_entry(state: FrameState, function, args, captured):
         if logs.on("graph"):
             logs.log("graph", "%s\n%s", describe(state.code), print_graph(captured.gm))
         logs.tell("graph", state=state, captured=captured)
-        namespace["__graph"] = compile_graph(captured, state.context)
+        token = compiling.set((state.weak_code, state.context))
+        try:
+            namespace["__graph"] = compile_graph(captured, state.context)
+        finally:
+            compiling.reset(token)
         if not callable(state.context.backend):
             namespace["__EVALUATE"] = EVALUATE
             gm = captured.gm if captured.traceless else None

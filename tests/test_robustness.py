@@ -104,6 +104,36 @@ def test_an_internal_error_in_any_stage_runs_the_frame_eagerly(stage, monkeypatc
     assert close(result, chain(x)) and not texts
 
 
+@pytest.mark.parametrize("backend", ["loops", "cpp"])
+def test_an_internal_error_in_a_backward_that_is_compiled_late(backend, monkeypatch):
+    """It was expected that only the loss is differentiated; when the other result is, forward has long run."""
+    def program(x):
+        return x.sin() * 2, (x.cos() * 3).sum()
+
+    def fails(*args, **kwargs):
+        raise IndexError("injected")
+
+    def gradient(function):
+        x = torch.linspace(0, 1, 5, requires_grad=True)
+        function(x)[0].sum().backward()
+        return x.grad
+
+    compiled = minicompile.compile(program, backend=backend)
+    strict = minicompile.compile(program, backend=backend, fullgraph=True)
+    x = torch.linspace(0, 1, 5, requires_grad=True)
+    compiled(x)[1].backward()
+    strict(x)[1].backward()
+    monkeypatch.setattr(driver, "fuse", fails)
+    texts = []
+    for _ in range(2):
+        found, more = warned(gradient, compiled)
+        assert close(found, gradient(program))
+        texts += more
+    assert len(texts) == 1 and "the backward of program" in texts[0] and "injected" in texts[0]
+    with pytest.raises(minicompile.errors.InternalError, match="injected"):
+        gradient(strict)
+
+
 def test_an_internal_error_while_explaining_a_miss(monkeypatch):
     def fails(*args, **kwargs):
         raise IndexError("injected")

@@ -145,8 +145,8 @@ def div_mode(a, b, rounding_mode=None):
 
 
 def _keeps_its_value(divisor) -> bool:
-    """Kernels for half precision read a divisor that is a number in float32, and on a CPU a 0-d tensor as well: rounded to bfloat16, 0.7 goes
-    into itself not quite once. And what they have from two tensors is rounded before it is truncated."""
+    """Kernels for half precision read a divisor that is a number in float32, and on a CPU a 0-d tensor as well: 0.7
+    rounded to bfloat16 goes into 0.7 not quite once. The quotient of two tensors is rounded before it is truncated."""
     return not isinstance(divisor, torch.Tensor) or divisor.dim() == 0 and divisor.dtype not in HALF and divisor.device.type == "cpu"
 
 

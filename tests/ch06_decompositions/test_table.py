@@ -98,8 +98,8 @@ def test_promotion(dtype, other, shape):
 FLOATING = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.mark.parametrize("name", ["addcmul", "addcdiv", "xlogy", "special.xlog1py", "ldexp", "lerp", "hypot", "atan2", "logaddexp", "copysign",
-                                  "fmod"])
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv", "xlogy", "special.xlog1py", "ldexp", "lerp", "hypot", "atan2", "logaddexp",
+                                  "copysign", "fmod"])
 def test_operands_of_several_dtypes_are_converted_before_anything_is_computed(name):
     fn = getattr(torch.special if "." in name else torch, name.split(".")[-1])
     count = 3 if name in ("addcmul", "addcdiv", "lerp") else 2
