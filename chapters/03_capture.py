@@ -195,7 +195,7 @@ print(print_graph(seen.graphs[0]))
 # %%
 import linecache
 
-from minicompile.explain import in_words
+from minicompile.ch02_guards.guards import in_words
 
 
 def line(location):

@@ -1,22 +1,41 @@
 # %% [markdown]
 # # Graph breaks: compile what can be compiled
 #
-# Some lines cannot be in a graph: `print(x)`, `x.item()`, a branch on the values of a tensor, a call into a
-# library that capture does not know. Real programs have a few of them. This chapter cuts a function at such
-# a line, compiles both sides, and lets Python execute the line itself.
+# *What if capture cannot go on?* Some lines cannot be in a graph: `print(x)`, `x.item()`, a branch on the values of a tensor,
+# a call into a library that capture does not know. Real programs have a few of them, often for good reasons. This chapter cuts
+# a function at such a line, compiles both sides, and lets Python execute the line itself.
 #
-# The smallest version of this stage is [part 4 of tiny](chapter:tiny.4), the compiler in one file: there a
-# break is resumed by an interpreter.
+# After the cut there is a second question, and it is the harder one. The rest of the function has no beginning. It starts in the
+# middle of a line, with variables that are set already, perhaps inside of a loop or a `try`. How does one compile *that*?
 
 # %%
 import dis
+import inspect
+import sys
+import textwrap
 import weakref
 
 import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Block, Listings, Table, best_time, example, results, row_of_boxes, step_through, tidy, watch, watching
+from chapters import tiny
+from chapters._lib import (
+    Block,
+    Listings,
+    Table,
+    Walk,
+    bars,
+    best_time,
+    drawing,
+    example,
+    results,
+    row_of_boxes,
+    step_through,
+    tidy,
+    watch,
+    watching,
+)
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
@@ -42,14 +61,33 @@ except minicompile.GraphBreakError as error:
     print(tidy(str(error)))
 
 # %% [markdown]
-# One line out of four, and nothing is compiled. The opposite, to guess a value and hope, is worse. A third
-# possibility: split the function by hand. Users of earlier compilers did that.
-#
-# ## The idea: a function in three parts
-#
-# What comes before the line is a graph. The line is Python. And the rest is *a function of its own*, whose
-# arguments are the variables that are still needed. That function is called like any other, so it is
-# captured like any other, and it may break again.
+# One line out of four, and nothing is compiled. A compiler could instead guess a number for `loss.item()` and go on. Then the list
+# would get the same number at each call, and nobody would be told. Or the user could split the function by hand:
+
+
+# %%
+def first_part(x, w):
+    y = torch.tanh(x @ w)
+    loss = y.square().mean()
+    return y, loss
+
+
+def second_part(y, loss):
+    return loss * 2, y
+
+
+def split_by_hand(x, w):
+    y, loss = minicompile.compile(first_part, backend="eager")(x, w)
+    history.append(loss.item())
+    return minicompile.compile(second_part, backend="eager")(y, loss)
+
+
+print(torch.equal(split_by_hand(x, w)[0], training_loss(x, w)[0]))
+
+# %% [markdown]
+# Users of earlier compilers did that, and it shows what has to be done. There is a graph for what comes before the line. There is
+# the line, executed by Python. And the rest is *a function of its own*, whose arguments are the variables that are still
+# needed. This function can be captured like any other, and if it breaks again, it can be split again.
 
 # %%
 row_of_boxes(
@@ -63,27 +101,83 @@ row_of_boxes(
     "variables, which becomes graph two.",
 )
 
+# %% [markdown]
+# ## The smallest form
+#
+# [Part 4 of tiny](chapter:tiny.4), the compiler in one file, does not make a function of the rest. Its capture is an interpreter of
+# bytecode, so at the break it knows the complete *state* of the program: for each function that has begun, its local
+# variables, the values that wait on its stack, and the number of the next instruction. tiny writes this state down as a Python
+# expression. This is the body of what it generates for the first part:
+
 # %%
-seen = watch(training_loss, x, w, backend="eager")
-for n, graph in enumerate(seen.graphs, 1):
-    print(f"graph {n}\n{print_graph(graph)}\n")
-print("history:", len(history), "number; right:", torch.equal(seen.result[0], training_loss(x, w)[0]))
+small = tiny.compile(training_loss, backend=tiny.eager)
+small(x, w)
+known = list(small.entries.values())
+text = known[0][0].text
+print(text[text.index("    def body") :])
 
 # %% [markdown]
-# The first graph returns `loss` and `y`, because the rest reads them, and nothing else. Which variables
-# these are is found by a textbook liveness analysis on the bytecode. Passing all of them would be right as
-# well, but each would have to be written to memory.
+# Read it by hand. `out` holds what the graph computed, `y` and `loss`. The dictionary is the table of local variables. Two things wait
+# on the stack: the method `history.append`, which Python loads before it computes the argument, and the method `loss.item`,
+# which is about to be called. Each has CPython's mark of an empty slot below it. `Frame(...)` puts all of it together, and the number at
+# its end says which instruction is the next. The last line returns the list of frames, and no result yet.
 #
-# %show minicompile.ch04_breaks.bytecode.live_table
+# What runs this is a loop. It looks for compiled code for the present state. The code leads to a new state. If this is not the end, the
+# interpreter executes *one* instruction, the one that broke, and the loop begins again:
+
+# %%
+source = inspect.getsource(tiny.Compiled.__call__)
+print(textwrap.dedent(source[source.index("        machine = ") :]))
+
+# %% [markdown]
+# This is complete: three states of the program above have code of their own, since `append` breaks as well in tiny. What is wrong with it?
 #
-# Where to cut is not known before the trace fails, perhaps deep inside a callee, with half of its side
-# effects noted down. There is no rollback. The frame is traced a second time, and told to stop before the
-# instruction under which the first trace failed:
+# **It is slow.** The state is built as Python objects and taken apart again, and an interpreter that is written in
+# Python executes the instruction in between:
+
+# %%
+ours = minicompile.compile(training_loss, backend="eager")
+ours(x, w)
+calls = {"not compiled": training_loss, "tiny": small, "minicompile": ours}
+bars([(name, 1e6 * best_time(f, x, w, repeat=200), "bad" if name == "tiny" else "plain") for name, f in calls.items()],
+     "us", "Time of a call with one break; no kernels are generated.", form="{:.0f}")
+
+# %% [markdown]
+# **It cannot be where exceptions are handled.** A `try` or a `with` is a table beside the bytecode, and tiny's interpreter does not read
+# it.
 #
-# %show minicompile.ch04_breaks.breaks.capture_until
+# **It compiles loops again and again.** The state contains the loop's iterator, which stands at another position in each round:
+
+
+# %%
+def rounds(x, n):
+    for i in range(n):
+        x = torch.tanh(x * i)
+        history.append(x.sum().item())
+    return x
+
+
+in_loop = tiny.compile(rounds, backend=tiny.eager)
+in_loop(torch.randn(8), 20)
+found = watch(rounds, torch.randn(8), 20, backend="eager")
+print("tiny:", sum(map(len, in_loop.entries.values())), "graphs for 20 rounds, and the rest is interpreted")
+print("minicompile:", len(found.graphs), "graphs")
+
+# %% [markdown]
+# The real stage answers all three with one decision. The rest of a function becomes an ordinary function again, in *bytecode*, and CPython
+# runs it. The following sections build it: where to cut, what to hand over, and how to begin in the middle.
+
+# %% [markdown] tags=["page"]
+# ## Where to cut
 #
-# These are the last instructions of that trace. When it stops, two things wait on the stack: the method
-# `history.append`, which was loaded before its argument, and the method `loss.item`.
+# The cut cannot be planned. It is wherever the trace fails, and by then the trace may be deep inside of a function that the user's
+# function called, with half of its side effects noted down. One could roll all of that back. It is simpler to forget the
+# trace and to trace the frame a second time, with an order to stop *before* the instruction under which the first trace failed:
+#
+# %show minicompile.ch04_breaks.breaks.capture_until "stop = error.step" to "return cut(done"
+#
+# The second trace stops with the frame exactly as Python would have it there. Here are the last instructions of the trace, with the
+# stack before each:
 
 # %%
 before = step_through(training_loss, x=x, w=w)
@@ -91,33 +185,147 @@ before.rows = before.rows[-6:]
 before
 
 # %% [markdown]
-# ## The first part
-#
-# What the first part has to do is known now: run the graph, read what else is on the stack, hand everything
-# over. That can be said in Python, as in [chapter 3](chapter:03):
+# Under which instruction did it fail? If the break is in a function that was inlined, there are several, one in each frame. The cut is
+# made in the *outermost* frame, before the call. The callee then runs as a frame of its own. The frame hook sees it, captures
+# it, and cuts it in its own body:
+
 
 # %%
-entry = seen.entry_text(0)
-print(entry[entry.index("    else:") :])
+def inner(y):
+    history.append(y.mean().item())
+    return y * 2
+
+
+def outer(x):
+    z = inner(x.sin())
+    return z.cos()
+
+
+found = watch(outer, torch.randn(4), backend="eager")
+rows = []
+for state, graph in zip(found.states, found.graphs):
+    operators = [n.name for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
+    rows.append((state.code.co_name, ", ".join(operators)))
+Table(["function", "its graph"], rows)
 
 # %% [markdown]
-# `__K` holds objects that the text cannot spell. `__K[1]` is the bytecode of a function that executes the breaking
-# instruction, a *step*. The generated code makes a function of it, in the globals of the user's function, and hands it
-# the two live variables and the two values from the stack. The other two objects call it, in a way that is explained
-# below. (The bytecode is held weakly, and that it is still there is one of the guards: it lives as long as the function
-# that it was made from.)
+# Four functions, and a graph for each. The names of the new ones contain the offset of the instruction at which they go on.
 #
-# ## The step and the resume function
+# Sometimes the state before the instruction cannot be handed over. A generator that has run half of its body exists only inside of the
+# trace; there is no Python object for it. But some instruction has created it. So the cut moves back to *that* instruction. Python
+# executes it, and from then on there is a real generator. This is the second half of the loop:
 #
-# Write the rest as Python source, too? There is none that begins in the middle of an expression, with
-# values on the interpreter's stack. So the other two parts are made of bytecode: *the original bytecode*
-# behind a new beginning.
+# %show minicompile.ch04_breaks.breaks.capture_until "except Unsupported as inner" to "stop = earlier"
+#
+# ### What happens once
+#
+# Tracing twice is only allowed because a trace does nothing. Each effect on the outside, such as an `append`, is kept in a log
+# ([chapter 3](chapter:03)), and generated code carries it out. So the first part performs its own effects before Python
+# executes the breaking line, and the rest performs its own afterwards:
 
 
 # %%
+def in_order(x, events):
+    events.append("first part")
+    events.append(round(x.sum().item()))
+    events.append("rest")
+    return x + 1
+
+
+for name, f in (("eager", in_order), ("compiled", minicompile.compile(in_order, backend="eager"))):
+    events = []
+    f(torch.ones(3), events), f(torch.ones(3), events)
+    print(f"{name:9}", events)
+
+# %% [markdown]
+# ## What is still needed
+#
+# The rest of the function gets the variables that it may still read. A variable is *live* before an instruction if some way from
+# there reads it before it is written. This is found by going backwards. Before an instruction, live is what the instruction reads,
+# and whatever is live after it, except what the instruction writes. Where a jump leads to two places, both count.
+#
+# By hand, for `z = x + y; y = z * z; return y`, from the last line to the first: before `return y`, live is {y}. Before `y = z * z`, y
+# is written and z is read, so live is {z}. Before `z = x + y`, z is written, x and y are read: {x, y}. In a loop, what is live
+# at the beginning of the body is also live at its end. So the walk is repeated until nothing changes:
+#
+# %show minicompile.ch04_breaks.bytecode.live_table "while changed:" to "live[n], changed"
+#
+# The sets below are those of `training_loss`. The first part has four variables at its end. The rest reads two.
+
+# %%
+from minicompile.ch04_breaks.bytecode import live_table, localsplus_names
+
+code = training_loss.__code__
+live, names = live_table(code), localsplus_names(code)
+interesting = ("LOAD_FAST", "STORE_FAST", "CALL", "RETURN_VALUE")
+rows = [(i.offset, f"{i.opname} {i.argval if 'FAST' in i.opname else ''}", ", ".join(sorted(names[n] for n in live[i.offset])))
+        for i in dis.get_instructions(code) if i.opname in interesting]
+Table(["offset", "instruction", "live before it"], rows)
+
+# %% [markdown]
+# To pass everything would be correct as well. It would not be cheap. Here is a function with a large tensor that is dead after its sum
+# is taken, compiled as it is, and with liveness switched off:
+
+
+# %%
+def wasteful(x):
+    large = torch.exp(x)
+    y = large.sum(0)
+    history.append(y.sum().item())
+    return y * 2
+
+
+from minicompile.ch04_breaks import resume
+
+
+def everything(code, offset):
+    return set(code.co_varnames)
+
+
+sparing = watch(wasteful, torch.randn(64, 8), backend="eager").graphs[0]
+real, resume.needed_locals = resume.needed_locals, everything
+try:
+    generous = watch(wasteful, torch.randn(64, 8), backend="eager").graphs[0]
+finally:
+    resume.needed_locals = real
+for name, graph in (("live variables", sparing), ("all variables", generous)):
+    print(f"graph 1 returns, with {name}:", ", ".join(n.name for n in graph.graph.output_node().all_input_nodes))
+
+# %% [markdown]
+# With all variables, `exp` is an output of the first graph. It has to be written to memory, where a fused kernel would have kept
+# each element in a register, and it stays alive until the function returns. (`live_table` is an [exercise](exercise:liveness).)
+#
+# ## The first part
+#
+# What the first part has to do is known now: run the graph, carry out its effects, read what else is on the stack, and hand everything
+# over. That can be said in Python, as in [chapter 3](chapter:03). These lines follow the call of the graph, whose results are `__out`:
+
+# %%
+seen = watch(training_loss, x, w, backend="eager")
+entry = seen.entry_text(0)
+print(textwrap.dedent(entry[entry.index("        __t0 = ") : entry.rindex("    return __next")]))
+
+# %% [markdown]
+# `__k1` is the bytecode of a function that will execute the breaking instruction. Such a function is called a *step*. The generated
+# code makes a function of it, in the globals of the user's function, and puts it beside its arguments: the two live
+# variables, and the two values from the stack. `__K` holds objects that the text cannot spell. Here they are the class
+# `TailCall`, which marks such a pair, and the function `finish`, which calls it; both are explained below. (The bytecode is held
+# weakly, and that it is still there is one of the guards. It lives as long as the function that it was made from.)
+
+# %% [markdown] tags=["page"]
+# ## Beginning in the middle
+#
+# Write the rest as Python source, too? There is no source that begins in the middle of an expression, with values on the
+# interpreter's stack. Bytecode can do that. So the step and the resume function are made of bytecode: *the original
+# bytecode behind a new beginning*. The new beginning takes the state as ordinary arguments, puts the values back on the stack, and
+# jumps.
+
+
+# %% tags=["fold"]
 def argument(i):
     """A function or class by its name, a number where there is nothing better."""
-    return getattr(i.argval, "__name__", None) or i.argrepr or ("" if i.arg is None else i.arg)
+    named = getattr(i.argval, "__name__", None) or getattr(i.argval, "co_name", None)
+    return named or i.argrepr or ("" if i.arg is None else i.arg)
 
 
 def listing(code, first=0, last=10**6):
@@ -148,27 +356,151 @@ Listings(
 )
 
 # %% [markdown]
-# The first listing is the end of the function that the user wrote. The step begins by pushing what waited on
-# the stack, executes a copy of the one instruction that broke, and then undoes its beginning: it empties the
-# stack into variables, and returns the resume function with its arguments. The resume function pushes
-# `history.append` and the number that `loss.item()` gave, and jumps over everything before the break. From
-# there on it is the original. All offsets in the code object have moved for that: jumps, the exception table,
-# the table of line numbers. [`bytecode.py`](code:minicompile/ch04_breaks/bytecode.py) is a small assembler.
+# The first listing is the end of the function that the user wrote. The second is the step. It pushes what waited on the stack, executes
+# a copy of the one instruction that broke, and then undoes its beginning: it empties the stack into variables, and returns the resume
+# function with its arguments. The third is the resume function. It pushes `history.append` and the number that `loss.item()` gave, and
+# jumps over everything before the break. From there on it is the original.
 #
-# Which instructions restore the stack depends on the release. 3.12 and 3.13 have `LOAD_FAST_AND_CLEAR`, made
-# for comprehensions. 3.11 has no instruction that pushes a variable and empties it; `LOAD_CLOSURE` pushes
-# any slot as it is, `DELETE_FAST` empties it. Neither looks at the value, so capture makes no guard on what
-# only passes through. A callable and the `NULL` beside it change places in 3.13. And a jump out of a `for`
-# loop has another target in each release: behind the loop in 3.11, to an `END_FOR` in 3.12, to an `END_FOR`
-# with a `POP_TOP` in 3.13.
+# ### Building one
 #
-# The resume function is called like any other, so the frame hook sees it, and it becomes graph 2 above.
+# CPython has no function that edits a code object. Its format is documented, though, so a code object can be taken apart and put
+# together again. Four parts of it depend on positions: the instructions, the jumps among them, the table of exception handlers,
+# and the table of line numbers. If one instruction is inserted, all of them are wrong.
 #
-# ## Inside `with` and `try`
+# So the first step is to get rid of positions. [`decode`](ref:minicompile.ch04_breaks.bytecode.decode) makes a list of objects in
+# which a jump points to *the instruction* that it jumps to. Now instructions can be inserted and dropped like elements of any list.
+# At the very end [`encode`](ref:minicompile.ch04_breaks.bytecode.encode) computes positions anew.
 #
-# A graph cannot be left open. Where the break is inside `with torch.no_grad()`, graph 1 ends by switching
-# gradients on again, and the resume function enters the context anew, with the instruction that the user's
-# `with` used:
+# These frames were recorded while the resume function above was made once more.
+
+# %% tags=["fold"]
+from minicompile.ch03_capture.hook import kept
+from minicompile.ch04_breaks import bytecode as bc
+
+
+def spelled(i, names=()):
+    """One decoded instruction; a jump names where it goes."""
+    if i.target is not None:
+        return f"{i.name} -> {i.target.name} (was at {i.target.offset})"
+    return f"{i.name} {names[i.arg] if i.op in bc.LOCAL_OPS and i.op not in bc.NO_INDEX else i.arg or ''}".rstrip()
+
+
+def building(code, point):
+    """Make the resume function `point` again, from a copy of `code`, and keep what happens."""
+    offset, frames, places = int(point.name.rpartition("_")[2]), [], {}
+    real = resume.assemble, resume.restore_stack, bc.encode
+
+    def assemble(draft, name, with_original, firm=False):
+        some = [f"{i.offset:4} {spelled(i, draft.names)}" for i in draft.instructions if offset - 24 <= i.offset]
+        frames.append((f"The original is taken apart. The rest begins at {offset}.", " ...\n" + "\n".join(some)))
+        made = real[0](draft, name, with_original, firm)
+        text = listing(made[0], 0, jump_of(made[0]).offset) + "\n ..."
+        frames.append(("Positions are computed, and the code object is made.", text))
+        return made
+
+    def restore_stack(draft, slot, firm):
+        old = {n: k for k, n in enumerate(draft.names)}
+        count = len(draft.parameters) + len(draft.stack_names)
+        rows = [(n, old.get(n, ""), k, "an argument" if k < count else "") for n, k in slot.items()]
+        frames.append(("Every variable gets a place: live variables and stack values come first, since they are arguments.",
+                       Table(["variable", "place before", "place now", ""], rows)))
+        pushes = real[1](draft, slot, firm)
+        places.update({k: n for n, k in slot.items()})
+        said = f"The new beginning pushes the stack, bottom first: {', '.join(draft.stack)}."
+        frames.append((said, "\n".join(spelled(i, places) for i in pushes)))
+        return pushes
+
+    def encode(instructions, handlers, line):
+        at = next(k for k, i in enumerate(instructions) if i.offset >= 0)
+        shown = [spelled(i, places) for i in instructions]
+        shown[at + 3 : -6] = [" ..."]
+        said = f"New beginning, jump, original: {len(instructions)} instructions. The jump points to an object."
+        frames.append((said, "\n".join(shown)))
+        return real[2](instructions, handlers, line)
+
+    resume.assemble, resume.restore_stack, bc.encode = assemble, restore_stack, encode
+    try:
+        resume.make_resume(code.replace(), offset, set(point.locals), point.stack)
+    finally:
+        resume.assemble, resume.restore_stack, bc.encode = real
+    return frames
+
+
+point = next(p for p in kept(resume.pieces, training_loss.__code__).values() if "resume" in p.name)
+Walk("A resume function is built", building(training_loss.__code__, point))
+
+# %% [markdown]
+# One detail of the last frame needs an explanation. The jump's argument is the number of code units that it jumps over. An argument
+# above 255 does not fit into one byte, so the instruction gets a prefix, `EXTENDED_ARG`. The prefix makes the code longer, and
+# this may make another jump too long. `encode` begins without any prefix and lets instructions grow until everything fits. They never
+# shrink, so this ends.
+#
+# Which instructions restore the stack depends on the release. 3.12 and 3.13 have `LOAD_FAST_AND_CLEAR`, made for comprehensions: it
+# pushes a variable and empties it. 3.11 has no such instruction. There `LOAD_CLOSURE` pushes any slot as it is, and `DELETE_FAST`
+# empties it. The variable has to be emptied, because a value should not live longer than it would have lived on the stack. And
+# neither instruction *looks* at the value. Capture makes a guard for a value when the program uses it, so what only passes through has
+# none. In a loop, the iterator passes through.
+#
+# ### What it is guarded by
+#
+# A resume function is captured when it is called for the first time, as any function is, and what it reads gets a guard. Among its
+# arguments is the number that `item` has given. The rest appends this number to the list. Here are four calls, with the guards on
+# that number:
+
+# %%
+minicompile.reset()
+again = minicompile.compile(training_loss, backend="eager")
+for call in range(4):
+    with watching() as seen_again:
+        again(torch.randn(32, 32), torch.randn(32, 32))
+    learnt = [f"{g.kind}, expected {g.expected}" for c in seen_again.captured for g in c.guards if str(g.source) == "__stack2"]
+    failed = [r["why"].partition("  #")[0] for r in seen_again.recompiles]
+    print(f"call {call + 1}: captured {len(seen_again.captured)} parts", *failed, *learnt, sep="\n    ")
+
+# %% [markdown]
+# At the first call the number is a constant of the trace, like any Python number, so the guard asks for this very value. At the second call
+# the guard fails. A number that has changed once will change again, so now it becomes an input, and the guard asks only for
+# its type. From the third call on nothing is compiled. This is the same way in which the sizes of tensors become symbols ([chapter
+# 2](chapter:02)). The first part was compiled once.
+#
+# ### Who calls whom
+#
+# The first part could call the step, the step the resume function, and that the next step. In a loop of a thousand rounds with a break
+# in each, this would be a chain of two thousand calls, and Python would raise a `RecursionError`. So a piece *returns* what is to be
+# called next, and one loop at the top calls it. Such a loop is named a *trampoline*:
+#
+# %show minicompile.ch04_breaks.resume.finish
+
+# %%
+depths = []
+
+
+@minicompile.disable
+def note_depth():
+    frame, depth = sys._getframe(), 0
+    while frame := frame.f_back:
+        depth += 1
+    depths.append(depth)
+
+
+def deep(x):
+    for _ in range(2000):
+        x = torch.tanh(x)
+        note_depth()
+    return x
+
+
+minicompile.compile(deep, backend="eager")(torch.ones(3))
+print("rounds:", len(depths), " different depths of the stack:", len(set(depths)))
+
+# %% [markdown] tags=["page"]
+# ## Harder places
+#
+# ### Inside `with`
+#
+# A graph cannot be left open. Where the break is inside of `with torch.no_grad()`, the first graph ends by switching gradients on again.
+# Python then executes the line *inside* of the context, and the rest is inside, too. So the resume function gets the context
+# manager and enters it anew, with the instruction that the user's `with` used:
 
 
 # %%
@@ -185,9 +517,25 @@ print(signature(rest) + "\n" + listing(rest, 0, jump_of(rest).offset) + "\n")
 print(print_graph(inside.graphs[1]))
 
 # %% [markdown]
-# A `try` is the reason why the step copies the bytecode of `loss.item()`, where the text `loss.item()` would
-# be shorter. Its exception belongs to the user's handler. A copied instruction is covered by the copied
-# exception table:
+# On the stack of the original lies the method `__exit__` of the context, which Python will call at the end of the block. The resume
+# function must have one as well, at the same place. `BEFORE_WITH` calls `__enter__` and pushes `__exit__`, so afterwards the stack is as it
+# was. To each kind of value on the stack belongs a way to put it back. There are five:
+#
+# | kind | what it is | how it comes back |
+# |---|---|---|
+# | value | any object, for example a loop's iterator | pushed |
+# | null | the empty slot beside a callable | `PUSH_NULL` |
+# | context | the `__exit__` of a context that the graph implements | `BEFORE_WITH` |
+# | handling | the exception that was current when a handler began | `PUSH_EXC_INFO` |
+# | lasti | a position, which is used in tracebacks only | any number |
+#
+# ### Inside `try`
+#
+# A `try` is the reason why the step *copies* the instruction, where the text `loss.item()` would be shorter. If the line raises an
+# exception, it belongs to the user's handler. CPython finds handlers in a table: from this offset to that one, go there. An
+# instruction that is copied gets a copy of its entry, and the handlers are copied behind it:
+#
+# %show minicompile.ch04_breaks.steps.copy_of
 
 
 # %%
@@ -205,32 +553,40 @@ found = watch(careful, torch.ones(3), backend="eager")
 print(found.result.tolist(), "eager:", careful(torch.ones(3)).tolist(), "graphs:", len(found.graphs))
 
 # %% [markdown]
-# ## Breaks in loops
+# ### In a loop
 #
-# A loop that breaks in every round is the test of any such scheme. Each round resumes at the same
-# instruction, so it gets the same function, and its graph is used again as soon as the loop variable has
-# become an input.
-
+# A loop that breaks in every round is the test of any such scheme, and tiny did not pass it. A resume function is made once for a
+# position in the original code and a set of variables. So each round resumes in the same function, whose graph is used again as soon
+# as the loop variable has become an input. The iterator passes through on the stack, without a guard:
 
 # %%
-def rounds(x, n):
-    for i in range(n):
-        x = torch.tanh(x * i)
-        history.append(x.sum().item())
-    return x
-
-
-for n in (5, 50):
+for n in (5, 50, 500):
     found = watch(rounds, torch.randn(8), n, backend="eager")
-    print(f"{n} rounds: {len(found.graphs)} graphs, {len(found.states)} functions")
+    print(f"{n:3} rounds: {len(found.graphs)} graphs, {len(found.states)} functions")
+for graph in found.graphs:
+    print(next(line for line in print_graph(graph).splitlines() if "mul(" in line).partition("  #")[0])
 
 # %% [markdown]
-# Pieces do not call each other: fifty rounds would be a hundred frames deep. A piece *returns* the next
-# call, and one loop at the top executes it, a *trampoline*.
+# Why three graphs and not one? The first one is that of the function, up to the first break. The second one is that of the loop's
+# body, compiled for `i == 1`, because a number is a constant until it changes. At `i == 2` the guard fails, `i` becomes an input,
+# and the third graph serves all other rounds.
 #
+# Each round has a second break. After `item()`, the rest appends the number, jumps back, and asks the iterator for the next value. That is
+# a real iterator by now, which the trace cannot advance without changing it. But if the step executed only this `FOR_ITER`, the next
+# resume function would begin by storing the result in `i`, and that is no work for a graph. So a step goes on as long as the
+# instructions only put a result away. At each place where the program may leave this path there is an *exit*, which returns the resume
+# function for that place. Here is the step of the loop. It has an exit for the next round, and one for the end, to which `FOR_ITER`
+# jumps when there is no next value:
+
+# %%
+steps = [p.code for p in kept(resume.pieces, rounds.__code__).values() if "resume" not in p.name]
+loop_step = next(c for c in steps if "FOR_ITER" in [i.opname for i in dis.get_instructions(c)])
+print(signature(loop_step) + "\n" + listing(loop_step))
+
+# %% [markdown]
 # ## What a break costs
 #
-# The running example, with a look at the activations in the middle.
+# Here is the running example, with a look at the activations in the middle.
 
 
 # %%
@@ -252,25 +608,34 @@ for name, module in (("whole", whole), ("broken", broken)):
         compiled(x)
     with torch.no_grad():
         seconds = best_time(compiled, x, repeat=100)
-    rows.append(
-        (
-            name,
-            len(seen.graphs),
-            sum(len(h["compiled"].sources) for h in seen.halves),
-            sum(len(list(c.guards)) for c in seen.captured),
-            f"{seconds * 1e6:.0f} us",
-        )
-    )
+    kernels = sum(len(h["compiled"].sources) for h in seen.halves)
+    guards = sum(len(list(c.guards)) for c in seen.captured)
+    rows.append((name, len(seen.graphs), kernels, guards, f"{seconds * 1e6:.0f} us"))
 Table(["block", "graphs", "kernels", "guards", "time of one call"], rows)
 
+# %% tags=["fold"]
+drawing(
+    {
+        "g1": ("graph 1", "attention half", "compute"),
+        "stat": ("x.abs().max()", "kernel", "compute"),
+        "item": (".item()", "waits for the device", "bad"),
+        "list": ("history.append", "Python", "input"),
+        "g2": ("graph 2", "reads x from memory", "compute"),
+    },
+    [("g1", "stat"), ("stat", "item"), ("item", "list"), ("list", "g2"), ("g1", "g2")],
+    "Graph one computes the attention half and the maximum. item waits for the device. Python appends the number. Then graph two "
+    "reads x, which graph one has written to memory.",
+)
+
 # %% [markdown]
-# The result is the same, but two graphs are two sets of guards, nothing is fused across the cut, and
-# `item()` waits for the device. On a GPU that means: the queue of kernels runs dry at every call.
+# The numbers are the same, but two graphs have two sets of guards, and nothing is fused across the cut: `x` is written by the first graph
+# and read by the second. On a GPU a third thing is added. Kernels are queued there, and Python runs ahead of them. `item()` needs a number,
+# so it waits until the queue is empty, and the device then waits until Python has caught up.
 #
 # ## Saying why
 #
-# A break that is not reported is a slow program with no explanation. `explain` shows the line, the column,
-# and a way out.
+# A break that is not reported is a slow program without an explanation. `explain` shows the line, the column, and a way out. (Two
+# exercises are about that: [count the graphs](exercise:predict-breaks) of a program, and [make one of many](exercise:no-breaks).)
 
 # %%
 report = minicompile.explain(broken, backend="eager")(x)
@@ -278,8 +643,8 @@ for b in report.breaks:
     print(f"{b.reason}\n    {b.source}\n    {b.caret}\n-> {b.advice}")
 
 # %% [markdown]
-# How often does this happen in practice? Here are the 92 architectures of the `transformers` library with
-# the reasons for breaks, as measured by the test suite.
+# CPython keeps the columns of each instruction, for tracebacks, and that is where the caret comes from. How often do breaks happen in
+# practice? Here are the 92 architectures of the `transformers` library with the reasons for their breaks, as measured by the test suite.
 
 # %%
 from collections import Counter
@@ -297,13 +662,11 @@ Table(["reason", "architectures"], reasons.most_common(6))
 # %% [markdown]
 # ## What torch.compile does differently
 #
-# TorchDynamo has resume functions, too; the idea is its authors'. It generates the code before the break
-# and the breaking instruction as bytecode, and reconstructs the `with` blocks it knows. A break inside a
-# `for` loop makes it give up on the frame and try the functions that the loop calls, unless nested breaks
-# are enabled. It can capture some of what breaks here: `item()` as an *unbacked* symbol
-# (`capture_scalar_outputs`), and branches on data with `torch.cond`. When tracing fails it restarts from
-# the beginning with a list of places where to break (*speculation log*), which is the same as tracing
-# twice.
+# TorchDynamo has resume functions, too; the idea is its authors'. It generates the code before the break and the breaking instruction as
+# bytecode, and reconstructs the `with` blocks it knows. A break inside of a `for` loop makes it give up on the frame and try the
+# functions that the loop calls, unless nested breaks are enabled. It can capture some of what breaks here: `item()` as an *unbacked*
+# symbol (`capture_scalar_outputs`), and branches on data with `torch.cond`. When tracing fails it restarts from the beginning with a
+# list of places where to break (*speculation log*), which is the same as tracing twice.
 #
 # ## Exercises
 #
