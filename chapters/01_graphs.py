@@ -12,7 +12,6 @@
 
 # %%
 import inspect
-import textwrap
 import tracemalloc
 import types
 
@@ -143,12 +142,11 @@ row_of_boxes(
 # down. If autocast is on, its casts have become calls of their own. And autograd has already noted whatever it
 # needs.
 #
-# A mode that writes down each call that it gets is the whole of *tracing*. Here are the lines of tiny's mode that
-# do it:
+# A mode that writes down each call that it gets is the whole of *tracing*. Here is what tiny's mode does with a call:
 
 # %%
-source = inspect.getsource(tiny.Recorder.__torch_dispatch__)
-print(textwrap.dedent(source[source.index("        on_meta ="):]))
+print(inspect.getsource(tiny.recorded))
+print(inspect.getsource(tiny.on_meta))
 
 # %% [markdown]
 # `as_meta` replaces each fake among the arguments by its meta tensor, and `op` runs on those: that is the call

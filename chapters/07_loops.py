@@ -19,17 +19,17 @@ from minicompile.ch07_loops.verify import print_program
 # %% [markdown]
 # ## The smallest version
 #
-# [Part 8 of tiny](chapter:tiny.8), the compiler in one file, knows one kind of position: the place of an element
-# in contiguous memory. Views become maps of positions, which it gets from the strides of a meta tensor:
+# [Part 8 of tiny](chapter:tiny.8), the compiler in one file, knows one kind of iteration: over rows `r` and columns
+# `c`. A view is a meta tensor, and from its strides follows which position an iteration reads:
 
 # %%
-print(inspect.getsource(tiny.view_map))
+print(inspect.getsource(tiny.position))
 
 # %% [markdown]
 # That is enough for a GPT, and it stops soon after. A reduction of a dimension that is not the last one has no
 # rows. A half-precision number needs two types, one in memory and one in registers. And concatenation
 # reads from one of several buffers, depending on the position. In tiny each of these is a call of PyTorch's
-# own kernel, and a call stands between the loops before it and after it.
+# own kernel, and a call stands between the loops before it and after it. So is a view that strides cannot describe.
 
 
 # %%

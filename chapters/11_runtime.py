@@ -37,7 +37,7 @@ def two_products(x, w):
 
 
 small = torch.randn(16, 16)
-print(tiny.Host(tiny.decompose(tiny.record(two_products, small, small)), "cpu").program().text)
+print(tiny.program(tiny.decompose(tiny.record(two_products, small, small)), "cpu").text)
 
 # %% [markdown]
 # It gives tensors back in time. What it does not do is save time on the way to the kernels: each call makes

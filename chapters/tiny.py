@@ -20,7 +20,7 @@
 # | [5](chapter:tiny.5) | What will the backward pass compute? | ask autograd, while recording | [5](chapter:05) |
 # | [6](chapter:tiny.6) | How many operators must a compiler know? | rules that write one operator as several others | [6](chapter:06) |
 # | [7](chapter:tiny.7) | What is kept for the backward pass? | a minimum cut | [5](chapter:05) |
-# | [8](chapter:tiny.8) | What does an operator do to memory? | positions, and maps of positions | [7](chapter:07) |
+# | [8](chapter:tiny.8) | What does an operator do to memory? | strides, and the digits of a position | [7](chapter:07) |
 # | [9](chapter:tiny.9) | Which loops can share a pass over memory? | a test for legality, and greed | [8](chapter:08) |
 # | [10](chapter:tiny.10) | How does a kernel become a program? | text in Triton and in C++ | [9](chapter:09), [10](chapter:10) |
 # | [11](chapter:tiny.11) | Who calls the kernels? | a generated Python function | [11](chapter:11) |
@@ -38,6 +38,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import ctypes
 import dis
 import functools
@@ -68,8 +69,7 @@ aten = torch.ops.aten
 # *What does a function do to its tensors?* ([Chapter 1](chapter:01) asks it again.)
 #
 # We run the function once, and write down each operation that it reaches. A written operation is a `Node`: what is
-# called, and with which arguments. An argument is a constant or another node, so the nodes form a graph. The list
-# order is the order in which the operations ran.
+# called, and with which arguments. An argument is a constant or another node, so the nodes form a graph.
 
 # %%
 
@@ -85,6 +85,13 @@ class Node:
 
     def __repr__(self):
         return self.name
+
+
+# %% [markdown]
+# A `Graph` lists the nodes in the order in which the operations ran, and says which of them are inputs and which are
+# results. Printed, it has a line for each node, with the dtype and the shape of what the node computes.
+
+# %%
 
 
 @dataclass
@@ -133,13 +140,25 @@ class Break(Exception):
 
 
 # %% [markdown]
+# Two small functions translate. In a call of an operator, `as_meta` puts meta tensors in the place of fakes, so that
+# the operator can run. `as_node` puts nodes in their place, and that is what a graph holds.
+
+# %%
+def as_meta(x):
+    if isinstance(x, Fake):
+        return x.meta
+    with _disable_current_modes():                       # this is no operation of the program
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x
+
+
+def as_node(x):
+    return x.node if isinstance(x, Fake) else x
+
+
+# %% [markdown]
 # While a `TorchDispatchMode` is active, PyTorch hands every operator to it, below autograd and after composite
-# operators have fallen apart (`F.linear` arrives as a transpose and an `addmm`). Our mode does three things: run the
-# operator on meta tensors, note a node, and wrap the results as fakes. An operator with several results makes one
-# more node for each.
-#
-# What writes into a tensor ends the graph, since tiny has no answer to it. So does what needs data, such as
-# `.item()`: a meta kernel cannot answer that either.
+# operators have fallen apart (`F.linear` arrives as a transpose and an `addmm`). Our mode keeps the nodes. What
+# writes into a tensor ends the graph, since tiny has no answer to it.
 
 # %%
 
@@ -147,11 +166,17 @@ class Break(Exception):
 class Recorder(TorchDispatchMode):
     _should_skip_dynamo = classmethod(lambda cls: False)          # else PyTorch would import its own compiler here
 
-    def __init__(self, rules={}):
+    def __init__(self):
         super().__init__()
-        self.nodes, self.inputs, self.rules = [], [], rules
+        self.nodes, self.inputs = [], []
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op._schema.is_mutable:
+            raise Break(f"{op} writes into a tensor")
+        return recorded(self, op, args, kwargs or {})
 
     def note(self, target, args=(), kwargs={}):
+        """A new node, the last of the recording."""
         name = f"{getattr(target, '__name__', 'x').partition('.')[0]}_{len(self.nodes)}"
         self.nodes.append(Node(name, target, args, kwargs))
         return self.nodes[-1]
@@ -159,36 +184,47 @@ class Recorder(TorchDispatchMode):
     def input(self, like, requires_grad=None):
         """A fake input that looks like this tensor."""
         self.inputs.append(node := self.note(None))
-        node.fake = Fake(as_meta(like), like.device, node, like.requires_grad if requires_grad is None else requires_grad)
-        return node.fake
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if op._schema.is_mutable:
-            raise Break(f"{op} writes into a tensor")
-        if rule := self.rules.get(op.overloadpacket):            # part 6: an operator in terms of others
-            with self:
-                if (result := rule(*args, **kwargs)) is not NotImplemented:
-                    return result
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        device = kwargs.get("device") or max(tensors, key=torch.Tensor.dim).device if tensors or "device" in kwargs else "cpu"
-        on_meta = {**kwargs, "device": "meta"} if not tensors or "device" in kwargs else kwargs
-        result = op(*tree_map(as_meta, args), **tree_map(as_meta, on_meta))
-        node = self.note(op, *tree_map(as_node, (args, kwargs)))
-        if isinstance(result, (tuple, list)):
-            node.fake = result
-            return type(result)([self.wrap(r, device, self.note(operator.getitem, (node, k))) for k, r in enumerate(result)])
-        return self.wrap(result, device, node)
-
-    def wrap(self, result, device, node):
-        node.fake = Fake(result, torch.device(device), node) if isinstance(result, torch.Tensor) else result
-        return node.fake
-
-    def finish(self, outputs):
-        """The graph of what the outputs need. outputs: fakes, or None."""
-        return part(self, self.inputs, [as_node(x) for x in outputs])
+        return wrap(as_meta(like), like.device, node, like.requires_grad if requires_grad is None else requires_grad)
 
 
+# %% [markdown]
+# What happens to one operator? It runs on meta tensors, a node is noted, and the results are wrapped as fakes. A
+# fake and its node know each other. An operator with several results makes one more node for each of them, which
+# stands for taking it out of the tuple. What needs data, such as `.item()`, ends the graph by itself, since there is
+# no meta kernel for it.
+
+# %% tags=["exercise:tiny-record"]
+def recorded(recorder, op, args, kwargs):
+    """What a call of an operator gives while `recorder` records: a fake for a tensor, a tuple or a list of fakes for several, anything
+    else as it is. The call becomes a node of the recording, and each of several results one more, of `operator.getitem`."""
+    result, device = on_meta(op, args, kwargs)
+    node = recorder.note(op, *tree_map(as_node, (args, kwargs)))
+    if isinstance(result, (tuple, list)):
+        node.fake = result
+        return type(result)([wrap(r, device, recorder.note(operator.getitem, (node, k))) for k, r in enumerate(result)])
+    return wrap(result, device, node)
+
+
+# %%
+def on_meta(op, args, kwargs):
+    """The operator's result on meta tensors, and the device that it would be on."""
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    device = kwargs.get("device") or max(tensors, key=torch.Tensor.dim).device if tensors or "device" in kwargs else "cpu"
+    kwargs = {**kwargs, "device": "meta"} if not tensors or "device" in kwargs else kwargs
+    return op(*tree_map(as_meta, args), **tree_map(as_meta, kwargs)), torch.device(device)
+
+
+def wrap(result, device, node, requires_grad=False):
+    """A fake for a meta tensor that this node has made; anything else as it is."""
+    node.fake = Fake(result, device, node, requires_grad) if isinstance(result, torch.Tensor) else result
+    return node.fake
+
+
+# %% [markdown]
+# Of all that was recorded, a graph needs what leads to its outputs. So we walk backwards from them. The same function
+# will later cut the graph of a training step in two.
+
+# %%
 def part(graph, inputs, outputs):
     """The graph of what leads from these inputs to these outputs."""
     needed = {n for n in outputs if n}
@@ -202,15 +238,9 @@ def operands(node):
     return [x for x in tree_leaves((node.args, node.kwargs)) if isinstance(x, Node)]
 
 
-def as_meta(x):
-    if isinstance(x, Fake):
-        return x.meta
-    with _disable_current_modes():                       # this is no operation of the program
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") if isinstance(x, torch.Tensor) else x
-
-
-def as_node(x):
-    return x.node if isinstance(x, Fake) else x
+def finish(recorder, outputs):
+    """The graph of what the outputs need. outputs: fakes, or None."""
+    return part(recorder, list(recorder.inputs), [as_node(x) for x in outputs])
 
 
 # %% [markdown]
@@ -218,8 +248,6 @@ def as_node(x):
 # real tensors it computes. With fakes, inside of a recorder, it makes a new graph.
 
 # %%
-
-
 def interpret(graph, inputs):
     values = dict(zip(graph.inputs, inputs))
 
@@ -233,7 +261,7 @@ def interpret(graph, inputs):
 def record(f, *examples):
     """The graph of f, which takes tensors and returns a tensor or several."""
     with Recorder() as recorder:
-        return recorder.finish(tree_leaves(f(*[recorder.input(x) for x in examples])))
+        return finish(recorder, tree_leaves(f(*[recorder.input(x) for x in examples])))
 
 
 # %%
@@ -256,50 +284,80 @@ if __name__ == "__main__":
 # *When may a recording be used again?* ([Chapter 2](chapter:02).)
 #
 # A recording was made from one call. It holds for another call if everything that the function read from outside of
-# itself gives the same answers. So each read goes through one method, `read`, which does three things. It writes a
-# line of Python that reads the same thing again at the next call. It writes a line that compares it. And it returns
-# what the trace works with: a fake for a tensor, the thing itself for almost everything else.
+# itself gives the same answers. So the compiler writes a Python function, the *check*, while it records. For each
+# thing that is read, a line of the check reads the same thing again at the next call, and another line compares it.
 #
-# The lines together will be the body of a function. A path such as `frames[0].locals['self'].up.weight` is read step
-# by step, each step into a variable, so that no step is done twice.
+# tiny writes Python twice, here and for the host program of part 11. A `Text` is a function that is being written: its
+# lines, and the objects that its text needs but cannot spell, such as a class or a tensor's strides. Those get names.
 
 # %%
 
 
-class Outside:
-    """What a trace has read from the world."""
+class Text:
+    """A Python function that is being written."""
 
-    def __init__(self, recorder):
-        self.recorder = recorder
-        self.lines = []                  # of the check
-        self.seen = {}                   # path -> what the trace works with
-        self.variables = {}              # id of what the trace works with -> its variable in the check
-        self.inputs = {}                 # id of a real tensor -> (its variable, its fake), in the order of the graph's inputs
+    def __init__(self):
+        self.lines = []                  # of its body
         self.names = {}                  # id of an object that text cannot spell -> (its name, the object)
-        self.fresh = {}                  # id -> a function that the trace itself has made
-
-    def read(self, path, thing):
-        if path not in self.seen:
-            variable = f"v{len(self.seen)}"
-            self.seen[path] = None
-            self.lines.append(f"{variable} = {path}")
-            self.seen[path] = made = compare(self, variable, thing)
-            if not isinstance(made, CONSTANTS) and type(made) not in VALUES:
-                self.variables.setdefault(id(made), variable)
-        return self.seen[path]
-
-    def test(self, condition):
-        self.lines.append(f"if not ({condition}): return None")
 
     def name(self, thing):
         return self.names.setdefault(id(thing), (f"k{len(self.names)}", thing))[0]
 
-    def path(self, thing):
-        """How to reach a thing at the next call; None for what the trace itself has made."""
-        if id(thing) in self.variables:
-            return self.variables[id(thing)]
-        fixed = isinstance(thing, FIXED) and id(thing) not in self.fresh and not is_bound(thing)
-        return self.name(thing) if fixed else None
+    def function(self, head, names={}):
+        """The function. head: its name and parameters. names: what else the text may use."""
+        text = "\n    ".join([f"def {head}:", *self.lines])
+        exec(text, scope := {**names, **dict(self.names.values())})
+        made = scope[head.partition("(")[0]]
+        made.text = text
+        return made
+
+
+# %% [markdown]
+# The check is such a text, and it knows what the trace has read. It also remembers by which variable each object can
+# be reached at the next call: part 4 will need that to hand objects over.
+
+# %%
+
+
+class Outside(Text):
+    """The check, and what a trace has read from the world."""
+
+    def __init__(self, recorder):
+        super().__init__()
+        self.recorder = recorder
+        self.seen = {}                   # path -> what the trace works with
+        self.variables = {}              # id of what the trace works with -> its variable in the check
+        self.inputs = {}                 # id of a real tensor -> (its variable, its fake), in the order of the graph's inputs
+        self.made = []                   # what the trace itself has made: functions, and what part 4 spells
+        self.outputs = []                # fakes that the graph returns
+
+    def test(self, condition):
+        self.lines.append(f"if not ({condition}): return None")
+
+
+# %% [markdown]
+# Each read goes through one function. It writes the line that reads, lets `compare` write the line that compares, and
+# returns what the trace works with: a fake for a tensor, the thing itself for almost everything else. A path such as
+# `frames[0].locals['self'].up.weight` is read step by step, each step into a variable, so that no step is done twice.
+
+# %%
+def read(outside, path, thing):
+    if path not in outside.seen:
+        variable = f"v{len(outside.seen)}"
+        outside.seen[path] = None
+        outside.lines.append(f"{variable} = {path}")
+        outside.seen[path] = made = compare(outside, variable, thing)
+        if not isinstance(made, CONSTANTS) and type(made) not in VALUES:
+            outside.variables.setdefault(id(made), variable)
+    return outside.seen[path]
+
+
+def reach(outside, thing):
+    """How to reach a thing at the next call; None for what the trace itself has made."""
+    if id(thing) in outside.variables:
+        return outside.variables[id(thing)]
+    fixed = isinstance(thing, FIXED) and not is_bound(thing) and not any(thing is x for x in outside.made)
+    return outside.name(thing) if fixed else None
 
 
 # %% [markdown]
@@ -322,13 +380,11 @@ def compare(outside, v, thing):
         outside.test(f"repr({v}) == {repr(thing)!r}")
     elif is_bound(thing):
         outside.test(f"{v}.__name__ == {thing.__name__!r}")
-        return getattr(outside.read(f"{v}.__self__", thing.__self__), thing.__name__)
+        return getattr(read(outside, f"{v}.__self__", thing.__self__), thing.__name__)
     elif kind is types.FunctionType:
         outside.test(f"{v}.__code__ is {outside.name(thing.__code__)}")
-    elif isinstance(thing, FIXED):
-        outside.test(f"{v} is {outside.name(thing)}")
     else:
-        outside.test(f"type({v}) is {outside.name(kind)}")
+        outside.test(f"{v} is {outside.name(thing)}" if isinstance(thing, FIXED) else f"type({v}) is {outside.name(kind)}")
     return VALUES[kind](outside, v, thing) if kind in VALUES else thing
 
 
@@ -337,7 +393,14 @@ def is_bound(thing):
     return not isinstance(getattr(thing, "__self__", None), (type(None), types.ModuleType))
 
 
+# %% [markdown]
+# A tensor is compared by its description. Two paths may lead to one tensor. Then the trace has one fake for it, and
+# the guard says that at the next call the two paths have to lead to one tensor again.
+
+# %% tags=["exercise:tiny-guard"]
 def compare_tensor(outside, v, thing):
+    """Write the guard of a tensor that variable v holds, and return its fake, an input of the recording. A tensor that was read before
+    has its fake already; the guard then asks for one tensor again. `outside.inputs` keeps both."""
     if id(thing) not in outside.inputs:
         outside.inputs[id(thing)] = v, outside.recorder.input(thing)
     first, fake = outside.inputs[id(thing)]      # first is another variable where a tensor is reached by a second path
@@ -345,6 +408,7 @@ def compare_tensor(outside, v, thing):
     return fake
 
 
+# %%
 def describe(t):
     return t.shape, t.stride(), t.dtype, t.device, t.requires_grad
 
@@ -356,19 +420,19 @@ def describe(t):
 # %%
 def read_sequence(outside, v, thing):
     outside.test(f"len({v}) == {len(thing)}")
-    return type(thing)([outside.read(f"{v}[{i}]", x) for i, x in enumerate(thing)])
+    return type(thing)([read(outside, f"{v}[{i}]", x) for i, x in enumerate(thing)])
 
 
 def read_dict(outside, v, thing):
     outside.test(f"list({v}) == {outside.name(list(thing))}")
-    return {k: outside.read(f"{v}[{k!r}]", x) for k, x in thing.items()}
+    return {k: read(outside, f"{v}[{k!r}]", x) for k, x in thing.items()}
 
 
 def read_modules(outside, v, thing):
-    outside.test(f"list({v}._modules) == {list(thing._modules)}")
-    return [outside.read(f"{v}._modules[{k!r}]", x) for k, x in thing._modules.items()]
+    return list(read_dict(outside, f"{v}._modules", thing._modules).values())
 
 
+# %%
 VALUES = {tuple: read_sequence, torch.Size: read_sequence}         # these cannot change: they are read at once
 CONTAINERS = {list: read_sequence, dict: read_dict, torch.nn.ModuleList: read_modules, torch.nn.Sequential: read_modules}
 
@@ -383,12 +447,11 @@ def contents(outside, thing):
     return outside.seen[f"*{path}"]
 
 
-
 # %%
 if __name__ == "__main__":
     outside = Outside(Recorder())
-    outside.read("x", torch.ones(2, 3))
-    contents(outside, outside.read("settings", {"scale": 2.5}))
+    read(outside, "x", torch.ones(2, 3))
+    contents(outside, read(outside, "settings", {"scale": 2.5}))
     print("\n".join(outside.lines))
 
 # %% [markdown]
@@ -438,35 +501,21 @@ def first_frame(function, args, kwargs):
 
 
 # %% [markdown]
-# Two kinds of objects exist in frames only while we trace. An `Unread` stands for a variable that the trace has not
-# used yet: what it never uses, it need not guard. And an `Iter` stands for any iterator. Python's own iterators do
-# not tell what is left of them.
+# Two kinds of objects need care. A variable that the trace has not used yet is an `Unread`: what the trace never uses,
+# it need not guard. And every iterator is one over a tuple, since only of those we know what is left: a copy of the
+# iterator tells it, and the original does not notice.
 
 # %%
 Unread = namedtuple("Unread", "path thing")
+ITERATOR = type(iter(()))
 
 
-@dataclass(eq=False)
-class Iter:
-    items: tuple
-    at: int = 0
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        self.at += 1
-        if self.at > len(self.items):
-            raise StopIteration
-        return self.items[self.at - 1]
+def rest(iterator):
+    """What an iterator over a tuple has not given yet."""
+    return tuple(copy.copy(iterator))
 
 
-def read_iter(outside, v, thing):
-    outside.test(f"{v}.at == {thing.at}")
-    return Iter(outside.read(f"{v}.items", thing.items), thing.at)
-
-
-VALUES[Iter] = read_iter
+VALUES[ITERATOR] = lambda outside, v, thing: iter(read(outside, f"rest({v})", rest(thing)))
 
 # %% [markdown]
 # The `dis` module of the standard library reads instructions. We turn the targets of jumps into positions in the
@@ -492,43 +541,23 @@ def instructions(code):
 
 @functools.cache
 def supported(code):
-    """Whether the machine can run it: it knows every instruction, and the function is not a generator."""
-    generator = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-    return not code.co_flags & generator and all(i.name in OPCODES for i in instructions(code))
+    """Whether the machine knows every instruction. It knows none of those that make a generator."""
+    return all(i.name in OPCODES for i in instructions(code))
 
 
 # %% [markdown]
-# The machine executes one instruction at a time. While it traces, `outside` is there to read through. Without it, it
-# is a plain interpreter of Python on real values.
-#
-# An instruction has a handler, which gets what the instruction pops, and returns the list of what it pushes. A
-# `Break` may come out of the middle of it. Then the frame is put back to where it was, and the guards that the
-# instruction wrote are dropped. Any other exception is turned into a break, so that the instruction will raise it for
-# real.
+# The machine has frames, and while it traces, `outside` to read through. Without that, it is a plain interpreter of
+# Python on real values. What it takes from a variable or from the stack has been read by then.
 
 # %%
 class Machine:
     def __init__(self, frames, outside=None):
         self.frames, self.outside, self.result = frames, outside, None
 
-    def step(self):
-        frame, lines = self.frames[-1], self.outside.lines if self.outside else []
-        i, before, written = instructions(frame.function.__code__)[frame.at], list(frame.stack), len(lines)
-        frame.at += 1
-        pops, handler = OPCODES[i.name]
-        try:
-            frame.stack += handler(self, i, *self.pop(pops)) or []
-        except Exception as error:
-            if self.outside is None:
-                raise
-            frame.at, frame.stack = frame.at - 1, before
-            lines[written:] = [line for line in lines[written:] if not line.startswith("if")]
-            raise error if isinstance(error, Break) else Break(f"{type(error).__name__}: {error}") from error
-
     def used(self, place, key):
         """A local variable or a value on the stack, read from outside if it has not been yet."""
         if isinstance(value := place[key], Unread):
-            place[key] = self.outside.read(value.path, value.thing)
+            place[key] = read(self.outside, value.path, value.thing)
         return place[key]
 
     def local(self, name):
@@ -544,13 +573,35 @@ class Machine:
         return values
 
     def path(self, thing):
-        return self.outside.path(thing) if self.outside else None
+        return reach(self.outside, thing) if self.outside else None
 
 
 # %% [markdown]
-# CPython changes its instructions with every release. The table below is for 3.11 and 3.12; with another release,
-# `supported` is false and everything runs as if it were not compiled. Most instructions are one line. `i.number` and
-# `i.value` are the instruction's number and what the number stands for.
+# It executes one instruction at a time. An instruction has a handler, which gets what the instruction pops, and
+# returns the list of what it pushes. A `Break` may come out of the middle of it. Then the frame is put back to where
+# it was, and the guards that the instruction wrote are dropped. Any other exception is turned into a break, so that
+# the instruction will raise it for real.
+
+# %%
+def step(m):
+    frame, lines = m.frames[-1], m.outside.lines if m.outside else []
+    i, before, written = instructions(frame.function.__code__)[frame.at], list(frame.stack), len(lines)
+    frame.at += 1
+    pops, handler = OPCODES[i.name]
+    try:
+        frame.stack += handler(m, i, *m.pop(pops)) or []
+    except Exception as error:
+        if m.outside is None:
+            raise
+        frame.at, frame.stack = frame.at - 1, before
+        lines[written:] = [line for line in lines[written:] if not line.startswith("if")]
+        raise error if isinstance(error, Break) else Break(f"{type(error).__name__}: {error}") from error
+
+
+# %% [markdown]
+# CPython changes its instructions with every release. The tables below are for 3.11 and 3.12; with another release,
+# `supported` is false and everything runs as if it were not compiled. A handler is registered under the names of its
+# instructions. How many values it pops is seen from its parameters.
 
 # %%
 OPCODES = {}                                     # name -> (how many values it pops, its handler)
@@ -564,7 +615,17 @@ def opcode(names):
     return register
 
 
-for names, handler in {
+def opcodes(table):
+    for names, handler in table.items():
+        opcode(names)(handler)
+
+
+# %% [markdown]
+# Most instructions are one line. `i.number` and `i.value` are the instruction's number and what the number stands for.
+# The first table moves values between the stack and the variables.
+
+# %%
+opcodes({
     "RESUME NOP PRECALL EXTENDED_ARG KW_NAMES END_FOR": lambda m, i: None,
     "LOAD_CONST": lambda m, i: [i.value],
     "LOAD_FAST LOAD_FAST_CHECK LOAD_CLOSURE": lambda m, i: [m.local(i.value)],
@@ -573,12 +634,41 @@ for names, handler in {
     "PUSH_NULL": lambda m, i: [NULL],
     "POP_TOP": lambda m, i, value: None,
     "COPY": lambda m, i: [m.top(i.number)],
+    "SWAP": lambda m, i: (lambda first, *others: [*others[-1:], *others[:-1], first])(*m.pop(i.number)),
+    "STORE_FAST": lambda m, i, value: m.frames[-1].locals.update({i.value: value}) if value is not NULL else None,
+    "STORE_DEREF": lambda m, i, value: setattr(own(m, m.local(i.value)), "cell_contents", value),
+    "MAKE_CELL": lambda m, i: m.frames[-1].locals.update(
+        {i.value: types.CellType(m.local(i.value)) if i.value in m.frames[-1].locals else types.CellType()}),
+})
+
+# %% [markdown]
+# The second table computes. Operators are calls of the functions in Python's module `operator`, and what a call may do
+# is decided further below, in one place.
+
+# %%
+opcodes({
     "UNARY_POSITIVE UNARY_NEGATIVE UNARY_INVERT": lambda m, i, a: call(m, getattr(operator, i.name[6:9].lower()), [a]),
     "UNARY_NOT": lambda m, i, a: [not truth(m, a)],
     "BINARY_OP COMPARE_OP": lambda m, i, a, b: call(m, OPERATORS[i.value], [a, b]),
     "BINARY_SUBSCR": lambda m, i, a, key: call(m, operator.getitem, [a, key]),
     "BINARY_SLICE": lambda m, i, a, start, stop: call(m, operator.getitem, [a, slice(start, stop)]),
     "CONTAINS_OP": lambda m, i, a, b: [call(m, operator.contains, [b, a])[0] != bool(i.number)],
+    "CALL_INTRINSIC_1": lambda m, i, value: [tuple(value)] if i.number == 6 else call(m, operator.pos, [value]),
+    "FORMAT_VALUE": lambda m, i: call(m, functools.partial(formatted, i.number & 3), m.pop(2 if i.number & 4 else 1)),
+    "GET_ITER": lambda m, i, thing: [elements(m, thing)],
+    "STORE_SUBSCR": lambda m, i, value, thing, key: operator.setitem(own(m, thing), key, value),
+    "STORE_ATTR": lambda m, i, value, thing: setattr(own(m, thing), i.value, value),
+    "JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT": lambda m, i: setattr(m.frames[-1], "at", i.value),
+    "RETURN_VALUE": lambda m, i, value: leave(m, value),
+    "RETURN_CONST": lambda m, i: leave(m, i.value),
+    "RAISE_VARARGS RERAISE": lambda m, i: throw(*m.pop(i.number)),
+})
+
+# %% [markdown]
+# The third table makes containers, and adds to those that are being made.
+
+# %%
+opcodes({
     "BUILD_TUPLE": lambda m, i: [tuple(m.pop(i.number))],
     "BUILD_LIST": lambda m, i: [m.pop(i.number)],
     "BUILD_SLICE": lambda m, i: [slice(*m.pop(i.number))],
@@ -587,25 +677,10 @@ for names, handler in {
     "BUILD_CONST_KEY_MAP": lambda m, i, keys: [dict(zip(keys, m.pop(i.number)))],
     "LIST_APPEND": lambda m, i, value: own(m, m.top(i.number)).append(value),
     "LIST_EXTEND": lambda m, i, values: own(m, m.top(i.number)).extend(elements(m, values)),
+    "LIST_TO_TUPLE": lambda m, i, values: [tuple(values)],
     "MAP_ADD": lambda m, i, key, value: own(m, m.top(i.number)).update({key: value}),
     "DICT_MERGE DICT_UPDATE": lambda m, i, values: own(m, m.top(i.number)).update(contents(m.outside, values)),
-    "LIST_TO_TUPLE": lambda m, i, values: [tuple(values)],
-    "CALL_INTRINSIC_1": lambda m, i, value: [tuple(value)] if i.number == 6 else call(m, operator.pos, [value]),
-    "STORE_SUBSCR": lambda m, i, value, thing, key: operator.setitem(own(m, thing), key, value),
-    "STORE_ATTR": lambda m, i, value, thing: setattr(own(m, thing), i.value, value),
-    "GET_ITER": lambda m, i, thing: [elements(m, thing)],
-    "JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT": lambda m, i: setattr(m.frames[-1], "at", i.value),
-    "RETURN_VALUE": lambda m, i, value: leave(m, value),
-    "RETURN_CONST": lambda m, i: leave(m, i.value),
-    "STORE_FAST": lambda m, i, value: m.frames[-1].locals.update({i.value: value}) if value is not NULL else None,
-    "STORE_DEREF": lambda m, i, value: setattr(own(m, m.local(i.value)), "cell_contents", value),
-    "MAKE_CELL": lambda m, i: m.frames[-1].locals.update(
-        {i.value: types.CellType(m.local(i.value)) if i.value in m.frames[-1].locals else types.CellType()}),
-    "SWAP": lambda m, i: (lambda first, *others: [*others[-1:], *others[:-1], first])(*m.pop(i.number)),
-    "FORMAT_VALUE": lambda m, i: [text(m, *m.pop(2 if i.number & 4 else 1), conversion=i.number & 3)],
-    "RAISE_VARARGS RERAISE": lambda m, i: throw(*m.pop(i.number)),
-}.items():
-    opcode(names)(handler)
+})
 
 # %% [markdown]
 # ### Reading from outside
@@ -619,7 +694,7 @@ def load_global(m, i):
     scope = m.frames[-1].function.__globals__
     value = getattr(builtins, i.value) if i.value not in scope else scope[i.value]
     if i.value in scope and m.outside:
-        value = m.outside.read(f"{m.outside.name(scope)}[{i.value!r}]", value)
+        value = read(m.outside, f"{m.outside.name(scope)}[{i.value!r}]", value)
     return [NULL, value] if i.number & 1 else [value]
 
 
@@ -630,6 +705,11 @@ def load_attr(m, i, thing):
     return found and ([NULL, *found] if method else found)
 
 
+# %% [markdown]
+# What the trace itself has made has no guards, and neither has what a fake or PyTorch answers. A property is a
+# function, which is inlined. Anything else is read, from the class or from the object.
+
+# %%
 def attribute(m, thing, name):
     """[the attribute], or nothing where the function of a property has been entered, which will push it."""
     path = m.path(thing)
@@ -638,7 +718,7 @@ def attribute(m, thing, name):
     if isinstance(found := inspect.getattr_static(type(thing), name, None), property):
         return call(m, found.fget, [thing])
     value = getattr(thing, name)
-    return [value if getattr(value, "__self__", None) is thing else m.outside.read(f"{path}.{name}", value)]
+    return [value if getattr(value, "__self__", None) is thing else read(m.outside, f"{path}.{name}", value)]
 
 
 def in_torch(thing):
@@ -646,6 +726,11 @@ def in_torch(thing):
     name = getattr(thing, "__name__" if isinstance(thing, types.ModuleType) else "__module__", None) or ""
     return name.partition(".")[0] in ("torch", "math", "_operator") and not name.startswith("torch.nn.modules")
 
+
+# %% [markdown]
+# A variable that functions share is in a *cell*. The cells of the enclosing function hang on the function object, and
+# so they have a path. And a thing that was reached by a path must not be written to while we trace: the write would
+# happen once, now, and not at each call.
 
 # %%
 @opcode("COPY_FREE_VARS")
@@ -659,7 +744,7 @@ def copy_free_vars(m, i):
 @opcode("LOAD_DEREF")
 def load_deref(m, i):
     cell = m.local(i.value)
-    return [m.outside.read(f"{path}.cell_contents", cell.cell_contents) if (path := m.path(cell)) else cell.cell_contents]
+    return [read(m.outside, f"{path}.cell_contents", cell.cell_contents) if (path := m.path(cell)) else cell.cell_contents]
 
 
 def own(m, thing):
@@ -688,23 +773,46 @@ def call(m, function, args, kwargs={}):
     if isinstance(function, types.MethodType):
         function, args = function.__func__, [function.__self__, *args]
     if isinstance(function, types.FunctionType) and not in_torch(function):
-        if not supported(function.__code__):
-            raise Break(f"{function.__qualname__} has instructions that tiny does not know")
-        m.frames.append(first_frame(function, args, kwargs))
-        return None
+        return enter(m, function, args, kwargs)
     if function not in (isinstance, callable):
         function, args = opened(m, function, args)
         if not allowed(m, function, [*args, *kwargs.values()]):
             raise Break(f"a call of {getattr(function, '__qualname__', function)}")
     result = function(*args, **kwargs)
-    return [Iter(tuple(result)) if isinstance(result, (zip, enumerate, reversed, type({}.items()), type({}.values()))) else result]
+    return [iter(tuple(result)) if isinstance(result, ONE_BY_ONE) else result]
 
 
+# %% [markdown]
+# To inline a function is to put its frame on top of the others. The next step of the machine executes its first
+# instruction, and its `return` takes the frame away and pushes the result on the stack of the caller.
+
+# %% tags=["exercise:tiny-inline"]
+def enter(m, function, args, kwargs):
+    """Begin a call of a Python function: the machine goes on with its first instruction. Returns nothing, since the result is pushed by
+    the function's own return. A function that the machine does not support breaks the graph."""
+    if not supported(function.__code__):
+        raise Break(f"{function.__qualname__} has instructions that tiny does not know")
+    m.frames.append(first_frame(function, args, kwargs))
+
+
+# %%
+def leave(m, value):
+    m.frames.pop()
+    m.result = value
+    if m.frames:
+        m.frames[-1].stack.append(value)
+
+
+# %% [markdown]
+# Before a function is executed at once, a list or a dictionary from outside among its arguments is read. A module is
+# called through its `forward`, and hooks, which would be skipped so, break the graph.
+
+# %%
 def opened(m, function, args):
     """The same with the contents of lists and dictionaries from outside, where the function only reads them."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     function = getattr(contents(m.outside, owner), name) if name in ("items", "keys", "values", "get", "index", "count") else function
-    return function, args if function is operator.iadd else [contents(m.outside, x) for x in args]
+    return function, args if function in WRITING else [contents(m.outside, x) for x in args]
 
 
 def forward_of(m, module):
@@ -715,33 +823,39 @@ def forward_of(m, module):
     return attribute(m, module, "forward")[0]
 
 
+# %% [markdown]
+# Which functions may be executed at once? Those that we know to have no effect but their result, on arguments of
+# which we know that they are fakes or constants.
+
 # %%
-ARRANGING = {operator.getitem, len, zip, enumerate, reversed, list, tuple}              # they do nothing to the elements
-BUILTINS = {range, dict, min, max, sum, abs, int, float, bool, round, pow, divmod, slice, type, any, all, sorted}
-FACTORIES = {torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.tensor, torch.finfo, torch.Size, torch.device}
-REFUSED = {"backward", "register_hook", "retain_grad", "data_ptr", "numpy", "tolist", "item", "requires_grad_", "detach_"}
-
-
 def allowed(m, function, args):
     """Whether a call has no effect but its result, which depends on nothing but the arguments."""
     leaves, owner, name = tree_leaves(args), getattr(function, "__self__", None), getattr(function, "__name__", "")
-    if function in ARRANGING and isinstance(args[0], (Fake, Iter, list, tuple, dict, str)):
+    if function in ARRANGING and isinstance(args[0], (Fake, ITERATOR, list, tuple, dict, str)):
         return True
-    if not all(isinstance(x, (Fake, Iter, *CONSTANTS, type)) for x in leaves):
+    if not all(isinstance(x, (Fake, ITERATOR, *CONSTANTS, type)) for x in leaves):
         return False
     if isinstance(owner, Fake) or isinstance(function, types.MethodDescriptorType) and isinstance(leaves[0], Fake):
         return name not in REFUSED
     if type(owner) in (list, dict, tuple, str, torch.Size):
         return not m.path(owner)
     if function in FACTORIES or function in BUILTINS or function.__module__ in ("math", "_operator"):
-        return not (function is operator.iadd and m.path(args[0]) and isinstance(args[0], list))
+        return not (function in WRITING and m.path(args[0]))
     return in_torch(function) and any(isinstance(x, Fake) for x in leaves)
 
 
-SYMBOLS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul", "&": "and_",
-           "|": "or_", "^": "xor", "<": "lt", "<=": "le", "==": "eq", "!=": "ne", ">": "gt", ">=": "ge"}
-OPERATORS = {symbol: getattr(operator, name) for symbol, name in SYMBOLS.items()}
-OPERATORS |= {symbol + "=": getattr(operator, "i" + name.rstrip("_")) for symbol, name in list(SYMBOLS.items())[:11]}
+# %%
+ARRANGING = {operator.getitem, len, zip, enumerate, reversed, list, tuple}              # they do nothing to the elements
+ONE_BY_ONE = (zip, enumerate, reversed, type({}.items()), type({}.values()))
+BUILTINS = {range, dict, min, max, sum, abs, int, float, bool, round, pow, divmod, slice, type, any, all, sorted}
+FACTORIES = {torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.tensor, torch.finfo, torch.Size, torch.device}
+REFUSED = {"backward", "register_hook", "retain_grad", "data_ptr", "numpy", "tolist", "item", "requires_grad_", "detach_"}
+SYMBOLS = dict(zip("+ - * / // % ** @ << >> & | ^".split(),
+                   "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()))
+WRITING = {symbol + "=": getattr(operator, "i" + name) for symbol, name in SYMBOLS.items()}
+OPERATORS = {symbol: getattr(operator, name, None) or getattr(operator, name + "_") for symbol, name in SYMBOLS.items()} | WRITING
+OPERATORS |= dict(zip("< <= == != > >=".split(), (operator.lt, operator.le, operator.eq, operator.ne, operator.gt, operator.ge)))
+WRITING = set(WRITING.values())
 
 
 # %% [markdown]
@@ -764,42 +878,47 @@ def call_function_ex(m, i):
     return call(m, function, list(elements(m, args)), kwargs)
 
 
+# %% [markdown]
+# A function may be made while we trace. It has no path, and part 4 has to make it anew.
+
+# %%
+def new_function(code, scope, defaults, keyword_defaults, closure):
+    made = types.FunctionType(code, scope, code.co_name, defaults, closure)
+    made.__kwdefaults__ = keyword_defaults
+    return made
+
+
 @opcode("MAKE_FUNCTION")
 def make_function(m, i, code):
     given = dict(zip([flag for flag in (1, 2, 4, 8) if i.number & flag], m.pop(i.number.bit_count())))
-    made = types.FunctionType(code, m.frames[-1].function.__globals__, code.co_name, given.get(1), given.get(8))
-    made.__kwdefaults__ = given.get(2)
+    made = new_function(code, m.frames[-1].function.__globals__, given.get(1), given.get(2), given.get(8))
     if m.outside:
-        m.outside.fresh[id(made)] = made
+        m.outside.made.append(made)
     return [made]
-
-
-def leave(m, value):
-    m.frames.pop()
-    m.result = value
-    if m.frames:
-        m.frames[-1].stack.append(value)
 
 
 # %% [markdown]
 # ### Loops and jumps
 #
-# A loop runs while we trace, so its body is recorded once for each round. A condition must be known now. For one that
-# depends on a tensor's data, `bool` of the fake raises an error, and that ends the graph.
+# A loop runs while we trace, so its body is recorded once for each round. The instruction `FOR_ITER` is at its head,
+# with the iterator on top of the stack.
 
 # %%
 def elements(m, thing):
     """An iterator over a thing, whose rest can be written down."""
-    if not m.outside or isinstance(thing, Iter):
-        return thing if isinstance(thing, Iter) else iter(thing)
+    if not m.outside or isinstance(thing, ITERATOR):
+        return iter(thing)
     if not isinstance(thing := contents(m.outside, thing), (Fake, list, tuple, dict, str, range)):
         raise Break(f"a loop over a {type(thing).__name__}")
-    return Iter(tuple(thing))
+    return iter(tuple(thing))
 
 
+# %% tags=["exercise:tiny-loop"]
 @opcode("FOR_ITER")
 def for_iter(m, i):
-    if m.outside and not isinstance(m.top(), Iter):
+    """Push the next value of the iterator on top of the stack, which stays there. If it has none, pop the iterator and go on at the
+    position `i.value`. While tracing, an iterator that is not an ITERATOR breaks the graph."""
+    if m.outside and not isinstance(m.top(), ITERATOR):
         raise Break("a loop over an iterator from outside")
     for value in m.top():
         return [value]
@@ -807,6 +926,7 @@ def for_iter(m, i):
     m.pop(1)
 
 
+# %%
 @opcode("UNPACK_SEQUENCE")
 def unpack_sequence(m, i, value):
     values = list(elements(m, value))
@@ -815,6 +935,11 @@ def unpack_sequence(m, i, value):
     return values[::-1]
 
 
+# %% [markdown]
+# A condition must be known now. For one that depends on a tensor's data, `bool` of the fake raises an error, and that
+# ends the graph.
+
+# %%
 def truth(m, value):
     value = contents(m.outside, value)
     if m.outside and hasattr(type(value), "__len__") and not isinstance(value, (Fake, *CONSTANTS, list, tuple, dict)):
@@ -822,19 +947,16 @@ def truth(m, value):
     return bool(value)
 
 
-def conditional(name):
-    holds = {"TRUE": truth, "FALSE": lambda m, value: not truth(m, value), "NONE": lambda m, value: value is None,
-             "NOT_NONE": lambda m, value: value is not None}[name.partition("_IF_")[2].removesuffix("_OR_POP")]
-
-    def handler(m, i, value):
-        if taken := holds(m, value):
-            m.frames[-1].at = i.value
-        return [value] if taken and name.endswith("OR_POP") else None
-    opcode(name)(handler)
+CONDITIONS = {"TRUE": truth, "FALSE": lambda m, value: not truth(m, value), "NONE": lambda m, value: value is None,
+              "NOT_NONE": lambda m, value: value is not None}
 
 
-for name in [name for name in dis.opmap if "JUMP" in name and "_IF_" in name]:
-    conditional(name)
+@opcode(" ".join(name for name in dis.opmap if "JUMP" in name and "_IF_" in name))
+def jump_if(m, i, value):
+    taken = CONDITIONS[i.name.partition("_IF_")[2].removesuffix("_OR_POP")](m, value)
+    if taken:
+        m.frames[-1].at = i.value
+    return [value] if taken and i.name.endswith("_OR_POP") else None
 
 
 # %%
@@ -845,9 +967,7 @@ def is_op(m, i, a, b):
     return [(a is b) != bool(i.number)]
 
 
-def text(m, value, form="", conversion=0):
-    if m.outside:
-        raise Break("text")
+def formatted(conversion, value, form=""):
     return format([lambda value: value, str, repr, ascii][conversion](value), form)
 
 
@@ -868,7 +988,7 @@ if __name__ == "__main__":
 
     machine = Machine([first_frame(collatz, [27], {})])
     while machine.frames:
-        machine.step()
+        step(machine)
     print(machine.result, collatz(27))
 
 # %% [markdown]
@@ -895,35 +1015,30 @@ if __name__ == "__main__":
 # something from outside its variable, a container the expression of its elements.
 
 # %%
-
-
-class Spelling:
+def spell(outside, thing):
     """Text that makes, at the next call, what the trace has made."""
-
-    def __init__(self, outside):
-        self.outside, self.lines, self.done, self.outputs = outside, [], {}, []
-
-    def spell(self, thing):
-        if path := self.outside.path(thing):
-            return path
-        if id(thing) not in self.done:
-            self.done[id(thing)] = self.made(thing), thing           # the thing itself, so that no other one gets its id
-        return self.done[id(thing)][0]
-
-    def made(self, thing):
-        if isinstance(thing, Fake):
-            self.outputs.append(thing)
-            return f"out[{len(self.outputs) - 1}]"
-        if type(thing) not in SPELLINGS:
-            return repr(thing) if isinstance(thing, (type(None), int, str)) else self.outside.name(thing)
-        text = SPELLINGS[type(thing)](self.spell, thing)
-        self.lines.append(f"t{len(self.lines)} = {text}")
-        return f"t{len(self.lines) - 1}"
+    text = reach(outside, thing)
+    if text is None:
+        outside.variables[id(thing)] = text = spell_new(outside, thing)
+        outside.made.append(thing)                               # so that no other thing gets its id
+    return text
 
 
+def spell_new(outside, thing):
+    if isinstance(thing, Fake):
+        outside.outputs.append(thing)
+        return f"out[{len(outside.outputs) - 1}]"
+    if type(thing) not in SPELLINGS:
+        return repr(thing) if isinstance(thing, (type(None), int, str)) else outside.name(thing)
+    text = SPELLINGS[type(thing)](lambda x: spell(outside, x), thing)
+    outside.lines.append(f"    t{len(outside.lines)} = {text}")
+    return outside.lines[-1].split()[0]
+
+
+# %%
 def spell_function(spell, f):
-    made = [spell(x) for x in (f.__code__, f.__globals__, f.__name__, f.__defaults__, f.__closure__)]
-    return f"FunctionType({', '.join(made)})"
+    made = [spell(x) for x in (f.__code__, f.__globals__, f.__defaults__, f.__kwdefaults__, f.__closure__)]
+    return f"new_function({', '.join(made)})"
 
 
 SPELLINGS = {
@@ -931,7 +1046,7 @@ SPELLINGS = {
     tuple: lambda spell, x: f"({''.join(spell(e) + ', ' for e in x)})",
     dict: lambda spell, x: "{" + ", ".join(f"{spell(k)}: {spell(v)}" for k, v in x.items()) + "}",
     slice: lambda spell, x: f"slice({spell(x.start)}, {spell(x.stop)}, {spell(x.step)})",
-    Iter: lambda spell, x: f"Iter({spell(x.items)}, {x.at})",
+    ITERATOR: lambda spell, x: f"iter({spell(rest(x))})",
     Unread: lambda spell, x: x.path,
     Frame: lambda spell, x: f"Frame({spell(x.function)}, {spell(x.locals)}, {spell(x.stack)}, {x.at})",
     types.CellType: lambda spell, x: f"CellType({spell(x.cell_contents)})",
@@ -946,47 +1061,73 @@ SPELLINGS = {
 # function. It checks the guards and returns None, or a function that runs the graph and makes the state.
 
 # %%
-def unread(path, frame, outside):
-    outside.test(f"list({path}.locals) == {list(frame.locals)} and len({path}.stack) == {len(frame.stack)}")
-    return Frame(outside.read(f"{path}.function", frame.function),
-                 {name: Unread(f"{path}.locals[{name!r}]", x) for name, x in frame.locals.items()},
-                 [Unread(f"{path}.stack[{n}]", x) for n, x in enumerate(frame.stack)], frame.at)
-
-
 def capture(frames, compile_graph, log):
     """A function of frames like these: None where a guard fails, else a function that returns (frames, result)."""
-    recorder = Recorder()
-    outside = Outside(recorder)
-    machine = Machine([unread(f"frames[{n}]", frame, outside) for n, frame in enumerate(frames)], outside)
+    outside = Outside(recorder := Recorder())
+    m = Machine([unread(f"frames[{n}]", frame, outside) for n, frame in enumerate(frames)], outside)
     with recorder:
         try:
-            while machine.frames:
-                machine.step()
+            while m.frames:
+                step(m)
         except Break as reason:
             log.append(str(reason))
-    spelling = Spelling(outside)
-    state = spelling.spell(machine.frames), spelling.spell(None if machine.frames else machine.result)
-    graph = compile_graph(recorder, spelling.outputs)
-    inputs = ", ".join(v for v, _ in outside.inputs.values())
-    text = "\n    ".join(["def check(frames):", *outside.lines, "def body():", f"    out = graph({inputs})",
-                          *["    " + line for line in spelling.lines], f"    return {', '.join(state)}", "return body"])
-    names = {"graph": graph, "Iter": Iter, "Frame": Frame, "describe": describe, **vars(types), **dict(outside.names.values())}
-    exec(text, names)
-    names["check"].text = text
-    return names["check"]
+    outside.lines += ["def body():", f"    out = graph({', '.join(v for v, _ in outside.inputs.values())})"]
+    state = spell(outside, m.frames), spell(outside, None if m.frames else m.result)
+    outside.lines += [f"    return {', '.join(state)}", "return body"]
+    graph = compile_graph(recorder, outside.outputs)
+    return outside.function("check(frames)", {**globals(), **vars(types), "graph": graph})
+
+
+def unread(path, frame, outside):
+    outside.test(f"list({path}.locals) == {list(frame.locals)} and len({path}.stack) == {len(frame.stack)}")
+    return Frame(read(outside, f"{path}.function", frame.function),
+                 {name: Unread(f"{path}.locals[{name!r}]", x) for name, x in frame.locals.items()},
+                 [Unread(f"{path}.stack[{n}]", x) for n, x in enumerate(frame.stack)], frame.at)
 
 
 # %% [markdown]
 # At run time there is a loop. It looks for an entry whose guards hold, and makes one if there is none. If the entry
 # comes back with frames instead of a result, the next instruction is the one that broke. The machine executes that
-# one instruction on real values, and the loop goes on with whatever state this has led to.
-#
-# Where eight entries were not enough, the machine does the rest without recording.
+# one instruction on real values, and the loop goes on with whatever state this has led to. Where eight entries were
+# not enough, there is none, and the machine does the rest without recording.
+
+# %% tags=["exercise:tiny-break"]
+def execute(compiled, m):
+    """Run a machine to its end, and return its result. `find` gives compiled code for a state of its frames; a call of that code gives
+    the frames and the result that it arrives at. If frames are left, their next instruction could not be compiled."""
+    while m.frames:
+        if body := find(compiled, m.frames):
+            m.frames, m.result = body()
+        while m.frames:
+            step(m)
+            if body:
+                break
+    return m.result
+
 
 # %%
 LIMIT = 8
 
 
+def find(compiled, frames):
+    """The code for this state; None where there are too many versions of it."""
+    known = compiled.entries.setdefault((torch.is_grad_enabled(), *[(f.function.__code__, f.at) for f in frames]), [])
+    for check in known:
+        try:
+            if body := check(frames):
+                return body
+        except (AttributeError, LookupError, TypeError):         # a guard that cannot be evaluated has failed
+            pass
+    if len(known) < LIMIT:
+        known.append(capture(frames, compiled.compile_graph, compiled.breaks))
+        return known[-1](frames)
+
+
+# %% [markdown]
+# `compile` wraps a function or a module. What is called for the graph is the *backend*; the simplest one runs the
+# recorded operations, one after the other.
+
+# %%
 class Compiled:
     def __init__(self, f, compile_graph):
         self.f, self.compile_graph = f, compile_graph
@@ -998,39 +1139,18 @@ class Compiled:
             f, args = f.__func__, (f.__self__, *args)
         if not supported(f.__code__):
             return f(*args, **kwargs)
-        machine = Machine([first_frame(f, args, kwargs)])
-        while machine.frames:
-            if body := self.find(machine.frames):
-                machine.frames, machine.result = body()
-            while machine.frames:
-                machine.step()
-                if body:
-                    break
-        return machine.result
-
-    def find(self, frames):
-        """The code for this state; None where there are too many versions of it."""
-        known = self.entries.setdefault((torch.is_grad_enabled(), *[(f.function.__code__, f.at) for f in frames]), [])
-        for check in known:
-            try:
-                if body := check(frames):
-                    return body
-            except (AttributeError, LookupError, TypeError):         # a guard that cannot be evaluated has failed
-                pass
-        if len(known) < LIMIT:
-            known.append(capture(frames, self.compile_graph, self.breaks))
-            return known[-1](frames)
-
-
-def eager(recorder, outputs):
-    """The simplest backend: run the recorded operations, one after the other."""
-    graph = recorder.finish(outputs)
-    return lambda *inputs: interpret(graph, inputs)
+        return execute(self, Machine([first_frame(f, args, kwargs)]))
 
 
 def compile(f, backend=None):
     """f, compiled when it is called."""
     return Compiled(f, backend or loops)
+
+
+# %%
+def eager(recorder, outputs):
+    graph = finish(recorder, outputs)
+    return lambda *inputs: interpret(graph, inputs)
 
 
 # %% [markdown]
@@ -1079,16 +1199,18 @@ if __name__ == "__main__":
 Joint = namedtuple("Joint", "graph tangents outputs")
 
 
+# %% tags=["exercise:tiny-joint"]
 def joint_graph(recorder, outputs):
-    """outputs: fakes. The gradients are those of all inputs that require one, None where an input has no influence."""
+    """The Joint of forward and backward. outputs: fakes of forward. Its graph has one more input, a tangent, for each output that requires
+    a gradient, and returns, after the outputs, the gradients of all inputs that require one, None where an input has no influence."""
     differentiable = [x for x in outputs if x.requires_grad]
     wanted = [n.fake for n in recorder.inputs if n.fake.requires_grad]
     if not differentiable:
-        return Joint(recorder.finish(outputs), 0, len(outputs))
+        return Joint(finish(recorder, outputs), 0, len(outputs))
     with recorder, torch.autograd.set_multithreading_enabled(False):
         tangents = [recorder.input(x, requires_grad=False) for x in differentiable]
         gradients = torch.autograd.grad(differentiable, wanted, tangents, allow_unused=True)
-    return Joint(recorder.finish([*outputs, *gradients]), len(tangents), len(outputs))
+    return Joint(finish(recorder, [*outputs, *gradients]), len(tangents), len(outputs))
 
 
 # %%
@@ -1125,15 +1247,27 @@ POINTWISE = {
     aten.tanh: "tanh({0})", aten.erf: "erf({0})", aten.sin: "sin({0})", aten.cos: "cos({0})", aten.abs: "abs({0})",
     aten.reciprocal: "1 / {0}", aten.add: "{0} + {1}", aten.sub: "{0} - {1}", aten.mul: "{0} * {1}", aten.div: "{0} / {1}",
     aten.maximum: "maximum({0}, {1})", aten.where: "where({0}, {1}, {2})",
-    aten.masked_fill: "where({1}, {2}, {0})", aten.threshold_backward: "where({1} > {2}, {0}, 0)",
+    aten.masked_fill: "where({1}, {2}, {0})", aten.threshold_backward: "where({1} <= {2}, 0, {0})",
     aten.gt: "{0} > {1}", aten.ge: "{0} >= {1}", aten.lt: "{0} < {1}", aten.le: "{0} <= {1}", aten.eq: "{0} == {1}",
     aten.ne: "{0} != {1}", aten.logical_not: "{0} == 0", aten.bitwise_and: "{0} & {1}", aten.bitwise_or: "{0} | {1}",
-    aten._to_copy: "{0}",
+    aten._to_copy: "{0}", aten.clone: "{0}", aten.rsub: "{1} - {0}", aten.relu: "maximum({0}, 0.0)", aten.sigmoid: "1 / (1 + exp(-{0}))",
+    aten.tanh_backward: "{0} * (1 - {1} * {1})", aten.sigmoid_backward: "{0} * (1 - {1}) * {1}",
 }
 VIEWS = {aten.view, aten._unsafe_view, aten.expand, aten.permute, aten.t, aten.transpose, aten.unsqueeze, aten.squeeze,
-         aten.select, aten.slice, aten.alias, aten.detach, aten.clone}
+         aten.select, aten.slice, aten.alias, aten.detach}
 REDUCTIONS = {aten.sum: "sum", aten.amax: "maximum"}
-RULES = {}
+
+
+def packet(node):
+    """The operator without its overload: aten.add for aten.add.Tensor."""
+    return getattr(node.target, "overloadpacket", None)
+
+
+# %% [markdown]
+# A recorder that knows the rules applies them before it records. A rule may give up with `NotImplemented`.
+
+# %%
+RULES = {}                                       # operator -> a function that computes the same with others
 
 
 def rule(*operators):
@@ -1143,64 +1277,57 @@ def rule(*operators):
     return register
 
 
-def packet(node):
-    """The operator without its overload: aten.add for aten.add.Tensor."""
-    return getattr(node.target, "overloadpacket", None)
+class Decomposer(Recorder):
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        rule = RULES.get(op.overloadpacket)
+        with self:
+            result = rule(*args, **kwargs or {}) if rule else NotImplemented
+        return super().__torch_dispatch__(op, types, args, kwargs) if result is NotImplemented else result
 
 
 def decompose(graph):
-    with torch.no_grad(), Recorder(RULES) as recorder:
+    with torch.no_grad(), Decomposer() as recorder:
         outputs = interpret(graph, [recorder.input(n.fake) for n in graph.inputs])
-    return recorder.finish(outputs)
+    return finish(recorder, outputs)
 
 
 # %% [markdown]
 # The rules that a GPT needs. Each can be checked against the operator that it replaces, which is what the tests do.
 
 # %%
-@rule(aten.rsub)
-def rsub(a, b, alpha=1):
-    return b + a * -alpha
-
-
 @rule(aten.pow)
 def power(x, n):
     products = {0.5: torch.sqrt, -0.5: torch.rsqrt, 1: torch.clone, 2: lambda x: x * x, 3: lambda x: x * x * x, -1: torch.reciprocal}
     return products[n](x) if n in products else NotImplemented
 
 
-@rule(aten.relu)
-def relu(x):
-    return x.masked_fill(x <= 0, 0)
-
-
 @rule(aten.gelu)
 def gelu(x, approximate="none"):
-    if approximate == "tanh":
-        return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+    if approximate != "none":
+        return NotImplemented
     return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
 
 
 @rule(aten.gelu_backward)
 def gelu_backward(g, x, approximate="none"):
-    if approximate == "tanh":
-        k = math.sqrt(2 / math.pi)
-        t = torch.tanh(k * (x + 0.044715 * x * x * x))
-        return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * k * (1 + 3 * 0.044715 * x * x))
+    if approximate != "none":
+        return NotImplemented
     return g * (0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
 
 
-@rule(aten.tanh_backward)
-def tanh_backward(g, y):
-    return g * (1 - y * y)
+# %% [markdown]
+# Softmax divides exponentials by their sum. An exponential of a large number would overflow. So the largest element
+# of the row is subtracted first, which changes numerator and denominator by the same factor.
 
-
+# %% tags=["exercise:tiny-rule"]
 @rule(aten._softmax)
 def softmax(x, dim, half_to_float):
+    """The softmax of x over one dimension, in ordinary operations of PyTorch."""
     e = torch.exp(x - x.amax(dim, keepdim=True))
     return e / e.sum(dim, keepdim=True)
 
 
+# %%
 @rule(aten._softmax_backward_data)
 def softmax_backward(g, y, dim, dtype):
     return y * (g - (g * y).sum(dim, keepdim=True))
@@ -1212,6 +1339,10 @@ def mean(x, dims=None, keepdim=False, dtype=None):
     return x.sum(dims, keepdim) / math.prod(x.shape[d] for d in dims)
 
 
+# %% [markdown]
+# A layer norm has three results, since its backward pass uses the average and the deviation again.
+
+# %%
 @rule(aten.native_layer_norm)
 def layer_norm(x, shape, weight, bias, eps):
     dims = list(range(-len(shape), 0))
@@ -1227,13 +1358,6 @@ def layer_norm_backward(g, x, shape, average, rstd, weight, bias, wanted):
     y, gw = (x - average) * rstd, g if weight is None else g * weight
     gx = rstd * (gw - gw.mean(inner, keepdim=True) - y * (gw * y).mean(inner, keepdim=True))
     return gx, (g * y).sum(outer) if wanted[1] else None, g.sum(outer) if wanted[2] else None
-
-
-@rule(aten.split, aten.split_with_sizes)
-def split(x, sizes, dim=0):
-    sizes = [sizes] * (x.shape[dim] // sizes) if isinstance(sizes, int) else sizes
-    return [x.narrow(dim, sum(sizes[:k]), size) for k, size in enumerate(sizes)]
-
 
 
 # %%
@@ -1264,9 +1388,10 @@ if __name__ == "__main__":
 # any path with room until there is none. The pipes that are then full and can be reached from the source at one end
 # only are the cut.
 
-# %%
+# %% tags=["exercise:tiny-cut"]
 def minimum_cut(capacity, source, sink):
-    """Nodes on the source's side. capacity: {node: {node: room}}; changed to what is left of it."""
+    """The nodes on the source's side of a minimum cut: those that can still be reached from it once the largest flow runs.
+    capacity: {node: {node: room}}; changed to what is left of it."""
     while True:
         reached, frontier = {source: None}, deque([source])
         while frontier and sink not in reached:
@@ -1321,11 +1446,13 @@ def to_save(graph, forward):
 
 
 # %% [markdown]
-# With the set known, both halves are parts of the joint graph, each given by its inputs and outputs.
+# With the set known, both halves are parts of the joint graph, each given by its inputs and outputs. What the tangents
+# have an influence on belongs to backward; everything else can be computed before.
 
-# %%
+# %% tags=["exercise:tiny-halves"]
 def partition(joint):
-    """forward: inputs -> outputs and what is saved; backward: what is saved and tangents -> gradients."""
+    """Two graphs. forward: inputs -> outputs and what is saved. backward: what is saved, and the tangents -> gradients. `to_save` chooses
+    what is saved, among the nodes that do not depend on a tangent."""
     graph, k = joint.graph, len(joint.graph.inputs) - joint.tangents
     inputs, tangents = graph.inputs[:k], graph.inputs[k:]
     outputs, gradients = graph.outputs[:joint.outputs], graph.outputs[joint.outputs:]
@@ -1372,127 +1499,73 @@ if __name__ == "__main__":
 # *What does an operator do to memory?* ([Chapter 7](chapter:07).)
 #
 # Until here an operator was a name. To join two of them in one kernel, the compiler must see inside: which element do
-# they read when they write element `i`? All our buffers are contiguous, so an element has one number, its position in
-# memory.
+# they read when they write an element? All our buffers are contiguous, so an element has one number, its position in
+# memory. A view moves no data; it only changes the order in which positions are visited. PyTorch describes that by
+# *strides*: how many positions lie between neighbours, for each dimension. A transposed matrix of 6 rows and 4
+# columns has the strides 1 and 6, and a matrix that was expanded from a row has the strides 0 and 1.
 #
-# A reshape leaves positions as they are. Other views change them: row `r` and column `c` of a transposed matrix lie
-# at `c * rows + r`. So a view is a *map of positions*, made of `+`, `*`, `//` and `%`. We keep such an expression as
-# a sum of atoms with factors. An atom is a loop variable, or the quotient or the remainder of an expression.
-# Simplification is then mostly a question of size: if everything that is not a multiple of `k` adds up to less than
-# `k`, division by `k` just drops it.
+# So we need no rules for views. We apply them to a meta tensor, one after the other, and read its strides.
+#
+# A kernel runs over rows `r` and columns `c`. Where does it read a tensor with given strides? The last dimensions
+# are counted by `c`, the first ones by `r`. If one variable counts several dimensions, each of them is a *digit* of
+# it, as hours and minutes are digits of a time: `r // 60` and `r % 60`. Neighbouring dimensions whose strides fit
+# together are one digit, so a contiguous tensor has one for each variable. And where the border between rows and
+# columns runs through a dimension, the dimension is split into two digits, if it can be.
 
 # %%
-Atom = namedtuple("Atom", "text size")           # it is less than its size
+def digits(seen, rows, columns):
+    """[(variable, how many of its values are one step, number of steps, stride)], the last first; None if they do not exist."""
+    found, name, inner, left = [], "c", 1, columns
+    seen = seen.flatten() if seen.is_contiguous() else seen
+    for size, stride in reversed(list(zip(seen.shape, seen.stride()))):
+        while size > 1:
+            if left == 1:
+                name, inner, left = "r", 1, rows
+            if (count := math.gcd(size, left)) == 1:
+                return None
+            if found and found[-1][0] == name and stride == found[-1][2] * found[-1][3]:
+                found[-1] = name, found[-1][1], found[-1][2] * count, found[-1][3]
+            else:
+                found.append((name, inner, count, stride))
+            size, stride, inner, left = size // count, stride * count, inner * count, left // count
+    return found
 
-
-class Index(namedtuple("Index", "terms constant", defaults=(0,))):
-    """The sum of factor * atom, and a constant."""
-
-    def __str__(self):
-        terms = [a.text if f == 1 else f"{f} * {a.text}" for a, f in self.terms] + [str(self.constant)] * (self.constant != 0)
-        return " + ".join(terms) or "0"
-
-    def __add__(self, other):
-        return total([*self.terms, *other.terms], self.constant + other.constant)
-
-    def __mul__(self, k):
-        return total([(a, f * k) for a, f in self.terms], self.constant * k)
-
-    def split(self, k):
-        """The part that k divides, divided by k, and the rest."""
-        return (total([(a, f // k) for a, f in self.terms if f % k == 0], self.constant // k),
-                total([(a, f) for a, f in self.terms if f % k], self.constant % k))
-
-    def __floordiv__(self, k):
-        whole, rest = self.split(k)
-        if rest.largest() < k:
-            return whole
-        for g in common(rest, k):                # (g * big + small) // (g * n) is big // n
-            return whole + rest.split(g)[0] // (k // g)
-        return whole + atom("//", rest, k)
-
-    def __mod__(self, k):
-        rest = self.split(k)[1]
-        if rest.largest() < k:
-            return rest
-        for g in common(rest, k):
-            big, small = rest.split(g)
-            return big % (k // g) * g + small
-        return atom("%", rest, k)
-
-    def largest(self):
-        return self.constant + sum((a.size - 1) * f for a, f in self.terms)
-
-
-def common(index, k):
-    """Factors that divide k, where what they do not divide is smaller than they are."""
-    return [f for _, f in index.terms if f > 1 and k % f == 0 and index.split(f)[1].largest() < f]
-
-
-def variable(name, size):
-    return Index(((Atom(name, size), 1),) if size > 1 else ())
-
-
-PARTS = {}                                       # atom of x % k -> atom of x // k, x, k
-
-
-def atom(operation, x, k):
-    quotient, rest = Atom(f"(({x}) // {k})", x.largest() // k + 1), Atom(f"(({x}) % {k})", k)
-    PARTS[rest] = quotient, x, k
-    return Index(((quotient if operation == "//" else rest, 1),))
-
-
-def total(terms, constant):
-    """The sum; where both are in it, k * (x // k) and x % k become x."""
-    factors = defaultdict(int)
-    for a, f in terms:
-        factors[a] += f
-    for rest, (quotient, x, k) in [(a, PARTS[a]) for a in factors if a in PARTS]:
-        if factors.get(quotient) == factors[rest] * k:
-            f = factors.pop(rest)
-            del factors[quotient]
-            return total([*factors.items(), *(x * f).terms], constant + x.constant * f)
-    return Index(tuple(sorted((a, f) for a, f in factors.items() if f)), constant)
-
-
-# %%
-if __name__ == "__main__":
-    r, c = variable("r", 6), variable("c", 4)
-    i = r * 4 + c
-    print(i // 4, "|", i % 4, "|", i // 8, "|", i % 8, "|", i // 8 * 8 + i % 8)
 
 # %% [markdown]
-# What is the map of `permute`, of `expand`, of a slice? PyTorch knows: apply the view to a contiguous meta tensor,
-# and read the strides of the result. They say where each of its elements lies.
+# The position is the sum of the digits, each times its stride. The last digit of a variable needs no division, the
+# first one no remainder, and a digit with stride 0 has no influence. A tensor may have one element for each row
+# instead of one for each row and column; then its position depends on `r` alone.
 
-# %%
-def view_map(view, shape):
-    """A function: position in the result of `view` -> position in its operand, a tensor of this shape."""
-    seen = view(torch.empty(shape, device="meta"))
-    if seen.is_contiguous() and not seen.storage_offset():
-        return lambda i: i
-
-    def position(i):
-        found, inner = Index((), seen.storage_offset()), 1
-        for length, stride in reversed(list(zip(seen.shape, seen.stride()))):
-            if length > 1:
-                found, inner = found + (i // inner) % length * stride, inner * length
-        return found
-    return position
+# %% tags=["exercise:tiny-view"]
+def position(seen, rows):
+    """Text of the position in memory that iteration (r, c) reads, None if it has no `digits`. seen: a view of a contiguous tensor, on the
+    device meta. Its number of elements is `rows` times the number of columns. The same position has the same text."""
+    columns = seen.numel() // rows
+    if (found := digits(seen, rows, columns)) is None:
+        return None
+    terms = [str(seen.storage_offset())] if seen.storage_offset() else []
+    for name, inner, count, stride in found:
+        if stride:
+            text = name if inner == 1 else f"({name} // {inner})"
+            text = text if inner * count == {"r": rows, "c": columns}[name] else f"({text} % {count})"
+            terms.append(text if stride == 1 else f"{stride} * {text}")
+    return " + ".join(terms) or "0"
 
 
 # %%
 if __name__ == "__main__":
-    for view, shape in ((lambda x: x.t(), (4, 6)), (lambda x: x.expand(6, 4), (4,)), (lambda x: x[:, 1:5], (6, 9))):
-        print(view_map(view, shape)(i))
+    for view, shape in ((lambda x: x, (6, 4)), (lambda x: x.t(), (4, 6)), (lambda x: x.expand(6, 4), (4,)), (lambda x: x[:, 1:5], (6, 9)),
+                        (lambda x: x.transpose(0, 1), (2, 3, 4)), (lambda x: x, (6, 1))):
+        seen = view(torch.empty(shape, device="meta"))
+        print(f"{tuple(seen.shape)} with strides {seen.stride()}: {position(seen, 6)}")
 
 # %% [markdown]
 # An operator becomes a `Loop`: for each position, an expression of what its operands hold at their positions. A
-# reduction is a loop over rows, whose result has one element for each row. The rest are calls. An operand is a
-# constant or a `Read`: a buffer, named by the node that fills it, and a map.
+# reduction is a loop over rows, whose result has one element for each row. An operand is a constant or a `Read`: a
+# buffer, named by the node that fills it, and how it is seen.
 
 # %%
-Read = namedtuple("Read", "node at")             # at: position in the view -> position in the buffer
+Read = namedtuple("Read", "node seen")           # seen: a meta tensor with the shape, strides and offset of what is read
 
 
 @dataclass(eq=False)
@@ -1505,56 +1578,71 @@ class Loop:
     row: int = 0                                 # length of what a reduction reduces, else 0
 
 
-FLOAT, DTYPES = torch.float32, (torch.float32, torch.bool)
-LONGEST_ROW = 1 << 14
+def contiguous(node):
+    """How the buffer of a node lies in memory."""
+    return torch.empty(node.fake.shape, device="meta")
 
 
+# %% [markdown]
+# To lower a graph is to turn its nodes into loops. Views vanish: whoever reads a view reads the buffer below it. What
+# is neither a view nor in our tables stays a call. So does a view that no strides describe, such as a transposed
+# matrix seen as a single row, where PyTorch says that it would have to copy.
+
+# %%
 def lower(graph):
     """[Loop, or the Node of a call] in order, and {node of a view: Read}."""
-    steps, views, inputs = [], {}, set(graph.inputs)
+    steps, views = [], {}
 
-    def read(x, view):
+    def through(x, view):
         """x, a node or a constant, seen through a view."""
-        if not isinstance(x, Node):
-            return x
-        base, move = views.get(x) or Read(x, lambda i: i), view_map(view, x.fake.shape)
-        return Read(base.node, lambda i: base.at(move(i)))
+        base = views.get(x) or Read(x, contiguous(x)) if isinstance(x, Node) else None
+        return Read(base.node, view(base.seen)) if base else x
 
-    for node in [n for n in graph.nodes if n not in inputs]:
+    for node in [n for n in graph.nodes if n not in graph.inputs]:
         kind, shape = packet(node), getattr(node.fake, "shape", None)
         if kind in VIEWS:
-            views[node] = read(node.args[0], lambda t: node.target(t, *node.args[1:], **node.kwargs))
+            try:
+                views[node] = through(node.args[0], lambda t: node.target(t, *node.args[1:], **node.kwargs))
+            except RuntimeError:
+                steps.append(node)
         elif kind in POINTWISE and fits(node):
-            steps.append(Loop(node, POINTWISE[kind], [read(x, lambda t: t.expand(shape)) for x in node.args], shape.numel()))
+            steps.append(Loop(node, POINTWISE[kind], [through(x, lambda t: t.expand(shape)) for x in node.args], shape.numel()))
         elif row := reduced_row(node):
-            steps.append(Loop(node, REDUCTIONS[kind], [read(node.args[0], lambda t: t)], node.args[0].fake.numel(), row))
+            steps.append(Loop(node, REDUCTIONS[kind], [through(node.args[0], lambda t: t)], node.args[0].fake.numel(), row))
         else:
             steps.append(node)
     return steps, views
 
 
+# %%
+FLOAT, DTYPES = torch.float32, (torch.float32, torch.bool)
+LONGEST_ROW = 1 << 14
+
+
 def fits(node):
     """Whether a loop can do it: numbers of 32 bits and truth values, on one device, and no special requests."""
     tensors = [n.fake for n in (node, *operands(node))]
-    return (all(t.dtype in DTYPES and t.device == node.fake.device for t in tensors) and len(tensors) > 1
-            and (not node.kwargs or packet(node) is aten._to_copy) and all(isinstance(x, (Node, int, float)) for x in node.args[:3]))
+    return (all(t.dtype in DTYPES and t.device == node.fake.device and t.numel() for t in tensors) and len(tensors) > 1
+            and (not node.kwargs or packet(node) in (aten._to_copy, aten.clone))
+            and all(isinstance(x, (Node, int, float)) for x in node.args[:3]))
 
 
 def reduced_row(node):
     """The number of elements in a row, for a reduction of the last dimensions; else 0."""
-    if packet(node) not in REDUCTIONS or node.fake.dtype != FLOAT or node.args[0].fake.dtype != FLOAT or node.kwargs:
+    if packet(node) not in REDUCTIONS or node.kwargs or {node.fake.dtype, node.args[0].fake.dtype} != {FLOAT}:
         return 0
     shape = node.args[0].fake.shape
-    dims = sorted(d % len(shape) for d in (node.args[1:2] or [0])[0] or range(len(shape))) if node.args[1:] else list(range(len(shape)))
+    dims = sorted(d % len(shape) for d in (node.args[1:2] or [None])[0] or range(len(shape)))
     row = math.prod(shape[d] for d in dims)
-    return row if dims == list(range(len(shape) - len(dims), len(shape))) and 1 < row <= LONGEST_ROW else 0
+    return row if dims == list(range(len(shape) - len(dims), len(shape))) and 1 < row <= LONGEST_ROW and shape.numel() else 0
 
 
 # %%
 if __name__ == "__main__":
-    for step in lower(decompose(record(lambda x: torch.softmax(x, -1).t() * 2, torch.randn(6, 4))))[0]:
-        read = ", ".join(f"{x.node}[{x.at(variable('i', step.size))}]" if isinstance(x, Read) else str(x) for x in step.operands)
-        print(f"{step.size:3} x  {step.node}: {step.text:12} of {read}" + f"    rows of {step.row}" * (step.row > 0))
+    for loop in lower(decompose(record(lambda x: torch.softmax(x, -1).t() * 2, torch.randn(6, 4))))[0]:
+        rows = loop.size // (loop.row or loop.node.fake.shape[-1])
+        reads = ", ".join(f"{x.node}[{position(x.seen, rows)}]" if isinstance(x, Read) else str(x) for x in loop.operands)
+        print(f"{rows} rows of {loop.size // rows}: {loop.node}: {loop.text:12} of {reads}" + "    reduced" * (loop.row > 0))
 
 # %% [markdown]
 # ### In the real compiler
@@ -1574,9 +1662,9 @@ if __name__ == "__main__":
 # another iteration makes, the kernel would read memory that may not have been written yet, and the answer would be
 # wrong. So this is the test: for each value that crosses, is it read at the position where it has just been written?
 #
-# A kernel has rows and columns. A pointwise loop runs over all positions `r * columns + c`. A reduction does too, and
-# then there is one result for each row, at position `r`, complete when the row is. What comes after it in the same
-# row may use it.
+# A kernel has rows and columns, its *nest*. A pointwise loop runs over all positions `columns * r + c`. A reduction does
+# too, and then there is one result for each row, at position `r`, complete when the row is. What comes after it in the
+# same row may use it. A pointwise loop may also have one element for each row; most often they come from a reduction.
 
 # %%
 @dataclass(eq=False)
@@ -1595,31 +1683,30 @@ def kernel(loops):
 
 def nest(loops):
     """(rows, columns) over which all these loops can run; None if there are none."""
-    rows_of = {(loop.size // loop.row, loop.row) for loop in loops if loop.row}
     largest = max(loops, key=lambda loop: loop.size)
     last = largest.node.fake.shape[-1] if largest.node.fake.dim() else 1
-    rows, columns = min(rows_of) if rows_of else (largest.size // last, last)
-    allowed = {rows * columns, rows} if rows_of else {rows * columns}
-    return (rows, columns) if len(rows_of) <= 1 and {loop.size for loop in loops} <= allowed else None
+    nests = {(loop.size // loop.row, loop.row) for loop in loops if loop.row} or {(largest.size // last, last)}
+    rows, columns = min(nests)
+    return (rows, columns) if len(nests) == 1 and {loop.size for loop in loops} <= {rows * columns, rows} else None
 
 
-def positions(loop, rows, columns):
-    """Where an iteration reads, and where it writes."""
-    r, c = variable("r", rows), variable("c", columns)
-    each = r * columns + c if loop.size == rows * columns else r
-    return each, (r if loop.row else each)
+def written(loop, rows):
+    return position(contiguous(loop.node), rows)
 
 
+# %% tags=["exercise:tiny-legal"]
 def refusal(first, second):
-    """Why two kernels cannot be one, or None."""
+    """A sentence that says why two kernels, which would run in this order, cannot be one; None if they can. They can if all their loops
+    run over one nest, every position in it can be told, and what one loop makes and another reads is read where it has just been made."""
     loops = first.loops + second.loops
     if not (shape := nest(loops)):
         return "they run over different rows and columns"
-    made = {loop.node: positions(loop, *shape)[1] for loop in loops}
+    made = {loop.node: written(loop, shape[0]) for loop in loops}
     for loop in loops:
-        for x in loop.operands:
-            if isinstance(x, Read) and x.node in made and x.at(positions(loop, *shape)[0]) != made[x.node]:
-                return f"{loop.node} reads {x.node} at {x.at(positions(loop, *shape)[0])}, which is made at {made[x.node]}"
+        for x in [x for x in loop.operands if isinstance(x, Read)]:
+            at = position(x.seen, shape[0])
+            if at is None or at != made.get(x.node, at):
+                return f"{loop.node} reads {x.node} at {at or 'no position'}, which is made at {made.get(x.node)}"
     return None
 
 
@@ -1627,9 +1714,10 @@ def refusal(first, second):
 # Two steps that become one have one place in the order. What needs the first has to come after it, what the second
 # needs, before. If one and the same step is in both groups, there is no such place.
 
-# %%
+# %% tags=["exercise:tiny-order"]
 def merged(steps, a, b):
-    """The steps with a and b, in this order among them, as one; None where something between needs a and is needed by b."""
+    """A list of the steps in an order in which they can run, with the kernels a and b as one; None if there is no such order, since
+    something between needs the one and is needed by the other. `steps` stays as it is."""
     a, b = sorted((a, b), key=steps.index)
     start, end = steps.index(a), steps.index(b)
     before, after, tainted = [], [], set()
@@ -1662,22 +1750,20 @@ def neighbours(steps):
     return sorted(pairs, key=lambda pair: (-gain(*pair), place[pair[0]], place[pair[1]]))
 
 
+# %%
 def fuse(steps, refused=None):
     """refused: a list that gets (first, second, reason) of the last round."""
+    refused = [] if refused is None else refused
     while True:
-        gone, reasons = set(), []
+        gone = set()
+        refused.clear()
         for a, b in neighbours(steps):
             if not {a, b} & gone:
-                reason = refusal(a, b)
-                after = None if reason else merged(steps, a, b)
-                if after:
-                    steps = after
-                    gone |= {a, b}
+                if not (reason := refusal(a, b)) and (after := merged(steps, a, b)):
+                    steps, gone = after, gone | {a, b}
                 else:
-                    reasons.append((a, b, reason or "a step between needs the one and is needed by the other"))
+                    refused.append((a, b, reason or "a step between needs the one and is needed by the other"))
         if not gone:
-            if refused is not None:
-                refused += reasons
             return steps
 
 
@@ -1689,10 +1775,13 @@ def fused(graph, refused=None):
     """The steps of a graph, and what its views read."""
     lowered, views = lower(graph)
 
-    def step(lowered):
-        buffers = {views[n].node if n in views else n for n in (operands(lowered) if isinstance(lowered, Node) else ())}
-        return kernel([lowered]) if isinstance(lowered, Loop) else Step(buffers, {lowered}, call=lowered)
-    return fuse(list(map(step, lowered)), refused), views
+    steps = [kernel([x]) if isinstance(x, Loop) else Step(buffers(views, operands(x)), {x}, call=x) for x in lowered]
+    return fuse(steps, refused), views
+
+
+def buffers(views, nodes):
+    """Where the values of nodes are: a view is in the buffer that it reads."""
+    return {views[n].node if n in views else n for n in nodes if n}
 
 
 if __name__ == "__main__":
@@ -1716,118 +1805,175 @@ if __name__ == "__main__":
 #
 # *How does a fused kernel become a program?* ([Chapter 9](chapter:09) for Triton, [chapter 10](chapter:10) for C++.)
 #
-# The loops of a kernel are in order. Each is one line: `t3 = t2 * p0[...]`, with registers for what was made in the
-# kernel, and loads for the rest. In Triton that is all. A program there works on a block of rows and columns at once,
-# and a whole row fits into the block, so that a reduction is one operation on it. Only pointwise kernels also cut
-# columns into blocks.
+# The loops of a kernel are in order. Each is one line: `t3 = t2 * p0[...]`, with registers `t` for what was made in
+# the kernel, and loads from buffers `p` for the rest. What both languages need to know of a kernel is in a `Draft`.
 
 # %%
 # text: the same for equal kernels. buffers: nodes, first those that it fills. blocks: how many programs of a Triton kernel to start.
 Kernel = namedtuple("Kernel", "text buffers blocks")
 
 
-def arguments(step, stored):
-    """The buffers of a kernel; their names; the names of registers."""
-    reads = {x.node: None for loop in step.loops for x in loop.operands if isinstance(x, Read) and x.node in step.reads}
-    buffers = [loop.node for loop in step.loops if loop.node in stored] + list(reads)
-    return buffers, {n: f"p{k}" for k, n in enumerate(buffers)}, {loop.node: f"t{k}" for k, loop in enumerate(step.loops)}
+class Draft:
+    """A kernel that is being written. stored: nodes that somebody else reads."""
+
+    def __init__(self, step, stored):
+        self.loops, self.lines, self.loaded = step.loops, [], {}
+        self.rows, self.columns = nest(step.loops)
+        self.stored = [loop.node for loop in step.loops if loop.node in stored]
+        reads = {x.node: None for loop in step.loops for x in loop.operands if isinstance(x, Read) and x.node in step.reads}
+        self.buffers = self.stored + list(reads)
+        self.pointers = {n: f"p{k}" for k, n in enumerate(self.buffers)}
+        self.registers = {loop.node: f"t{k}" for k, loop in enumerate(step.loops)}
+
+
+# %% [markdown]
+# ### Triton
+#
+# A program in Triton works on a block of rows and columns at once. A row that is reduced fits into the block as a
+# whole, so that a reduction is one operation on it. Only pointwise kernels also cut columns into blocks. The sizes of
+# a block have to be powers of two, so blocks reach over the edge, and a load or a store there has a *mask*, which says
+# which elements exist.
+
+# %%
+def triton_kernel(step, stored):
+    draft = Draft(step, stored)
+    width = next_power(draft.columns) if any(loop.row for loop in draft.loops) else min(next_power(draft.columns), 1024)
+    height, across = max(1, min(next_power(draft.rows), 2048 // width)), -(-draft.columns // width)
+    draft.lines = [f"def NAME({', '.join(draft.pointers.values())}):", "pid = tl.program_id(0)",
+                   f"r = pid // {across} * {height} + tl.arange(0, {height})[:, None]",
+                   f"c = pid % {across} * {width} + tl.arange(0, {width})[None, :]",
+                   f"row, column = r < {draft.rows}, c < {draft.columns}"]
+    for loop in draft.loops:
+        triton_loop(draft, loop)
+    return Kernel("@triton.jit\n" + "\n    ".join(draft.lines) + "\n", draft.buffers, across * -(-draft.rows // height))
 
 
 def next_power(n):
     return 1 << (n - 1).bit_length()
 
 
-def triton_kernel(step, stored):
-    rows, columns = nest(step.loops)
-    buffers, pointers, made = arguments(step, stored)
-    width = next_power(columns) if any(loop.row for loop in step.loops) else min(next_power(columns), 1024)
-    height, across, loaded = max(1, min(next_power(rows), 2048 // width)), -(-columns // width), {}
-    lines = [f"def NAME({', '.join(pointers.values())}):", "pid = tl.program_id(0)",
-             f"r = pid // {across} * {height} + tl.arange(0, {height})[:, None]",
-             f"c = pid % {across} * {width} + tl.arange(0, {width})[None, :]", f"row, column = r < {rows}, c < {columns}"]
+# %% [markdown]
+# An operand is a constant, a register, or a load. A load is a line of its own, and is written once for each address.
+# It needs the mask of the rows only if its address depends on `r`, and that of the columns only if it depends on `c`.
 
-    def value(x, each):
-        if not isinstance(x, Read) or x.node in made:
-            return made[x.node] if isinstance(x, Read) else repr(x)
-        address = f"{pointers[x.node]} + {x.at(each)}"
-        if address not in loaded:
-            mask = " & ".join(name for name in ("row", "column") if re.search(rf"\b{name[0]}\b", address))
-            loaded[address] = f"x{len(loaded)}"
-            lines.append(f"{loaded[address]} = tl.load({address}{', ' * bool(mask)}{mask})")
-        return loaded[address]
-
-    for loop in step.loops:
-        each, written = positions(loop, rows, columns)
-        values = [value(x, each) for x in loop.operands]
-        text = re.sub(r"\b(exp|log|sqrt|rsqrt|erf|sin|cos|abs|where)\b", r"tl.\1", loop.text).format(*values)
-        if loop.row:
-            text = f"tl.reduce(tl.where(row & column, {values[0]}, {NEUTRAL[loop.text]}), 1, {loop.text}, keep_dims=True)"
-        elif packet(loop.node) is aten._to_copy:
-            text = f"({text}).to(tl.{'int1' if loop.node.fake.dtype is torch.bool else 'float32'})"
-        lines.append(f"{made[loop.node]} = {text}")
-        if loop.node in stored:
-            lines.append(f"tl.store({pointers[loop.node]} + {written} + 0 * (r + c), {made[loop.node]}, row & column)")
-    return Kernel("@triton.jit\n" + "\n    ".join(lines) + "\n", buffers, across * -(-rows // height))
+# %%
+def triton_value(draft, x):
+    """Text of an operand."""
+    if not isinstance(x, Read) or x.node in draft.registers:
+        return draft.registers[x.node] if isinstance(x, Read) else repr(x)
+    address = f"{draft.pointers[x.node]} + {position(x.seen, draft.rows)}"
+    if address not in draft.loaded:
+        mask = " & ".join(name for name in ("row", "column") if re.search(rf"\b{name[0]}\b", address))
+        draft.loaded[address] = f"x{len(draft.loaded)}"
+        draft.lines.append(f"{draft.loaded[address]} = tl.load({address}{', ' * bool(mask)}{mask})")
+    return draft.loaded[address]
 
 
 # %% [markdown]
+# A loop becomes its formula, with Triton's names of the functions. In a reduction, what lies over the edge has to
+# count for nothing: it is replaced by the neutral element, 0 for a sum and minus infinity for a maximum. The result
+# has a column of its own for each row (`keep_dims`), so that what follows in the same row can use it like any other
+# register.
+
+# %% tags=["exercise:tiny-triton"]
+def triton_loop(draft, loop):
+    """Append the lines of Triton for one loop to `draft.lines`: the value goes into the register `draft.registers[loop.node]`, a block of
+    rows `r` and columns `c` (one column for a reduction over rows). A node in `draft.stored` is stored as well, where row and column
+    exist."""
+    register, values = draft.registers[loop.node], [triton_value(draft, x) for x in loop.operands]
+    text = re.sub(r"\b(exp|log|sqrt|rsqrt|erf|sin|cos|abs|where)\b", r"tl.\1", loop.text).format(*values)
+    if loop.row:
+        text = f"tl.reduce(tl.where(row & column, {values[0]}, {NEUTRAL[loop.text]}), 1, {loop.text}, keep_dims=True)"
+    elif packet(loop.node) is aten._to_copy:
+        text = f"({text}).to(tl.{'int1' if loop.node.fake.dtype is torch.bool else 'float32'})"
+    draft.lines.append(f"{register} = {text}")
+    if loop.node in draft.stored:
+        draft.lines.append(f"tl.store({draft.pointers[loop.node]} + {written(loop, draft.rows)} + 0 * (r + c), {register}, row & column)")
+
+
+# %%
+NEUTRAL = {"sum": "0.0", "maximum": "-inf"}
+
+
+# %% [markdown]
+# ### C++
+#
 # C++ has no blocks, and a row is a loop over columns. A reduction is complete only after that loop, so what uses it
 # needs another one: the loops of a kernel are in *passes*. What one pass makes and a later pass needs goes through a
-# small array, which stays in the cache. Rows are divided among the threads, columns among the lanes of a vector
+# small array `k`, which stays in the cache. Rows are divided among the threads, columns among the lanes of a vector
 # register.
 
 # %%
-def passes(step):
+def passes(loops):
     """{loop: its pass}, {node: the pass from which on its value is there}."""
     runs, there = {}, {}
-    for loop in step.loops:
+    for loop in loops:
         runs[loop] = max([there[x.node] for x in loop.operands if isinstance(x, Read) and x.node in there], default=0)
         there[loop.node] = runs[loop] + (loop.row > 0)
     return runs, there
 
 
+# %% [markdown]
+# With the passes known, the kernel is a loop over the rows around its passes.
+
+# %%
 def cpp_kernel(step, stored):
-    rows, columns = nest(step.loops)
-    buffers, pointers, made = arguments(step, stored)
-    runs, there = passes(step)
-    kinds = {n: "unsigned char" if n.fake.dtype is torch.bool else "float" for n in [*buffers, *made]}
-    wide = {loop.node for loop in step.loops if loop.size == rows * columns and not loop.row}
-    kept = {x.node for loop in step.loops for x in loop.operands if isinstance(x, Read) and x.node in wide and there[x.node] < runs[loop]}
+    draft = Draft(step, stored)
+    draft.runs, draft.there = passes(draft.loops)
+    draft.kept = {x.node for loop in draft.loops for x in loop.operands if isinstance(x, Read) and x.node in draft.there
+                  and x.node.fake.numel() == draft.rows * draft.columns and draft.there[x.node] < draft.runs[loop]}
+    arguments = ", ".join(f"{cpp_type(n)}* __restrict {p}" for n, p in draft.pointers.items())
+    lines = [f'extern "C" void NAME({arguments}) {{', f"#pragma omp parallel for if({draft.rows * draft.columns} > 16384)",
+             f"for (long r = 0; r < {draft.rows}; r++) {{",
+             *[f"{cpp_type(n)} k{t}[{draft.columns}];" for n, t in draft.registers.items() if n in draft.kept]]
+    for number in range(max(draft.there.values()) + 1):
+        lines += cpp_pass(draft, [loop for loop in draft.loops if draft.runs[loop] == number])
+    return Kernel("\n".join(lines) + "\n}\n}\n", draft.buffers, 0)
 
-    def value(x, loop, each):
-        if not isinstance(x, Read):
-            return repr(x)
-        if x.node not in made:
-            return f"{pointers[x.node]}[{x.at(each)}]".replace("//", "/")
-        return f"k{made[x.node]}[c]" if x.node in wide and there[x.node] < runs[loop] else made[x.node]
 
-    def line(loop):
-        (each, written), name = positions(loop, rows, columns), made[loop.node]
-        values = [value(x, loop, each) for x in loop.operands]
-        if loop.row:
-            return f"{name} = {loop.text}({name}, {values[0]});"
-        return (f"{kinds[loop.node]} {name} = {loop.text.format(*values)};" + f" k{name}[c] = {name};" * (loop.node in kept)
-                + f" {pointers.get(loop.node)}[{written}] = {name};" * (loop.node in stored))
+def cpp_type(node):
+    return "unsigned char" if node.fake.dtype is torch.bool else "float"
 
-    lines = [f'extern "C" void NAME({", ".join(f"{kinds[n]}* __restrict {p}" for n, p in pointers.items())}) {{',
-             f"#pragma omp parallel for if({rows * columns} > 16384)", f"for (long r = 0; r < {rows}; r++) {{",
-             *[f"{kinds[n]} k{made[n]}[{columns}];" for n in made if n in kept]]
-    for number in range(max(there.values()) + 1):
-        narrow, full = [[loop for loop in step.loops if runs[loop] == number and (loop.size == rows * columns) == all_of_it]
-                        for all_of_it in (False, True)]
-        folds = [loop for loop in full if loop.row]
-        lines += [line(loop) for loop in narrow] + [f"float {made[loop.node]} = {NEUTRAL[loop.text]};" for loop in folds]
-        lines += ["#pragma omp simd" + "".join(f" reduction({loop.text}: {made[loop.node]})" for loop in folds),
-                  f"for (long c = 0; c < {columns}; c++) {{", *map(line, full), "}"] if full else []
-        lines += [f"{pointers[loop.node]}[r] = {made[loop.node]};" for loop in folds if loop.node in stored]
-    return Kernel("\n".join(lines) + "\n}\n}\n", buffers, 0)
+
+# %% [markdown]
+# In a pass, loops with one value for each row come first. Then the loop over the columns runs, with everything that
+# has a value for each element in its body. A variable for each reduction is declared before it, and stored after it.
+
+# %%
+def cpp_pass(draft, loops):
+    narrow, full = [[loop for loop in loops if (loop.size == draft.rows * draft.columns) == all_of_it] for all_of_it in (False, True)]
+    folds = {loop: draft.registers[loop.node] for loop in full if loop.row}
+    lines = [cpp_line(draft, loop) for loop in narrow]
+    lines += [f"float {t} = {NEUTRAL[loop.text]};" for loop, t in folds.items()]
+    if full:
+        lines += ["#pragma omp simd" + "".join(f" reduction({loop.text}: {t})" for loop, t in folds.items()),
+                  f"for (long c = 0; c < {draft.columns}; c++) {{", *[cpp_line(draft, loop) for loop in full], "}"]
+    return lines + [f"{draft.pointers[loop.node]}[r] = {t};" for loop, t in folds.items() if loop.node in draft.stored]
+
+
+# %%
+def cpp_line(draft, loop):
+    t, values = draft.registers[loop.node], [cpp_value(draft, x, loop) for x in loop.operands]
+    if loop.row:
+        return f"{t} = {loop.text}({t}, {values[0]});"
+    return (f"{cpp_type(loop.node)} {t} = {loop.text.format(*values)};" + f" k{t}[c] = {t};" * (loop.node in draft.kept)
+            + f" {draft.pointers.get(loop.node)}[{written(loop, draft.rows)}] = {t};".replace("//", "/") * (loop.node in draft.stored))
+
+
+def cpp_value(draft, x, loop):
+    """Text of an operand of a loop."""
+    if not isinstance(x, Read):
+        return repr(x)
+    if x.node not in draft.registers:
+        return f"{draft.pointers[x.node]}[{position(x.seen, draft.rows)}]".replace("//", "/")
+    early = x.node in draft.kept and draft.there[x.node] < draft.runs[loop]
+    return f"k{draft.registers[x.node]}[c]" if early else draft.registers[x.node]
 
 
 # %% [markdown]
 # Both languages need the functions of the table by the same names.
 
 # %%
-NEUTRAL = {"sum": "0.0", "maximum": "-inf"}
 TRITON = """import triton
 import triton.language as tl
 inf = tl.constexpr(float("inf"))
@@ -1843,7 +1989,6 @@ def sum(a, b):
 @triton.jit
 def maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-
 """
 CPP = """#define __FAST_MATH__                      // vector versions of expf and its like
 #include <cmath>
@@ -1858,8 +2003,14 @@ inline float sum(float a, float b) { return a + b; }
 inline float maximum(float a, float b) { return a > b || a != a ? a : b; }
 #pragma omp declare reduction(sum: float: omp_out = sum(omp_out, omp_in)) initializer(omp_priv = 0)
 #pragma omp declare reduction(maximum: float: omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -inf)
-
 """
+# %% [markdown]
+# ### Loading
+#
+# A kernel is compiled once for each text. g++ gets all new kernels in one file; Triton compiles a kernel when it is
+# first launched.
+
+# %%
 FLAGS = "-O3 -march=native -fopenmp -fsingle-precision-constant -fno-math-errno -fno-trapping-math -fno-signed-zeros -shared -fPIC"
 LOADED = {}                                      # text of a kernel -> what launches it
 
@@ -1881,6 +2032,7 @@ def load_cpp(kernels):
         LOADED[text] = lambda *tensors, f=library[f"k{n}"]: f(*[ctypes.c_void_p(t.data_ptr()) for t in tensors])
 
 
+# %%
 def load(kernels, target):
     """Compile the kernels whose text is new."""
     if new := {kernel.text: kernel for kernel in kernels if kernel.text not in LOADED}:
@@ -1889,9 +2041,9 @@ def load(kernels, target):
 
 # %%
 if __name__ == "__main__":
-    (step,), _ = fused(decompose(record(lambda x: torch.softmax(x, -1), torch.randn(64, 48))))
-    print(triton_kernel(step, {step.loops[-1].node}).text)
-    print(cpp_kernel(step, {step.loops[-1].node}).text)
+    (whole,), _ = fused(decompose(record(lambda x: torch.softmax(x, -1), torch.randn(64, 48))))
+    print(triton_kernel(whole, {whole.loops[-1].node}).text)
+    print(cpp_kernel(whole, {whole.loops[-1].node}).text)
 
 # %% [markdown]
 # ### In the real compiler
@@ -1908,94 +2060,78 @@ if __name__ == "__main__":
 #
 # *Who calls the kernels?* ([Chapter 11](chapter:11).)
 #
-# A Python function, one line for each kernel and each call, in order. It makes a tensor just before it is written,
-# and lets go of it after its last use. Views which a call or the caller wants to see are made by PyTorch, without
-# moving data.
+# A Python function, one line for each kernel and each call, in order. Its variables have the names of the nodes. It
+# makes a tensor just before it is written, and lets go of it after its last use. Views which a call or the caller
+# wants to see are made by PyTorch, without moving data.
 
 # %%
-ON_HOST = {aten.view: torch.reshape, aten._unsafe_view: torch.reshape, aten.clone: lambda x, **_: x.contiguous()}
+def program(graph, target):
+    """The function that runs a graph: kernels for its loops, calls of PyTorch for the rest."""
+    host, (steps, views) = Text(), fused(graph)
+    host.made = set(graph.inputs)                # nodes whose variables are there
+    wanted = buffers(views, graph.outputs).union(*[s.reads for s in steps])
+    kernels = {s: (triton_kernel if target == "cuda" else cpp_kernel)(s, wanted) for s in steps if s.loops}
+    load(kernels.values(), target)
+    for s in steps:
+        launch(host, kernels[s], s) if s.loops else call_on_host(host, s.call)
+    result = value_on_host(host, graph.outputs)
+    host.lines = [*freed(host.lines, result), f"return {result}"]
+    return host.function(f"run({', '.join(map(str, graph.inputs))})", {"torch": torch})
 
 
-class Host:
-    """The text of a program for a graph."""
+# %%
+def launch(host, kernel, s):
+    for n in kernel.buffers:
+        if n in s.writes:
+            host.made.add(n)
+            host.lines.append(f"{n} = torch.empty({tuple(n.fake.shape)}, dtype={n.fake.dtype}, device={str(n.fake.device)!r})")
+    given = [f"{n}" if n in s.writes else f"{value_on_host(host, n)}.contiguous()" for n in kernel.buffers]
+    host.lines.append(f"{host.name(LOADED[kernel.text])}({', '.join(given)})")
 
-    def __init__(self, graph, target):
-        self.steps, self.views = fused(graph)
-        self.lines, self.names, self.graph, self.target = [], {"aten": aten, "torch": torch}, graph, target
-        self.variables = {n: f"x{k}" for k, n in enumerate(graph.inputs)}
-        wanted = {self.views[n].node if n in self.views else n for n in graph.outputs if n}
-        for step in self.steps:
-            wanted |= step.reads
-        self.kernels = [(triton_kernel if target == "cuda" else cpp_kernel)(s, wanted) if s.loops else None for s in self.steps]
 
-    def name(self, thing):
-        name = f"k{len(self.names)}"
-        self.names[name] = thing
-        return name
+# %% [markdown]
+# A call of PyTorch is a line, too. An argument is a constant, a variable, or a list of such. A view is made where it is
+# first wanted, by a call as well.
 
-    def value(self, x):
-        """The variable of a node; a view is made where it is first wanted."""
-        if isinstance(x, (list, tuple)):
-            return f"[{', '.join(map(self.value, x))}]"
-        if not isinstance(x, Node):
-            return repr(x) if isinstance(x, (int, type(None))) else self.name(x)
-        if x not in self.variables:
-            self.call(x)
-        return self.variables[x]
+# %%
+ON_HOST = {aten.view: torch.reshape, aten._unsafe_view: torch.reshape}                # our buffers may lie otherwise than eager's
 
-    def call(self, node):
-        args = [*map(self.value, node.args), *[f"{k}={self.value(x)}" for k, x in node.kwargs.items()]]
-        target = ON_HOST.get(packet(node), node.target)
-        self.variables[node] = f"x{len(self.variables)}"
-        self.lines.append(f"{self.variables[node]} = {self.name(target)}({', '.join(args)})")
 
-    def launch(self, kernel, step):
-        for n in kernel.buffers:
-            if n in step.writes:
-                self.variables[n] = f"x{len(self.variables)}"
-                shape, dtype, device = tuple(n.fake.shape), n.fake.dtype, str(n.fake.device)
-                self.lines.append(f"{self.variables[n]} = empty({shape}, dtype={dtype}, device={device!r})")
-        given = [self.value(n) + ("" if n in step.writes else ".contiguous()") for n in kernel.buffers]
-        self.lines.append(f"{self.name(LOADED[kernel.text])}({', '.join(given)})")
+def value_on_host(host, x):
+    if isinstance(x, (list, tuple)):
+        return f"[{', '.join(value_on_host(host, e) for e in x)}]"
+    if not isinstance(x, Node):
+        return repr(x) if isinstance(x, (int, type(None))) else host.name(x)
+    if x not in host.made:
+        call_on_host(host, x)
+    return x.name
 
-    def program(self):
-        load([k for k in self.kernels if k], self.target)
-        for step, kernel in zip(self.steps, self.kernels):
-            self.launch(kernel, step) if kernel else self.call(step.call)
-        result = self.value(self.graph.outputs)
-        inputs = ", ".join(self.variables[n] for n in self.graph.inputs)
-        text = "\n    ".join([f"def run({inputs}):", *self.freed(result), f"return {result}"])
-        exec(text, names := {**self.names, "empty": torch.empty})
-        names["run"].text = text
-        return names["run"]
 
-    def freed(self, result):
-        """The lines, and a `del` after the last line that names a variable."""
-        last = {v: n for n, line in enumerate(self.lines) for v in re.findall(r"\bx\d+\b", line)}
-        for n, line in enumerate(self.lines):
-            dead = [v for v, at in last.items() if at == n and not re.search(rf"\b{v}\b", result)]
-            yield line + (f"; del {', '.join(dead)}" if dead else "")
+def call_on_host(host, node):
+    given = [*[value_on_host(host, x) for x in node.args], *[f"{k}={value_on_host(host, x)}" for k, x in node.kwargs.items()]]
+    host.made.add(node)
+    host.lines.append(f"{node} = {host.name(ON_HOST.get(packet(node), node.target))}({', '.join(given)})")
+
+
+# %%
+def freed(lines, result):
+    """The lines, and a `del` after the last line that names a variable."""
+    last = {name: n for n, line in enumerate(lines) for name in re.findall(r"\b\w+_\d+\b", line)}
+    for n, line in enumerate(lines):
+        dead = [name for name, at in last.items() if at == n and not re.search(rf"\b{name}\b", result)]
+        yield line + (f"; del {', '.join(dead)}" if dead else "")
 
 
 # %% [markdown]
 # What is left is to make the two programs one operation of PyTorch's own autograd, so that `loss.backward()` finds
 # the second one.
 
-# %%
-def loops(recorder, outputs, target=None):
-    """The whole compiler after capture: a function of the graph's inputs."""
-    joint = joint_graph(recorder, outputs)
-    joint = joint._replace(graph=decompose(joint.graph))
-    devices = {n.fake.device.type for n in joint.graph.nodes if isinstance(n.fake, torch.Tensor)}
-    target = target or ("cuda" if "cuda" in devices else "cpu")
-    if not joint.tangents:
-        return Host(joint.graph, target).program()
-    forward, backward = [Host(graph, target).program() for graph in partition(joint)]
-    return in_autograd(forward, backward, [x.requires_grad for x in outputs], [n.fake.requires_grad for n in recorder.inputs])
-
-
+# %% tags=["exercise:tiny-train"]
 def in_autograd(forward, backward, differentiable, wanted):
-    class Compiled(torch.autograd.Function):
+    """One operation of autograd from two programs. forward: inputs -> a list of outputs and what is saved. backward: what is saved, and the
+    gradients of those outputs that are `differentiable` (a truth value for each output) -> a list of the gradients of those inputs
+    that are `wanted` (a truth value for each input). Returns a function of the inputs that gives the tuple of the outputs."""
+    class Differentiable(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):
             results = forward(*inputs)
@@ -2010,7 +2146,28 @@ def in_autograd(forward, backward, differentiable, wanted):
             gradients = iter(backward(*ctx.saved_tensors, *given))
             return tuple(next(gradients) if w else None for w in wanted)
 
-    return Compiled.apply
+    return Differentiable.apply
+
+
+# %% [markdown]
+# All stages after capture, in order. Some formulas of the backward pass write into a tensor or look at data, and
+# cannot be recorded. Then the graph runs operator by operator, and autograd differentiates that.
+
+# %%
+def loops(recorder, outputs, target=None):
+    """The whole compiler after capture: a function of the graph's inputs."""
+    inputs, uncompiled = list(recorder.inputs), eager(recorder, outputs)
+    try:
+        joint = joint_graph(recorder, outputs)
+    except (Break, NotImplementedError):
+        return uncompiled
+    joint = joint._replace(graph=decompose(joint.graph))
+    devices = {n.fake.device.type for n in joint.graph.nodes if isinstance(n.fake, torch.Tensor)}
+    target = target or ("cuda" if "cuda" in devices else "cpu")
+    if not joint.tangents:
+        return program(joint.graph, target)
+    forward, backward = [program(graph, target) for graph in partition(joint)]
+    return in_autograd(forward, backward, [x.requires_grad for x in outputs], [n.fake.requires_grad for n in inputs])
 
 
 # %%
@@ -2018,14 +2175,14 @@ if __name__ == "__main__":
     def perceptron(x, up, down):
         return spelled_gelu(x @ up) @ down
 
-    print(Host(decompose(record(perceptron, torch.randn(8, 4), torch.randn(4, 16), torch.randn(16, 4))), "cpu").program().text)
+    print(program(decompose(record(perceptron, torch.randn(8, 4), torch.randn(4, 16), torch.randn(16, 4))), "cpu").text)
 
 # %% [markdown]
 # ### In the real compiler
 #
 # Each line names a piece of this part, its counterpart, and what the counterpart adds.
 #
-# - `Host`: [](ref:minicompile.ch11_runtime.host.compile_schedule). Memory that is planned, launches without Python's
+# - `program`: [](ref:minicompile.ch11_runtime.host.compile_schedule). Memory that is planned, launches without Python's
 #   detours, CUDA graphs.
 # - `in_autograd`: [](ref:minicompile.ch05_autograd.runtime.build_function). Aliases of inputs, gradients of
 #   gradients, tensors that changed in between.
