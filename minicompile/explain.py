@@ -239,13 +239,16 @@ def frame_name(code) -> str:
     return f"{rest}{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
-def heard_captured(found, code, captured):
+def fact(code, guard) -> Fact:
     from .ch02_guards.codegen import in_users_words
     from .ch02_guards.guards import in_words
+    return Fact(frame_name(code), in_users_words(in_words(guard), code), short_place(guard.location), guard)
+
+
+def heard_captured(found, code, captured):
     frame = frame_name(code)
     found.frames.append((code, captured))
-    found.guards += [Fact(frame, in_users_words(in_words(g), code), short_place(g.location), g)
-                     for g in captured.guards]
+    found.guards += [fact(code, guard) for guard in captured.guards]
     found.breaks += [explain_break(frame, reason) for reason in captured.breaks]
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from types import CodeType
 
 from ..ch01_graphs import graph as printing
-from ..explain import count, frame_name, half_in_words, size_in_words, summary
+from ..explain import count, fact, frame_name, half_in_words, size_in_words, summary
 
 # In the order of the pipeline: title, and what the pane shows.
 PANES = {
@@ -204,8 +204,6 @@ def holds(code: CodeType, place) -> bool:
 # ---- guards and breaks ------------------------------------------------------------------------------------
 
 def record_guards(p: Program) -> None:
-    from ..ch02_guards.codegen import in_users_words
-    from ..explain import in_words
     for code, captured in p.found.frames:
         p.r.add("guards", frame_name(code), kind="head")
         first = p.lines.get((code.co_filename, code.co_firstlineno))
@@ -213,7 +211,7 @@ def record_guards(p: Program) -> None:
             needed = p.lines_at(g.location)
             tensor = p.inputs.get((code, str(g.source)))
             where = f"{os.path.basename(g.location.filename)}:{g.location.lineno}" if g.location else "the function as a whole"
-            p.r.add("guards", in_users_words(in_words(g), code), [*(needed or [first] if first else needed), *([tensor] if tensor else [])],
+            p.r.add("guards", fact(code, g).text, [*(needed or [first] if first else needed), *([tensor] if tensor else [])],
                     guard=g.kind.lower().replace("_", " "), needed_by=where)
 
 
