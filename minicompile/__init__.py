@@ -22,6 +22,7 @@ from .errors import BackendError, GraphBreakError, InternalError, MarkError, Min
 from .explain import Explanation, explain
 from .logs import set_logs
 from .marks import allow_in_graph, is_compiling, mark_dynamic
+from .stances import context_for, current, set_stance
 
 __version__ = "0.1.0"
 
@@ -114,7 +115,7 @@ def compile(model=None, *, fullgraph=False, dynamic=None, backend=None, mode=Non
     if disable:
         return model
     from . import frames
-    context = frames.context_for(target, resolved, dynamic, fullgraph)
+    context = context_for(target, resolved, dynamic, fullgraph)
     if isinstance(model, torch.nn.Module):
         frames.check_code(model.forward, context)
         return OptimizedModule(model, context, settings)
@@ -140,7 +141,7 @@ def _compile_decorated(settings, model):
 
 def _compile_function(function, context):
     from . import frames
-    run, stance = frames.hook.run, frames.stance
+    run, stance = frames.hook.run, current
     function = marks.original(function)
     if marks.is_disabled(function):
         return function
@@ -209,7 +210,7 @@ class OptimizedModule(torch.nn.Module):
         self.__dict__["_context"] = context
         self._modules["_orig_mod"] = module
         from . import frames
-        self.__dict__["_run"], self.__dict__["_stance"] = frames.hook.run, frames.stance
+        self.__dict__["_run"], self.__dict__["_stance"] = frames.hook.run, current
         frames.allow(module.forward)
 
     def forward(self, *args, **kwargs):
@@ -297,41 +298,6 @@ def reset() -> None:
     from .driver import counters
     frames.reset()
     counters.clear()
-
-
-class set_stance:
-    """set_stance("force_eager"), as a call, in a `with` block, or as a decorator. What compiled functions do
-    from then on:
-
-    default: compile where no compiled version fits the call.
-    force_eager: run as if nothing were compiled, `fullgraph=True` or not.
-    eager_on_recompile: compiled versions that fit are used; any other call, also the first, runs eagerly.
-    fail_on_recompile: compiled versions that fit are used; any other call, also the first, raises RecompileError.
-        What was found not to be compilable runs as it is.
-    """
-
-    def __init__(self, stance: str = "default"):
-        from . import frames
-        if stance not in frames.STANCES:
-            raise MinicompileError(f"Unknown stance {stance!r}.{did_you_mean(stance, frames.STANCES)}")
-        self._stance, self._old, self._new = frames.stance, frames.stance.name, stance
-        self._stance.name = stance
-
-    def __enter__(self):
-        self._stance.name = self._new
-        return self
-
-    def __exit__(self, *error):
-        self._stance.name = self._old
-
-    def __call__(self, function):
-        self._stance.name = self._old          # only the function's calls are meant
-
-        @functools.wraps(function)
-        def under_stance(*args, **kwargs):
-            with set_stance(self._new):
-                return function(*args, **kwargs)
-        return under_stance
 
 
 __all__ = ["BACKENDS", "BackendError", "Bisection", "CHAPTERS", "Explanation", "GraphBreakError", "InternalError",

@@ -21,7 +21,7 @@ from .errors import BackendError, Unsupported
 
 
 def compile_graph(captured, context) -> Callable:
-    """The captured graph as a callable of its flat inputs, returning a tuple. context: a `frames.Context`.
+    """The captured graph as a callable of its flat inputs, returning a tuple. context: a `stances.Context`.
 
     It runs outside of the region: whatever Python a backend leaves to be run at call time is not the user's,
     and is not to be captured."""

@@ -73,7 +73,7 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     """The answers of a program, on a rung or uncompiled (None). Changes this process: to be run apart.
 
     how: "plain"; "double": in float64; "moved": with inputs that are moved by one rounding."""
-    from . import compile, frames, set_stance
+    from . import compile, frames, set_stance, stances, versions
     function, args, kwargs = run.load()
     function = getattr(marks.original(function), "_orig_mod", marks.original(function))
     calls = [(args, kwargs)] * run.calls + [(more, {}) for more in run.then]
@@ -86,8 +86,8 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
         set_stance("default")
         config.raise_on_internal_error = run.strict
         frames.internal_error = functools.partial(note_error, frames.internal_error, found.internal)
-        frames.compile_graph = functools.partial(pick_rung, frames.compile_graph, run.only, graphs)
-        with frames.fresh_contexts():
+        versions.compile_graph = functools.partial(pick_rung, versions.compile_graph, run.only, graphs)
+        with stances.fresh_contexts():
             target = compile(function, backend=None if rung == "default" else rung, **run.settings)
     before = random_state()
     for number, (given, named) in enumerate(calls, 1):
@@ -488,10 +488,10 @@ def bisect(function, *, then=(), calls: int | None = None, seconds: float = 120.
 @contextlib.contextmanager
 def undone(run: Run):
     """Afterwards what the program reaches, random state, settings and compiled code are as they were (`restore.py`)."""
-    from . import frames
+    from . import frames, stances, versions
     function, args, kwargs = run.load()
     states = []
-    keep = frames.compile_graph, frames.internal_error, frames.stance.name, config.raise_on_internal_error
+    keep = versions.compile_graph, frames.internal_error, stances.current.name, config.raise_on_internal_error
     watch = lambda kind, state=None, **data: states.append(state) if state is not None else None     # noqa: E731
     logs.watchers.append(watch)
     try:
@@ -499,7 +499,7 @@ def undone(run: Run):
             yield
     finally:
         logs.watchers.remove(watch)
-        frames.compile_graph, frames.internal_error, frames.stance.name, config.raise_on_internal_error = keep
+        versions.compile_graph, frames.internal_error, stances.current.name, config.raise_on_internal_error = keep
         for state in {id(s): s for s in states}.values():
             frames.forget(state)
 

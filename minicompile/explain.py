@@ -197,8 +197,8 @@ def explain(function, **settings):
 
 def compile_apart(compile, target, settings):
     """(compiled function, its context): a context of its own, so that nothing compiled before is used."""
-    from . import frames
-    with frames.fresh_contexts() as made:
+    from . import stances
+    with stances.fresh_contexts() as made:
         compiled = compile(target, **settings)
     return compiled, made[-1] if made else None
 

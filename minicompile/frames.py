@@ -2,7 +2,8 @@
 # # From a frame to a compiled call
 #
 # The frame hook reports a frame, capture turns it into a graph, guards and Python text, the driver compiles
-# the graph. This module is the loop that connects them, once per function and per set of compile options:
+# the graph. This module is the loop that connects them, once per function and per set of compile options
+# (`versions.py` makes one version, `learning.py` says what is to vary in the next):
 #
 #     first call     capture -> compile -> entry; run the entry
 #     later calls    the hook calls the newest entry directly; nothing of this module runs
@@ -17,95 +18,32 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dis
 import functools
 import inspect
 import os
 import sys
 import threading
 import traceback
-import types
 import weakref
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 import torch.utils.checkpoint
 from torch.utils._device import DeviceContext
 
 from . import advice, logs, marks
-from .backends import add_size_inputs, compile_graph
-from .ch01_graphs.graph import print_graph
-from .ch02_guards import cache as entries, codegen
-from .ch02_guards.guards import GuardSet, in_words
-from .ch02_guards.sources import ModuleAttrSource
+from .ch02_guards import cache as entries
+from .ch02_guards.guards import GuardSet
+from .ch02_guards.identity import strongly
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
 from .config import config
-from .errors import GraphBreakError, InternalError, MarkError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
+from .errors import GraphBreakError, InternalError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
+from .learning import explain_miss
+from .stances import Context, contexts, current
+from .versions import FrameState, compile_frame, compiling, describe, model_of, states, warned
 
-
-@dataclass(frozen=True, eq=False)
-class Context:
-    """The settings of one `compile`. Equal settings give the same object, so that compiled code is shared."""
-    backend: Any                       # a name or a callable(gm, example_inputs)
-    options: tuple                     # sorted items of the resolved options
-    dynamic: bool | None
-    fullgraph: bool
-    unseen: Context | None = None      # the context that this one repeats, with `is_compiling()` False
-
-    @property
-    def backend_name(self) -> str:
-        return self.backend if isinstance(self.backend, str) else getattr(self.backend, "__name__", "custom")
-
-
-_contexts: weakref.WeakValueDictionary = weakref.WeakValueDictionary()     # wrappers and compiled code hold them
 _lock = threading.RLock()
-
-
-_apart = threading.local()             # .made: contexts made for one `explain`, or absent
-
-
-@contextlib.contextmanager
-def fresh_contexts():
-    """Inside, in this thread, every `compile` gets a context of its own. Yields the list of them."""
-    _apart.made = []
-    try:
-        yield _apart.made
-    finally:
-        del _apart.made
-
-
-def context_for(backend, options: dict, dynamic, fullgraph) -> Context:
-    key = (backend, tuple(sorted(options.items())), dynamic, bool(fullgraph))
-    if hasattr(_apart, "made"):
-        _apart.made.append(Context(*key))
-        return _apart.made[-1]
-    try:
-        return _contexts.setdefault(key, Context(*key))
-    except TypeError:                  # a callable that cannot be hashed
-        return Context(*key)
-
-
-# %% [markdown]
-# ## Stances
-#
-# A stance changes what compiled functions do, without touching the code that compiles them: run everything
-# eagerly while looking for a bug, or fail loudly when a recompile sneaks into a benchmark. The last two
-# compile nothing, the first version of a function included: a call that no compiled version fits runs
-# eagerly, or raises.
-
-# %%
-STANCES = ("default", "force_eager", "eager_on_recompile", "fail_on_recompile")
-
-
-@dataclass
-class Stance:
-    name: str = "default"
-
-
-stance = Stance()
 
 
 # %% [markdown]
@@ -137,42 +75,6 @@ def check_code(target, context: Context) -> None:
         what = "has no Python code" if code is None else "is a generator or a coroutine, which runs in pieces"
         raise GraphBreakError(f"fullgraph=True, but {name} {what}. Compile a function that calls it, or allow it to "
                               "run eagerly with fullgraph=False.")
-
-
-@dataclass(eq=False)
-class FrameState:
-    """All that is known about one code object in one context. Its entries are attached to the code, which they
-    must not keep alive (`hook.py`), so the code is referred to weakly: there is one whenever it is asked for."""
-    weak_code: weakref.ref
-    context: Context
-    cache: entries.EntryCache = None
-    dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
-    given_up: bool = False                          # nothing more is compiled
-    full: bool = False                              # the recompile limit was reached at least once
-    raised: int = 0                                 # calls that were seen to end in the program's own exception
-    unseen: Any = None                              # runs a call as if nothing were compiled, or None (`unseen`)
-
-    @property
-    def code(self) -> types.CodeType:
-        return self.weak_code()
-
-    def publish(self, target) -> None:
-        """Tell the hook whom to call, unless all was forgotten meanwhile."""
-        if self.is_known():
-            hook.set_target(self.code, self.context, target)
-
-    def is_known(self) -> bool:
-        return self.code is not None and hook.record(self.code).get(states, {}).get(self.context) is self
-
-
-def states(code) -> dict:
-    """The states of a code object by context; at first none."""
-    return {}
-
-
-def warned(code) -> set:
-    """What the user was told about a code object; at first nothing."""
-    return set()
 
 
 # Guards read attributes, so these run while guards are checked: compiling them would not end. And what is
@@ -267,7 +169,7 @@ def file_of(function, code) -> str:
 # %%
 def on_miss(state: FrameState, function, *args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
-    if stance.name in ("force_eager", "eager_on_recompile") or exporting():
+    if current.name in ("force_eager", "eager_on_recompile") or exporting():
         return EVALUATE
     if state.given_up:
         return EVALUATE if state.unseen is None else state.unseen(function, *args)
@@ -276,7 +178,7 @@ def on_miss(state: FrameState, function, *args):
             raise GraphBreakError(f"fullgraph=True, but {describe(state.code)} cannot be compiled here: {obstacle}, "
                                   "or allow it to run eagerly with fullgraph=False.")
         return EVALUATE
-    if state.full and stance.name == "default" and over_limit(state, args):
+    if state.full and current.name == "default" and over_limit(state, args):
         return EVALUATE
     grad, depth = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
     try:
@@ -332,7 +234,7 @@ def new_entry(state: FrameState, function, args):
     fullgraph = state.context.fullgraph
     try:
         why = explain_miss(state, function, args) if state.cache.entries else None
-        if stance.name == "fail_on_recompile":
+        if current.name == "fail_on_recompile":
             raise RecompileError(f"{describe(state.code)} would be compiled{f' again: {why}' if why else ''}. "
                                  "Set the stance to 'default' to allow it.")
         if why is not None:
@@ -393,9 +295,6 @@ def internal_error(code, context: Context, error: Exception, give_up=lambda: Non
                    f"right, only not faster. {report}", hook.kept(warned, code))
 
 
-compiling: ContextVar[tuple] = ContextVar("compiling")      # (weak reference to its code, Context) of a frame
-
-
 def late_error(error: Exception) -> None:
     """The same for a backward graph that is compiled when it is needed, from within `backward()`."""
     weak_code, context = compiling.get()
@@ -403,18 +302,9 @@ def late_error(error: Exception) -> None:
     internal_error(code, context, error, lambda: None, "the backward of {} runs operator by operator")
 
 
-def root_module(args):
-    """The module whose method this is. Two models of one class share code, but not the limit."""
-    return args[0] if args and isinstance(args[0], torch.nn.Module) else None
-
-
-def root_of(entry):
-    return entry.extra["root"] and entry.extra["root"]()
-
-
 def over_limit(state: FrameState, args) -> bool:
-    root, made = root_module(args), state.cache.entries
-    same = [e for e in made if root_of(e) is root]
+    model, made = model_of(args), state.cache.entries
+    same = [entry for entry in made if strongly(entry.model) is model]
     return len(same) >= config.recompile_limit or len(made) >= 8 * config.recompile_limit
 
 
@@ -463,194 +353,6 @@ def reach_limit(state: FrameState) -> None:
                    "Set MINICOMPILE_LOGS=recompiles to see all.", hook.kept(warned, state.code))
 
 
-def describe(code) -> str:
-    name, _, resumed = code.co_name.partition("__resume_at_")
-    return f"{'the rest of ' if resumed else ''}{name} ({code.co_filename}:{code.co_firstlineno})"
-
-
-# %% [markdown]
-# **Why, and what to learn from it.** The failing guard of the most recent entry explains the recompile. If
-# it was the size of a tensor or the value of an integer, the next version treats that size as a symbol, so
-# that the third size does not compile a third version.
-
-# %%
-def explain_miss(state: FrameState, function, args) -> str:
-    explanation = None
-    for entry in state.cache.entries:
-        found = list(codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))
-        if not found:
-            continue
-        guard, why = found[0]
-        if config.automatic_dynamic and state.context.dynamic is None and root_of(entry) is root_module(args):
-            for failing, _ in found:
-                learn_dynamic(state, failing, function, args, entry)
-        explanation = explanation or (why if guard.location is None else f"{why}  # {guard.location}")
-    explanation = explanation or "a value changed while it was being checked"
-    state.cache.failures[explanation.split(": expected")[0]] += 1
-    return explanation
-
-
-def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
-    if isinstance(guard.source, ModuleAttrSource):
-        return                         # parameters change size when the model changes: another program
-    expected = guard.expected
-    value = codegen.read_source(guard.source, state.code, function, args, entry.constants)
-    is_tensor = guard.kind == "TENSOR_MATCH" and isinstance(value, torch.Tensor)
-    if is_tensor and value.dim() == len(expected.shape):
-        dims = {d for d, (old, new) in enumerate(zip(expected.shape, value.shape))
-                if old != new and new > 1 and (d in expected.dynamic_dims or old > 1)}
-        if dims:
-            known = state.dynamic.get(guard.source, frozenset())
-            # True: it was a number then
-            state.dynamic[guard.source] = dims if known is True else known | dims
-    elif guard.kind == "CONSTANT_MATCH" and type(value) in (int, float) and type(expected) is type(value):
-        state.dynamic[guard.source] = True
-
-
-# %% [markdown]
-# ## Compiling a frame
-#
-# A symbolic size is a wish, not a need: if capture cannot do it, the version is specialised to the sizes at
-# hand.
-
-# %%
-def compile_frame(state: FrameState, function, args):
-    try:
-        entry = compile_version(state, function, args)
-    except (SkipFrame, StrictError):
-        raise
-    except Exception as error:
-        if config.raise_on_internal_error:
-            raise
-        why = f"{type(error).__name__}: {error}"
-        logs.log("recompiles", "%s: compiled for fixed sizes because of %s", describe(state.code), why)
-        entry = compile_version(state, function, args, fixed=why)
-    entries.add_entry(state.cache, entry)
-    return entry
-
-
-def compile_version(state: FrameState, function, args, fixed: str = ""):
-    """Capture, compile and write an entry for these arguments. fixed: why nothing may be a symbol, or ""."""
-    from .ch04_breaks.breaks import place_of_break
-    from .driver import timed
-    local_values = dict(zip(state.code.co_varnames, args))
-    with config.options(dict(state.context.options)), timed("capture"):
-        captured = capture_best(state, function, local_values, fixed)
-    for reason in captured.breaks:
-        logs.log("graph_breaks", "%s: %s\n%s\n  -> %s", describe(state.code), reason.reason,
-                 "\n".join(place_of_break(reason)), reason.hint)
-    logs.tell("captured", state=state, captured=captured)
-    return build_entry(state, function, args, captured)
-
-
-def capture_best(state: FrameState, function, local_values: dict, fixed: str):
-    """Capture with symbols for what varies; if that breaks the graph earlier, for the values at hand."""
-    from .ch03_capture.capture import CaptureOptions
-    from .ch04_breaks.breaks import capture_frame
-    fullgraph, found = state.context.fullgraph, None
-    options = CaptureOptions(fullgraph, state.dynamic, fixed, everything=state.context.dynamic is True,
-                             unseen=state.context.unseen is not None)
-    try:
-        found = capture_frame(function, local_values, options)
-    except (Unsupported, GraphBreakError) as error:
-        if not options.used:
-            raise
-        why = getattr(error, "reason", "the graph breaks")
-    if found is not None:
-        if not (found.breaks and options.used):
-            return found
-        why = found.breaks[0].reason
-    static = capture_frame(function, local_values, CaptureOptions(fullgraph, fixed=why, unseen=state.context.unseen is not None))
-    return found if found is not None and len(found.breaks) <= len(static.breaks) else static
-
-
-def build_entry(state: FrameState, function, args, captured):
-    body = captured.body
-    namespace = {"__K": captured.constants}
-    if captured.gm is None and not captured.breaks:
-        body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold
-        namespace["__EVALUATE"] = EVALUATE
-    elif captured.gm is not None:
-        add_size_inputs(captured)
-        if logs.on("graph"):
-            logs.log("graph", "%s\n%s", describe(state.code), print_graph(captured.gm))
-        logs.tell("graph", state=state, captured=captured)
-        token = compiling.set((state.weak_code, state.context))
-        try:
-            namespace["__graph"] = compile_graph(captured, state.context)
-        finally:
-            compiling.reset(token)
-        if not callable(state.context.backend):
-            namespace["__EVALUATE"] = EVALUATE
-            gm = captured.gm if captured.traceless else None
-            eager = state.context.backend == "eager"
-            namespace["__refused"] = functools.partial(
-                hook.run, None, refused, gm, eager, torch.is_grad_enabled())
-            body = body.replace(CALL_OF_GRAPH, WATCHED_CALL, 1)
-    for problem in captured.close():
-        if state.context.fullgraph:
-            raise MarkError(problem)
-        logs.warn_once(problem, f"minicompile: {problem}", hook.kept(warned, state.code))
-    inputs = captured.inputs if captured.gm is not None else []
-    namespace["__next"] = [entries.missed]
-    compiled = codegen.build_entry(captured.guards, inputs, state.code, body, namespace, captured.written,
-                                   captured.weak)
-    hook.skip_code(compiled.__code__)
-    log_entry(state, captured, compiled)
-    failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
-    if failing is not None:
-        raise RuntimeError(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
-    root = root_module(args)
-    return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants,
-                         extra={"breaks": captured.breaks, "gm": captured.gm,
-                                "root": None if root is None else weakref.ref(root)})
-
-
-# %% [markdown]
-# **When the graph itself raises.** An index out of range or a singular matrix is not known when compiling.
-# Eager would raise in the middle of the frame, after its earlier side effects and perhaps inside a `try`; the
-# graph raises before all side effects that the entry applies. So a graph that has left no trace is forgotten,
-# and the frame evaluated as it is. That would hide a faulty kernel, so the graph as it was captured has to
-# fail, too.
-
-# %%
-CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
-WATCHED_CALL = f"""try:
-    {CALL_OF_GRAPH}except Exception:
-    if __refused(*__inputs):
-        return __EVALUATE
-    raise
-"""
-
-
-def refused(gm, eager: bool, grad: bool, *inputs) -> bool:
-    """Whether the frame is to be evaluated after its graph has raised. gm: the captured graph, or None if it
-    leaves traces. eager: whether it was this graph that ran. grad: the grad mode when it began."""
-    torch._C._set_grad_enabled(grad)
-    if gm is None:
-        return False
-    if eager:
-        return True
-    try:
-        gm.forward(*inputs)
-    except Exception:
-        return True
-    finally:
-        torch._C._set_grad_enabled(grad)
-    return False
-
-
-def log_entry(state: FrameState, captured, compiled) -> None:
-    """The guards in words and what was generated, for those who asked."""
-    if logs.on("guards"):
-        words = [f"  {in_words(g)}{f'  # {g.location}' if g.location else ''}" for g in captured.guards]
-        logs.log("guards", "%s: a call for which one of these does not hold is compiled again\n%s\n"
-                 "checked by\n%s", describe(state.code), "\n".join(words), compiled.source_text)
-    if logs.on("bytecode"):
-        logs.log("bytecode", "%s\n%s\nis replaced by\n%s", describe(state.code),
-                 dis.Bytecode(state.code).dis(), compiled.source_text)
-
-
 # %% [markdown]
 # ## After a fork
 #
@@ -681,11 +383,11 @@ def forget(state: FrameState) -> None:
 def reset() -> None:
     """Drop every compiled entry and every decision."""
     hook.reset()
-    _contexts.clear()
+    contexts.clear()
     logs._warned.clear()
 
 
 hook.set_callback(on_new_code, entries.MISSED)
 # What destructors call while Python takes its modules apart finds a compiler without globals: run that as it
 # is
-atexit.register(setattr, stance, "name", "force_eager")
+atexit.register(setattr, current, "name", "force_eager")

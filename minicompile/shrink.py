@@ -138,8 +138,8 @@ def record(run: Run, number: int | None = None) -> tuple[Answers, dict]:
     """Run the program with all graphs as captured. Returns its answers, and for graph `number` (None: for
     all) a list of Programs, one for each of its first calls, or why it cannot be written. Changes this
     process: to be run apart."""
-    from . import frames
-    programs, real, count = {}, frames.compile_graph, itertools.count()
+    from . import versions
+    programs, real, count = {}, versions.compile_graph, itertools.count()
 
     def watch(captured, context):
         mine, compiled = next(count), real(captured, context)
@@ -156,11 +156,11 @@ def record(run: Run, number: int | None = None) -> tuple[Answers, dict]:
             return compiled(*inputs)
         return functools.partial(hook.run, None, call)
 
-    frames.compile_graph = watch
+    versions.compile_graph = watch
     try:
         return evaluate(dataclasses.replace(run, only=frozenset()), "eager"), programs
     finally:
-        frames.compile_graph = real
+        versions.compile_graph = real
 
 
 def program_of(gm, values, run: Run) -> Program:

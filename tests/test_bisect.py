@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import minicompile
-from minicompile import apart, backends, frames, shrink
+from minicompile import apart, backends, shrink, stances
 from minicompile.bisect import Run, compare, evaluate, references
 from minicompile.ch05_autograd import runtime
 from minicompile.ch06_decompositions import table
@@ -251,7 +251,7 @@ def test_graphs_recorded_here(bisect, monkeypatch):
     y = x.clone()
     found = bisect(lambda x, w: program(x.add_(1), w))(x, w)
     assert (found.rung, found.nodes) == ("cpp", 1) and "tanh" in found.code
-    assert torch.equal(x, y) and w.grad is None and frames.stance.name == "default"
+    assert torch.equal(x, y) and w.grad is None and stances.current.name == "default"
 
 
 def test_command(tmp_path):

@@ -9,7 +9,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "minicompile"
 FORBIDDEN = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.export", "torch._decomp", "torch._refs",
              "torch._prims", "torch._prims_common", "torch._subclasses", "torch.fx.experimental", "torch.compile",
              "torch._higher_order_ops", "functorch", "torch._C._dynamo", "torch._C._functorch")
-ON_TOP = {"driver", "frames", "bench", "explorer", "cli", "__main__", "standin"}        # what no chapter may import
+ON_TOP = {"driver", "frames", "versions", "learning", "bench", "explorer", "cli", "__main__", "standin"}        # what no chapter may import
 PEER_ALLOWED = ("bench/", "__main__.py", "standin.py")                                     # these run or replace the peer
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 

@@ -10,7 +10,7 @@ import torch
 from recorders import Recorder
 
 import minicompile
-from minicompile import frames
+from minicompile import stances
 from minicompile.errors import GraphBreakError, MinicompileError
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -267,14 +267,14 @@ def test_stances():
     def nested(x):
         with minicompile.set_stance("force_eager"):
             return compiled(x)
-    assert torch.equal(nested(torch.ones(4)), plain(torch.ones(4))) and frames.stance.name == "default"
+    assert torch.equal(nested(torch.ones(4)), plain(torch.ones(4))) and stances.current.name == "default"
 
     @minicompile.set_stance("force_eager")
     def eagerly(x):
         return compiled(x)
     count = len(backend.graphs)
     assert torch.equal(eagerly(torch.ones(7)), plain(torch.ones(7))) and len(backend.graphs) == count
-    assert frames.stance.name == "default"
+    assert stances.current.name == "default"
 
 
 def test_reset_forgets():

@@ -35,9 +35,9 @@ class Entry:
     next: list
     guards: GuardSet
     constants: tuple = ()
+    model: Any = None                                # the module whose method this is, held weakly, or None
     number: int = 0
     watches: list = field(default_factory=list)      # weak references whose death makes the entry useless
-    extra: dict = field(default_factory=dict)        # for tools: graph, breaks, text
 
 
 @dataclass(eq=False)

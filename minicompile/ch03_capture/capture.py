@@ -76,8 +76,8 @@ class BreakReason:
 
 @dataclass
 class Captured:
-    """What one frame became. `body` is the text after the guards; it names `__graph`, `__inputs` and
-    `__K`."""
+    """What one frame became. `body` is the text after the guards and the call of the graph; it names `__out`,
+    `__inputs` and `__K`."""
     gm: torch.fx.GraphModule | None
     inputs: list
     example_inputs: list
@@ -278,7 +278,6 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
         order_placeholders(tx.graph)
         drop_dead(tx.graph)
         gm = graph_module(torch.nn.Module(), tx.graph)
-        lines = ["__out = __graph(*__inputs)", *lines]
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     inputs = tx.inputs if gm is not None else []

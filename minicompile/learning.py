@@ -1,0 +1,51 @@
+# %% [markdown]
+# # Learning from a recompile
+#
+# The failing guard of the most recent entry explains the recompile. If it was the size of a tensor or the value
+# of an integer, the next version treats that size as a symbol, so that the third size does not compile a third
+# version.
+
+# %%
+from __future__ import annotations
+
+import torch
+
+from .ch02_guards import codegen
+from .ch02_guards.identity import strongly
+from .ch02_guards.sources import ModuleAttrSource
+from .config import config
+from .versions import FrameState, model_of
+
+
+def explain_miss(state: FrameState, function, args) -> str:
+    """Why no entry fits, for people. What varies is learned from the entries of the same model."""
+    explanation = None
+    for entry in state.cache.entries:
+        found = list(codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))
+        if not found:
+            continue
+        guard, why = found[0]
+        if config.automatic_dynamic and state.context.dynamic is None and strongly(entry.model) is model_of(args):
+            for failing, _ in found:
+                learn_dynamic(state, failing, function, args, entry)
+        explanation = explanation or (why if guard.location is None else f"{why}  # {guard.location}")
+    explanation = explanation or "a value changed while it was being checked"
+    state.cache.failures[explanation.split(": expected")[0]] += 1
+    return explanation
+
+
+def learn_dynamic(state: FrameState, guard, function, args, entry) -> None:
+    if isinstance(guard.source, ModuleAttrSource):
+        return                         # parameters change size when the model changes: another program
+    expected = guard.expected
+    value = codegen.read_source(guard.source, state.code, function, args, entry.constants)
+    is_tensor = guard.kind == "TENSOR_MATCH" and isinstance(value, torch.Tensor)
+    if is_tensor and value.dim() == len(expected.shape):
+        dims = {d for d, (old, new) in enumerate(zip(expected.shape, value.shape))
+                if old != new and new > 1 and (d in expected.dynamic_dims or old > 1)}
+        if dims:
+            known = state.dynamic.get(guard.source, frozenset())
+            # True: it was a number then
+            state.dynamic[guard.source] = dims if known is True else known | dims
+    elif guard.kind == "CONSTANT_MATCH" and type(value) in (int, float) and type(expected) is type(value):
+        state.dynamic[guard.source] = True

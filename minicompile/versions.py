@@ -1,0 +1,225 @@
+# %% [markdown]
+# # Versions of one function
+#
+# A code object that was called under one set of compile options has a state: what is known about it, and the
+# versions that were made of it. This module makes a version: an entry, which is guards and body in one Python
+# function.
+
+# %%
+from __future__ import annotations
+
+import dis
+import functools
+import types
+import weakref
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from . import logs
+from .backends import add_size_inputs, compile_graph
+from .ch01_graphs.graph import print_graph
+from .ch02_guards import cache as entries, codegen
+from .ch02_guards.guards import in_words
+from .ch02_guards.identity import weakly
+from .ch03_capture import hook
+from .ch03_capture.hook import EVALUATE
+from .config import config
+from .errors import GraphBreakError, MarkError, SkipFrame, StrictError, Unsupported
+from .stances import Context
+
+
+@dataclass(eq=False)
+class FrameState:
+    """All that is known about one code object in one context. Its entries are attached to the code, which they
+    must not keep alive (`hook.py`), so the code is referred to weakly: there is one whenever it is asked for."""
+    weak_code: weakref.ref
+    context: Context
+    cache: entries.EntryCache = None
+    dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
+    given_up: bool = False                          # nothing more is compiled
+    full: bool = False                              # the recompile limit was reached at least once
+    raised: int = 0                                 # calls that were seen to end in the program's own exception
+    unseen: Any = None                              # runs a call as if nothing were compiled, or None (`unseen`)
+
+    @property
+    def code(self) -> types.CodeType:
+        return self.weak_code()
+
+    def publish(self, target) -> None:
+        """Tell the hook whom to call, unless all was forgotten meanwhile."""
+        if self.is_known():
+            hook.set_target(self.code, self.context, target)
+
+    def is_known(self) -> bool:
+        return self.code is not None and hook.record(self.code).get(states, {}).get(self.context) is self
+
+
+def states(code) -> dict:
+    """The states of a code object by context; at first none."""
+    return {}
+
+
+def warned(code) -> set:
+    """What the user was told about a code object; at first nothing."""
+    return set()
+
+
+def describe(code) -> str:
+    name, _, resumed = code.co_name.partition("__resume_at_")
+    return f"{'the rest of ' if resumed else ''}{name} ({code.co_filename}:{code.co_firstlineno})"
+
+
+def model_of(args):
+    """The module whose method this is. Two models of one class share code, but not the limit."""
+    return args[0] if args and isinstance(args[0], torch.nn.Module) else None
+
+
+# %% [markdown]
+# ## Compiling a frame
+#
+# A symbolic size is a wish, not a need: if capture cannot do it, the version is specialised to the sizes at
+# hand.
+
+# %%
+def compile_frame(state: FrameState, function, args):
+    try:
+        entry = compile_version(state, function, args)
+    except (SkipFrame, StrictError):
+        raise
+    except Exception as error:
+        if config.raise_on_internal_error:
+            raise
+        why = f"{type(error).__name__}: {error}"
+        logs.log("recompiles", "%s: compiled for fixed sizes because of %s", describe(state.code), why)
+        entry = compile_version(state, function, args, fixed=why)
+    entries.add_entry(state.cache, entry)
+    return entry
+
+
+def compile_version(state: FrameState, function, args, fixed: str = ""):
+    """Capture, compile and write an entry for these arguments. fixed: why nothing may be a symbol, or ""."""
+    from .ch04_breaks.breaks import place_of_break
+    from .driver import timed
+    local_values = dict(zip(state.code.co_varnames, args))
+    with config.options(dict(state.context.options)), timed("capture"):
+        captured = capture_best(state, function, local_values, fixed)
+    for reason in captured.breaks:
+        logs.log("graph_breaks", "%s: %s\n%s\n  -> %s", describe(state.code), reason.reason,
+                 "\n".join(place_of_break(reason)), reason.hint)
+    logs.tell("captured", state=state, captured=captured)
+    return build_entry(state, function, args, captured)
+
+
+def capture_best(state: FrameState, function, local_values: dict, fixed: str):
+    """Capture with symbols for what varies; if that breaks the graph earlier, for the values at hand."""
+    from .ch03_capture.capture import CaptureOptions
+    from .ch04_breaks.breaks import capture_frame
+    fullgraph, found = state.context.fullgraph, None
+    options = CaptureOptions(fullgraph, state.dynamic, fixed, everything=state.context.dynamic is True,
+                             unseen=state.context.unseen is not None)
+    try:
+        found = capture_frame(function, local_values, options)
+    except (Unsupported, GraphBreakError) as error:
+        if not options.used:
+            raise
+        why = getattr(error, "reason", "the graph breaks")
+    if found is not None:
+        if not (found.breaks and options.used):
+            return found
+        why = found.breaks[0].reason
+    static = capture_frame(function, local_values, CaptureOptions(fullgraph, fixed=why, unseen=state.context.unseen is not None))
+    return found if found is not None and len(found.breaks) <= len(static.breaks) else static
+
+
+def build_entry(state: FrameState, function, args, captured):
+    body, inputs = captured.body, []
+    namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed]}
+    if captured.gm is not None:
+        body = call_of_graph(state, captured, namespace) + body
+        inputs = captured.inputs
+    elif not captured.breaks:
+        body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold
+    for problem in captured.close():
+        if state.context.fullgraph:
+            raise MarkError(problem)
+        logs.warn_once(problem, f"minicompile: {problem}", hook.kept(warned, state.code))
+    compiled = codegen.build_entry(captured.guards, inputs, state.code, body, namespace, captured.written,
+                                   captured.weak)
+    hook.skip_code(compiled.__code__)
+    log_entry(state, captured, compiled)
+    failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
+    if failing is not None:
+        raise RuntimeError(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
+    return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants, weakly(model_of(args)))
+
+
+compiling: ContextVar[tuple] = ContextVar("compiling")      # (weak reference to its code, Context) of a frame
+
+
+def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
+    """Compile the graph. Returns the statement that calls it; `namespace` gets what that names."""
+    add_size_inputs(captured)
+    if logs.on("graph"):
+        logs.log("graph", "%s\n%s", describe(state.code), print_graph(captured.gm))
+    logs.tell("graph", state=state, captured=captured)
+    token = compiling.set((state.weak_code, state.context))
+    try:
+        namespace["__graph"] = compile_graph(captured, state.context)
+    finally:
+        compiling.reset(token)
+    if callable(state.context.backend):
+        return CALL_OF_GRAPH
+    gm = captured.gm if captured.traceless else None
+    namespace["__refused"] = functools.partial(hook.run, None, refused, gm, state.context.backend == "eager",
+                                               torch.is_grad_enabled())
+    return WATCHED_CALL
+
+
+# %% [markdown]
+# **When the graph itself raises.** An index out of range or a singular matrix is not known when compiling.
+# Eager would raise in the middle of the frame, after its earlier side effects and perhaps inside a `try`; the
+# graph raises before all side effects that the entry applies. So a graph that has left no trace is forgotten,
+# and the frame evaluated as it is. That would hide a faulty kernel, so the graph as it was captured has to
+# fail, too.
+
+# %%
+CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
+WATCHED_CALL = f"""try:
+    {CALL_OF_GRAPH}except Exception:
+    if __refused(*__inputs):
+        return __EVALUATE
+    raise
+"""
+
+
+def refused(gm, eager: bool, grad: bool, *inputs) -> bool:
+    """Whether the frame is to be evaluated after its graph has raised. gm: the captured graph, or None if it
+    leaves traces. eager: whether it was this graph that ran. grad: the grad mode when it began."""
+    torch._C._set_grad_enabled(grad)
+    if gm is None:
+        return False
+    if eager:
+        return True
+    try:
+        gm.forward(*inputs)
+    except Exception:
+        return True
+    finally:
+        torch._C._set_grad_enabled(grad)
+    return False
+
+
+def log_entry(state: FrameState, captured, compiled) -> None:
+    """The guards in words and what was generated, for those who asked."""
+    if logs.on("guards"):
+        words = [f"  {in_words(g)}{f'  # {g.location}' if g.location else ''}" for g in captured.guards]
+        logs.log("guards", "%s: a call for which one of these does not hold is compiled again\n%s\n"
+                 "checked by\n%s", describe(state.code), "\n".join(words), compiled.source_text)
+    if logs.on("bytecode"):
+        logs.log("bytecode", "%s\n%s\nis replaced by\n%s", describe(state.code),
+                 dis.Bytecode(state.code).dis(), compiled.source_text)
+
+
