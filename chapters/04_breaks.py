@@ -126,8 +126,7 @@ print(text[text.index("    def body") :])
 # interpreter executes *one* instruction, the one that broke, and the loop begins again:
 
 # %%
-source = inspect.getsource(tiny.Compiled.__call__)
-print(textwrap.dedent(source[source.index("        machine = ") :]))
+print(inspect.getsource(tiny.execute))
 
 # %% [markdown]
 # This is complete: three states of the program above have code of their own, since `append` breaks as well in tiny. What is wrong with it?

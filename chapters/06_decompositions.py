@@ -54,7 +54,7 @@ print(inspect.getsource(tiny.softmax))
 print(inspect.getsource(tiny.decompose))
 
 # %% [markdown]
-# `RULES` is a dictionary from operator to rule, and tiny's recorder asks it before it writes down a call. What a rule may
+# `Decomposer` is tiny's recorder, and it looks into a dictionary of rules before it writes down a call. What a rule may
 # use is ordinary PyTorch. So a rule can be *tested* as ordinary PyTorch, on real tensors, against the operator that
 # it replaces.
 #
