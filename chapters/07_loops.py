@@ -157,8 +157,8 @@ def views(x, steps=4):
 def load_of(function, *args):
     """The loop that a function of one input becomes: its variables, and the index at which it loads."""
     (loop,) = watch(function, *args, dynamic=False).half()["program"].nodes
-    ((_, index, _),) = [inst.args for inst in loop.body if inst.op == "load"]
-    return ", ".join(f"{v} < {v.size}" for v in loop.vars), str(index)
+    (load,) = loop.loads
+    return ", ".join(f"{v} < {v.size}" for v in loop.vars), str(load.index)
 
 
 words = ["nothing", "view(4, 6, 8)", "transpose(1, 2)", "flip(0)", "[:, 2:]"]
@@ -221,7 +221,7 @@ Table(["written", "becomes", "because"], rows)
 # %%
 seen = watch(lambda x: x.repeat(2).flip(0) + 1, torch.arange(5.0), dynamic=False)
 (loop,) = seen.half()["program"].nodes
-index = next(inst.args[1] for inst in loop.body if inst.op == "load")
+index = loop.loads[0].index
 print("for Python:       x[" + to_text(index) + "]")
 print("for C++, Triton:  x[" + to_text(index, truncates=True) + "]")
 print("result:", seen.result.tolist())
@@ -243,8 +243,8 @@ print("result:", seen.result.tolist())
 # `x` end up in the same loop, which reads it once. On a CPU an exponential costs as much as ten loads, so a
 # value with an expensive operation in it is kept earlier there.
 #
-# When a value is realised, its function is called once with symbolic indices, and what comes out is written
-# down as a flat list of instructions. That list is the loop IR. A softmax:
+# When a value is realised, its function is called once with symbolic indices, and what it does is written
+# down, value by value. That is the loop IR. A softmax:
 
 # %%
 seen = watch(lambda x: torch.softmax(x, 1), torch.randn(8, 100))
@@ -313,7 +313,7 @@ print("right:", torch.allclose(seen.result, sound(signal)))
 # %% [markdown]
 # `g` is the state of the lowering, and knows what the result has to look like. `b` is the builder of one loop
 # body: `b.read(x, index)` asks the operand for an element, whatever the operand is by now; here it is `x *
-# 2`, which has never been computed. `b.op` appends an instruction. `selected` reads under a condition.
+# 2`, which has never been computed. `b.op` makes a value. `selected` reads under a condition.
 #
 # Look at the body. `x` is loaded at two positions, doubled at both, and the second load has a condition
 # behind it. The multiplication by two and the ReLU have joined the loop although nobody asked them to. All
@@ -324,52 +324,53 @@ print("right:", torch.allclose(seen.result, sound(signal)))
 #
 # ## One body, many readings
 #
-# A body is data: a list of instructions, each with an operation, its operands and a dtype. So a question
-# about a body is a walk over the list. The scheduler walks it to collect loads and stores. The reference
-# interpreter walks it with a *handler*, an object that says what each instruction means, and computes. Here
-# is another handler, which counts:
+# A body is data: a graph of [values](ref:minicompile.ch07_loops.ir.Value), each with an operation, its arguments and a
+# dtype. The arguments are the very values that it is computed from. So the ends of the graph, the stores, are all
+# that a loop has to hold, and its body is what they need:
+#
+# %show minicompile.ch07_loops.ir.behind
+#
+# A question about a body is a question to its values: fusion asks each load and store for its buffer and its index. What has
+# a meaning for every operation goes through the body once, forwards, operands first:
 #
 # %show minicompile.ch07_loops.ir.replay
+#
+# The reference interpreter computes that way, and what rewrites a body makes other values. Here is a step that
+# writes the formula of the loop above:
 
 
 # %%
-class Count:
-    """Loads, stores and arithmetic of one element."""
-
-    def __init__(self):
-        self.loads = self.stores = self.arithmetic = 0
-
-    def load(self, *args, dtype):
-        self.loads += 1
-
-    def store(self, *args, dtype):
-        self.stores += 1
-
-    def constant(self, *args, dtype):
-        pass
-
-    def __getattr__(self, name):
-        def operation(*args, dtype):
-            self.arithmetic += 1
-
-        return operation
+def formula(value, args):
+    if value.op in ("load", "store"):
+        element = f"{value.buffer}[{value.index}]"
+        return element if value.op == "load" else f"{element} = {args[3]}"
+    return str(value.constant) if value.op == "constant" else f"{value.op}({', '.join(map(str, args))})"
 
 
+(loop,) = seen.half()["program"].nodes
+print(replay(loop.body, formula)[loop.stores[0]])
+
+# %% [markdown]
+# The code generators of chapters 9 and 10 go the other way. They begin at the stores and ask for what those need, because
+# where a statement has to stand depends on who asks for it.
+#
+# How much does one element cost?
+
+# %%
 block, x = example()
 seen = watch(block, x)
 program = seen.half("forward")["program"]
 rows = []
 for node in program.nodes:
     if isinstance(node, Loop):
-        count = Count()
-        replay(node.body, count)
+        arithmetic = sum(v.op not in ("load", "store", "constant") for v in node.body)
         rows.append(
             (
                 node.name,
                 " x ".join(str(v.size) for v in (*node.vars, *node.reduction_vars)),
-                count.loads,
-                count.arithmetic,
-                count.stores,
+                len(node.loads),
+                arithmetic,
+                len(node.stores),
                 ", ".join(node.origins[:3]),
             )
         )
@@ -404,7 +405,7 @@ head(print_program(program), 60)
 # product, given by sizes, strides and an offset. No loop splits or transposes them.
 #
 # Is the program right? It can be executed, slowly, by [the reference
-# interpreter](code:minicompile/ch07_loops/reference.py), which is a handler that computes with whole grids
+# interpreter](code:minicompile/ch07_loops/reference.py), which computes with whole grids
 # of indices. This is the `loops` rung of the ladder of backends:
 
 # %%
@@ -444,7 +445,7 @@ Listings(
 #
 # Inductor's `Pointwise` and `Reduction` nodes hold a Python closure, `inner_fn(index)`, as our `Lazy` does,
 # and so does its loop IR: each analysis calls the closure again under another handler (`V.ops`). Here the
-# closure is called once, and what follows works on a list of instructions that can be printed and compared.
+# closure is called once, and what follows works on a graph that can be printed and compared.
 # Inductor's lowerings carry layouts as objects that are decided late (*flexible layouts*); ours take
 # eager's strides at once. It has lowerings with hardware templates for matrix products and convolutions;
 # ours are library calls.

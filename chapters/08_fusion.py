@@ -231,10 +231,10 @@ f = fuser_of(softmax, torch.randn(8, 64))
 print(print_program(f.program))
 
 # %% [markdown]
-# Everything that the scheduler wants to know stands in the loads and stores. It collects them by walking over
-# the body, and gets a table:
+# Everything that the scheduler wants to know stands in the loads and stores of a loop, and they are values that can be
+# asked for their buffer and their index:
 #
-# %show minicompile.ch08_fusion.dependencies.accesses
+# %show minicompile.ch08_fusion.fuse.make_group
 
 # %%
 def access_table(f):
@@ -325,7 +325,7 @@ alignment_table(f)
 #
 # `try_fuse` asks a dozen questions about a pair, from cheap to expensive, and the first *no* ends it. Every
 # exit leaves a `Decision` with a reason, so that "why are these not fused?" has an answer. First come the
-# limits: a kernel with too many arguments or instructions has too few registers.
+# limits: a kernel with too many arguments or values has too few registers.
 #
 # %show minicompile.ch08_fusion.fuse.try_fuse "if a.device" to "return refuse("the kernel would have too many"
 #

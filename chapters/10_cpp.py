@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import minicompile
 from chapters import tiny
 from chapters._lib import Listings, Table, bars, best_time, example, head, tidy, watch
+from minicompile.ch07_loops.ir import Value
 from minicompile.ch10_cpp.build import FLAGS, load_cpp
 
 # %% [markdown]
@@ -48,7 +49,7 @@ print("minicompile:", len(watch(mixed, x).half()["compiled"].sources), "kernels"
 # %% [markdown]
 # ## The naive version: print the loop
 #
-# The obvious translation has one `for` per loop variable and one line per instruction. Here is one that
+# The obvious translation has one `for` per loop variable and one line per value of the body. Here is one that
 # does that for a kernel without reductions:
 
 # %%
@@ -74,16 +75,17 @@ def naive_cpp(kernel):
     ]
     lines.append(f"for (int64_t {var} = 0; {var} < {var.size}; {var}++) {{")
     for loop in kernel.loops:
-        for number, (op, args, dtype) in enumerate(loop.body):
-            args = [f"v{a.id}" if hasattr(a, "id") else a for a in args]
+        for value in loop.body:
+            args = [f"v{a.number}" if isinstance(a, Value) else a for a in value.args]
+            if value.op == "store":
+                lines.append(f"  {names[value.buffer]}[{value.index}] = v{value.value.number};")
+                continue
             text = (
-                f"{names[args[0]]}[{args[1]}]"
-                if op == "load"
-                else f"{args[0]}f" if op == "constant" else None if op == "store" else C[op].format(*args)
+                f"{names[value.buffer]}[{value.index}]"
+                if value.op == "load"
+                else f"{value.constant}f" if value.op == "constant" else C[value.op].format(*args)
             )
-            lines.append(
-                f"  float v{number} = {text};" if text else f"  {names[args[0]]}[{args[1]}] = {args[2]};"
-            )
+            lines.append(f"  float v{value.number} = {text};")
     body = "\n  ".join([*lines, "}"])
     arguments = "void** pointers, const int64_t* sizes, mc_problem* problem"
     start = f'extern "C" float erff(float);\nextern "C" void {kernel.name}({arguments}) {{'

@@ -199,7 +199,7 @@ task("overwrites-safely", title="May y be written over x?", minutes=60, about=""
 If x dies in a kernel, y may take over its memory, and the program needs less of it: unless some element of x is read after y has been
 written there. Elements run in any order, so each has to be read at the very index at which y is written, by the same iteration. A mistake
 here is a wrong answer that depends on timing: the worst kind.""", hints=[
-    "Go through kernel.loops in order, with `reads, writes, _ = accesses(loop.body)`. Remember all reads of old, and where new is written.",
+    "Go through kernel.loops in order, with its `loop.loads` and `loop.stores`. Remember all reads of old, and where new is written.",
     "After the loop that writes new: no loop may read old. If the kernel has reduction variables, none may read anything that depends on "
     "old: keep a set of buffers, and "
     "add what a loop writes if it reads one of the set.",
@@ -215,23 +215,20 @@ def op_loop(sources, target, at="i", mode=None, mask=False, reduce=False):
 
 def make_kernel(loops, reduces):
     from minicompile.ch01_graphs.symbolic import Symbol
-    from minicompile.ch07_loops.ir import Inst, Loop, Ref
+    from minicompile.ch07_loops.ir import Loop, Values
     i, r = Symbol("i0", 8), Symbol("r0", 4)
     place = {"i": i.expr, "i+1": i.expr + 1, "2i": i.expr * 2, "0": 0, "r": i.expr * 4 + r.expr}
     made = []
     for n, (sources, target, at, mode, mask, reduce) in enumerate(loops):
-        body = [Inst("constant", (True,), torch.bool)]
-        for buffer, index, *masked in sources:
-            body.append(Inst("load", (buffer, place[index], Ref(0) if masked else None), F32))
-        value = Ref(1)
-        for k in range(2, len(sources) + 1):
-            body.append(Inst("add", (value, Ref(k)), F32))
-            value = Ref(len(body) - 1)
+        body = Values()
+        hidden = body.make("constant", (True,), torch.bool)
+        value, *others = [body.make("load", (buffer, place[index], hidden if masked else None), F32) for buffer, index, *masked in sources]
+        for other in others:
+            value = body.make("add", (value, other), F32)
         if reduce:
-            body.append(Inst("reduce", ("sum", value, None), F32))
-            value = Ref(len(body) - 1)
-        body.append(Inst("store", (target, place[at], value, mode, Ref(0) if mask else None), None))
-        made.append(Loop(f"loop{n}", (i,), (r,) if reduces else (), tuple(body), (target,)))
+            value = body.make("reduce", ("sum", value, None), F32)
+        body.write(target, place[at], hidden if mask else None, value, mode)
+        made.append(Loop(f"loop{n}", (i,), (r,) if reduces else (), tuple(body.stores)))
     return made_kernel("kernel", made, (i,), (r,) if reduces else ())
 
 

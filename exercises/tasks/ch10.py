@@ -100,11 +100,11 @@ for _points, _name, _cases in (
 task("cpp-cast", title="The casts that C++ does not have", minutes=35, seconds=20, about="""\
 `to_dtype` in a loop body means torch's cast. C++ agrees for most pairs of types, and disagrees in the corners: bool is `!= 0`, not the
 lowest bit; the cast of NaN or of a large float to an integer is undefined, and the compiler takes advantage of that; half types are floats
-in registers, so nothing happens at all. The function is registered in the table of C++ operations.""", hints=[
-    "Compare register_type(arg_dtypes[0]) with register_type(dtype): if they are equal, the text is args[0].",
-    "To bool: `x != 0`. From bool to a floating type: `x ? 1 : 0` with literals of the right type (`literal(1, dtype)`).",
-    "From float or double to an integer type: f'({target})mc_integer<{wide}>({x})' with wide int64_t for int64_t, uint32_t and uint64_t, "
-    "else int32_t. All others: f'({target}){x}'."])
+in registers, so nothing happens at all.""", hints=[
+    "Compare register_type(source) with register_type(target): if they are equal, the text is x.",
+    "To bool: `x != 0`. From bool to a floating type: `x ? 1 : 0` with literals of the right type (`literal(1, target)`).",
+    "From float or double to an integer type: f'({wanted})mc_integer<{wide}>({x})', wanted being the register type, "
+    "with wide int64_t for int64_t, uint32_t and uint64_t, else int32_t. All others: f'({wanted}){x}'."])
 
 VALUES = {torch.bool: [True, False], torch.uint8: [0, 1, 200, 255], **{d: [0, 1, -1, 100, -100] for d in (torch.int8, torch.int16,
     torch.int32, torch.int64)},
@@ -117,7 +117,7 @@ def casts(sources, targets, values=None):
 
 
 def cast_texts(function, case):
-    return [function(target, ["x"], [source]) for source, target, _ in case]
+    return [function("x", source, target) for source, target, _ in case]
 
 
 def cast_values(case, texts):

@@ -1,7 +1,5 @@
 from functools import partial
 
-from minicompile.ch08_fusion.dependencies import accesses
-
 
 def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, modes=True, places=True, later=True, rows=True, deep=True,
           needs_read=False):
@@ -9,7 +7,7 @@ def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, 
         return False
     depends, at, found, after = {old}, None, [], False
     for loop in kernel.loops:
-        reads, writes, _ = accesses(loop.body)
+        reads, writes = loop.loads, loop.stores
         if after and later and any(r.buffer == old for r in reads):
             return False
         if after and rows and kernel.reduction_vars and any(r.buffer in depends for r in reads):
@@ -19,12 +17,12 @@ def _safe(kernel, old, new, same_memory=frozenset(), *, names=True, masks=True, 
             depends.update(w.buffer for w in writes)
         for w in writes:
             if w.buffer == new:
-                if modes and (w.masked or w.mode is not None):
+                if modes and (w.mask is not None or w.mode is not None):
                     return False
                 at, after = w.index, True
     if at is None or needs_read and not found:
         return False
-    return all((not places or r.index == at) and (not masks or not r.masked) for r in found)
+    return all((not places or r.index == at) and (not masks or r.mask is None) for r in found)
 
 
 wrong_other_names_do_not_matter = partial(_safe, names=False)
@@ -43,13 +41,13 @@ def wrong_refuses_reductions(kernel, old, new, same_memory=frozenset()):
 def right_in_two_parts(kernel, old, new, same_memory=frozenset()):
     if any(n != old for n in same_memory):
         return False
-    touched = [accesses(loop.body)[:2] for loop in kernel.loops]
+    touched = [(loop.loads, loop.stores) for loop in kernel.loops]
     where = [k for k, (_, writes) in enumerate(touched) if any(w.buffer == new for w in writes)]
     stores = [w for _, writes in touched for w in writes if w.buffer == new]
-    if not where or any(w.masked or w.mode for w in stores):
+    if not where or any(w.mask is not None or w.mode for w in stores):
         return False
     loads = [(k, r) for k, (reads, _) in enumerate(touched) for r in reads if r.buffer == old]
-    if any(r.masked or r.index != stores[-1].index or k > where[0] for k, r in loads):
+    if any(r.mask is not None or r.index != stores[-1].index or k > where[0] for k, r in loads):
         return False
     tainted = {old}
     for k, (reads, writes) in enumerate(touched):

@@ -22,6 +22,7 @@ from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import link
 from ..ch09_triton.emit import emit_triton, plan
 from ..ch09_triton.heuristics import Config, alternatives
+from ..ch09_triton.passes import online_softmax
 from ..ch11_runtime.host import compile_schedule
 from ..errors import MinicompileError
 from .run import environment
@@ -121,7 +122,7 @@ def host_microseconds(run, repeat=2000):
 
 
 def default_config(kernel):
-    return plan(link(kernel, online_softmax=True))[1]
+    return plan(online_softmax(link(kernel)))[1]
 
 
 def bandwidth(fn, inputs, config) -> float:

@@ -3,13 +3,11 @@
 #
 # A lowering says how *one element* of its result is computed. It does so by running: it receives a `Builder`
 # and an index, calls `b.read(x, index)` for the elements it needs and `b.op("add", u, v)` for the arithmetic,
-# and returns a `Ref`. Running it once appends the instructions of the body. When the operand `x` is itself
-# not in memory, reading it runs *its* function instead, into the same body. That is all there is to inlining
-# one operator into the next.
+# and returns a `Value`. When the operand `x` is itself not in memory, reading it runs *its* function instead, into
+# the same body. That is all there is to inlining one operator into the next.
 #
-# Three things happen on the way, so that no later stage has to do them:
+# Two things happen on the way, so that no later stage has to do them:
 #
-# - equal instructions are shared. `x * sigmoid(x)` reads `x` twice and loads it once;
 # - operations on constants are folded, with the arithmetic of their dtype;
 # - half-precision values become float32 as they are loaded. Arithmetic on half types never appears in a body.
 
@@ -22,9 +20,9 @@ from contextlib import contextmanager
 import torch
 
 from ..ch01_graphs.floats import Float
-from ..ch01_graphs.symbolic import Int, Symbol, add, as_expr, floordiv, mod, mul, provably_less, provably_nonnegative
+from ..ch01_graphs.symbolic import Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, floordiv, mod, mul, provably_less, provably_nonnegative
 from ..ch06_decompositions.table import HALF
-from .ir import Inst, Ref
+from .ir import Value, Values
 
 SUPPORTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8,
              torch.int16, torch.int32, torch.int64}
@@ -98,130 +96,123 @@ def typed(value, dtype: torch.dtype):
     return (value - info.min) % 2**info.bits + info.min
 
 # %% [markdown]
+# ## Normal form
+#
+# The algebra of chapter 1 cancels divisions by their bounds. One identity it leaves alone, because it is
+# only an improvement for memory accesses: `c*(x % n) + c*n*(x // n)` is `c*x`. It appears when a dimension
+# was split by a view and the parts happen to be contiguous, and without it equal accesses would not compare
+# equal.
+
+# %%
+def normal(e: Int) -> Int:
+    """The index `e` with each remainder joined to its quotient, where both are there in the right proportion."""
+    if isinstance(e, int):
+        return e
+    for term, c in e.terms.items():
+        if len(term) == 1 and type(term[0]) is Mod and isinstance(term[0].divisor, int):
+            x, n = term[0].numerator, term[0].divisor
+            for other, d in e.terms.items():
+                if d == c * n and len(other) == 1 and other[0] == FloorDiv(x, n):
+                    rest = {t: k for t, k in e.terms.items() if t is not term and t is not other}
+                    return normal(add(mul(x, c), Expr(rest, e.const) if rest else e.const))
+    return e
+
+# %% [markdown]
 # ## The builder
 #
 # `mask` is the condition under which the current region is evaluated. Padding, `cat` and partial blocks of a
 # split reduction read operands at indices that may lie outside; inside `with b.masked(condition)` every load
 # carries the condition and is not done where it is false.
 #
-# `memo` remembers which operand was already evaluated at which index. Sharing instructions alone would give a
+# `memo` remembers which operand was already evaluated at which index. Sharing values alone would give a
 # small body but take exponential time to find it: a chain of thirty `y = y * y` would visit a billion paths.
 
 # %%
-class Builder:
+class Builder(Values):
     """Collects the body of one loop."""
 
     def __init__(self):
-        self.insts: list[Inst] = []
-        self.known: dict[tuple, Ref] = {}
-        self.memo: dict[tuple, Ref] = {}
-        self.mask: Ref | None = None
-        self.indirect_count = 0
+        super().__init__()
+        self.memo: dict[tuple, Value] = {}
+        self.mask: Value | None = None
 
-    def emit(self, op: str, args: tuple, dtype, key=None) -> Ref:
-        """Append an instruction, or find the equal one (with the same `key`) that is already there."""
-        key = key or (op, args, dtype)
-        ref = self.known.get(key)
-        if ref is None:
-            ref = self.known[key] = Ref(len(self.insts))
-            self.insts.append(Inst(op, args, dtype))
-        return ref
+    def constant(self, value, dtype: torch.dtype) -> Value:
+        return self.make("constant", (typed(value, dtype),), dtype)
 
-    def dtype(self, ref: Ref) -> torch.dtype:
-        return self.insts[ref.id].dtype
-
-    def constant_value(self, ref: Ref):
-        """The number, if `ref` is a constant, else None."""
-        inst = self.insts[ref.id]
-        return inst.args[0] if inst.op == "constant" else None
-
-    def as_index(self, ref: Ref) -> Int | None:
-        """The index expression that an int64 value is, or None if it depends on data."""
-        inst = self.insts[ref.id]
-        return inst.args[0] if inst.op in ("index", "constant") and inst.dtype is torch.int64 else None
-
-    def constant(self, value, dtype: torch.dtype) -> Ref:
-        value = typed(value, dtype)
-        key = ("constant", repr(value), dtype)      # 0.0 == -0.0 == False, and nan != nan: compare the text
-        return self.emit("constant", (value,), dtype, key)
-
-    def index(self, expr: Int | Symbol, dtype: torch.dtype = torch.int64) -> Ref:
+    def index(self, expr: Int | Symbol, dtype: torch.dtype = torch.int64) -> Value:
         """An index expression as an integer value."""
         expr = as_expr(expr)
         if isinstance(expr, int):
             return self.constant(expr, dtype)
-        return self.to_dtype(self.emit("index", (expr,), torch.int64), dtype)
+        return self.to_dtype(self.make("index", (expr,), torch.int64), dtype)
 
-    def number(self, symbol: Symbol, dtype: torch.dtype) -> Ref:
+    def number(self, symbol: Symbol, dtype: torch.dtype) -> Value:
         """A float argument of the kernel."""
-        return self.to_dtype(self.emit("index", (symbol.expr,), torch.float64), dtype)
+        return self.to_dtype(self.make("index", (symbol.expr,), torch.float64), dtype)
 
-    def read(self, x, index: tuple) -> Ref:
+    def read(self, x, index: tuple) -> Value:
         """The element of the lazy tensor `x` at `index`; float32 for half types."""
         key = (id(x), index, self.mask)
-        ref = self.memo.get(key)
-        if ref is None:
-            ref = self.memo[key] = x.inner(self, index)
-        return ref
+        value = self.memo.get(key)
+        if value is None:
+            value = self.memo[key] = x.inner(self, index)
+        return value
 
-    def load(self, buffer: str, index: Int, dtype: torch.dtype, raw: bool = False) -> Ref:
+    def load(self, buffer: str, index: Int, dtype: torch.dtype, raw: bool = False) -> Value:
         """Load from memory; half types are widened unless `raw`."""
-        ref = self.emit("load", (buffer, as_expr(index), self.mask), dtype)
-        return ref if raw else self.to_dtype(ref, compute_dtype(dtype))
+        value = self.make("load", (buffer, normal(as_expr(index)), self.mask), dtype)
+        return value if raw else self.to_dtype(value, compute_dtype(dtype))
 
-    def store(self, buffer: str, index: Int, value: Ref, mode: str | None = None) -> None:
-        args = (buffer, as_expr(index), value, mode)
-        self.insts.append(Inst("store", args if self.mask is None else args + (self.mask,), None))
+    def store(self, buffer: str, index: Int, value: Value, mode: str | None = None) -> None:
+        self.write(buffer, normal(as_expr(index)), self.mask, value, mode)
 
-    def to_dtype(self, x: Ref, dtype: torch.dtype) -> Ref:
-        if self.dtype(x) == dtype:
+    def to_dtype(self, x: Value, dtype: torch.dtype) -> Value:
+        if x.dtype == dtype:
             return x
-        value = self.constant_value(x)
-        if value is not None and abs(value) < 2**31:    # not nan; extreme values are cast at run time
-            return self.constant(torch.tensor(value, dtype=self.dtype(x)).to(dtype).item(), dtype)
-        return self.emit("to_dtype", (x,), dtype)
+        if x.constant is not None and abs(x.constant) < 2**31:    # not nan; extreme values are cast at run time
+            return self.constant(torch.tensor(x.constant, dtype=x.dtype).to(dtype).item(), dtype)
+        return self.make("to_dtype", (x,), dtype)
 
-    def op(self, name: str, *args: Ref, dtype: torch.dtype | None = None) -> Ref:
+    def op(self, name: str, *args: Value, dtype: torch.dtype | None = None) -> Value:
         """A scalar operation. Operands of arithmetic share a dtype, which is the result's unless given;
         comparisons and predicates give bool."""
-        dtype = dtype or (torch.bool if name in PREDICATES else self.dtype(args[0]))
+        dtype = dtype or (torch.bool if name in PREDICATES else args[0].dtype)
         if name in _FOLD:
-            values = [self.constant_value(a) for a in args]
+            values = [a.constant for a in args]
             if None not in values:
-                tensors = [torch.tensor(v, dtype=self.dtype(a)) for v, a in zip(values, args)]
+                tensors = [torch.tensor(v, dtype=a.dtype) for v, a in zip(values, args)]
                 return self.constant(_FOLD[name](*tensors).item(), dtype)
             if name == "logical_and" and any(v is True for v in values):
                 return args[0] if values[1] is True else args[1]
             if name == "mul" and any(v == 1 for v in values if v is not None):
                 return args[0] if values[1] == 1 else args[1]
-        if name in ON_INDEX and self.dtype(args[0]) is torch.int64:
-            exprs = [self.as_index(a) for a in args]
+        if name in ON_INDEX and args[0].dtype is torch.int64:
+            exprs = [as_index(a) for a in args]
             known = ON_INDEX[name](*exprs) if None not in exprs else None
             if known is not None:
                 return self.constant(known, dtype) if dtype is torch.bool else self.index(known)
-        return self.emit(name, args, dtype)
+        return self.make(name, args, dtype)
 
-    def where(self, condition: Ref, a: Ref, b: Ref) -> Ref:
-        known = self.constant_value(condition)
-        if known is not None or a == b:
-            return a if known or a == b else b
-        return self.emit("where", (condition, a, b), self.dtype(a))
+    def where(self, condition: Value, a: Value, b: Value) -> Value:
+        known = condition.constant
+        if known is not None or a is b:
+            return a if known or a is b else b
+        return self.make("where", (condition, a, b), a.dtype)
 
-    def round_to(self, x: Ref, dtype: torch.dtype) -> Ref:
+    def round_to(self, x: Value, dtype: torch.dtype) -> Value:
         """`x` rounded to a half type and kept as float32. Whether there is anything to round is known only when
         values are linked (chapter 8): what is loaded here may then be a value that was never in memory."""
-        op, args, _ = self.insts[x.id]
-        exact = op == "constant" and args[0] in EXACT or op == "round_to" and args[1] == dtype
-        return x if exact else self.emit("round_to", (x, dtype), torch.float32)
+        exact = x.constant in EXACT or x.op == "round_to" and x.args[1] == dtype
+        return x if exact else self.make("round_to", (x, dtype), torch.float32)
 
-    def cast(self, x: Ref, source: torch.dtype, target: torch.dtype) -> Ref:
+    def cast(self, x: Value, source: torch.dtype, target: torch.dtype) -> Value:
         """An element of a tensor of dtype `source` as one of `target`, as a body holds it. A half value that becomes
         another dtype becomes what memory would have held: `hi = x.bfloat16(); lo = x - hi.float()` is not 0."""
         if source in HALF and target != source:
             x = self.round_to(x, source)
         return self.to_dtype(x, compute_dtype(target))
 
-    def between(self, low: Int, expr: Int, high: Int) -> Ref:
+    def between(self, low: Int, expr: Int, high: Int) -> Value:
         """`low <= expr < high` as a bool; the halves that hold for every index are left out."""
         condition = self.constant(True, torch.bool)
         if not provably_nonnegative(add(expr, mul(low, -1))):
@@ -231,54 +222,54 @@ class Builder:
         return condition
 
     @contextmanager
-    def masked(self, condition: Ref):
+    def masked(self, condition: Value):
         """Within the block, loads and stores happen only where `condition` (and every enclosing one)
         holds."""
         outer = self.mask
-        if self.constant_value(condition) is not True:
+        if condition.constant is not True:
             self.mask = condition if outer is None else self.op("logical_and", outer, condition)
         try:
             yield
         finally:
             self.mask = outer
 
-    def nonnegative(self, ref: Ref) -> bool:
-        """Is this integer value known not to be negative."""
-        op, args, _ = self.insts[ref.id]
-        if op == "constant" and isinstance(args[0], (bool, float)):
-            return args[0] >= 0
-        if op in ("index", "constant") and not isinstance(args[0], Float):
-            return provably_nonnegative(args[0])
-        if op in ("maximum", "minimum", "add", "mul", "to_dtype"):
-            return (any if op == "maximum" else all)(self.nonnegative(a) for a in args)
-        return self.dtype(ref) in (torch.bool, torch.uint8)
-
-    def indirect(self, value: Ref, size: Int, wrap: bool = True) -> Int:
+    def indirect(self, value: Value, size: Int, wrap: bool = True) -> Int:
         """Use an integer value as an index into a dim of `size` elements. `wrap`: negative ones count
         from the end. Where the current mask is false the index is 0, so that it is always in range."""
         value = self.to_dtype(value, torch.int64)
-        expr = self.as_index(value)
+        expr = as_index(value)
         if isinstance(expr, int) and expr < 0 and wrap:
             expr = expr + size
         if expr is not None and provably_nonnegative(expr) and provably_less(expr, size):
             return expr
-        if wrap and not self.nonnegative(value):
+        if wrap and not nonnegative(value):
             negative = self.op("lt", value, self.constant(0, torch.int64))
             value = self.where(negative, self.op("add", value, self.index(size)), value)
         if self.mask is not None:
             value = self.where(self.mask, value, self.constant(0, torch.int64))
-        key = ("indirect", value, size)
-        if key not in self.known:
-            symbol = Symbol(f"t{self.indirect_count}", size)
-            self.indirect_count += 1
-            self.emit("indirect", (value, symbol, size), torch.int64)
-            self.known[key] = symbol
-        return self.known[key].expr
+        return self.position(value, size).args[1].expr
 
-    def reduce(self, kind: str, value: Ref, linear_index: Int | None = None,
-               dtype: torch.dtype | None = None) -> Ref:
-        return self.emit("reduce", (kind, value, linear_index), dtype or self.dtype(value))
+    def reduce(self, kind: str, value: Value, linear_index: Int | None = None,
+               dtype: torch.dtype | None = None) -> Value:
+        return self.make("reduce", (kind, value, linear_index), dtype or value.dtype)
 
-    def get(self, ref: Ref, i: int) -> Ref:
+    def get(self, value: Value, i: int) -> Value:
         """Component `i` of a reduction that gives several values."""
-        return self.emit("get", (ref, i), self.dtype(ref))
+        return self.make("get", (value, i), value.dtype)
+
+
+def as_index(value: Value) -> Int | None:
+    """The index expression that an int64 value is, or None if it depends on data."""
+    return value.args[0] if value.op in ("index", "constant") and value.dtype is torch.int64 else None
+
+
+def nonnegative(value: Value) -> bool:
+    """Is this integer value known not to be negative."""
+    op, args = value.op, value.args
+    if op == "constant" and isinstance(args[0], (bool, float)):
+        return args[0] >= 0
+    if op in ("index", "constant") and not isinstance(args[0], Float):
+        return provably_nonnegative(args[0])
+    if op in ("maximum", "minimum", "add", "mul", "to_dtype"):
+        return (any if op == "maximum" else all)(map(nonnegative, args))
+    return value.dtype in (torch.bool, torch.uint8)

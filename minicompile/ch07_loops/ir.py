@@ -19,34 +19,40 @@
 #         buf1[i0] = v3
 #     return buf1[5]:1
 #
-# The body is a flat list of instructions in single-assignment form. There are six kinds:
+# Each line of a body is a `Value`, and these are the kinds:
 #
-# | instruction | meaning |
+# | value | meaning |
 # |---|---|
 # | `load(buffer, index, mask)` | the element at `index`; 0, without a load, where `mask` is false |
-# | `store(buffer, index, value, mode)` | write it; mode `"atomic_add"` accumulates |
+# | `store(buffer, index, mask, value, mode)` | write it; mode `"atomic_add"` accumulates |
 # | `reduce(kind, value, index)` | combine `value` over all reduction variables |
 # | `index(expr)` | an index expression as an int64 value; as float64, a float argument of the kernel |
 # | `indirect(value, symbol, size)` | binds an integer value to a symbol for later indices: a gather |
 # | any scalar operation | `add`, `exp`, `where`, `to_dtype`, ... |
 #
-# Every analysis and every backend is the same call, `replay(body, handler)`: the handler decides what an
-# instruction means. Running with numbers, collecting memory dependencies, printing, emitting Triton and
-# emitting C++ are five handlers. Inductor's loop IR keeps the Python closure that made the body and calls it
-# again for every analysis; a list of instructions is made once, can be printed, and can be compared.
+# A value holds the values that it is computed from, so a body is a graph, and its ends are the stores. A `Loop`
+# has its stores and nothing else: its body is whatever they are computed from. What no store needs is in no
+# body, and no pass has to remove it.
+#
+# The same node serves to the end. The lowering of this chapter makes it, fusion asks it which memory it touches,
+# and the code generators print it. A stage that changes something makes new nodes (`replay`), and leaves the old ones as
+# they are. Inductor's loop IR keeps the Python closure that made the body and calls it again for every
+# analysis; a graph is made once, can be printed, and can be compared.
 
 # %%
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import cached_property
+from operator import attrgetter
+from typing import Any, Callable, Iterable, NamedTuple
 
 import torch
 
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import Location
-from ..ch01_graphs.symbolic import Int, Symbol
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, substitute, symbols
 
 # %% [markdown]
 # ## Memory
@@ -85,28 +91,145 @@ class View(NamedTuple):
     layout: Layout
 
 # %% [markdown]
-# ## Instructions
+# ## Values
 #
-# `identity` belongs to the meaning of `reduce`: it is what a reduction of no elements gives, what an
-# accumulator starts with, and what a masked lane contributes.
+# Two values of a body are the same object exactly if operation, arguments and dtype are equal: `Values` makes them, and
+# remembers what it made. So `x * sigmoid(x)` loads `x` once, and "is it the same?" is `is`. A store is an
+# effect, and made each time. Constants are compared as text: 0.0 equals -0.0, and NaN differs from itself.
+#
+# An argument is a value, an index expression, a name or a number. `operands` are the values that must be there first:
+# those among the arguments, and those that a symbol in an index stands for. `number` counts upwards, so sorting
+# by it puts operands first.
 
 # %%
-class Ref(NamedTuple):
-    """The result of instruction number `id` of the same body."""
-
-    id: int
+NONE: frozenset = frozenset()
 
 
-class Inst(NamedTuple):
-    """One instruction. `args` hold `Ref`s, index expressions, strings, numbers; `dtype` is that of the
-    value computed."""
+@dataclass(eq=False, slots=True, repr=False)
+class Value:
+    """What `op` makes of `args`; `dtype` is None for a store. The last four fields are known where the loops of a
+    kernel are linked (chapter 8)."""
 
     op: str
     args: tuple
     dtype: torch.dtype | None
+    operands: tuple[Value, ...]
+    number: int
+    loop: Loop | None = None
+    dims: frozenset[Symbol] = NONE              # the loop variables that it varies along
+    phase: int = 0                              # complete reductions that must have run before
+    half: torch.dtype | None = None             # the half type that holds this float32 exactly, if one is known to
+
+    def __repr__(self):
+        return f"{self.op}{self.number}"
+
+    @property
+    def buffer(self) -> str: return self.args[0]            # of a load or store, as the next two
+    @property
+    def index(self) -> Int: return self.args[1]
+    @property
+    def mask(self) -> Value | None: return self.args[2]
+    @property
+    def value(self) -> Value: return self.args[3]           # of a store
+    @property
+    def mode(self) -> str | None: return self.args[4]
+    @property
+    def constant(self) -> int | float | bool | None: return self.args[0] if self.op == "constant" else None
+
+    @property
+    def anywhere(self) -> bool:
+        """Does this load or store happen under a mask, or at a position that is data?"""
+        return self.mask is not None or any(o.op == "indirect" for o in self.operands)
 
 
-Body = tuple[Inst, ...]
+class Values:
+    """Makes the values of one body, equal ones once."""
+
+    def __init__(self):
+        self.known: dict[tuple, Value] = {}
+        self.symbols: dict[Symbol, Value] = {}          # of indices -> the value that binds it
+        self.stores: list[Value] = []
+        self.count = 0
+
+    def make(self, op: str, args: tuple, dtype: torch.dtype) -> Value:
+        """The value `op(*args)`, new or known."""
+        key = (op, repr(args) if op == "constant" else args, dtype)
+        value = self.known.get(key)
+        if value is None:
+            value = self.known[key] = self.new(op, args, dtype)
+        return value
+
+    def new(self, op: str, args: tuple, dtype: torch.dtype | None) -> Value:
+        operands = [a for a in args if type(a) is Value]
+        if self.symbols:
+            operands += [self.symbols[s] for a in args if type(a) is Expr for s in symbols(a) if s in self.symbols]
+        self.count += 1
+        return Value(op, args, dtype, tuple(operands), self.count)
+
+    def position(self, value: Value, size: Int) -> Value:
+        """The `indirect` that lets indices mention an integer value."""
+        key = ("indirect", value, size)
+        if key not in self.known:
+            symbol = Symbol(f"at{len(self.symbols)}", size)
+            self.known[key] = self.symbols[symbol] = self.new("indirect", (value, symbol, size), torch.int64)
+        return self.known[key]
+
+    def write(self, buffer: str, index: Int, mask: Value | None, value: Value, mode: str | None) -> Value:
+        self.stores.append(self.new("store", (buffer, index, mask, value, mode), None))
+        return self.stores[-1]
+
+
+def behind(ends: Iterable[Value], keep: Callable[[Value], bool] = lambda value: True) -> list[Value]:
+    """All values with `keep(value)` that the `ends` are computed from, in order."""
+    found: set[Value] = set()
+    stack = [o for end in ends for o in end.operands]
+    while stack:
+        value = stack.pop()
+        if value not in found and keep(value):
+            found.add(value)
+            stack += value.operands
+    return sorted(found, key=in_order)
+
+
+def body_of(stores: Iterable[Value]) -> tuple[Value, ...]:
+    """The stores and all that they are computed from, in order."""
+    return tuple(sorted([*behind(stores), *stores], key=in_order))
+
+
+in_order = attrgetter("number")
+
+
+def replay(body: Iterable[Value], step: Callable[[Value, tuple], Any]) -> dict[Value, Any]:
+    """Go through `body` forwards: what `step(value, args)` gives for each value, where `args` are its arguments
+    with what was given for them in the place of values. Running a body is one such walk, rewriting it another."""
+    given: dict[Value, Any] = {}
+    for value in body:
+        given[value] = step(value, tuple([given[a] if type(a) is Value else a for a in value.args]))
+    return given
+
+
+def remake(body: Iterable[Value], into: Values, step: Callable[[Value, tuple], Any],
+           mapping: dict[Symbol, Int] | None = None) -> None:
+    """`replay` with values of `into` for results: index expressions are rewritten by `mapping`, and symbols of
+    `indirect` values are those of `into`."""
+    mapping = dict(mapping or {})
+
+    def with_indices(value: Value, args: tuple):
+        if mapping:
+            args = tuple([substitute(a, mapping) if type(a) is Expr else a for a in args])
+        if value.op != "indirect":
+            return step(value, args)
+        made = into.position(args[0], args[2])
+        mapping[value.args[1]] = made.args[1].expr
+        return made
+
+    replay(body, with_indices)
+
+# %% [markdown]
+# `identity` belongs to the meaning of `reduce`: it is what a reduction of no elements gives, what an
+# accumulator starts with, and what a masked lane contributes.
+
+# %%
 IDENTITY = {"sum": 0, "prod": 1, "any": False}       # the kinds of reduction that are defined on no elements
 
 
@@ -121,35 +244,37 @@ def identity(kind: str, dtype: torch.dtype):
         return not lowest
     return torch.iinfo(dtype).min if lowest else torch.iinfo(dtype).max
 
-
-def replay(body: Body, handler: Any, values: list | None = None) -> list:
-    """Interpret `body`: calls `handler.<op>(*args, dtype=...)` per instruction, with each `Ref` replaced
-    by what the handler returned for it. Returns the list of results."""
-    values = [] if values is None else values
-    for op, args, dtype in body:
-        operands = [values[a.id] if type(a) is Ref else a for a in args]
-        values.append(getattr(handler, op)(*operands, dtype=dtype))
-    return values
-
 # %% [markdown]
 # ## Nodes of a program
 #
-# `vars` index the output, `reduction_vars` are folded by `reduce`. Instructions after a `reduce` that use its
-# result run once per output element. Whatever has no loop form is an `Extern`: an ATen kernel called on whole
+# `vars` index the output, `reduction_vars` are folded by `reduce`. Values that use the result of a `reduce`
+# are computed once per output element. Whatever has no loop form is an `Extern`: an ATen kernel called on whole
 # tensors.
 
 # %%
 @dataclass
 class Loop:
-    """A loop nest over `vars` x `reduction_vars` that writes `outputs` (buffer names)."""
+    """A loop nest over `vars` x `reduction_vars`, and what it stores."""
 
     name: str
     vars: tuple[Symbol, ...]
     reduction_vars: tuple[Symbol, ...]
-    body: Body
-    outputs: tuple[str, ...]
+    stores: tuple[Value, ...]
     location: Location | None = None
     origins: tuple[str, ...] = ()
+
+    @cached_property
+    def body(self) -> tuple[Value, ...]:
+        return body_of(self.stores)
+
+    @cached_property
+    def loads(self) -> tuple[Value, ...]:
+        return tuple(v for v in self.body if v.op == "load")
+
+    @cached_property
+    def outputs(self) -> tuple[str, ...]:
+        """The names of the buffers that it writes."""
+        return tuple(dict.fromkeys(s.buffer for s in self.stores))
 
 
 @dataclass

@@ -22,19 +22,17 @@ from torch import fx
 
 from ..ch01_graphs.graph import Location, together
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Expr, Int, Symbol, as_expr, evaluate, product, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr, evaluate, product, symbols
 from ..ch02_guards.guards import contiguous_strides
 from ..config import config
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
-from .ir import Buffer, Layout, Loop, Program, Ref, View
-
-NONE: frozenset = frozenset()
+from .ir import NONE, Buffer, Layout, Loop, Program, Value, View
 
 
 @dataclass(eq=False)
 class Lazy:
-    """A tensor described by `inner(builder, index) -> Ref`, one element at a time.
+    """A tensor described by `inner(builder, index) -> Value`, one element at a time.
 
     `stride`: the strides that eager's result has, kept if it is realised. `view`: where it lies once it
     is in memory.
@@ -46,7 +44,7 @@ class Lazy:
     size: tuple[Int, ...]
     dtype: torch.dtype
     device: torch.device
-    inner: Callable[[Builder, tuple], Any]
+    inner: Callable[[Builder, tuple], Value]
     stride: tuple[Int, ...]
     view: View | None = None
     ops: frozenset[str] = NONE
@@ -193,9 +191,8 @@ def from_buffer(g: Lowering, name: str, layout: Layout | None = None) -> Lazy:
 # %% [markdown]
 # ## Emitting a loop
 #
-# `emit_loop` makes loop variables, runs a function that writes the body, and drops what the stores do not
-# need. Dims of size 1 get the index 0 and no variable. The order of variables is the order of the output in
-# memory, slowest first.
+# A loop has variables and stores. Dims of size 1 get the index 0 and no variable. The order of variables is the
+# order of the output in memory, slowest first.
 
 # %%
 def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[Int, ...]]:
@@ -211,32 +208,10 @@ def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[
     return tuple(variables), tuple(index)
 
 
-def finish_body(b: Builder):
-    """Instructions that a store or a bounds-checked index needs, renumbered."""
-    live: set[int] = set()
-    needed = {inst.args[1]: i for i, inst in enumerate(b.insts) if inst.op == "indirect"}
-    for i in range(len(b.insts) - 1, -1, -1):
-        op, args, _ = b.insts[i]
-        if op == "store":
-            live.add(i)
-        if i in live:
-            for a in args:
-                if type(a) is Ref:
-                    live.add(a.id)
-                elif needed and isinstance(a, Expr):
-                    live.update(needed[s] for s in symbols(a) if s in needed)
-    if len(live) == len(b.insts):
-        return tuple(b.insts)
-    renamed = {old: Ref(new) for new, old in enumerate(sorted(live))}
-    return tuple(inst._replace(args=tuple(renamed[a.id] if type(a) is Ref else a for a in inst.args))
-                 for i, inst in enumerate(b.insts) if i in live)
-
-
-def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, outputs, ops: frozenset[str]) -> None:
+def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset[str]) -> None:
     origins = sorted(ops | ({g.node.name} if g.node is not None else set()), key=lambda name: g.position.get(name, 0))
     location = together([g.locations.get(name) for name in ([g.node.name] if g.node is not None else []) + origins])
-    g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, finish_body(b),
-                                tuple(outputs), location, tuple(origins)))
+    g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, tuple(b.stores), location, tuple(origins)))
 
 
 def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
@@ -246,7 +221,7 @@ def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
     variables, index = make_vars("i", x.size, memory_order(x.size, layout.stride))
     b = Builder()
     b.store(name, linear(index, layout.stride, layout.offset), b.read(x, index))
-    emit_loop(g, variables, (), b, (name,), footprint(x)[0])
+    emit_loop(g, variables, (), b, footprint(x)[0])
 
 
 def realize(g: Lowering, x: Lazy) -> Lazy:

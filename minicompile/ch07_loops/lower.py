@@ -265,7 +265,7 @@ def reads_elsewhere(g: Lowering, value: Lazy, buffer: str) -> bool:
     b = Builder()
     b.read(value, index)
     own = linear(index, g.program.buffers[buffer].layout.stride)
-    return any(inst.op == "load" and inst.args[0] == buffer and inst.args[1] != own for inst in b.insts)
+    return any(v.op == "load" and v.buffer == buffer and v.index != own for v in b.known.values())
 
 
 def lower_output(g: Lowering, value):

@@ -20,6 +20,7 @@ from .externs import move
 from .lazy import Lazy, Lowering, footprint, in_memory, make_lazy, product, realize, sizes_of, strides_of
 from .table import lowering
 
+# Functions that take as long as ten loads on a CPU
 HEAVY = set("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
             "erf erfc erfinv lgamma digamma sigmoid pow atan2 hypot".split())
 
@@ -128,7 +129,7 @@ SHARP = set("floor ceil round trunc sign remainder fmod nextafter pow sqrt rsqrt
 
 def rounded(b: Builder, dtype: torch.dtype, values):
     """The values of operands of `dtype`, a half type rounded."""
-    return [b.round_to(v, dtype) if dtype in HALF and b.constant_value(v) is None else v for v in values]
+    return [b.round_to(v, dtype) if dtype in HALF and v.constant is None else v for v in values]
 
 
 ON_BOOL = {"add": "logical_or", "mul": "logical_and", "maximum": "logical_or", "minimum": "logical_and",
@@ -149,9 +150,8 @@ def simple(name: str, *overloads: str) -> None:
         return pointwise(g, fn, *operands, heavy=name in HEAVY, exact=name in ("mul", "truediv"))
 
 
-for _name in ("neg abs exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan "
-              "sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma digamma sigmoid sign floor ceil round "
-              "trunc bitwise_not maximum minimum atan2 hypot nextafter").split():
+for _name in (*"neg abs sqrt rsqrt reciprocal sign floor ceil round trunc bitwise_not maximum minimum nextafter".split(),
+              *(HEAVY - {"pow"})):
     simple(_name, _name)
 for _name in "add sub mul fmod remainder bitwise_and bitwise_or bitwise_xor".split():
     simple(_name, f"{_name}.Tensor")

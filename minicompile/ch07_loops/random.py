@@ -43,7 +43,7 @@ def native_dropout(g, x, p, train):
     def mask(b, index):
         key = b.read(seed, (0,))
         zero = b.constant(0, torch.int64)
-        number = b.emit("philox", (key, zero, linear(index, stride), STREAM), torch.float32)
+        number = b.make("philox", (key, zero, linear(index, stride), STREAM), torch.float32)
         return b.op("lt", number, b.constant(1 - p, torch.float32))
 
     drawn = make_lazy(g, mask, [seed], val=kept)
@@ -51,7 +51,7 @@ def native_dropout(g, x, p, train):
 
     def scaled(b, index):
         value = b.read(x, index)
-        dtype = b.dtype(value)
+        dtype = value.dtype
         factor = b.op("mul", b.to_dtype(b.read(drawn, index), dtype), b.constant(1 / (1 - p), dtype))
         return b.op("mul", value, factor)
 

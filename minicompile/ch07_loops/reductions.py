@@ -47,7 +47,7 @@ def reduction_loop(g: Lowering, xs, dims, finish, names, strides) -> None:
     position = linear([index[d] for d in dims], contiguous_strides([x.size[d] for d in dims]))
     for name, stride, result in zip(names, strides, finish(b, elements, position)):
         b.store(name, linear(out_index, stride), result)
-    emit_loop(g, variables, reduction_vars, b, names, NONE.union(*[footprint(x)[0] for x in xs]))
+    emit_loop(g, variables, reduction_vars, b, NONE.union(*[footprint(x)[0] for x in xs]))
 
 
 def without(sequence, dims) -> tuple:
@@ -160,7 +160,7 @@ def in_blocks(x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
                 inside_x = b.op("logical_and", inside_x, b.between(0, full[-1], x.size[d]))
         with b.masked(inside_x):
             value = b.read(x, tuple(full))
-        return b.where(inside_x, value, b.constant(filler, b.dtype(value)))
+        return b.where(inside_x, value, b.constant(filler, value.dtype))
 
     ops, reads, heavy = footprint(x)
     return Lazy(tuple(size), x.dtype, x.device, inner, tuple(stride), ops=ops, reads=reads), blocks, inside

@@ -18,14 +18,15 @@ import torch
 
 from ..ch01_graphs.floats import Float, evaluate_float
 from ..ch01_graphs.symbolic import Expr, evaluate, symbols
-from .ir import Extern, Loop, Program, View, replay
+from .ir import Extern, Loop, Program, Value, View, replay
 
 CHUNK = 1 << 22
 
 # %% [markdown]
 # ## The handler
 #
-# One method per instruction. Most are the PyTorch function of the same name. Index expressions are evaluated
+# A body runs forwards, `replay(body, handler.step)`. Most operations are the PyTorch function of the same name, the others
+# a method here. Index expressions are evaluated
 # with tensors for symbols: `4*i0 + r0` is then the index at every point.
 
 # %%
@@ -37,11 +38,9 @@ class GridHandler:
         self.storages, self.env, self.grid, self.out_dims = storages, env, grid, out_dims
         self.stores: list[tuple] = []
 
-    def __getattr__(self, name):
-        fn = SCALAR.get(name)
-        if fn is None:
-            raise AttributeError(name)
-        return lambda *args, dtype: fn(*args).to(dtype)
+    def step(self, value: Value, args: tuple):
+        own = getattr(self, value.op, None)
+        return own(*args, dtype=value.dtype) if own else SCALAR[value.op](*args).to(value.dtype)
 
     def at(self, expr, dtype=torch.int64):
         return torch.as_tensor(evaluate(expr, self.env), dtype=dtype)
@@ -64,7 +63,7 @@ class GridHandler:
         value = self.storages[buffer][self.position(buffer, index, mask)]
         return value if mask is None else torch.where(mask, value, torch.zeros((), dtype=value.dtype))
 
-    def store(self, buffer, index, value, mode, mask=None, *, dtype):
+    def store(self, buffer, index, mask, value, mode, *, dtype):
         self.stores.append((buffer, self.position(buffer, index, mask), value, mode, mask))
 
     def constant(self, value, *, dtype):
@@ -188,7 +187,7 @@ def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int
             first = start if d == 0 else 0
             env[symbol.name] = torch.arange(first, first + grid[d]).reshape([-1] + [1] * (len(grid) - 1 - d))
         handler = GridHandler(storages, env, grid, len(loop.vars))
-        replay(loop.body, handler)
+        replay(loop.body, handler.step)
         for buffer, where, value, mode, mask in handler.stores:
             write(storages[buffer], where, value, mode, mask, grid, len(loop.vars))
 

@@ -36,7 +36,7 @@ def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: st
         b = Builder()
         element = b.to_dtype(value(b, index), torch.float32 if kind in HALF else kind)
         b.store(name, linear(position(b, index), stride), element, mode)
-        emit_loop(g, variables, (), b, (name,), frozenset().union(*[footprint(r)[0] for r in readers]))
+        emit_loop(g, variables, (), b, frozenset().union(*[footprint(r)[0] for r in readers]))
     out = from_buffer(g, name)
     return cast(g, out, dtype) if wide else out
 
@@ -113,5 +113,5 @@ def as_strided_scatter(g, x, source, size, stride, storage_offset=None):
     variables, index = make_vars("i", tuple(size))
     b = Builder()
     b.store(after, linear(index, stride, storage_offset or 0), b.read(source, index))
-    emit_loop(g, variables, (), b, (after,), footprint(source)[0])
+    emit_loop(g, variables, (), b, footprint(source)[0])
     return from_buffer(g, after)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
-from .ir import Layout, Loop, Program, Ref, View
+from .ir import Layout, Loop, Program, Value, View
 from .reference import REDUCE, SCALAR
 
 STRUCTURAL = {"load", "store", "reduce", "index", "indirect", "constant", "to_dtype", "bitcast", "round_to",
@@ -40,25 +40,22 @@ def verify(program: Program) -> None:
 
 
 def verify_loop(program: Program, loop: Loop, written: set, sizes: set) -> None:
-    known = set(loop.vars) | set(loop.reduction_vars) | sizes
-    outputs = set()
-    for i, (op, args, dtype) in enumerate(loop.body):
-        where = f"{loop.name}, instruction {i} ({op})"
-        assert op in OPS, f"{where}: unknown operation"
-        assert (dtype is None) == (op == "store"), f"{where}: dtype {dtype}"
-        for a in args:
-            assert type(a) is not Ref or 0 <= a.id < i, f"{where}: uses a later value"
+    known = {*loop.vars, *loop.reduction_vars, *sizes, *(v.args[1] for v in loop.body if v.op == "indirect")}
+    before: set[Value] = set()
+    for v in loop.body:
+        where = f"{loop.name}, {v!r}"
+        assert v.op in OPS, f"{where}: unknown operation"
+        assert (v.dtype is None) == (v.op == "store"), f"{where}: dtype {v.dtype}"
+        assert before.issuperset(v.operands), f"{where}: uses a later value"
+        assert {a for a in v.args if type(a) is Value} <= before, f"{where}: an argument is no operand"
+        for a in v.args:
             assert not isinstance(a, Expr) or symbols(a) <= known, f"{where}: {a} uses unknown variables"
-        if op == "load":
-            assert args[0] in written, f"{where}: {args[0]} is not written yet"
-            assert program.buffers[args[0]].dtype == dtype, f"{where}: wrong dtype"
-        elif op == "store":
-            outputs.add(args[0])
-        elif op == "indirect":
-            known.add(args[1])
-        elif op == "reduce":
-            assert args[0] in REDUCE_KINDS and len(args) == 3, f"{where}: bad reduction"
-    assert outputs == set(loop.outputs), f"{loop.name} stores to {outputs}, declares {loop.outputs}"
+        if v.op == "load":
+            assert v.buffer in written, f"{where}: {v.buffer} is not written yet"
+            assert program.buffers[v.buffer].dtype == v.dtype, f"{where}: wrong dtype"
+        elif v.op == "reduce":
+            assert v.args[0] in REDUCE_KINDS and len(v.args) == 3, f"{where}: bad reduction"
+        before.add(v)
 
 
 def views_in(tree):
@@ -81,31 +78,34 @@ def short(dtype) -> str:
         .replace("int", "i")
 
 
-def show(a) -> str:
-    if type(a) is Ref:
-        return f"v{a.id}"
-    return to_text(a) if isinstance(a, Expr) else a.name if isinstance(a, Symbol) else \
-        a if isinstance(a, str) else str(a).removeprefix("torch.")
-
-
 def print_loop(loop: Loop) -> str:
-    """A loop as text, one instruction a line."""
+    """A loop as text, one value a line."""
+    names = {v: f"v{i}" for i, v in enumerate(loop.body)}
+
     def ranges(variables):
         return ", ".join(f"{v.name} < {v.size}" for v in variables)
+
+    def show(a) -> str:
+        return names[a] if type(a) is Value else index_text(a)
+
     head = f"{loop.name}: for {ranges(loop.vars) or '()'}"
     if loop.reduction_vars:
         head += f" reduce {ranges(loop.reduction_vars)}"
     lines = [head + (f"    # {', '.join(loop.origins)}" if loop.origins else "")]
-    for i, (op, args, dtype) in enumerate(loop.body):
-        if op in ("load", "store"):
-            target = f"{args[0]}[{show(args[1])}]"
-            rest = [f"{show(a)}" for a in args[2:] if a is not None]
-            text = f"load {target}" + (f" if {rest[0]}" if rest else "") if op == "load" else \
-                f"{target} {'+=' if 'atomic_add' in rest else '='} {rest[0]}"
-        else:
-            text = f"{op}({', '.join(show(a) for a in args if a is not None)})"
-        lines.append(f"    {text}" if op == "store" else f"    v{i}: {short(dtype)} = {text}")
+    for v in loop.body:
+        if v.op in ("load", "store"):
+            text = f"{v.buffer}[{show(v.index)}]" + (f" if {names[v.mask]}" if v.mask else "")
+        if v.op == "store":
+            lines.append(f"    {text} {'+=' if v.mode else '='} {names[v.value]}")
+            continue
+        text = f"load {text}" if v.op == "load" else f"{v.op}({', '.join(show(a) for a in v.args if a is not None)})"
+        lines.append(f"    {names[v]}: {short(v.dtype)} = {text}")
     return "\n".join(lines)
+
+
+def index_text(a) -> str:
+    return to_text(a) if isinstance(a, Expr) else a.name if isinstance(a, Symbol) else \
+        a if isinstance(a, str) else str(a).removeprefix("torch.")
 
 
 def print_program(program: Program) -> str:
@@ -113,8 +113,8 @@ def print_program(program: Program) -> str:
     def place(v):
         if not isinstance(v, View):
             return str(v)
-        offset = f"@{show(v.layout.offset)}" if v.layout.offset != 0 else ""
-        return f"{v.buffer}{list(v.layout.size)}{offset}:{','.join(map(show, v.layout.stride))}"
+        offset = f"@{index_text(v.layout.offset)}" if v.layout.offset != 0 else ""
+        return f"{v.buffer}{list(v.layout.size)}{offset}:{','.join(map(index_text, v.layout.stride))}"
 
     def argument(a):
         if isinstance(a, (list, tuple)) and not isinstance(a, View):

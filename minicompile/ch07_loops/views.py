@@ -288,7 +288,7 @@ def view_dtype(g, x, dtype):
 
     def inner(b, index):
         raw = b.load(place.buffer, linear(index, place.layout.stride, place.layout.offset), x.dtype, raw=True)
-        bits = b.emit("bitcast", (raw,), dtype)
+        bits = b.make("bitcast", (raw,), dtype)
         return b.to_dtype(bits, torch.float32) if dtype in (torch.float16, torch.bfloat16) else bits
 
     return make_lazy(g, inner, [x])

@@ -161,9 +161,8 @@ def _column_sums(f: Fuser, g: Group) -> set[str]:
     results: set[str] = set()
     for node in (f.nodes[i] for i in g.members):
         if node.reduction_vars:
-            sums = {i for i, inst in enumerate(node.body) if inst.op == "reduce" and inst.args[0] == "sum"}
-            stored = {inst.args[2].id for inst in node.body if inst.op == "store"}
-            if stored != sums or any(inst.op == "reduce" and inst.args[0] != "sum" for inst in node.body):
+            folds = {v for v in node.body if v.op == "reduce"}
+            if {s.value for s in node.stores} != folds or any(v.args[0] != "sum" for v in folds):
                 return set()
             results.update(node.outputs)
         elif numel(node.vars) != numel(g.space.all):

@@ -2,19 +2,20 @@
 # # From groups to kernels
 #
 # While fusion decides, loop bodies stay as they are, and a group only collects what its members will become.
-# This module does the rest, once per group: it rewrites the bodies, drops what nobody reads, merges
-# dimensions and describes the result as a `Kernel`.
+# This module does the rest, once per group: it rewrites the bodies, merges dimensions and describes the result
+# as a `Kernel`. A buffer that only this kernel reads becomes *local*. A store that nobody at all reads is left out,
+# and with it the arithmetic that only it needed.
 
 # %%
 from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterable
 
-from ..ch01_graphs.symbolic import Symbol, symbols
-from ..ch07_loops.ir import Inst, Ref
-from .dependencies import rewrite
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, symbols
+from ..ch07_loops.builder import normal
+from ..ch07_loops.ir import Value, Values, body_of, remake
 from .iteration import merge_dims
 from .kernel import Kernel
 
@@ -22,27 +23,24 @@ if TYPE_CHECKING:
     from .fuse import Fuser, Group
 
 # %% [markdown]
-# ## What nobody reads
+# ## Other variables
 #
-# A buffer that only this kernel reads becomes
-# *local*. A store that nobody at all reads is removed, with the arithmetic that only it needed.
+# Fusion renames loop variables, splits them and merges them: `i0` becomes `16*i0 + i1`. Every index
+# expression in a body changes the same way, and the algebra of chapter 1 removes the divisions that
+# cancel. Buffers can get other names as well.
 
 # %%
-def prune(body, dead: set[str]):
-    """`body` without stores to `dead` buffers and without instructions that nothing uses."""
-    used: set[int] = set()
-    keep = []
-    for i in range(len(body) - 1, -1, -1):
-        op, args, _ = body[i]
-        if op == "store" and args[0] not in dead or op == "indirect" or i in used:
-            keep.append(i)
-            used.update(a.id for a in args if type(a) is Ref)
-    keep.reverse()
-    if len(keep) == len(body):
-        return body
-    number = {old: new for new, old in enumerate(keep)}
-    return tuple(Inst(op, tuple(Ref(number[a.id]) if type(a) is Ref else a for a in args), dtype)
-                 for op, args, dtype in (body[i] for i in keep))
+def rewrite(stores: Iterable[Value], mapping: dict[Symbol, Int], names: dict[str, str] = {}) -> tuple[Value, ...]:
+    """A new body: these stores, with loop variables replaced by expressions and buffers renamed."""
+    into = Values()
+
+    def step(value: Value, args: tuple) -> Value:
+        if value.op in ("load", "store"):
+            args = (names.get(args[0], args[0]), normal(args[1]), *args[2:])
+        return into.write(*args) if value.op == "store" else into.make(value.op, args, value.dtype)
+
+    remake(body_of(stores), into, step, mapping)
+    return tuple(into.stores)
 
 
 def kernel_name(members, number: int) -> str:
@@ -71,49 +69,33 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
             if not f.readers.get(name):
                 dead.add(name)
     loops, wide = [], set(g.space.rvars)
-    bodies = {i: prune(rewrite(f.nodes[i].body, g.mapping[i]), dead) for i in g.members}
-    indices = []
-    for body in bodies.values():
-        for op, args, _ in body:
-            indices += [a for a in (args[1:2] if op in ("load", "store") else args) if type(a) is not int and
-                        hasattr(a, "terms")]
-    indices = list(dict.fromkeys(indices))
+    stores = {i: rewrite([s for s in f.nodes[i].stores if s.buffer not in dead], g.mapping[i]) for i in g.members}
+    bodies = [body_of(ends) for ends in stores.values()]
+    indices = list(dict.fromkeys(a for body in bodies for v in body for a in v.args if type(a) is Expr))
     blocks, map_v = merge_dims(g.space.vars[:len(g.space.vars) - len(g.walked)], indices, "i")
     walked, map_w = merge_dims(g.walked, indices, "w")
     rvars, map_r = merge_dims(g.space.rvars, indices, "r")
     vars, mapping = blocks + walked, {**map_v, **map_w, **map_r}
-    bound = 0
-    for i in g.members:
-        node, body = f.nodes[i], bodies[i]
-        stored = {args[0] for op, args, _ in body if op == "store"}
-        if not stored:
+    for i, ends in stores.items():
+        node = f.nodes[i]
+        if not ends:
             continue
-        names = dict(mapping)
-        for op, args, _ in body:
-            if op == "indirect":
-                names[args[1]] = Symbol(f"t{bound}", args[1].size, args[1].lower).expr
-                bound += 1
-        body = rewrite(body, names)
         if node.reduction_vars:
             over = set().union(*(symbols(g.mapping[i][v]) for v in node.reduction_vars))
             shape = (vars, rvars) if over.isdisjoint(g.walked) else (blocks + rvars, walked)
         else:
             covers = any(not symbols(e).isdisjoint(wide) for e in g.mapping[i].values())
             shape = (vars + rvars, ()) if covers else (vars, ())
-        loops.append(replace(node, vars=shape[0], reduction_vars=shape[1], body=body,
-                             outputs=tuple(o for o in node.outputs if o in stored)))
+        loops.append(replace(node, vars=shape[0], reduction_vars=shape[1], stores=rewrite(ends, mapping)))
     if not loops:
         return None
     return finish_kernel(f, g, loops, vars, rvars, walked, local - dead, number)
 
 
 def finish_kernel(f: Fuser, g: Group, loops, vars, rvars, walked, local, number: int) -> Kernel:
-    written, read, symbol_set = [], [], set()
-    for loop in loops:
-        for op, args, _ in loop.body:
-            if op in ("load", "store"):
-                (read if op == "load" else written).append(args[0])
-            symbol_set.update(*(symbols(a) for a in args if hasattr(a, "terms")))
+    written = [s.buffer for loop in loops for s in loop.stores]
+    read = [v.buffer for loop in loops for v in loop.loads]
+    symbol_set = set().union(*(symbols(a) for loop in loops for v in loop.body for a in v.args if type(a) is Expr))
     for v in vars + rvars:
         symbol_set |= symbols(v.size)
     inputs = tuple(n for n in dict.fromkeys(read) if n not in written)

@@ -3,7 +3,7 @@
 #
 # Two loops may become one only if nothing observable changes, and everything observable goes through
 # memory. So fusion begins with bookkeeping: for each node of the program, which buffers it reads, which it
-# writes, and at which index. A loop's body answers by itself: its `load` and `store` instructions carry the
+# writes, and at which index. A loop answers by itself: its `loads` and `stores` carry the
 # index expressions.
 #
 # Three kinds of order must be kept:
@@ -19,82 +19,13 @@
 # %%
 from __future__ import annotations
 
-from typing import Any, Iterable, NamedTuple
+from typing import Any, Iterable
 
 import torch
 
-from ..ch01_graphs.symbolic import Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, evaluate, mul, substitute, symbols
-from ..ch07_loops.ir import Body, Buffer, Extern, Inst, Loop, Program, View
+from ..ch01_graphs.symbolic import Int, evaluate, mul, symbols
+from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View
 from ..ch07_loops.verify import views_in
-
-
-class Access(NamedTuple):
-    """One load or store: `index` is in elements, over the loop's variables."""
-
-    buffer: str
-    index: Int
-    masked: bool
-    mode: str | None = None
-
-
-def accesses(body: Body) -> tuple[list[Access], list[Access], list[Symbol]]:
-    """Reads, writes, and the symbols that the body binds to loaded values."""
-    reads, writes, bound = [], [], []
-    for op, args, _ in body:
-        if op == "load":
-            buffer, index, mask = (*args, None)[:3]
-            reads.append(Access(buffer, normal(as_expr(index)), mask is not None))
-        elif op == "store":
-            buffer, index, _, mode, mask = (*args, None, None)[:5]
-            writes.append(Access(buffer, normal(as_expr(index)), mask is not None, mode))
-        elif op == "indirect":
-            bound.append(args[1])
-    return reads, writes, bound
-
-# %% [markdown]
-# ## Normal form
-#
-# The algebra of chapter 1 cancels divisions by their bounds. One identity it leaves alone, because it is
-# only an improvement for memory accesses: `c*(x % n) + c*n*(x // n)` is `c*x`. It appears when a dimension
-# was split by a view and the parts happen to be contiguous, and without it equal accesses would not compare
-# equal.
-
-# %%
-def normal(e: Int) -> Int:
-    """`e` with each remainder joined to its quotient, where both are there in the right proportion."""
-    if isinstance(e, int):
-        return e
-    for term, c in e.terms.items():
-        if len(term) == 1 and type(term[0]) is Mod and isinstance(term[0].divisor, int):
-            x, n = term[0].numerator, term[0].divisor
-            for other, d in e.terms.items():
-                if d == c * n and len(other) == 1 and other[0] == FloorDiv(x, n):
-                    rest = {t: k for t, k in e.terms.items() if t is not term and t is not other}
-                    return normal(add(mul(x, c), Expr(rest, e.const) if rest else e.const))
-    return e
-
-# %% [markdown]
-# ## Rewriting a body
-#
-# Fusion renames loop variables, splits them and merges them: `i0` becomes `16*i0 + i1`. Every index
-# expression in the body changes the same way, and the algebra of chapter 1 removes the divisions that
-# cancel.
-
-# %%
-def rewrite(body: Body, mapping: dict[Symbol, Int]) -> Body:
-    """`body` with loop variables replaced by expressions, and indirect symbols by symbols."""
-    out = []
-    for op, args, dtype in body:
-        if op in ("load", "store"):
-            args = (args[0], normal(substitute(args[1], mapping)), *args[2:])
-        elif op == "indirect":
-            new = mapping.get(args[1])
-            symbol = args[1] if new is None else next(iter(symbols(new)))
-            args = (args[0], symbol, substitute(args[2], mapping), *args[3:])
-        else:
-            args = tuple(substitute(a, mapping) if type(a) is Expr or type(a) is Symbol else a for a in args)
-        out.append(Inst(op, args, dtype))
-    return tuple(out)
 
 # %% [markdown]
 # ## Sizes in bytes
@@ -143,7 +74,7 @@ def root_of(buffers: dict[str, Buffer], name: str) -> str:
 # %%
 def node_reads(node: Loop | Extern) -> list[str]:
     if isinstance(node, Loop):
-        return list(dict.fromkeys(a.buffer for a in accesses(node.body)[0]))
+        return list(dict.fromkeys(load.buffer for load in node.loads))
     return list(dict.fromkeys(v.buffer for v in views_in((node.args, node.kwargs))))
 
 

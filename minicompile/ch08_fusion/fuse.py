@@ -27,7 +27,7 @@ from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
 from .build import build_kernel
-from .dependencies import accesses, dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead, root_of
+from .dependencies import dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead, root_of
 from .iteration import Alignment, Space, apply, strided
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
@@ -106,18 +106,17 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
     mapping = {v: s.expr for v, s in {**names, **rnames}.items()}
     identity = all(v.name == s.name for v, s in {**names, **rnames}.items())
     group = Group([i], space, buffers[node.outputs[0]].device, {i: mapping}, instructions=len(node.body))
-    reads, writes, bound = accesses(node.body)
-    for a in reads:
+    for a in node.loads:
         index = a.index if identity else apply(a.index, mapping)
         group.reads.setdefault(a.buffer, set()).add(index)
-        if a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
+        if a.anywhere:
             group.guarded.add(a.buffer)
     if space.rvars:
         group.wide_reads = set(group.reads)
-    for a in writes:
+    for a in node.stores:
         twice = a.buffer in group.writes
         group.writes[a.buffer] = a.index if identity else apply(a.index, mapping)
-        if twice or a.mode is not None or a.masked or (bound and not symbols(a.index).isdisjoint(bound)):
+        if twice or a.mode is not None or a.anywhere:
             group.scattered.add(a.buffer)
     return group
 

@@ -22,7 +22,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..ch01_graphs.symbolic import Int, Symbol, as_expr, coefficient, floordiv, mul, product, substitute
-from .dependencies import hint, normal
+from ..ch07_loops.builder import normal
+from .dependencies import hint
 
 
 class Space(NamedTuple):

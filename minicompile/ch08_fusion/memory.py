@@ -20,9 +20,13 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+import torch
+
 from ..ch07_loops.ir import Buffer, Extern, Program, View
-from .dependencies import accesses, dependency_edges, nbytes, node_reads, node_writes, root_of, storage_size
+from .dependencies import dependency_edges, nbytes, node_reads, node_writes, root_of, storage_size
 from .kernel import Kernel
+
+aten = torch.ops.aten
 
 
 def step_reads(step: Kernel | Extern) -> tuple[str, ...]:
@@ -188,7 +192,7 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
 
     A value is a root (`root_of`) that a kernel or a call writes for the first time (`lifetimes` says when,
     and when it dies). Before that step it is allocated, or with `reuse` takes over the memory of another
-    root. A call that does not `takes_out` allocates its own results: neither. Candidates for a take-over:
+    root. A call of an operator that is not in `OUT_FORMS` allocates its own results: neither. Candidates for a take-over:
     first, in place, a root that dies in this step (`_in_place`: of values born earlier, and of inputs in
     `program.owned`); then, `_from_pool`, a value that died earlier, of equal `_memory_class`, if keeping it
     until now does not raise the peak above that of the lifetimes. No root is taken twice. A root is freed
@@ -205,7 +209,7 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     for k, step in enumerate(steps):
         plan, taken = plans[k], set()
         for n in step_writes(step):
-            if times.birth.get(n) != k or isinstance(step, Extern) and not takes_out(step):
+            if times.birth.get(n) != k or isinstance(step, Extern) and step.op not in OUT_FORMS:
                 continue
             donor = None
             if reuse:
@@ -234,12 +238,14 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     return MemoryPlan(plans, sorted(first), max(live, default=0), overwritten)
 
 
+# %% [markdown]
+# The host can give a matrix product the tensor to write into, through its `out=` form. The Python bindings
+# (`torch.mm`) parse their arguments about twice as fast as the generic operator object, which
+# matters when a call is all there is.
+
 # %%
-def takes_out(step: Extern) -> bool:
-    """Can the host give this call the tensor to write into? Only the matrix products, whose `out=` forms cost
-    nothing."""
-    return str(step.op) in ("aten.mm.default", "aten.bmm.default", "aten.addmm.default",
-                            "aten.baddbmm.default")
+OUT_FORMS = {aten.mm.default: torch.mm, aten.bmm.default: torch.bmm, aten.addmm.default: torch.addmm,
+             aten.baddbmm.default: torch.baddbmm}
 
 
 def _memory_class(buffer: Buffer) -> tuple:
@@ -293,7 +299,7 @@ def _in_place(program: Program, step, name: str, candidates: list[str]) -> str |
 def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] = frozenset()) -> bool:
     """May `new` be written into the memory of `old`, a buffer that dies in this kernel?
 
-    Ask the `accesses` of its loops, in order. Yes only if some loop writes `new`, neither masked nor with a
+    Ask the `loads` and `stores` of its loops, in order. Yes only if some loop writes `new`, neither masked nor with a
     mode; every read of `old` is unmasked and at the very index of that write; no loop after that one reads
     `old`; in a kernel that reduces (it walks its rows again), no loop after it reads anything computed from
     `old` either, through any number of this kernel's buffers; and `same_memory`, all names of the kernel that
@@ -303,15 +309,14 @@ def overwrites_safely(kernel: Kernel, old: str, new: str, same_memory: set[str] 
     depends: set[str] = {old}        # buffers of this kernel computed from `old`
     at, found, after = None, [], False
     for loop in kernel.loops:
-        reads, writes, bound = accesses(loop.body)
-        if after and any(r.buffer == old or kernel.reduction_vars and r.buffer in depends for r in reads):
+        if after and any(r.buffer == old or kernel.reduction_vars and r.buffer in depends for r in loop.loads):
             return False
-        found += [r for r in reads if r.buffer == old]
-        if any(r.buffer in depends for r in reads):
-            depends.update(w.buffer for w in writes)
-        for w in writes:
+        found += [r for r in loop.loads if r.buffer == old]
+        if any(r.buffer in depends for r in loop.loads):
+            depends.update(loop.outputs)
+        for w in loop.stores:
             if w.buffer == new:
-                if w.masked or w.mode is not None:
+                if w.mask is not None or w.mode is not None:
                     return False
                 at, after = w.index, True
-    return at is not None and all(r.index == at and not r.masked for r in found)
+    return at is not None and all(r.index == at and r.mask is None for r in found)

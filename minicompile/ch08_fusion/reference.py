@@ -15,7 +15,8 @@ import torch
 from ..ch01_graphs.symbolic import evaluate, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
 from ..ch07_loops.reference import flat_storage, run_loop, run_program
-from .dependencies import accesses, root_of, storage_size
+from ..ch07_loops.verify import print_loop
+from .dependencies import root_of, storage_size
 from .fuse import Schedule
 from .kernel import Kernel, KernelSource, float_of_bits
 from .memory import step_reads, step_writes
@@ -56,7 +57,7 @@ def run_kernel(kernel: Kernel, tensors: dict[str, torch.Tensor], sizes: dict[str
 def emit_reference(kernel: Kernel) -> KernelSource:
     lines = [f"kernel {kernel.name} over {kernel.vars} reducing {kernel.reduction_vars}"]
     for loop in kernel.loops:
-        lines += [f"loop over {loop.vars} reducing {loop.reduction_vars}", *map(str, loop.body)]
+        lines.append(print_loop(loop))
     args = kernel.inputs + kernel.outputs + tuple(s.name for s in kernel.symbols)
     return KernelSource(kernel.name, "reference", "\n".join(lines), args, {"kernel": kernel})
 
@@ -88,21 +89,21 @@ def verify_kernel(kernel: Kernel) -> None:
     written: dict[str, object] = {}
     for loop in kernel.loops:
         assert (loop.vars, loop.reduction_vars) in shapes, f"{loop.name} runs over other variables"
-        reads, writes, bound = accesses(loop.body)
-        known = set(loop.vars) | set(loop.reduction_vars) | set(kernel.symbols) | set(bound)
-        for a in reads + writes:
+        bound = {v.args[1] for v in loop.body if v.op == "indirect"}
+        known = set(loop.vars) | set(loop.reduction_vars) | set(kernel.symbols) | bound
+        for a in loop.loads + loop.stores:
             assert symbols(a.index) <= known, f"{loop.name}: {a.buffer} at {a.index}, not over its variables"
             assert a.buffer in kernel.buffers, f"{a.buffer} is not described"
-        for a in reads:
+        for a in loop.loads:
             if a.buffer in written:
-                same = a.index == written[a.buffer] and not a.masked
+                same = a.index == written[a.buffer] and a.mask is None
                 assert same, f"{loop.name} reads {a.buffer} elsewhere"
             else:
                 assert a.buffer in kernel.inputs, f"{loop.name} reads {a.buffer}: neither input nor written"
-        for a in writes:
+        for a in loop.stores:
             known_output = a.buffer in kernel.local or a.buffer in kernel.outputs
             assert known_output, f"{a.buffer} is neither local nor output"
-            written[a.buffer] = a.index if a.mode is None and not a.masked else None
+            written[a.buffer] = a.index if a.mode is None and a.mask is None else None
     assert kernel.local <= set(written) and not kernel.local & set(kernel.outputs)
 
 

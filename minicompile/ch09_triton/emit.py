@@ -34,14 +34,14 @@ import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, product, symbols, to_text
 from ..ch07_loops.builder import COMPARISONS
-from ..ch07_loops.ir import Loop
+from ..ch07_loops.ir import Loop, Value
 from ..ch08_fusion.dependencies import storage_size
 from ..ch08_fusion.kernel import Kernel, KernelSource
-from ..ch08_fusion.values import Graph, Store, Value, link
+from ..ch08_fusion.values import Graph, link
 from ..errors import Unsupported
 from . import heuristics, reductions
 from .ops import OPS, constant, convert, pointer_type, triton_type
-from .passes import CHOOSE, narrow_positions, schedule_passes
+from .passes import CHOOSE, narrow_positions, online_softmax, schedule_passes
 from .prelude import prelude_for
 from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, fits_int32, hint, visits
 
@@ -55,7 +55,7 @@ from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, fits_in
 def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
     """The axes of a linked kernel and the default configuration."""
     kernel = g.kernel
-    accesses = [s.index if s.op == "store" else s.args[1] for s in g.steps if s.op in ("load", "store")]
+    accesses = [s.index for s in g.steps if s.op in ("load", "store")]
     axes = choose_axes(kernel.vars, kernel.reduction_vars, accesses)
     vars = kernel.vars + kernel.reduction_vars
     total = hint(product(v.size for v in vars))
@@ -99,6 +99,7 @@ class Printer:
         self.cast = ".to(tl.int64)" if self.indexer.index_type == "tl.int64" else ""
         self.axis_of: dict[Symbol, str] = {v: a.name for a in self.axes for v in a.vars}
         self.everything = frozenset(a.name for a in self.axes)
+        self.number = {s: k for k, s in enumerate(self.graph.steps)}
         self.per_row = self.everything - {"r"}
 
     def axes_of(self, value: Value) -> frozenset[str]:
@@ -149,8 +150,9 @@ def offset_text(p: Printer, index: Int, want: frozenset[str]) -> str:
     """An offset as a tile over the axes `want`, of which it may use only some."""
     text = p.indexer.text(index)
     used = {p.axis_of[s] for s in symbols(index) if s in p.axis_of}
-    used = used.union(*(p.axes_of(p.graph.indirect[s]) for s in symbols(index) if s in p.graph.indirect))
-    if not used and not any(s in p.graph.indirect for s in symbols(index)):
+    data = [p.graph.symbols[s] for s in symbols(index) if s in p.graph.symbols]
+    used = used.union(*map(p.axes_of, data))
+    if not used and not data:
         return f"tl.full({p.shape(want)}, {text}, {p.indexer.index_type})"
     return text if used == want else f"tl.broadcast_to({text}, {p.shape(want)})"
 
@@ -160,22 +162,21 @@ def offset_text(p: Printer, index: Int, want: frozenset[str]) -> str:
 
 # %%
 def print_load(p: Printer, value: Value):
-    buffer, index, condition = value.args
     axes = p.axes_of(value)
-    extra = None if condition is None else value_text(p, condition)
-    offset = p.indexer.text(index) if extra is None else offset_text(p, index, axes)
+    extra = None if value.mask is None else value_text(p, value.mask)
+    offset = p.indexer.text(value.index) if extra is None else offset_text(p, value.index, axes)
     mask = p.mask(axes, extra)
     tail = f", {mask}" if mask else ""
     if extra:
         tail += ", other=0"
     if value in p.policy:
         tail += f', eviction_policy="{p.policy[value]}"'
-    p.names[value] = f"tmp{value.number}"
-    p.say(f"tmp{value.number} = tl.load({p.parameters[buffer]} + ({offset}){tail})", value.loop)
+    p.names[value] = f"tmp{p.number[value]}"
+    p.say(f"{p.names[value]} = tl.load({p.parameters[value.buffer]} + ({offset}){tail})", value.loop)
 
 
-def print_store(p: Printer, s: Store):
-    axes = p.everything if s.element else p.per_row
+def print_store(p: Printer, s: Value):
+    axes = p.everything if p.graph.is_element(s) else p.per_row
     target = p.graph.kernel.buffers[s.buffer].dtype
     text = value_text(p, s.value)
     if s.value.dtype != target:
@@ -203,15 +204,14 @@ def print_value(p: Printer, value: Value):
     if op == "get":
         p.names[value] = p.names[args[0]][args[1]]
         return
-    name = p.names[value] = f"tmp{value.number}"
+    name = p.names[value] = f"tmp{p.number[value]}"
     if op == "index":
         text, kind = p.indexer.text(args[0]), triton_type(dtype)
         if dtype is torch.float64:
             text = f"{text}.to(tl.int64).to(tl.float64, bitcast=True)"
         text = f"({text}).to({kind})" if p.axes_of(value) else f"tl.full({p.shape(())}, {text}, {kind})"
     elif op == "indirect":
-        symbol = next(s for s, v in p.graph.indirect.items() if v is value)
-        p.indexer.names[symbol] = name
+        p.indexer.names[args[1]] = name
         text = f"{value_text(p, args[0])}.to({p.indexer.index_type})"
     elif op == "to_dtype":
         text = convert(value_text(p, args[0]), args[0].dtype, dtype)
@@ -241,12 +241,12 @@ def philox_text(p: Printer, seed: Value, offset: Value, index: Int, layout: tupl
 def describe_reduction(p: Printer, value: Value) -> reductions.Reduction:
     kind, source, index = value.args
     return reductions.Reduction(
-        kind, f"red{value.number}", value_text(p, source), source.dtype, value.dtype or source.dtype,
+        kind, f"red{p.number[value]}", value_text(p, source), source.dtype, value.dtype or source.dtype,
         p.shape({"x", "r"}), p.masks.get("r"), p.indexer.text(index) if index is not None else None,
         p.indexer.index_type, to_text(p.axes[-1].numel, truncates=True), full=p.axes_of(source) == {"x", "r"})
 
 
-def print_step(p: Printer, step: Value | Store):
+def print_step(p: Printer, step: Value):
     if step.op == "load":
         print_load(p, step)
     elif step.op == "store":
@@ -282,7 +282,7 @@ def print_passes(p: Printer) -> None:
             p.policy = {}
 
 
-def print_pass(p: Printer, inside: list[Value | Store]) -> None:
+def print_pass(p: Printer, inside: list[Value]) -> None:
     """One loop along the row."""
     outer, p.lines = p.lines, []
     ends: list[tuple[str, Loop | None]] = []
@@ -317,7 +317,7 @@ def print_pass(p: Printer, inside: list[Value | Store]) -> None:
 def print_walk(p: Printer) -> None:
     kernel, (x, r) = p.graph.kernel, p.axes
     behind = Indexer([Axis("block", kernel.blocks, 0, 2), r], p.indexer.index_type)
-    sums = {s: f"sum{s.number}" for s in p.graph.steps if s.op == "column_sum"}
+    sums = {s: f"sum{p.number[s]}" for s in p.graph.steps if s.op == "column_sum"}
     ends: list[tuple[str, Loop | None]] = []
     for step in p.graph.steps:
         if step in sums:
@@ -373,13 +373,13 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block
     sizes), `grid` (three Python expressions over the size symbols), `num_warps`, `num_stages`. Raises
     Unsupported."""
-    graph = link(kernel, online_softmax=True)
+    graph = online_softmax(link(kernel))
     axes, default = plan(graph)
     config = config or default
     sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
     index_type = "tl.int32" if fits_int32([*sizes, product(a.numel for a in axes)]) else "tl.int64"
     if index_type == "tl.int32":
-        narrow_positions(graph)
+        graph = narrow_positions(graph)
     lengths = {a.name: a.numel for a in axes}
     if kernel.walked:
         lengths["x"] = product(v.size for v in kernel.walked)

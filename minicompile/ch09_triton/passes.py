@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Before printing
 #
-# Two questions about a kernel's graph of values are answered before any text is written: which steps happen
-# on which walk along a row, and which integers may be narrow.
+# Before any text is written: two improvements of a kernel's graph of values, and the question which steps happen
+# on which walk along a row.
 
 # %%
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 
 from ..ch07_loops.builder import COMPARISONS
-from ..ch08_fusion.values import Graph, Store, Value, elements, memory_of
+from ..ch07_loops.ir import Value, in_order
+from ..ch08_fusion.values import Graph, elements, memory_of, relink
 
 # %% [markdown]
 # ## Passes
@@ -40,23 +41,49 @@ def schedule_passes(g: Graph) -> list[tuple[list, list]]:
         inside = []
         for k in range(count):
             wanted = [r for r in g.reductions if r.phase == k + 1]
-            wanted += [s for s in when if s.element and when[s] == k]
-            inside.append(sorted(elements(g, wanted).union(wanted), key=lambda s: s.number))
-        last_load = {memory_of(g.kernel, s.args[0]): k for k, steps in enumerate(inside)
+            wanted += [s for s in when if g.is_element(s) and when[s] == k]
+            inside.append(sorted({*elements(g, wanted), *wanted}, key=in_order))
+        last_load = {memory_of(g.kernel, s.buffer): k for k, steps in enumerate(inside)
                      for s in steps if s.op == "load"}
-        after = {s: last_load.get(memory_of(g.kernel, s.buffer), -1) + (not s.element) for s in when}
+        after = {s: last_load.get(memory_of(g.kernel, s.buffer), -1) + (not g.is_element(s)) for s in when}
         late = {s: k for s, k in after.items() if k > when[s]}
         if not late:
             break
         when |= late
-    before = [[s for s in g.steps if when.get(s, s.phase) == k and not _is_element(g, s)]
+    before = [[s for s in g.steps if when.get(s, s.phase) == k and not g.is_element(s)]
               for k in range(count + 1)]
     return list(zip(before, inside + [[]]))
 
 
+# %% [markdown]
+# ## The online softmax
+#
+# A kernel that has both `max(x)` and `sum(exp(x - max(x)))` can compute the two in one walk along the row: the
+# maximum becomes a `softmax` reduction of two results, and the sum becomes the second of them.
+
 # %%
-def _is_element(g: Graph, step: Value | Store) -> bool:
-    return step.element if step.op == "store" else g.is_element(step)
+def online_softmax(g: Graph) -> Graph:
+    """The graph with such sums turned into results of their maxima."""
+    top_of = {s: top for s in g.reductions if s.args[0] == "sum" and (top := _shifted_by(s.args[1])) and top.dtype == s.dtype}
+    tops = set(top_of.values())
+
+    def step(new: Graph, value: Value, args: tuple) -> Value:
+        if value in tops:
+            return new.make("reduce", ("softmax", args[1], None), value.dtype)
+        if value in top_of:
+            return new.make("get", (_shifted_by(args[1]), 1), value.dtype)
+        return new.make(value.op, args, value.dtype)
+
+    return relink(g, step) if tops else g
+
+
+def _shifted_by(value: Value) -> Value | None:
+    """The maximum m of a floating-point `exp(x - m)`, if that is what `value` is."""
+    if value.op == "exp" and value.args[0].op == "sub":
+        x, top = value.args[0].args
+        if top.op == "reduce" and top.args[0] in ("max", "softmax") and top.args[1] is x:
+            return top
+    return None
 
 # %% [markdown]
 # ## Narrow integers
@@ -70,11 +97,11 @@ def _is_element(g: Graph, step: Value | Store) -> bool:
 CHOOSE = {"minimum", "maximum", "where"}
 
 
-def narrow_positions(g: Graph) -> None:
-    """Retype int64 values that hold only positions to int32."""
+def narrow_positions(g: Graph) -> Graph:
+    """The graph with int64 values that hold only positions as int32."""
     def may_be(v: Value) -> bool:
         return v.dtype == torch.int64 and (v.op == "index" or v.op in CHOOSE or
-                                           v.op == "constant" and abs(int(v.args[0])) < 2**31 - 1)
+                                           v.op == "constant" and abs(int(v.constant)) < 2**31 - 1)
 
     narrow = {v for v in g.values if may_be(v)}
     while True:
@@ -89,5 +116,6 @@ def narrow_positions(g: Graph) -> None:
         if narrow.isdisjoint(wide):
             break
         narrow -= wide
-    for value in narrow:
-        value.dtype = torch.int32
+    if not narrow:
+        return g
+    return relink(g, lambda new, value, args: new.make(value.op, args, torch.int32 if value in narrow else value.dtype))

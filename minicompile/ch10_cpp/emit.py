@@ -20,15 +20,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Iterable
 
 import torch
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, bounds, coefficient, product, provably_less, provably_nonnegative, symbols, to_text
-from ..ch07_loops.ir import Layout, Loop
+from ..ch07_loops.ir import Layout, Loop, Value, behind
 from ..ch07_loops.lazy import linear
+from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.kernel import Kernel, KernelSource
-from ..ch08_fusion.values import Graph, Store, Value, link
-from .ops import from_memory, literal, memory_type, operation, register_type, round_text, to_memory
+from ..ch08_fusion.values import Graph, link
+from .ops import convert, from_memory, literal, memory_type, operation, register_type, to_memory
 
 PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
 SIMD = "#pragma omp simd"
@@ -124,7 +126,7 @@ def size_text(size: Int) -> str:
 def index_text(e: Emitter, index: Int, scope: Scope) -> str:
     """An index expression in C++."""
     def name(s: Symbol) -> str:
-        return get(e, e.graph.indirect[s], scope) if s in e.graph.indirect else s.name
+        return get(e, e.graph.symbols[s], scope) if s in e.graph.symbols else s.name
     return to_text(index, name, "/", truncates=True)
 
 
@@ -162,20 +164,17 @@ def _expression(e: Emitter, value: Value, scope: Scope) -> str:
     if value.op == "index":
         return index_text(e, args[0], scope)
     if value.op == "indirect":
-        return f"mc_index({get(e, args[0], scope)}, {index_text(e, args[1], scope)}, problem)"
-    if value.op == "round_to":
-        return round_text(get(e, args[0], scope), args[1])
+        return f"mc_index({get(e, args[0], scope)}, {index_text(e, args[2], scope)}, problem)"
     if value.op == "load":
-        buffer, index, mask = args
-        text = f"{e.pointers[buffer]}[{index_text(e, index, scope)}]"
-        if mask is not None:
-            if stays_inside(e.kernel.buffers[buffer].layout, index):
+        text = f"{e.pointers[value.buffer]}[{index_text(e, value.index, scope)}]"
+        if value.mask is not None:
+            if stays_inside(e.kernel.buffers[value.buffer].layout, value.index):
                 name = fresh(e, "m")
                 scope.lines += of_loop(e, value.loop, f"const {memory_type(dtype)} {name} = {text};")
                 text = name
-            text = f"({get(e, mask, scope)} ? {text} : ({memory_type(dtype)})0)"
+            text = f"({get(e, value.mask, scope)} ? {text} : ({memory_type(dtype)})0)"
         return from_memory(text, dtype)
-    return operation(value.op, dtype, [get(e, a, scope) for a in args], [a.dtype for a in args])
+    return operation(value, [get(e, a, scope) for a in args if type(a) is Value])
 
 
 # %% [markdown]
@@ -191,29 +190,21 @@ def stays_inside(layout: Layout, index) -> bool:
     return 0 not in layout.size and provably_nonnegative(index) and provably_less(index, last + 1)
 
 
-def compute(e: Emitter, roots: list[Value], scope: Scope) -> None:
-    """Compute `roots` in `scope`, operands first. The order of creation is a topological order, so nothing
-    recurses deeply."""
-    wanted: set[Value] = set()
-    stack = list(roots)
-    while stack:
-        value = stack.pop()
-        if value not in wanted and lookup(value, scope) is None:
-            wanted.add(value)
-            stack += value.operands
-    for value in sorted(wanted, key=lambda v: v.number):
+def compute(e: Emitter, steps: Iterable[Value], scope: Scope) -> None:
+    """Compute what `steps` need in `scope`, operands first. Nothing recurses deeply."""
+    for value in behind(steps, lambda v: lookup(v, scope) is None):
         get(e, value, scope)
 
 
-def store_lines(e: Emitter, stores: list[Store], scope: Scope) -> None:
+def store_lines(e: Emitter, stores: Iterable[Value], scope: Scope) -> None:
     """Emit `stores`. All their values come first: an output may overwrite an input at the same element."""
-    compute(e, [o for s in stores for o in s.operands], scope)
+    compute(e, stores, scope)
     places = [f"{e.pointers[s.buffer]}[{index_text(e, s.index, scope)}]" for s in stores]
     for s, place in zip(stores, places):
         mention(e, scope, s.loop)
         value, dtype = get(e, s.value, scope), e.kernel.buffers[s.buffer].dtype
         if register_type(s.value.dtype) != register_type(dtype):
-            value = f"({operation('to_dtype', dtype, [value], [s.value.dtype])})"
+            value = f"({convert(value, s.value.dtype, dtype)})"
         if s.mode == "atomic_add":
             value = f"{from_memory(place, dtype)} | {value}" if dtype is torch.bool else \
                 f"({register_type(dtype)})({from_memory(place, dtype)} + {value})"
@@ -234,14 +225,13 @@ def vote(e: Emitter, variable: Symbol) -> float:
     """How well `variable` serves as the innermost loop: bytes moved contiguously minus bytes moved in
     jumps."""
     total = 0.0
-    accesses = [(v.args[0], v.args[1], 1, v.dims) for v in e.graph.values if v.op == "load"]
-    accesses += [(s.buffer, s.index, 2, symbols(s.index)) for s in e.graph.stores]
+    accesses = [v for v in e.graph.steps if v.op in ("load", "store")]
     if e.graph.reductions:      # what happens once per row does not matter
-        accesses = [a for a in accesses if e.graph.row & a[3]] or accesses
-    for buffer, index, weight, _ in accesses:
-        step = coefficient(index, variable)
+        accesses = [a for a in accesses if e.graph.row & (a.dims if a.op == "load" else symbols(a.index))] or accesses
+    for access in accesses:
+        step = coefficient(access.index, variable)
         if step != 0:
-            size = e.kernel.buffers[buffer].dtype.itemsize * weight
+            size = e.kernel.buffers[access.buffer].dtype.itemsize * (2 if access.op == "store" else 1)
             total += size if step == 1 else -size
     length = variable.size if isinstance(variable.size, int) else 64
     return total * min(length, 16) / 16 if total > 0 else total
@@ -267,7 +257,7 @@ def best_lane(e: Emitter, candidates: tuple[Symbol, ...]) -> tuple[Symbol | None
 # the kernel runs on one thread.
 
 # %%
-def is_direct(store: Store, variable: Symbol) -> bool:
+def is_direct(store: Value, variable: Symbol) -> bool:
     """True if different values of `variable` can never store to the same element."""
     step = coefficient(store.index, variable)
     if not isinstance(step, int) or step == 0 or not isinstance(variable.size, int):
@@ -292,9 +282,7 @@ def direct_variable(e: Emitter, candidates: tuple[Symbol, ...]) -> Symbol | None
 def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
     """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too
     small."""
-    expensive = sum(v.op in ("exp", "log", "erf", "tanh", "sin", "cos", "pow", "sigmoid")
-                    for v in e.graph.values)
-    limit = PARALLEL_WORK // (1 + expensive)
+    limit = PARALLEL_WORK // (1 + sum(v.op in HEAVY for v in e.graph.values))
     if isinstance(work, int) and work < limit * (4 if e.threads == 1 else 1):
         return []
     condition = "" if isinstance(work, int) else f" if ({size_text(work)} >= {limit})"
@@ -337,7 +325,7 @@ TILE = 32
 
 def crossing_variable(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...]) -> Symbol | None:
     """The variable along which accesses that jump with the lane are contiguous."""
-    indices = [v.args[1] for v in e.graph.values if v.op == "load"] + [s.index for s in e.graph.stores]
+    indices = [v.index for v in e.graph.values if v.op == "load"] + [s.index for s in e.graph.stores]
     return next((o for o in reversed(outer) for index in indices
                  if coefficient(index, lane) not in (0, 1) and coefficient(index, o) == 1 and lane.size != 1),
                  None)

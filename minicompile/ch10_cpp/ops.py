@@ -19,6 +19,7 @@ from typing import Callable
 
 import torch
 
+from ..ch07_loops.ir import Value
 from ..errors import Unsupported
 
 MEMORY_TYPE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "uint16_t",
@@ -73,10 +74,11 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 # %% [markdown]
 # ## The table
 #
-# `@cpp_op(names...)` registers a rule `(dtype, args, arg_dtypes) -> text`; `dtype` is that of the result.
+# `@cpp_op(names...)` registers a rule `(value, args) -> text`: `args` are the texts of the operands. What depends on an
+# operand's dtype, or on its being a constant, is asked of the node, `value.args`.
 
 # %%
-Rule = Callable[[torch.dtype, list, list], str]
+Rule = Callable[[Value, list[str]], str]
 CPP_OPS: dict[str, Rule] = {}
 
 
@@ -91,18 +93,19 @@ def cpp_op(*names: str):
 def form(name: str, text: str) -> None:
     """Register an operation that is one expression of its arguments `{0}`, `{1}`, with `{t}` the result's
     type. A leading cast is for types narrower than int, on which C++ computes in int."""
-    def rule(dtype, args, arg_dtypes):
+    def rule(value, args):
+        dtype = value.dtype
         wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64) or dtype in HALVES
         bare = text[len("({t})("):-1] if wide and text.startswith("({t})(") else text
         return bare.format(*args, t=register_type(dtype))
     CPP_OPS[name] = rule
 
 
-def operation(op: str, dtype: torch.dtype, args: list[str], arg_dtypes: list[torch.dtype]) -> str:
+def operation(value: Value, args: list[str]) -> str:
     """The C++ expression for one scalar operation. Raises Unsupported if there is no rule."""
-    if op not in CPP_OPS:
-        raise Unsupported(f"the C++ backend has no operation {op!r}")
-    return CPP_OPS[op](dtype, args, arg_dtypes)
+    if value.op not in CPP_OPS:
+        raise Unsupported(f"the C++ backend has no operation {value.op!r}")
+    return CPP_OPS[value.op](value, args)
 
 
 for _name, _text in {
@@ -114,7 +117,7 @@ for _name, _text in {
     "bitwise_and": "({t})({0} & {1})", "bitwise_or": "({t})({0} | {1})", "bitwise_xor": "({t})({0} ^ {1})",
     "lshift": "mc_shl<{t}>({0}, {1})", "rshift": "mc_shr<{t}>({0}, {1})",
     "maximum": "mc_max<{t}>({0}, {1})", "minimum": "mc_min<{t}>({0}, {1})", "where": "{0} ? {1} : {2}",
-    "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}",
+    "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}", "neg": "({t})(-({0}))", "sign": "({t})(({0} > 0) - ({0} < 0))",
 }.items():
     form(_name, _text)
 
@@ -131,8 +134,7 @@ def _suffix(dtype: torch.dtype) -> str:
 
 def _libm(name: str, function: str, arity: int = 1) -> None:
     arguments = ", ".join(f"{{{i}}}" for i in range(arity))
-    CPP_OPS[name] = lambda dtype, args, arg_dtypes: \
-        f"__builtin_{function}{_suffix(dtype)}({arguments.format(*args)})"
+    CPP_OPS[name] = lambda value, args: f"__builtin_{function}{_suffix(value.dtype)}({arguments.format(*args)})"
 
 
 for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc".split():
@@ -145,46 +147,34 @@ form("erfinv", "({t})mc_erfinv({0})")
 
 
 @cpp_op("rsqrt")
-def _rsqrt(dtype, args, arg_dtypes):
-    return f"({register_type(dtype)})1 / __builtin_sqrt{_suffix(dtype)}({args[0]})"
-
-
-@cpp_op("neg")
-def _neg(dtype, args, arg_dtypes):
-    return f"({register_type(dtype)})(-({args[0]}))"
+def _rsqrt(value, args):
+    return f"({register_type(value.dtype)})1 / __builtin_sqrt{_suffix(value.dtype)}({args[0]})"
 
 
 @cpp_op("abs")
-def _abs(dtype, args, arg_dtypes):
+def _abs(value, args):
+    dtype = value.dtype
     if dtype.is_floating_point:
         return f"__builtin_fabs{_suffix(dtype)}({args[0]})"
     return f"({register_type(dtype)})({args[0]} < 0 ? -{args[0]} : {args[0]})" if dtype.is_signed else args[0]
 
 
-@cpp_op("sign")
-def _sign(dtype, args, arg_dtypes):
-    x = args[0]
-    return f"({register_type(dtype)})(({x} > 0) - ({x} < 0))"
-
-
 @cpp_op("isinf")
-def _isinf(dtype, args, arg_dtypes):
-    if not arg_dtypes[0].is_floating_point:
-        return "false"
-    return f"__builtin_fabs{_suffix(arg_dtypes[0])}({args[0]}) == MC_INF"
+def _isinf(value, args):
+    given = value.args[0].dtype
+    return f"__builtin_fabs{_suffix(given)}({args[0]}) == MC_INF" if given.is_floating_point else "false"
 
 
 @cpp_op("signbit")
-def _signbit(dtype, args, arg_dtypes):
-    if not arg_dtypes[0].is_floating_point:
-        return f"{args[0]} < 0"
-    bits = "int32_t" if _suffix(arg_dtypes[0]) else "int64_t"
-    return f"mc_bits<{bits}>({args[0]}) < 0"
+def _signbit(value, args):
+    given = value.args[0].dtype
+    bits = "int32_t" if _suffix(given) else "int64_t"
+    return f"mc_bits<{bits}>({args[0]}) < 0" if given.is_floating_point else f"{args[0]} < 0"
 
 
 @cpp_op("bitwise_not")
-def _bitwise_not(dtype, args, arg_dtypes):
-    return f"!{args[0]}" if dtype is torch.bool else f"({register_type(dtype)})(~{args[0]})"
+def _bitwise_not(value, args):
+    return f"!{args[0]}" if value.dtype is torch.bool else f"({register_type(value.dtype)})(~{args[0]})"
 
 # %% [markdown]
 # ## Division
@@ -194,36 +184,37 @@ def _bitwise_not(dtype, args, arg_dtypes):
 # instead.
 
 # %%
-def _nonzero(text: str, dtype: torch.dtype) -> str:
-    number = text[text.rfind(")") + 1:]
-    constant = number.lstrip("-").isdigit() and int(number) != 0
-    return text if constant else f"mc_divisor<{register_type(dtype)}>({text}, problem)"
+def _divisor(value: Value, args: list[str]) -> str:
+    by = value.args[1]
+    return args[1] if by.constant else f"mc_divisor<{register_type(by.dtype)}>({args[1]}, problem)"
 
 
 @cpp_op("floordiv")
-def _floordiv(dtype, args, arg_dtypes):
-    t = register_type(dtype)
-    return f"mc_floordiv<{t}>({args[0]}, {args[1]})" if dtype.is_floating_point else \
-        f"mc_ifloordiv<{t}>({args[0]}, {_nonzero(args[1], dtype)})"
+def _floordiv(value, args):
+    t = register_type(value.dtype)
+    return f"mc_floordiv<{t}>({args[0]}, {args[1]})" if value.dtype.is_floating_point else \
+        f"mc_ifloordiv<{t}>({args[0]}, {_divisor(value, args)})"
 
 
 @cpp_op("remainder")
-def _remainder(dtype, args, arg_dtypes):
-    t = register_type(dtype)
-    return f"mc_mod<{t}>({args[0]}, {args[1]})" if dtype.is_floating_point else \
-        f"mc_imod<{t}>({args[0]}, {_nonzero(args[1], dtype)})"
+def _remainder(value, args):
+    t = register_type(value.dtype)
+    return f"mc_mod<{t}>({args[0]}, {args[1]})" if value.dtype.is_floating_point else \
+        f"mc_imod<{t}>({args[0]}, {_divisor(value, args)})"
 
 
 @cpp_op("truncdiv")
-def _truncdiv(dtype, args, arg_dtypes):
+def _truncdiv(value, args):
+    dtype = value.dtype
     return f"__builtin_trunc{_suffix(dtype)}({args[0]} / {args[1]})" if dtype.is_floating_point else \
-        f"({register_type(dtype)})({args[0]} / {_nonzero(args[1], dtype)})"
+        f"({register_type(dtype)})({args[0]} / {_divisor(value, args)})"
 
 
 @cpp_op("fmod")
-def _fmod(dtype, args, arg_dtypes):
+def _fmod(value, args):
+    dtype = value.dtype
     return f"__builtin_fmod{_suffix(dtype)}({args[0]}, {args[1]})" if dtype.is_floating_point else \
-        f"({register_type(dtype)})({args[0]} % {_nonzero(args[1], dtype)})"
+        f"({register_type(dtype)})({args[0]} % {_divisor(value, args)})"
 
 
 _POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})"}
@@ -231,14 +222,10 @@ _POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}"
 
 # %%
 @cpp_op("pow")
-def _pow(dtype, args, arg_dtypes):
-    x, y = args
+def _pow(value, args):
+    (x, y), dtype, exponent = args, value.dtype, value.args[1].constant
     if not dtype.is_floating_point:
         return f"mc_ipow<{register_type(dtype)}>({x}, {y})"
-    try:
-        exponent = float(y.rstrip("f"))
-    except ValueError:
-        exponent = None
     if exponent in _POWERS:
         return _POWERS[exponent].format(x)
     if exponent == 0.5:
@@ -257,35 +244,40 @@ def _pow(dtype, args, arg_dtypes):
 # `mc_integer` states what the processor (and so eager) gives.
 
 # %% tags=["exercise:cpp-cast"]
-@cpp_op("to_dtype")
-def _to_dtype(dtype, args, arg_dtypes):
-    """C++ text of the first of `args`, a value of `arg_dtypes[0]`, as a value of `dtype`. Both are in
+def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:
+    """C++ text of `x`, a value of dtype `source`, as a value of `target`. Both are in
     registers (`register_type`), where half types are floats. To bool: is it not 0? From bool to floating: 1
     or 0, chosen by `?:`. From floating to integers through `mc_integer<W>`, with W int64_t for int64, uint32
     and uint64 and int32_t for the others, then cast. Everything else is a C++ cast, or nothing."""
-    source, target = register_type(arg_dtypes[0]), register_type(dtype)
-    if source == target:
-        return args[0]
-    if target == "bool":
-        return f"{args[0]} != 0"
-    if source == "bool" and target in ("float", "double"):
-        return f"{args[0]} ? {literal(1, dtype)} : {literal(0, dtype)}"
-    if source in ("float", "double") and not dtype.is_floating_point:
-        wide = "int64_t" if target in ("int64_t", "uint32_t", "uint64_t") else "int32_t"
-        return f"({target})mc_integer<{wide}>({args[0]})"
-    return f"({target}){args[0]}"
+    given, wanted = register_type(source), register_type(target)
+    if given == wanted:
+        return x
+    if wanted == "bool":
+        return f"{x} != 0"
+    if given == "bool" and wanted in ("float", "double"):
+        return f"{x} ? {literal(1, target)} : {literal(0, target)}"
+    if given in ("float", "double") and not target.is_floating_point:
+        wide = "int64_t" if wanted in ("int64_t", "uint32_t", "uint64_t") else "int32_t"
+        return f"({wanted})mc_integer<{wide}>({x})"
+    return f"({wanted}){x}"
 
 
 # %%
-def round_text(x: str, dtype: torch.dtype) -> str:
-    """`x` (float) rounded to the values that a half `dtype` can represent."""
-    return from_memory(to_memory(x, dtype), dtype)
+@cpp_op("to_dtype")
+def _to_dtype(value, args):
+    return convert(args[0], value.args[0].dtype, value.dtype)
+
+
+@cpp_op("round_to")
+def _round_to(value, args):
+    """The values that a half type can represent, in a float."""
+    return from_memory(to_memory(args[0], value.args[1]), value.args[1])
 
 
 @cpp_op("bitcast")
-def _bitcast(dtype, args, arg_dtypes):
-    x = to_memory(args[0], arg_dtypes[0])
-    return from_memory(f"mc_bits<{memory_type(dtype)}>(({memory_type(arg_dtypes[0])})({x}))", dtype)
+def _bitcast(value, args):
+    given = value.args[0].dtype
+    return from_memory(f"mc_bits<{memory_type(value.dtype)}>(({memory_type(given)})({to_memory(args[0], given)}))", value.dtype)
 
 
 def from_memory(text: str, dtype: torch.dtype) -> str:

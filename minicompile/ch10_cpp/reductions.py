@@ -27,7 +27,8 @@ from ..ch01_graphs.symbolic import Symbol, product
 from ..ch07_loops.builder import compute_dtype
 from ..ch07_loops.ir import identity
 from ..ch07_loops.pointwise import HEAVY
-from ..ch08_fusion.values import Store, Value, elements
+from ..ch07_loops.ir import Value, in_order
+from ..ch08_fusion.values import elements
 from ..errors import Unsupported
 from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
                    lane_headers, of_loop, parallel_pragma, size_text, store_lines)
@@ -82,17 +83,13 @@ def emit_reductions(e: Emitter, function: Scope) -> None:
         emit_rows(e, function, row_lane)
 
 
-def passes(e: Emitter) -> list[tuple[list[Value], list[Store]]]:
+def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
     """(reductions, element stores) of each pass."""
-    reductions, stores = e.graph.reductions, [s for s in e.graph.stores if s.element]
+    reductions, stores = e.graph.reductions, [s for s in e.graph.stores if e.graph.is_element(s)]
     last = max([r.phase - 1 for r in reductions] + [s.phase for s in stores])
     plan = [([r for r in reductions if r.phase - 1 == p], stores if p == last else [])
             for p in range(last + 1)]
     return [step for step in plan if any(step)]
-
-
-def operands_of(steps) -> list[Value]:
-    return [o for s in steps for o in s.operands]
 
 # %% [markdown]
 # ## Rows
@@ -113,10 +110,10 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
     if isinstance(lane.size, int) and lane.size <= LONGEST_SCRATCH and len(kernel.reduction_vars) == 1:
         twice = {v for i, used in enumerate(uses) for v in used
                  if v.op in HEAVY and any(v in later for later in uses[i + 1:])}
-        kept = dict.fromkeys(sorted(twice, key=lambda v: v.number)[:MOST_SCRATCH])
+        kept = dict.fromkeys(sorted(twice, key=in_order)[:MOST_SCRATCH])
     for reductions, stores in plan:
         _row_pass(e, nest, lane, reductions, stores, kept)
-    store_lines(e, [s for s in e.graph.stores if not s.element], nest)
+    store_lines(e, [s for s in e.graph.stores if not e.graph.is_element(s)], nest)
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
     loops = [for_(v.name, size_text(v.size)) for v in outer]
     if loops:
@@ -142,7 +139,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
     middle = child(nest, others)
     chunk = child(middle, ())
     inner = child(chunk, (lane,))
-    compute(e, operands_of(reductions), inner)
+    compute(e, reductions, inner)
     for value, array in kept.items():
         name = inner.names.get(value)
         if array is None and name is not None:
@@ -273,12 +270,12 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
 
     for reductions, stores in passes(e):
         both = reductions + stores
-        ready = {o for o in operands_of([*both, *elements(e.graph, both)]) if not e.graph.is_element(o)
+        ready = {o for s in (*both, *elements(e.graph, both)) for o in s.operands if not e.graph.is_element(o)
                  and lane in o.dims and o.op not in ("load", "constant", "index", "reduce", "get")}
-        _materialise(e, nest, lane, sorted(ready, key=lambda v: v.number), width, lanes)
+        _materialise(e, nest, lane, sorted(ready, key=in_order), width, lanes)
         rows = child(nest, kernel.reduction_vars)
         inner = child(rows, (lane,))
-        compute(e, operands_of(both), inner)
+        compute(e, both, inner)
         steps = [_column_step(e, r, get(e, r.args[1], inner)) for r in reductions]
         for r, step in zip(reductions, steps):
             inner.lines += of_loop(e, r.loop, *step.element)
@@ -294,7 +291,7 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         _flushed_rows(e, nest, rows, steps, lanes)
         for r, step in zip(reductions, steps):
             nest.names[r] = step.result
-    stores = [s for s in e.graph.stores if not s.element]
+    stores = [s for s in e.graph.stores if not e.graph.is_element(s)]
     if stores:
         final = child(nest, (lane,))
         store_lines(e, stores, final)
@@ -310,10 +307,11 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
     values = [v for v in values if v not in nest.names]
     loop = child(nest, (lane,))
     compute(e, values, loop)
-    for value in values:
+    texts = [get(e, value, loop) for value in values]
+    for value, text in zip(values, texts):
         array = fresh(e, "column")
         nest.lines += of_loop(e, value.loop, f"alignas(64) {register_type(value.dtype)} {array}[{width}];")
-        loop.lines += of_loop(e, value.loop, f"{array}[lane] = {get(e, value, loop)};")
+        loop.lines += of_loop(e, value.loop, f"{array}[lane] = {text};")
         nest.names[value] = f"{array}[lane]"
     if values:
         lanes(nest, loop.lines)

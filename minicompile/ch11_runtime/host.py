@@ -34,7 +34,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import torch
 
@@ -42,15 +42,19 @@ from .. import logs
 from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
-from ..ch07_loops.ir import Extern, Inst, Layout, Program, View
+from ..ch07_loops.ir import Extern, Layout, Program, Value, View
+from ..ch08_fusion.build import rewrite
 from ..ch08_fusion.dependencies import root_of
 from ..ch08_fusion.fuse import Schedule
 from ..ch08_fusion.kernel import Kernel, KernelSource, bits_of_float
-from ..ch08_fusion.memory import takes_out
+from ..ch08_fusion.memory import OUT_FORMS
+from ..ch08_fusion.reference import emit_reference, load_reference
+from ..ch09_triton.emit import emit_triton
+from ..ch09_triton.launch import load_triton
+from ..ch10_cpp.build import load_cpp
+from ..ch10_cpp.emit import emit_cpp
 from ..config import config
 from ..errors import MinicompileError, Unsupported
-
-aten = torch.ops.aten
 
 # %% [markdown]
 # ## Names
@@ -171,23 +175,17 @@ def argument_text(w: Writer, a: Any) -> str:
 # %% [markdown]
 # ## Library calls
 #
-# A matrix product can write into memory that the plan has chosen, through its `out=` form. The Python
-# bindings (`torch.mm`) parse their arguments about twice as fast as the generic operator object, which
-# matters when a call is all there is. Other operators allocate their own result. What they return is
-# compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would
+# A matrix product can write into memory that the plan has chosen (`OUT_FORMS`). Other operators allocate their own
+# result. What they return is compared with the promised strides each time; the comparison costs 0.1 microseconds, a wrong guess would
 # be a wrong answer.
 
 # %%
-DIRECT = {aten.mm.default: torch.mm, aten.bmm.default: torch.bmm, aten.addmm.default: torch.addmm,
-          aten.baddbmm.default: torch.baddbmm}
-
-
 def write_extern(w: Writer, step: Extern) -> None:
     args = [argument_text(w, a) for a in step.args]
     args += [f"{k}={argument_text(w, a)}" for k, a in step.kwargs.items()]
     buffers = w.program.buffers
-    if takes_out(step) and step.outputs[0] is not None:
-        fn = w.constant(DIRECT[step.op], "x")
+    if step.op in OUT_FORMS and step.outputs[0] is not None:
+        fn = w.constant(OUT_FORMS[step.op], "x")
         out = step.outputs[0]
         w.emit(f"{fn}({', '.join(args)}, out={view_text(w, View(out, buffers[out].layout))})")
         return
@@ -339,8 +337,7 @@ def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
     Inputs become in0, in1, ..., outputs out0, ... and local buffers tmp0, ..., counted apart, in that order
     of kinds; a buffer that has a name already keeps it. All places that name a buffer are renamed: the fields
     `buffers` (keys, `name`, `alias_of`; an alias of a buffer outside becomes None), `local`, `inputs`,
-    `outputs`, and of the loops `outputs` and the first argument of load and store. Loops are called loop0,
-    loop1, ... The given kernel is not changed."""
+    `outputs`, and the loads and stores of the loops. Loops are called loop0, loop1, ... The given kernel is not changed."""
     names: dict[str, str] = {}
     local = [n for n in kernel.buffers if n in kernel.local]
     for kind, members in (("in", kernel.inputs), ("out", kernel.outputs), ("tmp", local)):
@@ -349,10 +346,7 @@ def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
                 names[n] = f"{kind}{sum(1 for v in names.values() if v.startswith(kind))}"
     buffers = {names[n]: replace(b, name=names[n], alias_of=names.get(b.alias_of))
                for n, b in kernel.buffers.items() if n in names}
-    loops = [replace(loop, name=f"loop{i}", outputs=tuple(names[o] for o in loop.outputs),
-                     body=tuple(Inst(op, (names[args[0]], *args[1:]), dtype) if op in ("load", "store") else
-                                Inst(op, args, dtype) for op, args, dtype in loop.body))
-             for i, loop in enumerate(kernel.loops)]
+    loops = [replace(loop, name=f"loop{i}", stores=rewrite(loop.stores, {}, names)) for i, loop in enumerate(kernel.loops)]
     twin = replace(kernel, loops=loops, buffers=buffers, local=frozenset(names[n] for n in kernel.local),
                    inputs=tuple(names[n] for n in kernel.inputs),
                    outputs=tuple(names[n] for n in kernel.outputs))
@@ -361,50 +355,50 @@ def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
 
 # %%
 def canonical_key(k: Kernel) -> tuple:
-    """Equal for kernels that compile to the same code. Constants are compared as text: 0.0 equals -0.0, and
-    nan differs from itself."""
+    """Equal for kernels that compile to the same code. Values are compared by their places in the body; constants
+    as text: 0.0 equals -0.0, and nan differs from itself."""
     def symbol(v):
         return v.name, v.size
 
-    def inst(i):
-        return (i.op, repr(i.args), i.dtype) if i.op == "constant" else i
+    def body(loop):
+        place = {v: i for i, v in enumerate(loop.body)}
+        return tuple((v.op, repr(v.args) if v.op == "constant" else tuple([place[a] if type(a) is Value else a for a in v.args]),
+                      v.dtype) for v in loop.body)
     return (k.device, tuple(map(symbol, k.vars)), tuple(map(symbol, k.reduction_vars)), len(k.walked),
             k.local, k.inputs, k.outputs, k.symbols,
             tuple((n, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
-            tuple((tuple(map(symbol, l.vars)), tuple(map(symbol, l.reduction_vars)), tuple(map(inst, l.body)))
+            tuple((tuple(map(symbol, l.vars)), tuple(map(symbol, l.reduction_vars)), body(l))
                   for l in k.loops))
 
 # %% [markdown]
 # ## The stage
 #
+# A language is a generator of text and a loader. All sources of a language are handed to the loader at once, which
+# compiles them in parallel and may still be compiling when the host program is ready. `DEVICES` says which
+# language a device speaks: a new kind of device is one line in each table.
+#
 # `backend` names a rung: `"loops"` interprets, `"triton"` and `"cpp"` generate code for the device of each
-# kernel. A function `Kernel -> KernelSource` may stand in its place. All sources of a language are handed
-# to its loader at once, which compiles them in parallel and may still be compiling when the host program is
-# ready.
+# kernel. A function `Kernel -> KernelSource` may stand in its place.
 
 # %%
-def emitter_for(backend: str, device: torch.device) -> Callable[[Kernel], KernelSource]:
+class Language(NamedTuple):
+    emit: Callable[[Kernel], KernelSource]
+    load: Callable[[list[KernelSource]], list[Callable]]
+
+
+LANGUAGES = {"reference": Language(emit_reference, load_reference), "triton": Language(emit_triton, load_triton),
+             "cpp": Language(emit_cpp, load_cpp)}
+DEVICES = {"cuda": "triton", "cpu": "cpp"}
+
+
+def language_for(backend: str, device: torch.device) -> str:
     if backend == "loops":
-        from ..ch08_fusion.reference import emit_reference
-        return emit_reference
-    if device.type == "cuda" or backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
-        from ..ch09_triton.emit import emit_triton
-        return emit_triton
-    if device.type == "cpu":
-        from ..ch10_cpp.emit import emit_cpp
-        return emit_cpp
-    raise Unsupported(f"no code generator for device {device}")
-
-
-def loader_for(language: str) -> Callable[[list[KernelSource]], list[Callable]]:
-    if language == "triton":
-        from ..ch09_triton.launch import load_triton
-        return load_triton
-    if language == "cpp":
-        from ..ch10_cpp.build import load_cpp
-        return load_cpp
-    from ..ch08_fusion.reference import load_reference
-    return load_reference
+        return "reference"
+    if backend == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+        return "triton"
+    if device.type not in DEVICES:
+        raise Unsupported(f"no code generator for device {device}")
+    return DEVICES[device.type]
 
 
 @dataclass
@@ -460,7 +454,6 @@ def resolve_kernels(program: HostProgram) -> None:
 
 def reference_function(kernel: Kernel, args: Sequence[str]) -> Callable:
     """A stand-in for a built kernel that takes its arguments in the order `args`."""
-    from ..ch08_fusion.reference import emit_reference, load_reference
     source = emit_reference(kernel)
     [run] = load_reference([source])
     order = [list(args).index(a) for a in source.args]
@@ -482,7 +475,7 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
         twin, names = canonical(step)
         key = canonical_key(twin)
         if key not in unique:
-            emit = backend if callable(backend) else emitter_for(backend, step.device)
+            emit = backend if callable(backend) else LANGUAGES[language_for(backend, step.device)].emit
             unique[key] = len(sources)
             sources.append(emit(twin))
             kernels.append(twin)
@@ -491,7 +484,7 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
     functions: list[Callable] = [None] * len(sources)
     for language in dict.fromkeys(s.language for s in sources):
         which = [i for i, s in enumerate(sources) if s.language == language]
-        for i, fn in zip(which, loader_for(language)([sources[i] for i in which])):
+        for i, fn in zip(which, LANGUAGES[language].load([sources[i] for i in which])):
             functions[i] = fn
     text, namespace = generate_host(schedule, [b and (functions[b[0]], b[1]) for b in bindings])
     numbers = {name: i for i, fn in enumerate(functions) for name, value in namespace.items() if value is fn}

@@ -198,7 +198,7 @@ def test_embedding_gradient_accumulates():
         return torch.autograd.grad(F.embedding(i, w), w, g)
     w = R(5, 3).requires_grad_()
     program = check(gradient, [w, torch.tensor([[1, 1, 4], [0, 1, 4]]), R(2, 3, 3)])
-    assert any(i.op == "store" and i.args[3] == "atomic_add" for loop in loops(program) for i in loop.body)
+    assert any(i.op == "store" and i.mode == "atomic_add" for loop in loops(program) for i in loop.body)
 
 
 @pytest.mark.parametrize("pieces", [2, 3, 12])
@@ -228,7 +228,7 @@ def test_pooling_gradient_is_a_gather(pool):
     x = R(2, 3, 8, 8).requires_grad_()
     program = check(lambda x: torch.autograd.grad(pool(x).square().sum(), x), [x])
     assert not externs(program)
-    assert not any(i.op == "store" and i.args[3] for loop in loops(program) for i in loop.body)
+    assert not any(i.op == "store" and i.mode for loop in loops(program) for i in loop.body)
 
 # Mutation, creation, fallbacks
 

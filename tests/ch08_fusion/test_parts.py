@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from minicompile.ch01_graphs.symbolic import Symbol, evaluate, product, substitute
-from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
-from minicompile.ch08_fusion.dependencies import (accesses, dependency_edges, node_reads, node_writes, normal,
-                                                  remove_dead, rewrite, storage_size)
-from minicompile.ch08_fusion.build import prune
+from minicompile.ch07_loops.builder import Builder, normal
+from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
+from minicompile.ch07_loops.verify import print_loop
+from minicompile.ch08_fusion.build import rewrite
+from minicompile.ch08_fusion.dependencies import dependency_edges, node_reads, node_writes, remove_dead, storage_size
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.iteration import Space, combine, merge_dims, pieces_by_access, pieces_in_order
 from minicompile.ch08_fusion.memory import overwrites_safely
@@ -48,26 +49,30 @@ def buffers(**sizes):
 
 
 def loop(name, size, sources, target, op="add"):
-    v = Symbol("i0", size)
-    body = [Inst("load", (s, v.expr, None), F32) for s in sources]
-    body.append(Inst(op, tuple(Ref(i) for i in range(len(sources))), F32) if len(sources) > 1 else Inst("neg", (Ref(0),), F32))
-    return Loop(name, (v,), (), (*body, Inst("store", (target, v.expr, Ref(len(sources)), None), None)), (target,))
+    v, b = Symbol("i0", size), Builder()
+    b.store(target, v.expr, b.op(op if len(sources) > 1 else "neg", *(b.load(s, v.expr, F32) for s in sources)))
+    return Loop(name, (v,), (), tuple(b.stores))
 
 
 def call(name, op, sources, target, bufs, **kw):
     return Extern(name, op, tuple(View(s, bufs[s].layout) for s in sources), {}, (target,), **kw)
 
 
-def test_accesses_and_rewrite():
-    (v,) = dims("i", 8)
-    t = Symbol("t0", 5)
-    body = (Inst("load", ("idx", v.expr, None), torch.int64), Inst("indirect", (Ref(0), t, 5), torch.int64),
-            Inst("load", ("x", t.expr * 8 + v.expr, None), F32), Inst("store", ("y", v.expr, Ref(2), "atomic_add"), None))
-    reads, writes, bound = accesses(body)
-    assert [r.buffer for r in reads] == ["idx", "x"] and writes[0].mode == "atomic_add" and bound == [t]
-    a, b = dims("j", 2, 4)
-    new = rewrite(body, {v: a.expr * 4 + b.expr, t: Symbol("t9", 5).expr})
-    assert repr(new[2].args[1]) == "4*j0 + j1 + 8*t9" and new[1].args[1].name == "t9"
+def test_a_body_is_what_its_stores_need_and_rewrite_makes_another():
+    (v,), b = dims("i", 8), Builder()
+    b.op("exp", b.load("x", v.expr, F32))                                     # nobody needs it
+    b.indirect(b.load("other", v.expr, torch.int64), 5)                       # nor that
+    row = b.indirect(b.load("idx", v.expr, torch.int64), 5, wrap=False)
+    b.store("y", v.expr, b.load("x", row * 8 + v.expr, F32), "atomic_add")
+    first = Loop("l", (v,), (), tuple(b.stores))
+    assert [x.op for x in first.body] == ["load", "indirect", "load", "store"] and first.outputs == ("y",)
+    assert [(x.buffer, x.anywhere) for x in first.loads] == [("idx", False), ("x", True)] and first.stores[0].mode == "atomic_add"
+    i, j = dims("j", 2, 4)
+    second = Loop("l", (i, j), (), rewrite(first.stores, {v: i.expr * 4 + j.expr}, {"x": "in0"}))
+    assert print_loop(second).splitlines()[1:] == [
+        "    v0: i64 = load idx[4*j0 + j1]", "    v1: i64 = indirect(v0, at0, 5)", "    v2: f32 = load in0[8*at0 + 4*j0 + j1]",
+        "    y[4*j0 + j1] += v2"]
+    assert [x.op for x in first.body] == ["load", "indirect", "load", "store"] and first.loads[1].buffer == "x"
 
 
 @pytest.mark.parametrize("a, b, expected", [((8, 64), (512,), (8, 64)), ((512,), (8, 64), (8, 64)), ((2, 12), (6, 4), (2, 3, 4)),
@@ -152,11 +157,11 @@ def test_scattered_writes_end_a_kernel():
     bufs = buffers(i=(8,), x=(8,), z=(8,), y=(8,), z2="z")
     bufs["i"] = Buffer("i", torch.int64, CPU, Layout((8,), (1,)))
     (v,) = dims("i", 8)
-    t = Symbol("t0", 8)
-    fill = Loop("fill", (v,), (), (Inst("constant", (0.0,), F32), Inst("store", ("z", v.expr, Ref(0), None), None)), ("z",))
-    scatter = Loop("scatter", (v,), (), (
-        Inst("load", ("i", v.expr, None), torch.int64), Inst("indirect", (Ref(0), t, 8), torch.int64),
-        Inst("load", ("x", v.expr, None), F32), Inst("store", ("z2", t.expr, Ref(2), "atomic_add"), None)), ("z2",))
+    b, c = Builder(), Builder()
+    b.store("z", v.expr, b.constant(0.0, F32))
+    fill = Loop("fill", (v,), (), tuple(b.stores))
+    c.store("z2", c.indirect(c.load("i", v.expr, torch.int64), 8), c.load("x", v.expr, F32), "atomic_add")
+    scatter = Loop("scatter", (v,), (), tuple(c.stores))
     p = Program(["i", "x"], bufs, [fill, scatter, loop("use", 8, ["z2"], "y")], [View("y", bufs["y"].layout)])
     s = fuse(p)
     verify_schedule(s)
@@ -171,12 +176,6 @@ def test_something_in_between_prevents_a_cycle():
     s = fuse(Program(["x"], bufs, nodes, [View("y", bufs["y"].layout)]))
     assert len(s.steps) == 3
     assert any("between" in d.reason for d in s.decisions)
-
-
-def test_prune_removes_stores_and_what_only_they_needed():
-    body = loop("l", 8, ["x", "y"], "z").body + (Inst("store", ("x2", Symbol("i0", 8).expr, Ref(0), None), None),)
-    new = prune(body, {"z"})
-    assert [i.op for i in new] == ["load", "store"] and new[1].args[2] == Ref(0)
 
 
 def test_limits_are_respected_and_fusion_can_be_off():

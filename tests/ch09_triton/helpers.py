@@ -2,7 +2,7 @@
 import torch
 
 from minicompile.ch01_graphs.symbolic import Symbol
-from minicompile.ch07_loops.ir import Buffer, Inst, Layout, Loop, Ref
+from minicompile.ch07_loops.ir import Buffer, Layout, Loop, Value, Values
 from minicompile.ch08_fusion.kernel import Kernel
 
 F32 = torch.float32
@@ -20,32 +20,31 @@ def buffer(name, size, dtype=F32, stride=None, alias_of=None):
     return Buffer(name, dtype, torch.device("cpu"), Layout(tuple(size), tuple(stride or contiguous(size))), alias_of)
 
 
-class Body:
-    """Appends instructions; `b.exp(x)` for any operation, dtype of the first operand unless told."""
-
-    def __init__(self):
-        self.insts = []
+class Body(Values):
+    """A loop body; `b.exp(x)` for any operation, dtype of the last operand unless told."""
 
     def emit(self, op, *args, dtype=F32):
-        self.insts.append(Inst(op, args, dtype))
-        return Ref(len(self.insts) - 1)
+        return self.make(op, args, dtype)
 
     def __getattr__(self, op):
         return lambda *args, dtype=None: self.emit(op, *args, dtype=dtype or self._dtype(args))
 
     def _dtype(self, args):
-        refs = [a for a in args if isinstance(a, Ref)]
-        return self.insts[refs[-1].id].dtype if refs else F32
+        values = [a for a in args if isinstance(a, Value)]
+        return values[-1].dtype if values else F32
 
     def load(self, name, index, mask=None, dtype=F32):
         x = self.emit("load", name, index, mask, dtype=dtype)
         return self.emit("to_dtype", x, dtype=F32) if dtype in (torch.float16, torch.bfloat16) else x
 
     def store(self, name, index, value, mode=None):
-        return self.emit("store", name, index, value, mode, dtype=None)
+        return self.write(name, index, None, value, mode)
 
-    def loop(self, vars, rvars=(), outputs=(), location=None, name="loop"):
-        return Loop(name, tuple(vars), tuple(rvars), tuple(self.insts), tuple(outputs), location)
+    def indirect(self, value, size):
+        return self.position(value, size).args[1]
+
+    def loop(self, vars, rvars=(), location=None, name="loop"):
+        return Loop(name, tuple(vars), tuple(rvars), tuple(self.stores), location)
 
 
 def kernel(loops, buffers, inputs, outputs, vars, rvars=(), local=(), symbols=(), name="kernel"):

@@ -129,11 +129,11 @@ def test_fused_loops_forward_values_and_skip_local_stores():
 
 def test_gather_with_mask_and_indirect_index():
     rows, columns, vocabulary = 6, 40, 17
-    i, j, at = sym("i0", rows), sym("i1", columns), sym("s", vocabulary)
+    i, j = sym("i0", rows), sym("i1", columns)
     b = Body()
     index = b.load("in0", i.expr, dtype=torch.int64)
     keep = b.lt(b.index(j.expr, dtype=torch.int64), b.constant(30, dtype=torch.int64), dtype=torch.bool)
-    b.indirect(index, at, vocabulary, dtype=None)
+    at = b.indirect(index, vocabulary)
     b.store("out0", i.expr * columns + j.expr, b.load("in1", at.expr * columns + j.expr, keep))
     k = kernel([b.loop((i, j))], [buffer("in0", (rows,), torch.int64), buffer("in1", (vocabulary, columns)),
                                   buffer("out0", (rows, columns))],
@@ -147,9 +147,9 @@ def test_gather_with_mask_and_indirect_index():
 
 def test_scatter_add_is_atomic():
     n, rows = 50, 7
-    i, at = sym("i0", n), sym("s", rows)
+    i = sym("i0", n)
     b = Body()
-    b.indirect(b.load("in0", i.expr, dtype=torch.int64), at, rows, dtype=None)
+    at = b.indirect(b.load("in0", i.expr, dtype=torch.int64), rows)
     b.store("out0", at.expr, b.load("in1", i.expr), "atomic_add")
     k = kernel([b.loop((i,))], [buffer("in0", (n,), torch.int64), buffer("in1", (n,)), buffer("out0", (rows,))],
                ["in0", "in1"], ["out0"], (i,))

@@ -22,7 +22,7 @@ def scaled(size, factor, name="kernel0"):
     b = Body()
     b.store("y", i[0].expr, b.mul(b.load("x", i[0].expr, torch.float32),
                                   b.constant(factor, dtype=torch.float32)))
-    return emit_cpp(kernel(i, (), [(i, (), b, ("y",))], {"x": x}, {"y": y}, name=name)), x, y
+    return emit_cpp(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}, name=name)), x, y
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_softmax_rows_share_loads_and_keep_expensive_values():
     b.store("sum", i[0].expr, b.reduce("sum", b.load("e", index, F32)))
     c = Body()
     c.store("y", index, c.truediv(c.load("e", index, F32), c.load("sum", i[0].expr, F32)))
-    k = kernel(i, r, [(i, r, a, ("top",)), (i, r, b, ("e", "sum")), (i + r, (), c, ("y",))], {"x": x},
+    k = kernel(i, r, [(i, r, a), (i, r, b), (i + r, (), c)], {"x": x},
                {"y": y},
                {"top": s, "sum": s, "e": y})
     source = run(k, {"x": x}, {"y": y})
@@ -74,7 +74,7 @@ def test_all_reductions(shape, columns):
     s = b.reduce("softmax", v)
     for j, name in enumerate(("top", "sumexp")):
         out(name, b.emit("get", s, j, dtype=F32))
-    k = kernel(i, r, [(i, r, b, names)], {"x": x}, outputs)
+    k = kernel(i, r, [(i, r, b)], {"x": x}, outputs)
     check(k, {"x": x}, outputs, rtol=1e-5, atol=2e-3 if max(shape) > 10000 else 1e-4)
 
 
@@ -101,7 +101,7 @@ def test_reductions_of_nan_and_inf(columns):
     for j in range(2):
         b.store(f"s{j}", i[0].expr, b.emit("get", s, j, dtype=F32))
         outputs[f"s{j}"] = torch.empty(6)
-    run(kernel(i, r, [(i, r, b, tuple(outputs))], {"x": x}, outputs), {"x": x}, outputs)
+    run(kernel(i, r, [(i, r, b)], {"x": x}, outputs), {"x": x}, outputs)
     rows = x.t() if columns else x
     for kind, want in {"max": rows.amax(1), "min": rows.amin(1), "sum": rows.sum(1), "argmax": rows.argmax(1),
                        "argmin": rows.argmin(1)}.items():
@@ -115,7 +115,7 @@ def test_a_million_floats_sum_as_accurately_as_double():
     r = variables("r", x.numel())
     b = Body()
     b.store("y", 0, b.reduce("sum", b.load("x", r[0].expr, F32)))
-    run(kernel((), r, [((), r, b, ("y",))], {"x": x}, {"y": y}), {"x": x}, {"y": y})
+    run(kernel((), r, [((), r, b)], {"x": x}, {"y": y}), {"x": x}, {"y": y})
     assert abs(y.item() / x.double().sum().item() - 1) < 2e-7
 
 
@@ -127,7 +127,7 @@ def test_two_reduction_variables_and_symbolic_sizes():
     v = b.load("x", r[0].expr * (s.expr * 4) + i[0].expr * s.expr + r[1].expr, F32)
     b.store("y", i[0].expr, b.reduce("sum", v))
     y = torch.empty(4)
-    k = kernel(i, r, [(i, r, b, ("y",))], {"x": x}, {"y": y}, symbols=(s,))
+    k = kernel(i, r, [(i, r, b)], {"x": x}, {"y": y}, symbols=(s,))
     run(k, {"x": x}, {"y": y}, (77,))
     torch.testing.assert_close(y, x.sum((0, 2)))
 
@@ -145,7 +145,7 @@ def test_output_in_the_memory_of_an_input():
     e = c.exp(c.sub(c.load("x", index, F32), c.load("top", i[0].expr, F32)))
     c.store("y", index, c.mul(c.truediv(e, c.load("sum", i[0].expr, F32)), c.constant(2.0, dtype=F32)))
     t = torch.empty(50)
-    k = kernel(i, r, [(i, r, b, ("top", "sum")), (i + r, (), c, ("y",))], {"x": x}, {"y": x},
+    k = kernel(i, r, [(i, r, b), (i + r, (), c)], {"x": x}, {"y": x},
                {"top": t, "sum": t})
     run(k, {"x": x}, {"y": x})
     torch.testing.assert_close(x, want)
@@ -154,8 +154,8 @@ def test_output_in_the_memory_of_an_input():
 def embedding_backward(rows, width, tokens):
     i = variables("i", tokens, width)
     b = Body()
-    b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", rows), rows, dtype=torch.int64)
-    b.store("table", Symbol("t0", rows).expr * width + i[1].expr, b.load("g", flat(i, (width, 1)), F32),
+    row = b.indirect(b.load("at", i[0].expr, torch.int64), rows)
+    b.store("table", row.expr * width + i[1].expr, b.load("g", flat(i, (width, 1)), F32),
             "atomic_add")
     return i, b
 
@@ -167,7 +167,7 @@ def test_embedding_backward_is_deterministic_and_parallel():
     results = []
     for _ in range(3):
         table = torch.zeros(rows, width)
-        source = run(kernel(i, (), [(i, (), b, ("table",))], {"at": at, "g": g}, {"table": table}),
+        source = run(kernel(i, (), [(i, (), b)], {"at": at, "g": g}, {"table": table}),
                      {"at": at, "g": g}, {"table": table})
         results.append(table)
     torch.testing.assert_close(results[0], torch.zeros(rows, width).index_add_(0, at, g), rtol=1e-5,
@@ -180,9 +180,9 @@ def test_scatter_without_a_direct_variable_runs_on_one_thread():
     at, g, out = torch.randint(0, 7, (100_000,)), torch.ones(100_000), torch.zeros(7)
     i = variables("i", 100_000)
     b = Body()
-    b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", 7), 7, dtype=torch.int64)
-    b.store("out", Symbol("t0", 7).expr, b.load("g", i[0].expr, F32), "atomic_add")
-    source = run(kernel(i, (), [(i, (), b, ("out",))], {"at": at, "g": g}, {"out": out}), {"at": at, "g": g},
+    place = b.indirect(b.load("at", i[0].expr, torch.int64), 7)
+    b.store("out", place.expr, b.load("g", i[0].expr, F32), "atomic_add")
+    source = run(kernel(i, (), [(i, (), b)], {"at": at, "g": g}, {"out": out}), {"at": at, "g": g},
                  {"out": out})
     torch.testing.assert_close(out, torch.bincount(at, minlength=7).float())
     assert "parallel" not in source.code
@@ -193,9 +193,9 @@ def test_index_out_of_range_raises_like_eager(bad):
     at, x, y = torch.tensor([0, 4, bad]), torch.randn(5, 8), torch.empty(3, 8)
     i = variables("i", 3, 8)
     b = Body()
-    b.emit("indirect", b.load("at", i[0].expr, torch.int64), Symbol("t0", 5), 5, dtype=torch.int64)
-    b.store("y", flat(i, (8, 1)), b.load("x", Symbol("t0", 5).expr * 8 + i[1].expr, F32))
-    k = kernel(i, (), [(i, (), b, ("y",))], {"at": at, "x": x}, {"y": y})
+    row = b.indirect(b.load("at", i[0].expr, torch.int64), 5)
+    b.store("y", flat(i, (8, 1)), b.load("x", row.expr * 8 + i[1].expr, F32))
+    k = kernel(i, (), [(i, (), b)], {"at": at, "x": x}, {"y": y})
     with pytest.raises(IndexError, match=f"index {bad} is out of bounds for dimension with size 5"):
         run(k, {"at": at, "x": x}, {"y": y})
     at[2] = 3
@@ -209,7 +209,7 @@ def test_integer_division_by_zero_raises_like_eager():
     b = Body()
     b.store("y", i[0].expr, b.floordiv(b.load("a", i[0].expr, torch.int64),
                                        b.load("c", i[0].expr, torch.int64)))
-    k = kernel(i, (), [(i, (), b, ("y",))], {"a": a, "c": c}, {"y": y})
+    k = kernel(i, (), [(i, (), b)], {"a": a, "c": c}, {"y": y})
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         run(k, {"a": a, "c": c}, {"y": y})
     c[1] = 2
@@ -223,8 +223,8 @@ def test_masked_load_and_masked_store():
     b = Body()
     inside = b.emit("lt", b.emit("index", i[0].expr, dtype=torch.int64),
                     b.emit("constant", 10, dtype=torch.int64), dtype=torch.bool)
-    b.emit("store", "y", i[0].expr, b.load("x", i[0].expr, F32, inside), None, inside)
-    run(kernel(i, (), [(i, (), b, ("y",))], {"x": x}, {"y": y}), {"x": x}, {"y": y})
+    b.write("y", i[0].expr, inside, b.load("x", i[0].expr, F32, inside), None)
+    run(kernel(i, (), [(i, (), b)], {"x": x}, {"y": y}), {"x": x}, {"y": y})
     assert torch.equal(y, torch.cat([x, torch.full((4,), 9.0)]))
 
 
@@ -241,7 +241,7 @@ def test_a_masked_load_is_a_branch_only_where_it_could_leave_the_memory(size, fi
     variables = (i, j) if size[1] > 1 else (i,)
     expected = torch.zeros(4, size[1])
     expected.view(-1)[:2 * size[1]] = x.view(-1)[first:first + 2 * size[1]]
-    source = check(kernel(variables, (), [(variables, (), b, ("y",))], {"x": x}, {"y": y}), {"x": x}, {"y": expected})
+    source = check(kernel(variables, (), [(variables, (), b)], {"x": x}, {"y": y}), {"x": x}, {"y": expected})
     assert ("? in0[" in source.code) is branches
 
 
@@ -255,7 +255,7 @@ def test_vectorised_functions_are_accurate_and_handle_special_values():
     outputs = {n: torch.empty_like(x) for n in names}
     for n in names:
         b.store(n, i[0].expr, getattr(b, n)(v))
-    run(kernel(i, (), [(i, (), b, tuple(names))], {"x": x}, outputs), {"x": x}, outputs)
+    run(kernel(i, (), [(i, (), b)], {"x": x}, outputs), {"x": x}, outputs)
     for n in names:
         exact = getattr(torch, n)(x.double())
         torch.testing.assert_close(outputs[n], exact.float(), equal_nan=True, rtol=4e-7, atol=1.2e-7
@@ -276,11 +276,11 @@ def test_half_conversions_are_exact(dtype):
     wide, narrow = torch.empty(every.numel()), torch.empty(floats.numel(), dtype=dtype)
     b = Body()
     b.store("y", i[0].expr, b.load("x", i[0].expr, dtype))
-    run(kernel(i, (), [(i, (), b, ("y",))], {"x": every}, {"y": wide}), {"x": every}, {"y": wide})
+    run(kernel(i, (), [(i, (), b)], {"x": every}, {"y": wide}), {"x": every}, {"y": wide})
     torch.testing.assert_close(wide, every.float(), rtol=0, atol=0, equal_nan=True)
     b = Body()
     b.store("y", j[0].expr, b.load("x", j[0].expr, F32))
-    run(kernel(j, (), [(j, (), b, ("y",))], {"x": floats}, {"y": narrow}), {"x": floats}, {"y": narrow})
+    run(kernel(j, (), [(j, (), b)], {"x": floats}, {"y": narrow}), {"x": floats}, {"y": narrow})
     torch.testing.assert_close(narrow, floats.to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
@@ -292,7 +292,7 @@ def test_products_are_not_contracted_into_fused_multiply_add():
     b = Body()
     b.store("y", i[0].expr, b.sub(b.mul(b.load("a", i[0].expr, F32), b.load("c", i[0].expr, F32)),
                                   b.load("p", i[0].expr, F32)))
-    run(kernel(i, (), [(i, (), b, ("y",))], {"a": a, "c": c, "p": p}, {"y": y}), {"a": a, "c": c, "p": p},
+    run(kernel(i, (), [(i, (), b)], {"a": a, "c": c, "p": p}, {"y": y}), {"a": a, "c": c, "p": p},
         {"y": y})
     assert torch.equal(y, torch.zeros(1000))
 
@@ -313,8 +313,7 @@ def test_reduction_over_one_element_beside_a_real_one():
         s = b.reduce(kind, v)
         for j in range(parts):
             out(b, f"{kind}{j}", b.emit("get", s, j, dtype=F32))
-    names = tuple(outputs)
-    k = kernel(i, r, [(i, r, a, names[:1]), (i, (), b, names[1:])], {"x": x, "z": z}, outputs)
+    k = kernel(i, r, [(i, r, a), (i, (), b)], {"x": x, "z": z}, outputs)
     run(k, {"x": x, "z": z}, outputs)
     torch.testing.assert_close(outputs["sum"], x.sum(1))
     torch.testing.assert_close(outputs["max"], z, equal_nan=True)

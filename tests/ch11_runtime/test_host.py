@@ -8,7 +8,8 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.symbolic import Symbol
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
-from minicompile.ch07_loops.ir import Buffer, Extern, Inst, Layout, Loop, Program, Ref, View
+from minicompile.ch07_loops.builder import Builder
+from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, View
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch11_runtime.host import compile_schedule, relayout
@@ -32,9 +33,9 @@ def buffer(name, size, stride=None, dtype=torch.float32, alias_of=None):
 
 
 def pointwise(name, size, source, target, op="neg"):
-    v = Symbol("i0", size)
-    return Loop(name, (v,), (), (Inst("load", (source, v.expr, None), torch.float32), Inst(op, (Ref(0),), torch.float32),
-                                 Inst("store", (target, v.expr, Ref(1), None), None)), (target,))
+    v, b = Symbol("i0", size), Builder()
+    b.store(target, v.expr, b.op(op, b.load(source, v.expr, torch.float32)))
+    return Loop(name, (v,), (), tuple(b.stores))
 
 
 def program(inputs, buffers, nodes, outputs, **kw):
@@ -128,12 +129,10 @@ def test_dead_memory_is_reused_for_equal_sizes():
 def test_symbols_are_arguments():
     s = Symbol("s0", None, 2)
     n = s.expr
-    v = Symbol("i0", n * 3)
+    v, b = Symbol("i0", n * 3), Builder()
+    b.store("y", v.expr, b.op("mul", b.load("x", v.expr, torch.float32), b.index(n, torch.float32)))
     p = program(["s0", "x"], [buffer("x", (n, 3)), buffer("y", (n, 3))],
-                [Loop("l", (v,), (), (Inst("load", ("x", v.expr, None), torch.float32),
-                                      Inst("index", (n,), torch.int64), Inst("to_dtype", (Ref(1),), torch.float32),
-                                      Inst("mul", (Ref(0), Ref(2)), torch.float32),
-                                      Inst("store", ("y", v.expr, Ref(3), None), None)), ("y",))], ["y", n * 2], symbols={"s0": s})
+                [Loop("l", (v,), (), tuple(b.stores))], ["y", n * 2], symbols={"s0": s})
     host = compile_schedule(fuse(p), "loops")
     for size in (2, 5):
         x = torch.randn(size, 3)
