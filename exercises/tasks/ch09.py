@@ -6,9 +6,9 @@ from .. import behaviour, task
 task("contiguous-var", title="Along which variable memory runs", minutes=20, about="""\
 A GPU reads memory in runs. Which variable of the nest has to be the fastest in a block, so that neighbouring threads read neighbouring
 addresses? For an index expression it is the variable with stride 1, if there is one.""", hints=[
-    "stride_of(index, v) is the distance of neighbours along v, 0 if the index ignores v. hint(v.size) > 1 says that there are neighbours.",
+    "stride_of(index, v) is the distance of neighbours along v, 0 if the index ignores v. There are neighbours if present(v.size) > 1.",
     "Among the variables with a stride above 0 take the one with the smallest; it counts only if that is 1.",
-    "used = [(stride_of(index, v), v) for v in vars if hint(v.size) > 1]; best = min((u for u in used if u[0] > 0), key=lambda u: u[0], "
+    "used = [(stride_of(index, v), v) for v in vars if present(v.size) > 1]; best = min((u for u in used if u[0] > 0), key=lambda u: u[0], "
     "default=(0, None))"])
 
 
@@ -70,7 +70,7 @@ then a square tile reads and writes in runs.""", hints=[
     "contiguous_var of each of these; keep those that are not None and not the last variable with more than one value. If there are none, "
     "or the nest has fewer than 4096 elements: "
     "[Axis('x', vars, 0, 1)].",
-    "v = max(set(split), key=split.count); cut = vars.index(v) + 1; if vars[cut:] have more than one element and hint(v.size) >= 4: "
+    "v = max(set(split), key=split.count); cut = vars.index(v) + 1; if vars[cut:] have more than one element and present(v.size) >= 4: "
     "[Axis('y', vars[:cut], 0, 2), Axis('x', vars[cut:], 1, "
     "2)]."])
 

@@ -2,21 +2,21 @@ import math
 from collections import Counter
 from functools import partial
 
-from minicompile.ch01_graphs.symbolic import product
-from minicompile.ch09_triton.tiling import Axis, contiguous_var, hint, visits
+from minicompile.ch01_graphs.symbolic import present, product
+from minicompile.ch09_triton.tiling import Axis, contiguous_var, visits
 
 
 def _axes(vars, reduction_vars, accesses, *, least=4096, heavy=True, short=4, rest=True, ones=True, names="yx", reduce_rank=2, extra=1):
     if reduction_vars:
         return [Axis("x", vars, 0, reduce_rank), Axis("r", reduction_vars, 1, reduce_rank)]
-    total = math.prod(hint(v.size) for v in vars)
+    total = math.prod(present(v.size) for v in vars)
     wanted = [contiguous_var(i, vars) for i in accesses if not heavy or visits(i, vars) * 2 > total]
-    real = [v for v in vars if hint(v.size) > 1 or not ones]
+    real = [v for v in vars if present(v.size) > 1 or not ones]
     split = [v for v in wanted if v is not None and v != real[-1]]
     if split and total >= least:
         v = max(set(split), key=split.count)
         cut = vars.index(v) + extra
-        if (hint(product(u.size for u in vars[cut:])) > 1 or not rest) and hint(v.size) >= short:
+        if (present(product(u.size for u in vars[cut:])) > 1 or not rest) and present(v.size) >= short:
             return [Axis(names[0], vars[:cut], 0, 2), Axis(names[1], vars[cut:], 1, 2)]
     return [Axis("x", vars, 0, 1)]
 
@@ -36,7 +36,7 @@ wrong_cut_before = partial(_axes, extra=0)
 def right_counted(vars, reduction_vars, accesses):
     if reduction_vars:
         return [Axis("x", vars, 0, 2), Axis("r", reduction_vars, 1, 2)]
-    sizes = [hint(v.size) for v in vars]
+    sizes = [present(v.size) for v in vars]
     total = math.prod(sizes)
     last = max((k for k, n in enumerate(sizes) if n > 1), default=None)
     votes = Counter()

@@ -410,6 +410,11 @@ def evaluate(e: "Int | Symbol", values: dict[str, int]):
     return _computed(as_expr(e), lambda symbol: values[symbol.name])
 
 
+def present(e: Int) -> int:
+    """The value of a size in the call that was traced, for decisions that may be wrong."""
+    return _computed(e, lambda symbol: symbol.hint)
+
+
 def substitute(e: "Int | Symbol", mapping: "dict[Symbol, Int | Symbol]") -> Int:
     """Replace symbols by expressions and simplify again."""
     return _computed(as_expr(e), lambda symbol: as_expr(mapping.get(symbol, symbol)))

@@ -142,7 +142,7 @@ def constant_pad(g, x, pad, value=0):
 @lowering("slice_scatter", reindex=True)
 def slice_scatter(g, x, source, dim=0, start=None, end=None, step=1):
     dim, dtype = dim % len(x.size), g.val.dtype
-    first, length = clamp_start(g, start, x.size[dim]), source.size[dim]
+    first, length = clamp_start(start, x.size[dim]), source.size[dim]
 
     def inner(b, index):
         distance = as_expr(index[dim]) - first
@@ -161,7 +161,7 @@ def slice_scatter(g, x, source, dim=0, start=None, end=None, step=1):
 @lowering("select_scatter", reindex=True)
 def select_scatter(g, x, source, dim, where):
     dim = dim % len(x.size)
-    where = wrapped(g, where, x.size[dim])
+    where = wrapped(where, x.size[dim])
     dtype = g.val.dtype
 
     def inner(b, index):

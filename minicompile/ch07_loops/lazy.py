@@ -22,7 +22,7 @@ from torch import fx
 
 from ..ch01_graphs.graph import Location, together
 from ..ch01_graphs.shapes import expr_of
-from ..ch01_graphs.symbolic import Int, Symbol, as_expr, evaluate, product, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr, present, product
 from ..ch02_guards.guards import contiguous_strides
 from ..config import config
 from ..errors import Unsupported
@@ -80,14 +80,9 @@ def linear(index, stride, offset: Int = 0) -> Int:
 # get the layout their fakes promised. Sizes that are symbols sort by their present values.
 
 # %%
-def magnitude(e: Int) -> int:
-    """An integer to sort strides by: the value in the traced call."""
-    return e if isinstance(e, int) else evaluate(e, {s.name: s.hint for s in symbols(e)})
-
-
 def memory_order(size, stride) -> list[int]:
     """Dims from the slowest to the fastest in memory."""
-    return sorted(range(len(size)), key=lambda d: (-magnitude(stride[d]), magnitude(size[d]) == 1, d))
+    return sorted(range(len(size)), key=lambda d: (-present(stride[d]), present(size[d]) == 1, d))
 
 
 def dense_strides(size, stride) -> tuple[Int, ...]:
@@ -151,7 +146,6 @@ class Lowering:
     position: dict[str, int] = field(default_factory=dict)
     locations: dict[str, Location | None] = field(default_factory=dict)
     in_rows: set[str] = field(default_factory=set)       # buffers read together with numbers per row
-    hints: dict[str, int | float] = field(default_factory=dict)      # the symbols' values in the present call
 
     @property
     def val(self):
@@ -283,8 +277,8 @@ def worth_keeping(g: Lowering, x: Lazy, readers: int, windows: int) -> bool:
     if not reads or in_memory(x):
         return False
     expensive = heavy and x.device.type == "cpu"
-    elements = magnitude(product(x.size))
-    big = sum(1 for name in reads if magnitude(product(g.program.buffers[name].layout.size)) * 2 > elements)
+    elements = present(product(x.size))
+    big = sum(1 for name in reads if present(product(g.program.buffers[name].layout.size)) * 2 > elements)
     if windows >= 4 and (len(ops) > 2 or big > 1 or expensive):
         return True
     return readers > 1 and ((readers - 1) * (big - 1) > 2 or len(ops) > g.options.reuse_ops or expensive)

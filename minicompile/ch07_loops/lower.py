@@ -128,8 +128,6 @@ def lower_input(g: Lowering, node: fx.Node):
     g.program.inputs.append(node.name)
     if not isinstance(val, torch.Tensor):
         expr = expr_of(val)
-        if is_symbolic(val):
-            g.hints = val.node.env.hints
         if isinstance(expr, Float) and expr.op == "symbol":
             g.program.symbols[node.name] = Symbol(expr.args[0], real=True)
         for symbol in symbols(expr) if isinstance(expr, Expr) else ():

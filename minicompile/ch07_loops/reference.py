@@ -39,8 +39,10 @@ class GridHandler:
         self.stores: list[tuple] = []
 
     def step(self, value: Value, args: tuple):
+        if value.op == "bitcast":
+            return args[0].contiguous().view(value.dtype)
         own = getattr(self, value.op, None)
-        return own(*args, dtype=value.dtype) if own else SCALAR[value.op](*args).to(value.dtype)
+        return own(*args, dtype=value.dtype) if own else (SCALAR.get(value.op) or OTHERS[value.op])(*args).to(value.dtype)
 
     def at(self, expr, dtype=torch.int64):
         return torch.as_tensor(evaluate(expr, self.env), dtype=dtype)
@@ -80,23 +82,8 @@ class GridHandler:
         self.env[symbol.name] = value
         return value
 
-    def to_dtype(self, x, *, dtype):
-        return x.to(dtype)
-
-    def bitcast(self, x, *, dtype):
-        return x.contiguous().view(dtype)
-
-    def round_to(self, x, half, *, dtype):
-        return x.to(half).to(dtype)
-
     def philox(self, seed, offset, index, layout, *, dtype):
         return philox_uniform(seed, offset, self.at(index))
-
-    def where(self, condition, a, b, *, dtype):
-        return torch.where(condition, a, b).to(dtype)
-
-    def get(self, value, i, *, dtype):
-        return value[i]
 
     def reduce(self, kind, value, position, *, dtype):
         def rows(t):
@@ -165,6 +152,7 @@ SCALAR = {name: getattr(torch, name) for name in
 SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
               truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),
               lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift)
+OTHERS = {"where": torch.where, "to_dtype": lambda x: x, "round_to": lambda x, half: x.to(half), "get": lambda values, i: values[i]}
 
 # %% [markdown]
 # ## Running a loop

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, as_expr, evaluate, floordiv, mod
+from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod, present
 from .ir import Layout
 from .lazy import Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize, sizes_of, window
 from .table import lowering
@@ -58,25 +58,20 @@ def permute(g, x, dims):
 # how they compare, so the answers for the present values are guarded, and may be used again.
 
 # %%
-def present(g: Lowering, e: Int) -> int:
-    """The value of a size in the present call."""
-    return evaluate(e, g.hints)
-
-
-def wrapped(g: Lowering, index: Int, size: Int) -> Int:
+def wrapped(index: Int, size: Int) -> Int:
     """Negative indices count from the end."""
-    return as_expr(index) + size if present(g, index) < 0 else index
+    return as_expr(index) + size if present(index) < 0 else index
 
 
-def clamp_start(g: Lowering, start, size) -> Int:
-    start = wrapped(g, 0 if start is None else start, size)
-    return 0 if present(g, start) < 0 else size if present(g, start) > present(g, size) else start
+def clamp_start(start, size) -> Int:
+    start = wrapped(0 if start is None else start, size)
+    return 0 if present(start) < 0 else size if present(start) > present(size) else start
 
 
 @lowering("slice.Tensor", view=True)
 def slice_(g, x, dim=0, start=None, end=None, step=1):
     dim, size = dim % len(x.size), sizes_of(g.val)
-    start = clamp_start(g, start, x.size[dim])
+    start = clamp_start(start, x.size[dim])
 
     def pick(index):
         return index[:dim] + (as_expr(index[dim]) * step + start,) + index[dim + 1:]
@@ -91,7 +86,7 @@ def slice_(g, x, dim=0, start=None, end=None, step=1):
 @lowering("select.int", view=True)
 def select(g, x, dim, index):
     dim, size = dim % len(x.size), sizes_of(g.val)
-    where = wrapped(g, index, x.size[dim])
+    where = wrapped(index, x.size[dim])
 
     def relayout(base: Layout):
         return Layout(size, base.stride[:dim] + base.stride[dim + 1:], base.offset + base.stride[dim] * where)

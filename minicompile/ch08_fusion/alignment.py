@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..ch01_graphs.symbolic import Int, Symbol, coefficient, product, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, coefficient, present, product, symbols
 from ..ch07_loops.reductions import ENOUGH_BLOCKS, LONGEST_ROW
-from .dependencies import hint, nbytes
+from .dependencies import nbytes
 from .iteration import Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ def align_across(f: Fuser, a: Group, b: Group, shared: list[str]):
             found = combine(base.space, pieces, other.space.all)
             walked = set().union(*(symbols(found.b[v]) for v in other.space.rvars))
             blocks = found.space.vars[:-len(walked)]
-            if not walked.isdisjoint(blocks) or hint(numel(blocks)) < ENOUGH_BLOCKS:
+            if not walked.isdisjoint(blocks) or present(numel(blocks)) < ENOUGH_BLOCKS:
                 continue
             along = {_fastest(apply(e, found.a), found.space) for es in base.reads.values() for e in es}
             alignment = found if base is a else found._replace(a=found.b, b=found.a)

@@ -23,24 +23,15 @@ from typing import Any, Iterable
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, evaluate, mul, symbols
+from ..ch01_graphs.symbolic import Int, mul, present
 from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View
 from ..ch07_loops.verify import views_in
 
 # %% [markdown]
 # ## Sizes in bytes
 #
-# The currency of fusion is bytes moved. With dynamic shapes the sizes are expressions; scores only compare,
-# so any plausible number will do for an unknown size.
-
-# %%
-SIZE_HINT = 256
-
-
-def hint(e: Int) -> int:
-    """The value of a size expression, with a plausible number for each unknown."""
-    return e if isinstance(e, int) else evaluate(e, {s.name: SIZE_HINT for s in symbols(e)})
-
+# The currency of fusion is bytes moved. With dynamic shapes the sizes are expressions; scores only compare, and take
+# the sizes of the call that was traced.
 
 # %% tags=["exercise:storage-size"]
 def storage_size(buffer: Buffer) -> Int:
@@ -56,8 +47,8 @@ def storage_size(buffer: Buffer) -> Int:
 
 # %%
 def nbytes(buffer: Buffer) -> int:
-    """Bytes that the buffer occupies (estimated when sizes are symbolic)."""
-    return hint(storage_size(buffer)) * buffer.dtype.itemsize
+    """Bytes that the buffer occupies (in the traced call)."""
+    return present(storage_size(buffer)) * buffer.dtype.itemsize
 
 
 def root_of(buffers: dict[str, Buffer], name: str) -> str:

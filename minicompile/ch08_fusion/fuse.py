@@ -23,11 +23,11 @@ from typing import NamedTuple
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, symbols
+from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, View
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
 from .build import build_kernel
-from .dependencies import dependency_edges, hint, nbytes, node_reads, node_writes, remove_dead, root_of
+from .dependencies import dependency_edges, nbytes, node_reads, node_writes, remove_dead, root_of
 from .iteration import Alignment, Space, apply, strided
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
@@ -281,10 +281,10 @@ def _starved(a: Group, b: Group) -> str | None:
     if a.reduces == b.reduces:
         return None
     base, other = (a, b) if a.reduces else (b, a)
-    rows, row = (hint(numel(dims)) for dims in base.space)
+    rows, row = (present(numel(dims)) for dims in base.space)
     columns = any(coefficient(e, v) == 1 for v in base.space.vars[-1:] for es in base.reads.values()
                   for e in es if not symbols(e).isdisjoint(base.space.rvars))
-    wide = hint(numel(other.space.vars)) > rows
+    wide = present(numel(other.space.vars)) > rows
     if row > 2048 and rows < (2048 if columns else 128) and wide:
         return f"a reduction to {rows} values would slow down a loop over {rows * row} elements"
     return None
@@ -489,7 +489,7 @@ def fuse_siblings(f: Fuser, g: Group) -> None:
                 continue
             key = tuple(tuple(d.size for d in ds) for ds in f.groups[r].space)
             first = alike.setdefault(key, r)
-            if f.find(first) != r and hint(numel(f.groups[r].space.all)) <= SHORT:
+            if f.find(first) != r and present(numel(f.groups[r].space.all)) <= SHORT:
                 try_fuse(f, f.find(first), r)
 
 

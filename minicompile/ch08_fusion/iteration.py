@@ -21,9 +21,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..ch01_graphs.symbolic import Int, Symbol, as_expr, coefficient, floordiv, mul, product, substitute
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr, coefficient, floordiv, mul, present, product, substitute
 from ..ch07_loops.builder import normal
-from .dependencies import hint
 
 
 class Space(NamedTuple):
@@ -113,7 +112,7 @@ def strided(index: Int, dims: tuple[Symbol, ...]) -> tuple[list[tuple], tuple[Sy
             unused.append(d)
         else:
             used.append((d, c, d.size))
-    used.sort(key=lambda item: (hint(item[1]), hint(item[2])))
+    used.sort(key=lambda item: (present(item[1]), present(item[2])))
     return used, tuple(unused)
 
 

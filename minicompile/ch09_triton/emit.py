@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, product, symbols, to_text
+from ..ch01_graphs.symbolic import Int, Symbol, present, product, symbols, to_text
 from ..ch07_loops.builder import COMPARISONS
 from ..ch07_loops.ir import Loop, Value
 from ..ch08_fusion.dependencies import storage_size
@@ -43,7 +43,7 @@ from . import heuristics, reductions
 from .ops import OPS, constant, convert, pointer_type, triton_type
 from .passes import CHOOSE, narrow_positions, online_softmax, schedule_passes
 from .prelude import prelude_for
-from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, fits_int32, hint, visits
+from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, fits_int32, visits
 
 # %% [markdown]
 # ## Planning
@@ -58,11 +58,11 @@ def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
     accesses = [s.index for s in g.steps if s.op in ("load", "store")]
     axes = choose_axes(kernel.vars, kernel.reduction_vars, accesses)
     vars = kernel.vars + kernel.reduction_vars
-    total = hint(product(v.size for v in vars))
+    total = present(product(v.size for v in vars))
     heavy = [i for i in accesses if visits(i, vars) * 2 > total]
-    sizes = {a.name: hint(a.numel) for a in axes}
+    sizes = {a.name: present(a.numel) for a in axes}
     if kernel.walked:
-        return axes, heuristics.walking(hint(product(v.size for v in kernel.walked)), sizes["r"])
+        return axes, heuristics.walking(present(product(v.size for v in kernel.walked)), sizes["r"])
     if "y" in sizes:
         return axes, heuristics.tiled(sizes["y"], sizes["x"], len(heavy))
     if "r" not in sizes:

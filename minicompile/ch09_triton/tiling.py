@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from ..ch01_graphs.symbolic import Int, Symbol, as_expr, bounds, coefficient, mul, product, substitute, symbols, to_text
+from ..ch01_graphs.symbolic import Int, Symbol, as_expr, bounds, coefficient, mul, present, product, substitute, to_text
 
 
 @dataclass
@@ -46,13 +46,6 @@ class Axis:
         return "[" + ", ".join(":" if i == self.dim else "None" for i in range(self.rank)) + "]"
 
 
-def hint(value: Int) -> int:
-    """A number to plan with where sizes are symbolic."""
-    if isinstance(value, int):
-        return value
-    value = substitute(value, {s: 64 for s in symbols(value)})
-    return value if isinstance(value, int) else 64
-
 # %% [markdown]
 # ## Where an access is contiguous
 #
@@ -64,22 +57,22 @@ def stride_of(index: Int, var: Symbol) -> int:
     """Elements between neighbours along `var`, about: 0 if the index ignores it, a large number if it is not
     linear in it."""
     c = coefficient(index, var)
-    return 1 << 30 if c is None else abs(hint(c))
+    return 1 << 30 if c is None else abs(present(c))
 
 
 # %% tags=["exercise:contiguous-var"]
 def contiguous_var(index: Int, vars: tuple[Symbol, ...]) -> Symbol | None:
     """The variable along which neighbours in the nest are neighbours in memory: of those with more than one
-    value (`hint`) that the index depends on, the one with the smallest stride (`stride_of`), if that is 1.
+    value (`present`) that the index depends on, the one with the smallest stride (`stride_of`), if that is 1.
     None if there is none. The earlier of two equals wins."""
-    used = [(stride_of(index, v), v) for v in vars if hint(v.size) > 1]
+    used = [(stride_of(index, v), v) for v in vars if present(v.size) > 1]
     best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))
     return best[1] if best[0] == 1 else None
 
 
 # %%
 def visits(index: Int, vars: tuple[Symbol, ...]) -> int:
-    return math.prod(hint(v.size) for v in vars if stride_of(index, v) > 0)
+    return math.prod(present(v.size) for v in vars if stride_of(index, v) > 0)
 
 
 # %% tags=["exercise:choose-axes"]
@@ -93,18 +86,18 @@ def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
     contiguous in a variable that is not the last one of more than one value. Then the most frequent such
     variable ends the axis y, dim 0, and the variables after it are the axis x, dim 1, of rank 2; provided
     that this variable has at least 4 values and the axis x more than one element. (Sizes are compared by
-    their `hint`.)"""
+    their `present` value.)"""
     if reduction_vars:
         return [Axis("x", vars, 0, 2), Axis("r", reduction_vars, 1, 2)]
-    total = math.prod(hint(v.size) for v in vars)
+    total = math.prod(present(v.size) for v in vars)
     heavy = [i for i in accesses if visits(i, vars) * 2 > total]
     wanted = [contiguous_var(i, vars) for i in heavy]
-    real = [v for v in vars if hint(v.size) > 1]
+    real = [v for v in vars if present(v.size) > 1]
     split = [v for v in wanted if v is not None and v != real[-1]]
     if split and total >= 4096:
         v = max(set(split), key=split.count)
         cut = vars.index(v) + 1
-        if hint(product(u.size for u in vars[cut:])) > 1 and hint(v.size) >= 4:
+        if present(product(u.size for u in vars[cut:])) > 1 and present(v.size) >= 4:
             return [Axis("y", vars[:cut], 0, 2), Axis("x", vars[cut:], 1, 2)]
     return [Axis("x", vars, 0, 1)]
 

@@ -24,7 +24,19 @@ from typing import Iterable
 
 import torch
 
-from ..ch01_graphs.symbolic import Expr, Int, Symbol, bounds, coefficient, product, provably_less, provably_nonnegative, symbols, to_text
+from ..ch01_graphs.symbolic import (
+    Expr,
+    Int,
+    Symbol,
+    bounds,
+    coefficient,
+    present,
+    product,
+    provably_less,
+    provably_nonnegative,
+    symbols,
+    to_text,
+)
 from ..ch07_loops.ir import Layout, Loop, Value, behind
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
@@ -233,8 +245,7 @@ def vote(e: Emitter, variable: Symbol) -> float:
         if step != 0:
             size = e.kernel.buffers[access.buffer].dtype.itemsize * (2 if access.op == "store" else 1)
             total += size if step == 1 else -size
-    length = variable.size if isinstance(variable.size, int) else 64
-    return total * min(length, 16) / 16 if total > 0 else total
+    return total * min(present(variable.size), 16) / 16 if total > 0 else total
 
 
 def best_lane(e: Emitter, candidates: tuple[Symbol, ...]) -> tuple[Symbol | None, float]:

@@ -327,48 +327,52 @@ def raise_versions(*tensors: torch.Tensor) -> None:
 # ## Equal kernels
 #
 # A transformer has twelve equal layers, and fusion finds the same kernel twelve times, over other buffers.
-# Before emission a kernel is brought to a *canonical* form: buffers renamed to `in0`, `out0`, `tmp0` in
+# Kernels are therefore compared, and emitted, in a *canonical* form: buffers are called `in0`, `out0`, `tmp0` in
 # order of appearance. Kernels with the same canonical form share one compiled function.
 
 # %%
-def canonical(kernel: Kernel) -> tuple[Kernel, dict[str, str]]:
-    """The kernel with canonical buffer names, and the map from those names back to the program's.
-
-    Inputs become in0, in1, ..., outputs out0, ... and local buffers tmp0, ..., counted apart, in that order
-    of kinds; a buffer that has a name already keeps it. All places that name a buffer are renamed: the fields
-    `buffers` (keys, `name`, `alias_of`; an alias of a buffer outside becomes None), `local`, `inputs`,
-    `outputs`, and the loads and stores of the loops. Loops are called loop0, loop1, ... The given kernel is not changed."""
+def canonical_names(kernel: Kernel) -> dict[str, str]:
+    """Inputs become in0, in1, ..., outputs out0, ... and local buffers tmp0, ..., counted apart, in that order
+    of kinds; a buffer that has a name already keeps it."""
     names: dict[str, str] = {}
     local = [n for n in kernel.buffers if n in kernel.local]
     for kind, members in (("in", kernel.inputs), ("out", kernel.outputs), ("tmp", local)):
         for n in members:
             if n not in names:
                 names[n] = f"{kind}{sum(1 for v in names.values() if v.startswith(kind))}"
-    buffers = {names[n]: replace(b, name=names[n], alias_of=names.get(b.alias_of))
-               for n, b in kernel.buffers.items() if n in names}
+    return names
+
+
+def canonical(kernel: Kernel, names: dict[str, str]) -> Kernel:
+    """The kernel with other buffer names (an alias of a buffer outside is none), and loops called loop0, loop1, ..."""
+    buffers = {names[n]: replace(b, name=names[n], alias_of=names.get(b.alias_of)) for n, b in kernel.buffers.items()}
     loops = [replace(loop, name=f"loop{i}", stores=rewrite(loop.stores, {}, names)) for i, loop in enumerate(kernel.loops)]
-    twin = replace(kernel, loops=loops, buffers=buffers, local=frozenset(names[n] for n in kernel.local),
-                   inputs=tuple(names[n] for n in kernel.inputs),
-                   outputs=tuple(names[n] for n in kernel.outputs))
-    return twin, {v: k for k, v in names.items()}
+    return replace(kernel, loops=loops, buffers=buffers, local=frozenset(renamed(kernel.local, names)),
+                   inputs=renamed(kernel.inputs, names), outputs=renamed(kernel.outputs, names))
 
 
-# %%
-def canonical_key(k: Kernel) -> tuple:
-    """Equal for kernels that compile to the same code. Values are compared by their places in the body; constants
-    as text: 0.0 equals -0.0, and nan differs from itself."""
-    def symbol(v):
-        return v.name, v.size
+def canonical_key(k: Kernel, names: dict[str, str]) -> tuple:
+    """Equal for kernels that compile to the same code. Values are compared by their places in the body, buffers by their
+    canonical names, constants as text: 0.0 equals -0.0, and nan differs from itself."""
+    def nest(*variables):
+        return tuple((v.name, v.size) for v in variables)
 
     def body(loop):
-        place = {v: i for i, v in enumerate(loop.body)}
-        return tuple((v.op, repr(v.args) if v.op == "constant" else tuple([place[a] if type(a) is Value else a for a in v.args]),
-                      v.dtype) for v in loop.body)
-    return (k.device, tuple(map(symbol, k.vars)), tuple(map(symbol, k.reduction_vars)), len(k.walked),
-            k.local, k.inputs, k.outputs, k.symbols,
-            tuple((n, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
-            tuple((tuple(map(symbol, l.vars)), tuple(map(symbol, l.reduction_vars)), body(l))
-                  for l in k.loops))
+        place, rows = {v: i for i, v in enumerate(loop.body)}, []
+        for v in loop.body:
+            args = [repr(v.args)] if v.op == "constant" else [place[a] if type(a) is Value else a for a in v.args]
+            if v.op in ("load", "store"):
+                args[0] = names[v.buffer]
+            rows.append((v.op, v.dtype, *args))
+        return tuple(rows)
+
+    return (k.device, nest(*k.vars), nest(*k.reduction_vars), len(k.walked), k.symbols, renamed(k.inputs, names), renamed(k.outputs, names),
+            tuple((names[n], n in k.local, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
+            tuple((nest(*l.vars), nest(*l.reduction_vars), body(l)) for l in k.loops))
+
+
+def renamed(buffers, names: dict[str, str]) -> tuple[str, ...]:
+    return tuple(names[n] for n in buffers)
 
 # %% [markdown]
 # ## The stage
@@ -472,15 +476,16 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
         if not isinstance(step, Kernel):
             bindings.append(None)
             continue
-        twin, names = canonical(step)
-        key = canonical_key(twin)
+        names = canonical_names(step)
+        key = canonical_key(step, names)
         if key not in unique:
+            twin = canonical(step, names)
             emit = backend if callable(backend) else LANGUAGES[language_for(backend, step.device)].emit
             unique[key] = len(sources)
             sources.append(emit(twin))
             kernels.append(twin)
-        number = unique[key]
-        bindings.append((number, [names.get(a, a) for a in sources[number].args]))
+        number, original = unique[key], {v: k for k, v in names.items()}
+        bindings.append((number, [original.get(a, a) for a in sources[number].args]))
     functions: list[Callable] = [None] * len(sources)
     for language in dict.fromkeys(s.language for s in sources):
         which = [i for i, s in enumerate(sources) if s.language == language]

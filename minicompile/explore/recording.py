@@ -410,15 +410,16 @@ def lines_in_words(location) -> str:
 
 def bytes_of(step, buffers) -> int:
     """Bytes that a step has to read and write."""
+    from ..ch01_graphs.symbolic import present
     from ..ch07_loops.verify import views_in
-    from ..ch08_fusion.dependencies import hint, nbytes
+    from ..ch08_fusion.dependencies import nbytes
     if hasattr(step, "loops"):
         return sum(nbytes(step.buffers[n]) for n in (*step.inputs, *step.outputs))
     total = sum(nbytes(buffers[n]) for n in step.outputs if n is not None)
     for view in views_in((step.args, step.kwargs)):
         size = buffers[view.buffer].dtype.itemsize
         for n in view.layout.size:
-            size *= n if isinstance(n, int) else hint(n)
+            size *= present(n)
         total += size
     return total
 

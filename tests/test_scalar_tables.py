@@ -1,0 +1,17 @@
+"""Each generator has one table of scalar operations, and they agree with what the loop IR has."""
+from minicompile.ch07_loops.builder import _FOLD, ON_INDEX, PREDICATES
+from minicompile.ch07_loops.pointwise import HEAVY, ON_BOOL, SHARP
+from minicompile.ch07_loops.reference import SCALAR
+from minicompile.ch07_loops.verify import STRUCTURAL
+from minicompile.ch09_triton.ops import OPS
+from minicompile.ch10_cpp.ops import CPP_OPS
+
+
+def test_generators_have_the_operations_of_the_reference():
+    for table in (OPS, CPP_OPS):
+        assert set(table) - STRUCTURAL == set(SCALAR)
+
+
+def test_lists_of_operations_name_known_ones():
+    for names in (_FOLD, ON_INDEX, PREDICATES, HEAVY, SHARP, ON_BOOL, ON_BOOL.values()):
+        assert set(names) <= set(SCALAR)
