@@ -125,7 +125,7 @@ Walk("A layer norm, expanded", Watching.last.frames)
 # %% [markdown]
 # The rule that ran is short, because it says nothing about how a mean is computed:
 #
-# %show minicompile.ch06_decompositions.normalization.native_layer_norm
+# %show minicompile.ch06_decompositions.rules.normalization.native_layer_norm
 #
 # `moments` is the variance and the mean, `widen` makes float32 of half precision, and `_affine` multiplies by the
 # weight and adds the bias where they exist. The last line returns what the operator promises: three results, each in
@@ -200,7 +200,7 @@ against_eager("minicompile", minicompile.compile(activation))
 #
 # So a rule can say that it computes in float32 as eager's kernel does, `float32=True`:
 #
-# %show minicompile.ch06_decompositions.activations.gelu
+# %show minicompile.ch06_decompositions.rules.activations.gelu
 #
 # The decorator wraps the rule: its half-precision operands are widened, the rule runs, and the results are rounded to
 # the dtype that the operands promise. In the graph these are explicit `_to_copy` nodes. They cost nothing
@@ -258,7 +258,7 @@ Table(["operands", "promoted", "eager's sum"],
 # `agree` is the rule of all operators that promote. If their operands agree, it declines and the call is written down as it is.
 # Otherwise it converts and calls the operator again, which arrives a second time and now agrees:
 #
-# %show minicompile.ch06_decompositions.arithmetic.agree
+# %show minicompile.ch06_decompositions.rules.arithmetic.agree
 #
 # ### Strides
 #
@@ -326,7 +326,7 @@ for name, x in samples.items():
 # g = (1, 0, 0): the sum is 0.1, and the gradient is (0.1 * 0.9, -0.3 * 0.1, -0.6 * 0.1) = (0.09, -0.03, -0.06). Its elements add up
 # to 0, as they must, because adding the same number to all of x changes nothing.
 #
-# %show minicompile.ch06_decompositions.normalization.softmax_backward "weighted =" to "return (weighted"
+# %show minicompile.ch06_decompositions.rules.normalization.softmax_backward "weighted =" to "return (weighted"
 #
 # The rule reads y and not x. It was the author of the derivative formula in PyTorch who chose what forward keeps, and here
 # it is the result. Does the compiler have to keep the same? No: the rule's operators are now ordinary nodes of the joint

@@ -2,7 +2,7 @@ from functools import partial
 
 import torch
 
-from minicompile.ch06_decompositions.normalization import _affine, _folded, _inner, _input_gradient
+from minicompile.ch06_decompositions.rules.normalization import _affine, _folded, _inner, _input_gradient
 from minicompile.ch06_decompositions.table import widen
 
 

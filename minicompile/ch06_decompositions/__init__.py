@@ -3,12 +3,11 @@
 #
 # The graph that comes out of differentiation speaks ATen, a language of three thousand operators. This
 # chapter translates it into a dialect of about 150. Read `primitives` for the target language, `table` for
-# how a translation is written, then any of the rooms: `activations`, `arithmetic`, `reductions`,
-# `normalization`, `losses`, `pooling`, `indexing`, `linear_algebra`, `foreach_optimizers`. `decompose` runs
-# the table over a graph. `python -m minicompile.ch06_decompositions` prints the dialect.
+# how a translation is written; `decompose` runs the table over a graph. The translations themselves are in
+# `rules`, by subject. `python -m minicompile.ch06_decompositions` prints the dialect.
 
 # %%
-from . import activations, arithmetic, foreach_optimizers, indexing, linear_algebra, losses, normalization, pooling, reductions  # noqa: F401
+from . import rules  # noqa: F401
 from .decompose import Decomposed, decompose, fallbacks, violations
 from .primitives import PRIMITIVES, is_primitive
 from .table import TABLE, decomposition

@@ -117,7 +117,9 @@ def code(book: links.Book, root: pathlib.Path) -> list[Page]:
 def navigation(book: links.Book, chapters: list[str], made: dict) -> list:
     """mkdocs' nav: chapters in the order of `minicompile.CHAPTERS`, each with its code pages in reading order."""
     def listed(chapter):
-        return [{m.title: f"{m.page}.md"} for m in names.reading_order([m for m in book.modules.values() if m.chapter == chapter])]
+        modules = names.reading_order([m for m in book.modules.values() if m.chapter == chapter])
+        pages, coverage = ([{m.title: f"{m.page}.md"} for m in modules if m.is_coverage is covers] for covers in (False, True))
+        return [*pages, *([{"Coverage": coverage}] if coverage else [])]
 
     nav = [{"Home": "index.md"}]
     if "00" in book.chapters:

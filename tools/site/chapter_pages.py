@@ -169,8 +169,11 @@ def footer(book: links.Book, page: Page, path: pathlib.Path, stage: str):
     modules = names.reading_order([m for m in book.modules.values() if m.chapter == stage]) if stage else []
     if modules:
         page.prose("## The code of this chapter")
-        page.prose("\n".join(f"- [{m.title}]({links.href(page.address, m.page)}) (`{m.path.rpartition('/')[2]}`, "
-                             f"{len(m.source.splitlines())} lines)" for m in modules))
+        parts = {covers: [f"- [{m.title}]({links.href(page.address, m.page)}) (`{m.path.rpartition('/')[2]}`, "
+                          f"{len(m.source.splitlines())} lines)" for m in modules if m.is_coverage is covers] for covers in (False, True)}
+        page.prose("\n".join(parts[False]))
+        if parts[True]:
+            page.prose("Coverage, which is registered with it item by item; read one of these for an example:\n\n" + "\n".join(parts[True]))
     page.prose(f"This page is a program: [download it as a notebook]({path.stem}.ipynb){{ download }} that runs where minicompile is "
                f"installed (`make install`).")
 

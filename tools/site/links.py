@@ -87,7 +87,8 @@ def link_files(book: Book, module, text: str) -> str:
     paths = {m.path: m for m in book.modules.values()}
 
     def link(found):
-        for path in (f"{posixpath.dirname(module.path)}/{found['path']}", f"{names.PACKAGE}/{found['path']}"):
+        here = posixpath.dirname(module.path)
+        for path in (f"{here}/{found['path']}", f"{posixpath.dirname(here)}/{found['path']}", f"{names.PACKAGE}/{found['path']}"):
             if path in paths and path != module.path:
                 return f"[`{found['path']}`]({href(module.page, paths[path].page)})"
         return found[0]

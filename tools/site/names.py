@@ -49,6 +49,11 @@ class Module:
         return parts[1] if len(parts) > 2 else ""
 
     @property
+    def is_coverage(self) -> bool:
+        """In a folder of a chapter's folder: what registers with the chapter's tables, item by item."""
+        return len(pathlib.PurePosixPath(self.path).parts) > 3
+
+    @property
     def page(self) -> str:
         """The path of its page without ending."""
         return "code/" + self.path.removeprefix(PACKAGE + "/").removesuffix(".py").replace("__init__", "init").replace("__main__", "main")
@@ -181,7 +186,7 @@ def find(modules: dict[str, Module], dotted: str) -> tuple[Module, Definition | 
 
 
 def reading_order(modules: list[Module]) -> list[Module]:
-    """Modules of one folder, those first that the others import."""
+    """Modules of one chapter, those first that the others import; coverage last."""
     names = {m.name: m for m in modules}
     graph = {}
     for m in sorted(modules, key=lambda m: m.name):
@@ -190,9 +195,10 @@ def reading_order(modules: list[Module]) -> list[Module]:
             f"{origin}.{name}" for origin, name in wanted if f"{origin}.{name}" in names}
         graph[m.name] = sorted(graph[m.name] - {m.name})         # a set would give another order each time
     try:
-        return [names[n] for n in graphlib.TopologicalSorter(graph).static_order()]
+        order = [names[n] for n in graphlib.TopologicalSorter(graph).static_order()]
     except graphlib.CycleError:
-        return sorted(modules, key=lambda m: m.name)
+        order = sorted(modules, key=lambda m: m.name)
+    return sorted(order, key=lambda m: m.is_coverage)
 
 
 def chapter_names(modules: dict[str, Module]) -> list[str]:

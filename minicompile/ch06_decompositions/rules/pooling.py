@@ -19,7 +19,7 @@ import struct
 
 import torch
 
-from .table import aten, constant, decomposition, iota
+from ..table import aten, constant, decomposition, iota
 
 UNROLL = 25          # the largest number of loads that a pool is unrolled into
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from .table import HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload, promoted, same_as, widen
+from ..table import HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload, promoted, same_as, widen
 
 # %% [markdown]
 # ## Names for the same views

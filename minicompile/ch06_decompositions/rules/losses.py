@@ -12,8 +12,8 @@ import math
 
 import torch
 
+from ..table import constant, count, decomposition, iota, widen
 from .activations import log_sigmoid_forward
-from .table import constant, count, decomposition, iota, widen
 
 NONE, MEAN, SUM = 0, 1, 2
 

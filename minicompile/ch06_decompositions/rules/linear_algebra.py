@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from .table import HALF, decomposition
+from ..table import HALF, decomposition
 
 
 def _combined(x, product, beta, alpha):

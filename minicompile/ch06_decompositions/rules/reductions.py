@@ -13,8 +13,8 @@ import math
 
 import torch
 
+from ..table import HALF, aten, constant, count, decomposition, dims_of, overload, real, widen
 from .arithmetic import truth
-from .table import HALF, aten, constant, count, decomposition, dims_of, overload, real, widen
 
 
 def _explicit(dim, dims) -> bool:

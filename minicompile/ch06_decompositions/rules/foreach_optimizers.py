@@ -14,8 +14,8 @@ import functools
 
 import torch
 
+from ..table import aten, decomposition, in_float32
 from . import arithmetic, reductions
-from .table import aten, decomposition, in_float32
 
 
 def each(fn, lists: int = 1):

@@ -15,7 +15,7 @@ import math
 
 import torch
 
-from .table import aten, constant, decomposition, real, widen
+from ..table import aten, constant, decomposition, real, widen
 
 
 @decomposition("relu")

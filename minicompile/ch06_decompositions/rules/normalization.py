@@ -13,8 +13,8 @@ import math
 
 import torch
 
+from ..table import HALF, count, decomposition, widen
 from .reductions import moments
-from .table import HALF, count, decomposition, widen
 
 # %% [markdown]
 # ## Softmax

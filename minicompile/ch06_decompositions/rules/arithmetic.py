@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from .table import HALF, aten, constant, decomposition, in_float32, overload, promoted, real, same_as, widen
+from ..table import HALF, aten, constant, decomposition, in_float32, overload, promoted, real, same_as, widen
 
 # %% [markdown]
 # ## Type promotion, made explicit
