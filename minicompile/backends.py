@@ -14,7 +14,7 @@ from typing import Callable
 import torch
 
 from .ch01_graphs.fake import plain_tensors, present
-from .ch02_guards.sources import CallSource, ModuleAttrSource
+from .ch02_guards.sources import ModuleAttrSource
 from .ch03_capture import hook
 from .config import config
 from .errors import BackendError, Unsupported
@@ -126,19 +126,20 @@ def extent(t) -> int:
 # %%
 def add_size_inputs(captured) -> None:
     """Give every size symbol a placeholder of its own. Later stages then find the value of a symbol among the
-    inputs, and never have to ask a tensor for it."""
+    inputs, and never have to ask a tensor for it. Where it is read was noted when it was made: the program may have
+    changed the shape of the input since."""
     graph, placeholders = captured.gm.graph, placeholders_of(captured.gm)
     of_symbol = {str(n.meta["val"]): n for n in placeholders if isinstance(n.meta["val"], torch.SymInt)}
     last = placeholders[-1] if placeholders else None
-    for node, source, example in list(zip(placeholders, captured.inputs, captured.example_inputs)):
-        for d, size in enumerate(getattr(node.meta["val"], "shape", ())):
+    for node in placeholders:
+        for size in getattr(node.meta["val"], "shape", ()):
             name = str(size)
             if isinstance(size, torch.SymInt) and name.isidentifier() and name not in of_symbol:
                 with graph.inserting_after(last):
                     of_symbol[name] = last = graph.placeholder(name)
                 last.meta.update(val=size, location=node.meta.get("location"), origins=())
-                captured.inputs.append(CallSource(source, "size", (d,)))
-                captured.example_inputs.append(example.shape[d])
+                captured.inputs.append(captured.symbols[name])
+                captured.example_inputs.append(present(size))
     for node in list(graph.nodes):
         if node.target is torch.ops.aten.sym_size.int and str(node.meta["val"]) in of_symbol:
             node.replace_all_uses_with(of_symbol[str(node.meta["val"])])

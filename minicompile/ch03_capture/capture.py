@@ -89,6 +89,7 @@ class Captured:
     written: tuple = ()                  # attributes that the body writes: (source of the object, name)
     traceless: bool = False              # whether the graph may fail half-way without leaving a trace
     weak: tuple = ()                     # indices of the constants that the body names `__k0`, `__k1`, ...
+    symbols: dict = field(default_factory=dict)         # where each symbol is read: name -> Source
 
 
 @dataclass(eq=False)
@@ -286,7 +287,7 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
                     "\n".join(lines),
                     tuple(map(held, tx.constants)), list(breaks), functools.partial(close_guards, tx), tuple(written),
-                    leaves_no_trace(tx), tuple(ep.weak))
+                    leaves_no_trace(tx), tuple(ep.weak), tx.symbol_sources)
 
 
 def leaves_no_trace(tx) -> bool:
