@@ -103,6 +103,14 @@ def _check_data_dependent(func, args):
         raise DataDependent("indexing with a mask gives a result whose size depends on tensor values")
 
 
+# %% [markdown]
+# ### On which device?
+#
+# A meta tensor does not know it, so it is decided here. A call may name a device. A few operators follow
+# their first operand whatever the others are, for instance a copy into a tensor. In all other cases the
+# tensors have to agree, and an operator that gets tensors of two devices raises the error that eager raises.
+
+# %%
 def _common_device(tensors: list[torch.Tensor]) -> torch.device:
     """Where an operator on these tensors runs. CPU scalars go along with tensors of any device."""
     device = next((t for t in tensors if t.dim() or t.device.type != "cpu"), tensors[0]).device
@@ -128,6 +136,14 @@ def _result_device(func, args, kwargs, tensors: list[torch.Tensor]) -> torch.dev
     return _common_device(tensors) if tensors else torch.device("cpu")
 
 
+# %% [markdown]
+# ### Symbolic floats
+#
+# The list names the operators that treat a number as data. For these the number may stay a symbol. Any other
+# operator might look at it, and decide by its value what to do or what shape to give, so `settle_floats` asks
+# for the value and thereby records a guard.
+
+# %%
 # Operators for which a float is data: no shape or dtype depends on its value, no kernel refuses some values,
 # and the graph of primitives is the same for all.
 FLOATS_ARE_DATA = {op for name in (
@@ -204,6 +220,15 @@ def _check_indices(tensor, indices) -> None:
         d += width
 
 
+# %% [markdown]
+# `_check_with_kernel` finds out whether the kernel has to be asked. It does not ask for operators whose
+# result is random, for those that would trust numbers that are zeros here, and for derivatives, which no user
+# calls. Then it looks whether a call of this kind has been accepted before. Two tensors that share memory are
+# a case of their own: whether a kernel minds depends on how they overlap, so it is asked each time.
+# `_kernel_refuses` builds the tensors: a block of zeros for each storage, and on each a tensor with the
+# sizes, strides and offset of the fake.
+
+# %%
 # Words of refusals that are not about the numbers in the tensors, which are zeros here
 REFUSALS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
                       "|same (data ?)?type|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
@@ -297,6 +322,13 @@ def _kernel_refuses(func, flat, spec):
 #
 # Everything comes together here: refuse what depends on data, unwrap the fakes, run the meta kernel, correct
 # the strides of its result, and wrap it, or hand back the fake that an in-place operator was given.
+#
+# Read `fake_call` in four parts. First come the refusals. Then `unwrap` turns every fake among the arguments
+# into its meta tensor, and collects the tensors on the way, because the device is decided by them. In the
+# middle, inside of `try`, the meta kernel runs, and the tables of strides below correct its answer where it
+# is known to be wrong. Each `except` names a way in which a meta kernel can fail to answer. At the end come
+# the operators that write. Their schema says which arguments they write to, and the fakes of those are
+# returned as they are; all other results get new fakes.
 
 # %%
 NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
@@ -431,6 +463,12 @@ def _ask_the_kernel(op):
     return layout
 
 
+# %% [markdown]
+# Pointwise operators come next. `_pointwise_layout` runs an addition on meta tensors with the strides of the
+# operands, and takes the strides of the result. For `x[indices]` the operands are first brought into the
+# shape of the result, as its kernel does.
+
+# %%
 # Most pointwise kernels share one rule for the order of dims in the result: the operands are asked in turn,
 # and one in which a dim is broadcast has no opinion about it. Meta kernels written in Python only approximate
 # it. `add` has an exact one, so these borrow its answer.
@@ -541,6 +579,12 @@ def plain_tensors():
         yield
 
 
+# %% [markdown]
+# A leaf is a tensor that no differentiable operation has made, such as a parameter. Autograd refuses to write
+# to a leaf that requires gradients. An activation that enters a graph is no leaf, and programs do write to
+# it. So its fake is passed through an operation that does nothing, `Enter`, and is no leaf afterwards.
+
+# %%
 class Enter(torch.autograd.Function):
     """The identity, of a fake. What comes out is no leaf, so it may be written in place."""
     @staticmethod
@@ -560,6 +604,14 @@ def load_meta_kernels():
     torch.add(torch.empty((), device="meta"), 1)
 
 
+# %% [markdown]
+# The two tables of the mode answer the same question for tensors and for storages: has this one been seen
+# before? A tensor is looked up by its identity, and a weak reference tells whether it is still the same
+# object. A storage is kept alive, because its address is the key. `_meta_like` has two branches. With
+# symbolic sizes, a fresh meta tensor is made, whose strides are expressions. Otherwise the meta tensor is
+# laid over the blank storage that stands for the real one.
+
+# %%
 class FakeMode(DispatchMode):
     """Under this mode every operator runs on fakes. `from_real` converts."""
 

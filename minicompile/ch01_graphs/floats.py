@@ -52,6 +52,11 @@ def float_symbol(name: str) -> Float:
 # Each is named, and known both as a Python function and as text. Some are *partial*: `math.sqrt(-1.0)`
 # raises, and `(-1.0) ** 0.5` is not even a float. Where one of them is used on unknown numbers, the trace
 # needs a guard that it gives a float.
+#
+# `float_operation` builds a tree, and computes at once what consists of numbers only. `evaluate_float`
+# computes a tree from the values of its symbols, and `float_text` prints one as Python, which is how guards
+# and host programs use it. Constants are kept as hexadecimal text, because a float that is compared by `==`
+# would confuse 0.0 with -0.0.
 
 # %%
 INFIX = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**"}

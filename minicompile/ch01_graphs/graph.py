@@ -120,6 +120,12 @@ def last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
                 dead.setdefault(node, []).append(used)
     return dead
 
+# %% [markdown]
+# The arguments of a node are nodes, constants, and containers of both. `map_args` replaces the leaves. `call_node`
+# evaluates one node whose arguments are values already: a function, a method of its first argument, or a tensor that
+# the graph holds. `interpret` is the loop. It keeps the values in `env`, the numbers that symbolic sizes have in this
+# run in `sizes`, and it drops a value when `last_uses` says that nothing will read it.
+
 # %%
 def map_args(fn: Callable[[Any], Any], args):
     """Apply `fn` to every leaf of a node's arguments (nodes, sizes, constants). Keeps tuples, lists, dicts
@@ -180,6 +186,9 @@ def interpret(gm: fx.GraphModule, inputs: Sequence[Any],
 #
 # A stage that cannot be read cannot be debugged. `print_graph` writes one line a node: name, type, call, and
 # the user's line.
+#
+# The text is close to Python, so that one can paste a line into an interpreter. A node that came from the
+# same user's line as the node above it does not repeat the line.
 
 # %%
 SHORT = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",

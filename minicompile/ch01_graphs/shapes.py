@@ -55,6 +55,13 @@ class SizeGuard:
         return condition if self.answer or self.op in OPPOSITE else f"not ({condition})"
 
 
+# %% [markdown]
+# A `SizeGuard` is a question and its answer, and `text` writes it as a condition in Python. The environment
+# collects them. Its method `decide` is what all questions end in: it asks `_prove`, and if there is no proof
+# it takes the answer of the present call and records it. `places` remembers which line of the user's program
+# was running when a question was asked, for messages.
+
+# %%
 @dataclass
 class ShapeEnv:
     """Owns the symbols of sizes and floats: their values in the present call (`hints`), and the guards
@@ -102,6 +109,12 @@ class ShapeEnv:
         return evaluate_float(e, self.hints)
 
 
+# %% [markdown]
+# A proof looks at the bounds of the difference of the two sides. If both bounds are the same number, the
+# difference is known. If the lower bound is positive, the left side is larger for all sizes, and so on.
+# `None` means that bounds do not decide.
+
+# %%
 def _prove(op: str, left, right) -> bool | None:
     if isinstance(left, Float) or isinstance(right, Float):
         return None
@@ -162,6 +175,13 @@ def kept_small(env, *operands) -> tuple:
                   if isinstance(e, Float) else SizeNode(e, env).guard_int() for e in operands])
 
 
+# %% [markdown]
+# PyTorch finds the methods by their names. Those with `guard` in their name want a Python value, and get it
+# through `decide`. `sym_min` and `sym_max` have to know which operand is smaller, so they decide as well, and
+# return one of the two. The rest is arithmetic on expressions, of which the simple operations are registered
+# in a loop at the end.
+
+# %%
 class SizeNode(Node):
     """An integer expression with its environment."""
 

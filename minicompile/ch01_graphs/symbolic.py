@@ -25,6 +25,9 @@ from typing import Callable, Iterable, Union
 # A `Symbol` is an unknown integer in `[lower, size)`. Loop variables have `lower == 0` and a size that is an
 # int or itself an expression. Size symbols (`s0`) have no upper bound and `lower == 2`: sizes 0 and 1 behave
 # differently under broadcasting, so a compiled artefact never pretends that they are general.
+#
+# The other two kinds of atoms are what is left when a division does not come out even. Their operands are
+# expressions, so they nest.
 
 # %%
 @dataclass(frozen=True, eq=False)
@@ -97,6 +100,11 @@ def _atom_key(atom: Atom):
 #
 # Operators build the canonical form and return a plain `int` as soon as nothing symbolic is left, so code
 # that handles static shapes pays nothing for the generality.
+#
+# `terms` is a dictionary from a product, which is a sorted tuple of atoms, to its coefficient. The empty
+# product does not occur; its coefficient is `const`. Adding two expressions adds coefficients with equal keys
+# and drops those that became 0, so two expressions that are equal as polynomials have equal dictionaries. The
+# operators of Python call the functions below, which also accept plain integers.
 
 # %%
 class Expr:
@@ -185,6 +193,12 @@ def mul(a: Int, b: Int) -> Int:
 # divisor leave the division exactly: `(n*a + b) // n == a + b // n` for all integers. What remains vanishes
 # when its bounds say `0 <= b < n`. With a symbolic `n` we ask whether `n - 1 - b` has a non-negative lower
 # bound after putting each loop variable at its largest value.
+#
+# The functions below come in this order. `bounds` adds up the bounds of the terms, where a negative
+# coefficient exchanges the lower and the upper one. `_maximised` replaces each loop variable by its largest
+# value, and keeps sizes as they are, so that `i0 < s0` can be proved although nobody knows `s0`.
+# `_divide_terms` takes out of a sum what divides exactly. `_without_common_factor` shortens a fraction.
+# `floordiv` and `mod` try these in turn, from cheap to expensive, and only then make a new atom.
 
 # %% tags=["exercise:bounds"]
 def symbols(e: Int) -> set[Symbol]:
@@ -385,6 +399,9 @@ def mod(a: Int, b: Int) -> Int:
 # Putting expressions in the place of symbols and putting numbers in their place is the same computation: do
 # the arithmetic of the expression again, with other operands. Python's operators choose what happens. Ints
 # give an int, SymInts a SymInt, and expressions an expression, simplified on the way.
+#
+# `coefficient` answers the most frequent question of the later chapters: by how much does an address grow
+# when this variable grows by one? It has an answer only where the expression is linear in the variable.
 
 # %%
 def _computed(e: Int, value_of: Callable[[Symbol], object]):

@@ -38,6 +38,12 @@ aten = torch.ops.aten
 # Backward operators have no line of user code under them. Each autograd node remembers the forward operation
 # that created it, and while the engine executes an autograd node PyTorch tells us which, so a backward
 # operator inherits the provenance of its forward one.
+#
+# What the methods do, in the order of their use: `placeholder` makes an input. `__torch_dispatch__` gets each
+# call, replaces tensors among its arguments by nodes (`node_of`), runs the operator on fakes, writes the node
+# with its provenance, and binds the results to it. A `detach` is not written down. Its result is another fake
+# for the same node, since a graph has no notion of being detached. `remember_grad_fns` is called after each
+# forward operation, for the sake of the backward operators that will come. `finish` makes the output.
 
 # %%
 IN_PLACE_VIEWS = {

@@ -65,6 +65,13 @@ def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -
 # has switched on would have to be switched on again. But each of them was made by some instruction. So the
 # cut moves back to *that* instruction: Python executes it, there is a real generator from then on, and what
 # the trace does not know how to advance breaks the graph where it is advanced.
+#
+# `capture_until` is the loop that moves the cut. `cut` writes the first part down. It goes through what the
+# frame holds: the values on the stack (`stack_slots`), the cells that closures share, and those local
+# variables that the rest will read. For each it asks the epilogue of chapter 3 for a text that makes the
+# object at run time. If one of them has no such text, an error says when it was made, and `capture_until`
+# tries again from there. The last lines put the call of the step together, and choose who runs it: a resume
+# function returns it to the loop that called it, the function itself runs the loop.
 
 # %%
 def capture_until(func, args, options, error) -> cap.Captured:
@@ -204,6 +211,9 @@ def only_step(done: cap.Trace, path: list):
 #
 # A break is reported with what could not be done, the user's line with a caret under the expression (CPython
 # keeps the columns of every instruction), the calls that lead there, and what to do about it.
+#
+# `break_reason` collects these into one record. The other functions turn it into text. Columns are counted in
+# bytes of UTF-8 by CPython, and in characters by the reader, so they are converted.
 
 # %%
 def break_reason(error) -> cap.BreakReason:

@@ -73,6 +73,11 @@ def cache_count(name: str) -> int:
 
 # %% [markdown]
 # ## Taking apart
+#
+# The loop reads two bytes at a time. A prefix `EXTENDED_ARG` shifts its argument into the next instruction's,
+# and cache units are counted and dropped. When all instructions are known, each jump's distance is turned
+# into the instruction it leads to, and each entry of the exception table into a `Handler` that names its
+# first and last instruction.
 
 # %%
 def decode(code) -> tuple[list[Instruction], list[Handler]]:
@@ -124,6 +129,9 @@ def parse_exception_table(table: bytes):
 # The length of an instruction depends on its argument, the argument of a jump depends on the lengths in
 # between. Start with no prefixes at all and grow what does not fit, until nothing changes; lengths never
 # shrink, so this ends.
+#
+# The function has three parts: the loop that finds lengths and distances, the loop that writes code and
+# source positions, and the exception table, whose numbers count code units of two bytes.
 
 # %%
 def encode(instructions: list[Instruction], handlers: list[Handler], first_line: int) -> tuple[bytes, bytes,

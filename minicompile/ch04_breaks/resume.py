@@ -138,6 +138,11 @@ def finish(call):
 #
 # The code is made once. The record of the original owns its pieces, by what they were made for, and the
 # record of a resume function says what it is.
+#
+# `make_resume` first translates a position in a resume function back to the original, so that all pieces are
+# cut from one code object. Then it looks for a piece that was made before for the same offset, the same
+# variables and the same kinds of stack slots. Only if there is none does it make a `Draft`, with a single
+# jump as its body.
 
 # %%
 def pieces(code) -> dict:
@@ -220,6 +225,11 @@ def parameters_at(code, offset, bound) -> tuple:
 # %% [markdown]
 # A `Draft` is a code object in the making. Its variables are the parameters, then one for each slot of the
 # stack, then the other locals of the original, then the cells.
+#
+# `assemble` gives every variable its new place, and rewrites the places in the copied instructions
+# accordingly. It puts prologue, body and original one after the other, encodes them, and makes the new code
+# object from the old one with `replace`, so that everything that is not named stays as it was. New
+# instructions refer to variables by name until then.
 
 # %%
 @dataclass(eq=False)

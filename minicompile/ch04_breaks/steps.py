@@ -58,6 +58,15 @@ NO_RESULT = STORES | LEAVES | frozenset((
 NOT_COPIED = frozenset(("LOAD_FAST_AND_CLEAR", "PUSH_EXC_INFO", "MAKE_CELL", "SEND", "YIELD_VALUE"))
 
 
+# %% [markdown]
+# The sets above sort the opcodes by what the walk has to know. `STORES` put a value away, so a step may go on
+# through them. `LEAVES` end the function. `NO_RESULT` push nothing. What is `NOT_COPIED` would do something
+# else in a copy.
+#
+# Two helpers write: `copy_of` copies an instruction together with the handlers that cover it, and `leave_at`
+# notes that the program may leave here for a place in the original. The exit itself is written at the end.
+
+# %%
 def is_jump(i) -> bool:
     return i.target is not None
 
@@ -202,6 +211,12 @@ def leave_here(w: Walk):
 # %% [markdown]
 # The walk. `path` are the offsets that the trace has executed and that the step shall execute, too; then it
 # goes on by itself.
+#
+# `make_step` follows the path that it is given. Then `put_away` goes on by itself, instruction by
+# instruction, as long as each one only consumes what the step has pushed. It stops at the first that does
+# not, at the end of the function, or when it comes back to where the step began, which closes a loop.
+# `write_exits` adds the exits, and `assemble` of the resume functions makes the code object. If a handler
+# covers anything, the whole original is copied behind the path, so that the handler is there.
 
 # %%
 def make_step(code, path: list, bound: set, stack: tuple) -> ResumePoint:

@@ -84,6 +84,12 @@ class Decomposed(TorchDispatchMode):
 #
 # Decompositions repeat themselves: each asks for its own 0, its own float32 copy of the same bfloat16 tensor.
 # The cleanup of chapter 5 makes equal nodes one, and drops what nothing reads.
+#
+# Three functions make it. `decompose` interprets the old graph under the recorder, node by node.
+# `as_promised` compares what came out with the fake of the node, result by result, and `_ordered` repairs
+# strides. If a result cannot be repaired, everything is erased that this node has caused (`erase_after`), and
+# the operator is recorded as it is, with the rules switched off (`literal`). Notes that other stages have
+# left on a node, such as that it should be recomputed, are handed on to all nodes that were made from it.
 
 # %%
 class Decomposer(Recorder):

@@ -229,8 +229,9 @@ primitives("random", """
 # %% [markdown]
 # ## Extern
 #
-# These have library kernels that we do not try to beat (chapter 13 will, for some matrix products), or
-# sequential dependencies that a parallel loop cannot express. They are called as they are.
+# These have library kernels that we do not try to beat, or sequential dependencies that a parallel loop cannot
+# express: a running sum needs the sum before it. They are called as they are. What stands in none of the lists is
+# called as well; an operator on this list is one of which somebody has decided that it should be.
 
 # %%
 primitives("extern", """

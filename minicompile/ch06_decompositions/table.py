@@ -94,6 +94,11 @@ def promoted(*operands) -> torch.dtype:
     return dtype
 
 
+# %% [markdown]
+# `_kind` puts the dtypes into the four kinds that promotion compares, and `number_dtype` says which dtype a Python
+# number stands for. `in_float32` is what `float32=True` means: it does nothing unless an operand is half precision;
+# then it widens all of them, runs the rule, and rounds the results to the dtype that eager's promotion gives.
+
 # %%
 @functools.cache
 def _promote(a: torch.dtype, b: torch.dtype) -> torch.dtype:

@@ -89,6 +89,10 @@ def gelu_backward(grad, x, approximate="none"):
 
 # %% [markdown]
 # ## Sigmoid and its relatives
+#
+# The derivative of a sigmoid is `y * (1 - y)` with its result y, which is why its backward operator is handed
+# the result. SiLU is x times its sigmoid; softplus is the logarithm of `1 + exp(x)`, computed as x itself
+# where the exponential would overflow.
 
 # %%
 @decomposition("sigmoid_backward", float32=True)
@@ -167,6 +171,9 @@ def logit_backward(grad, x, eps=None):
 
 # %% [markdown]
 # ## Exponential and piecewise linear units
+#
+# These are functions with a corner: one formula on each side, and `where` between them. Where the corner
+# itself belongs is eager's choice, and matters for gradients.
 
 # %%
 @decomposition("elu", float32=True)

@@ -21,6 +21,9 @@ from ..table import HALF, aten, constant, decomposition, in_float32, overload, p
 # `float32_tensor + int64_tensor` is legal ATen: the kernel converts the integers as it loads them. We
 # insert the conversion as a node. `where` promotes two of its three operands, and comparisons convert
 # before they compare although their result is bool.
+#
+# Most pointwise operators need nothing but `agree`, and are registered in a loop. Functions with real
+# results, such as `exp`, convert integers to floats first, which is the second loop.
 
 # %%
 def agree(op, operands, rest=(), **kwargs):
@@ -79,6 +82,12 @@ def rounded(x):
 
 # %% [markdown]
 # ## Addition and its kin
+#
+# `add(a, b, alpha)` computes `a + alpha * b`, and it is what `a - b`, `a += b` and many formulas of
+# optimizers become. The primitive has no `alpha`, so it is multiplied out here. In half precision eager's
+# kernel does both in float32 and rounds once, and so does the rule. Division has three meanings: true
+# division gives floats, also of integers; the other two round toward zero or toward minus infinity, where the
+# quotient must be rounded exactly as eager rounds it, or a whole number is missed by one.
 
 # %%
 def _is_one(alpha) -> bool:
@@ -316,6 +325,9 @@ _infinite("isneginf", lambda x: x == -math.inf)
 
 # %% [markdown]
 # ## Less common functions
+#
+# Each of these is a line over more common ones, in the order of operations of eager's kernel. Comparisons are
+# written so that a NaN ends up where eager has it.
 
 # %%
 @decomposition("deg2rad", float32=True)

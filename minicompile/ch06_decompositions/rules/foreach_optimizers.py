@@ -75,6 +75,11 @@ _ternary("addcdiv", arithmetic.addcdiv)
 # `torch.optim.AdamW(fused=True)` calls one operator with all parameters. Its functional form returns the
 # new parameters, gradients and moments. The kernel computes in float32 whatever the storage types are, and
 # each tensor is rounded to its own.
+#
+# `_adam_update` is the update of one parameter, as the formula stands in the paper, with the variants that
+# options select. The functions after it take the operator's lists apart, call it for each parameter, and put
+# the results into the lists that the operator returns. If a gradient scaler has found an infinity, every
+# result is what it was before.
 
 # %%
 @in_float32

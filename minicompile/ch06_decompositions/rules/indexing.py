@@ -20,6 +20,10 @@ from ..table import HALF, aten, constant, decomposition, dims_of, hint, iota, nu
 # ## Names for the same views
 #
 # In a functional graph an alias and its base are the same value.
+#
+# So most of these rules give back their operand, or call the one view that the later stages know: `t` and
+# `transpose` become `permute`, `unbind` becomes a `select` for each index, `split` a `slice` for each part.
+# `view` fills in the size that is given as -1.
 
 # %%
 @decomposition("alias", "detach", "lift_fresh", "lift", complex=True)
@@ -138,6 +142,9 @@ def rot90(x, k=1, dims=(0, 1)):
 
 # %% [markdown]
 # ## Joining and repeating
+#
+# `stack` is `cat` after an `unsqueeze`. Repeating is an `expand` along a new dimension that is then folded
+# into its neighbour. No data moves in an expand; it moves once, when a loop writes the folded result.
 
 # %%
 @decomposition("stack", complex=True)
@@ -260,6 +267,11 @@ def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad
 
 # %% [markdown]
 # ## Reading and writing at indices
+#
+# Two forms are primitives: reading a tensor at index tensors, and `index_put`, which writes there, or adds.
+# The others say in their own way which indices they mean: along one dimension (`index_add`), flattened
+# (`take`), or by a mask, where nothing is written at all and `where` chooses. A triangle is a comparison of
+# row and column numbers.
 
 # %%
 @decomposition("gather", complex=True)
@@ -364,6 +376,9 @@ for _n in (1, 2, 3):
 #
 # All constants are `full`, all ranges `arange.start_step`. `full_like` keeps the order of dims in memory of
 # its model, so that the zeros that join a channels_last computation are channels_last too.
+#
+# `_sized` makes a constant tensor of a given size and layout, and all `zeros`, `ones` and `full` end in it. A
+# dtype that is not named follows from the value, as in eager.
 
 # %%
 CPU = torch.device("cpu")

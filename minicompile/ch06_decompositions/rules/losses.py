@@ -42,6 +42,9 @@ def spread(grad, x, reduction):
 # loop stage can evaluate `log_softmax` at that one place, and the table of log-probabilities is never
 # stored. The gradient is nonzero at one place per row: eager scatters into zeros; a comparison of a column
 # number with the target says the same without a scatter, and fuses with the softmax gradient around it.
+#
+# A target may be marked to be ignored. Then it contributes neither to the sum nor to the weight that a mean
+# divides by, and its index may be out of range, so it is replaced by 0 before anything is read with it.
 
 # %%
 def _class_dim(x) -> int:
@@ -88,6 +91,10 @@ def nll_loss_backward(grad, x, target, weight, reduction, ignore_index, total_we
 
 # %% [markdown]
 # ## Regression
+#
+# Each loss has a function of the difference of input and target, and a gradient that is the derivative of
+# this function times the gradient that arrives, divided by the number of elements if the reduction was a
+# mean.
 
 # %%
 @decomposition("mse_loss", float32=True)

@@ -181,6 +181,12 @@ def fused_rms_norm_backward(grad, x, normalized_shape, rstd, weight, output_mask
 # statistics are those of the batch, otherwise the running ones. The in-place update of the running statistics
 # is an explicit result of the `functional` variants. A plain `native_batch_norm` that would update buffers in
 # place cannot occur in a functional graph; it is declined here.
+#
+# In the first function below, `dims` are all dimensions except that of the channels. `_channels` brings a
+# vector with one number for each channel into a shape that broadcasts against the images. The running
+# statistics move a little toward those of the batch; the variance that is kept divides by n - 1, the one that
+# normalises by n. What follows are the other operators with the same formula: they differ in the results they
+# return.
 
 # %%
 def _channels(x, per_channel):

@@ -72,6 +72,14 @@ def _concrete(*sizes) -> bool:
 # that is a comparison of int8 places, if it can get them. So the index carries its `place` along as an
 # attribute. Where both passes are in one graph, backward finds it there; the partitioner then saves the
 # places, an eighth of the memory, and nothing computes the index.
+#
+# The forward rule goes over the positions of the window. It keeps the best value so far and the number of the
+# position at which it was found, in one byte, and replaces both where the new value is better. Only at the
+# end is the position turned into an index.
+#
+# Backward is written from the side of the input: each pixel adds up the gradients of the windows that chose
+# it. `_covering` lists which windows contain a pixel; there are few, and the list has the same length for all
+# pixels, so no scatter is needed.
 
 # %%
 @decomposition("max_pool2d_with_indices")
@@ -166,6 +174,10 @@ def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dila
 # Border windows count padding or not (`count_include_pad`), and a `ceil_mode` window that hangs over the
 # padded edge never counts the overhang. The divisor depends on the window's place only, so it is a product
 # of two vectors.
+#
+# `_window_length` counts the positions of each window that count, along one dimension; the divisor is the
+# product for both. The gradient of each window is divided by its divisor and then gathered by the pixels, as
+# for the maximum.
 
 # %%
 def _window_length(size, out, kernel, stride, padding, include_pad, like):

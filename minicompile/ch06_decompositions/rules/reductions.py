@@ -32,6 +32,11 @@ def _widened(x, dtype):
     return widen(x).to(torch.float32 if dtype in HALF else dtype), dtype
 
 
+# %% [markdown]
+# The rule for `sum` shows the pattern of the room. If dims and dtype are explicit already, it declines, and
+# the call is the primitive. Otherwise it converts, calls the primitive, and converts back.
+
+# %%
 @decomposition("sum", "sum.dim_IntList")
 def sum_(x, dim=None, keepdim=False, dtype=None):
     dims = dims_of(dim, x.dim())
@@ -78,6 +83,9 @@ def prod(x, dim=None, keepdim=False, dtype=None):
 #
 # `max.dim` answers two questions, so it becomes two reductions over the same input; being side by side they
 # end up in one loop.
+#
+# A maximum needs no wider dtype, since nothing is added. What has to be made explicit is the list of dims,
+# and for an index without a dim the tensor is flattened first.
 
 # %%
 def _extreme(name: str) -> None:
@@ -156,6 +164,10 @@ def all_(x, dim=None, keepdim=False):
 
 # %% [markdown]
 # ## Variance and norms
+#
+# All variances and standard deviations are the one primitive `var_mean` and a square root at most. A norm is
+# a sum of powers and a root of it, with shorter formulas for the orders 0, 1, 2 and infinity. `logsumexp`
+# subtracts the largest element first, as softmax does, and has to take care where that element is infinite.
 
 # %%
 def moments(x, dim=None, correction=None, keepdim=False):
