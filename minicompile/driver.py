@@ -23,6 +23,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Callable
@@ -54,11 +55,10 @@ class Counters:
 
     graphs: int = 0
     kernels: int = 0
-    externs: int = 0
     seconds: dict[str, float] = field(default_factory=dict)
 
     def clear(self):
-        self.graphs = self.kernels = self.externs = 0
+        self.graphs = self.kernels = 0
         self.seconds.clear()
 
 
@@ -113,12 +113,12 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
     logs.tell("schedule", which=which, program=program, schedule=schedule, compiled=compiled)
     log_stages(which, program, schedule, compiled)
     counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
-    counters.externs += sum(isinstance(step, Extern) for step in schedule.steps)
     return compiled
 
 
 # Matrix products and their like, which libraries do better than generated loops
-BEST_AS_LIBRARY_CALLS = ("mm", "bmm", "convolution", "attention", "dot", "mv", "copy_", "randint", "philox")
+BEST_AS_LIBRARY_CALLS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "convolution", "attention", "copy", "randint",
+                         "philox"}
 
 
 def log_stages(which: str, program, schedule, compiled) -> None:
@@ -131,7 +131,7 @@ def log_stages(which: str, program, schedule, compiled) -> None:
             logs.log("fusion", "%s %s with %s (%d bytes): %s", done, d.a, d.b, d.score, d.reason)
     if logs.on("perf_hints"):
         for op in sorted({str(step.op) for step in schedule.steps if isinstance(step, Extern)}):
-            if not any(name in op for name in BEST_AS_LIBRARY_CALLS):
+            if BEST_AS_LIBRARY_CALLS.isdisjoint(re.split("[._]", op)):
                 logs.log("perf_hints", "the %s graph calls %s, for which no kernel is generated\n"
                          "  -> it runs as in eager, and nothing fuses with it; simpler operations in its "
                          "place may", which, op)

@@ -189,6 +189,8 @@ def test_performance_hints(caplog):
         return torch.linalg.qr(x)[1] * 2
     text = logged(caplog, "perf_hints", lambda: minicompile.compile(f)(torch.eye(3)))
     assert "qr" in text and "->" in text, text
+    text = logged(caplog, "perf_hints", lambda: minicompile.compile(lambda x: torch.cummax(x @ x, 0)[0] * 2)(torch.eye(3)))
+    assert "cummax" in text and "aten.mm" not in text, text
 
 
 def test_every_reason_has_advice():

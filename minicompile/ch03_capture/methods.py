@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 
 import torch
 
@@ -58,15 +59,25 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
 
 
 def call_handler(tx, name, handler, args, kwargs):
-    """handler(tx, *args, **kwargs). A handler need not take every argument that the real function takes."""
+    """handler(tx, *args, **kwargs). A handler need not take every argument that the real function takes; other
+    TypeErrors are ours."""
     try:
         return handler(tx, *args, **kwargs) or NONE
     except TypeError as error:
-        if "positional argument" not in str(error) and "keyword argument" not in str(error):
+        if fits(handler, (tx, *args), kwargs):
             raise
         unsupported(tx, f"this call of {name}: {error}")
     except NotConstant:
         unsupported(tx, f"{name} of something that is no constant")
+
+
+def fits(handler, args, kwargs) -> bool:
+    """Whether a handler takes these arguments. One with `*args` hands them on, to what may not."""
+    try:
+        bound = inspect.signature(handler).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return not any(p.kind is p.VAR_POSITIONAL for p in bound.signature.parameters.values())
 
 
 METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (Value, "__getitem__"): get_item,

@@ -20,30 +20,18 @@ from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import together
+from .schemas import argument
 
 aten = torch.ops.aten
 
-# Attention draws only if its dropout probability, the argument at this position, is not 0.
-DROPOUT_ARGUMENT = {
-    "aten::_scaled_dot_product_flash_attention": 3,
-    "aten::_scaled_dot_product_flash_attention_for_cpu": 3,
-    "aten::_scaled_dot_product_efficient_attention": 5,
-    "aten::_scaled_dot_product_cudnn_attention": 5,
-}
-
-
 def is_random(node: fx.Node) -> bool:
-    """True if the node draws from a random generator."""
+    """True if the node draws from a random generator. Attention and dropout do only with a probability, and in training."""
     op = node.target
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
-    position = DROPOUT_ARGUMENT.get(op._schema.name)
-    if position is not None:
-        given = node.args[position:position + 1] or (node.kwargs.get("dropout_p", 0.0),)
-        return given[0] != 0.0
     if op is aten.native_dropout.default:
-        return node.args[2] is not False
-    return True
+        return argument(node, "train") is not False
+    return not any(a.name == "dropout_p" for a in op._schema.arguments) or argument(node, "dropout_p") != 0.0
 
 
 def has_effect(node: fx.Node) -> bool:

@@ -223,10 +223,9 @@ def _layout(entry):
     return (entry.shape, entry.stride(), entry.storage_offset()) if isinstance(entry, torch.Tensor) else None
 
 
-def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True) -> Joint:
+def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     """Record forward and backward of a captured graph. fakes: one fake (or SymInt, or int) per placeholder.
-    Without `differentiate`, or if no output depends on an input that requires a gradient, only the forward is
-    recorded.
+    If no output depends on an input that requires a gradient, only the forward is recorded.
 
     Raises Unsupported for in-place changes of metadata, and for aliased inputs that are written."""
     recorder, leaves, entries, position = Recorder(), {}, [], {}
@@ -236,7 +235,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
         entry = fake
         if isinstance(fake, torch.Tensor):
             needs = fake.requires_grad and (fake.is_leaf or fake.entered)       # when it came in
-            entry = FakeTensor(fake.meta.detach(), fake.device, needs and differentiate)
+            entry = FakeTensor(fake.meta.detach(), fake.device, needs)
             if entry.requires_grad:
                 leaves[i] = entry
                 with torch.enable_grad():
@@ -247,20 +246,18 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence, differentiate: bool = True)
     layouts = [_layout(e) for e in entries]
     versions = [e._version if isinstance(e, torch.Tensor) else None for e in entries]
     with _tracing(recorder):
-        if not differentiate:
-            torch._C._set_grad_enabled(False)
         outputs = run_recorded(recorder, gm, entries)
         if layouts != [_layout(e) for e in entries]:
             raise Unsupported("the shape or the strides of an input are changed in place")
         constants = [n.meta["val"] for n in recorder.graph.nodes if n.op == "get_attr"]
-        if differentiate and any(c.requires_grad for c in constants):
+        if any(c.requires_grad for c in constants):
             raise Unsupported("a tensor that is not an input of the graph requires a gradient")
         recipes, results = plan_outputs(recorder, outputs, entries, position)
         written = [i for i, e in enumerate(entries)
                    if isinstance(e, torch.Tensor) and e.grad_fn is not history[i]]
         returned = results + [entries[i] for i in written]
         kept = memory_kept(returned)
-        differentiable = [i for i, t in enumerate(returned) if differentiate and t.requires_grad]
+        differentiable = [i for i, t in enumerate(returned) if t.requires_grad]
         changed = {i: e for i, e in enumerate(entries) if isinstance(e, torch.Tensor) and
                    e._version != versions[i]}
         watched = saved_after_writing(changed, kept, [returned[i] for i in differentiable])

@@ -389,15 +389,6 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     return run
 
 
-def compile_inference(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
-                      prepare: Callable | None = None) -> Callable:
-    """Like `compile_training` for a program that is called with gradients off."""
-    joint = trace_joint(gm, fakes, differentiate=False)
-    if prepare is not None:
-        simplify(joint, prepare)
-    return _direct(joint, compile_aten)
-
-
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     compiled = compile_aten(joint.gm, _fakes(joint.gm), is_backward=False)
     finish = build_finish(joint)

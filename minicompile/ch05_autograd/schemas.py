@@ -27,6 +27,12 @@ def is_mutable(op) -> bool:
     return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
 
 
+def argument(node, name: str):
+    """The argument of this name in a call of an operator, or its default."""
+    place, schema = next((i, a) for i, a in enumerate(node.target._schema.arguments) if a.name == name)
+    return node.args[place] if place < len(node.args) else node.kwargs.get(name, schema.default_value)
+
+
 def signature(op) -> list[tuple[str, str]]:
     """(name, type) of each argument but those for `out` tensors."""
     return [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]

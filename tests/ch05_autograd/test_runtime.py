@@ -11,7 +11,7 @@ from torch import fx
 import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.shapes import ShapeEnv
-from minicompile.ch05_autograd.runtime import compile_inference, compile_training, interpret_aten
+from minicompile.ch05_autograd.runtime import compile_training, interpret_aten
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.errors import MinicompileError, Unsupported
 
@@ -440,14 +440,6 @@ def test_accumulation_into_grad():
     c(x)[0].backward()
     c(x)[0].backward()
     assert torch.allclose(x.grad, 4 * x)
-
-
-def test_inference():
-    w = rand(3, 4)
-    c = compile_inference(*_graph_of(lambda x: (x * 2, x.t()), [w]))
-    with torch.no_grad():
-        a, b = c(w)
-    assert not a.requires_grad and b.data_ptr() == w.data_ptr()
 
 
 def _graph_of(fn, inputs):
