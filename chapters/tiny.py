@@ -11,6 +11,11 @@
 # standard library, and nothing else; the kernels that it writes need g++, or Triton and a GPU. Each chapter of the
 # book starts from its part of tiny. It shows programs that break this part, and what the real stage does about them.
 #
+# The surest way to understand it is to write it. Fourteen functions of this file are exercises, and together they are
+# the *build track*: in a file of your own a compiler grows, from [the handler of one instruction](exercise:tiny-loop)
+# to [a fused reduction in Triton](exercise:tiny-triton), and in the end it [trains the GPT](exercise:tiny-train).
+# `python -m exercises start tiny-loop` begins. Until you open them, these functions are folded away here.
+#
 # | part | the question | what answers it | chapter |
 # |---|---|---|---|
 # | [1](chapter:tiny.1) | What does a function do to its tensors? | record it on tensors without data | [1](chapter:01) |

@@ -33,7 +33,7 @@ Make observations that cannot be guessed: values and texts, not booleans.
   a text, runs a graph, counts kernels. Use it where the observation alone could be claimed without the work.
 - `gpu`: needs a CUDA device.
 
-`task(ID, title, minutes, kind, hints, about=, function=, plant=, starter=, seconds=, memory=)`:
+`task(ID, title, minutes, kind, hints, about=, function=, plant=, starter=, demo=, seconds=, memory=)`:
 
 - kind "write": the starter's body raises NotDone. `function` names the function if the tagged cell defines several.
 - kind "bug": the starter is the original with `plant`, a list of (old text, new text), applied: each old text must occur
@@ -45,8 +45,13 @@ Make observations that cannot be guessed: values and texts, not booleans.
   question. Answers are literals. `@behaviour(ID, points, name, answer="NAME")` on a function of no arguments that
   returns the true answer, computed by the compiler, and its record, lines that say why: whoever is wrong reads them. No tag in
   the package is needed.
+- `demo`: a short program that prints, for exercises of the build track: `run ID` executes it in the names of `chapters/tiny.py`.
 - `seconds` (of one behaviour, default 10; a fifth of it after one ran out of time) and `memory` (MiB beyond torch,
   default 2048) limit a run.
+
+**The build track** (`exercises/tasks/tiny.py`) replaces functions of `chapters/tiny.py`, whose cells have tags like those of the package.
+All its exercises share one file of the learner, `tiny.py`: `start` appends to it. Where an exercise is graded or run, the functions of
+the file that belong to earlier exercises stand in tiny as well, so the learner's compiler grows; what the file lacks is tiny's own.
 
 Wrong and right variants for CI: `exercises/variants/ID.py` (underscores for dashes) defines functions `wrong_*` (five or
 more for "write", two for "bug" and "target") and `right_*` (one or more; not the original's text), with the imports that they
@@ -63,6 +68,7 @@ from dataclasses import dataclass, field
 from typing import Callable
 
 KINDS = ("write", "predict", "bug", "target")
+TRACK = "tiny"           # the task file whose exercises are done in order, in one file
 
 
 class NotDone(Exception):
@@ -104,6 +110,7 @@ class Task:
     function: str = ""
     plant: list[tuple[str, str]] = field(default_factory=list)
     starter: str = ""
+    demo: str = ""
     seconds: float = 10.0
     memory: int = 2048
     chapter: str = ""
@@ -112,6 +119,11 @@ class Task:
     @property
     def points(self) -> int:
         return sum(b.points for b in self.behaviours)
+
+    @property
+    def file(self) -> str:
+        """The learner's file."""
+        return f"{TRACK if self.chapter == TRACK else self.id}.py"
 
 
 TASKS: dict[str, Task] = {}

@@ -17,10 +17,10 @@ from rich.table import Table
 
 from minicompile.errors import MinicompileError
 
-from . import ExerciseError, reports
+from . import TRACK, ExerciseError, reports
 from .grade import Result, grade as grade_text, solution as solution_text
 from .sandbox import leave
-from .source import find_task, load_tasks, starter
+from .source import appended, begun_again, find_task, in_file, load_tasks, original, starter, track
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Exercises: write parts of the compiler yourself, and run it with them.")
@@ -30,14 +30,14 @@ MY = pathlib.Path("my")
 
 
 def path_of(folder: pathlib.Path, id: str) -> pathlib.Path:
-    return folder / f"{find_task(id).id}.py"
+    return folder / find_task(id).file
 
 
-def read(path: pathlib.Path) -> str:
+def read(path: pathlib.Path, id: str) -> str:
     try:
         return path.read_text()
     except FileNotFoundError:
-        raise ExerciseError(f"{path} does not exist. `python -m exercises start {path.stem}` writes it.") from None
+        raise ExerciseError(f"{path} does not exist. `python -m exercises start {id}` writes it.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ExerciseError(f"{path} cannot be read: {error}") from None
 
@@ -75,11 +75,11 @@ def list_(folder: Folder = MY):
 @app.command()
 def start(id: str, folder: Folder = MY):
     """Write the starter of an exercise into your folder."""
-    path = path_of(folder, id)
-    if path.exists():
+    path, task = path_of(folder, id), find_task(id)
+    if path.exists() and task.chapter != TRACK:
         raise ExerciseError(f"{path} is there already and stays as it is. `python -m exercises reset {id}` begins again.")
     folder.mkdir(parents=True, exist_ok=True)
-    path.write_text(starter(find_task(id)))
+    path.write_text(appended(read(path, id), task) if path.exists() else starter(task))
     print(f"{path} is yours to edit. `python -m exercises watch {id}` checks it whenever you save.")
 
 
@@ -87,7 +87,7 @@ def start(id: str, folder: Folder = MY):
 def watch(id: str, folder: Folder = MY, once: Annotated[bool, typer.Option(help="check once and stop")] = False):
     """Check an exercise whenever its file is saved, until it passes."""
     path, seen = path_of(folder, id), None
-    read(path)
+    read(path, id)
     while True:
         try:
             now = path.stat().st_mtime_ns
@@ -97,7 +97,7 @@ def watch(id: str, folder: Folder = MY, once: Annotated[bool, typer.Option(help=
             seen = now
             print(f"\n{time.strftime('%H:%M:%S')}, checking {path} ...", flush=True)
             try:
-                result = grade_text(id, read(path), 0, str(path))
+                result = grade_text(id, read(path, id), 0, str(path))
                 note_result(folder, result)
                 print(f"... in {result.seconds:.2f} s", reports.text([result]), sep="\n", flush=True)
             except ExerciseError as error:
@@ -105,6 +105,9 @@ def watch(id: str, folder: Folder = MY, once: Annotated[bool, typer.Option(help=
                 result = None
             if result and result.passed:
                 print(f"Passed. `python -m exercises solution {id}` shows the book's own.")
+                if find_task(id).chapter == TRACK:
+                    print(f"`python -m exercises run {id}` shows it at work." + "".join(
+                        f" Next: `python -m exercises start {after.id}`" for before, after in zip(track(), track()[1:]) if before.id == id))
                 return
         if once:
             raise typer.Exit(1)
@@ -124,14 +127,15 @@ def hint(id: str, folder: Folder = MY,
 @app.command()
 def reset(id: str, folder: Folder = MY):
     """Begin again; your file is kept in the folder `backup`."""
-    path, text = path_of(folder, id), starter(find_task(id))
+    path, task = path_of(folder, id), find_task(id)
+    text = begun_again(read(path, id), task) if task.chapter == TRACK and path.exists() else starter(task)
     if path.exists():
         (folder / "backup").mkdir(exist_ok=True)
         stamp, n = time.strftime("%Y%m%d-%H%M%S"), 0
         while (kept := folder / "backup" / f"{id}-{stamp}{f'-{n}' if n else ''}.py").exists():
             n += 1
         path.rename(kept)
-        print(f"Your file is now {kept}.")
+        print(f"Your file is now {kept}.")                  # a file of the build track keeps its other functions
     folder.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     print(f"{path} is the starter again.")
@@ -161,6 +165,12 @@ def solution(id: str, folder: Folder = MY, give_up: Annotated[bool, typer.Option
     print(solution_text(task))
 
 
+def begun(folder: pathlib.Path, task) -> bool:
+    """Whether there is a file for an exercise; in that of the build track its function has to be there."""
+    path = folder / task.file
+    return path.exists() and (task.chapter != TRACK or original(task).name in in_file(read(path, task.id)))
+
+
 @app.command()
 def grade(
     ids: Annotated[Optional[list[str]], typer.Argument(help="exercises; default: every file in the folder")] = None, folder: Folder = MY,
@@ -173,13 +183,13 @@ def grade(
     if format not in reports.FORMATS:
         raise ExerciseError(f"There is no format {format!r}. Choose from {', '.join(reports.FORMATS)}.")
     tasks = load_tasks()
-    chosen = ids or [id for id in tasks if all or (folder / f"{id}.py").exists()]
+    chosen = ids or [id for id, t in tasks.items() if all or begun(folder, t)]
     if not chosen:
         raise ExerciseError(f"There is nothing to grade in {folder}/.")
     results = []
     for id in dict.fromkeys(chosen):
         path = path_of(folder, id)
-        source = starter(tasks[id]) if all and not path.exists() else read(path)
+        source = starter(tasks[id]) if all and not begun(folder, tasks[id]) else read(path, id)
         results.append(grade_text(id, source, seed, str(path)))
         if path.exists():
             note_result(folder, results[-1])
@@ -190,19 +200,24 @@ def grade(
 
 
 @app.command()
-def run(what: Annotated[str, typer.Argument(help="nanogpt")], folder: Folder = MY,
+def run(what: Annotated[str, typer.Argument(help="nanogpt, tiny, or an exercise of the build track")], folder: Folder = MY,
         mine: Annotated[bool, typer.Option("--mine", help="with your functions in the compiler")] = False,
-        steps: Annotated[int, typer.Option(min=4)] = 20, device: Optional[str] = None):
-    """Train the small GPT eagerly and compiled, and compare."""
+        steps: Annotated[int, typer.Option(min=6)] = 20, device: Optional[str] = None):
+    """Train a small GPT eagerly and compiled, and compare; or show what your part of tiny does."""
+    if what in [t.id for t in track()[:-1]]:
+        return demonstrate(what, folder)
+    what, mine = (TRACK, True) if what == track()[-1].id else (what, mine)
+    if what == TRACK:
+        return train_tiny(folder / f"{TRACK}.py" if mine else None, steps, device)
     if what != "nanogpt":
-        raise ExerciseError(f"There is no program {what!r}. Choose nanogpt.")
+        raise ExerciseError(f"There is no program {what!r}. Choose nanogpt, tiny, or an exercise of the build track.")
     from .mine import run as train
     from .sandbox import target
     files = {}
     if mine:
         known = progress(folder)
-        files = {id: folder / f"{id}.py" for id, t in load_tasks().items() if t.kind != "predict" and known.get(id, {}).get("passed")
-                 and (folder / f"{id}.py").exists() and target(id)}
+        files = {id: folder / f"{id}.py" for id, t in load_tasks().items() if t.kind != "predict" and t.chapter != TRACK
+                 and known.get(id, {}).get("passed") and (folder / f"{id}.py").exists() and target(id)}
         if not files:
             raise ExerciseError(f"No exercise in {folder}/ has passed yet.")
         print("In the compiler now, written by you:", ", ".join(files), flush=True)
@@ -216,6 +231,32 @@ def run(what: Annotated[str, typer.Argument(help="nanogpt")], folder: Folder = M
     print(f"milliseconds a step: eager {eager['ms']:.1f}, compiled {ours['ms']:.1f} ({eager['ms'] / ours['ms']:.2f}x), "
           f"compiling took {ours['cold_seconds']:.1f} s")
     print(f"graphs: {ours['graphs']}, kernels: {ours['kernels']}")
+
+
+def demonstrate(id: str, folder: pathlib.Path) -> None:
+    from .track import demonstrate as at_work
+    read(path_of(folder, id), id)
+    if problem := at_work(find_task(id), path_of(folder, id)).get("error"):
+        raise ExerciseError(problem)
+
+
+def train_tiny(path: pathlib.Path | None, steps: int, device: str | None) -> None:
+    from .sandbox import done
+    from .track import trained
+    if path:
+        sys.stdout.flush()
+        from . import sandbox
+        sandbox.warm()
+        load_tasks()
+        print("In tiny now, written by you:", ", ".join(t.id for t in done(read(path, track()[0].id))) or "nothing", flush=True)
+    results = trained(path, steps, device)
+    for name, r in results.items():
+        if "error" in r:
+            raise ExerciseError(f"{name}: {r['error']}")
+    print("step", *[f"{name:>9}" for name in results])
+    for n in sorted({*range(0, steps, max(steps // 8, 1)), steps - 1}):
+        print(f"{n:4}", *[f"{r['losses'][n]:9.4f}" for r in results.values()])
+    print("  ms", *[f"{r['ms']:9.2f}" for r in results.values()])
 
 
 def main() -> int:

@@ -51,7 +51,7 @@ def body(task, files: dict[str, pathlib.Path], pipe: int) -> dict:
         threading.Thread(target=watch, args=({str(p) for p in files.values()}, pipe), daemon=True).start()
         for id, path in files.items():
             NotDone.raised = False
-            sandbox.install(TASKS[id], path.read_text(), str(path))
+            sandbox.install([TASKS[id]], path.read_text(), str(path))
         return train(task)
     except BaseException as error:
         if NotDone.raised:

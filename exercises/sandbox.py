@@ -35,9 +35,9 @@ import torch
 import minicompile
 from minicompile.ch03_capture import hook
 
-from . import TASKS, Behaviour, ExerciseError, NotDone, Task
+from . import TASKS, TRACK, Behaviour, ExerciseError, NotDone, Task
 from .data import NotPlain, decode, encode, short
-from .source import original, original_text
+from .source import in_file, original, original_text
 
 FORBIDDEN = ("open", "subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.kill", "ctypes.", "socket.", "os.spawn",
              "os.remove", "os.rename", "shutil.", "os.symlink", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate", "resource.",
@@ -100,24 +100,39 @@ def absent(*args, **kwargs):
     raise NotDone("the original is not here")
 
 
-def install(task: Task, source: str, filename: str):
-    """Run the learner's file and put its function into the compiler. Returns what behaviours get as `function`."""
-    name, home, functions = target(task.id) or (task.function, None, ())
-    redirect(functions, absent)
+def done(source: str) -> list[Task]:
+    """The exercises of the build track that a learner's file has done, in order."""
+    names = {name for name, node in in_file(source).items() if "NotDone" not in ast.unparse(node)}
+    return [t for t in TASKS.values() if t.chapter == TRACK and target(t.id)[0] in names]
+
+
+def parts(task: Task, source: str) -> list[Task]:
+    """This exercise, and before it those of the build track on which it stands."""
+    if task.chapter != TRACK:
+        return [task]
+    order = list(TASKS)
+    return [*(t for t in done(source) if order.index(t.id) < order.index(task.id)), task]
+
+
+def install(tasks: list[Task], source: str, filename: str):
+    """Run the learner's file and put its functions for these exercises into the compiler. Returns what behaviours of the last one get as
+    `function`."""
+    targets = [target(t.id) or (t.function, None, ()) for t in tasks]
+    for _, _, functions in targets:
+        redirect(functions, absent)
     hook.never_capture(filename)
     module = types.ModuleType("learner")
     module.__file__ = filename
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec", dont_inherit=True), module.__dict__)
-    learners = module.__dict__.get(name)
-    if not callable(learners):
-        raise ExerciseError(f"{filename} does not define the function {name}.")
-    if home is None:
-        return learners
-    redirect(functions, learners)
-    attribute = getattr(home, name)
-    getattr(attribute, "cache_clear", lambda: None)()
-    return attribute
+    for name, home, functions in targets:
+        learners = module.__dict__.get(name)
+        if not callable(learners) or learners in functions:
+            raise ExerciseError(f"{filename} does not define the function {name}.")
+        redirect(functions, learners)
+        found = getattr(home, name) if home else learners
+        getattr(found, "cache_clear", lambda: None)()
+    return found
 
 
 def wanted_imports(source: str) -> None:
@@ -130,7 +145,7 @@ def wanted_imports(source: str) -> None:
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node,
             ast.ImportFrom) else []
         for name in names:
-            if name.split(".")[0] in {*sys.stdlib_module_names, "torch", "minicompile", "numpy"} - {"antigravity", "this"}:
+            if name.split(".")[0] in {*sys.stdlib_module_names, "torch", "minicompile", "chapters", "numpy"} - {"antigravity", "this"}:
                 try:
                     importlib.import_module(name)
                 except ImportError:
@@ -165,7 +180,7 @@ def restrict(filename: str) -> None:
 def functions_now() -> list:
     """(dictionary, key, value, code) of the functions and classes of the compiler and the grader."""
     return [(vars(module), key, value, getattr(value, "__code__", None)) for name, module in list(sys.modules.items())
-            if module and name.startswith(("minicompile", "exercises")) for key,
+            if module and name.startswith(("minicompile", "exercises", "chapters")) for key,
             value in vars(module).items() if type(value) in (types.FunctionType, type)]
 
 
@@ -196,11 +211,12 @@ def child(pipe: int, say_key: str, task: Task, behaviour: Behaviour, source: str
         if source is not None:
             wanted_imports(source)
             EXPECTED.clear()
-            for name in [f for f in linecache.cache if "minicompile" in f]:
+            for name in [f for f in linecache.cache if "minicompile" in f or "chapters" in f]:
                 del linecache.cache[name]
             before = functions_now()
+            replaced = [f for t in parts(task, source) for f in (target(t.id) or (0, 0, ()))[2]]
             restrict(filename)
-            function = install(task, source, filename)
+            function = install(parts(task, source), source, filename)
         elif found[1]:
             function = getattr(found[1], found[0])
         elif not behaviour.answer:
@@ -219,7 +235,7 @@ def child(pipe: int, say_key: str, task: Task, behaviour: Behaviour, source: str
                 raise NotDone(task.id)
             say(case=i, value=encode(value), shown=shown)
         for space, key, value, code in before:
-            if space.get(key) is not value or getattr(value, "__code__", None) is not code and value not in found[2]:
+            if space.get(key) is not value or getattr(value, "__code__", None) is not code and value not in replaced:
                 raise ExerciseError(f"{filename} changes {key} in {space['__name__']}; only the exercise's own function may differ")
         say(done=True, imports=sorted(set(sys.modules) - modules) if source is None else [])
     except SyntaxError as error:
@@ -310,7 +326,9 @@ def talk(task: Task, behaviour: Behaviour, source: str | None, seed: int, filena
 def run(task: Task, behaviour: Behaviour, source: str | None, seed: int, filename: str = "", seconds: float = 0) -> list[dict]:
     """Run one behaviour in a fork, and its `then` on what that observed in another one, without the learner's code."""
     warm()
-    target(task.id)
+    for t in TASKS.values() if task.chapter == TRACK else [task]:
+        if t.chapter in (TRACK, task.chapter):
+            target(t.id)
     messages = talk(task, behaviour, source, seed, filename, seconds or 3 * task.seconds)
     if behaviour.then and "value" in messages[0]:
         further = talk(task, behaviour, None, seed, filename, 3 * task.seconds, [m["value"] for m in messages[:-1]])

@@ -14,21 +14,28 @@ from dataclasses import dataclass
 
 import minicompile
 
-from . import TASKS, ExerciseError, Task
+from . import TASKS, TRACK, ExerciseError, Task
 
 PACKAGE = pathlib.Path(minicompile.__file__).parent
+TINY = PACKAGE.parent / "chapters" / "tiny.py"
 TAG = re.compile(r'^# %%.*"exercise:([\w-]+)"')
 
 
 def load_tasks() -> dict[str, Task]:
-    """All tasks, in the order of the book."""
+    """All tasks, in the order of the book; the build track is last."""
     from . import tasks
-    for module in sorted(m.name for m in pkgutil.iter_modules(tasks.__path__) if m.name.startswith("ch")):
+    for module in sorted(m.name for m in pkgutil.iter_modules(tasks.__path__) if m.name.startswith("ch") or m.name == TRACK):
         importlib.import_module(f"{tasks.__name__}.{module}")
+    chapters = [*minicompile.CHAPTERS, TRACK]
     for t in TASKS.values():
-        t.chapter = next(c for c in minicompile.CHAPTERS if c.startswith(t.chapter))
-    order = sorted(TASKS.values(), key=lambda t: minicompile.CHAPTERS.index(t.chapter))
+        t.chapter = next(c for c in chapters if c.startswith(t.chapter))
+    order = sorted(TASKS.values(), key=lambda t: chapters.index(t.chapter))
     return {t.id: t for t in order}
+
+
+def track() -> list[Task]:
+    """The build track, in order."""
+    return [t for t in load_tasks().values() if t.chapter == TRACK]
 
 
 def find_task(id: str) -> Task:
@@ -42,7 +49,7 @@ def find_task(id: str) -> Task:
 
 def tags() -> dict[str, tuple[pathlib.Path, int]]:
     """Where each tagged cell begins: ID -> (file, line)."""
-    return {m[1]: (path, n) for path in sorted(PACKAGE.rglob("*.py"))
+    return {m[1]: (path, n) for path in [*sorted(PACKAGE.rglob("*.py")), TINY]
             for n, line in enumerate(path.read_text().splitlines(), 1) if (m := TAG.match(line))}
 
 
@@ -79,7 +86,7 @@ def original(task: Task) -> Original | None:
     if len(functions) != 1:
         raise ExerciseError(f"The cell of exercise:{task.id} defines {len(functions)} functions: name one with function=.")
     node, = functions
-    module = ".".join(("minicompile", *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__")
+    module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
     head = [line for line in lines[node.lineno - 1:node.body[0].lineno - 1] if line.strip() and not line.lstrip().startswith("#")]
     if ast.get_docstring(node):
         head += lines[node.body[0].lineno - 1:node.body[0].end_lineno]
@@ -132,18 +139,59 @@ def introduction(task: Task) -> str:
     about = textwrap.fill(" ".join(task.about.split()), 110, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False)
     return (f"# {task.id}: {task.title} ({task.points} points, about {task.minutes} minutes)\n#\n{about}\n#\n"
             f"# python -m exercises watch {task.id}      checks this file whenever you save it\n"
-            f"# python -m exercises hint {task.id}       three hints, one at a time\n")
+            f"# python -m exercises hint {task.id}       three hints, one at a time\n"
+            + f"# python -m exercises run {task.id}        shows it at work\n" * (task.chapter == TRACK))
+
+
+BEGIN = """\
+# Your own tiny. Each exercise of the build track adds a part, and what is not here is the book's.
+from __future__ import annotations
+
+from chapters.tiny import *
+from exercises import NotDone
+"""
+
+
+def stub(task: Task) -> str:
+    """The function without its body."""
+    return f"{original(task).header}\n    raise NotDone({task.id!r})"
+
+
+def in_file(source: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a learner's file by name."""
+    try:
+        return {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
+    except SyntaxError as error:
+        raise ExerciseError(f"The file has a syntax error in line {error.lineno}: {error.msg}. Mend it first.") from None
+
+
+def appended(source: str, task: Task) -> str:
+    """A file of the build track with the starter of one more exercise."""
+    if original(task).name in in_file(source):
+        raise ExerciseError(f"{original(task).name} is in the file already. `python -m exercises reset {task.id}` begins again.")
+    return f"{source.rstrip()}\n\n\n{introduction(task)}{stub(task)}\n"
+
+
+def begun_again(source: str, task: Task) -> str:
+    """A file of the build track in which one function is the starter's again."""
+    node, lines = in_file(source).get(original(task).name), source.splitlines()
+    if node is None:
+        return appended(source, task)
+    first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+    return "\n".join([*lines[:first - 1], stub(task), *lines[node.end_lineno:]]) + "\n"
 
 
 def starter(task: Task) -> str:
     """The file that a learner begins with."""
+    if task.chapter == TRACK:
+        return appended(BEGIN, task)
     if task.starter:
         return f"{introduction(task)}\n{task.starter.strip()}\n"
     o = original(task)
     if o is None:
         raise ExerciseError(f"Task {task.id!r} has neither a tagged cell nor a starter.")
     if not task.plant:
-        body = f"{o.header}\n    raise NotDone({task.id!r})"
+        body = stub(task)
         imports = f"{o.imports}\nfrom exercises import NotDone".strip()
     else:
         body, imports = edited(o.text, task.plant), o.imports

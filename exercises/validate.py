@@ -14,10 +14,10 @@ from dataclasses import replace
 
 import minicompile
 
-from . import ExerciseError, Task, mine, sandbox, tasks as task_files
+from . import TRACK, ExerciseError, Task, mine, sandbox, tasks as task_files, track as tiny_track
 from .cheats import CHEATS
 from .grade import grade, solution
-from .source import edited, find_task, load_tasks, original, solution_path, starter, tags
+from .source import BEGIN, edited, find_task, load_tasks, original, solution_path, starter, tags, track
 
 VARIANTS = pathlib.Path(__file__).parent / "variants"
 WANTED = {"write": (5, 1), "bug": (2, 1), "target": (2, 1)}            # wrong and right variants
@@ -121,7 +121,7 @@ def train_with(job: tuple) -> tuple[tuple, dict]:
 
 def training_problems(tasks: list[Task], pool):
     """Training with solutions in the compiler has to give the losses, graphs and kernels of the compiler as it is."""
-    inside = tuple(t.id for t in tasks if t.kind != "predict" and original(t))
+    inside = tuple(t.id for t in tasks if t.kind != "predict" and t.chapter != TRACK and original(t))
     jobs = [("eager", ()), ("minicompile", ()), *(("minicompile", (id,)) for id in inside), ("minicompile", inside)]
     results = dict(pool.imap_unordered(train_with, dict.fromkeys(jobs), chunksize=1))
     eager, plain = results.pop(jobs[0]), results[jobs[1]]
@@ -133,6 +133,21 @@ def training_problems(tasks: list[Task], pool):
             yield f"training with {who}: losses {r['losses']}, eager's {eager['losses']}"
         elif (r["graphs"], r["kernels"]) != (plain["graphs"], plain["kernels"]) or not r["kernels"]:
             yield f"training with {who}: {r['graphs']} graphs and {r['kernels']} kernels, not {plain['graphs']} and {plain['kernels']}"
+
+
+def track_problems():
+    """tiny's GPT has to train with all solutions of the build track in one file, and each demonstration has to run with it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "tiny.py")
+        path.write_text("\n\n\n".join([BEGIN, *(original(t).text for t in track())]) + "\n")
+        results = tiny_track.trained(path, 6, "cpu")
+        for t in track():
+            results[t.id] = tiny_track.demonstrate(t, path)
+    for who, r in results.items():
+        if "error" in r:
+            yield f"{who}: {r['error']}"
+        elif "losses" in r and max(abs(a - b) for a, b in zip(r["losses"], results["eager"].get("losses", ()), strict=True)) > 1e-3:
+            yield f"tiny, trained by {who}: losses {r['losses']}, eager's {results['eager']}"
 
 
 def main(ids: list[str]) -> int:
@@ -151,6 +166,10 @@ def main(ids: list[str]) -> int:
             began, found = time.perf_counter(), list(training_problems(tasks, pool))
             bad += len(found)
             print(f"training: {'ok' if not found else f'{len(found)} problems'} ({time.perf_counter() - began:.1f} s)", *found, sep="\n  ")
+        if any(t.chapter == TRACK for t in tasks):
+            began, found = time.perf_counter(), list(track_problems())
+            bad += len(found)
+            print(f"build track: {'ok' if not found else len(found)} ({time.perf_counter() - began:.1f} s)", *found, sep="\n  ")
     print(f"{len(tasks)} exercises, {sum(t.points for t in tasks)} points, {bad} problems")
     return int(bad > 0)
 

@@ -293,7 +293,7 @@ def test_the_commands_that_the_exercises_page_shows_exist(modules, tmp_path, mon
             assert done.exit_code == 0, done.output
         else:                                       # these wait, grade or train; their arguments are checked all the same
             command = next(c for c in app.registered_commands if (c.name or c.callback.__name__) == words[0])
-            assert len(words) == 1 or words[1] in (*book.exercises, "nanogpt"), command
+            assert len(words) == 1 or words[1] in (*book.exercises, "nanogpt", "tiny"), command
     assert (tmp_path / "my" / f"{shown[0][1]}.py").exists()
 
 

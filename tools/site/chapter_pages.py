@@ -41,7 +41,7 @@ def chapter_page(book: links.Book, path: pathlib.Path, stage: str, root: pathlib
         if heading := re.search(r"^# #+ ", cell.source, re.M):
             book.findings.append(f"{where}:{cell.line + cell.source[:heading.start()].count(chr(10))}: a heading in a code cell: # %% "
                                  f"[markdown] is missing")
-        page.block(f'<div class="mc-cell">{shown_code(cell)}{HOLE}</div>')
+        page.block(f'<div class="mc-cell">{answer(book, page, cell)}{HOLE}</div>')
     footer(book, page, path, stage)
     return first
 
@@ -56,6 +56,18 @@ def further_page(book: links.Book, first: Page, cell: cells.Cell, where: str) ->
     page.prose(f"# {title}\n\n[{first.title}]({first.address.rpartition('/')[2]}.html), page {len(first.rest) + 2}")
     first.rest.append(page)
     return page
+
+
+def answer(book: links.Book, page: Page, cell: cells.Cell) -> str:
+    """The code of a cell, folded away if it answers an exercise."""
+    code = shown_code(cell)
+    exercise = next((tag.partition(":")[2] for tag in cell.tags if tag.partition(":")[2] in book.exercises), "")
+    if not exercise:
+        return code
+    address = links.href(page.address, "exercises", anchor=exercise)
+    return (f'<p class="mc-exercise"><a href="{address}">Exercise {exercise}</a>: write this yourself before you read it.</p>'
+            f'<details class="mc-solution"><summary>The book\'s own version: solves exercise {exercise}'
+            f'</summary>{code}</details>')
 
 
 def shown_code(cell: cells.Cell) -> str:

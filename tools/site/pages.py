@@ -6,7 +6,7 @@ import html
 import json
 import pathlib
 
-from . import highlight, links, names, pipeline
+from . import cells, highlight, links, names, pipeline
 from .page import Page
 
 
@@ -86,7 +86,8 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
     for module in modules.values():
         for identifier, line in module.exercises.items():
             found[identifier] = {"chapter": module.chapter, "module": module, "line": line}
-    for path in sorted((root / "exercises" / "tasks").glob("ch*.py")):
+    tasks = root / "exercises" / "tasks"
+    for path in [*sorted(tasks.glob("ch*.py")), *tasks.glob("tiny.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "task" and node.args:
                 identifier, values = names.literal(node.args[0]), {k.arg: names.literal(k.value) for k in node.keywords}
@@ -96,6 +97,12 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
                     entry.update(known)
                     entry.setdefault("chapter", next((c for c in {m.chapter for m in modules.values()} if c.startswith(path.stem)),
                                                      path.stem))
+    if (root / "chapters" / "tiny.py").exists():
+        found_cells = cells.split((root / "chapters" / "tiny.py").read_text())
+        for n, cell in enumerate(found_cells):
+            for tag in cell.tags:
+                if tag.partition(":")[2] in found:
+                    found[tag.partition(":")[2]]["page"] = 1 + sum("page" in c.tags for c in found_cells[:n])
     return found
 
 
@@ -112,7 +119,8 @@ def commands(book: links.Book, chapters: list[str]) -> list[tuple[str, str]]:
             (f"python -m exercises solution {first}", "the book's own, once you have passed"),
             ("python -m exercises status", "your progress"),
             ("python -m exercises grade", "grades all your files, with hidden inputs"),
-            ("python -m exercises run nanogpt --mine", "trains a small GPT through what has passed")]
+            ("python -m exercises run nanogpt --mine", "trains a small GPT through what has passed"),
+            ("python -m exercises run tiny --mine", "trains tiny's GPT with your parts of the build track")]
 
 
 def exercises(book: links.Book, chapters: list[str]) -> Page:
@@ -126,19 +134,34 @@ def exercises(book: links.Book, chapters: list[str]) -> Page:
         if not listed:
             continue
         number = chapter[2:4]
-        page.prose(f"## [Chapter {int(number)}: {pipeline.label(chapter)}]({book.chapters.get(number, '')}.html)"
-                   if number in book.chapters else f"## {chapter}")
+        if chapter == "tiny":
+            page.prose(TRACK.format(count=len(listed), first=next(iter(listed))))
+        else:
+            page.prose(f"## [Chapter {int(number)}: {pipeline.label(chapter)}]({book.chapters.get(number, '')}.html)"
+                       if number in book.chapters else f"## {chapter}")
         rows = "".join(
             f'<tr id="{html.escape(i)}"><td><code>{html.escape(i)}</code></td><td>{html.escape(str(e.get("title", "")))}</td>'
             f'<td>{KINDS.get(e.get("kind", "write"), "")}</td><td class="num">{e.get("minutes", "")}</td><td>{place(e)}</td></tr>'
-            for i, e in sorted(listed.items(), key=lambda item: item[1].get("minutes", 0)))
+            for i, e in sorted(listed.items(), key=lambda item: item[1].get("minutes", 0) * (chapter != "tiny")))
         page.block('<div class="mc-wide" tabindex="0"><table class="mc-table mc-exercises"><thead><tr><th scope="col">name</th><th '
                    'scope="col">task</th><th scope="col">kind</th>'
                    f'<th scope="col">minutes</th><th scope="col">in</th></tr></thead><tbody>{rows}</tbody></table></div>', search=True)
     return page
 
 
+TRACK = """## The build track
+
+{count} exercises, in order, that grow a compiler of your own in one file. [tiny](chapters/tiny.html) is a whole `torch.compile` in a
+thousand lines, and each exercise takes one of its functions away. The first is the handler of one bytecode instruction; the last two
+are a fused reduction in Triton and the training of a GPT. Your file is `my/tiny.py`: `start` adds the next function to it, and what you
+have written before stands in tiny, too, when the file is graded or run. `python -m exercises run {first}` shows your part at work, and
+`python -m exercises run tiny --mine` trains a small GPT in eager, with tiny, and with yours. No GPU is needed: Triton's interpreter
+runs your kernels."""
+
+
 def place(entry: dict) -> str:
+    if "page" in entry:
+        return f'<a href="chapters/tiny_{entry["page"]}.html"><code>tiny.py</code></a>'
     if "module" not in entry:
         return ""
     href = links.href("exercises", entry["module"].page, anchor="L" + str(entry["line"]))
