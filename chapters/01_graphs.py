@@ -430,9 +430,9 @@ print(print_graph(graph))
 
 # %% [markdown]
 # `layer_norm` has three results: the normalised tensor, and the mean and reciprocal deviation of each row, which
-# its backward pass would want. `dropout` has come apart into four operators. Two of them write into a tensor in place:
-# PyTorch makes an empty tensor, fills it with random zeros and ones, and divides it. No random numbers were drawn
-# while we traced. They are drawn when the graph runs, from the same random stream as eager's:
+# its backward pass would want. `dropout` has come apart into four operators. Two of them write into a tensor in
+# place: PyTorch makes an empty tensor, fills it with random zeros and ones, and divides it. No random numbers were
+# drawn while we traced. They are drawn when the graph runs, from the same random stream as eager's:
 
 # %% tags=["fold"]
 draw_fx(graph, "The traced graph: layer norm, dropout and a multiplication in a row.")
@@ -605,10 +605,10 @@ def asked(function, *sizes):
 asked(questions, 8, 12)
 
 # %% [markdown]
-# Most of the questions come from inside of PyTorch, and bounds answer nearly all of them: a sum of sizes is at least 4,
-# so it is neither empty nor 1. Two needed the hint. Whether half of a number is larger than the number could be
-# proved as well, by a prover that knows more about division than ours. The last question is the program's own, and no
-# proof can exist. This graph is for an even half.
+# Most of the questions come from inside of PyTorch, and bounds answer nearly all of them: a sum of sizes is at
+# least 4, so it is neither empty nor 1. Two needed the hint. Whether half of a number is larger than the number
+# could be proved as well, by a prover that knows more about division than ours. The last question is the program's
+# own, and no proof can exist. This graph is for an even half.
 #
 # ### Expressions
 #
@@ -625,9 +625,9 @@ asked(questions, 8, 12)
 # do not become `i0` and `i1`, there will be two divisions for each element in the generated code, and a
 # division takes longer than all other integer arithmetic there.
 #
-# Two facts are enough. The first: a multiple of the divisor leaves the division, `(64*i0 + i1) // 64 = i0 + i1 // 64`.
-# That holds for all integers. The second: what is left is 0 if it lies between 0 and 63. A loop variable knows its
-# range, so that can be checked. The code is these two facts in this order:
+# Two facts are enough. The first: a multiple of the divisor leaves the division, `(64*i0 + i1) // 64 = i0 + i1 //
+# 64`. That holds for all integers. The second: what is left is 0 if it lies between 0 and 63. A loop variable knows
+# its range, so that can be checked. The code is these two facts in this order:
 #
 # %show minicompile.ch01_graphs.symbolic.floordiv "quotient, rest" to "return quotient"
 #
@@ -655,8 +655,8 @@ Walk("Four divisions", [
 ])
 
 # %% [markdown]
-# The third one stays a division, and has to: if `i0` is 2, the result is 1 or more. An expression may therefore contain
-# one more kind of building block, a division or a remainder of two other expressions.
+# The third one stays a division, and has to: if `i0` is 2, the result is 1 or more. An expression may therefore
+# contain one more kind of building block, a division or a remainder of two other expressions.
 #
 # torch.compile uses sympy for this, a general computer algebra system. It knows a great deal about integers, and
 # nothing about the range of a loop variable unless it is told:
@@ -670,8 +670,8 @@ print("sympy:", (64 * a + b) // 64, "   ours:", (64 * i0 + i1) // 64)
 # %% [markdown]
 # ### Numbers that are not sizes
 #
-# A learning rate varies from step to step, too. Most programs only compute with such a number. They multiply a tensor by
-# it and never ask how large it is. So a float may be symbolic as well, a `torch.SymFloat`.
+# A learning rate varies from step to step, too. Most programs only compute with such a number. They multiply a
+# tensor by it and never ask how large it is. So a float may be symbolic as well, a `torch.SymFloat`.
 
 
 # %%
@@ -694,8 +694,8 @@ print("holds for this trace:", [g.text() for g in env.guards])
 #
 # ## The running example
 #
-# Here is the GPT block of the later chapters, recorded with names for the batch and the length. Each `linear` has become
-# a transposition and a matrix product, and attention has become one particular kernel for this device.
+# Here is the GPT block of the later chapters, recorded with names for the batch and the length. Each `linear` has
+# become a transposition and a matrix product, and attention has become one particular kernel for this device.
 
 # %%
 block, inputs = example()
@@ -725,9 +725,9 @@ for text in dict.fromkeys(g.text() for g in env.guards):
     print("holds for this trace:", text)
 
 # %% [markdown]
-# All of them are true for every length of at least 2. Our prover cannot see that. It knows the bounds of `s0*s1` and of
-# `s0`, both without an upper end, so it knows nothing about their difference. The price is a comparison at each call,
-# which always holds. A proof that is missing makes a guard too many, and never a wrong answer.
+# All of them are true for every length of at least 2. Our prover cannot see that. It knows the bounds of `s0*s1`
+# and of `s0`, both without an upper end, so it knows nothing about their difference. The price is a comparison at
+# each call, which always holds. A proof that is missing makes a guard too many, and never a wrong answer.
 #
 # ## What torch.compile does differently
 #

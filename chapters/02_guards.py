@@ -1,19 +1,23 @@
 # %% [markdown]
 # # Guards: may yesterday's graph be used again?
 #
-# Capturing a function costs milliseconds, running its graph microseconds. So a graph has to be used many
-# times. But it was made for one call, and the next call may bring another shape, another setting, another
-# model. This chapter decides, at each call and in about a microsecond, whether the graph is still right.
+# *When may a recording be used again?* Capturing a function costs milliseconds, running its graph microseconds. So
+# a graph has to be used many times. But it was made for one call, and the next call may bring another shape,
+# another setting, another model. This chapter decides, at each call and in about a microsecond, whether the graph
+# is still right.
 #
-# The smallest version of this stage is [part 2 of tiny](chapter:tiny.2), the compiler in one file.
+# The decision has to be fast, and it must never be wrong in one direction. To compile once too often costs time. To
+# use a graph that does not fit gives wrong numbers, without any error.
 
 # %%
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Block, Table, bars, best_time, check_of, example, head, lines, tidy, watch, watching
+from chapters import tiny
+from chapters._lib import Block, Table, Walk, bars, best_time, check_of, drawing, example, head, lines, tidy, watch, watching
 
 # %% [markdown]
 # ## The naive version: a dictionary of shapes
@@ -59,9 +63,103 @@ print("new slope: ", fast(minus).item(), " eager:", activation(minus).item())
 #
 # ## The idea: write down each question with its answer
 #
-# Whenever capture reads something that existed before the call, it notes the *path* to it (a
-# [`Source`](ref:minicompile.ch02_guards.sources.Source)) and what it relied on. That pair is a guard. If
-# all guards hold, running the function again would ask the same questions and get the same answers.
+# Suppose that the interpreter reads something that existed before the call, such as the entry `"slope"` of a global
+# dictionary. It gets 0.1 and goes on. If it got 0.1 again at the next call, it would go on in the same way. So it
+# notes *how to read the same thing again*, and *what the answer was*. Such a note is a *guard*. If all guards hold
+# at the next call, then running the function again would ask the same questions and get the same answers, one after
+# the other, and would make the same graph. (This is a proof by induction: the first question depends on nothing,
+# and each further question depends on the answers before it.)
+#
+# [Part 2 of tiny](chapter:tiny.2), the compiler in one file, does that with text. Each read writes a line which
+# reads the same thing again, and a line which compares:
+
+# %%
+config["slope"] = 0.1
+small = tiny.compile(activation, backend=tiny.eager)
+small(minus)
+text = list(small.entries.values())[0][0].text
+print(text[: text.index("    def body")])
+
+# %% [markdown]
+# By hand: `v0` is the function that was called, and the guard says that it has the same code. `k1` is the
+# dictionary of the global variables; objects which text cannot spell have such names. `v1` is what is found there
+# under the name `F`, and it has to be the very same module. `v2` is the argument. It is compared by a description
+# of its shape, strides, dtype, device, and whether it requires a gradient. `v3` is `config`, and the lines after it
+# are about what it contains. If one comparison fails, the check returns None, and the next version is tried.
+#
+# ### What breaks it
+#
+# **It asks too much.** The whole dictionary is read as soon as one entry is. Here an entry changes that the
+# function never looks at:
+
+# %%
+config["seen"] = 0
+small, ours = tiny.compile(activation, backend=tiny.eager), minicompile.compile(activation, backend="eager")
+with watching() as seen:
+    for call in range(4):
+        config["seen"] = call
+        small(minus), ours(minus)
+print("versions after four calls: tiny", *map(len, small.entries.values()), " minicompile", len(seen.captured))
+del config["seen"]
+
+# %% [markdown]
+# **It asks too little.** tiny compares the class of an object, and assumes that nobody changes the class:
+
+
+# %%
+class Layer:
+    gain = 2.0
+
+    def scale(self, x):
+        return x * self.gain
+
+
+layer = Layer()
+
+
+def use(x):
+    return layer.scale(x)
+
+
+small, ours = tiny.compile(use, backend=tiny.eager), minicompile.compile(use, backend="eager")
+small(minus), ours(minus)
+Layer.scale = lambda self, x: x * 100
+print("eager:", use(minus).item(), " tiny:", small(minus).item(), " minicompile:", ours(minus).item())
+
+# %% [markdown]
+# **It is slow.** The check of the GPT block, with which this book is concerned from [chapter 3](chapter:03) on, has
+# 80 lines. Each costs a step of the interpreter, and `describe` asks a tensor five questions. Further down both are
+# measured.
+#
+# The real stage keeps the idea and changes the form. A guard is *data*, so that it can be checked, explained,
+# weakened and remembered.
+#
+# ## Guards as data
+#
+# The path to a thing is a [`Source`](ref:minicompile.ch02_guards.sources.Source). A source knows the source it
+# starts from: the weight of a layer is an entry of a module, which is an attribute of the argument `self`. It can
+# be written as text that reads, as words for a message, and as the left side of an assignment, which chapter 3
+# needs for side effects.
+
+# %% tags=["fold"]
+drawing(
+    {
+        "self": ("self", "LocalSource", "input"),
+        "up": ("self.up", "ModuleAttrSource", "compute"),
+        "weight": ("self.up.weight", "ModuleAttrSource", "compute"),
+        "g1": ("structure of a module", "class, names of children", "saved"),
+        "g2": ("TENSOR_MATCH", "dtype, shape, ...", "saved"),
+    },
+    [("self", "up"), ("up", "weight"), ("self", "g1"), ("weight", "g2")],
+    "self is an argument. self.up is an entry of this module, and self.up.weight an entry of that one. A guard about the structure of "
+    "the module hangs on self, and a guard about the tensor on self.up.weight.",
+    "Sources are blue; each has the source before it. Guards, green, are about one source each.",
+    width=170,
+)
+
+# %% [markdown]
+# With a source goes a *kind*, the way in which one looks, and what is expected. These are the guards of the
+# activation:
 
 # %%
 config["slope"] = 0.1
@@ -69,11 +167,62 @@ facts = minicompile.explain(activation, backend="eager")(minus).guards
 Table(["kind", "source", "in words"], [(f.guard.kind, f.guard.source or "", f) for f in facts])
 
 # %% [markdown]
-# Guards are data: source, kind, expected value. The meaning of a kind is a function that answers with
-# conditions in Python text. Here is the one for constants. It is longer than `==`, because `True == 1`,
-# `0.0 == -0.0` and `nan != nan`:
+# The first six are about the state of the library, since a graph that was captured while gradients were recorded is
+# not right when they are not. `config` is guarded by its type alone, and its one entry by value.
+#
+# The meaning of a kind is a function that answers with conditions in Python text. Here is the one for constants. It
+# is longer than `==`, because `True == 1`, `0.0 == -0.0` and `nan != nan`, and for each of these a program can be
+# written whose graph depends on the difference. ([`same_constant`](exercise:same-constant) is an exercise.)
 #
 # %show minicompile.ch02_guards.guards.constant_match
+#
+# ### How they are learnt
+#
+# Guards come into being while the interpreter runs, one for each thing that it looks at for the first time. Below,
+# each frame is one guard, with the line of the program that was being executed.
+
+
+# %% tags=["fold"]
+from minicompile.ch02_guards.guards import GuardSet, in_words
+
+
+def gated(x, w, steps):
+    for _ in range(steps):
+        x = x + F.gelu(x @ w) * config["slope"]
+    return x
+
+
+def learning(function, *args):
+    """A frame for each guard that capturing a call adds."""
+    frames, rows, add = [], [], GuardSet.add
+
+    def noted(self, source, kind, expected=None, location=None):
+        before = len(self)
+        add(self, source, kind, expected, location)
+        if len(self) > before:
+            new = list(self)[-1]
+            where = f"While it runs `{location.source}`" if location else "Before the first line"
+            rows.append((len(rows) + 1, new.kind, in_words(new)))
+            frames.append((f"{where}, it finds out that {in_words(new)}.", Table(["", "kind", "in words"], rows[-8:])))
+
+    GuardSet.add = noted
+    try:
+        watch(function, *args, backend="eager")
+    finally:
+        GuardSet.add = add
+    return frames
+
+
+Walk("Guards, as they are learnt", learning(gated, torch.randn(4, 4), torch.randn(4, 4), 2))
+
+# %% [markdown]
+# Look at how `range` is found. The interpreter looks for a global variable of this name, finds none, and takes the
+# builtin. If somebody defines a global function `range` tomorrow, the program will do something else. So *that
+# there is none* is a guard as well. In the second round of the loop no guard is added, since nothing new is read.
+#
+# What a guard expects may be an object, such as a function or a module. It must not keep this object alive. If it
+# did, then a model that has been deleted would stay in memory because it was compiled once. So a guard holds a weak
+# reference, and "it is still the same object" includes that there still is one.
 #
 # ## From guards to one function
 #
@@ -104,10 +253,20 @@ bars(
 )
 
 # %% [markdown]
-# The loop is what we use to *explain* a failure, where time does not matter: it asks Python to compile the
-# text of each condition, every time. The function that runs at every call is generated from the same
-# conditions. Common beginnings of paths are read once, and it returns the values that the graph takes as
-# inputs, since it has read them anyway.
+# The loop is what we use to *explain* a failure, where time does not matter: it asks Python to compile the text of
+# each condition, every time. The function that runs at every call is generated from the same conditions. Common
+# beginnings of paths are read once, and the function returns the values that the graph takes as inputs, since it
+# has read them anyway. The same block in tiny:
+
+# %%
+in_one_file = tiny.compile(block, backend=tiny.eager)
+in_one_file(x)
+tiny_check, frames = list(in_one_file.entries.values())[0][0], [tiny.first_frame(forward, (block, x), {})]
+tiny_time = best_time(lambda: [tiny_check(frames) for _ in range(50)]) / 50
+print(f"tiny: {len(tiny_check.text.splitlines())} lines, {tiny_time * 1e6:.1f} us")
+
+# %% [markdown]
+# Both checks are Python functions made of text. Here is ours:
 
 # %%
 text = check.source_text
@@ -123,23 +282,127 @@ print(text[start : text.index("def __", start + 1)].replace(" and ", "\n        
 
 # %% [markdown]
 # The other, `__stable_full`, has all that is reached through dictionaries and classes, which rarely change:
-# children, parameters, methods, global variables. CPython gives a dictionary a new number at each write. A
-# *memo* remembers the numbers. `__stable(self, ...)` compares them in C and answers with the parameters;
-# while they are the same, whatever was true is true. If one differs, it compares the values that the guards
-# read from that dictionary, and learns the new number if they are the same objects. Otherwise it answers
-# None, `__stable_full` evaluates the guards, and the memo looks at everything anew
-# ([`stable.py`](code:minicompile/ch02_guards/stable.py)).
+# children, parameters, methods, global variables. That is most of the guards. How can they be true without being
+# evaluated? That takes an argument of its own.
+
+# %% [markdown] tags=["page"]
+# ## Not looking twice
 #
-# A memo keeps nothing alive, so it remembers addresses, and the objects behind them may be gone: many programs
-# make an object for each call, and the next one gets the same address. The proof therefore begins at the
-# arguments, which the caller holds, and reads nothing through an address before it has seen that something
-# alive still holds it. The comment at the head of `unchanged.c` is that argument in full.
+# All those guards are read through dictionaries, because the attributes of an object, the children of a module and
+# the variables of a file are entries of dictionaries. CPython gives each dictionary a number, and a new one at each
+# write. So if we have evaluated all guards once, and noted the numbers of all dictionaries that were read on the
+# way, then the next time it is enough to compare numbers. If no dictionary was written, whatever was true is true.
+# Such a notebook is called a *memo*. Here is one in Python, for dictionaries that count their writes:
+
+
+# %%
+class Counted(dict):
+    """A dictionary with a number that no other dictionary has had, and a new one at each write."""
+
+    numbers = iter(range(10**9))
+
+    def __init__(self, **entries):
+        super().__init__(**entries)
+        self.number = next(Counted.numbers)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        self.number = next(Counted.numbers)
+
+
+def children(d):
+    yield d
+    for value in d.values():
+        if isinstance(value, Counted):
+            yield from children(value)
+
+
+def memo_of(root):
+    """A function that says whether anything under `root` was written since now."""
+    seen = [(d, d.number) for d in children(root)]
+    return lambda: all(d.number == number for d, number in seen)
+
+
+model = Counted(up=Counted(weight="W1", bias="b1"), norm=Counted(eps=1e-5))
+unchanged = memo_of(model)
+print("nothing written:", unchanged())
+model["norm"]["eps"] = 1e-6
+print("one entry written:", unchanged())
+
+# %% [markdown]
+# Two things are wrong with it. The first is small. It notices that *something* was written, even if it is not what
+# the guards are about. So the real memo, when a number differs, compares the values that the guards have read from
+# this dictionary. If they are the same objects, it notes the new number and goes on.
 #
-# The number is no part of the language, and releases of CPython treat it differently. In 3.11 it changes with
-# every write. Since 3.12 its lowest bits say who *watches* the dictionary, so it changes without a write,
-# too. In 3.13 an object keeps its attributes in itself, and its `__dict__` is a view of them, whose number
-# stays the same when an attribute is written. Before it trusts such a dictionary, the memo makes the
-# attributes move into it (`settled_dict` in `unchanged.c`).
+# The second is serious. The list `seen` keeps all dictionaries alive, as long as the compiled function lives. A
+# memo must not do that, for the same reason for which a guard must not. So the real memo remembers *addresses*. But
+# an address is not an object. When an object is freed, the next one of the same size is often put into the same
+# place:
+
+
+# %%
+class Settings:
+    def __init__(self, slope):
+        self.slope = slope
+
+
+remembered = {}
+
+
+def slope_of(settings):
+    if id(settings) not in remembered:  # seen before?
+        remembered[id(settings)] = settings.slope
+    return remembered[id(settings)]
+
+
+print("right:", [Settings(s).slope for s in (0.1, 0.5, 0.9)])
+print("by address:", [slope_of(Settings(s)) for s in (0.1, 0.5, 0.9)])
+
+# %% [markdown]
+# This is no rare accident. Programs that make an object anew for each call, such as a dataclass of inputs or a
+# cache of keys and values, do it all the time. A memo that reads a number at a remembered address may read it from
+# another object, or from memory that does not belong to any object.
+#
+# So each step needs a reason why the thing at the address is still the thing that was there. It goes by induction
+# again. The memo begins at the *arguments*, which the caller holds: these are alive, and their addresses can be
+# compared. Suppose that a dictionary is known to be the same object, alive, and that its number is the same. Then
+# it has not been written, so it holds the same values as before. Whatever it holds is alive, since a dictionary
+# keeps its values alive, and is the same object as before. So the memo may go on to the values, and read *their*
+# numbers. At no point does it read through an address before it has seen that something alive still holds what is
+# there.
+
+# %% tags=["fold"]
+drawing(
+    {
+        "arg": ("self", "the caller holds it", "input"),
+        "d1": ("self.__dict__", "number as noted?", "compute"),
+        "m": ("_modules", "held by self.__dict__", "saved"),
+        "d2": ("its number", "as noted?", "compute"),
+        "up": ("up", "held by _modules", "saved"),
+        "d3": ("up.__dict__", "number as noted?", "compute"),
+    },
+    [("arg", "d1"), ("d1", "m"), ("m", "d2"), ("d2", "up"), ("up", "d3")],
+    "self is held by the caller. Its dictionary has the number that was noted, so the dictionary of modules that it holds is the same. "
+    "That one has its number, so the module up is the same, and its dictionary can be asked for its number.",
+    "Each blue question makes the green object below it certain: alive, and the same.",
+    width=190,
+)
+
+# %% [markdown]
+# The memo is written in C (`unchanged.c`), and its head has the
+# argument in full. In the check above it is called as `__stable(...)`. It answers with the tuple of parameters that
+# the graph takes as inputs. If a number differs and a value with it, the answer is None: then `__stable_full`
+# evaluates all guards, and if they hold, the memo looks at everything anew. Nothing is believed that a full check
+# has not confirmed. Which guards a memo can vouch for is a field of their kind. A list, for one, carries no number,
+# so what is read from a list is compared at every call.
+#
+# The numbers are no part of the language, and releases of CPython treat them differently. In 3.11 a number changes
+# with every write. Since 3.12 its lowest bits say who *watches* the dictionary, so it changes without a write, too.
+# In 3.13 an object keeps its attributes in itself, and its `__dict__` is a view of them, whose number stays the
+# same when an attribute is written. Before it trusts such a dictionary, the memo makes the attributes move into it.
+#
+# Tensors need something else. `parameter.data = other` changes no dictionary. So the memo looks at each parameter's
+# metadata, in C, at every call, which is most of what is left of its time.
 #
 # So depth is cheap, but not free:
 
@@ -165,7 +428,8 @@ lines(
 # %% [markdown]
 # ## When a guard fails
 #
-# The call goes to the next compiled version, if there is one, and finally to the compiler. It says why:
+# A compiled function may have several *versions*, each with its guards. The call goes to the next compiled version,
+# if there is one, and finally to the compiler. It says why:
 
 # %%
 minicompile.reset()
@@ -193,7 +457,6 @@ with watching() as seen:
 # integer `n`. What is left of the checks of `x` and `n` in the version with symbols for both:
 
 # %%
-from minicompile.ch02_guards.guards import in_words
 
 newest = seen.states[0].cache.entries[1]
 for guard in newest.guards:

@@ -1,12 +1,14 @@
 # %% [markdown]
 # # Graph breaks: compile what can be compiled
 #
-# *What if capture cannot go on?* Some lines cannot be in a graph: `print(x)`, `x.item()`, a branch on the values of a tensor,
-# a call into a library that capture does not know. Real programs have a few of them, often for good reasons. This chapter cuts
-# a function at such a line, compiles both sides, and lets Python execute the line itself.
+# *What if capture cannot go on?* Some lines cannot be in a graph: `print(x)`, `x.item()`, a branch on the values of
+# a tensor, a call into a library that capture does not know. Real programs have a few of them, often for good
+# reasons. This chapter cuts a function at such a line, compiles both sides, and lets Python execute the line
+# itself.
 #
-# After the cut there is a second question, and it is the harder one. The rest of the function has no beginning. It starts in the
-# middle of a line, with variables that are set already, perhaps inside of a loop or a `try`. How does one compile *that*?
+# After the cut there is a second question, and it is the harder one. The rest of the function has no beginning. It
+# starts in the middle of a line, with variables that are set already, perhaps inside of a loop or a `try`. How does
+# one compile *that*?
 
 # %%
 import dis
@@ -61,8 +63,9 @@ except minicompile.GraphBreakError as error:
     print(tidy(str(error)))
 
 # %% [markdown]
-# One line out of four, and nothing is compiled. A compiler could instead guess a number for `loss.item()` and go on. Then the list
-# would get the same number at each call, and nobody would be told. Or the user could split the function by hand:
+# One line out of four, and nothing is compiled. A compiler could instead guess a number for `loss.item()` and go
+# on. Then the list would get the same number at each call, and nobody would be told. Or the user could split the
+# function by hand:
 
 
 # %%
@@ -85,9 +88,10 @@ def split_by_hand(x, w):
 print(torch.equal(split_by_hand(x, w)[0], training_loss(x, w)[0]))
 
 # %% [markdown]
-# Users of earlier compilers did that, and it shows what has to be done. There is a graph for what comes before the line. There is
-# the line, executed by Python. And the rest is *a function of its own*, whose arguments are the variables that are still
-# needed. This function can be captured like any other, and if it breaks again, it can be split again.
+# Users of earlier compilers did that, and it shows what has to be done. There is a graph for what comes before the
+# line. There is the line, executed by Python. And the rest is *a function of its own*, whose arguments are the
+# variables that are still needed. This function can be captured like any other, and if it breaks again, it can be
+# split again.
 
 # %%
 row_of_boxes(
@@ -104,10 +108,10 @@ row_of_boxes(
 # %% [markdown]
 # ## The smallest form
 #
-# [Part 4 of tiny](chapter:tiny.4), the compiler in one file, does not make a function of the rest. Its capture is an interpreter of
-# bytecode, so at the break it knows the complete *state* of the program: for each function that has begun, its local
-# variables, the values that wait on its stack, and the number of the next instruction. tiny writes this state down as a Python
-# expression. This is the body of what it generates for the first part:
+# [Part 4 of tiny](chapter:tiny.4), the compiler in one file, does not make a function of the rest. Its capture is
+# an interpreter of bytecode, so at the break it knows the complete *state* of the program: for each function that
+# has begun, its local variables, the values that wait on its stack, and the number of the next instruction. tiny
+# writes this state down as a Python expression. This is the body of what it generates for the first part:
 
 # %%
 small = tiny.compile(training_loss, backend=tiny.eager)
@@ -117,19 +121,21 @@ text = known[0][0].text
 print(text[text.index("    def body") :])
 
 # %% [markdown]
-# Read it by hand. `out` holds what the graph computed, `y` and `loss`. The dictionary is the table of local variables. Two things wait
-# on the stack: the method `history.append`, which Python loads before it computes the argument, and the method `loss.item`,
-# which is about to be called. Each has CPython's mark of an empty slot below it. `Frame(...)` puts all of it together, and the number at
-# its end says which instruction is the next. The last line returns the list of frames, and no result yet.
+# Read it by hand. `out` holds what the graph computed, `y` and `loss`. The dictionary is the table of local
+# variables. Two things wait on the stack: the method `history.append`, which Python loads before it computes the
+# argument, and the method `loss.item`, which is about to be called. Each has CPython's mark of an empty slot below
+# it. `Frame(...)` puts all of it together, and the number at its end says which instruction is the next. The last
+# line returns the list of frames, and no result yet.
 #
-# What runs this is a loop. It looks for compiled code for the present state. The code leads to a new state. If this is not the end, the
-# interpreter executes *one* instruction, the one that broke, and the loop begins again:
+# What runs this is a loop. It looks for compiled code for the present state. The code leads to a new state. If this
+# is not the end, the interpreter executes *one* instruction, the one that broke, and the loop begins again:
 
 # %%
 print(inspect.getsource(tiny.execute))
 
 # %% [markdown]
-# This is complete: three states of the program above have code of their own, since `append` breaks as well in tiny. What is wrong with it?
+# This is complete: three states of the program above have code of their own, since `append` breaks as well in tiny.
+# What is wrong with it?
 #
 # **It is slow.** The state is built as Python objects and taken apart again, and an interpreter that is written in
 # Python executes the instruction in between:
@@ -142,10 +148,11 @@ bars([(name, 1e6 * best_time(f, x, w, repeat=200), "bad" if name == "tiny" else 
      "us", "Time of a call with one break; no kernels are generated.", form="{:.0f}")
 
 # %% [markdown]
-# **It cannot be where exceptions are handled.** A `try` or a `with` is a table beside the bytecode, and tiny's interpreter does not read
-# it.
+# **It cannot be where exceptions are handled.** A `try` or a `with` is a table beside the bytecode, and tiny's
+# interpreter does not read it.
 #
-# **It compiles loops again and again.** The state contains the loop's iterator, which stands at another position in each round:
+# **It compiles loops again and again.** The state contains the loop's iterator, which stands at another position in
+# each round:
 
 
 # %%
@@ -163,20 +170,22 @@ print("tiny:", sum(map(len, in_loop.entries.values())), "graphs for 20 rounds, a
 print("minicompile:", len(found.graphs), "graphs")
 
 # %% [markdown]
-# The real stage answers all three with one decision. The rest of a function becomes an ordinary function again, in *bytecode*, and CPython
-# runs it. The following sections build it: where to cut, what to hand over, and how to begin in the middle.
+# The real stage answers all three with one decision. The rest of a function becomes an ordinary function again, in
+# *bytecode*, and CPython runs it. The following sections build it: where to cut, what to hand over, and how to
+# begin in the middle.
 
 # %% [markdown] tags=["page"]
 # ## Where to cut
 #
-# The cut cannot be planned. It is wherever the trace fails, and by then the trace may be deep inside of a function that the user's
-# function called, with half of its side effects noted down. One could roll all of that back. It is simpler to forget the
-# trace and to trace the frame a second time, with an order to stop *before* the instruction under which the first trace failed:
+# The cut cannot be planned. It is wherever the trace fails, and by then the trace may be deep inside of a function
+# that the user's function called, with half of its side effects noted down. One could roll all of that back. It is
+# simpler to forget the trace and to trace the frame a second time, with an order to stop *before* the instruction
+# under which the first trace failed:
 #
 # %show minicompile.ch04_breaks.breaks.capture_until "stop = error.step" to "return cut(done"
 #
-# The second trace stops with the frame exactly as Python would have it there. Here are the last instructions of the trace, with the
-# stack before each:
+# The second trace stops with the frame exactly as Python would have it there. Here are the last instructions of the
+# trace, with the stack before each:
 
 # %%
 before = step_through(training_loss, x=x, w=w)
@@ -184,9 +193,9 @@ before.rows = before.rows[-6:]
 before
 
 # %% [markdown]
-# Under which instruction did it fail? If the break is in a function that was inlined, there are several, one in each frame. The cut is
-# made in the *outermost* frame, before the call. The callee then runs as a frame of its own. The frame hook sees it, captures
-# it, and cuts it in its own body:
+# Under which instruction did it fail? If the break is in a function that was inlined, there are several, one in
+# each frame. The cut is made in the *outermost* frame, before the call. The callee then runs as a frame of its own.
+# The frame hook sees it, captures it, and cuts it in its own body:
 
 
 # %%
@@ -208,19 +217,21 @@ for state, graph in zip(found.states, found.graphs):
 Table(["function", "its graph"], rows)
 
 # %% [markdown]
-# Four functions, and a graph for each. The names of the new ones contain the offset of the instruction at which they go on.
+# Four functions, and a graph for each. The names of the new ones contain the offset of the instruction at which
+# they go on.
 #
-# Sometimes the state before the instruction cannot be handed over. A generator that has run half of its body exists only inside of the
-# trace; there is no Python object for it. But some instruction has created it. So the cut moves back to *that* instruction. Python
-# executes it, and from then on there is a real generator. This is the second half of the loop:
+# Sometimes the state before the instruction cannot be handed over. A generator that has run half of its body exists
+# only inside of the trace; there is no Python object for it. But some instruction has created it. So the cut moves
+# back to *that* instruction. Python executes it, and from then on there is a real generator. This is the second
+# half of the loop:
 #
 # %show minicompile.ch04_breaks.breaks.capture_until "except Unsupported as inner" to "stop = earlier"
 #
 # ### What happens once
 #
-# Tracing twice is only allowed because a trace does nothing. Each effect on the outside, such as an `append`, is kept in a log
-# ([chapter 3](chapter:03)), and generated code carries it out. So the first part performs its own effects before Python
-# executes the breaking line, and the rest performs its own afterwards:
+# Tracing twice is only allowed because a trace does nothing. Each effect on the outside, such as an `append`, is
+# kept in a log ([chapter 3](chapter:03)), and generated code carries it out. So the first part performs its own
+# effects before Python executes the breaking line, and the rest performs its own afterwards:
 
 
 # %%
@@ -239,13 +250,15 @@ for name, f in (("eager", in_order), ("compiled", minicompile.compile(in_order, 
 # %% [markdown]
 # ## What is still needed
 #
-# The rest of the function gets the variables that it may still read. A variable is *live* before an instruction if some way from
-# there reads it before it is written. This is found by going backwards. Before an instruction, live is what the instruction reads,
-# and whatever is live after it, except what the instruction writes. Where a jump leads to two places, both count.
+# The rest of the function gets the variables that it may still read. A variable is *live* before an instruction if
+# some way from there reads it before it is written. This is found by going backwards. Before an instruction, live
+# is what the instruction reads, and whatever is live after it, except what the instruction writes. Where a jump
+# leads to two places, both count.
 #
-# By hand, for `z = x + y; y = z * z; return y`, from the last line to the first: before `return y`, live is {y}. Before `y = z * z`, y
-# is written and z is read, so live is {z}. Before `z = x + y`, z is written, x and y are read: {x, y}. In a loop, what is live
-# at the beginning of the body is also live at its end. So the walk is repeated until nothing changes:
+# By hand, for `z = x + y; y = z * z; return y`, from the last line to the first: before `return y`, live is {y}.
+# Before `y = z * z`, y is written and z is read, so live is {z}. Before `z = x + y`, z is written, x and y are
+# read: {x, y}. In a loop, what is live at the beginning of the body is also live at its end. So the walk is
+# repeated until nothing changes:
 #
 # %show minicompile.ch04_breaks.bytecode.live_table "while changed:" to "live[n], changed"
 #
@@ -262,8 +275,8 @@ rows = [(i.offset, f"{i.opname} {i.argval if 'FAST' in i.opname else ''}", ", ".
 Table(["offset", "instruction", "live before it"], rows)
 
 # %% [markdown]
-# To pass everything would be correct as well. It would not be cheap. Here is a function with a large tensor that is dead after its sum
-# is taken, compiled as it is, and with liveness switched off:
+# To pass everything would be correct as well. It would not be cheap. Here is a function with a large tensor that is
+# dead after its sum is taken, compiled as it is, and with liveness switched off:
 
 
 # %%
@@ -291,13 +304,15 @@ for name, graph in (("live variables", sparing), ("all variables", generous)):
     print(f"graph 1 returns, with {name}:", ", ".join(n.name for n in graph.graph.output_node().all_input_nodes))
 
 # %% [markdown]
-# With all variables, `exp` is an output of the first graph. It has to be written to memory, where a fused kernel would have kept
-# each element in a register, and it stays alive until the function returns. (`live_table` is an [exercise](exercise:liveness).)
+# With all variables, `exp` is an output of the first graph. It has to be written to memory, where a fused kernel
+# would have kept each element in a register, and it stays alive until the function returns. (`live_table` is an
+# [exercise](exercise:liveness).)
 #
 # ## The first part
 #
-# What the first part has to do is known now: run the graph, carry out its effects, read what else is on the stack, and hand everything
-# over. That can be said in Python, as in [chapter 3](chapter:03). These lines follow the call of the graph, whose results are `__out`:
+# What the first part has to do is known now: run the graph, carry out its effects, read what else is on the stack,
+# and hand everything over. That can be said in Python, as in [chapter 3](chapter:03). These lines follow the call
+# of the graph, whose results are `__out`:
 
 # %%
 seen = watch(training_loss, x, w, backend="eager")
@@ -305,19 +320,20 @@ entry = seen.entry_text(0)
 print(textwrap.dedent(entry[entry.index("        __t0 = ") : entry.rindex("    return __next")]))
 
 # %% [markdown]
-# `__k1` is the bytecode of a function that will execute the breaking instruction. Such a function is called a *step*. The generated
-# code makes a function of it, in the globals of the user's function, and puts it beside its arguments: the two live
-# variables, and the two values from the stack. `__K` holds objects that the text cannot spell. Here they are the class
-# `TailCall`, which marks such a pair, and the function `finish`, which calls it; both are explained below. (The bytecode is held
-# weakly, and that it is still there is one of the guards. It lives as long as the function that it was made from.)
+# `__k1` is the bytecode of a function that will execute the breaking instruction. Such a function is called a
+# *step*. The generated code makes a function of it, in the globals of the user's function, and puts it beside its
+# arguments: the two live variables, and the two values from the stack. `__K` holds objects that the text cannot
+# spell. Here they are the class `TailCall`, which marks such a pair, and the function `finish`, which calls it;
+# both are explained below. (The bytecode is held weakly, and that it is still there is one of the guards. It lives
+# as long as the function that it was made from.)
 
 # %% [markdown] tags=["page"]
 # ## Beginning in the middle
 #
-# Write the rest as Python source, too? There is no source that begins in the middle of an expression, with values on the
-# interpreter's stack. Bytecode can do that. So the step and the resume function are made of bytecode: *the original
-# bytecode behind a new beginning*. The new beginning takes the state as ordinary arguments, puts the values back on the stack, and
-# jumps.
+# Write the rest as Python source, too? There is no source that begins in the middle of an expression, with values
+# on the interpreter's stack. Bytecode can do that. So the step and the resume function are made of bytecode: *the
+# original bytecode behind a new beginning*. The new beginning takes the state as ordinary arguments, puts the
+# values back on the stack, and jumps.
 
 
 # %% tags=["fold"]
@@ -355,20 +371,22 @@ Listings(
 )
 
 # %% [markdown]
-# The first listing is the end of the function that the user wrote. The second is the step. It pushes what waited on the stack, executes
-# a copy of the one instruction that broke, and then undoes its beginning: it empties the stack into variables, and returns the resume
-# function with its arguments. The third is the resume function. It pushes `history.append` and the number that `loss.item()` gave, and
-# jumps over everything before the break. From there on it is the original.
+# The first listing is the end of the function that the user wrote. The second is the step. It pushes what waited on
+# the stack, executes a copy of the one instruction that broke, and then undoes its beginning: it empties the stack
+# into variables, and returns the resume function with its arguments. The third is the resume function. It pushes
+# `history.append` and the number that `loss.item()` gave, and jumps over everything before the break. From there on
+# it is the original.
 #
 # ### Building one
 #
-# CPython has no function that edits a code object. Its format is documented, though, so a code object can be taken apart and put
-# together again. Four parts of it depend on positions: the instructions, the jumps among them, the table of exception handlers,
-# and the table of line numbers. If one instruction is inserted, all of them are wrong.
+# CPython has no function that edits a code object. Its format is documented, though, so a code object can be taken
+# apart and put together again. Four parts of it depend on positions: the instructions, the jumps among them, the
+# table of exception handlers, and the table of line numbers. If one instruction is inserted, all of them are wrong.
 #
-# So the first step is to get rid of positions. [`decode`](ref:minicompile.ch04_breaks.bytecode.decode) makes a list of objects in
-# which a jump points to *the instruction* that it jumps to. Now instructions can be inserted and dropped like elements of any list.
-# At the very end [`encode`](ref:minicompile.ch04_breaks.bytecode.encode) computes positions anew.
+# So the first step is to get rid of positions. [`decode`](ref:minicompile.ch04_breaks.bytecode.decode) makes a list
+# of objects in which a jump points to *the instruction* that it jumps to. Now instructions can be inserted and
+# dropped like elements of any list. At the very end [`encode`](ref:minicompile.ch04_breaks.bytecode.encode)
+# computes positions anew.
 #
 # These frames were recorded while the resume function above was made once more.
 
@@ -429,22 +447,23 @@ point = next(p for p in kept(resume.pieces, training_loss.__code__).values() if 
 Walk("A resume function is built", building(training_loss.__code__, point))
 
 # %% [markdown]
-# One detail of the last frame needs an explanation. The jump's argument is the number of code units that it jumps over. An argument
-# above 255 does not fit into one byte, so the instruction gets a prefix, `EXTENDED_ARG`. The prefix makes the code longer, and
-# this may make another jump too long. `encode` begins without any prefix and lets instructions grow until everything fits. They never
-# shrink, so this ends.
+# One detail of the last frame needs an explanation. The jump's argument is the number of code units that it jumps
+# over. An argument above 255 does not fit into one byte, so the instruction gets a prefix, `EXTENDED_ARG`. The
+# prefix makes the code longer, and this may make another jump too long. `encode` begins without any prefix and lets
+# instructions grow until everything fits. They never shrink, so this ends.
 #
-# Which instructions restore the stack depends on the release. 3.12 and 3.13 have `LOAD_FAST_AND_CLEAR`, made for comprehensions: it
-# pushes a variable and empties it. 3.11 has no such instruction. There `LOAD_CLOSURE` pushes any slot as it is, and `DELETE_FAST`
-# empties it. The variable has to be emptied, because a value should not live longer than it would have lived on the stack. And
-# neither instruction *looks* at the value. Capture makes a guard for a value when the program uses it, so what only passes through has
-# none. In a loop, the iterator passes through.
+# Which instructions restore the stack depends on the release. 3.12 and 3.13 have `LOAD_FAST_AND_CLEAR`, made for
+# comprehensions: it pushes a variable and empties it. 3.11 has no such instruction. There `LOAD_CLOSURE` pushes any
+# slot as it is, and `DELETE_FAST` empties it. The variable has to be emptied, because a value should not live
+# longer than it would have lived on the stack. And neither instruction *looks* at the value. Capture makes a guard
+# for a value when the program uses it, so what only passes through has none. In a loop, the iterator passes
+# through.
 #
 # ### What it is guarded by
 #
-# A resume function is captured when it is called for the first time, as any function is, and what it reads gets a guard. Among its
-# arguments is the number that `item` has given. The rest appends this number to the list. Here are four calls, with the guards on
-# that number:
+# A resume function is captured when it is called for the first time, as any function is, and what it reads gets a
+# guard. Among its arguments is the number that `item` has given. The rest appends this number to the list. Here are
+# four calls, with the guards on that number:
 
 # %%
 minicompile.reset()
@@ -457,16 +476,17 @@ for call in range(4):
     print(f"call {call + 1}: captured {len(seen_again.captured)} parts", *failed, *learnt, sep="\n    ")
 
 # %% [markdown]
-# At the first call the number is a constant of the trace, like any Python number, so the guard asks for this very value. At the second call
-# the guard fails. A number that has changed once will change again, so now it becomes an input, and the guard asks only for
-# its type. From the third call on nothing is compiled. This is the same way in which the sizes of tensors become symbols ([chapter
-# 2](chapter:02)). The first part was compiled once.
+# At the first call the number is a constant of the trace, like any Python number, so the guard asks for this very
+# value. At the second call the guard fails. A number that has changed once will change again, so now it becomes an
+# input, and the guard asks only for its type. From the third call on nothing is compiled. This is the same way in
+# which the sizes of tensors become symbols ([chapter 2](chapter:02)). The first part was compiled once.
 #
 # ### Who calls whom
 #
-# The first part could call the step, the step the resume function, and that the next step. In a loop of a thousand rounds with a break
-# in each, this would be a chain of two thousand calls, and Python would raise a `RecursionError`. So a piece *returns* what is to be
-# called next, and one loop at the top calls it. Such a loop is named a *trampoline*:
+# The first part could call the step, the step the resume function, and that the next step. In a loop of a thousand
+# rounds with a break in each, this would be a chain of two thousand calls, and Python would raise a
+# `RecursionError`. So a piece *returns* what is to be called next, and one loop at the top calls it. Such a loop is
+# named a *trampoline*:
 #
 # %show minicompile.ch04_breaks.resume.finish
 
@@ -497,9 +517,10 @@ print("rounds:", len(depths), " different depths of the stack:", len(set(depths)
 #
 # ### Inside `with`
 #
-# A graph cannot be left open. Where the break is inside of `with torch.no_grad()`, the first graph ends by switching gradients on again.
-# Python then executes the line *inside* of the context, and the rest is inside, too. So the resume function gets the context
-# manager and enters it anew, with the instruction that the user's `with` used:
+# A graph cannot be left open. Where the break is inside of `with torch.no_grad()`, the first graph ends by
+# switching gradients on again. Python then executes the line *inside* of the context, and the rest is inside, too.
+# So the resume function gets the context manager and enters it anew, with the instruction that the user's `with`
+# used:
 
 
 # %%
@@ -516,9 +537,10 @@ print(signature(rest) + "\n" + listing(rest, 0, jump_of(rest).offset) + "\n")
 print(print_graph(inside.graphs[1]))
 
 # %% [markdown]
-# On the stack of the original lies the method `__exit__` of the context, which Python will call at the end of the block. The resume
-# function must have one as well, at the same place. `BEFORE_WITH` calls `__enter__` and pushes `__exit__`, so afterwards the stack is as it
-# was. To each kind of value on the stack belongs a way to put it back. There are five:
+# On the stack of the original lies the method `__exit__` of the context, which Python will call at the end of the
+# block. The resume function must have one as well, at the same place. `BEFORE_WITH` calls `__enter__` and pushes
+# `__exit__`, so afterwards the stack is as it was. To each kind of value on the stack belongs a way to put it back.
+# There are five:
 #
 # | kind | what it is | how it comes back |
 # |---|---|---|
@@ -530,9 +552,9 @@ print(print_graph(inside.graphs[1]))
 #
 # ### Inside `try`
 #
-# A `try` is the reason why the step *copies* the instruction, where the text `loss.item()` would be shorter. If the line raises an
-# exception, it belongs to the user's handler. CPython finds handlers in a table: from this offset to that one, go there. An
-# instruction that is copied gets a copy of its entry, and the handlers are copied behind it:
+# A `try` is the reason why the step *copies* the instruction, where the text `loss.item()` would be shorter. If the
+# line raises an exception, it belongs to the user's handler. CPython finds handlers in a table: from this offset to
+# that one, go there. An instruction that is copied gets a copy of its entry, and the handlers are copied behind it:
 #
 # %show minicompile.ch04_breaks.steps.copy_of
 
@@ -554,9 +576,10 @@ print(found.result.tolist(), "eager:", careful(torch.ones(3)).tolist(), "graphs:
 # %% [markdown]
 # ### In a loop
 #
-# A loop that breaks in every round is the test of any such scheme, and tiny did not pass it. A resume function is made once for a
-# position in the original code and a set of variables. So each round resumes in the same function, whose graph is used again as soon
-# as the loop variable has become an input. The iterator passes through on the stack, without a guard:
+# A loop that breaks in every round is the test of any such scheme, and tiny did not pass it. A resume function is
+# made once for a position in the original code and a set of variables. So each round resumes in the same function,
+# whose graph is used again as soon as the loop variable has become an input. The iterator passes through on the
+# stack, without a guard:
 
 # %%
 for n in (5, 50, 500):
@@ -566,16 +589,17 @@ for graph in found.graphs:
     print(next(line for line in print_graph(graph).splitlines() if "mul(" in line).partition("  #")[0])
 
 # %% [markdown]
-# Why three graphs and not one? The first one is that of the function, up to the first break. The second one is that of the loop's
-# body, compiled for `i == 1`, because a number is a constant until it changes. At `i == 2` the guard fails, `i` becomes an input,
-# and the third graph serves all other rounds.
+# Why three graphs and not one? The first one is that of the function, up to the first break. The second one is that
+# of the loop's body, compiled for `i == 1`, because a number is a constant until it changes. At `i == 2` the guard
+# fails, `i` becomes an input, and the third graph serves all other rounds.
 #
-# Each round has a second break. After `item()`, the rest appends the number, jumps back, and asks the iterator for the next value. That is
-# a real iterator by now, which the trace cannot advance without changing it. But if the step executed only this `FOR_ITER`, the next
-# resume function would begin by storing the result in `i`, and that is no work for a graph. So a step goes on as long as the
-# instructions only put a result away. At each place where the program may leave this path there is an *exit*, which returns the resume
-# function for that place. Here is the step of the loop. It has an exit for the next round, and one for the end, to which `FOR_ITER`
-# jumps when there is no next value:
+# Each round has a second break. After `item()`, the rest appends the number, jumps back, and asks the iterator for
+# the next value. That is a real iterator by now, which the trace cannot advance without changing it. But if the
+# step executed only this `FOR_ITER`, the next resume function would begin by storing the result in `i`, and that is
+# no work for a graph. So a step goes on as long as the instructions only put a result away. At each place where the
+# program may leave this path there is an *exit*, which returns the resume function for that place. Here is the step
+# of the loop. It has an exit for the next round, and one for the end, to which `FOR_ITER` jumps when there is no
+# next value:
 
 # %%
 steps = [p.code for p in kept(resume.pieces, rounds.__code__).values() if "resume" not in p.name]
@@ -627,14 +651,16 @@ drawing(
 )
 
 # %% [markdown]
-# The numbers are the same, but two graphs have two sets of guards, and nothing is fused across the cut: `x` is written by the first graph
-# and read by the second. On a GPU a third thing is added. Kernels are queued there, and Python runs ahead of them. `item()` needs a number,
-# so it waits until the queue is empty, and the device then waits until Python has caught up.
+# The numbers are the same, but two graphs have two sets of guards, and nothing is fused across the cut: `x` is
+# written by the first graph and read by the second. On a GPU a third thing is added. Kernels are queued there, and
+# Python runs ahead of them. `item()` needs a number, so it waits until the queue is empty, and the device then
+# waits until Python has caught up.
 #
 # ## Saying why
 #
-# A break that is not reported is a slow program without an explanation. `explain` shows the line, the column, and a way out. (Two
-# exercises are about that: [count the graphs](exercise:predict-breaks) of a program, and [make one of many](exercise:no-breaks).)
+# A break that is not reported is a slow program without an explanation. `explain` shows the line, the column, and a
+# way out. (Two exercises are about that: [count the graphs](exercise:predict-breaks) of a program, and [make one of
+# many](exercise:no-breaks).)
 
 # %%
 report = minicompile.explain(broken, backend="eager")(x)
@@ -642,8 +668,9 @@ for b in report.breaks:
     print(f"{b.reason}\n    {b.source}\n    {b.caret}\n-> {b.advice}")
 
 # %% [markdown]
-# CPython keeps the columns of each instruction, for tracebacks, and that is where the caret comes from. How often do breaks happen in
-# practice? Here are the 92 architectures of the `transformers` library with the reasons for their breaks, as measured by the test suite.
+# CPython keeps the columns of each instruction, for tracebacks, and that is where the caret comes from. How often
+# do breaks happen in practice? Here are the 92 architectures of the `transformers` library with the reasons for
+# their breaks, as measured by the test suite.
 
 # %%
 from collections import Counter
@@ -661,11 +688,12 @@ Table(["reason", "architectures"], reasons.most_common(6))
 # %% [markdown]
 # ## What torch.compile does differently
 #
-# TorchDynamo has resume functions, too; the idea is its authors'. It generates the code before the break and the breaking instruction as
-# bytecode, and reconstructs the `with` blocks it knows. A break inside of a `for` loop makes it give up on the frame and try the
-# functions that the loop calls, unless nested breaks are enabled. It can capture some of what breaks here: `item()` as an *unbacked*
-# symbol (`capture_scalar_outputs`), and branches on data with `torch.cond`. When tracing fails it restarts from the beginning with a
-# list of places where to break (*speculation log*), which is the same as tracing twice.
+# TorchDynamo has resume functions, too; the idea is its authors'. It generates the code before the break and the
+# breaking instruction as bytecode, and reconstructs the `with` blocks it knows. A break inside of a `for` loop
+# makes it give up on the frame and try the functions that the loop calls, unless nested breaks are enabled. It can
+# capture some of what breaks here: `item()` as an *unbacked* symbol (`capture_scalar_outputs`), and branches on
+# data with `torch.cond`. When tracing fails it restarts from the beginning with a list of places where to break
+# (*speculation log*), which is the same as tracing twice.
 #
 # ## Exercises
 #

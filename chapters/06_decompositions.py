@@ -7,8 +7,8 @@
 # about 150 operators that every later stage has to know, and nothing else.
 #
 # What is rewritten is the joint graph of [chapter 5](chapter:05): forward and backward, without writes. One might
-# think that this is the easy chapter, since most operators are formulas that stand in every book. The formulas are easy.
-# That the result is *the same as eager's* takes most of this chapter.
+# think that this is the easy chapter, since most operators are formulas that stand in every book. The formulas are
+# easy. That the result is *the same as eager's* takes most of this chapter.
 
 # %%
 import collections
@@ -35,17 +35,18 @@ print(f"{len(every):,} ATen operators, overloads counted; {len(TABLE)} of them h
 Table(["primitives", "number"], [*kinds.items(), ("all", len(PRIMITIVES))])
 
 # %% [markdown]
-# Where are the other operators? Variants that write have been removed by [chapter 5](chapter:05). Operators that PyTorch
-# itself defines as compositions have come apart before the recorder saw them. And an operator that is in neither list
-# becomes a call of PyTorch's own kernel. So a rule that is missing costs speed, and nothing else.
+# Where are the other operators? Variants that write have been removed by [chapter 5](chapter:05). Operators that
+# PyTorch itself defines as compositions have come apart before the recorder saw them. And an operator that is in
+# neither list becomes a call of PyTorch's own kernel. So a rule that is missing costs speed, and nothing else.
 #
 # ## The idea: run the formula instead of the operator
 #
-# A rule writes one operator as several others. One can imagine how a compiler applies it: look for the operator in the
-# graph, cut it out, paste the formula in, connect the ends, and compute the shapes of all new nodes. None of that is
-# needed. Write the rule as an ordinary function of tensors. Then *run the graph again*, on fakes, under the recorder of
-# [chapter 1](chapter:01). When a call arrives for which there is a rule, the recorder does not write it down. It
-# calls the rule, and writes down the calls that the rule makes. If one of those has a rule, the same happens again.
+# A rule writes one operator as several others. One can imagine how a compiler applies it: look for the operator in
+# the graph, cut it out, paste the formula in, connect the ends, and compute the shapes of all new nodes. None of
+# that is needed. Write the rule as an ordinary function of tensors. Then *run the graph again*, on fakes, under the
+# recorder of [chapter 1](chapter:01). When a call arrives for which there is a rule, the recorder does not write it
+# down. It calls the rule, and writes down the calls that the rule makes. If one of those has a rule, the same
+# happens again.
 #
 # [Part 6 of tiny](chapter:tiny.6) is the smallest form. This is its rule for softmax, and all of its driver:
 
@@ -54,15 +55,15 @@ print(inspect.getsource(tiny.softmax))
 print(inspect.getsource(tiny.decompose))
 
 # %% [markdown]
-# `Decomposer` is tiny's recorder, and it looks into a dictionary of rules before it writes down a call. What a rule may
-# use is ordinary PyTorch. So a rule can be *tested* as ordinary PyTorch, on real tensors, against the operator that
-# it replaces.
+# `Decomposer` is tiny's recorder, and it looks into a dictionary of rules before it writes down a call. What a rule
+# may use is ordinary PyTorch. So a rule can be *tested* as ordinary PyTorch, on real tensors, against the operator
+# that it replaces.
 #
 # ### Five nodes, by hand
 #
-# Take one row, (1, 2, 3). Its largest element is 3. Subtracting it gives (-2, -1, 0). The exponentials are (0.135, 0.368, 1),
-# and their sum is 1.503. Dividing gives (0.090, 0.245, 0.665). Each step is one operator: `amax`, `sub`, `exp`, `sum`, `div`.
-# That is the graph which tiny makes:
+# Take one row, (1, 2, 3). Its largest element is 3. Subtracting it gives (-2, -1, 0). The exponentials are (0.135,
+# 0.368, 1), and their sum is 1.503. Dividing gives (0.090, 0.245, 0.665). Each step is one operator: `amax`, `sub`,
+# `exp`, `sum`, `div`. That is the graph which tiny makes:
 
 # %%
 print(tiny.decompose(tiny.record(lambda x: torch.softmax(x, -1), torch.tensor([[1.0, 2.0, 3.0]]))))
@@ -72,9 +73,9 @@ print(tiny.decompose(tiny.record(lambda x: torch.softmax(x, -1), torch.tensor([[
 #
 # %show minicompile.ch06_decompositions.decompose.expand
 #
-# and the recorder calls it first. While the rule runs, the recorder is active (`with self`), so it gets the calls of the
-# rule, too. A rule may also decline, by returning `NotImplemented`. Then everything is erased that it recorded up to
-# there, and the call is written down as it is:
+# and the recorder calls it first. While the rule runs, the recorder is active (`with self`), so it gets the calls
+# of the rule, too. A rule may also decline, by returning `NotImplemented`. Then everything is erased that it
+# recorded up to there, and the call is written down as it is:
 #
 # %show minicompile.ch06_decompositions.decompose.Decomposer.__torch_dispatch__
 #
@@ -135,8 +136,8 @@ Walk("A layer norm, expanded", Watching.last.frames)
 # ## What a formula forgets
 #
 # A rule has to agree with eager's *kernel*. The formula in the book is about real numbers, and says nothing about
-# rounding, overflow, NaN, dtypes or strides. Each section below has a formula that is right on paper, a program for which
-# it gives another answer than eager, and what the real rule does.
+# rounding, overflow, NaN, dtypes or strides. Each section below has a formula that is right on paper, a program for
+# which it gives another answer than eager, and what the real rule does.
 #
 # ### Overflow
 #
@@ -158,24 +159,25 @@ print("softmax:", by_the_book(x).tolist(), " eager:", F.softmax(x, -1).tolist())
 #
 # ### Cancellation
 #
-# The variance is the mean of the squares minus the square of the mean. This needs one pass over the data, since both means
-# can be summed up together:
+# The variance is the mean of the squares minus the square of the mean. This needs one pass over the data, since
+# both means can be summed up together:
 
 # %%
 x = 10_000 + torch.randn(1000)
 print(f"in one pass: {(x * x).mean() - x.mean() ** 2:.2f}, eager: {x.var(correction=0):.2f}")
 
 # %% [markdown]
-# Both means are near 10^8, where two neighbouring float32 numbers are 8 apart. Their difference is all that we want, and it has
-# no correct digit; it may even be negative. Two passes are right: first the mean, then the mean of the squared differences. tiny does that.
-# The real table keeps variance and mean as *one primitive*, `var_mean`, which later stages compute in one pass by
-# Welford's method. It carries the count, the mean so far, and the sum of squared differences from that mean. For each new
-# element it moves the mean a little and corrects the sum. It never squares anything but a difference, and differences are small.
+# Both means are near 10^8, where two neighbouring float32 numbers are 8 apart. Their difference is all that we
+# want, and it has no correct digit; it may even be negative. Two passes are right: first the mean, then the mean of
+# the squared differences. tiny does that. The real table keeps variance and mean as *one primitive*, `var_mean`,
+# which later stages compute in one pass by Welford's method. It carries the count, the mean so far, and the sum of
+# squared differences from that mean. For each new element it moves the mean a little and corrects the sum. It never
+# squares anything but a difference, and differences are small.
 #
 # ### Rounding
 #
-# Half precision numbers have few digits; bfloat16 has eight bits, which are between two and three decimal digits. Here is
-# GELU, with tiny's rule, on 4,001 numbers between -4 and 4:
+# Half precision numbers have few digits; bfloat16 has eight bits, which are between two and three decimal digits.
+# Here is GELU, with tiny's rule, on 4,001 numbers between -4 and 4:
 
 # %%
 half = torch.linspace(-4, 4, 4001).bfloat16()
@@ -194,9 +196,9 @@ against_eager("tiny", tiny.compile(activation))
 against_eager("minicompile", minicompile.compile(activation))
 
 # %% [markdown]
-# Eager's kernel reads a bfloat16, computes in float32, and rounds once, at its end. tiny's formula rounds after each of its
-# operations. For x = -4, `1 + erf(...)` is a difference of two numbers near 1, and with eight bits it is 0. A model that is
-# trained with such a rule has another loss curve, and nobody finds out why.
+# Eager's kernel reads a bfloat16, computes in float32, and rounds once, at its end. tiny's formula rounds after
+# each of its operations. For x = -4, `1 + erf(...)` is a difference of two numbers near 1, and with eight bits it
+# is 0. A model that is trained with such a rule has another loss curve, and nobody finds out why.
 #
 # So a rule can say that it computes in float32 as eager's kernel does, `float32=True`:
 #
@@ -208,8 +210,8 @@ against_eager("minicompile", minicompile.compile(activation))
 #
 # %show minicompile.ch06_decompositions.table.in_float32 "out = fn" to "return tree_map(narrow, out)"
 #
-# The elements that still differ lie so close to the middle between two bfloat16 numbers that the last bit of the error
-# function decides, and eager's vectorised kernel computes that bit in another way.
+# The elements that still differ lie so close to the middle between two bfloat16 numbers that the last bit of the
+# error function decides, and eager's vectorised kernel computes that bit in another way.
 #
 # ### Infinity and NaN
 #
@@ -233,19 +235,19 @@ Table(["formula", *map(str, x.tolist())], [
 #
 # ### Dtypes
 #
-# `integers + floats` is a legal call of PyTorch. Its kernel converts the integers while it reads them. A code generator
-# would have to know for every operator which operand is converted to what. It is simpler to say it in the graph. After
-# this chapter all tensor operands of a pointwise primitive have one dtype:
+# `integers + floats` is a legal call of PyTorch. Its kernel converts the integers while it reads them. A code
+# generator would have to know for every operator which operand is converted to what. It is simpler to say it in the
+# graph. After this chapter all tensor operands of a pointwise primitive have one dtype:
 
 # %%
 mixed = trace(lambda i, x: [i + x], [mode.from_real(torch.tensor([1, 2])), mode.from_real(torch.tensor([1.5, 2.5]))], ["i", "x"])
 print(print_graph(decompose(mixed)))
 
 # %% [markdown]
-# Which dtype is it? PyTorch does not simply take the larger one. A number from Python should not turn a float16 tensor into
-# float64, and neither should a tensor without dimensions. So operands have ranks: tensors with dimensions, then tensors
-# without, then numbers. A lower rank only counts if its *kind* is higher, where the kinds are bool, integer, float and complex
-# (to write this function is an [exercise](exercise:promoted)):
+# Which dtype is it? PyTorch does not simply take the larger one. A number from Python should not turn a float16
+# tensor into float64, and neither should a tensor without dimensions. So operands have ranks: tensors with
+# dimensions, then tensors without, then numbers. A lower rank only counts if its *kind* is higher, where the kinds
+# are bool, integer, float and complex (to write this function is an [exercise](exercise:promoted)):
 
 # %%
 i, h, one = torch.tensor([1, 2]), torch.ones(2).half(), torch.tensor(1.0, dtype=torch.float64)
@@ -255,8 +257,8 @@ Table(["operands", "promoted", "eager's sum"],
       [(name, *(str(t).removeprefix("torch.") for t in (promoted(*p), torch.add(*p).dtype))) for name, p in pairs.items()])
 
 # %% [markdown]
-# `agree` is the rule of all operators that promote. If their operands agree, it declines and the call is written down as it is.
-# Otherwise it converts and calls the operator again, which arrives a second time and now agrees:
+# `agree` is the rule of all operators that promote. If their operands agree, it declines and the call is written
+# down as it is. Otherwise it converts and calls the operator again, which arrives a second time and now agrees:
 #
 # %show minicompile.ch06_decompositions.rules.arithmetic.agree
 #
@@ -277,13 +279,13 @@ for name, compiled in (("tiny", tiny.compile(turned)), ("minicompile", minicompi
         print(f"{name:12}", str(error).partition(" (")[0])
 
 # %% [markdown]
-# Eager's kernel of a layer norm writes its result row by row, whatever the strides of its operand are, so the `view` works.
-# The formula consists of pointwise operators, and these keep the strides of their operand. So tiny's result is a
-# transposed matrix, and a transposed matrix has no view as a vector.
+# Eager's kernel of a layer norm writes its result row by row, whatever the strides of its operand are, so the
+# `view` works. The formula consists of pointwise operators, and these keep the strides of their operand. So tiny's
+# result is a transposed matrix, and a transposed matrix has no view as a vector.
 #
-# A later `view`, or a call of a library, may depend on the strides that eager promised. So the driver compares each result with
-# the fake of the node that it replaces. Another dtype or shape means that the rule is wrong for this case, and the operator
-# stays as it is. Other strides are repaired by a copy in the right order:
+# A later `view`, or a call of a library, may depend on the strides that eager promised. So the driver compares each
+# result with the fake of the node that it replaces. Another dtype or shape means that the rule is wrong for this
+# case, and the operator stays as it is. Other strides are repaired by a copy in the right order:
 #
 # %show minicompile.ch06_decompositions.decompose._ordered
 
@@ -291,15 +293,15 @@ for name, compiled in (("tiny", tiny.compile(turned)), ("minicompile", minicompi
 print(print_graph(decompose(trace(lambda x: [turned(x)], [mode.from_real(torch.randn(4, 3))], ["x"]))))
 
 # %% [markdown]
-# The `clone` is a pointwise operator. The kernel that computes the product before it writes it in the other order, and there is no
-# copy at run time.
+# The `clone` is a pointwise operator. The kernel that computes the product before it writes it in the other order,
+# and there is no copy at run time.
 #
 # ### Cases that are not covered
 #
-# The largest element of an empty row does not exist, and `amax` raises an error. Eager's softmax of an empty row is an empty row. The
-# real rule declines here. What a formula does not cover has to be looked for, and it is found by testing: PyTorch has a
-# database of sample inputs for its operators, used by its own tests. `Decomposed` is a mode under which an eager program
-# runs with the rules, on real tensors, without any graph:
+# The largest element of an empty row does not exist, and `amax` raises an error. Eager's softmax of an empty row is
+# an empty row. The real rule declines here. What a formula does not cover has to be looked for, and it is found by
+# testing: PyTorch has a database of sample inputs for its operators, used by its own tests. `Decomposed` is a mode
+# under which an eager program runs with the rules, on real tensors, without any graph:
 #
 # %show minicompile.ch06_decompositions.decompose.Decomposed.__torch_dispatch__
 
@@ -315,23 +317,24 @@ for name, x in samples.items():
 # ## Rules for gradients
 #
 # The joint graph was recorded from the autograd engine, and the engine calls backward operators: `gelu_backward`,
-# `_softmax_backward_data`, `native_layer_norm_backward`. Each of them is one kernel in eager, and each needs a rule. These
-# rules are derived on paper, once.
+# `_softmax_backward_data`, `native_layer_norm_backward`. Each of them is one kernel in eager, and each needs a
+# rule. These rules are derived on paper, once.
 #
-# Take softmax. Let y be its result for a row, and g the gradient that arrives for y. How does y change when x changes a little?
-# Each exponential grows by the factor of its own change, and the sum in the denominator grows by the average of these
-# changes, weighted by y. So the change of y is `y * (dx - sum(y * dx))`. Element i of y depends on element j of x as much as
-# element j of y depends on element i of x. Therefore the gradient has the same form, with g in the place of dx:
-# `y * (g - sum(g * y))`. In numbers, for y = (0.1, 0.3, 0.6) and
-# g = (1, 0, 0): the sum is 0.1, and the gradient is (0.1 * 0.9, -0.3 * 0.1, -0.6 * 0.1) = (0.09, -0.03, -0.06). Its elements add up
-# to 0, as they must, because adding the same number to all of x changes nothing.
+# Take softmax. Let y be its result for a row, and g the gradient that arrives for y. How does y change when x
+# changes a little? Each exponential grows by the factor of its own change, and the sum in the denominator grows by
+# the average of these changes, weighted by y. So the change of y is `y * (dx - sum(y * dx))`. Element i of y
+# depends on element j of x as much as element j of y depends on element i of x. Therefore the gradient has the same
+# form, with g in the place of dx: `y * (g - sum(g * y))`. In numbers, for y = (0.1, 0.3, 0.6) and g = (1, 0, 0):
+# the sum is 0.1, and the gradient is (0.1 * 0.9, -0.3 * 0.1, -0.6 * 0.1) = (0.09, -0.03, -0.06). Its elements add
+# up to 0, as they must, because adding the same number to all of x changes nothing.
 #
 # %show minicompile.ch06_decompositions.rules.normalization.softmax_backward "weighted =" to "return (weighted"
 #
-# The rule reads y and not x. It was the author of the derivative formula in PyTorch who chose what forward keeps, and here
-# it is the result. Does the compiler have to keep the same? No: the rule's operators are now ordinary nodes of the joint
-# graph, and so are those of the softmax in forward. The partitioner of chapter 5 sees both, and may compute y again from x,
-# or keep the row sums and nothing else. This is one more reason to decompose *before* the graph is cut.
+# The rule reads y and not x. It was the author of the derivative formula in PyTorch who chose what forward keeps,
+# and here it is the result. Does the compiler have to keep the same? No: the rule's operators are now ordinary
+# nodes of the joint graph, and so are those of the softmax in forward. The partitioner of chapter 5 sees both, and
+# may compute y again from x, or keep the row sums and nothing else. This is one more reason to decompose *before*
+# the graph is cut.
 #
 # Another one is that forward and backward share work:
 
@@ -353,16 +356,18 @@ print(print_graph(both), "\n")
 print(print_graph(decompose(both)))
 
 # %% [markdown]
-# GELU is x times the probability that a normally distributed number is below x. Its derivative is that probability, plus x
-# times the density. The probability is `0.5 * (1 + erf(x * 0.7071))`, and both formulas contain it. Before, it was hidden inside of
-# two operators. After decomposition it is a pair of equal nodes. The cleanup of chapter 5 makes equal nodes one, so there is a
-# single `erf` in the graph above. (This rule, and the one for the gradient of a layer norm, are exercises:
-# [the slope of GELU](exercise:gelu-backward) and [layer norm, backwards](exercise:layer-norm-backward).)
+# GELU is x times the probability that a normally distributed number is below x. Its derivative is that probability,
+# plus x times the density. The probability is `0.5 * (1 + erf(x * 0.7071))`, and both formulas contain it. Before,
+# it was hidden inside of two operators. After decomposition it is a pair of equal nodes. The cleanup of chapter 5
+# makes equal nodes one, so there is a single `erf` in the graph above. (This rule, and the one for the gradient of
+# a layer norm, are exercises: [the slope of GELU](exercise:gelu-backward) and [layer norm,
+# backwards](exercise:layer-norm-backward).)
 #
 # ## Where to stop
 #
-# Why 150 primitives, and not 50? Addition can be written with subtraction, `tanh` with `exp`, and a matrix product as a
-# multiplication and a sum. Fewer primitives would make the later stages smaller. Two forces stop it. The first is precision:
+# Why 150 primitives, and not 50? Addition can be written with subtraction, `tanh` with `exp`, and a matrix product
+# as a multiplication and a sum. Fewer primitives would make the later stages smaller. Two forces stop it. The first
+# is precision:
 
 # %%
 small = torch.tensor([1e-5], dtype=torch.float32)
@@ -370,8 +375,8 @@ by_exp = (torch.exp(2 * small) - 1) / (torch.exp(2 * small) + 1)
 print(f"tanh(1e-5): {torch.tanh(small).item():.8e}; written with exp: {by_exp.item():.8e}")
 
 # %% [markdown]
-# `exp` of a small number is close to 1, and when 1 is subtracted, most digits are lost. A kernel for `tanh` uses another
-# formula near zero. The second force is speed:
+# `exp` of a small number is close to 1, and when 1 is subtracted, most digits are lost. A kernel for `tanh` uses
+# another formula near zero. The second force is speed:
 
 # %%
 a, b = torch.randn(128, 128), torch.randn(128, 128)
@@ -385,9 +390,10 @@ bars(
 )
 
 # %% [markdown]
-# A library for matrix products arranges the work so that each number that is loaded is used many times. The formula says nothing
-# of the kind. So a primitive is what cannot be written with others without a loss, or what is better not opened up. Products,
-# convolutions and attention are primitives that this compiler never opens. (Even tiny leaves them alone.)
+# A library for matrix products arranges the work so that each number that is loaded is used many times. The formula
+# says nothing of the kind. So a primitive is what cannot be written with others without a loss, or what is better
+# not opened up. Products, convolutions and attention are primitives that this compiler never opens. (Even tiny
+# leaves them alone.)
 
 # %% tags=["fold"]
 drawing(
@@ -410,9 +416,10 @@ drawing(
 # %% [markdown]
 # ### What later stages may rely on
 #
-# A primitive is more than a name on a list. Chapters 7 to 10 generate code for it without asking questions, so the graph
-# has to be *regular*: operands agree on their dtype, reductions name their dimensions, sums accumulate in at least 32 bits.
-# These promises are written down as a function that lists the nodes which break one. Here is the part about pointwise nodes:
+# A primitive is more than a name on a list. Chapters 7 to 10 generate code for it without asking questions, so the
+# graph has to be *regular*: operands agree on their dtype, reductions name their dimensions, sums accumulate in at
+# least 32 bits. These promises are written down as a function that lists the nodes which break one. Here is the
+# part about pointwise nodes:
 #
 # %show minicompile.ch06_decompositions.decompose.violations "if primitive.category" to "found.append(f"{node.format_node()}: alpha"
 
@@ -446,9 +453,9 @@ print("new:        ", {op: n for op, n in after.items() if op not in before})
 #
 # ## What it costs
 #
-# The time to decompose grows with the graph, since each new operator is traced as in chapter 1. And the operators that are taken
-# apart, are they not faster as one kernel? Without fusion they are. The rung `decomposed` of the ladder runs the primitives
-# one by one:
+# The time to decompose grows with the graph, since each new operator is traced as in chapter 1. And the operators
+# that are taken apart, are they not faster as one kernel? Without fusion they are. The rung `decomposed` of the
+# ladder runs the primitives one by one:
 
 # %%
 rows = []
@@ -461,21 +468,22 @@ with torch.no_grad():
 bars(rows, "us", "Time of the GPT block, forward, on three rungs of the ladder.", form="{:,.0f}")
 
 # %% [markdown]
-# It takes apart what eager has as one kernel, and puts nothing together again. This rung exists for debugging: if its numbers are
-# wrong and those of `aot_eager` are right, the table has a bug. The gain comes from the chapters that follow. An operator that
-# has come apart can be fused with its neighbours. Eager's GELU is one pass over memory, as are the bias before it and the dropout
-# after it; opened up, all three become one.
+# It takes apart what eager has as one kernel, and puts nothing together again. This rung exists for debugging: if
+# its numbers are wrong and those of `aot_eager` are right, the table has a bug. The gain comes from the chapters
+# that follow. An operator that has come apart can be fused with its neighbours. Eager's GELU is one pass over
+# memory, as are the bias before it and the dropout after it; opened up, all three become one.
 #
 # ## What torch.compile does differently
 #
-# It has several tables: the core ATen decompositions, Inductor's own, and `torch._refs`, a rewriting of most of PyTorch in
-# Python over `prims`, a second operator set below ATen. A backend can choose its own table, and `torch.export` another. We
-# keep one vocabulary, ATen overloads, so every graph at every stage is runnable PyTorch.
+# It has several tables: the core ATen decompositions, Inductor's own, and `torch._refs`, a rewriting of most of
+# PyTorch in Python over `prims`, a second operator set below ATen. A backend can choose its own table, and
+# `torch.export` another. We keep one vocabulary, ATen overloads, so every graph at every stage is runnable PyTorch.
 #
-# torch.compile decomposes while it traces the joint graph. We do it afterwards, in a pass of its own, so that the joint
-# graph can be run and compared before it is decomposed. Both do it before the graph is cut in two. Its table is larger, and
-# some of its entries depend on the hardware. It widens half precision in the same way, and keeps float32 between fused
-# operators, even where eager rounds between two of them. `emulate_precision_casts` makes it round there, too.
+# torch.compile decomposes while it traces the joint graph. We do it afterwards, in a pass of its own, so that the
+# joint graph can be run and compared before it is decomposed. Both do it before the graph is cut in two. Its table
+# is larger, and some of its entries depend on the hardware. It widens half precision in the same way, and keeps
+# float32 between fused operators, even where eager rounds between two of them. `emulate_precision_casts` makes it
+# round there, too.
 #
 # ## Exercises
 #

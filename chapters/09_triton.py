@@ -105,10 +105,10 @@ lines(
 #
 # ## The smallest version that works: rows and columns
 #
-# A program that handles a *block* of elements needs a way to say so. In Triton a value is a *tile*, and an operation on
-# tiles works on all their elements, with the broadcasting that you know from NumPy. [Part 10 of tiny](chapter:tiny.10),
-# the compiler in one file, gives every kernel the same two dimensions. A program handles some rows and some
-# columns, and all that happens to these elements. Here is its softmax of 64 rows of 48 numbers:
+# A program that handles a *block* of elements needs a way to say so. In Triton a value is a *tile*, and an
+# operation on tiles works on all their elements, with the broadcasting that you know from NumPy. [Part 10 of
+# tiny](chapter:tiny.10), the compiler in one file, gives every kernel the same two dimensions. A program handles
+# some rows and some columns, and all that happens to these elements. Here is its softmax of 64 rows of 48 numbers:
 
 
 # %%
@@ -125,18 +125,20 @@ def smallest(function, *args):
 print(smallest(rows_of, torch.randn(64, 48))[0])
 
 # %% [markdown]
-# Read it from the top. `pid` is the number of this program. `r` is a tile of row numbers. `tl.arange(0, 32)` gives 0 to 31, and
-# `[:, None]` stands them up as a column, 32 by 1. `c` is a tile of column numbers that lies down, 1 by 64. Tiles have to be
-# powers of two, so 64 columns are more than the 48 that exist. `row` and `column` say which of the numbers are real.
+# Read it from the top. `pid` is the number of this program. `r` is a tile of row numbers. `tl.arange(0, 32)` gives
+# 0 to 31, and `[:, None]` stands them up as a column, 32 by 1. `c` is a tile of column numbers that lies down, 1 by
+# 64. Tiles have to be powers of two, so 64 columns are more than the 48 that exist. `row` and `column` say which of
+# the numbers are real.
 #
-# `48 * r + c` is the address of an element. The column and the row of numbers are broadcast, so this is a tile of 32 by 64
-# addresses, and `tl.load` fetches all of them. The mask `row & column` says which ones it may touch. `tl.reduce` folds each row of the
-# tile into one number. A lane behind the end of a row takes part in that, so it must contribute something that changes
-# nothing: minus infinity for a maximum, zero for a sum. What is left is arithmetic, written as for numbers. The row
-# stays in registers from the load to the store, which is what fusion was for.
+# `48 * r + c` is the address of an element. The column and the row of numbers are broadcast, so this is a tile of
+# 32 by 64 addresses, and `tl.load` fetches all of them. The mask `row & column` says which ones it may touch.
+# `tl.reduce` folds each row of the tile into one number. A lane behind the end of a row takes part in that, so it
+# must contribute something that changes nothing: minus infinity for a maximum, zero for a sum. What is left is
+# arithmetic, written as for numbers. The row stays in registers from the load to the store, which is what fusion
+# was for.
 #
-# Why 32 rows? Because 32 times 64 is 2048, and tiny gives every program about as many elements. It decides nothing else. So this is
-# where it stops:
+# Why 32 rows? Because 32 times 64 is 2048, and tiny gives every program about as many elements. It decides nothing
+# else. So this is where it stops:
 
 # %%
 def columns_of(x):
@@ -160,18 +162,19 @@ def counted(made):
 Table(["program", "tiny", "minicompile"], [(name, counted(smallest(*case)), counted(scheduled(*case))) for name, case in cases.items()])
 
 # %% [markdown]
-# A row of 50,000 numbers does not fit into the registers of a program, so tiny lets the library compute the maximum and the
-# sum, and the exponentials travel through memory three times. A sum over columns does not fold its last dimension, so the library
-# computes it, too. And a tensor of 1000 elements gets a single program of 1024, while 131 multiprocessors of the GPU have nothing to do.
+# A row of 50,000 numbers does not fit into the registers of a program, so tiny lets the library compute the maximum
+# and the sum, and the exponentials travel through memory three times. A sum over columns does not fold its last
+# dimension, so the library computes it, too. And a tensor of 1000 elements gets a single program of 1024, while 131
+# multiprocessors of the GPU have nothing to do.
 #
-# The real generator makes decisions in these places: which dimensions become axes of a tile, how a reduction walks along a row that does
-# not fit, and how large a block is. The rest of this chapter is about these three.
+# The real generator makes decisions in these places: which dimensions become axes of a tile, how a reduction walks
+# along a row that does not fit, and how large a block is. The rest of this chapter is about these three.
 #
 # ## The idea: axes and tiles
 #
-# Two dimensions become any number. Each dimension of the loop nest becomes an *axis*; each axis is cut into blocks; and a
-# value that varies along some of the axes is a tile that is a block long along these, and 1 along the others. That is all
-# one needs to know about a value in order to print it.
+# Two dimensions become any number. Each dimension of the loop nest becomes an *axis*; each axis is cut into blocks;
+# and a value that varies along some of the axes is a tile that is a block long along these, and 1 along the others.
+# That is all one needs to know about a value in order to print it.
 
 
 # %%
