@@ -7,6 +7,7 @@ kernels.
 """
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import html
 import os
@@ -172,22 +173,15 @@ def explain(function, **settings):
         target = getattr(target, "_orig_mod", target)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)
         found.call = target, args, kwargs, settings
-        compiled, context, states = *compile_apart(compile, target, settings), []
-        thread = threading.get_ident()
-
-        def watch(kind, **data):
-            if threading.get_ident() == thread or _graph.get() is not None:
-                listen(found, context, states, kind, data)
-
+        compiled, context = compile_apart(compile, target, settings)
         before, start = dict(driver.counters.seconds), time.perf_counter()
-        logs.watchers.append(watch)
-        try:
-            with set_stance():
-                compiled(*args, **kwargs)
-        finally:
-            logs.watchers.remove(watch)
-            for state in states:       # nothing of this stays behind
-                frames.forget(state)
+        with listening(found, context) as states:
+            try:
+                with set_stance():
+                    compiled(*args, **kwargs)
+            finally:
+                for state in states:   # nothing of this stays behind
+                    frames.forget(state)
         point_to_causes(found.breaks)
         found.seconds = stage_times(before, driver.counters.seconds)
         found.seconds["call"] = time.perf_counter() - start
@@ -219,6 +213,25 @@ def stage_times(before: dict, after: dict) -> dict[str, float]:
         took["differentiate"] = max(took.pop("total") - lower, 0.0)
     order = ("capture", "differentiate", "lower", "fuse", "emit")
     return {s: took[s] for s in (*order, *took) if s in took}
+
+
+@contextlib.contextmanager
+def listening(found: Explanation, context, also=lambda kind, data: None):
+    """While the block runs, `found` fills with what the stages tell about a context (ANY: about all), and also(kind, data) is called.
+    Yields the list of frame states that were seen."""
+    states, thread, outer = [], threading.get_ident(), _graph.get()
+
+    def watch(kind, **data):
+        if context is ANY or threading.get_ident() == thread or _graph.get() is not None:
+            listen(found, context, states, kind, data)
+            also(kind, data)
+
+    logs.watchers.append(watch)
+    try:
+        yield states
+    finally:
+        logs.watchers.remove(watch)
+        _graph.set(outer)
 
 
 def listen(found: Explanation, context, states: list, kind: str, data: dict) -> None:

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from tools.site import SiteError, build, cells, chapter_pages, code_pages, execute, highlight, links, names, pages
+from tools.site import SiteError, build, cells, chapter_pages, code_pages, execute, explorers, highlight, links, names, pages
 from tools.site.page import HOLE, PLACE, Page
 
 
@@ -389,3 +389,62 @@ def test_the_front_page_draws_the_committed_measurements():
     ms = {r["task"]["compiler"]: r["ms"] for r in json.loads(data)["results"]}
     picture = pages.measured(pathlib.Path(__file__).parent.parent)
     assert f"{ms['minicompile']:.1f} ms" in picture and f"minicompile {ms['minicompile']:.1f}" in picture and 'role="img"' in picture
+
+
+LISTING = """# %%
+import torch
+import minicompile
+from minicompile import logs
+
+def curve(x):
+    return torch.tanh(x * 2) + 1
+
+seen = []
+logs.watchers.append(lambda kind, **data: seen.append(data["compiled"]) if kind == "schedule" else None)
+curved = minicompile.compile(curve)(torch.linspace(0, 1, 10))
+
+# %%
+print(seen[0].sources[0].code)
+
+# %%
+print("nothing that was generated\\nfor (a; b; c)\\nx = y + 1234567")
+"""
+
+
+def test_a_generated_listing_opens_in_the_explorer_of_its_graph(folder, modules):
+    path = page_in(folder, LISTING)
+    first, listing, other = execute.run_page(path, folder)
+    assert not first and "explorer" not in other[0] and listing[0]["explorer"].startswith("explore/42_tiny-1.html#at=a-cpp-")
+    line = listing[0]["explorer"].partition("#at=")[2].partition("&")[0]
+    assert f'id="{line}"' in listing[0]["page"] and "torch.tanh(x * 2) + 1" in listing[0]["page"]
+    shown = execute.output_html(listing)
+    assert 'href="../explore/42_tiny-1.html#at=a-cpp-' in shown and "<!doctype" not in shown
+    explorers.write_all({"42_tiny": [first, listing, other], "stepper": {"steps": [{"op": "x"}]}}, folder / "files")
+    assert [p.name for p in (folder / "files" / "explore").iterdir()] == ["42_tiny-1.html"]
+    explorers.write_all({}, folder / "files")
+    assert not list((folder / "files" / "explore").iterdir())
+
+
+def test_explorers_have_a_budget_of_their_own(tmp_path):
+    (tmp_path / "explore").mkdir()
+    text = '<p id="a-cpp-1"></p>' + "x" * 300_000
+    (tmp_path / "explore" / "one.html").write_text(text)
+    (tmp_path / "page.html").write_text('<a href="explore/one.html#at=a-cpp-1&amp;panes=cpp">here</a>')
+    assert links.check_site(tmp_path) == []
+    (tmp_path / "page.html").write_text('<a href="explore/one.html#at=a-cpp-2">here</a>' + text)
+    assert links.check_site(tmp_path) == ["page.html: 300 kB of HTML, which is too much",
+                                          "page.html: no such anchor: explore/one.html#at=a-cpp-2"]
+
+
+def test_the_explorer_of_ones_own_function_is_a_line_on_every_page(tmp_path, modules):
+    from types import SimpleNamespace
+
+    from tools.site import hooks
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "strip.json").write_text('{"": ""}')
+    for address, up in (("index", ""), ("chapters/00_tour", "../"), ("code/explore/page", "../../")):
+        page = SimpleNamespace(file=SimpleNamespace(src_uri=f"{address}.md"), meta={})
+        made = hooks.on_page_content("<p>text</p>", page, {"docs_dir": str(tmp_path / "docs")}, None)
+        assert f'href="{up}explorer.html"' in made and "python -m minicompile explore FILE:FUNCTION" in made
+    page = explorers.page(links.Book(modules), {})
+    assert all(f'href="explore/{name}.html"' in page.blocks[-1] for name in ("tour", "gpt", "resnet", "training_step", "attention"))

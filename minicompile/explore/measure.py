@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from .. import apart, logs
+from .. import apart
 from ..bisect import NOT_FORKED, References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone, warm
-from ..explain import Explanation, compile_apart, count, listen
+from ..explain import Explanation, compile_apart, count, listening
 
 SETTINGS = ("dynamic", "mode", "options", "fullgraph")
 # Rung of the ladder -> the panes whose meaning it runs
@@ -118,6 +118,14 @@ class Clocks:
         return [min(column) for column in zip(*whole)] if whole else None
 
 
+def clocked(clocks: dict, most: int = 2000):
+    """For `listening`: puts clocks into every host program, `clocks[id(program)]`."""
+    def also(kind, data):
+        if kind == "schedule" and hasattr(data["compiled"], "namespace"):
+            clocks[id(data["compiled"])] = Clocks(data["compiled"], most)
+    return also
+
+
 def steps_of(found: Explanation, clocks: dict) -> dict[tuple, list]:
     """clocks: id of a host program -> Clocks."""
     steps = {}
@@ -136,29 +144,15 @@ def measure(found: Explanation, seconds: float = 2.0) -> Measured:
     device = "cuda" if any(isinstance(n.meta.get("val"), torch.Tensor) and n.meta["val"].is_cuda
                            for g in found.graphs for n in g.gm.graph.nodes if n.op == "placeholder") else "cpu"
     measured = Measured(device=device)
-    for clocked in (True, False):
-        again, clocks, states = Explanation(found.name), {}, []
-        chosen = settings_of("triton", settings) if clocked and device == "cuda" else settings      # a CUDA graph is one launch
-        with undone(Run(lambda: (function, args, kwargs))):
-            compiled, context = compile_apart(compile, function, chosen)
-
-            def watch(kind, again=again, context=context, clocks=clocks, **data):
-                listen(again, context, states, kind, data)
-                if kind == "schedule" and hasattr(data["compiled"], "namespace"):
-                    clocks[id(data["compiled"])] = Clocks(data["compiled"])
-
-            if clocked:
-                logs.watchers.append(watch)
-            try:
-                taken = calls(compiled, args, kwargs, seconds / 3, device)
-            finally:
-                if clocked:
-                    logs.watchers.remove(watch)
-            if clocked:
-                measured.steps = steps_of(again, clocks)
-            else:
-                measured.compiled = taken
-    with undone(Run(lambda: (function, args, kwargs))):
+    case, again, clocks = Run(lambda: (function, args, kwargs)), Explanation(found.name), {}
+    with undone(case):
+        compiled, context = compile_apart(compile, function, settings_of("triton", settings) if device == "cuda" else settings)
+        with listening(again, context, clocked(clocks)):       # without CUDA graphs, which are one launch
+            calls(compiled, args, kwargs, seconds / 3, device)
+        measured.steps = steps_of(again, clocks)
+    with undone(case):
+        measured.compiled = calls(compile_apart(compile, function, settings)[0], args, kwargs, seconds / 3, device)
+    with undone(case):
         measured.eager = calls(function, args, kwargs, seconds / 3, device)
     return measured
 

@@ -74,6 +74,8 @@ def line(item: Item, letter: str, same: dict) -> str:
         attributes += f' data-same="{other}"'
     if item.facts:
         attributes += f' data-facts="{text(json.dumps(item.facts, ensure_ascii=False))}"'
+    if not item.text:
+        attributes += f' aria-label="{"lines that are not shown" if item.kind == "gap" else "empty line"}"'
     bar = f'<i style="width:{100 * item.width:.1f}%"></i>' if item.width is not None else ""
     return f'<li role="option"{attributes}>{bar}{text(item.text) or "&nbsp;"}</li>'
 

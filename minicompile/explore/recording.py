@@ -227,6 +227,7 @@ def record_breaks(p: Program) -> None:
 
 def record_graph(p: Program, number: int, graph, measured) -> None:
     r, several = p.r, len(p.found.graphs) > 1
+    short = f"graph {number + 1}, " if several else ""
     title = f"graph {number + 1}: {graph.frame}" if several else graph.frame
     code = next((c for c, captured in p.found.frames if captured is graph.captured), None)
     r.add("graph", title, kind="head")
@@ -253,9 +254,8 @@ def record_graph(p: Program, number: int, graph, measured) -> None:
             record_cut(r, stage, **data)
         elif kind == "schedule":
             which = data["which"]
-            heading = f"{title}, {which}" if several else which
             times = measured.steps.get((number, which)) if measured is not None else None
-            record_half(r, heading, halves.get(which, {}), data, times, measured)
+            record_half(r, short + which, halves.get(which, {}), data, times, measured)
         elif kind == "fallback":
             r.add("loops", f"{data['which']}: operator by operator, because {data['reason']}", kind="break")
     for half in graph.halves:

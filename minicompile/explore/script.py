@@ -4,9 +4,8 @@ from __future__ import annotations
 import contextlib
 import pathlib
 
-from .. import logs
-from ..explain import ANY, Explanation, listen
-from .measure import Clocks, Measured, steps_of
+from ..explain import ANY, Explanation, listening
+from .measure import Measured, clocked, steps_of
 from .page import render
 from .recording import record
 
@@ -14,18 +13,11 @@ from .recording import record
 @contextlib.contextmanager
 def explored(path: str, say=print):
     """While the block runs, every graph's host program has clocks; afterwards the page of the slowest frame is written."""
-    found, clocks, states = Explanation("script"), {}, []
-
-    def watch(kind, **data):
-        listen(found, ANY, states, kind, data)
-        if kind == "schedule" and hasattr(data["compiled"], "namespace"):
-            clocks[id(data["compiled"])] = Clocks(data["compiled"], most=300)
-
-    logs.watchers.append(watch)
+    found, clocks = Explanation("script"), {}
     try:
-        yield found
+        with listening(found, ANY, clocked(clocks, most=300)):
+            yield found
     finally:
-        logs.watchers.remove(watch)
         slowest = slowest_frame(found, clocks)
         if slowest is None:
             say(f"minicompile: {path} is not written: no compiled graph ran.")

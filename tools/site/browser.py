@@ -253,6 +253,29 @@ def check_stepper(browser: Browser, site: pathlib.Path) -> list[str]:
     return found + browser.complaints()
 
 
+def check_explorer(browser: Browser, site: pathlib.Path) -> list[str]:
+    """A line of a kernel leads to the line of the program, by pointing, by keys and by its address."""
+    page = (site / "explore" / "gpt.html").as_uri()
+    browser.open(page + "#panes=source,guards,cpp")
+    shown = "[...document.querySelectorAll('.pane.shown')].map(p => p.id.slice(5)).join()"
+    marked = "[...document.querySelectorAll('#pane-source .up')].map(l => l.textContent.trim()).join()"
+    found, panes = [], browser.run(shown)
+    if panes != "source,guards,cpp":
+        found.append(f"its address does not choose panes: {panes}")
+    browser.run("[...document.querySelectorAll('#pane-cpp li')].find(l => l.textContent.includes('erf')).click()")
+    if "gelu" not in browser.run(marked):
+        found.append(f"a line of a kernel leads to {browser.run(marked)!r}")
+    if "gelu" not in browser.run("document.getElementById('details').textContent"):
+        found.append("the selection is not said in words")
+    browser.run("document.querySelector('#pane-source ol').focus()")
+    for key, code in (("Home", 36), ("End", 35)):
+        browser.call("Input.dispatchKeyEvent", type="rawKeyDown", key=key, code=key, windowsVirtualKeyCode=code)
+        browser.call("Input.dispatchKeyEvent", type="keyUp", key=key, code=key, windowsVirtualKeyCode=code)
+    if not browser.run("document.querySelectorAll('#pane-guards .down').length && document.querySelectorAll('#pane-cpp .down').length"):
+        found.append("a line that is reached with a key is not linked")
+    return found + browser.complaints()
+
+
 def main(arguments=None) -> int:
     options = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     options.add_argument("--all", action="store_true")
@@ -283,6 +306,7 @@ def main(arguments=None) -> int:
             findings.append("index.html: the dark scheme is not taken from the system")
         findings += [f"search: {text}" for text in check_search(browser, site)]
         findings += [f"stepper.html: {text}" for text in check_stepper(browser, site)]
+        findings += [f"explore/gpt.html: {text}" for text in check_explorer(browser, site)]
     finally:
         browser.close()
     print("\n".join(["findings:", *findings]) if findings else "no findings")

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 
-from . import ROOT, SiteError, chapter_pages, code_pages, execute, links, names, pages, pipeline, stepper
+from . import ROOT, SiteError, chapter_pages, code_pages, execute, explorers, links, names, pages, pipeline, stepper
 from .page import PLACE, Page, write
 
 WORK, SITE = ".site", "site"
@@ -76,7 +76,7 @@ def installed(modules: list) -> list[str]:
 def jobs(book: links.Book, root: pathlib.Path) -> list[execute.Job]:
     modules, key = list(book.modules.values()), (OWN / "execute.py", execute.versions(), execute.device())
     code = sorted(f"{m.path} {m.code}" for m in modules)
-    return [*(execute.page_job(path, root) for path in chapter_pages.sources(root)),
+    return [*(execute.page_job(path, root) for path in chapter_pages.sources(root)), *explorers.jobs(),
             execute.Job("installed", lambda: installed(modules), names.digest(OWN / "build.py", *code, *key)),
             execute.Job("stepper", stepper.record, names.digest(OWN / "stepper.py", *key))]
 
@@ -136,8 +136,8 @@ def navigation(book: links.Book, chapters: list[str], made: dict) -> list:
     nav += [{short(made[book.chapters[n]].title): f"{book.chapters[n]}.md"} for n in others]
     rest = [m for m in book.modules.values() if m.chapter not in chapters]
     nav.append({"Around the chapters": [{m.title: f"{m.page}.md"} for m in sorted(rest, key=lambda m: (m.chapter, m.name))]})
-    for address, title in (("exercises", "Exercises"), ("stepper", "The stepper"), ("results", "Measured results"),
-                           ("glossary", "Glossary"),
+    for address, title in (("explorer", "The explorer"), ("exercises", "Exercises"), ("stepper", "The stepper"),
+                           ("results", "Measured results"), ("glossary", "Glossary"),
                            ("internals_map", "From torch.compile's internals")):
         if address in made:
             nav.append({title: f"{address}.md"})
@@ -175,8 +175,8 @@ def build(root: pathlib.Path = ROOT, say=print) -> pathlib.Path:
         chapters = [c for c in names.chapter_names(book.modules) if c[2:4] in book.chapters]    # no page for one that is not written
         listed = narratives(book, chapters, root)
         narrated = {page.address: page for page in listed}
-        steps, addresses = stepper.page(), {c: book.chapters[c[2:4]] for c in chapters}
-        listed += [*code(book, root), *pages.api(book, chapters), pages.exercises(book, chapters), pages.results(root), steps,
+        steps, recorded, addresses = stepper.page(), explorers.page(book, {}), {c: book.chapters[c[2:4]] for c in chapters}
+        listed += [*code(book, root), *pages.api(book, chapters), pages.exercises(book, chapters), pages.results(root), steps, recorded,
                    pages.front(book, chapters, addresses, root)]
         made = {page.address: page for page in listed}
         if not book.findings:
@@ -188,6 +188,8 @@ def build(root: pathlib.Path = ROOT, say=print) -> pathlib.Path:
         if book.findings:
             raise SiteError(book.findings)
         steps.blocks = stepper.page(outputs["stepper"]).blocks
+        recorded.blocks = explorers.page(book, outputs).blocks
+        explorers.write_all(outputs, root / WORK / "files")
         if mkdocs:
             said, _ = mkdocs.communicate()
             if mkdocs.returncode:

@@ -102,12 +102,14 @@ def run_page(path: pathlib.Path, root: pathlib.Path = ROOT, only_recorded: bool 
     if not path.stem[0].isdigit():                   # a page that is also a module shows what it shows as a program
         module.__name__ = "__main__"
     linecache.checkcache(shown)
+    from . import explorers
     results = []
-    for cell in found:
-        if cell.kind == "code":
-            recorded = "gpu-result" in cell.tags and not measurements(cell) and only_recorded
-            results.append(None if recorded else run_cell(cell, module.__dict__, shown))
-    return results
+    with explorers.listening() as compiled:
+        for cell in found:
+            if cell.kind == "code":
+                recorded = "gpu-result" in cell.tags and not measurements(cell) and only_recorded
+                results.append(None if recorded else run_cell(cell, module.__dict__, shown))
+    return explorers.listings(compiled, results, path.stem) if only_recorded else results
 
 
 # ---- what an answer depends on ----------------------------------------------------------------------------
@@ -355,4 +357,6 @@ def output_html(outputs: list[dict], note: str = "") -> str:
     parts = [f'<pre class="mc-out{" mc-long" if o["text"].count(chr(10)) > LONG else ""}" tabindex="0"><code>'
              f'{html.escape(o["text"], False)}</code></pre>' if o["kind"] == "text" else
              f'<div class="mc-rich" tabindex="0">{o["text"]}</div>' for o in outputs]
+    parts = [part + (f'<p class="mc-opens"><a href="../{o["explorer"]}">Open in the explorer</a></p>' if "explorer" in o else "")
+             for part, o in zip(parts, outputs)]
     return "".join(parts) + (f'<p class="mc-note">Measured on {html.escape(note)}</p>' if note else "")

@@ -5,6 +5,8 @@ import json
 import pathlib
 import re
 
+YOURS = ('<p data-search-exclude class="mc-yours">Your own function, from each line of source to its lines in the kernels: '
+         '<code>python -m minicompile explore FILE:FUNCTION ARGUMENTS</code> (<a href="@explorer.html">the explorer</a>)</p>')
 BLOCK = re.compile(r"<p>MC(BLOCK|FOUND)(\d{4})X</p>")
 
 
@@ -14,6 +16,7 @@ def on_page_content(html, page, config, files):
     stored = work / "found" / f"{address}.json"
     found = json.loads(stored.read_text()) if stored.exists() else {}
     html = BLOCK.sub(lambda m: found[m[2]] if m[1] == "FOUND" else f'<div data-search-exclude data-block="{int(m[2])}"></div>', html)
+    html += YOURS.replace("@", "../" * address.count("/"))
     if address == "index":
         return html
     strip = json.loads((work / "strip.json").read_text())

@@ -70,8 +70,8 @@ def doors(book: links.Book, chapters: list[str], addresses: dict) -> str:
          'graded there, and trains a small GPT with it.', f"python -m exercises start {begin}"),
         ("Use", "Run your model with it.",
          '<code>minicompile.compile(model)</code> does what torch.compile does: <a href="api/index.html">the API</a>. Scripts run '
-         'unmodified with <code>python -m minicompile run</code>, and this says what is made of one function:',
-         'python -m minicompile explain model.py:step "torch.randn(8, 64)"')]
+         'unmodified with <code>python -m minicompile run</code>, and <a href="explorer.html">the explorer</a> shows what is made of one '
+         'function:', 'python -m minicompile explore model.py:step "torch.randn(8, 64)"')]
     return '<div class="mc-doors">' + "".join(
         f"<section><h2>{title}</h2><p><b>{question}</b> {text}</p>" +
         (f'<pre class="mc-code" tabindex="0"><code>{html.escape(command)}</code></pre>' if command else "") + "</section>"

@@ -1,0 +1,209 @@
+"""Explorers of the book: pages of `minicompile.explore`, recorded while the site is built.
+
+Some programs have one each (`PROGRAMS`); and where a cell of a chapter shows a text that was generated, its output leads to the
+explorer of the graph that the text was generated from.
+"""
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+
+from . import ROOT, cells, execute, links, names
+from .page import Page, write
+
+FOLDER = "explore"
+BACK = '<a href="../explorer.html">The explorer, in the book</a>'
+
+
+def tour():
+    """The function of the tour, with the arguments that it is shown with."""
+    path = ROOT / "chapters" / "00_tour.py"
+    namespace = {"__name__": "chapter_00_tour", "__file__": str(path)}
+    for cell in cells.split(path.read_text()):
+        if cell.kind == "code":
+            execute.run_cell(cell, namespace, str(path))
+        if "half_block" in namespace:
+            return namespace["half_block"], (namespace["x"], namespace["w"], 0.5)
+    raise LookupError("the tour has no half_block")
+
+
+def program(name: str):
+    def load():
+        import _lib
+        import explored
+        if name == "gpt_block":
+            module, x = _lib.example()
+            return module, (x,)
+        return getattr(explored, name)()
+    return load
+
+
+PROGRAMS = {
+    "tour": ("The function of the tour", "the lines that the tour takes through all stages, forward and backward", tour),
+    "gpt": ("A block of a GPT", "two norms, attention, and a feed-forward part with GELU", program("gpt_block")),
+    "resnet": ("A block of a ResNet", "two convolutions, batch norms that keep running statistics, and a sum", program("residual_block")),
+    "training_step": ("A training step", "gradients cleared, loss, backward pass and AdamW: what breaks the graph, and what is between the "
+                      "breaks", program("training_step")),
+    "attention": ("Attention written by hand", "a masked softmax between two products", program("attention_by_hand")),
+}
+
+
+def record(name: str) -> dict:
+    """{html, what: the summary}"""
+    import torch
+
+    import minicompile
+    from minicompile.explore import recording_of, render
+    title, _, load = PROGRAMS[name]
+    torch.manual_seed(0)
+    function, args = load()
+    minicompile.explain(function)(*args)                       # the imports of a first compilation are not the program's
+    torch.manual_seed(0)
+    recording = recording_of(minicompile.explain(function)(*args), title=title)
+    return {"html": render(recording, back=BACK), "what": recording.summary["what"], "call": recording.summary["a call"]}
+
+
+def jobs() -> list:
+    key = names.digest(pathlib.Path(__file__), *sorted((ROOT / "minicompile" / "explore").glob("page.*")))
+    return [execute.Job(f"explorer_{name}", lambda name=name: record(name), key) for name in PROGRAMS]
+
+
+def write_all(outputs: dict, folder: pathlib.Path) -> None:
+    """All explorers in the answers of the jobs, as files."""
+    wanted = {f"{FOLDER}/{name}.html": outputs[f"explorer_{name}"]["html"] for name in PROGRAMS if f"explorer_{name}" in outputs}
+    shown = [o for answer in outputs.values() if isinstance(answer, list) for cell in answer if isinstance(cell, list) for o in cell]
+    wanted |= {o["explorer"].partition("#")[0]: o["page"] for o in shown if o.get("page")}
+    for address, text in wanted.items():
+        write(folder / address, text)
+    for old in (folder / FOLDER).glob("*.html"):
+        if f"{FOLDER}/{old.name}" not in wanted:
+            old.unlink()
+
+
+def page(book: links.Book, outputs: dict) -> Page:
+    """The chapter that says how to use it. What mkdocs sees of it does not depend on what was recorded."""
+    made = Page("explorer", "The explorer")
+    recorded = {name: outputs.get(f"explorer_{name}", {}) for name in PROGRAMS}
+
+    def prose(text):
+        made.prose(links.rewrite(book, made.address, text, "tools/site/explorers.py:1"))
+
+    prose("""# The explorer
+
+Each line of a kernel was asked for by a line of your program. The compiler knows by which: every node of every stage carries the
+place in the source that it stems from and the names of the nodes that it was made of. The explorer shows all stages of one compiled
+call beside each other, and those names as highlights. Point at a line of C++ to see the Python that wanted it; point at a line of
+Python to see its bytecode, the guards that it costs, its nodes in three graphs, its loops, and its lines in the kernels.
+
+## Your own function""")
+    made.block(command('python -m minicompile explore model.py:step "torch.randn(8, 64)"'))
+    prose("""writes `explore.html`, one file that needs neither a network nor a server. What follows the function are the arguments to
+call it with, a Python expression each. In a program or a notebook, `minicompile.explain(f)(*args).explore()` does the same. Of a whole
+script,""")
+    made.block(command("python -m minicompile run --explore page.html train.py"))
+    prose("""shows the frame that spent the most time in its compiled graphs, as it ran there.
+
+## What there is to see
+
+- *Guards* name the line that needed them. A guard that makes a function compile again is traced to its cause here.
+- *The cut* lists every tensor that forward saves for backward with its price in bytes moved, why it may not be computed again, and
+  what the cheapest cut without it would save instead. In *Primitives*, marks say what is saved and what runs again
+  ([chapter 5](chapter:05)).
+- *Fusion* lists the loops of each kernel and, in red, the pairs that were refused: the reason, and the bytes of memory traffic that
+  fusing would have saved ([chapter 8](chapter:08)).
+- *C++* and *Triton* show what both generators write for each kernel, whichever of them runs here.
+- *Times*: a stage has the time it took, a kernel its bytes, its share of the call, and its distance from the bandwidth limit. The limit is
+  measured as well: a copy that moves as many bytes, on the same machine.
+- *checked: equal to eager*, in a pane's heading, says that what this stage made was run and compared: results, gradients, parameters and
+  buffers afterwards. Where rounding differs, it names the largest difference and the tensor. The runs leave no trace: parameters, the
+  optimizer's state and random streams are what they were.
+
+Arrow keys move along the lines and from pane to pane; the same links stand as words under the panes. A number beside a pane's
+name counts its lines that belong to the selection. Panes are switched on and off by their names.
+
+## Two versions side by side
+
+A page can be compared with a page. Explore, edit, and explore again:""")
+    made.block(command("python -m minicompile explore model.py:step ARGUMENTS --out before.html\n"
+                       "python -m minicompile explore model.py:step ARGUMENTS --against before.html"))
+    prose("""What changed is marked in every pane, and a line leads to its partner in the other version. `--against` also takes another
+function, called with the same arguments, and `--against-mode default` compares two modes.
+
+## Recorded for this book
+
+Each was recorded while this site was built. Under a listing that a chapter generates, a link opens the listing's own.""")
+    rows = "".join(
+        f'<tr><td><a href="{FOLDER}/{name}.html">{title}</a></td><td>{words}</td><td>{recorded[name].get("what", "")}</td></tr>'
+        for name, (title, words, _) in PROGRAMS.items())
+    made.block('<div class="mc-wide" tabindex="0"><table class="mc-table"><thead><tr><th scope="col">program</th><th scope="col">what it '
+               f'is</th><th scope="col">what was made of it</th></tr></thead><tbody>{rows}</tbody></table></div>')
+    return made
+
+
+def command(text: str) -> str:
+    return f'<pre class="mc-code" tabindex="0"><code>{text}</code></pre>'
+
+
+# ---- listings of chapters ---------------------------------------------------------------------------------
+
+GENERATED = ("cpp", "triton", "host", "loops", "primitives", "joint", "graph")
+ENOUGH = 3                      # lines of an output that are lines of one generated text
+
+
+@contextlib.contextmanager
+def listening():
+    """Yields an `Explanation` that fills with everything that is compiled meanwhile."""
+    from minicompile.explain import ANY, Explanation, listening
+    found = Explanation("page")
+    with listening(found, ANY):
+        yield found
+
+
+def listings(found, outputs: list, name: str) -> list:
+    """For the outputs of a page's cells: where one shows a generated text, a further output with the explorer of its graph."""
+    from minicompile.explain import Explanation
+    from minicompile.explore import record as recorded, render
+    texts = [(graph, {significant(line) for text in texts_of(graph) for line in text.split("\n")} - {""}) for graph in found.graphs]
+    made: dict = {}
+    for cell in outputs:
+        for output in list(cell or ()):
+            lines = {significant(line) for line in re.sub(r"<[^>]+>", "\n", output["text"]).split("\n")} - {""}
+            best = max(texts, key=lambda t: len(lines & t[1]), default=None)
+            if best is None or len(lines & best[1]) < ENOUGH:
+                continue
+            graph = best[0]
+            if id(graph) not in made:
+                own = [(code, c) for code, c in found.frames if c is graph.captured]
+                part = Explanation(graph.frame, [graph], frames=own)
+                r = recorded(part)
+                r.title = graph.frame
+                made[id(graph)] = f"{name}-{len(made) + 1}", r, render(r, back=BACK)
+            address, r, text = made[id(graph)]
+            same = [[i for i in r.pane(p) if significant(i.text) in lines] for p in GENERATED]
+            item = next((i for i in max(same, key=len) if not i.quiet), None)
+            output["explorer"] = f"{FOLDER}/{address}.html" + (f"#at=a-{item.id}&amp;panes=source,primitives,{item.pane}" if item else "")
+            output["page"] = text if sum(o.get("explorer", "").startswith(f"{FOLDER}/{address}.html") for c in outputs
+                                         for o in c or ()) == 1 else ""
+    return outputs
+
+
+def texts_of(graph) -> list[str]:
+    """All that was generated from a captured graph, by both generators."""
+    from minicompile.ch01_graphs.graph import print_graph
+    from minicompile.ch07_loops.verify import print_program
+    from minicompile.explore.recording import GENERATORS, emit
+    found = [print_graph(gm) for gm in (graph.gm, *(data["gm"] for kind, data in graph.told if kind == "stage"))]
+    for host, loops in ((data["compiled"], data["program"]) for kind, data in graph.told if kind == "schedule"):
+        found += [host.source, print_program(loops)]
+        for own, kernel in zip(host.sources, host.kernels):
+            found += [own.code if own.language == language else getattr(emit(language, kernel), "code", "") for language in GENERATORS]
+    return found
+
+
+def significant(line: str) -> str:
+    """A line that says enough to be recognised, or "". Names of files and of kernels do not count."""
+    import html
+    line = re.sub(r"\s+", " ", re.sub(r"(//|#) .*", "", html.unescape(line))).strip()
+    return line if len(line) > 12 and re.search(r"[=\[(]", line) else ""
+
