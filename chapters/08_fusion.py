@@ -15,7 +15,7 @@ import torch.nn.functional as F
 import minicompile
 from chapters import tiny
 from chapters._lib import Listings, Table, Walk, bars, best_time, draw_fusion, drawing, example, lines, measured, size, timeline, watch
-from minicompile.ch07_loops.ir import Extern, Loop
+from minicompile.ch07_loops.ir import Extern, Loop, written_by
 from minicompile.ch07_loops.verify import print_program
 from minicompile.ch08_fusion import fuse as fuse_module
 from minicompile.ch08_fusion.alignment import find_alignment
@@ -465,14 +465,13 @@ for reason in dict.fromkeys(d.reason for d in refused):
 
 # %%
 from minicompile.ch08_fusion.dependencies import nbytes
-from minicompile.ch08_fusion.memory import step_reads, step_writes
 
 
 def traffic(schedule):
     """(bytes moved by kernels, bytes moved by library calls), each operand counted once per step."""
     moved = {Kernel: 0, Extern: 0}
     for step in schedule.steps:
-        names = [*dict.fromkeys(step_reads(step)), *dict.fromkeys(step_writes(step))]
+        names = [*step.inputs, *written_by(step)]
         moved[type(step)] += sum(
             nbytes(schedule.program.buffers[n]) for n in names if n in schedule.program.buffers
         )

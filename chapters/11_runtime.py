@@ -68,7 +68,7 @@ x = torch.randn(4, 16)
 program = watch(chain, x).half()["program"]
 schedule = fuse(program, FusionOptions(enabled=False))  # kept apart, to have several steps
 functions = load_cpp([emit_cpp(k) for k in schedule.steps])
-arguments = [emit_cpp(k).args for k in schedule.steps]
+arguments = [k.args for k in schedule.steps]
 
 
 def naive_run(inputs):

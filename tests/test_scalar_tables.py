@@ -1,5 +1,5 @@
 """Each generator has one table of scalar operations, and they agree with what the loop IR has."""
-from minicompile.ch07_loops.builder import _FOLD, ON_INDEX, PREDICATES
+from minicompile.ch07_loops.builder import FOLDED, ON_INDEX, PREDICATES
 from minicompile.ch07_loops.pointwise import HEAVY, ON_BOOL, SHARP
 from minicompile.ch07_loops.reference import SCALAR
 from minicompile.ch07_loops.verify import STRUCTURAL
@@ -13,5 +13,5 @@ def test_generators_have_the_operations_of_the_reference():
 
 
 def test_lists_of_operations_name_known_ones():
-    for names in (_FOLD, ON_INDEX, PREDICATES, HEAVY, SHARP, ON_BOOL, ON_BOOL.values()):
+    for names in (FOLDED, ON_INDEX, PREDICATES, HEAVY, SHARP, ON_BOOL, ON_BOOL.values()):
         assert set(names) <= set(SCALAR)

@@ -23,6 +23,7 @@ from ..ch01_graphs.floats import Float
 from ..ch01_graphs.symbolic import Expr, FloorDiv, Int, Mod, Symbol, add, as_expr, floordiv, mod, mul, provably_less, provably_nonnegative
 from ..ch06_decompositions.table import HALF
 from .ir import Value, Values
+from .reference import SCALAR
 
 SUPPORTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8, torch.int8,
              torch.int16, torch.int32, torch.int64}
@@ -47,10 +48,7 @@ PREDICATES = COMPARISONS | {"logical_and", "logical_or", "logical_xor", "logical
 # with a computed range, as pooling and resizing do, becomes a plain load at a known stride, and not a gather.
 
 # %%
-_FOLD = {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "neg": torch.neg, "maximum": torch.maximum,
-         "minimum": torch.minimum, "truediv": torch.true_divide, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-         "logical_and": torch.logical_and, "logical_or": torch.logical_or, "logical_not": torch.logical_not,
-         "eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt, "ge": torch.ge}
+FOLDED = COMPARISONS | set("add sub mul neg maximum minimum truediv sqrt rsqrt logical_and logical_or logical_not".split())
 
 
 def _difference(a: Int, b: Int) -> Int:
@@ -177,11 +175,11 @@ class Builder(Values):
         """A scalar operation. Operands of arithmetic share a dtype, which is the result's unless given;
         comparisons and predicates give bool."""
         dtype = dtype or (torch.bool if name in PREDICATES else args[0].dtype)
-        if name in _FOLD:
+        if name in FOLDED:
             values = [a.constant for a in args]
             if None not in values:
                 tensors = [torch.tensor(v, dtype=a.dtype) for v, a in zip(values, args)]
-                return self.constant(_FOLD[name](*tensors).item(), dtype)
+                return self.constant(SCALAR[name](*tensors).item(), dtype)
             if name == "logical_and" and any(v is True for v in values):
                 return args[0] if values[1] is True else args[1]
             if name == "mul" and any(v == 1 for v in values if v is not None):

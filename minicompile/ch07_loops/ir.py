@@ -46,7 +46,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Callable, Iterable, NamedTuple
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import torch
 
@@ -272,8 +272,12 @@ class Loop:
         return tuple(v for v in self.body if v.op == "load")
 
     @cached_property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the buffers that it reads."""
+        return tuple(dict.fromkeys(load.buffer for load in self.loads))
+
+    @cached_property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the buffers that it writes."""
         return tuple(dict.fromkeys(s.buffer for s in self.stores))
 
 
@@ -290,6 +294,24 @@ class Extern:
     outputs: tuple[str | None, ...]
     location: Location | None = None
     origins: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(view.buffer for view in views_in((self.args, self.kwargs))))
+
+
+def views_in(tree) -> Iterator[View]:
+    """All `View`s in the arguments of a library call."""
+    if isinstance(tree, View):
+        yield tree
+    elif isinstance(tree, (tuple, list, dict)) and not isinstance(tree, Layout):
+        for value in tree.values() if isinstance(tree, dict) else tree:
+            yield from views_in(value)
+
+
+def written_by(step) -> list[str]:
+    """The names of the buffers that a loop, a library call or a kernel writes."""
+    return [name for name in step.outputs if name is not None]
 
 
 @dataclass

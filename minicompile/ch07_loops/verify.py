@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
-from .ir import Layout, Loop, Program, Value, View
+from .ir import Buffer, Loop, Program, Value, View, written_by
 from .reference import REDUCE, SCALAR
 
 STRUCTURAL = {"load", "store", "reduce", "index", "indirect", "constant", "to_dtype", "bitcast", "round_to",
@@ -24,22 +24,21 @@ def verify(program: Program) -> None:
     sizes = {*program.symbols.values(), *program.numbers}
     for node in program.nodes:
         if isinstance(node, Loop):
-            verify_loop(program, node, written, sizes)
+            verify_loop(node, program.buffers, written, sizes)
         else:
-            for view in views_in((node.args, node.kwargs)):
-                assert view.buffer in written, f"{node.name} reads {view.buffer} before anything writes it"
-        for name in node.outputs:
-            if name is not None:
-                assert name in program.buffers, f"{node.name} writes {name}, which is no buffer"
-                assert name not in written, f"{name} is written twice"
-                alias = program.buffers[name].alias_of
-                assert alias is None or alias in written, f"{name} updates {alias} before that is written"
-                written.add(name)
+            for name in node.inputs:
+                assert name in written, f"{node.name} reads {name} before anything writes it"
+        for name in written_by(node):
+            assert name in program.buffers, f"{node.name} writes {name}, which is no buffer"
+            assert name not in written, f"{name} is written twice"
+            alias = program.buffers[name].alias_of
+            assert alias is None or alias in written, f"{node.name} updates {alias} before that is written"
+            written.add(name)
     for output in program.outputs:
         assert not isinstance(output, View) or output.buffer in written, f"output {output} is never written"
 
 
-def verify_loop(program: Program, loop: Loop, written: set, sizes: set) -> None:
+def verify_loop(loop: Loop, buffers: dict[str, Buffer], written: set, sizes: set) -> None:
     known = {*loop.vars, *loop.reduction_vars, *sizes, *(v.args[1] for v in loop.body if v.op == "indirect")}
     before: set[Value] = set()
     for v in loop.body:
@@ -52,22 +51,10 @@ def verify_loop(program: Program, loop: Loop, written: set, sizes: set) -> None:
             assert not isinstance(a, Expr) or symbols(a) <= known, f"{where}: {a} uses unknown variables"
         if v.op == "load":
             assert v.buffer in written, f"{where}: {v.buffer} is not written yet"
-            assert program.buffers[v.buffer].dtype == v.dtype, f"{where}: wrong dtype"
+            assert buffers[v.buffer].dtype == v.dtype, f"{where}: wrong dtype"
         elif v.op == "reduce":
             assert v.args[0] in REDUCE_KINDS and len(v.args) == 3, f"{where}: bad reduction"
         before.add(v)
-
-
-def views_in(tree):
-    """All `View`s in the arguments of a library call."""
-    if isinstance(tree, View):
-        yield tree
-    elif isinstance(tree, dict):
-        for value in tree.values():
-            yield from views_in(value)
-    elif isinstance(tree, (tuple, list)) and not isinstance(tree, Layout):
-        for value in tree:
-            yield from views_in(value)
 
 # %% [markdown]
 # ## Printing

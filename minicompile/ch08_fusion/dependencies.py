@@ -4,7 +4,7 @@
 # Two loops may become one only if nothing observable changes, and everything observable goes through
 # memory. So fusion begins with bookkeeping: for each node of the program, which buffers it reads, which it
 # writes, and at which index. A loop answers by itself: its `loads` and `stores` carry the
-# index expressions.
+# index expressions. A library call reads the buffers of the `View`s among its arguments, whole.
 #
 # Three kinds of order must be kept:
 #
@@ -24,8 +24,7 @@ from typing import Any, Iterable
 import torch
 
 from ..ch01_graphs.symbolic import Int, mul, present
-from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View
-from ..ch07_loops.verify import views_in
+from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, written_by
 
 # %% [markdown]
 # ## Sizes in bytes
@@ -52,25 +51,10 @@ def nbytes(buffer: Buffer) -> int:
 
 
 def root_of(buffers: dict[str, Buffer], name: str) -> str:
-    """The buffer whose memory `name` is."""
-    while buffers[name].alias_of is not None:
+    """The buffer whose memory `name` is, as far as `buffers` knows."""
+    while name in buffers and buffers[name].alias_of is not None:
         name = buffers[name].alias_of
     return name
-
-# %% [markdown]
-# ## What a library call touches
-#
-# A call reads the buffers of the `View`s among its arguments, whole.
-
-# %%
-def node_reads(node: Loop | Extern) -> list[str]:
-    if isinstance(node, Loop):
-        return list(dict.fromkeys(load.buffer for load in node.loads))
-    return list(dict.fromkeys(v.buffer for v in views_in((node.args, node.kwargs))))
-
-
-def node_writes(node: Loop | Extern) -> list[str]:
-    return [o for o in node.outputs if o is not None]
 
 # %% [markdown]
 # ## The order that must be kept
@@ -128,12 +112,12 @@ def remove_dead(program: Program) -> list[Loop | Extern]:
             needed.update(names)
     live = []
     for node in reversed(program.nodes):
-        writes = node_writes(node)
+        writes = written_by(node)
         wanted = any(w in needed for w in writes) or (isinstance(node, Extern) and has_effect(node))
         if not wanted:
             continue
         live.append(node)
-        needed.update(node_reads(node))
+        needed.update(node.inputs)
         for w in writes:
             old = program.buffers[w].alias_of
             if old is not None:

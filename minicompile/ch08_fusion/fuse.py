@@ -24,10 +24,10 @@ from typing import NamedTuple
 import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, symbols
-from ..ch07_loops.ir import Extern, Loop, Program, View
+from ..ch07_loops.ir import Extern, Loop, Program, View, written_by
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
 from .build import build_kernel
-from .dependencies import dependency_edges, nbytes, node_reads, node_writes, remove_dead, root_of
+from .dependencies import dependency_edges, nbytes, remove_dead, root_of
 from .iteration import Alignment, Space, apply, strided
 from .kernel import Kernel
 from .memory import MemoryPlan, order_for_memory, plan_memory
@@ -141,13 +141,13 @@ class Fuser:
         self.aliased = {self.root[n] for n, b in self.buffers.items() if b.alias_of is not None}
         self.readers: dict[str, set[int]] = defaultdict(set)
         self.writer: dict[str, int] = {}
-        reads = [list(g.reads) if g.space else node_reads(nodes[i]) for i, g in self.groups.items()]
+        reads = [node.inputs for node in nodes]
         for i, names in enumerate(reads):
             for name in names:
                 self.readers[name].add(i)
-            for name in node_writes(nodes[i]):
+            for name in written_by(nodes[i]):
                 self.writer[name] = i
-        steps, read, written = (dict(enumerate(xs)) for xs in (nodes, reads, map(node_writes, nodes)))
+        steps, read, written = (dict(enumerate(xs)) for xs in (nodes, reads, map(written_by, nodes)))
         before = dependency_edges(steps, read, written, self.buffers)
         for i, earlier in before.items():
             for j in earlier:

@@ -47,6 +47,15 @@ class Kernel:
     walked: tuple[Symbol, ...] = ()         # the last of `vars`: a program walks along them, to sum columns
 
     @property
+    def tensors(self) -> tuple[str, ...]:
+        """The buffers among its arguments, in call order."""
+        return tuple(dict.fromkeys(self.inputs + self.outputs))
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        return self.tensors + tuple(s.name for s in self.symbols)
+
+    @property
     def blocks(self) -> tuple[Symbol, ...]:
         """The other `vars`."""
         return self.vars[:len(self.vars) - len(self.walked)]
@@ -71,13 +80,12 @@ def float_of_bits(bits: int) -> float:
 # %%
 @dataclass
 class KernelSource:
-    """Source text of one kernel. `args`: names of buffers, then of size symbols, in call order. `lines`: for
+    """Source text of one kernel; it is called with the kernel's `args`. `lines`: for
     each line of `code` the position in `Kernel.loops` of the loop that it computes, None where it belongs to no
     single one. Kernels that share a text have loops of their own, with their own locations and origins."""
 
     name: str
     language: str                           # "triton", "cpp" or "reference"
     code: str
-    args: tuple[str, ...]
     options: dict = field(default_factory=dict)   # grid, num_warps, candidate configurations, ...
     lines: tuple[int | None, ...] = ()

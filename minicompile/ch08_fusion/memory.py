@@ -19,22 +19,15 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 import torch
 
-from ..ch07_loops.ir import Buffer, Extern, Program, View
-from .dependencies import dependency_edges, nbytes, node_reads, node_writes, root_of, storage_size
+from ..ch07_loops.ir import Buffer, Extern, Program, View, written_by
+from .dependencies import dependency_edges, nbytes, root_of, storage_size
 from .kernel import Kernel
 
 aten = torch.ops.aten
-
-
-def step_reads(step: Kernel | Extern) -> tuple[str, ...]:
-    return step.inputs if isinstance(step, Kernel) else tuple(node_reads(step))
-
-
-def step_writes(step: Kernel | Extern) -> tuple[str, ...]:
-    return step.outputs if isinstance(step, Kernel) else tuple(node_writes(step))
 
 # %% [markdown]
 # ## The order
@@ -49,7 +42,7 @@ WINDOW = 16      # how many ready steps the greedy order compares
 
 def order_for_memory(program: Program, steps: dict[int, Kernel | Extern]) -> list[int]:
     """A topological order of `steps`, which are keyed by their position in the program."""
-    reads, writes = ({i: names(step) for i, step in steps.items()} for names in (step_reads, step_writes))
+    reads, writes = ({i: names(step) for i, step in steps.items()} for names in (attrgetter("inputs"), written_by))
     before = dependency_edges(steps, reads, writes, program.buffers)
     orders = [_topological(program, steps, before, greedy) for greedy in (False, True)]
     peaks = [estimate_peak(program, [steps[i] for i in order]) for order in orders]
@@ -77,7 +70,7 @@ def _topological(program: Program, steps, before: dict[int, set[int]], greedy: b
                 if i != pick:
                     heapq.heappush(ready, i)
         order.append(pick)
-        for name in step_reads(steps[pick]):
+        for name in steps[pick].inputs:
             uses[root_of(buffers, name)] -= 1
         for i in after[pick]:
             waiting[i] -= 1
@@ -91,7 +84,7 @@ def _use_counts(program: Program, steps) -> tuple[dict[str, int], set[str]]:
     """How many steps read each root, and the roots that live to the end: inputs, constants and outputs."""
     uses: dict[str, int] = {}
     for step in steps:
-        for name in step_reads(step):
+        for name in step.inputs:
             root = root_of(program.buffers, name)
             uses[root] = uses.get(root, 0) + 1
     pinned = {root_of(program.buffers, v.buffer) for v in program.outputs if isinstance(v, View)}
@@ -102,8 +95,8 @@ def _use_counts(program: Program, steps) -> tuple[dict[str, int], set[str]]:
 def _balance(program: Program, step, uses, pinned) -> int:
     """Bytes allocated minus bytes freed by running the step now."""
     b = program.buffers
-    total = sum(nbytes(b[n]) for n in step_writes(step) if b[n].alias_of is None)
-    for root in {root_of(b, n) for n in step_reads(step)}:
+    total = sum(nbytes(b[n]) for n in written_by(step) if b[n].alias_of is None)
+    for root in {root_of(b, n) for n in step.inputs}:
         if uses[root] == 1 and root not in pinned:
             total -= nbytes(b[root])
     return total
@@ -128,11 +121,11 @@ def lifetimes(program: Program, steps: list[Kernel | Extern]) -> Lifetimes:
     _, pinned = _use_counts(program, steps)
     birth, death = {}, {}
     for k, step in enumerate(steps):
-        for n in step_writes(step):
+        for n in written_by(step):
             root = root_of(b, n)
             birth.setdefault(root, k)
             death[root] = k
-        for n in step_reads(step):
+        for n in step.inputs:
             death[root_of(b, n)] = k
     for root in list(birth):
         if root in program.inputs or root in program.constants:
@@ -208,7 +201,7 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     pool: dict[tuple, list[tuple[int, str]]] = {}        # dead memory: (step of death, name)
     for k, step in enumerate(steps):
         plan, taken = plans[k], set()
-        for n in step_writes(step):
+        for n in written_by(step):
             if times.birth.get(n) != k or isinstance(step, Extern) and step.op not in OUT_FORMS:
                 continue
             donor = None
@@ -230,8 +223,8 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
             if root in times.birth and root not in taken:
                 pool.setdefault(_memory_class(b[root]), []).append((k, root))
     _postpone_frees(plans)
-    written = {root_of(b, n) for step in steps for n in step_writes(step)}
-    wanted = {n for step in steps for n in step_reads(step)}
+    written = {root_of(b, n) for step in steps for n in written_by(step)}
+    wanted = {n for step in steps for n in step.inputs}
     wanted |= {v.buffer for v in program.outputs if isinstance(v, View)}
     first = {root_of(b, n) for n in wanted} - written - set(program.inputs) - set(program.constants)
     overwritten = frozenset(old for plan in plans for _, old in plan.reuse) & program.owned

@@ -12,14 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from ..ch01_graphs.symbolic import evaluate, symbols
-from ..ch07_loops.ir import Extern, Loop, Program, View
+from ..ch01_graphs.symbolic import evaluate
+from ..ch07_loops.ir import Extern, Loop, Program, View, written_by
 from ..ch07_loops.reference import flat_storage, run_loop, run_program
-from ..ch07_loops.verify import print_loop
+from ..ch07_loops.verify import print_loop, verify_loop
 from .dependencies import root_of, storage_size
 from .fuse import Schedule
 from .kernel import Kernel, KernelSource, float_of_bits
-from .memory import step_reads, step_writes
 
 
 def as_program(schedule: Schedule) -> Program:
@@ -58,20 +57,19 @@ def emit_reference(kernel: Kernel) -> KernelSource:
     lines = [f"kernel {kernel.name} over {kernel.vars} reducing {kernel.reduction_vars}"]
     for loop in kernel.loops:
         lines.append(print_loop(loop))
-    args = kernel.inputs + kernel.outputs + tuple(s.name for s in kernel.symbols)
-    return KernelSource(kernel.name, "reference", "\n".join(lines), args, {"kernel": kernel})
+    return KernelSource(kernel.name, "reference", "\n".join(lines), {"kernel": kernel})
 
 
 def load_reference(sources: list[KernelSource]) -> list:
-    """Callables `k(*args)` with args in the order of `KernelSource.args`."""
+    """Callables `k(*args)` with args in the order of `Kernel.args`."""
     def bind(source):
         kernel: Kernel = source.options["kernel"]
-        count = len(kernel.inputs) + len(kernel.outputs)
+        count = len(kernel.tensors)
 
         def run(*values):
             sizes = {s.name: float_of_bits(n) if s.real else n
                      for s, n in zip(kernel.symbols, values[count:])}
-            run_kernel(kernel, dict(zip(source.args[:count], values)), sizes)
+            run_kernel(kernel, dict(zip(kernel.tensors, values)), sizes)
         return run
     return [bind(s) for s in sources]
 
@@ -89,17 +87,10 @@ def verify_kernel(kernel: Kernel) -> None:
     written: dict[str, object] = {}
     for loop in kernel.loops:
         assert (loop.vars, loop.reduction_vars) in shapes, f"{loop.name} runs over other variables"
-        bound = {v.args[1] for v in loop.body if v.op == "indirect"}
-        known = set(loop.vars) | set(loop.reduction_vars) | set(kernel.symbols) | bound
-        for a in loop.loads + loop.stores:
-            assert symbols(a.index) <= known, f"{loop.name}: {a.buffer} at {a.index}, not over its variables"
-            assert a.buffer in kernel.buffers, f"{a.buffer} is not described"
+        verify_loop(loop, kernel.buffers, {*kernel.inputs, *written}, set(kernel.symbols))
         for a in loop.loads:
-            if a.buffer in written:
-                same = a.index == written[a.buffer] and a.mask is None
-                assert same, f"{loop.name} reads {a.buffer} elsewhere"
-            else:
-                assert a.buffer in kernel.inputs, f"{loop.name} reads {a.buffer}: neither input nor written"
+            same = a.buffer not in written or a.index == written[a.buffer] and a.mask is None
+            assert same, f"{loop.name} reads {a.buffer} elsewhere"
         for a in loop.stores:
             known_output = a.buffer in kernel.local or a.buffer in kernel.outputs
             assert known_output, f"{a.buffer} is neither local nor output"
@@ -115,11 +106,11 @@ def verify_schedule(schedule: Schedule) -> None:
     for step, plan in zip(schedule.steps, schedule.plan.steps, strict=True):
         if isinstance(step, Kernel):
             verify_kernel(step)
-        roots = {name: root_of(program.buffers, name) for name in (*step_reads(step), *step_writes(step))}
-        for name in step_reads(step):
+        roots = {name: root_of(program.buffers, name) for name in (*step.inputs, *written_by(step))}
+        for name in step.inputs:
             assert name in written, f"{step.name} reads {name} before it is written"
             assert roots[name] not in dropped, f"{step.name} reads {name} after it was dropped"
-        written.update(step_writes(step))
+        written.update(written_by(step))
         dropped.update(plan.free)
     for output in program.outputs:
         if isinstance(output, View):

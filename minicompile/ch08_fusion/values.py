@@ -247,10 +247,3 @@ def elements(g: Graph, steps: Iterable[Value]) -> list[Value]:
     """What a pass over the row computes for these reductions and stores, in order: the values behind them that vary
     along it."""
     return behind(steps, g.is_element)
-
-
-def memory_of(kernel: Kernel, name: str) -> str:
-    """The buffer whose memory `name` is, as far as the kernel knows."""
-    while name in kernel.buffers and kernel.buffers[name].alias_of is not None:
-        name = kernel.buffers[name].alias_of
-    return name

@@ -384,8 +384,7 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     if kernel.walked:
         lengths["x"] = product(v.size for v in kernel.walked)
     masks = {n: f"{n}mask" for n, length in lengths.items() if not divides(config.blocks[n], length)}
-    arguments = tuple(dict.fromkeys(kernel.inputs + kernel.outputs))
-    parameters = {b: b if b.isidentifier() else f"buffer{k}" for k, b in enumerate(arguments)}
+    parameters = {b: b if b.isidentifier() else f"buffer{k}" for k, b in enumerate(kernel.tensors)}
     p = Printer(graph, axes, Indexer(axes, index_type), masks, parameters)
     looped = bool(kernel.reduction_vars) and not config.persistent
     if looped:
@@ -395,7 +394,7 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     else:
         for step in graph.steps:
             print_step(p, step)
-    signature = {parameters[b]: pointer_type(kernel.buffers[b].dtype) for b in arguments}
+    signature = {parameters[b]: pointer_type(kernel.buffers[b].dtype) for b in kernel.tensors}
     wide = index_type == "tl.int64" or any(s.real for s in kernel.symbols)
     signature |= {s.name: "i64" if wide else "i32" for s in kernel.symbols}
     constants = {a.block: config.blocks[a.name] for a in axes}
@@ -412,7 +411,6 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
                       for a in axes if a.name != "r")
     if kernel.walked:
         grid = to_text(product(v.size for v in kernel.blocks))
-    names = arguments + tuple(s.name for s in kernel.symbols)
-    return KernelSource(kernel.name, "triton", before + text, names, dict(
+    return KernelSource(kernel.name, "triton", before + text, dict(
         signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,
         num_stages=config.num_stages, device=kernel.device.index), (*lines, None))

@@ -316,7 +316,7 @@ class Pending:
 
 
 def load_triton(sources: list[KernelSource]) -> list[Callable]:
-    """A callable per kernel, `k(*tensors, *sizes)` in the order of `source.args`. Compilation runs in
+    """A callable per kernel, `k(*tensors, *sizes)` in the order of `Kernel.args`. Compilation runs in
     parallel and goes on after the return."""
     if interpreting():
         return [load_plain(s) for s in sources]

@@ -11,7 +11,8 @@ import torch
 
 from ..ch07_loops.builder import COMPARISONS
 from ..ch07_loops.ir import Value, in_order
-from ..ch08_fusion.values import Graph, elements, memory_of, relink
+from ..ch08_fusion.dependencies import root_of
+from ..ch08_fusion.values import Graph, elements, relink
 
 # %% [markdown]
 # ## Passes
@@ -33,7 +34,7 @@ def schedule_passes(g: Graph) -> list[tuple[list, list]]:
     There are as many loops as the steps have phases. Loop k computes (`elements`: with all they need) the
     reductions of phase k + 1 and the element stores whose pass is k. A step that is no element stands before
     pass `phase`. A store's pass is at first its phase; it is moved to a later one as long as its memory
-    (`memory_of`) is loaded in a later loop: element stores to the loop of the last such load, others behind
+    (`root_of`) is loaded in a later loop: element stores to the loop of the last such load, others behind
     it."""
     count = 1 + max(s.phase for s in g.steps)
     when = {s: s.phase for s in g.stores}
@@ -43,9 +44,9 @@ def schedule_passes(g: Graph) -> list[tuple[list, list]]:
             wanted = [r for r in g.reductions if r.phase == k + 1]
             wanted += [s for s in when if g.is_element(s) and when[s] == k]
             inside.append(sorted({*elements(g, wanted), *wanted}, key=in_order))
-        last_load = {memory_of(g.kernel, s.buffer): k for k, steps in enumerate(inside)
+        last_load = {root_of(g.kernel.buffers, s.buffer): k for k, steps in enumerate(inside)
                      for s in steps if s.op == "load"}
-        after = {s: last_load.get(memory_of(g.kernel, s.buffer), -1) + (not g.is_element(s)) for s in when}
+        after = {s: last_load.get(root_of(g.kernel.buffers, s.buffer), -1) + (not g.is_element(s)) for s in when}
         late = {s: k for s, k in after.items() if k > when[s]}
         if not late:
             break

@@ -402,7 +402,6 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     problem)`. Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code
     for."""
     from .reductions import emit_reductions
-    tensors = kernel.inputs + kernel.outputs
     pointers = {name: f"out{i}" for i, name in enumerate(kernel.outputs)}
     pointers |= {name: f"in{i}" for i, name in enumerate(kernel.inputs)}
     e = Emitter(link(kernel), torch.get_num_threads(), pointers)
@@ -412,13 +411,13 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     else:
         emit_pointwise(e, function, kernel.vars + kernel.reduction_vars)
     lines = []
-    for name in dict.fromkeys(tensors):
+    for k, name in enumerate(kernel.tensors):
         t = ("" if name in kernel.outputs else "const ") + memory_type(kernel.buffers[name].dtype)
-        lines.append(f"{t}* {pointers[name]} = ({t}*)pointers[{tensors.index(name)}];")
+        lines.append(f"{t}* {pointers[name]} = ({t}*)pointers[{k}];")
     for i, s in enumerate(kernel.symbols):
         lines.append(f"const double {s.name} = mc_bits<double>(sizes[{i}]);" if s.real else
                      f"const int64_t {s.name} = sizes[{i}];")
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
     text, loops = taken_off("\n".join([head, *("  " + line for line in lines + function.lines), "}", ""]))
-    options = {"tensors": len(tensors), "sizes": len(kernel.symbols)}
-    return KernelSource(kernel.name, "cpp", text, tensors + tuple(s.name for s in kernel.symbols), options, loops)
+    options = {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}
+    return KernelSource(kernel.name, "cpp", text, options, loops)

@@ -90,14 +90,17 @@ def cpp_op(*names: str):
     return register
 
 
-def form(name: str, text: str) -> None:
-    """Register an operation that is one expression of its arguments `{0}`, `{1}`, with `{t}` the result's
-    type. A leading cast is for types narrower than int, on which C++ computes in int."""
+def form(name: str, **forms: str) -> None:
+    """Register an operation by its text for each kind of type that the last operand may have, the most specific counts.
+    `{0}`, `{1}` stand for operands, `{t}` for the type of the result, `{f}` for the suffix of libm's functions, `{by}` for a divisor that
+    is not zero. A leading cast is for types narrower than int, on which C++ computes in int."""
     def rule(value, args):
-        dtype = value.dtype
-        wide = dtype in (torch.float32, torch.float64, torch.int32, torch.int64) or dtype in HALVES
-        bare = text[len("({t})("):-1] if wide and text.startswith("({t})(") else text
-        return bare.format(*args, t=register_type(dtype))
+        given, dtype = value.args[-1].dtype, value.dtype
+        kinds = (str(given)[6:], "float" if given.is_floating_point else "int" if given.is_signed else "unsigned", "int", "any")
+        text = next(forms[k] for k in kinds if k in forms)
+        if text.startswith("({t})(") and (dtype.is_floating_point or dtype.itemsize >= 4):
+            text = text[len("({t})("):-1]
+        return text.format(*args, t=register_type(dtype), f=_suffix(given), by=_divisor(value.args[-1], args[-1]) if "{by}" in text else "")
     CPP_OPS[name] = rule
 
 
@@ -119,10 +122,13 @@ for _name, _text in {
     "maximum": "mc_max<{t}>({0}, {1})", "minimum": "mc_min<{t}>({0}, {1})", "where": "{0} ? {1} : {2}",
     "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}", "neg": "({t})(-({0}))", "sign": "({t})(({0} > 0) - ({0} < 0))",
 }.items():
-    form(_name, _text)
-
+    form(_name, any=_text)
 for _name in "exp exp2 expm1 log log2 log10 log1p tanh erf sin cos sigmoid".split():
-    form(_name, f"mc_{_name}({{0}})")
+    form(_name, any=f"mc_{_name}({{0}})")
+form("abs", float="__builtin_fabs{f}({0})", int="({t})({0} < 0 ? -{0} : {0})", unsigned="{0}", bool="{0}")
+form("isinf", float="__builtin_fabs{f}({0}) == MC_INF", int="false")
+form("signbit", float="mc_bits<int32_t>({0}) < 0", float64="mc_bits<int64_t>({0}) < 0", int="{0} < 0")
+form("bitwise_not", int="({t})(~{0})", bool="!{0}")
 
 # %% [markdown]
 # Functions without a polynomial of ours are calls into libm: right, but one element at a time.
@@ -132,49 +138,14 @@ def _suffix(dtype: torch.dtype) -> str:
     return "f" if register_type(dtype) == "float" else ""
 
 
-def _libm(name: str, function: str, arity: int = 1) -> None:
-    arguments = ", ".join(f"{{{i}}}" for i in range(arity))
-    CPP_OPS[name] = lambda value, args: f"__builtin_{function}{_suffix(value.dtype)}({arguments.format(*args)})"
-
-
 for _name in "sqrt tan asin acos atan sinh cosh asinh acosh atanh erfc lgamma floor ceil trunc".split():
-    _libm(_name, _name)
-_libm("round", "rint")
+    form(_name, any=f"__builtin_{_name}{{f}}({{0}})")
 for _name in "atan2 hypot copysign nextafter".split():
-    _libm(_name, _name, 2)
-form("digamma", "({t})mc_digamma({0})")
-form("erfinv", "({t})mc_erfinv({0})")
-
-
-@cpp_op("rsqrt")
-def _rsqrt(value, args):
-    return f"({register_type(value.dtype)})1 / __builtin_sqrt{_suffix(value.dtype)}({args[0]})"
-
-
-@cpp_op("abs")
-def _abs(value, args):
-    dtype = value.dtype
-    if dtype.is_floating_point:
-        return f"__builtin_fabs{_suffix(dtype)}({args[0]})"
-    return f"({register_type(dtype)})({args[0]} < 0 ? -{args[0]} : {args[0]})" if dtype.is_signed else args[0]
-
-
-@cpp_op("isinf")
-def _isinf(value, args):
-    given = value.args[0].dtype
-    return f"__builtin_fabs{_suffix(given)}({args[0]}) == MC_INF" if given.is_floating_point else "false"
-
-
-@cpp_op("signbit")
-def _signbit(value, args):
-    given = value.args[0].dtype
-    bits = "int32_t" if _suffix(given) else "int64_t"
-    return f"mc_bits<{bits}>({args[0]}) < 0" if given.is_floating_point else f"{args[0]} < 0"
-
-
-@cpp_op("bitwise_not")
-def _bitwise_not(value, args):
-    return f"!{args[0]}" if value.dtype is torch.bool else f"({register_type(value.dtype)})(~{args[0]})"
+    form(_name, any=f"__builtin_{_name}{{f}}({{0}}, {{1}})")
+form("round", any="__builtin_rint{f}({0})")
+form("rsqrt", any="({t})1 / __builtin_sqrt{f}({0})")
+form("digamma", any="({t})mc_digamma({0})")
+form("erfinv", any="({t})mc_erfinv({0})")
 
 # %% [markdown]
 # ## Division
@@ -184,40 +155,18 @@ def _bitwise_not(value, args):
 # instead.
 
 # %%
-def _divisor(value: Value, args: list[str]) -> str:
-    by = value.args[1]
-    return args[1] if by.constant else f"mc_divisor<{register_type(by.dtype)}>({args[1]}, problem)"
+def _divisor(value: Value, text: str) -> str:
+    return text if value.constant else f"mc_divisor<{register_type(value.dtype)}>({text}, problem)"
 
 
-@cpp_op("floordiv")
-def _floordiv(value, args):
-    t = register_type(value.dtype)
-    return f"mc_floordiv<{t}>({args[0]}, {args[1]})" if value.dtype.is_floating_point else \
-        f"mc_ifloordiv<{t}>({args[0]}, {_divisor(value, args)})"
+form("floordiv", float="mc_floordiv<{t}>({0}, {1})", int="mc_ifloordiv<{t}>({0}, {by})")
+form("remainder", float="mc_mod<{t}>({0}, {1})", int="mc_imod<{t}>({0}, {by})")
+form("truncdiv", float="__builtin_trunc{f}({0} / {1})", int="({t})({0} / {by})")
+form("fmod", float="__builtin_fmod{f}({0}, {1})", int="({t})({0} % {by})")
 
 
-@cpp_op("remainder")
-def _remainder(value, args):
-    t = register_type(value.dtype)
-    return f"mc_mod<{t}>({args[0]}, {args[1]})" if value.dtype.is_floating_point else \
-        f"mc_imod<{t}>({args[0]}, {_divisor(value, args)})"
-
-
-@cpp_op("truncdiv")
-def _truncdiv(value, args):
-    dtype = value.dtype
-    return f"__builtin_trunc{_suffix(dtype)}({args[0]} / {args[1]})" if dtype.is_floating_point else \
-        f"({register_type(dtype)})({args[0]} / {_divisor(value, args)})"
-
-
-@cpp_op("fmod")
-def _fmod(value, args):
-    dtype = value.dtype
-    return f"__builtin_fmod{_suffix(dtype)}({args[0]}, {args[1]})" if dtype.is_floating_point else \
-        f"({register_type(dtype)})({args[0]} % {_divisor(value, args)})"
-
-
-_POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})"}
+_POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}", -2.0: "1 / ({0} * {0})",
+           0.5: "__builtin_sqrt{f}({0})", -0.5: "1 / __builtin_sqrt{f}({0})"}
 
 
 # %%
@@ -227,11 +176,7 @@ def _pow(value, args):
     if not dtype.is_floating_point:
         return f"mc_ipow<{register_type(dtype)}>({x}, {y})"
     if exponent in _POWERS:
-        return _POWERS[exponent].format(x)
-    if exponent == 0.5:
-        return f"__builtin_sqrt{_suffix(dtype)}({x})"
-    if exponent == -0.5:
-        return f"1 / __builtin_sqrt{_suffix(dtype)}({x})"
+        return _POWERS[exponent].format(x, f=_suffix(dtype))
     return f"__builtin_pow{_suffix(dtype)}({x}, {y})"
 
 # %% [markdown]

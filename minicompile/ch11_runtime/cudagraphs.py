@@ -50,7 +50,7 @@ from typing import Any, Callable, Sequence
 import torch
 
 from .. import logs
-from ..ch08_fusion.memory import step_reads, step_writes
+from ..ch07_loops.ir import written_by
 from .host import raise_versions
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
@@ -96,7 +96,7 @@ class CudaRecorder:
         """Why a compiled graph cannot be recorded, or None."""
         schedule = getattr(compiled, "schedule", None)
         for step in schedule.steps if schedule else ():     # an interpreted graph is judged by its inputs
-            for name in (*step_reads(step), *step_writes(step)):
+            for name in (*step.inputs, *written_by(step)):
                 if schedule.program.buffers[name].device.type != "cuda":
                     return f"{step.name} uses {name}, which is on the CPU"
         return None

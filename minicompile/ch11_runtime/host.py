@@ -34,7 +34,7 @@ import os
 import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple
 
 import torch
 
@@ -452,16 +452,8 @@ def resolve_kernels(program: HostProgram) -> None:
                 source, kernel = program.sources[number], program.kernels[number]
                 logs.warn_once(source.name, f"minicompile: kernel {source.name} could not be built and runs "
                                f"in the slow reference interpreter: {str(error).splitlines()[0]}")
-                program.namespace[name] = reference_function(kernel, source.args)
+                program.namespace[name] = load_reference([emit_reference(kernel)])[0]
     program.resolved = True
-
-
-def reference_function(kernel: Kernel, args: Sequence[str]) -> Callable:
-    """A stand-in for a built kernel that takes its arguments in the order `args`."""
-    source = emit_reference(kernel)
-    [run] = load_reference([source])
-    order = [list(args).index(a) for a in source.args]
-    return lambda *values: run(*[values[i] for i in order])
 
 
 def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], KernelSource]) -> HostProgram:
@@ -484,8 +476,7 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
             unique[key] = len(sources)
             sources.append(emit(twin))
             kernels.append(twin)
-        number, original = unique[key], {v: k for k, v in names.items()}
-        bindings.append((number, [original.get(a, a) for a in sources[number].args]))
+        bindings.append((unique[key], list(step.args)))
     functions: list[Callable] = [None] * len(sources)
     for language in dict.fromkeys(s.language for s in sources):
         which = [i for i, s in enumerate(sources) if s.language == language]

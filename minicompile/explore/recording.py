@@ -411,7 +411,7 @@ def lines_in_words(location) -> str:
 def bytes_of(step, buffers) -> int:
     """Bytes that a step has to read and write."""
     from ..ch01_graphs.symbolic import present
-    from ..ch07_loops.verify import views_in
+    from ..ch07_loops.ir import views_in
     from ..ch08_fusion.dependencies import nbytes
     if hasattr(step, "loops"):
         return sum(nbytes(step.buffers[n]) for n in (*step.inputs, *step.outputs))

@@ -23,7 +23,7 @@ def compile_cpp(fn, *inputs, fusion=True):
     kernels = [s for s in schedule.steps if isinstance(s, Kernel)]
     sources = [emit_cpp(k) for k in kernels]
     loaded = [f.resolve() for f in load_cpp(sources)]
-    calls = {id(k): (f, s.args) for k, f, s in zip(kernels, loaded, sources)}
+    calls = {id(k): (f, k.args) for k, f in zip(kernels, loaded)}
     text, names = generate_host(schedule, [calls.get(id(s)) for s in schedule.steps])
     exec(compile(text, "<host>", "exec"), names)
     return (lambda *args: names["call"](list(args))), sources
