@@ -13,7 +13,8 @@ from typing import Callable
 
 import torch
 
-from .ch01_graphs.fake import plain_tensors, present
+from .ch01_graphs.fake import plain_tensors
+from .ch01_graphs.layouts import present, same_strides
 from .ch02_guards.sources import ModuleAttrSource
 from .ch03_capture import hook
 from .config import config
@@ -44,8 +45,7 @@ def input_fakes(captured) -> list:
     for fake, real in zip(fakes, captured.example_inputs):
         if isinstance(real, torch.Tensor):
             sizes, strides = ([present(n) for n in t] for t in (fake.shape, fake.stride()))
-            if sizes != list(real.shape) or any(
-                    s != t for n, s, t in zip(sizes, strides, real.stride()) if n > 1 and 0 not in sizes):
+            if sizes != list(real.shape) or not (0 in sizes or same_strides(sizes, strides, real.stride())):
                 raise Unsupported("an input changes its shape in place")
     return fakes
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import re
 import weakref
 
@@ -27,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
+from .layouts import present, symbolic_strides
 from .shapes import NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
@@ -274,11 +274,6 @@ def _kind_of(x):
     if isinstance(x, torch.Tensor):
         return x.dtype, x.dim() == 0
     return type(x) if isinstance(x, (int, float, complex, torch.SymInt, torch.SymFloat)) and type(x) is not bool else x
-
-
-def present(x):
-    """The value of a symbolic number in the present call, without a guard; anything else as it is."""
-    return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
 
 def _form(t: FakeTensor) -> tuple:
@@ -652,7 +647,7 @@ class FakeMode(DispatchMode):
         if sizes is not None and any(isinstance(s, torch.SymInt) for s in sizes):
             if tensor.is_contiguous():
                 return torch.empty(sizes, dtype=tensor.dtype, device="meta")
-            strides = _symbolic_strides(tensor, sizes)
+            strides = symbolic_strides(tensor, sizes)
             return torch.empty_strided(sizes, strides, dtype=tensor.dtype, device="meta")
         real = tensor.untyped_storage()
         if real._cdata not in self._storages:
@@ -661,32 +656,3 @@ class FakeMode(DispatchMode):
         blank = self._storages[real._cdata][1]
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         return meta.set_(blank, tensor.storage_offset(), tensor.shape, tensor.stride())
-
-
-# %% [markdown]
-# Strides of a tensor with symbolic sizes follow from what they are now. In a dense tensor each stride is the
-# product of the sizes inside of it, and varies with them; a stride that is larger, as that of `buffer[:,
-# :n]`, is that of some other memory, and a number. The pattern found here is guarded (chapter 2): a stride
-# that is such a product by chance is one only as long as it stays one.
-
-# %%
-def stride_pattern(tensor, dynamic) -> tuple:
-    """For each dim its stride: an int, or (base, dims) for `base` times the sizes of `dims`, where one of
-    these is in `dynamic`."""
-    pattern: list = [0] * tensor.dim()
-    base, inside, running = 1, (), 1
-    for d in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d])):
-        stride = tensor.stride(d)
-        if stride == 0:
-            continue
-        if stride != running:
-            base, inside, running = stride, (), stride
-        pattern[d] = (base, inside) if not dynamic.isdisjoint(inside) else stride
-        inside, running = (*inside, d), running * tensor.shape[d]
-    return tuple(pattern)
-
-
-def _symbolic_strides(tensor, sizes):
-    dynamic = frozenset(d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt))
-    return [p if isinstance(p, int) else math.prod([sizes[d] for d in p[1]], start=p[0])
-            for p in stride_pattern(tensor, dynamic)]

@@ -28,7 +28,7 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 
-from ..ch01_graphs.fake import stride_pattern
+from ..ch01_graphs.layouts import stride_pattern
 from ..logs import count
 from .identity import held, is_found, strongly, weakly, weakly_found
 from .sources import GlobalStateSource, InstanceDictSource, ItemSource, Source
@@ -398,16 +398,7 @@ def module_structure(g, x, const):
 # Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and
 # 1 get their own graph: broadcasting makes them different programs.
 
-# %% tags=["exercise:contiguous-strides"]
-def contiguous_strides(shape) -> tuple:
-    """The strides of a row-major tensor; sizes may be symbolic."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step = step * (max(size, 1) if isinstance(size, int) else size)
-    return tuple(reversed(strides))
-
-
+# %%
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)       # classes without behaviour of their own
 
 

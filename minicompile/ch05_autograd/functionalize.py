@@ -46,11 +46,11 @@ from torch.utils import _pytree as pytree
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import copy_provenance, graph_module
+from ..ch01_graphs.layouts import each_has_its_place, is_dense, memory_order, overlap, same_layout
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, signature, written_arguments
-from .strides import each_has_its_place, is_dense, memory_order, overlap, same_strides
 
 aten = torch.ops.aten
 
@@ -182,7 +182,7 @@ def write(f: Functionalizer, alias: Alias, new: fx.Node) -> None:
         alias.memory.value, alias.memory.version = new, alias.memory.version + 1
     else:
         write(f, alias.parent, undo(f, alias.step, read(f, alias.parent), new))
-    if same_strides(new.meta["val"], alias.fake):
+    if same_layout(new.meta["val"], alias.fake):
         alias.node, alias.version = new, alias.memory.version
 
 # %% [markdown]
@@ -202,14 +202,19 @@ def conform(f: Functionalizer, new: fx.Node, target: FakeTensor) -> fx.Node:
     return new
 
 
+def inverse(order: list[int]) -> list[int]:
+    """The permutation that undoes `order`."""
+    return [order.index(d) for d in range(len(order))]
+
+
 def restride(f: Functionalizer, node: fx.Node, target: torch.Tensor) -> fx.Node:
     """`node` with the strides of `target`, where those are dense (a permutation of a contiguous tensor)."""
-    if same_strides(node.meta["val"], target) or target.numel() == 0 or not is_dense(target):
+    if same_layout(node.meta["val"], target) or target.numel() == 0 or not is_dense(target):
         return node
-    order, back = memory_order(target)
+    order = memory_order(target.shape, target.stride())
     permuted = emit(f, aten.permute.default, (node, order))
     copied = emit(f, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
-    return emit(f, aten.permute.default, (copied, back))
+    return emit(f, aten.permute.default, (copied, inverse(order)))
 
 # %% [markdown]
 # ## Undoing a view
@@ -402,7 +407,7 @@ def reuse(node: fx.Node, args, kwargs):
     """The old fake serves again where no argument changed its layout."""
     before = [a.meta["val"] for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node)]
     after = [a.meta["val"] for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, fx.Node)]
-    same = all(not isinstance(a, torch.Tensor) or a is b or same_strides(a, b) for a, b in zip(before, after))
+    same = all(not isinstance(a, torch.Tensor) or a is b or same_layout(a, b) for a, b in zip(before, after))
     return node.meta["val"] if same else None
 
 
@@ -495,14 +500,14 @@ def draw_in_memory_order(f: Functionalizer, bound: dict) -> fx.Node:
     """`bernoulli_` draws numbers in the order of memory, `bernoulli` row by row whatever the strides of its
     operand. A dropout of a transposed tensor must get the mask it gets in eager."""
     tensor, generator = read_args(f, bound["self"]), bound.get("generator")
-    order, back = memory_order(tensor.meta["val"])
+    order = memory_order(tensor.meta["val"].shape, tensor.meta["val"].stride())
     if order != sorted(order):
         tensor = emit(f, aten.permute.default, (tensor, order))
     else:
         order = None
     kwargs = {"generator": generator} if generator else {}
     drawn = emit(f, aten.bernoulli.p, (tensor, bound.get("p", 0.5)), kwargs)
-    return drawn if order is None else emit(f, aten.permute.default, (drawn, back))
+    return drawn if order is None else emit(f, aten.permute.default, (drawn, inverse(order)))
 
 
 def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
@@ -540,7 +545,7 @@ def read_result(f: Functionalizer, x):
     alias = f.env[x] if isinstance(x, fx.Node) else None
     if isinstance(alias, Alias) and not (
             node.meta["val"].storage_offset() == alias.fake.storage_offset() and
-            same_strides(node.meta["val"], alias.fake)):
+            same_layout(node.meta["val"], alias.fake)):
         return view_again(f, alias)
     return node
 

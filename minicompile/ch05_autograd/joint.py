@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
+from ..ch01_graphs.layouts import each_has_its_place, is_dense
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
@@ -39,7 +40,6 @@ from ..errors import Unsupported
 from .cleanup import clean, closure
 from .functionalize import Functionalizer, Step, append_mutations, emit, emit_step, functionalize_with_mutations, restride, viewed_argument
 from .schemas import is_mutable
-from .strides import each_has_its_place, is_dense
 
 aten = torch.ops.aten
 

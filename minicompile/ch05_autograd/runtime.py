@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.graph import interpret
+from ..ch01_graphs.layouts import same_strides
 from ..ch03_capture import hook
 from ..errors import MinicompileError
 from .joint import Constant, Input, Joint, Result, resolve, simplify, trace_joint
@@ -84,8 +85,7 @@ class _NotTwice(torch.autograd.Function):
 # %%
 def match_tangent(tangent, shape, stride, dtype, device):
     """`tangent` as the compiled backward expects it."""
-    moved = tangent.stride() != stride and any(
-        s != t and n != 1 for s, t, n in zip(tangent.stride(), stride, shape))
+    moved = tangent.stride() != stride and not same_strides(shape, tangent.stride(), stride)
     lazy = tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor()     # memory holds other numbers
     if moved or lazy:
         return copy_of(tangent, shape, stride, dtype, device)

@@ -20,10 +20,11 @@ from typing import Any, Callable
 import torch
 from torch import fx
 
+from ..ch01_graphs import layouts
 from ..ch01_graphs.graph import Location, together
+from ..ch01_graphs.layouts import contiguous_strides, same_strides
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Int, Symbol, as_expr, present, product
-from ..ch02_guards.guards import contiguous_strides
 from ..config import config
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
@@ -80,9 +81,9 @@ def linear(index, stride, offset: Int = 0) -> Int:
 # get the layout their fakes promised. Sizes that are symbols sort by their present values.
 
 # %%
-def memory_order(size, stride) -> list[int]:
-    """Dims from the slowest to the fastest in memory."""
-    return sorted(range(len(size)), key=lambda d: (-present(stride[d]), present(size[d]) == 1, d))
+def present_order(size, stride) -> list[int]:
+    """`memory_order`, by present values."""
+    return layouts.memory_order([*map(present, size)], [*map(present, stride)])
 
 
 def dense_strides(size, stride) -> tuple[Int, ...]:
@@ -91,17 +92,13 @@ def dense_strides(size, stride) -> tuple[Int, ...]:
     if 0 in size:
         return contiguous_strides(size)
     running, dense, wanted = 1, True, [0] * len(size)
-    for d in reversed(memory_order(size, stride)):
+    for d in reversed(present_order(size, stride)):
         wanted[d] = running
         if size[d] != 1:
             dense = dense and stride[d] == running
             running = running * size[d]
     return tuple(stride) if dense else tuple(wanted) if 0 not in stride else contiguous_strides(size)
 
-
-def same_layout(size, a, b) -> bool:
-    """Equal strides in all dims that have more than one element."""
-    return 0 in size or all(s == t for n, s, t in zip(size, a, b) if n != 1)
 
 # %% [markdown]
 # ## The state of a lowering
@@ -212,7 +209,7 @@ def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
     """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`."""
     if x.dtype not in SUPPORTED:
         raise Unsupported(f"loops over {x.dtype}")
-    variables, index = make_vars("i", x.size, memory_order(x.size, layout.stride))
+    variables, index = make_vars("i", x.size, present_order(x.size, layout.stride))
     b = Builder()
     b.store(name, linear(index, layout.stride, layout.offset), b.read(x, index))
     emit_loop(g, variables, (), b, footprint(x)[0])
@@ -255,7 +252,7 @@ def window(g: Lowering, x: Lazy, stride=None) -> View:
     """`x` as strided memory, copied when its own layout will not do. `stride`: the strides that are
     required, if any."""
     view = as_view(g, x)
-    if view is not None and (stride is None or same_layout(x.size, view.layout.stride, stride)):
+    if view is not None and (stride is None or 0 in x.size or same_strides(x.size, view.layout.stride, stride)):
         return view
     name = copy_to_buffer(g, x, dense_strides(x.size, stride or x.stride))
     return View(name, g.program.buffers[name].layout)

@@ -19,7 +19,7 @@ from ..ch01_graphs.symbolic import add, mul, product
 from .builder import Builder, compute_dtype
 from .ir import IDENTITY, identity
 from .lazy import (NONE, Lazy, Lowering, contiguous_strides, dense_strides, emit_loop, footprint, from_buffer,
-                   linear, make_lazy, make_vars, memory_order, new_buffer, sizes_of, strides_of)
+                   linear, make_lazy, make_vars, present_order, new_buffer, sizes_of, strides_of)
 from .pointwise import rounded
 from .table import lowering
 
@@ -36,8 +36,8 @@ def reduction_loop(g: Lowering, xs, dims, finish, names, strides) -> None:
     x = xs[0]
     kept = [d for d in range(len(x.size)) if d not in dims]
     kept_size = [x.size[d] for d in kept]
-    variables, out_index = make_vars("i", kept_size, memory_order(kept_size, strides[0]))
-    order = [d for d in memory_order(x.size, x.stride) if d in dims]
+    variables, out_index = make_vars("i", kept_size, present_order(kept_size, strides[0]))
+    order = [d for d in present_order(x.size, x.stride) if d in dims]
     reduction_vars, inner_index = make_vars("r", [x.size[d] for d in order])
     index: list = [0] * len(x.size)
     for d, i in [*zip(kept, out_index), *zip(order, inner_index)]:
@@ -95,7 +95,7 @@ def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int
         return None
     results = product(without(x.size, dims))
     folded = product(x.size[d] for d in dims)
-    order = [d for d in memory_order(x.size, x.stride) if x.size[d] != 1]
+    order = [d for d in present_order(x.size, x.stride) if x.size[d] != 1]
     columns = bool(order) and order[-1] not in dims
     if x.device.type == "cpu":
         enough, shortest = g.options.threads, 4096
@@ -169,11 +169,11 @@ def in_blocks(x: Lazy, dims, plan, filler) -> tuple[Lazy, list[int], list[int]]:
 def block_results(g: Lowering, x: Lazy, dims, plan, dtypes, finish, filler) -> tuple[list[Lazy], list[int]]:
     """The first loop of a split reduction. Returns the results of the blocks, and which of their dims to
     reduce next."""
-    columns = memory_order(x.size, x.stride)[-1] not in dims
+    columns = present_order(x.size, x.stride)[-1] not in dims
     cut, blocks, inside = in_blocks(x, dims, plan, filler)
     kept = [d for d in range(len(cut.size)) if d not in inside]
     size = tuple(cut.size[d] for d in kept)
-    rank = {d: i for i, d in enumerate(memory_order(cut.size, cut.stride))}
+    rank = {d: i for i, d in enumerate(present_order(cut.size, cut.stride))}
     order = sorted(range(len(kept)), key=lambda k: ((kept[k] in blocks) != columns, rank[kept[k]]))
     stride, running = [0] * len(kept), 1
     for k in reversed(order):

@@ -85,7 +85,7 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
     found = {}
     for module in modules.values():
         for identifier, line in module.exercises.items():
-            found[identifier] = {"chapter": module.chapter, "module": module, "line": line}
+            found[identifier] = {"module": module, "line": line}
     tasks = root / "exercises" / "tasks"
     for path in [*sorted(tasks.glob("ch*.py")), *tasks.glob("tiny.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
@@ -95,14 +95,15 @@ def read_exercises(modules: dict, root: pathlib.Path) -> dict:
                     known = {k: v for k, v in values.items() if v is not None and k in ("title", "minutes", "kind", "function")}
                     entry = found.setdefault(identifier, {})
                     entry.update(known)
-                    entry.setdefault("chapter", next((c for c in {m.chapter for m in modules.values()} if c.startswith(path.stem)),
-                                                     path.stem))
+                    entry["chapter"] = next((c for c in {m.chapter for m in modules.values()} if c.startswith(path.stem)), path.stem)
     if (root / "chapters" / "tiny.py").exists():
         found_cells = cells.split((root / "chapters" / "tiny.py").read_text())
         for n, cell in enumerate(found_cells):
             for tag in cell.tags:
                 if tag.partition(":")[2] in found:
                     found[tag.partition(":")[2]]["page"] = 1 + sum("page" in c.tags for c in found_cells[:n])
+    for entry in found.values():
+        entry.setdefault("chapter", entry["module"].chapter if "module" in entry else "")
     return found
 
 

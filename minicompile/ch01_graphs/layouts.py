@@ -1,0 +1,106 @@
+# %% [markdown]
+# # Where elements lie
+#
+# Sizes, strides and an offset say which element of memory each element of a tensor is. A few questions about
+# them come up again and again. Are two layouts the same? In which order do the dims lie in memory? Has every
+# element a place of its own, so that writing has one meaning? And do two tensors of one memory touch each other?
+# All chapters ask them here.
+
+# %%
+from __future__ import annotations
+
+import math
+
+import torch
+
+
+def present(x):
+    """The value of a symbolic number in the present call, without a guard; anything else as it is."""
+    return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
+
+
+def same_strides(size, a, b) -> bool:
+    """Equal strides, not counting those of dimensions of size 1, which no address depends on."""
+    return all(s == t or n == 1 for n, s, t in zip(size, a, b))
+
+
+def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return same_strides(a.shape, a.stride(), b.stride())
+
+
+def memory_order(size, stride) -> list[int]:
+    """Dims from the slowest to the fastest in memory."""
+    return sorted(range(len(size)), key=lambda d: (stride[d], bool(size[d] != 1)), reverse=True)
+
+
+# %% tags=["exercise:contiguous-strides"]
+def contiguous_strides(shape) -> tuple:
+    """The strides of a row-major tensor; sizes may be symbolic."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * (max(size, 1) if isinstance(size, int) else size)
+    return tuple(reversed(strides))
+
+
+# %% tags=["exercise:is-dense"]
+def is_dense(t: torch.Tensor) -> bool:
+    """Every element has its own place and there are no gaps: the strides are those of a contiguous tensor, in
+    some order of the dims. The strides of dims of size 1 do not count."""
+    expected = 1
+    for stride, size in sorted((s, n) for s, n in zip(t.stride(), t.shape) if n != 1):
+        if stride != expected:
+            return False
+        expected = expected * size
+    return True
+
+
+# %%
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Do two windows without gaps onto one memory share elements, and not simply all in the same order?"""
+    if a.numel() == 0 or b.numel() == 0 or not (is_dense(a) and is_dense(b)):
+        return False
+    (start, end), (other, last) = ((t.storage_offset(), t.storage_offset() + t.numel()) for t in (a, b))
+    if start == other and end == last:
+        return not same_layout(a, b)
+    return start < last and other < end
+
+
+def each_has_its_place(t: torch.Tensor) -> bool:
+    """Is each element in a place of its own? Symbolic sizes count with their present values."""
+    sizes, reach = tuple(map(present, t.shape)), 0
+    for stride, size in sorted(zip(map(present, t.stride()), sizes)):
+        if size > 1 and stride <= reach:
+            return 0 in sizes
+        reach += stride * (size - 1)
+    return True
+
+
+# %% [markdown]
+# Strides of a tensor with symbolic sizes follow from what they are now. In a dense tensor each stride is the
+# product of the sizes inside of it, and varies with them; a stride that is larger, as that of `buffer[:,
+# :n]`, is that of some other memory, and a number. The pattern found here is guarded (chapter 2): a stride
+# that is such a product by chance is one only as long as it stays one.
+
+# %%
+def stride_pattern(tensor, dynamic) -> tuple:
+    """For each dim its stride: an int, or (base, dims) for `base` times the sizes of `dims`, where one of
+    these is in `dynamic`."""
+    pattern: list = [0] * tensor.dim()
+    base, inside, running = 1, (), 1
+    for d in sorted(range(tensor.dim()), key=lambda d: (tensor.stride(d), tensor.shape[d])):
+        stride = tensor.stride(d)
+        if stride == 0:
+            continue
+        if stride != running:
+            base, inside, running = stride, (), stride
+        pattern[d] = (base, inside) if not dynamic.isdisjoint(inside) else stride
+        inside, running = (*inside, d), running * tensor.shape[d]
+    return tuple(pattern)
+
+
+def symbolic_strides(tensor, sizes) -> list:
+    """The strides of `tensor`, where its sizes are `sizes` and some of these symbols."""
+    dynamic = frozenset(d for d, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+    return [p if isinstance(p, int) else math.prod([sizes[d] for d in p[1]], start=p[0])
+            for p in stride_pattern(tensor, dynamic)]
