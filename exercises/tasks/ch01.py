@@ -5,13 +5,14 @@ import torch
 from torch import fx
 
 from .. import behaviour, task
+from .kit import SOURCES, keep_sources
 
 # ---- last-uses ---------------------------------------------------------------------------------------------
 
 task("last-uses", title="When is a value dead?", minutes=15, kind="write", about="""\
 The interpreter of chapter 1 runs a graph node by node and drops each value after its last use, so that a graph needs no more memory
-than eager code. For every node, find the values that nothing after it reads: those can be dropped once the node has run.
-A node that reads a value twice drops it once. A value that nothing reads is never in the answer.""",
+than eager code. For every node, find the values that nothing after it reads: those can be dropped once the node has run. A node
+that reads a value twice drops it once. A value that nothing reads is never in the answer.""",
      hints=["You need to know, at each node, whether a later node reads the same value. Which order of visiting the nodes makes that easy?",
             "Walk the nodes backwards. The first time you meet a value as an input, you are at its last use.",
             "Keep a set `seen`. For each node in reversed(graph.nodes), for each `used` in node.all_input_nodes that is not in "
@@ -88,8 +89,9 @@ def interpreter_holds(function, graph):
 
 task("bounds", title="Between which numbers?", minutes=45, kind="write", function="bounds", about="""\
 `(64*i + j) // 64` is `i` where 0 <= j < 64: divisions disappear from generated kernels only if the compiler knows bounds. Find the
-inclusive bounds of an expression: `e.terms` maps products of atoms (tuples) to coefficients, `e.const` is added. `_atom_bounds(atom)`
-knows one atom; None is an unknown bound. A product of several atoms is bounded only where no atom can be negative.""",
+inclusive bounds of an expression: `e.terms` maps products of atoms (tuples) to coefficients, `e.const` is added.
+`_atom_bounds(atom)` knows one atom; None is an unknown bound. A product of several atoms is bounded only where no atom can be
+negative.""",
      hints=["An int is its own bound. Otherwise begin with (const, const) and add the bounds of one term after the other.",
             "What does a negative coefficient do to a lower bound? And once one bound is unknown, the sum stays unknown on that side.",
             "For one atom take its bounds as they are. For several, multiply lower with lower and upper with upper, but give (None, None) "
@@ -126,3 +128,88 @@ for _points, _name, _shape in ((3, "one variable", "one"), (4, "sums and product
     def _(function, e):
         low, high = function(e)
         return {"lower": low, "upper": high}
+
+
+# ---- run-recorded ----------------------------------------------------------------------------------------
+
+task("run-recorded", title="Every node knows where it came from", minutes=35, about="""\
+Each stage of the compiler runs the graph of the stage before on fakes, while a recorder writes a new graph. A kernel can only name
+the user's line if nothing is lost on the way. `interpret(gm, inputs, on_node)` calls `on_node(node, args, kwargs)` for each node
+and takes the result; `call_node(gm, node, args, kwargs)` is the ordinary way to compute one. The recorder stamps what it writes
+with `recorder.provenance`, a pair (location, names of origins), and with `recorder.recompute`. `recorder.remember_grad_fns(out)`
+lets what autograd will do for a result inherit both.""", hints=[
+    "A node of the old graph may become several operators of the new one, or none. When does the recorder have to know which node is "
+    "running?",
+    "Before a node is computed, set recorder.provenance from node.meta.get('location') and node.name, and recorder.recompute. After it, "
+    "the autograd nodes that it has made are there.",
+    "def on_node(node, args, kwargs): set both; out = call(node, args, kwargs) if call else call_node(gm, node, args, kwargs); "
+    "recorder.remember_grad_fns(out); return out. Then return interpret(gm, inputs, on_node)."])
+
+
+def layer(x, w):
+    return torch.nn.functional.gelu(x @ w.t()).softmax(-1) * 2
+
+
+def split_apart(x, w):
+    a, b = (x @ w.t()).chunk(2, dim=1)
+    return torch.nn.functional.layer_norm(a, (2,)) + torch.tanh(b).sum(1, keepdim=True)
+
+
+def torch_level(name, marked):
+    """A graph of PyTorch's functions, whose nodes have locations."""
+    from minicompile.ch01_graphs.graph import Location
+    gm = fx.symbolic_trace(globals()[name])
+    for line, node in enumerate(gm.graph.nodes, 1):
+        node.meta["location"] = Location("model.py", line, node.name) if node.op != "placeholder" else None
+        if marked and line % 2:
+            node.meta["recompute"] = line
+    return gm
+
+
+def recorded(case, differentiate=False):
+    from minicompile.ch01_graphs.fake import FakeMode
+    from minicompile.ch01_graphs.trace import Recorder, run_recorded
+    name, marked = case
+    gm, mode, recorder = torch_level(name, marked), FakeMode(), Recorder()
+    fakes = [mode.from_real(torch.randn(3, 4)), mode.from_real(torch.randn(4, 4))]
+    for k, fake in enumerate(fakes):
+        recorder.placeholder(f"arg{k}", fake.requires_grad_(differentiate))
+    with recorder:
+        out = run_recorded(recorder, gm, fakes)
+        grads = list(torch.autograd.grad(out, fakes, torch.ones_like(out))) if differentiate else []
+    made = recorder.finish([out, *grads])
+    return {n.name: (str(n.target), n.meta["location"] and n.meta["location"].lineno, tuple(n.meta["origins"]), n.meta.get("recompute"))
+            for n in made.graph.nodes if n.op == "call_function"}
+
+
+def program_text(case):
+    return SOURCES[case[0]] + ("# odd nodes are marked for recomputing" if case[1] else "")
+
+
+keep_sources(layer, split_apart)
+for _points, _name, _marked, _backward in ((3, "location and origin of each operator", False, False), (2, "marks for recomputing", True,
+                                                            False),
+                                           (4, "the backward pass inherits them", False, True)):
+    @behaviour("run-recorded", points=_points, name=_name, show=program_text, cases=lambda rng, marked=_marked: [("layer", marked),
+                                                            ("split_apart", marked)])
+    def provenance(function, case, backward=_backward):
+        return recorded(case, backward)
+
+
+@behaviour("run-recorded", points=2, name="another way to compute a node", show=program_text, cases=lambda rng: [("layer", False)])
+def another_way(function, case):
+    """What each node is called with when `call` computes it, and the final value."""
+    from minicompile.ch01_graphs.fake import FakeMode
+    from minicompile.ch01_graphs.trace import Recorder
+    asked, mode, recorder = [], FakeMode(), Recorder()
+    x, w = mode.from_real(torch.randn(3, 4)), mode.from_real(torch.randn(4, 4))
+    gm = torch_level(*case)
+
+    def call(node, args, kwargs):
+        asked.append((node.name, len(args), recorder.provenance[1]))
+        return x
+    recorder.placeholder("x", x)
+    recorder.placeholder("w", w)
+    with recorder:
+        out = function(recorder, gm, [x, w], call)
+    return asked, list(out.shape)

@@ -240,6 +240,74 @@ for _points, _name, _programs in ((2, "programs that catch", ["two_errors", "rai
               show=lambda name: SOURCES[name])(observe_program)
 
 
+# ---- for-iter --------------------------------------------------------------------------------------------
+
+task("for-iter", title="An opcode handler", minutes=25, about="""\
+The interpreter of chapter 3 runs a function's bytecode on stand-ins for values, and each instruction has a handler. At the head of
+a loop stands FOR_ITER. Its handler gets what it pops, the iterator, and returns what it pushes: a list, or None for nothing.
+`next_value(tx, iterator)` gives the stand-in of the next value, or None if there is none; it knows every kind of iterator.
+`jump(frame, offset)` goes on at an offset. There the code that ends a loop cleans up: in 3.12 with one instruction, END_FOR, in
+3.13 with two, END_FOR and POP_TOP. They are skipped, as CPython does, because the iterator is gone already. `frame.ip` is the
+position of the next instruction, and `PYTHON` the version, such as (3, 12).""",
+     hints=["The loop's body may itself use the stack. What has to lie under the value, so that the next round finds it?",
+            "Returning [iterator, value] pushes both. If there is no value nothing is pushed, since the handler has popped the iterator.",
+            "value = next_value(tx, iterator); if value is not None: return [iterator, value]. Then jump(frame, i.argval), and on 3.12 "
+            "frame.ip += 1, "
+            "on 3.13 and later frame.ip += 2."])
+
+
+def loop_with_else(x):
+    for k in range(4):
+        for name in "ab":
+            if k == 3:
+                break
+            x = x * (k + ord(name))
+        else:
+            x = x + 1
+    return x
+
+
+def over_a_dict(x):
+    totals = {}
+    for key, value in {"a": 1, "b": 2}.items():
+        for part in (x, x + 1):
+            totals[key] = totals.get(key, 0) + part * value
+    return [totals[key] for key in totals]
+
+
+def with_a_generator(x):
+    def doubled(items):
+        for item in items:
+            yield item * 2
+    return sum(doubled(y - 1 for y in (x, x.sin(), x.cos())), x)
+
+
+def nothing_to_do(x):
+    for _ in ():
+        x = x * 2
+    for _ in [[]]:
+        for _ in _:
+            x = x * 3
+    return [x + k for k in range(0)], x + 1
+
+
+def one_iterator(x):
+    numbers = iter([1, 2, 3, 4, 5])
+    for n in numbers:
+        x = x * n
+        for m in numbers:
+            x = x + m
+            break
+    return x
+
+
+keep_sources(loop_with_else, over_a_dict, with_a_generator, nothing_to_do, one_iterator)
+for _points, _name, _programs in ((3, "nested loops", ["loop_with_else", "over_a_dict"]), (2, "loops that end at once", ["nothing_to_do"]),
+                                  (3, "generators, and an iterator that two loops share", ["with_a_generator", "one_iterator"])):
+    behaviour("for-iter", points=_points, name=_name, cases=lambda rng, programs=_programs: programs,
+              show=lambda name: SOURCES[name])(observe_program)
+
+
 # ---- predict-graph ---------------------------------------------------------------------------------------
 
 PROGRAMS = '''\

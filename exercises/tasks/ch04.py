@@ -171,8 +171,8 @@ def item(x):
 GRAPHS = ("straight", "shape", "printing", "at_the_end", "data", "loop", "item")
 
 task("predict-breaks", title="How many graphs?", minutes=20, kind="predict", about="""\
-Each function is compiled and called once, with x = torch.randn(8). How many graphs does that compile? A part without a tensor operation is
-no graph. Answer first, then try: minicompile.explain(f)(x) shows graphs and breaks.""",
+Each function is compiled and called once, with x = torch.randn(8). How many graphs does that compile? A part without a tensor
+operation is no graph. Answer first, then try: minicompile.explain(f)(x) shows graphs and breaks.""",
      starter=PROGRAMS + questions(**{name.upper(): f"graphs that one call of {name}(torch.randn(8)) compiles" for name in GRAPHS}), hints=[
          "A size is a number that is known while tracing. The value of an element is not.",
          "A break splits a function into what comes before and what comes after. A part in which no tensor operation happens is no graph. "
@@ -294,3 +294,90 @@ for _points, _part in ((4, "x"), (3, "total"), (3, "log")):
     behaviour("no-breaks", points=_points, name=f"one graph, with the right {_part}", cases=step_cases, check=one_graph(_part),
               then=run_graph,
               show=lambda case: f"{case[1]} layers, inputs scaled by {case[2]}")(run_step)
+
+
+# ---- resume-parameters -----------------------------------------------------------------------------------
+
+task("resume-parameters", title="What a resume function needs", minutes=30, about="""\
+After a graph break the rest of a function is a function of its own, made from the same bytecode. What are its parameters? Each one
+has to be an output of the graph before the break, so nothing may be among them that is not read any more; and a variable that is
+not set there cannot be passed. `needed_locals(code, offset)` are the names that the code from `offset` on may read.
+`code.co_varnames` are the local variables in order, `co_cellvars` and `co_freevars` those that closures share: the resume function
+gets their cells in another way. Generators and coroutines cannot be continued: `code.co_flags & REFUSED_FLAGS`.""",
+     hints=["Which variables of a function are read after a certain line? Which of them may have no value there?",
+            "Go through code.co_varnames in order, and keep a name if it is needed, no cell, and bound. What if `bound` is None?",
+            "if code.co_flags & REFUSED_FLAGS: raise Unsupported(...). Then tuple(name for name in code.co_varnames if name in live and "
+            "name not in "
+            "cells and (bound is None or name in bound))."])
+RESUMED = """\
+def straight(a, b, c):
+    d = a + b
+    print(d)
+    return d * c
+
+def loop(items, start):
+    total = start
+    for item in items:
+        scaled = item * 2
+        print(scaled)
+        total = total + scaled
+    return total
+
+def shared(x, y):
+    k = x + 1
+    f = lambda z: z * k
+    print(y)
+    return f(y) + x
+
+def branches(flag, a, b):
+    if flag:
+        only = a
+    print(flag)
+    return b if not flag else only
+
+def yields(x):
+    print(x)
+    yield x
+"""
+
+
+def resumed_at(function, case):
+    """The parameters for each offset at which a line begins."""
+    name, bound = case
+    code = program_file(RESUMED)[name].__code__
+    return {offset: function(code, offset, bound) for offset, _, line in code.co_lines() if line is not None and offset >= 4}
+
+
+def resumed_text(case):
+    text = next(part for part in RESUMED.split("\n\n") if part.startswith(f"def {case[0]}("))
+    return f"{text}\nbound: {'all that are read' if case[1] is None else sorted(case[1])}"
+
+
+for _points, _name, _cases in ((3, "what is read later, in order", [("straight", None), ("loop", None)]),
+                               (3, "what is set", [("branches", {"flag", "a", "b"}), ("branches", {"flag", "only", "b"}), ("straight",
+                                                            {"c"}),
+                                                   ("loop", set())]),
+                               (3, "closures", [("shared", None), ("shared", {"x", "y", "k"})])):
+    behaviour("resume-parameters", points=_points, name=_name, cases=lambda rng, cases=_cases: cases, show=resumed_text)(resumed_at)
+
+
+@behaviour("resume-parameters", points=1, name="a generator is refused", show=lambda case: resumed_text(("yields", None)))
+def refused(function, case):
+    from minicompile.errors import Unsupported
+    code = program_file(RESUMED)["yields"].__code__
+    try:
+        return function(code, 4, None)
+    except Unsupported:
+        return "Unsupported"
+
+
+@behaviour("resume-parameters", points=2, name="programs with breaks", cases=lambda rng: ["straight", "loop", "shared", "branches"],
+           show=lambda name: resumed_text((name, None)))
+def broken(function, name):
+    import minicompile
+    minicompile.reset()
+    x = torch.arange(3.0)
+    args = {"straight": (x, x, x), "loop": ([x, x + 1, x + 2], x), "shared": (x, x + 1), "branches": (False, x, x * 2)}[name]
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        result = minicompile.compile(program_file(RESUMED)[name], backend="eager")(*args)
+    return result, len(said.getvalue().splitlines())

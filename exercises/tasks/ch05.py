@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import behaviour, task
-from .kit import SOURCES, graph_lines, joint_graph, keep_sources, program_file, questions, traced
+from .kit import SOURCES, graph_lines, graph_rows, joint_graph, keep_sources, program_file, questions, run_rows, traced
 
 aten = torch.ops.aten
 
@@ -320,9 +320,9 @@ for _name in SAVING:
 # ---- choose-saved ----------------------------------------------------------------------------------------
 
 task("choose-saved", title="What to save, what to recompute", minutes=240, seconds=30, about="""\
-The heart of chapter 5. Each forward value has a price at which it can be saved. Every path from a value that exists anyway, or must not be
-computed twice, to a value that backward reads, has to be cut by saving something on it. Find the cheapest set: a minimum cut, with
-`Network`, `maximum_flow` and `sink_side`. Your function then decides what every training step saves.""", hints=[
+The heart of chapter 5. Each forward value has a price at which it can be saved. Every path from a value that exists anyway, or must
+not be computed twice, to a value that backward reads, has to be cut by saving something on it. Find the cheapest set: a minimum
+cut, with `Network`, `maximum_flow` and `sink_side`. Your function then decides what every training step saves.""", hints=[
     "Make each node two vertices, enter and leave, with an edge between them that has the price of saving as capacity. Which edges connect "
     "different "
     "nodes, and what is connected to the source and to the sink?",
@@ -425,3 +425,159 @@ for _points, _name, _cases in (
         (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)", "h = x @ w; checkpoint(sin(exp(h.sum(1))))")),
         (3, "random programs", lambda rng: [(random_layers(rng, 3 + k), "speed") for k in range(8)])):
     behaviour("choose-saved", points=_points, name=_name, cases=_cases, show=cut_text)(cut_of)
+
+
+# ---- write-through-view ----------------------------------------------------------------------------------
+
+task("write-through-view", title="A write through a view", minutes=60, about="""\
+Functionalization turns a program that writes into tensors into one that only makes new ones. Each tensor of the old program is an
+`Alias`: its `memory` is shared by all tensors that share storage, and for a view, `parent` is the alias that it looks at and `step`
+the view operation. `memory.value` is the node that holds the contents of the whole block, and `memory.version` counts its writes.
+`alias.node` are the contents of one alias, valid if `alias.version == memory.version`. `read(f, alias)` gives the present contents,
+and makes views again where they are out of date. `undo(f, step, parent, new)` gives the contents of a parent after its view `step`
+was overwritten with `new`. `conform(f, new, fake)` brings a node to the dtype and shape of a tensor, and `restride(f, new, fake)`
+to its strides. `same_strides(a, b)` compares them. Write what an in-place operator does: `new` becomes the contents of `alias`.""",
+     hints=["y = x.t(); y[0].zero_(): which tensors have other contents now, and how do they find out?",
+            "Writing a view is writing its parent, with contents in which the view's part is new. And the parent may be a view. Only the "
+            "one that is no view "
+            "changes the memory.",
+            "new = conform(f, new, alias.fake). Without a parent: memory.value = restride(f, new, alias.fake); memory.version += 1. Else: "
+            "write(f, alias.parent, "
+            "undo(f, alias.step, read(f, alias.parent), new)). Then alias.node, alias.version = new, memory.version, if the strides of "
+            "new are those of alias.fake."])
+
+
+def base_written(x):
+    y = x.exp()
+    turned = y.t()
+    y.add_(1)
+    return turned, y
+
+
+def row_written(x):
+    y = x.clone()
+    y[1] = 5
+    y[:, 2].mul_(3)
+    return y
+
+
+def view_of_a_view(x):
+    y = x * 1
+    z = y.t()[1:]
+    z[0].neg_()
+    y.view(-1)[3:5].fill_(7)
+    return y, z
+
+
+def several_views(x):
+    y = x + 0
+    a, b = y[0], y[:, 1]
+    a.add_(b.sum())
+    b.zero_()
+    return a * 2, b + 1, y
+
+
+def an_input(x):
+    x[1].neg_()
+    x.t()[0].add_(10)
+    return x * 2
+
+
+def other_dtype(x):
+    y = (x * 10).to(torch.int64)
+    y[0].copy_(x[1])
+    y.t().copy_(torch.ones(3))
+    return y
+
+
+keep_sources(base_written, row_written, view_of_a_view, several_views, an_input, other_dtype)
+
+
+def functional(function, name):
+    """The functional graph, as data."""
+    from minicompile.ch05_autograd.functionalize import functionalize
+    gm = functionalize(traced(globals()[name], torch.zeros(3, 3)))
+    writes = [str(n.target) for n in gm.graph.nodes if n.op == "call_function" and str(n.target).split(".")[1].endswith("_")
+              and not str(n.target).startswith("aten._")]
+    return graph_rows(gm), writes
+
+
+def functional_results(name, value):
+    rows, writes = value
+    x = torch.arange(9.0).reshape(3, 3) - 2
+    return {"writes that are left": writes, "outputs": run_rows(rows, [x]), "input afterwards": x}
+
+
+for _points, _name, _programs in ((3, "a write that views see", ["base_written"]), (4, "writes through views", ["row_written",
+                                                            "view_of_a_view"]),
+                                  (3, "several views of one memory", ["several_views"]), (3, "inputs, and other dtypes", ["an_input",
+                                                            "other_dtype"])):
+    behaviour("write-through-view", points=_points, name=_name, cases=lambda rng, programs=_programs: programs,
+              show=lambda name: SOURCES[name],
+              then=functional_results)(functional)
+
+# ---- tangents-behind -------------------------------------------------------------------------------------
+
+task("tangents-behind", title="Which gradients exist", minutes=20, about="""\
+A joint graph has an input for the gradient of each output, a *tangent*. If the caller uses only some of the outputs, some tangents
+do not exist, and neither do gradients that depend on no other. In eager such a parameter has no `.grad` at all, and a compiled
+function must not answer with zeros. So find, for each gradient of a joint graph, on which tangents it depends. Tangents are the
+nodes with "tangent" in `node.meta`, numbered in the order of the graph. `node.all_input_nodes` are the nodes that a node uses. A
+gradient that is no node, such as None, depends on none.""",
+     hints=["On what does a node depend? On whatever the nodes depend that it uses.",
+            "The nodes of a graph stand in an order in which each uses earlier ones only. So one walk is enough.",
+            "behind = {}; for node in gm.graph.nodes: behind[node] = {its number} for a tangent, else the union of behind[a] for a in "
+            "node.all_input_nodes. Return [behind[g] for each gradient, or set() where it is no node]."])
+
+
+def random_joint(rng, inputs, tangents, calls):
+    """A graph as data: what each node uses; the first are inputs, then tangents come between."""
+    rows = [()] * inputs
+    marks = [False] * inputs
+    for k in range(calls + tangents):
+        is_tangent = k < tangents if rng.random() < 0.7 else k >= calls
+        if is_tangent and sum(marks) < tangents:
+            rows.append(())
+        else:
+            is_tangent = False
+            rows.append(tuple(rng.choice(range(len(rows))) for _ in range(rng.randrange(1, 3))))
+        marks.append(is_tangent)
+    return rows, marks, [rng.choice([None, *range(len(rows))]) for _ in range(5)]
+
+
+def dependencies(function, case):
+    from torch import fx
+    rows, marks, wanted = case
+    graph, nodes = fx.Graph(), []
+    for k, (uses, mark) in enumerate(zip(rows, marks)):
+        nodes.append(graph.call_function(max, tuple(nodes[u] for u in uses)) if uses else graph.placeholder(f"n{k}"))
+        if mark:
+            nodes[-1].meta["tangent"] = True
+    graph.output(tuple(nodes))
+    found = function(fx.GraphModule(torch.nn.Module(), graph), [None if w is None else nodes[w] for w in wanted])
+    return [set(f) for f in found]
+
+
+def joint_text(case):
+    rows, marks, wanted = case
+    kinds = [" is a tangent" if mark else " uses " + ", ".join(f"n{u}" for u in uses) if uses else " is an input" for uses,
+             mark in zip(rows, marks)]
+    gradients = ", ".join("None" if w is None else f"n{w}" for w in wanted)
+    return "; ".join(f"n{k}{kind}" for k, kind in enumerate(kinds)) + f"; gradients: {gradients}"
+
+
+ONE_STEP = [([(), (), (0, 1)], [False, True, False], [2, 1, 0, None]), ([(), (), (), (1, 2)], [False, True, True, False], [3, 2])]
+for _points, _name, _cases in ((3, "one step", lambda rng: ONE_STEP),
+                               (4, "chains", lambda rng: [random_joint(rng, 2, 3, n) for n in (3, 5, 8, 12, 20)])):
+    behaviour("tangents-behind", points=_points, name=_name, cases=_cases, show=joint_text)(dependencies)
+
+
+@behaviour("tangents-behind", points=2, name="outputs that are not used", cases=lambda rng: [(0,), (1,), (0, 1)],
+           show=lambda used: f"a, b -> (a * 2, sin(b)), backward from outputs {used}")
+def existing_gradients(function, used):
+    import minicompile
+    minicompile.reset()
+    a, b = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    outputs = minicompile.compile(lambda a, b: (a * 2, b.sin()), backend="aot_eager")(a, b)
+    sum(outputs[k].sum() for k in used).backward()
+    return a.grad, b.grad

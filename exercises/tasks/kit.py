@@ -67,6 +67,8 @@ def graph_lines(gm) -> dict:
 def graph_rows(gm) -> list:
     """An ATen graph as plain data: (name, what it is, operator or constant, arguments, keyword arguments)."""
     def plain(a):
+        if isinstance(a, torch.memory_format):
+            return str(a)
         return ("node", a.name) if isinstance(a, fx.Node) else [plain(b) for b in a] if isinstance(a, (list, tuple)) else a
     return [(n.name, n.op, getattr(gm, n.target) if n.op == "get_attr" else str(n.target), plain(n.args),
              {k: plain(v) for k, v in n.kwargs.items()})

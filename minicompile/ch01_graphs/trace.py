@@ -167,10 +167,11 @@ class Recorder(DispatchMode):
 # interpret a graph node by node under a recorder, and stamp each recorded operator with the node it came
 # from.
 
-# %%
+# %% tags=["exercise:run-recorded"]
 def run_recorded(recorder: Recorder, gm: fx.GraphModule, inputs: Sequence, call: Callable | None = None):
-    """Interpret `gm` on fakes under `recorder` (which must be active), with provenance. Returns its output
-    structure. `call(node, args, kwargs)` computes each node instead of PyTorch."""
+    """Interpret `gm` on fakes under `recorder` (which must be active), so that what a node records, and what the backward pass records for
+    it later, has the node's location, its name as the only origin, and its mark for recomputing. Returns the output structure of
+    `gm`. `call(node, args, kwargs)` computes each node instead of PyTorch."""
     def on_node(node, args, kwargs):
         recorder.provenance = (node.meta.get("location"), (node.name,))
         recorder.recompute = node.meta.get("recompute", 0)
@@ -181,6 +182,7 @@ def run_recorded(recorder: Recorder, gm: fx.GraphModule, inputs: Sequence, call:
     return interpret(gm, inputs, on_node)
 
 
+# %%
 def trace(fn: Callable, inputs: Sequence, names: Sequence[str] | None = None) -> fx.GraphModule:
     """Record `fn(*inputs)` (fakes, SymInts, constants) as an ATen graph. `fn` returns a flat sequence."""
     recorder = Recorder()

@@ -418,8 +418,12 @@ conditional_jump("NONE", lambda tx, value: identical(value, NONE))
 conditional_jump("NOT_NONE", lambda tx, value: not identical(value, NONE))
 
 
+# %% tags=["exercise:for-iter"]
 @opcode("FOR_ITER")
 def for_iter(tx, frame, i, iterator):
+    """The iterator is popped. If it has a next value, returns what is pushed: the iterator again, and the value on top. If not, goes on at
+    the offset `i.argval`, behind the instructions that clean up there: CPython executes none of them after a loop that has ended
+    (END_FOR in 3.12, END_FOR and POP_TOP in 3.13)."""
     value = next_value(tx, iterator)
     if value is not None:
         return [iterator, value]

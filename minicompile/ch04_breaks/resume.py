@@ -214,7 +214,11 @@ def make_resume(code, offset: int, bound: set | None, stack: tuple) -> ResumePoi
     return known[key]
 
 
+# %% tags=["exercise:resume-parameters"]
 def parameters_at(code, offset, bound) -> tuple:
+    """Names of the variables that a function which continues `code` at `offset` takes, in the order of `code.co_varnames`: those that are
+    needed from there on and that are set (in `bound`, unless that is None). A variable that is shared with a closure arrives in its
+    cell instead. Raises Unsupported where the code cannot be continued: generators and coroutines (REFUSED_FLAGS)."""
     if code.co_flags & REFUSED_FLAGS:
         raise Unsupported("graph break inside a generator or coroutine")
     live, cells = needed_locals(code, offset), (*code.co_cellvars, *code.co_freevars)

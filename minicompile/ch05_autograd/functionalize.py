@@ -174,8 +174,10 @@ def read(f: Functionalizer, alias: Alias) -> fx.Node:
     return alias.node
 
 
+# %% tags=["exercise:write-through-view"]
 def write(f: Functionalizer, alias: Alias, new: fx.Node) -> None:
-    """Make `new` the contents of a tensor of the old program, and so of everything that shares its memory."""
+    """Make `new` the contents of a tensor of the old program, and so of everything that shares its memory: `read` of any alias gives
+    the new contents from now on. `new` may have another dtype, shape or other strides than the tensor has, which keeps its own."""
     new = conform(f, new, alias.fake)
     if alias.parent is None:
         new = restride(f, new, alias.fake)

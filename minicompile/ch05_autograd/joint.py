@@ -389,6 +389,7 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
     return simplify(joint)
 
 
+# %% tags=["exercise:tangents-behind"]
 def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
     """For each gradient the positions of the tangents that it depends on. To be asked before anything is simplified: the
     gradient of a `floor` is zeros, which depend on the tangent in eager's graph only. Without a tangent there is none."""
@@ -399,6 +400,7 @@ def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
     return [behind[g] if isinstance(g, fx.Node) else set() for g in gradients]
 
 
+# %%
 def is_window(t: FakeTensor) -> bool:
     return t.storage_offset() != 0 or not is_dense(t)
 

@@ -35,6 +35,7 @@ def _wants_channels_last(node: fx.Node) -> bool:
             and operands[0].dim() == 4 and groups == 1)
 
 
+# %% tags=["exercise:channels-last"]
 def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
     """Ask for channels-last operands at each 2-d convolution of a captured graph (changed in place), and
     restore contiguous outputs. Does nothing unless every convolution is on a GPU and ungrouped."""

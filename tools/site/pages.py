@@ -139,7 +139,7 @@ def exercises(book: links.Book, chapters: list[str]) -> Page:
             page.prose(TRACK.format(count=len(listed), first=next(iter(listed))))
         else:
             page.prose(f"## [Chapter {int(number)}: {pipeline.label(chapter)}]({book.chapters.get(number, '')}.html)"
-                       if number in book.chapters else f"## {chapter}")
+                       if number in book.chapters else f"## Chapter {int(number)}: {pipeline.label(chapter)}")
         rows = "".join(
             f'<tr id="{html.escape(i)}"><td><code>{html.escape(i)}</code></td><td>{html.escape(str(e.get("title", "")))}</td>'
             f'<td>{KINDS.get(e.get("kind", "write"), "")}</td><td class="num">{e.get("minutes", "")}</td><td>{place(e)}</td></tr>'

@@ -1,0 +1,82 @@
+"""Chapter 13: layouts."""
+import collections
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from .. import behaviour, task
+
+task("channels-last", title="Convolutions in channels-last", minutes=45, about="""\
+On a GPU a convolution is fastest if the channels of one pixel lie next to each other, and the layout between the operators of a
+graph is the compiler's choice. Write the pass over a captured graph, in which each node's fake value is `node.meta["val"]`: ask for
+both operands of every convolution in channels-last with `gm.graph.call_method("contiguous", (operand,), {"memory_format":
+torch.channels_last})`, which costs nothing where they are so already. The caller must not notice: an output that the user would
+have seen contiguous, with four dims, is made contiguous again. `_wants_channels_last(node)` says whether a convolution qualifies;
+one that does not speaks against the whole graph. A new node takes over the `meta` of the node that it stands for. Return `gm`,
+recompiled.""",
+     hints=["What does a graph look like in which one convolution wants NCHW and its neighbour NHWC? That is why it is all or nothing.",
+            "For each convolution, with gm.graph.inserting_before(node): a call of `contiguous` for positions 0 and 1, and "
+            "node.update_arg(position, moved). And before the output node: a call of `contiguous` for the outputs that need it.",
+            "An output needs it if its fake is a tensor of four dims that is_contiguous(), and it is no placeholder. output.args = "
+            "(tuple(restored),); "
+            "gm.recompile()."])
+GRAPHS = {
+    "conv, relu": lambda x, w: (F.conv2d(x, w).relu(),),
+    "two convs": lambda x, w: (lambda y: (F.conv2d(y.relu(), w, padding=1), y))(F.conv2d(x, w, padding=1)),
+    "conv, sum": lambda x, w: (F.conv2d(x, w).sum(1), F.conv2d(x, w) * 2),
+    "an input returned": lambda x, w: (x, torch.conv2d(x, w)),
+    "one grouped": lambda x, w: (F.conv2d(x, w[:, :1], groups=4) + 1, F.conv2d(x, w)),
+    "no conv": lambda x, w: (x.relu(), w * 2),
+    "transposed result": lambda x, w: (F.conv2d(x, w).permute(0, 2, 3, 1),),
+}
+
+
+def captured(name, device):
+    """A graph of PyTorch's functions with fakes on a device."""
+    from minicompile.ch01_graphs.fake import FakeTensor
+    gm, real = fx.symbolic_trace(GRAPHS[name]), {}
+    for node in gm.graph.nodes:
+        if node.op == "placeholder":
+            real[node] = torch.randn(2, 4, 6, 6) if node.name == "x" else torch.randn(4, 4, 3, 3)
+        elif node.op != "output":
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: real[n])
+            real[node] = node.target(*args, **kwargs) if node.op == "call_function" else getattr(args[0], node.target)(*args[1:], **kwargs)
+        if node in real:
+            meta = torch.empty_strided(real[node].shape, real[node].stride(), device="meta")
+            node.meta.update(val=FakeTensor(meta, torch.device(device)), location=None, origins=())
+    return gm
+
+
+class Watch(fx.Interpreter):
+    """Runs a graph and notes how the operands of convolutions lie."""
+    def run_node(self, n):
+        if n.op == "call_function" and n.target in (F.conv2d, torch.conv2d):
+            operands = [self.env[a] for a in n.args[:2]]
+            self.seen.append([t.is_contiguous(memory_format=torch.channels_last) for t in operands])
+        return super().run_node(n)
+
+
+def laid_out(function, case):
+    torch.manual_seed(1)
+    name, device = case
+    gm = captured(name, device)
+    same = function(gm) is gm
+    watch = Watch(gm)
+    watch.seen = []
+    outputs = watch.run(torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3))
+    gm(torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3))
+    calls = collections.Counter(str(n.target) for n in gm.graph.nodes if n.op == "call_method")
+    return {"operands of convolutions are channels-last": watch.seen, "strides of the outputs": [o.stride() for o in outputs],
+            "outputs": [o.contiguous() for o in outputs], "methods called": dict(sorted(calls.items())), "the same module": same,
+            "every node has a value": all("val" in n.meta for n in gm.graph.nodes if n.op != "output")}
+
+
+for _points, _name, _cases in ((5, "all convolutions, and outputs as before", [(n, "cuda") for n in ("conv, relu", "two convs",
+                                                            "conv, sum")]),
+                               (3, "what is moved, and what stays as it is", [("conv, relu", "cuda"), ("one grouped", "cuda"), ("no conv",
+                                                            "cuda"), ("two convs", "cpu")]),
+                               (2, "which outputs are restored", [("an input returned", "cuda"), ("transposed result", "cuda"),
+                                                            ("conv, sum", "cuda")])):
+    behaviour("channels-last", points=_points, name=_name, tolerance=1e-5, cases=lambda rng, cases=_cases: cases,
+              show=lambda case: f"{case[0]}, on {case[1]}")(laid_out)
