@@ -1,19 +1,20 @@
 # %% [markdown]
 # # Capture: from a running function to a graph
 #
-# The user hands over a Python function. The compiler wants a list of tensor operations. Between the two
-# lies all of Python: branches, loops, attribute lookups, calls into modules, lists that grow, dictionaries
-# of settings. This chapter is about getting the list without asking the author to write the function
-# differently, and without changing what it does.
-#
-# The smallest version of this stage is [part 3 of tiny](chapter:tiny.3), the compiler in one file.
+# *What does a function read, and which branch does it take?* The user hands over a Python function. The compiler
+# wants a list of tensor operations. Between the two lies all of Python: branches, loops, attribute lookups, calls
+# into modules, lists that grow, dictionaries of settings. This chapter is about getting the list without asking the
+# author to write the function differently, and without changing what it does.
 
 # %%
+import inspect
+
 import torch
 import torch.nn.functional as F
 
 import minicompile
-from chapters._lib import Listings, Table, best_time, example, head, lines, step_through, watch
+from chapters import tiny
+from chapters._lib import Listings, Table, best_time, drawing, example, head, lines, row_of_boxes, shortened, step_through, watch
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
@@ -145,27 +146,128 @@ print(interpret(polynomial, "x", 3))
 # `n + 1` is gone: it was computed at compile time, because `n` is a number. That is right as long as `n` is
 # 3. The real machine says so by adding a guard when it reads `n`.
 #
+# Follow the stack by hand. `LOAD_FAST x` pushes the name `x`, `LOAD_FAST n` pushes 3, `LOAD_CONST` pushes 1. The
+# first `BINARY_OP` pops 3 and 1. Both are numbers, so it pushes 4. The second one pops `x` and 4. One of them
+# stands for a tensor, so a line is written, and its name is pushed. The stack holds two kinds of things: values
+# that are known now, and names of values that will be known when the graph runs. Keeping the two apart is most of
+# what capture does. The field calls it *partial evaluation*.
+#
+# ### tiny's machine
+#
+# [Part 3 of tiny](chapter:tiny.3), the compiler in one file, completes this to a machine for a useful part of
+# Python. What stands for a tensor is a fake ([chapter 1](chapter:01)), so operations on tensors are simply
+# executed, and the recorder notes them. An instruction has a handler in a table, which says what it pops and gives
+# back what it pushes. This is the heart of it:
+
+# %%
+source = inspect.getsource(tiny.step)
+print(source[: source.index("    except")])
+
+# %% [markdown]
+# What is read from outside goes through a function that writes guards ([chapter 2](chapter:02)). A Python function
+# that is called gets a frame of its own on the machine's list of frames. That is all, and it is enough to train a
+# GPT. Here are five programs for which it is not enough. A graph that ends early is a graph break ([chapter
+# 4](chapter:04)):
+
+
+# %%
+def with_handler(x):
+    try:
+        scale = {"a": 2}["b"]
+    except KeyError:
+        scale = 3
+    return torch.relu(x) * scale
+
+
+def with_context(x):
+    with torch.no_grad():
+        return torch.relu(x) * 2
+
+
+def with_generator(x):
+    return torch.relu(sum(x * k for k in range(3)))
+
+
+def with_text(x):
+    return torch.relu(x) * len(f"{x.dim()} dims")
+
+
+class Counter:
+    calls = 0
+
+
+counter = Counter()
+
+
+def with_effect(x):
+    counter.calls += 1
+    return torch.relu(x) * 2
+
+
+rows = []
+for program in (with_handler, with_context, with_generator, with_text, with_effect):
+    small = tiny.compile(program, backend=tiny.eager)
+    small(torch.ones(3))
+    why = small.breaks[0].partition(" at 0x")[0] if small.breaks else "instructions that it does not know"
+    ours = len(watch(program, torch.ones(3), backend="eager").graphs)
+    rows.append((program.__name__, sum(map(len, small.entries.values())), shortened(why, 60), ours))
+Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
+
+# %% [markdown]
+# The first two are not even begun by tiny, since exceptions and contexts need a table beside the bytecode. The last
+# one writes to an object that others can see, and tiny leaves every such write to Python. Each of them is one graph
+# in the real machine. The difference is not in the loop. It is in what stands on the stack, and in what an
+# instruction may do with it.
+
+# %% [markdown] tags=["page"]
 # ## The real version
 #
-# The loop is the same. The instructions are in a table, filled by decorated functions whose parameters are
-# what the instruction pops and whose result is what it pushes.
+# The loop is the same. The instructions are in a table, filled by decorated functions whose parameters are what the
+# instruction pops and whose result is what it pushes. Here is one of a loop. It asks the iterator for its next
+# value. If there is one, the iterator stays on the stack below it. If not, the handler jumps behind the loop.
 #
 # %show minicompile.ch03_capture.opcodes.for_iter
 #
-# %show minicompile.ch03_capture.interpreter.run
+# The loop takes the next step, which is a handler, the number of values that it pops, and the instruction:
 #
-# Read it from `handler, pops, instruction`. A step is a handler, the number of values that it pops, and
-# the instruction. What the handler returns is pushed: one value, a list of them, or nothing; a `Leave`
-# ends the frame. A call of a Python function is another `run`, on a new frame, inside of the handler.
+# %show minicompile.ch03_capture.interpreter.run "handler, pops, instruction" to "raise Unsupported(f"the instruction"
 #
-# Two kinds of exceptions pass through, and they must not be confused. A `UserError` belongs to the
-# *program*: it would have been raised in eager code as well, so `unwind` looks for its handler in the
-# function's exception table, as CPython does. `Unsupported` belongs to the *compiler*: it does not know
-# what to do here. The two counters are for chapter 4, which traces a second time up to a given step, and
-# for programs that do not end.
+# The handler gets the popped values as its arguments. What it returns is pushed: one value, a list of them, or
+# nothing. A `Leave` ends the frame:
 #
-# What stands on the stack is a [`Value`](ref:minicompile.ch03_capture.values.Value): constants, tensors,
-# containers of values, objects that existed before. Below is the interpreter at work on a small function,
+# %show minicompile.ch03_capture.interpreter.run "if type(pushed) is list" to "stack.append(pushed)"
+#
+# Between the two stands the call of the handler, and two kinds of exceptions may come out of it. They must not be
+# confused. A `UserError` belongs to the *program*: it would have been raised in eager code as well. The function's
+# exception table says where its handler is, and how high the stack is there. So `unwind` cuts the stack to this
+# height, pushes the exception and jumps, as CPython does ([exercise](exercise:unwind)). `Unsupported` belongs to
+# the *compiler*: it does not know what to do here, and the graph ends.
+#
+# ### What stands on the stack
+#
+# tiny has Python's own objects on its stack. The real machine has descriptions of objects, each a
+# [`Value`](ref:minicompile.ch03_capture.values.Value). A description can say more than an object: where the object
+# was read from (its source), and whether it existed before the call or was made by the trace. A list of tensors,
+# for example, is a description that holds descriptions. The program may append to it. The trace then changes its
+# description, and the real list stays as it is until the graph has run.
+
+# %% tags=["fold"]
+drawing(
+    {
+        "value": ("Value", "what an instruction sees", "plain"),
+        "const": ("a constant", "3, 'mean', None", "compute"),
+        "tensor": ("a tensor", "a graph node, a fake", "library"),
+        "box": ("a container", "values inside", "compute"),
+        "obj": ("an object", "the real one, its source", "input"),
+    },
+    [("value", "const"), ("value", "tensor"), ("value", "box"), ("value", "obj")],
+    "A value is a constant, a tensor with its graph node and its fake, a container of values, or an object that existed before, with its "
+    "source.",
+    "The most frequent kinds of values. Only an orange one becomes a name in the graph.",
+)
+
+# %% [markdown]
+# Below is the interpreter at work on a small function,
 # instruction by instruction: what is on the stack, and which instructions write to the graph.
 
 
@@ -288,11 +390,36 @@ print(entry[entry.index("def __compiled") :])
 # %% [markdown]
 # ### Getting hold of the frame
 #
-# One question is left: who calls the interpreter? The function may be called from anywhere, and after a
-# graph break ([chapter 4](chapter:04)) the compiler wants to see functions that nobody decorated. CPython
-# lets an extension replace the C function that evaluates frames (PEP 523). Ours is one C file. It looks at
-# a code object, asks Python once what to do with it, and remembers the answer. What that costs on top of a
-# plain call:
+# One question is left: who calls the interpreter? A decorator can replace the function that it decorates. But the
+# function may be called from anywhere, and after a graph break ([chapter 4](chapter:04)) the compiler wants to see
+# functions that nobody decorated. CPython lets an extension replace the C function that evaluates frames (PEP 523).
+# A *frame* is a call that is about to run: the code object and its arguments. From then on each Python call comes
+# by before its first instruction:
+
+# %% tags=["fold"]
+row_of_boxes(
+    [
+        ("a Python call", "code and arguments", "input"),
+        ("the hook, in C", "what is known of this code?", "compute"),
+        ("skip", "CPython evaluates it", "plain"),
+        ("a target", "guards, graph, effects", "library"),
+        ("unknown", "ask the compiler, once", "saved"),
+    ],
+    "A Python call comes to the hook with its code and arguments. The hook looks up what is known about the code: skip, so that "
+    "CPython evaluates the frame; a target, which is called instead; or nothing yet, so that the compiler is asked once.",
+    "The three boxes on the right are the three answers.",
+    per_row=2,
+)
+
+# %% [markdown]
+# The hook is one C file, and there is little in it. What is known about a code object is attached to the code
+# object, so a lookup is one pointer. A target is an ordinary Python function, the one that chapter 2 generates: it
+# gets the arguments of the frame, and its result becomes the result of the call. It may also decline, and then the
+# untouched frame is evaluated. A skipped function is never asked about again. And the hook is installed only while
+# a compiled function runs, because CPython has a faster way of calling Python functions that is switched off while
+# a hook is there.
+#
+# What all that costs on top of a plain call:
 
 
 # %%
@@ -317,15 +444,14 @@ Table(
 # %% [markdown]
 # A compiled call costs about as much as one or two eager operations. A function that has fewer than that
 # gains nothing from being compiled.
-#
+
+# %% [markdown] tags=["page"]
 # ## The running example
 #
 # From here on the book follows one block of a small GPT: attention and a two-layer perceptron, each behind
 # a normalisation and with a residual connection.
 
 # %%
-import inspect
-
 from chapters._lib import Attention, Block
 
 print(inspect.getsource(Attention))
@@ -359,9 +485,37 @@ Table(
 )
 
 # %% [markdown]
-# Most of the instructions are those of callees: `Attention.forward`, `LayerNorm.forward`, four times
-# `Linear.forward`. They are executed once, here, instead of at every call. The guards are many because each
-# of these modules could be replaced by another.
+# Most of the instructions are those of callees. A call of a Python function is not a node of the graph. The
+# interpreter makes a frame for it, interprets its instructions, and pushes what it returns. Here are the frames of
+# the block in the order in which they were entered:
+
+# %% tags=["fold"]
+from minicompile.ch03_capture import interpreter
+
+entered, real_run = [], interpreter.run
+
+
+def noted_run(tx, frame, *args):
+    before, nodes, row = tx.ops, len(tx.graph.nodes), [len(tx.frames), frame.code.co_qualname, 0, 0]
+    entered.append(row)
+    try:
+        return real_run(tx, frame, *args)
+    finally:
+        row[2:] = tx.ops - before, len(tx.graph.nodes) - nodes
+
+
+interpreter.run = noted_run
+try:
+    capture.trace(Block.forward, {"self": block, "x": x}, CaptureOptions())
+finally:
+    interpreter.run = real_run
+Table(["depth", "frame", "instructions, with those below", "nodes added"],
+      [("\u00b7 " * depth, name, ops, nodes) for depth, name, ops, nodes in entered])
+
+# %% [markdown]
+# A node that a frame adds may also be an input, for a parameter that is read for the first time. These frames are
+# executed once, here, instead of at every call. The guards are many because each of these modules could be replaced
+# by another.
 #
 # Unrolling has a price, too: a model with more layers is a longer graph, even though the code is a loop.
 # Capture time grows in proportion.
