@@ -381,8 +381,13 @@ print("after the setting changed:", compiled(one).item(), " eager:", layer(one).
 # Right both times. The first version of the generated function shows how: `settings["scale"]` is compared
 # with 2 before the graph may run, and the append is Python text after it. When the setting changed, that
 # guard failed and a second version was made ([chapter 2](chapter:02)). While tracing, nothing was appended
-# to the real list. The trace wrote to its own description of the list, and [the
-# epilogue](code:minicompile/ch03_capture/epilogue.py) turned the difference into statements.
+# to the real list. The trace wrote to its own description of the list. Before the first write to any object,
+# [`touch`](ref:minicompile.ch03_capture.effects.touch) keeps a copy of what the description holds; at the end
+# the two are compared, item by item, by identity:
+#
+# %show minicompile.ch03_capture.effects.difference_of_lists
+#
+# and [the epilogue](code:minicompile/ch03_capture/epilogue.py) writes the difference as statements.
 
 # %%
 print(entry[entry.index("def __compiled") :])

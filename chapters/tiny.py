@@ -1006,8 +1006,8 @@ if __name__ == "__main__":
 # - `load_attr`: [](ref:minicompile.ch03_capture.opcodes.load_attr). Descriptors, `__getattr__`, modules, classes.
 # - `for_iter`: [](ref:minicompile.ch03_capture.opcodes.for_iter). Iterators of every kind.
 # - `call`: [](ref:minicompile.ch03_capture.interpreter.call). Tables of what is known about thousands of functions.
-# - `own`: [](ref:minicompile.ch03_capture.capture.trace). Writes to outside objects become a log, which is replayed
-#   after the graph.
+# - `own`: [](ref:minicompile.ch03_capture.effects.touch). What is different about outside objects at the end is written
+#   to them after the graph.
 
 # %% [markdown] tags=["page"]
 # ## Part 4. Graph breaks

@@ -16,7 +16,7 @@ from torch import nn
 import minicompile
 from minicompile import driver
 from minicompile.ch01_graphs.fake import FakeTensor
-from minicompile.ch03_capture.interpreter import Tracer
+from minicompile.ch03_capture.tracer import Tracer
 
 SIZES = ((4, 5), (6, 7), (9, 3), (3, 12), (17, 6))
 

@@ -19,19 +19,19 @@ import types
 import torch
 
 from ..ch02_guards.guards import CHILD_DICTS
-from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource)
-from .interpreter import (
-    PYTHON, Tracer, call, constant_source, guard, touch, unless_raised, unsupported)
+from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
+from .effects import changed, touch
+from .interpreter import unless_raised
 from .tensors import tensor_attribute
+from .tracer import PYTHON, Tracer, call, constant_source, guard, unsupported, written_global
 from .values import (
-    CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE,
-    ObjVal, PartialVal, Table, TensorVal, TupleVal, UserError, Value, class_of, describe, is_class,
-    lookup, python_method, user_error)
-from .wrap import guard_keys, part, realize, wrap
+    CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, Table,
+    TensorVal, TupleVal, UserError, Value, class_of, describe, is_class, lookup, python_method, user_error)
+from .wrap import entries, part, realize, wrap
 
 GETATTR = Table()
 attributes_of = GETATTR.of           # function(tx, value, name) -> Value
+SETATTR = Table()                    # `type`, for classes of the trace -> function(tx, value, name, new value or None)
 
 
 def get_attribute(tx: Tracer, value: Value, name: str) -> Value:
@@ -208,13 +208,12 @@ def instance_dict(tx, obj):
     items = {}
     if obj.real is not NEW:
         whole = wrap(tx, obj.real.__dict__, part(InstanceDictSource, obj.source))
-        guard_keys(tx, whole)
-        items = {key: list(entry) for key, entry in whole.items.items()}
+        items = entries(tx, whole).copy()
     for key, v in obj.attrs.items():
         if v is DELETED:
             items.pop(key, None)
         else:
-            items[key] = [Const(value=key), v]
+            items[key] = Const(value=key), v
     obj.fields = obj.fields or DictVal(owner=obj)
     obj.fields.items = items
     return obj.fields
@@ -251,7 +250,7 @@ def module_child(tx, obj, name):
     for kind in CHILD_DICTS:
         children = fields.get(kind)
         if children is not None and name in children:
-            overlay = module_dict(tx, obj, kind)
+            overlay = changed(tx, children)
             if overlay is not None:
                 if name not in overlay.items:
                     no_attribute(obj.cls, name)
@@ -261,12 +260,6 @@ def module_child(tx, obj, name):
     if obj.source is not None:
         guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
     no_attribute(obj.cls, name)
-
-
-def module_dict(tx, obj, kind):
-    """The traced version of `obj._parameters` and its like, when the program has changed it."""
-    known = tx.tracked.get(id(obj.real.__dict__[kind]))
-    return known if id(known) in tx.dirty else None
 
 
 # %% [markdown]
@@ -279,12 +272,18 @@ def module_dict(tx, obj, kind):
 # %%
 def python_module_attribute(tx, obj, name):
     real, at = obj.real, constant_source(tx, obj.real)
+    if (written := written_global(tx, vars(real), name)) is not None:
+        return written if written is not DELETED else no_module_attribute(real, name)
     if not hasattr(real, name):
         guard(tx, InstanceDictSource(at), "NO_KEY", name)
-        user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
+        no_module_attribute(real, name)
     plain = type(real) is types.ModuleType and name in vars(real)
     return wrap(tx, getattr(real, name),
                 ItemSource(InstanceDictSource(at), name) if plain else AttrSource(at, name))
+
+
+def no_module_attribute(real, name):
+    user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
 
 
 LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")
@@ -397,8 +396,7 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     if type(obj) is ExcVal and value is not None:
         return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.made_classes:
-        from .classes import set_class_attribute
-        return set_class_attribute(tx, obj, name, value)
+        return SETATTR[type](tx, obj, name, value)
     if type(obj) is not ObjVal or isinstance(obj.real, (types.ModuleType, types.FunctionType, type)):
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
     method, arguments = ("__delattr__", []) if value is None else ("__setattr__", [value])
@@ -488,4 +486,4 @@ def set_new_module_attribute(tx, obj, name, value):
     if kind is None:
         store_attribute(tx, obj, name, value)
     else:
-        obj.attrs[kind].items[name] = [Const(value=name), value]
+        obj.attrs[kind].items[name] = Const(value=name), value

@@ -19,21 +19,18 @@ import types
 
 import torch
 
-from .attributes import (
-    get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special)
+from .attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special
 from .calls import HANDLED, handles
-from .interpreter import call, plain_python, unsupported
-from .iterate import length, next_value, unless_raised, unpack, values_of
-from .methods import dict_update, items_of_set, result_of, sort_values, stop_iteration
-from .opcodes import read_cell, read_local
-from .operations import (
-    METHODS, as_python, binary, compare, fold, get_item, identical, specialize, truth, unary, user_errors)
-from .tensors import emit, emit_float
+from .interpreter import read_cell, read_local, unless_raised
+from .iterate import length, next_value, unpack, values_of
+from .methods import dict_update, result_of, set_of, sort_values, stop_iteration
+from .operations import METHODS, binary, compare, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
+from .tensors import emit
+from .tracer import call, plain_python, unsupported
 from .values import (
-    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal,
-    PartialVal, SetVal, SliceVal, SuperVal, SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, class_of, describe,
-    is_class, lookup, python_method, user_error)
-from .wrap import guard_keys, wrap
+    CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
+    SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, class_of, describe, is_class, lookup, python_method, user_error)
+from .wrap import as_python, guard_keys, wrap
 
 ZERO, EMPTY = Const(value=0), TupleVal()
 
@@ -46,9 +43,8 @@ HANDLED.update({
     list: lambda tx, items=EMPTY: ListVal(items=unpack(tx, items)),
     torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
     tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real),
-    set: lambda tx, items=EMPTY: SetVal(items=items_of_set(tx, items)),
-    frozenset: lambda tx, items=EMPTY: items if class_of(items) is frozenset else SetVal(
-        items=items_of_set(tx, items), cls=frozenset),
+    set: lambda tx, items=EMPTY: set_of(tx, items),
+    frozenset: lambda tx, items=EMPTY: items if class_of(items) is frozenset else set_of(tx, items, frozenset),
     dict: lambda tx, *args, **kwargs: fill(tx, DictVal(), args, kwargs),
     collections.OrderedDict: lambda tx, *args, **kwargs: fill(
         tx, DictVal(cls=collections.OrderedDict), args, kwargs),

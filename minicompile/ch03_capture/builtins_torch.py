@@ -18,12 +18,12 @@ import torch.nn.attention
 from .. import marks
 from .builtins_ import folded, refused
 from .calls import HANDLED, handles
-from .interpreter import is_library, line_of, location, unsupported
 from .iterate import unpack
 from .methods import call_method
 from .operations import fold, identical, truth
 from .tensors import make_tensor, name_device
-from .values import FALSE, NONE, Const, DictVal, ListVal, ObjVal, TensorVal, TupleVal, boolean, class_of
+from .tracer import is_library, line_of, location, unsupported
+from .values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, class_of
 from .wrap import wrap, wrap_constant
 
 
@@ -109,7 +109,7 @@ def group_tensors(tx, lists, with_indices=FALSE):
     positions = range(len(lists[0])) if truth(tx, with_indices) else ()
     group = TupleVal(items=[ListVal(items=[ListVal(items=one) for one in lists]),
                             wrap_constant(tx, list(positions))])
-    return DictVal(items={kind: [wrap_constant(tx, kind), group] for kind in kinds})
+    return DictVal(items={kind: (wrap_constant(tx, kind), group) for kind in kinds})
 
 
 # %% [markdown]
@@ -129,7 +129,7 @@ def warn(tx, message, category=NONE, stacklevel=Const(value=1), source=NONE):
     frame = tx.frames[-level] if level <= len(tx.frames) else None
     place = (frame.globals, frame.code.co_filename, line_of(frame)) if frame else (level - len(tx.frames),)
     warn_there = ObjVal(real=functools.partial(warn_at, place), cls=functools.partial)
-    tx.replays.append((warn_there, [message, wrap(tx, given), source], {}))
+    tx.effects.calls.append((warn_there, [message, wrap(tx, given), source], {}))
 
 
 def raises(category) -> bool:

@@ -28,17 +28,17 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from .attributes import found_attribute, get_attribute, module_child, store_attribute
 from .contexts import ContextExit, make_context
+from .effects import changed
 from .fields import NAMING
-from .interpreter import (
-    CALLS, Tracer, call, constant_source, enter_namespace, inline, is_library, location, unsupported)
+from .interpreter import inline
 from .methods import call_handler, call_method
-from .operations import as_python, fold, user_errors
-from .tensors import call_graph_function, emit_float, is_graph_function
+from .operations import emit_float, fold, user_errors
+from .tensors import call_graph_function, is_graph_function
+from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, unsupported
 from .values import (
-    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING,
-    MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean,
-    class_of, describe, is_class, lookup, python_method, user_error)
-from .wrap import dict_contents, guard_keys, is_made_per_call, part, wrap
+    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName, MethodVal, NEW, NONE,
+    ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean, class_of, describe, is_class, lookup, python_method, user_error)
+from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
 
 # %%
@@ -163,7 +163,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return wrap(tx, found)
     if code in RECURSION_CHECKS:
         return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
-    if id(tx.tracked.get(id(real.__kwdefaults__))) in tx.dirty:
+    if changed(tx, real.__kwdefaults__):
         unsupported(tx, f"a call of {describe(function)}, whose keyword defaults have just been changed")
     library = is_library(code.co_filename)
     reread = source if is_made_per_call(real) else None        # where defaults are read from again
@@ -370,7 +370,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 def make_exception(tx, cls, args, kwargs):
     """`BaseException.__new__` keeps the arguments, whatever a class's own `__init__` does with them."""
     new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
-    group = issubclass(cls, BaseExceptionGroup) and not (cls is ExceptionGroup and is_group(*args))
+    group = issubclass(cls, BaseExceptionGroup) and not (cls is ExceptionGroup and is_group(tx, *args))
     if isinstance(new, (staticmethod, types.FunctionType)) or group:
         unsupported(tx, f"creating a {cls.__qualname__} inside a compiled function")
     exc = ExcVal(cls=cls, args=list(args))
@@ -383,8 +383,8 @@ def make_exception(tx, cls, args, kwargs):
     return exc
 
 
-def is_group(message=None, members=None, *more) -> bool:
+def is_group(tx, message=None, members=None, *more) -> bool:
     """Whether these are the arguments of an ExceptionGroup of exceptions that the trace has made."""
-    listed = not more and type(members) in (ListVal, TupleVal) and members.items
+    listed = not more and type(members) in (ListVal, TupleVal) and entries(tx, members)
     return bool(listed) and type(message) is Const and type(message.value) is str and all(
         type(e) is ExcVal and issubclass(e.cls, Exception) for e in members.items)

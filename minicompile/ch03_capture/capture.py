@@ -21,6 +21,7 @@ import bisect
 import functools
 import inspect
 import re
+import types
 import weakref
 from dataclasses import dataclass, field
 from typing import Any, Callable
@@ -37,9 +38,11 @@ from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSour
 from ..errors import SkipFrame, Unsupported
 from . import builtins_, builtins_torch, classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
+from .effects import written_storages
 from .epilogue import Epilogue, expression, refuse_to_leave, write_effects
-from .interpreter import Frame, StopTrace, Tracer, location, run, written_storages
+from .interpreter import Frame, StopTrace, run
 from .tensors import OPERATORS
+from .tracer import Tracer, location
 from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_of, class_reads, describe, told_apart
 from .wrap import fixed_marks, guard_sizes, is_fixed, realize, wrap
 
@@ -258,7 +261,7 @@ def guard_aliasing(tx):
         if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
             continue
         found.setdefault(class_of(value), []).append(value)
-    groups = [found.get(cls, ()) for cls in tx.told_apart.union(map(class_of, tx.dirty.values()))]
+    groups = [found.get(cls, ()) for cls in tx.told_apart.union(class_of(v) for v, _ in tx.effects.changed.values())]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
         groups += [[v for v in tensors if isinstance(v.source, ModuleAttrSource) is owned]
@@ -282,8 +285,8 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     inputs = tx.inputs if gm is not None else []
-    written = [(value.source, name) for value in tx.dirty.values()
-               if isinstance(value, ObjVal) and value.source for name in value.attrs]
+    written = [(value.source, name) for value, _ in tx.effects.changed.values()
+               if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
     return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
                     "\n".join(lines),
                     tuple(map(held, tx.constants)), list(breaks), functools.partial(close_guards, tx), tuple(written),

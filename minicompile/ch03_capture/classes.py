@@ -20,13 +20,14 @@ import abc
 import dataclasses
 import types
 
+from .attributes import SETATTR
 from .calls import handles
-from .interpreter import inline, unsupported
+from .interpreter import inline
 from .iterate import unpack
 from .methods import pairs_of
-from .operations import as_python
-from .values import MISSING, NONE, BuiltinVal, CellVal, Const, DictVal, FuncVal, ObjVal, TupleVal, Value, class_of, dict_of, lookup
-from .wrap import wrap
+from .tracer import unsupported
+from .values import BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, class_of, dict_of, lookup
+from .wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)
 SPECIAL = ("__classcell__", "__annotations__")
@@ -152,6 +153,7 @@ def type_call(tx, value, *more, **keywords):
     return make_class(tx, value, bases, dict_of(namespace), None, keywords)
 
 
+@SETATTR.of(type)
 def set_class_attribute(tx, cls: ObjVal, name: str, value: Value | None):
     """cls.name = value for a class of the trace."""
     if value is None:

@@ -18,10 +18,10 @@ import torch
 from torch.utils._device import DeviceContext
 
 from .attributes import attributes_of
-from .interpreter import CALLS, Tracer, call, unsupported
 from .operations import METHODS, user_errors
 from .tensors import finish_node
-from .values import BIRTHS, FALSE, NONE, BuiltinVal, Const, ContextVal, Value
+from .tracer import CALLS, Tracer, call, unsupported
+from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast

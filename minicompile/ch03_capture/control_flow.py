@@ -28,22 +28,23 @@ import operator
 import torch
 
 from .calls import NAMED, handles
-from .interpreter import Tracer, call, unsupported
+from .iterate import unpack
 from .tensors import emit, is_pointwise
-from .values import FALSE, Const, ListVal, TensorVal, TupleVal, Value, describe
+from .tracer import Tracer, call, unsupported
+from .values import Const, FALSE, ListVal, TensorVal, TupleVal, Value, describe
 
 
 @handles(torch.cond)
 def cond(tx: Tracer, pred, true_fn, false_fn, operands=TupleVal()):
     if type(pred) is TensorVal:
         unsupported(tx, "torch.cond branches on the values of a tensor")
-    return call(tx, true_fn if pred.value else false_fn, list(operands.items), {})
+    return call(tx, true_fn if pred.value else false_fn, unpack(tx, operands), {})
 
 
 # %%
 @NAMED.of(("torch._higher_order_ops.associative_scan", "associative_scan"))
 def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=Const(value="pointwise")):
-    tree, leaves = type(xs), leaves_of(xs)
+    tree, leaves = type(xs), leaves_of(tx, xs)
     if not leaves or any(type(x) is not TensorVal or x.fake.shape != leaves[0].fake.shape for x in leaves):
         unsupported(tx, "associative_scan of anything but tensors of one shape")
     if combine_mode.value == "pointwise" and any(x.fake.device.type == "cpu" for x in leaves):
@@ -55,7 +56,7 @@ def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=Const(value="
         last = next(iter(reversed(tx.graph.nodes)))
         both = [x[0] if tree is TensorVal else TupleVal(items=x, cls=tuple) if tree is TupleVal else ListVal(items=x)
                 for x in (left, right)]
-        out = leaves_of(call(tx, combine, both, {}))
+        out = leaves_of(tx, call(tx, combine, both, {}))
         like = [(x.fake.shape, x.fake.dtype) for x in left]
         if [type(x) is TensorVal and (x.fake.shape, x.fake.dtype) for x in out] != like:
             unsupported(tx, f"associative_scan: {describe(combine)} changes shapes or dtypes")
@@ -72,8 +73,8 @@ def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=Const(value="
     return out[0] if tree is TensorVal else tree(items=out)
 
 
-def leaves_of(value: Value) -> list:
-    return list(value.items) if type(value) in (TupleVal, ListVal) else [value]
+def leaves_of(tx, value: Value) -> list:
+    return unpack(tx, value) if type(value) in (TupleVal, ListVal) else [value]
 
 
 def scanned(tx, combined, leaves: list, dim: int) -> list:

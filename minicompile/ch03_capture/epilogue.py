@@ -31,12 +31,12 @@ from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
 from .contexts import grad_switch
-from .interpreter import Tracer, constant_source, globals_of, location
+from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
+from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
-    ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal,
-    Lazy, ListVal, MethodName, MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal,
-    TupleVal, Value, ViewVal, describe, like)
+    ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal, MethodName,
+    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, ViewVal, describe, like)
 
 
 @dataclass(eq=False)
@@ -60,6 +60,7 @@ reconstructs = RECONSTRUCT.of
 
 def expression(ep: Epilogue, value) -> str:
     """A Python expression for `value`, short enough to be repeated: a literal or a variable."""
+    value = settled(value)
     if type(value) is Const:
         return constant_text(ep, value.value)
     if type(value) is Lazy:
@@ -183,8 +184,8 @@ def set_text(ep, value):
 def set_content(ep, value) -> str:
     """What an empty set becomes this one by."""
     if any(type(v) is not Const or type(v.value) is Identity for v in value.items.values()):
-        return f"[{expressions(ep, dict.values(value.items))}]"
-    content = like(value.items.order)
+        return f"[{expressions(ep, value.items.values())}]"
+    content = like(value.order)
     return refuse_to_leave(ep, "a set whose copy would have another order", value) if content is None else \
         pool(ep, content)
 
@@ -210,7 +211,7 @@ def iterator_text(ep, value):
             refuse_to_leave(ep, "an iterator over what has changed meanwhile", value)
         text = f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
         container = value.over.of if type(value.over) is ViewVal else value.over
-        if id(container) in ep.tx.dirty and not (type(container) is ListVal and container.cls is list):
+        if id(container) in ep.tx.effects.changed and not (type(container) is ListVal and container.cls is list):
             name = ep.names[value] = f"__t{len(ep.names)}"
             ep.late[name] = value, f"{name} = {text}"
         else:
@@ -339,48 +340,38 @@ def context_text(ep, value):
 # %% [markdown]
 # ## Side effects
 #
-# For each object that existed before and was changed, its final contents. Lists and dictionaries are
-# changed in place, because others may hold them too.
+# For each object that existed before and was written to, statements that make the difference between what it
+# held then and what it holds now (`effects.py`). They change it in place, because others may hold it too.
 
 # %%
 def write_effects(ep: Epilogue):
     """Text for everything the program changed outside of itself."""
-    for value in list(ep.tx.dirty.values()):
-        WRITERS[type(value)](ep, value, expression(ep, value))
-    for (_, name), (value, owner) in ep.tx.global_writes.items():
-        namespace = namespace_text(ep, owner)
-        if value is DELETED:
-            ep.writes.append(f"{namespace}.pop({name!r}, None)")
-        else:
-            ep.writes.append(f"{namespace}[{name!r}] = {expression(ep, value)}")
-    for function, args, kwargs in ep.tx.replays:
+    for value, before in list(ep.tx.effects.changed.values()):
+        WRITERS[type(value)](ep, value, before)
+    for function, args, kwargs in ep.tx.effects.calls:
         ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
 
 
-def write_list(ep, value, target):
-    if value.on_look is not None:
-        ep.writes.append(f"{target}.extend([{expressions(ep, value.added)}])")
+def write_list(ep, value, before):
+    start, stop, new = difference_of_lists(before, value.items)
+    if start == stop and not new:
         return
-    items = expressions(ep, value.items)
-    if value.cls is list:
-        ep.writes.append(f"{target}[:] = [{items}]")
-    else:
+    target, items = expression(ep, value), expressions(ep, value.items if value.cls is not list else new)
+    if value.cls is not list:
         ep.writes.append(f"{target}.clear()")
-        ep.writes.append(f"{target}.extend([{items}])")
+    appends = value.cls is not list or start == len(before)
+    ep.writes.append(f"{target}.extend([{items}])" if appends else f"{target}[{start}:{stop}] = [{items}]")
 
 
-def write_dict(ep, value, target):
-    for key in value.removed:
+def write_dict(ep, value, before):
+    target, (gone, written) = expression(ep, value), difference_of_dicts(before, value.items)
+    for key in gone:
         pop = pool(ep, collections.OrderedDict.pop if value.cls is collections.OrderedDict else dict.pop)
         ep.writes.append(f"{pop}({target}, {key_text(ep, key)}, None)")
-    for key in value.written:
-        k, v = value.items[key]
-        # The class may override __setitem__
-        if value.real is not None and type(value.real) is not value.cls:
-            setter = pool(ep, value.cls.__setitem__)
-            ep.writes.append(f"{setter}({target}, {expression(ep, k)}, {expression(ep, v)})")
-        else:
-            ep.writes.append(f"{target}[{expression(ep, k)}] = {expression(ep, v)}")
+    for key in written:
+        k, v = (expression(ep, item) for item in value.items[key])
+        derived = type(value.real) is not value.cls          # then the class may override `__setitem__`
+        ep.writes.append(f"{pool(ep, value.cls.__setitem__)}({target}, {k}, {v})" if derived else f"{target}[{k}] = {v}")
 
 
 def key_text(ep, key):
@@ -391,15 +382,20 @@ def key_text(ep, key):
     return constant_text(ep, key)
 
 
-def write_set(ep, value, target):
-    ep.writes.append(f"{target}.clear()")
-    ep.writes.append(f"{target}.update({set_content(ep, value)})")
+def write_set(ep, value, before):
+    if list(value.order) != list(before):
+        target = expression(ep, value)
+        ep.writes.append(f"{target}.clear()")
+        ep.writes.append(f"{target}.update({set_content(ep, value)})")
 
 
-def write_object(ep, value, target):
-    plain = value.cls.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
+def write_object(ep, value, before):
+    """Attributes of an object, or names in a namespace."""
+    target, plain = expression(ep, value), value.cls.__setattr__ in (object.__setattr__, torch.nn.Module.__setattr__)
     for name, item in value.attrs.items():
-        if item is DELETED:
+        if value.cls is types.ModuleType:
+            ep.writes.append(f"{target}.pop({name!r}, None)" if item is DELETED else f"{target}[{name!r}] = {expression(ep, item)}")
+        elif item is DELETED:
             ep.writes.append(f"{pool(ep, forget)}({target}, {name!r})")
         elif plain and name.isidentifier() and not name.startswith("__"):
             ep.writes.append(f"{target}.{name} = {expression(ep, item)}")
@@ -415,8 +411,9 @@ def forget(obj, name):
         pass
 
 
-def write_cell(ep, value, target):
-    ep.writes.append(f"{target}.cell_contents = {expression(ep, value.content)}")
+def write_cell(ep, value, before):
+    if settled(value.content) is not settled(before):
+        ep.writes.append(f"{expression(ep, value)}.cell_contents = {expression(ep, value.content)}")
 
 
 WRITERS = {ListVal: write_list, DictVal: write_dict, SetVal: write_set, ObjVal: write_object,

@@ -10,13 +10,12 @@ from __future__ import annotations
 import types
 
 from ..ch02_guards.sources import AttrSource
-from .attributes import (
-    C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute)
-from .interpreter import guard, unsupported
+from .attributes import C_DESCRIPTORS, attributes_of, bind_attribute, bind_to_class, get_attribute, no_attribute
+from .interpreter import read_cell
+from .tracer import guard, unsupported
 from .values import (
-    BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName,
-    MethodVal, NONE, PartialVal, SetVal, SliceVal, SuperVal, TupleVal, ViewVal, boolean, class_of, describe,
-    dict_of, is_class, lookup, python_method, user_error)
+    BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NONE, PartialVal,
+    SetVal, SliceVal, SuperVal, TupleVal, ViewVal, boolean, class_of, describe, dict_of, is_class, lookup, python_method, user_error)
 from .wrap import realize, wrap
 
 FIELDS = {
@@ -136,7 +135,6 @@ def method_attribute(tx, value, name):
 
 @attributes_of(CellVal)
 def cell_attribute(tx, value, name):
-    from .opcodes import read_cell
     return read_cell(tx, value, name) if name == "cell_contents" else no_attribute(types.CellType, name)
 
 

@@ -39,84 +39,26 @@
 # What remains is the graph `mul = x * 2; mul_1 = mul * 0.5`, five guards beside those of the state of the
 # world, and the text `return __out[0]`. No instruction of `f` runs in the next call.
 #
-# State is in two records. `Tracer` is one capture: the graph, the guards, the objects seen. `Frame` is one
-# activation: the instruction pointer, the locals, the stack.
+# State is in two records. `Tracer` (`tracer.py`) is one capture: the graph, the guards, the objects seen. `Frame`
+# is one activation: the instruction pointer, the locals, the stack.
 
 # %%
 from __future__ import annotations
 
-import contextlib
 import dis
 import inspect
-import sys
 import types
 from dataclasses import dataclass, field
-from typing import Any
 
-import torch
 
-from ..ch01_graphs.fake import storage_key
-from ..ch01_graphs.graph import Location
-from ..ch01_graphs.shapes import ShapeEnv
-from ..ch02_guards.guards import GuardSet
-from ..ch02_guards.sources import (
-    AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source)
 from ..errors import SkipFrame, Unsupported
 from .binding import bind
 from .hook import kept
+from .tracer import Tracer, location, say_where, unsupported
 from .values import (
-    BIRTHS, Const, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NEW, NONE, NotConstant, ObjVal, Table,
-    TupleVal, UserError, Value, class_of, describe, dict_of, user_error)
-
-PYTHON = sys.version_info[:2]
-
-
-@dataclass(eq=False)
-class Tracer:
-    """One capture. `steps` counts the instructions executed in the outermost frame; `stop_at` ends the
-    trace there."""
-    graph: torch.fx.Graph
-    fake_mode: Any
-    guards: GuardSet
-    stop_at: int | None = None
-    inputs: list = field(default_factory=list)
-    example_inputs: list = field(default_factory=list)
-    tracked: dict = field(default_factory=dict)
-    keep: list = field(default_factory=list)
-    constants: list = field(default_factory=list)
-    constant_index: dict = field(default_factory=dict)
-    dirty: dict = field(default_factory=dict)
-    global_writes: dict = field(default_factory=dict)
-    tensor_of_fake: dict = field(default_factory=dict)
-    frames: list = field(default_factory=list)
-    contexts: list = field(default_factory=list)
-    root_globals: dict = None
-    namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
-    grad_after: bool = True
-    active: list = field(default_factory=list)
-    options: Any = None                              # CaptureOptions
-    marked: list = field(default_factory=list)       # (source, dim, size) of dimensions that the user marked
-    told: bool = False                               # the program was told that it is being compiled
-    failed: bool = False                             # a tensor operation raised
-    shape_env: ShapeEnv = field(default_factory=ShapeEnv)
-    symbols: dict = field(default_factory=dict)
-    symbol_sources: dict = field(default_factory=dict)
-    dynamic_numbers: dict = field(default_factory=dict)
-    size_nodes: dict = field(default_factory=dict)
-    outer: torch.fx.Graph | None = None
-    lifted: dict = field(default_factory=dict)
-    pure_since: int = 0
-    inference: bool = False
-    region: int = 0
-    made_classes: dict = field(default_factory=dict)
-    told_apart: set = field(default_factory=set)
-    identities: dict = field(default_factory=dict)
-    replays: list = field(default_factory=list)
-    path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
-    steps: int = 0
-    ops: int = 0
-    limit: int = 2_000_000
-
+    BIRTHS, Const, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NONE, NULL, NotConstant, TupleVal, UserError, Value, dict_of,
+    user_error)
+from .wrap import realize
 
 @dataclass(eq=False)
 class Frame:
@@ -329,192 +271,36 @@ def jump(frame: Frame, offset: int):
 
 
 # %% [markdown]
-# ## Where are we?
+# ## Variables
 #
-# Every node of the graph remembers the line of the *user's* program that caused it: the innermost frame
-# whose file is not part of torch or of the standard library. `Linear.forward` says nothing to a reader;
-# `model.py:94` does.
+# Locals and cells share one dictionary, as they share one array in CPython: a captured variable's entry is
+# a `CellVal`.
 
 # %%
-_LIBRARY: dict = {}
-LIBRARY_ROOTS = (torch.__path__[0] + "/", inspect.__file__.rsplit("/", 1)[0] + "/", "<frozen", "<minicompile")
+UNBOUND = "cannot access local variable '{}' where it is not associated with a value"
 
 
-def is_library(filename: str) -> bool:
-    """Whether a file belongs to torch or the standard library."""
-    known = _LIBRARY.get(filename)
-    if known is None:
-        rest = filename.replace(LIBRARY_ROOTS[0], "")
-        known = _LIBRARY[filename] = filename.startswith(LIBRARY_ROOTS) and "site-packages" not in rest
-    return known
+def read_local(tx, frame, name):
+    value = frame.locals.get(name)
+    if value is None:
+        user_error(UnboundLocalError, UNBOUND.format(name))
+    return realize(tx, value)
 
 
-def line_of(frame: Frame) -> int:
-    return frame.decoded.lines[max(frame.ip - 1, 0)]
-
-
-def user_frame(tx: Tracer) -> Frame:
-    return next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename)), tx.frames[0])
-
-
-def location(tx: Tracer):
-    """The user's innermost line, or None outside any frame."""
-    if not tx.frames:
-        return None
-    frame = user_frame(tx)
-    name, i = frame.code.co_name.split("__resume_at_")[0], frame.decoded.instructions[max(frame.ip - 1, 0)]
-    text = (i.positions.end_lineno, i.positions.col_offset, i.positions.end_col_offset) if i.positions else ()
-    return Location(frame.code.co_filename, line_of(frame), name, i.offset, *text)
-
-
-def call_chain(tx: Tracer) -> list:
-    """Lines from the outermost frame inwards, for messages."""
-    return [f"{f.code.co_filename}:{line_of(f)} in {f.code.co_name}" for f in tx.frames]
-
-
-def unsupported(tx: Tracer, reason: str):
-    """Give up on the current instruction: a graph break."""
-    error = Unsupported(reason, location(tx))
-    say_where(tx, error)
-    raise error
-
-
-def plain_python(tx: Tracer, reason: str):
-    """Give up on the innermost frame. If it is not the outermost one, this is a break like any other; it then
-    comes here as a frame of its own."""
-    if len(tx.frames) == 1:
-        raise SkipFrame(reason, location(tx))
-    unsupported(tx, reason)
-
-
-def say_where(tx: Tracer, error: Unsupported):
-    """Note the call chain, and the columns of the expression in the user's innermost line."""
-    frame = user_frame(tx)
-    error.chain = call_chain(tx)
-    error.position = frame.decoded.instructions[max(frame.ip - 1, 0)].positions
-    error.location = error.location or location(tx)
-
-
-# %% [markdown]
-# ## Guards and constants
-#
-# A guard is recorded with the line that needed it, so that a recompile can say why. Objects that the
-# generated function must name but cannot spell go to its constant pool `__K`.
-
-# %%
-def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
-    """Record a guard; no source means that the object is a constant of the trace."""
-    if source is not None and not isinstance(source, ConstantSource):
-        tx.guards.add(source, kind, expected, location(tx))
-
-
-def constant_source(tx: Tracer, real) -> ConstantSource:
-    index = tx.constant_index.get(id(real))
-    if index is None:
-        index = tx.constant_index[id(real)] = len(tx.constants)
-        tx.constants.append(real)
-    return ConstantSource.of(index, real)
-
-
-# %% [markdown]
-# The globals of inlined functions are read from their Python module, or from a function that has them. Those
-# of the function that is being called are `__G`. Entries belong to code, and another function of the same code
-# may have other globals (`exec` of one code object in two namespaces), so an entry that takes `__G` for the
-# globals of something else as well asks whether it still is.
-
-# %%
-def module_of(namespace: dict) -> types.ModuleType | None:
-    """The Python module whose globals these are, if it is still the one that is imported by this name."""
-    module = sys.modules.get(namespace.get("__name__"))
-    return module if type(module) is types.ModuleType and vars(module) is namespace else None
-
-
-def globals_of(tx: Tracer, namespace: dict) -> Source:
-    """Where a namespace is read."""
-    module = module_of(namespace)
-    if namespace is tx.root_globals:
-        if module is None:
-            return GlobalsSource()
-        tx.guards.add(None, "GLOBALS", module, location(tx))
-    if module is not None:
-        return InstanceDictSource(constant_source(tx, module))
-    return tx.namespaces.get(id(namespace)) or constant_source(tx, namespace)
-
-
-def enter_namespace(tx: Tracer, function: types.FunctionType, source: Source | None):
-    """`function` is inlined. source: where it is read if it may be another one next time."""
-    namespace = function.__globals__
-    if namespace is not tx.root_globals:
-        if module_of(namespace) is None:
-            at = constant_source(tx, function) if source is None else source
-            tx.namespaces[id(namespace)] = AttrSource(at, "__globals__")
-    elif source is not None:
-        guard(tx, source, "GLOBALS")
+def store_local(frame, name, value):
+    if value is NULL:
+        frame.locals.pop(name, None)
     else:
-        tx.guards.add(None, "GLOBALS", module_of(namespace) or function, location(tx))
+        frame.locals[name] = value
 
 
-def touch(tx: Tracer, value: Value):
-    """`value` is about to change. If it existed before the call, its final contents are written back at the
-    end."""
-    if tx.pure_since and (value.born < tx.pure_since or value.real is not None and value.real is not NEW):
-        unsupported(tx, f"a change of {describe(value)} in code that is not run exactly once")
-    if value.real is None or value.real is NEW:
-        return
-    if value.source is None and type(value) is not ObjVal:
-        unsupported(tx, f"changing {describe(value)} that belongs to a library")
-    tx.dirty.setdefault(id(value), value)
-
-
-# %% [markdown]
-# ## Code that must not change anything
-#
-# The backward of an autograd function (`regions.py`) runs later, perhaps never; a checkpointed function runs
-# twice; one with an `lru_cache` perhaps not at all. What such code changes outside of itself cannot be part
-# of the one epilogue of this call, so there must be nothing. Objects that the trace makes are numbered; a
-# change of one that is older than the region ends the graph, and eager does it.
-
-# %%
-def written_storages(tx: Tracer, versions: dict | None = None) -> set:
-    """Keys of the storages that the trace has written to. versions: id of a value -> its version to begin
-    with, where that is not the one it was made with. `x.data` has a version counter of its own, and the
-    storage of x."""
-    versions = versions or {}
-    return {storage_key(v.fake) for v in tx.tensor_of_fake.values()
-            if v.fake._version > versions.get(id(v), v.version)}
-
-
-@contextlib.contextmanager
-def effect_free(tx: Tracer, what: str):
-    """Code traced inside may change only what it has made."""
-    before = len(tx.replays), dict(tx.global_writes)
-    known = {id(v): (v, v.fake._version) for v in tx.tensor_of_fake.values()}
-    since, tx.pure_since = tx.pure_since, next(BIRTHS)
-    try:
-        yield
-    finally:
-        tx.pure_since = since
-    outside = {storage_key(v.fake) for v in tx.tensor_of_fake.values()
-               if v.real is not None or id(v) in known}
-    written = outside & written_storages(tx, {key: version for key, (_, version) in known.items()})
-    if written or before != (len(tx.replays), tx.global_writes):
-        unsupported(tx, f"{what} with a side effect")
-
-
-# %% [markdown]
-# ## Calls
-#
-# What a call does depends on the kind of value that is called; `calls.py` fills the table.
-
-# %%
-CALLS = Table()                       # kind of value -> function(tx, callee, args, kwargs)
-
-
-def call(tx: Tracer, callee: Value, args, kwargs=None) -> Value:
-    """callee(*args, **kwargs); args: list of values, kwargs: dict of values."""
-    if type(callee) not in CALLS:
-        user_error(TypeError, f"'{class_of(callee).__name__}' object is not callable")
-    return CALLS[type(callee)](tx, callee, args, kwargs or {})
+def read_cell(tx, cell, name):
+    if cell.content is None and name in tx.frames[-1].code.co_cellvars:
+        user_error(UnboundLocalError, UNBOUND.format(name))
+    if cell.content is None:
+        user_error(NameError, f"cannot access free variable '{name}' where it is not associated with a value"
+                              " in enclosing scope", name=Const(value=name))
+    return realize(tx, cell.content)
 
 
 # %% [markdown]
@@ -529,7 +315,6 @@ def inline(tx, code, name, globals_, closure, defaults, kwdefaults, args, kwargs
     functions that give a value. namespace: of a class body."""
     if code.co_flags & REFUSED_FLAGS:
         unsupported(tx, f"the coroutine {name}")
-    from .wrap import realize
     frame = Frame(code, globals_, closure=closure, namespace=namespace)
     try:
         bound = bind(code, tuple(defaults), kwdefaults, [realize(tx, a) for a in args], kwargs, name)

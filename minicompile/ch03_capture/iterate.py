@@ -13,12 +13,13 @@ import enum
 import itertools
 
 from .attributes import special
-from .interpreter import Tracer, advance, unless_raised, unsupported
+from .interpreter import advance, unless_raised
 from .tensors import emit, tensor_shape
+from .tracer import Tracer, unsupported
 from .values import (
-    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, Value, ViewVal,
-    class_of, describe, lookup, python_method, user_error)
-from .wrap import dict_contents, guard_keys, order_of, realize, wrap
+    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, Value, ViewVal, class_of, describe, lookup,
+    python_method, user_error)
+from .wrap import dict_contents, entries, order_of, realize, wrap
 
 
 def as_dict(tx: Tracer, container: Value, method: str) -> Value:
@@ -36,19 +37,18 @@ def iterate(tx: Tracer, value: Value) -> Value:
     if kind in (IterVal, GenVal):
         return value
     if kind is ListVal and value.cls is collections.deque:
-        first, it = iter(value.items), natively(iter(value.items))
+        first, it = iter(entries(tx, value)), natively(iter(value.items))
         return IterVal(it=(realize(tx, item) for item in it), over=value, unchanged=lambda: may_go_on(first))
     if kind in (TupleVal, ListVal):
         return IterVal(it=sequence(tx, value), over=value)
     if kind in (DictVal, ViewVal):
         view = value if kind is ViewVal else ViewVal(of=value)
-        guard_keys(tx, view.of)
-        keys = list(view.of.items)
+        keys = list(entries(tx, view.of))
         return IterVal(it=entries_of(tx, view), over=value, unchanged=lambda: list(view.of.items) == keys)
     if kind is SetVal:
         keys = list(order_of(tx, value))
         return IterVal(it=members(value), over=value,
-                       unchanged=lambda: list(value.items.order) == keys)
+                       unchanged=lambda: list(value.order) == keys)
     if kind is Const:
         if not hasattr(value.value, "__iter__"):
             user_error(TypeError, f"'{type(value.value).__name__}' object is not iterable")
@@ -77,10 +77,9 @@ def iterate(tx: Tracer, value: Value) -> Value:
 
 # %%
 def sequence(tx, value):
-    i = 0
-    while i < len(value.items):
-        value.items[i] = item = realize(tx, value.items[i])
-        yield item
+    i, items = 0, entries(tx, value)
+    while i < len(items):
+        yield realize(tx, items[i])
         i += 1
 
 
@@ -108,13 +107,13 @@ def may_go_on(iterator) -> bool:
 
 def members(value):
     """The items of a SetVal. The first change may replace the `order` that is iterated over by a copy."""
-    order = value.items.order
+    order = value.order
     for key in natively(iter(order)):
-        if len(value.items.order) != len(order):
+        if len(value.order) != len(order):
             break
         if key in value.items:
             yield value.items[key]
-    if len(value.items.order) != len(order):
+    if len(value.order) != len(order):
         user_error(RuntimeError, "Set changed size during iteration")
 
 
@@ -132,9 +131,8 @@ def entries_of(tx, view):
     wanted = {"keys": (0,), "values": (1,), "items": (0, 1)}[view.kind]
     ordered = issubclass(view.of.cls, collections.OrderedDict)
     for entry in ordered_entries(view.of) if ordered else natively(iter(view.of.items.values())):
-        for i in wanted:
-            entry[i] = realize(tx, entry[i])
-        yield TupleVal(items=list(entry)) if view.kind == "items" else entry[wanted[0]]
+        shown = [realize(tx, entry[i]) for i in wanted]
+        yield TupleVal(items=shown) if view.kind == "items" else shown[0]
 
 
 def by_index(tx, value):
@@ -211,9 +209,7 @@ def values_of(tx: Tracer, value: Value):
 def unpack(tx: Tracer, value: Value) -> list:
     """list(value), as a Python list of values."""
     if type(value) is TupleVal or type(value) is ListVal:
-        for i, item in enumerate(value.items):
-            value.items[i] = realize(tx, item)
-        return list(value.items)
+        return [realize(tx, item) for item in entries(tx, value)]
     return list(values_of(tx, value))
 
 
@@ -221,12 +217,10 @@ def length(tx: Tracer, value: Value) -> Value:
     """len(value)"""
     value = as_dict(tx, value, "__len__")
     kind = type(value)
-    if kind in (TupleVal, ListVal, SetVal):
+    if kind is SetVal:
         return Const(value=len(value.items))
-    if kind in (DictVal, ViewVal):
-        value = value.of if kind is ViewVal else value
-        guard_keys(tx, value)
-        return Const(value=len(value.items))
+    if kind in (TupleVal, ListVal, DictVal, ViewVal):
+        return Const(value=len(entries(tx, value.of if kind is ViewVal else value)))
     if kind is TensorVal:
         if value.fake.dim() == 0:
             user_error(TypeError, "len() of a 0-d tensor")

@@ -39,16 +39,17 @@ from ..ch02_guards.sources import AttrSource, CallSource
 from .attributes import get_attribute
 from .builtins_ import folded, function_of
 from .calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function
-from .interpreter import call, constant_source, effect_free, guard, handled_exception, location, unsupported
+from .effects import effect_free
+from .interpreter import handled_exception, read_cell, read_local
 from .iterate import iterate, unpack, values_of
 from .methods import call_method, method
 from .operations import (
-    BINARY, COMPARE, binary, compare, contains, delete_item, equal, fold, get_item, identical,
-    python_operator, set_item, truth, unary, user_errors)
+    BINARY, COMPARE, binary, compare, contains, delete_item, equal, fold, get_item, identical, python_operator, set_item, truth, unary,
+    user_errors)
+from .tracer import call, constant_source, guard, location, unsupported
 from .values import (
-    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW,
-    NONE, NotConstant, ObjVal, SetVal, SliceVal, SymVal, TupleVal, boolean, class_of, describe, dict_of,
-    python_method, told_apart)
+    BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
+    SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, class_of, describe, dict_of, python_method, told_apart)
 from .wrap import key_of, part, realize, wrap
 
 
@@ -153,7 +154,7 @@ class Ordered:
 def call_cached(tx, function, args, kwargs):
     arguments = [*args, *kwargs.values()]
     known = all(is_known(v) for v in arguments)
-    if known and not tx.dirty and not tx.global_writes:
+    if known and not tx.effects.changed:
         again = functools.partial(function.real, *map(known_object, args),
                                   **{k: known_object(v) for k, v in kwargs.items()})
         with user_errors():
@@ -352,8 +353,8 @@ def state_of_object(tx, self):
 OBJECT_METHODS.update({"__reduce_ex__": reduce_object, "__getstate__": state_of_object})
 
 
+@method(TensorVal, "__deepcopy__")
 def copy_tensor(tx, tensor, memo):
-    """tensor.__deepcopy__(memo)"""
     fake, source = tensor.fake, tensor.source
     memory = Const(value=Identity(tx.identities.setdefault(("memory", storage_key(fake)),
                                                            len(tx.identities) + 1)))
@@ -467,7 +468,6 @@ def local_variables(tx):
     frame = tx.frames[-1]
     if frame.code.co_name == "<module>" or not frame.code.co_flags & inspect.CO_OPTIMIZED:
         unsupported(tx, "locals() outside a function")
-    from .opcodes import read_cell, read_local
     found = {}
     for name in (*frame.code.co_varnames, *frame.code.co_cellvars, *frame.code.co_freevars):
         value = frame.locals.get(name)

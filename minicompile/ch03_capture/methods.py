@@ -7,8 +7,8 @@
 # operators are methods too (`+` is `__add__`). Methods of constants (`"{}_{}".format(...)`,
 # `name.split(".")`) need nothing at all: they are called, now.
 #
-# A container that existed before the call must not change while we trace. Every change goes to the value,
-# `touch` marks it, and the epilogue writes the final contents into the real object.
+# A container that existed before the call must not change while we trace. Every change goes to the value, after
+# `touch` has noted what it held before (`effects.py`).
 
 # %%
 from __future__ import annotations
@@ -19,17 +19,17 @@ import inspect
 import torch
 
 from .attributes import get_attribute, has_attribute
-from .interpreter import Tracer, advance, call, touch, unless_raised, unsupported
+from .effects import touch
+from .interpreter import advance, unless_raised
 from .iterate import as_dict, iterate, length, next_value, unpack
 from .operations import (
-    METHODS, as_python, binary, compare, contains, delete_item, equal, fold, get_item, index_of, is_missing,
-    set_item, specialize, truth, user_errors)
+    METHODS, binary, compare, contains, delete_item, equal, fold, get_item, index_of, is_missing, set_item, specialize, truth, user_errors)
 from .tensors import call_tensor_method
+from .tracer import Tracer, call, unsupported
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetItems,
-    SetVal, SliceVal, TRUE, TensorVal, TupleVal, Value, ViewVal, boolean, class_of, describe, is_class,
-    user_error)
-from .wrap import guard_keys, key_of, keyed, order_of, realize
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE, TensorVal,
+    TupleVal, Value, ViewVal, boolean, class_of, describe, is_class, user_error)
+from .wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
 
 
 def method(kind, *names):
@@ -44,9 +44,10 @@ FOLDED = (Const, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of
 def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value:
     """value.name(*args, **kwargs) for a value whose methods are written in C."""
     kwargs = kwargs or {}
-    if type(value) is TensorVal:
+    function = METHODS.get((type(value), name))
+    if function is None and type(value) is TensorVal:
         return call_tensor_method(tx, value, name, args, kwargs)
-    function = METHODS.get((type(value), name)) or METHODS.get((Value, name))
+    function = function or METHODS.get((Value, name))
     if function is not None:
         return call_handler(tx, f"{describe(value)}.{name}", function, [value, *args], kwargs)
     reason = f"the method {name} of {describe(value)}"
@@ -80,8 +81,8 @@ def fits(handler, args, kwargs) -> bool:
     return not any(p.kind is p.VAR_POSITIONAL for p in bound.signature.parameters.values())
 
 
-METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (Value, "__getitem__"): get_item,
-                (Value, "__setitem__"): set_item, (Value, "__delitem__"): delete_item})
+METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (TensorVal, "__iter__"): iterate,
+                (Value, "__getitem__"): get_item, (Value, "__setitem__"): set_item, (Value, "__delitem__"): delete_item})
 
 
 @method(Value, "__contains__")
@@ -108,10 +109,9 @@ def changes_items(name, *converters):
     @method(ListVal, name)
     def apply(tx, self, *args):
         converted = [convert(tx, arg) for convert, arg in zip(converters, args)]
+        if self.cls is not list or name not in ("append", "extend"):        # which do not depend on the length
+            guard_keys(tx, self)
         touch(tx, self)
-        if self.on_look is not None and name in ("append", "extend"):
-            getattr(self.added, name)(*converted)
-            return None
         with user_errors():
             result = getattr(self.items, name)(*converted, *args[len(converters):])
         return realize(tx, result)
@@ -126,9 +126,9 @@ for _name, _converters in {
 
 @method(ListVal, "__init__")
 def list_init(tx, self, items=TupleVal()):
-    touch(tx, self)
-    self.items.clear()
-    self.items.extend(unpack(tx, items))
+    items = unpack(tx, items)
+    METHODS[ListVal, "clear"](tx, self)
+    self.items.extend(items)
 
 
 @method(ListVal, "remove")
@@ -140,7 +140,7 @@ def list_remove(tx, self, item):
 
 @method(ListVal, "copy", "__copy__")
 def list_copy(tx, self):
-    return ListVal(items=self.items.copy(), cls=self.cls)
+    return ListVal(items=entries(tx, self).copy(), cls=self.cls)
 
 
 @method(ListVal, "sort")
@@ -182,7 +182,7 @@ def sequence_count(tx, self, item):
 def repeated(tx, self, count):
     count = specialize(count)
     if type(count) is Const and type(count.value) in (int, bool):
-        items = self.items * count.value
+        items = entries(tx, self) * count.value
         return ListVal(items=items, cls=self.cls) if type(self) is ListVal else \
             TupleVal(items=items, cls=torch.Size if self.cls is torch.Size else tuple)
 
@@ -216,6 +216,7 @@ def list_iadd(tx, self, other):
 @method(ListVal, "__imul__")
 def list_imul(tx, self, count):
     if type(count) is Const:
+        guard_keys(tx, self)
         touch(tx, self)
         self.items *= count.value
         return self
@@ -233,21 +234,13 @@ def size_numel(tx, self):
 # no list of items but the dictionary and what to show of it. Views of keys and items are sets as well.
 
 # %%
-def entries(tx, self: DictVal) -> dict:
-    """key -> [key value, value], for a program that depends on all keys."""
-    guard_keys(tx, self)
-    return self.items
-
-
 for _kind in ("keys", "values", "items"):
     method(DictVal, _kind)(lambda tx, self, kind=_kind: ViewVal(of=self, kind=kind))
 
 
 def as_set(tx, value) -> Value:
     """A view of keys or items as the set that it also is; other values as they are."""
-    if type(value) is ViewVal and value.kind != "values":
-        return SetVal(items=items_of_set(tx, value))
-    return value
+    return set_of(tx, value) if type(value) is ViewVal and value.kind != "values" else value
 
 
 def view_method(name, takes_any):
@@ -255,7 +248,7 @@ def view_method(name, takes_any):
     @method(ViewVal, name)
     def operate(tx, self, other):
         if self.kind != "values":
-            other = SetVal(items=items_of_set(tx, other)) if takes_any else as_set(tx, other)
+            other = set_of(tx, other) if takes_any else as_set(tx, other)
             return METHODS[SetVal, name](tx, as_set(tx, self), other)
 
 
@@ -341,8 +334,7 @@ def dict_ior(tx, self, other):
 
 @method(DictVal, "copy", "__copy__")
 def dict_copy(tx, self):
-    return DictVal(items={k: list(v) for k, v in entries(tx, self).items()}, cls=self.cls,
-                   factory=self.factory)
+    return DictVal(items=entries(tx, self).copy(), cls=self.cls, factory=self.factory)
 
 
 @method(DictVal, "clear")
@@ -356,89 +348,56 @@ def dict_move_to_end(tx, self, key, last=TRUE):
     value = dict_pop(tx, self, key)
     if truth(tx, last):
         set_item(tx, self, key, value)
-    elif self.real is None:
-        self.items = {key_of(tx, key): [key, value], **self.items}
     else:
-        unsupported(tx, "move_to_end(last=False)")
+        items = {key_of(tx, key): (key, value), **self.items}
+        self.items.clear()
+        self.items.update(items)
 
 
 # %% [markdown]
 # ## set
 #
-# Which keys a set operation gives is for Python to say; the values behind the keys are found again in the
-# operands.
+# Which keys a set operation gives is for Python to say: its own method is called on the keys. The values behind
+# them are found again in the operands.
 
 # %%
-def items_of_set(tx, value) -> dict:
-    """What set(value) has as `items`."""
+def set_of(tx, value, cls=set) -> SetVal:
+    """set(value)"""
     if type(value) is SetVal:
-        order_of(tx, value)
-        return value.items.copy()
+        return SetVal(items=value.items.copy(), order=set(order_of(tx, value)), cls=cls)
     items = keyed(tx, unpack(tx, value))
-    return SetItems(items, set(items)) if type(value) is DictVal else items
+    return SetVal(items=items, order=set(items if type(value) is DictVal else items.keys()), cls=cls)
 
 
-def set_operation(tx, name, self, others):
-    """set.<name>(self, *others): the keys, or a bool; and id of a key -> value of all that may be among them.
-    Of equal keys Python may keep either."""
-    operands = [other.items if type(other) is SetVal else items_of_set(tx, other) for other in others]
-    for other in (self, *others):
-        order_of(tx, other)
-    order = self.items.own() if name.endswith("update") else self.items.order
-    known = {id(key): value for items in (*operands, self.items) for key, value in items.items()}
-    keys = getattr(order, name)(*(o.order if type(o) is SetItems else list(o) for o in operands))
-    return keys, known
-
-
-def set_methods(name, inplace=None, symbol=None):
-    """Register `s.union(t)`, `s.update(t)`, `s | t` and `s |= t`, or those of them that exist."""
-    def combine(tx, self, *others):
-        keys, known = set_operation(tx, name, self, others)
+def set_method(name, changes=False):
+    """Register a method that takes any iterables, or an operator, which takes a set. changes: itself."""
+    @method(SetVal, name)
+    def apply(tx, self, *others):
+        operator = name.startswith("__")
+        if operator and (type(others[0]) is not SetVal or changes and self.cls is frozenset):
+            return None
+        if changes:
+            touch(tx, self)
+        sets = [v if type(v) is SetVal else set_of(tx, v) for v in others]
+        known = {id(key): value for v in (*sets, self) for key, value in v.items.items()}   # equal keys: Python keeps either
+        keys = getattr(self.order, name)(*(
+            v.order if type(v) is SetVal else s.items if type(v) is DictVal else list(s.items) for v, s in zip(others, sets)))
         if isinstance(keys, bool):
             return boolean(keys)
-        items = SetItems({key: known[id(key)] for key in keys}, keys)
-        return SetVal(items=items, cls=frozenset if self.cls is frozenset else set)
-
-    def change(tx, self, *others):
-        touch(tx, self)
-        _, known = set_operation(tx, inplace, self, others)
-        self.items.replace({key: known[id(key)] for key in self.items.order})
-
-    def operate(tx, self, other):
-        return combine(tx, self, other) if type(other) is SetVal else None
-
-    def operate_inplace(tx, self, other):
-        if self.cls is set and type(other) is SetVal:
-            change(tx, self, other)
-            return self
-
-    method(SetVal, name)(combine)
-    if symbol is not None:
-        method(SetVal, inplace)(change)
-        method(SetVal, f"__{symbol}__")(operate)
-        method(SetVal, f"__r{symbol}__")(lambda tx, self, other: operate(tx, other, self)
-                                         if type(other) is SetVal else None)
-        method(SetVal, f"__i{symbol}__")(operate_inplace)
+        for v in (self, *others):
+            order_of(tx, v)
+        if changes:
+            self.items = {key: known[id(key)] for key in self.order}
+            return self if operator else None
+        return SetVal(items={key: known[id(key)] for key in keys}, order=keys, cls=self.cls)
 
 
-set_methods("union", "update", "or")
-set_methods("intersection", "intersection_update", "and")
-set_methods("difference", "difference_update", "sub")
-set_methods("symmetric_difference", "symmetric_difference_update", "xor")
-for _name in ("issubset", "issuperset", "isdisjoint"):
-    set_methods(_name)
-
-
-def set_comparison(name):
-    """<, <=, ==, ... of sets: by their keys."""
-    @method(SetVal, name)
-    def compare_sets(tx, self, other):
-        if type(other) is SetVal:
-            return boolean(getattr(self.items.keys(), name)(other.items.keys()))
-
-
-for _name in COMPARISONS:
-    set_comparison(f"__{_name}__")
+for _name in ("union", "intersection", "difference", "symmetric_difference", "issubset", "issuperset", "isdisjoint",
+              *(f"__{side}{name}__" for name in SET_OPERATORS for side in ("", "r")), *(f"__{name}__" for name in COMPARISONS)):
+    set_method(_name)
+for _name in ("update", "intersection_update", "difference_update", "symmetric_difference_update",
+              *(f"__i{name}__" for name in SET_OPERATORS)):
+    set_method(_name, changes=True)
 
 
 # %%
@@ -448,12 +407,16 @@ def set_add(tx, self, item):
     if key not in self.items:
         touch(tx, self)
         self.items[key] = item
+        self.order.add(key)
 
 
 @method(SetVal, "discard")
 def set_discard(tx, self, item):
-    touch(tx, self)
-    self.items.pop(key_of(tx, item, self.items), None)
+    key = key_of(tx, item, self.items)
+    if key in self.items:
+        touch(tx, self)
+        del self.items[key]
+        self.order.discard(key)
 
 
 @method(SetVal, "remove")
@@ -467,21 +430,21 @@ def set_remove(tx, self, item):
 def set_pop(tx, self):
     if not self.items:
         user_error(KeyError, "pop from an empty set")
-    touch(tx, self)
     order_of(tx, self)
-    return self.items.pop(self.items.own().pop())
+    touch(tx, self)
+    return self.items.pop(self.order.pop())
 
 
 @method(SetVal, "clear")
 def set_clear(tx, self):
     touch(tx, self)
-    self.items.own().clear()
-    self.items.replace({})
+    self.items.clear()
+    self.order.clear()
 
 
 @method(SetVal, "copy", "__copy__")
 def set_copy(tx, self):
-    return self if self.cls is frozenset else SetVal(items=items_of_set(tx, self))
+    return self if self.cls is frozenset else set_of(tx, self)
 
 
 # %% [markdown]

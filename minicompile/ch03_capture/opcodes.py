@@ -21,9 +21,6 @@
 #
 # (An empty field: as before.) Names that exist in one release only are simply handlers that the others never
 # meet; where one name means different things, the handler asks `PYTHON`.
-#
-# Locals and cells share one dictionary, as they share one array in CPython: a captured variable's entry is
-# a `CellVal`.
 
 # %%
 from __future__ import annotations
@@ -32,17 +29,15 @@ import builtins
 
 from ..ch02_guards.sources import DictGetSource, GlobalSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
-from .interpreter import (
-    PYTHON, call, computes, globals_of, is_library, jump, location, opcode, pop_many, touch,
-    unsupported)
+from .effects import touch
+from .interpreter import computes, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
-from .operations import (
-    as_python, binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary)
+from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary
+from .tracer import PYTHON, call, globals_of, is_library, location, unsupported, writable_globals, written_global
 from .values import (
-    CellVal, Const, DELETED, DictVal, Lazy, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, Value,
-    boolean, class_of, describe, user_error)
-from .wrap import keyed, realize, wrap, wrap_constant
+    CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, Value, boolean, class_of, describe, user_error)
+from .wrap import as_python, keyed, wrap, wrap_constant
 
 
 # %% [markdown]
@@ -79,25 +74,6 @@ def swap(tx, frame, i):
 # ## Variables
 
 # %%
-UNBOUND = "cannot access local variable '{}' where it is not associated with a value"
-
-
-def read_local(tx, frame, name):
-    value = frame.locals.get(name)
-    if value is None:
-        user_error(UnboundLocalError, UNBOUND.format(name))
-    if type(value) is Lazy:
-        value = frame.locals[name] = realize(tx, value)
-    return value
-
-
-def store_local(frame, name, value):
-    if value is NULL:
-        frame.locals.pop(name, None)
-    else:
-        frame.locals[name] = value
-
-
 @opcode("LOAD_FAST", "LOAD_FAST_CHECK")
 def load_fast(tx, frame, i):
     return read_local(tx, frame, i.argval)
@@ -167,17 +143,6 @@ def copy_free_vars(tx, frame, i):
     frame.locals.update(zip(frame.code.co_freevars, frame.closure))
 
 
-def read_cell(tx, cell, name):
-    if type(cell.content) is Lazy:
-        cell.content = realize(tx, cell.content)
-    if cell.content is None and name in tx.frames[-1].code.co_cellvars:
-        user_error(UnboundLocalError, UNBOUND.format(name))
-    if cell.content is None:
-        user_error(NameError, f"cannot access free variable '{name}' where it is not associated with a value"
-                              " in enclosing scope", name=Const(value=name))
-    return cell.content
-
-
 @opcode("LOAD_DEREF")
 def load_deref(tx, frame, i):
     return read_cell(tx, frame.locals[i.argval], i.argval)
@@ -212,10 +177,10 @@ def global_source(tx, namespace: dict, name: str) -> Source:
 
 
 def read_global(tx, frame, name) -> Value:
-    written = tx.global_writes.get((id(frame.globals), name))
-    deleted = written is not None and written[0] is DELETED
+    written = written_global(tx, frame.globals, name)
+    deleted = written is DELETED
     if written is not None and not deleted:
-        return written[0]
+        return written
     if name in frame.globals and not deleted:
         return wrap(tx, frame.globals[name], global_source(tx, frame.globals, name))
     namespace = frame.globals.get("__builtins__", builtins)
@@ -275,7 +240,7 @@ def load_locals(tx, frame, i):
 
 @opcode("SETUP_ANNOTATIONS")
 def setup_annotations(tx, frame, i):
-    frame.namespace.items.setdefault("__annotations__", [Const(value="__annotations__"), DictVal()])
+    frame.namespace.items.setdefault("__annotations__", (Const(value="__annotations__"), DictVal()))
 
 
 @opcode("LOAD_CLASSDEREF")
@@ -302,13 +267,15 @@ def load_build_class(tx, frame, i):
 def store_global(tx, frame, i, value):
     if is_library(frame.code.co_filename):
         unsupported(tx, "writing to a global variable of a library")
-    tx.global_writes[id(frame.globals), i.argval] = (value, frame.globals)
+    namespace = writable_globals(tx, frame.globals)
+    touch(tx, namespace)
+    namespace.attrs[i.argval] = value
 
 
 @opcode("DELETE_GLOBAL")
 def delete_global(tx, frame, i):
-    written = tx.global_writes.get((id(frame.globals), i.argval))
-    if i.argval not in frame.globals if written is None else written[0] is DELETED:
+    written = written_global(tx, frame.globals, i.argval)
+    if i.argval not in frame.globals if written is None else written is DELETED:
         user_error(NameError, f"name '{i.argval}' is not defined", name=Const(value=i.argval))
     store_global(tx, frame, i, DELETED)
 

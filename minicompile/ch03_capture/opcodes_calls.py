@@ -15,17 +15,16 @@ import torch
 from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
 from .contexts import device_context
-from .interpreter import (
-    PYTHON, Leave, advance, call, constant_source, handled_exception, jump, opcode, plain_python,
-    pop_many, unless_raised, unsupported)
+from .interpreter import Leave, advance, handled_exception, jump, opcode, pop_many, unless_raised
 from .iterate import length, next_value, unpack
 from .methods import dict_update
 from .opcodes import constant_value
-from .operations import as_python, identical, truth, unary
+from .operations import identical, truth, unary
+from .tracer import PYTHON, call, constant_source, plain_python, unsupported
 from .values import (
-    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NEW, NONE, NULL, ObjVal, TupleVal,
-    UserError, boolean, class_of, dict_of, is_class, lookup, user_error)
-from .wrap import guard_keys, realize, wrap
+    Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NEW, NONE, NULL, ObjVal, TupleVal, UserError, boolean,
+    class_of, dict_of, is_class, lookup, user_error)
+from .wrap import as_python, guard_keys, realize, wrap
 
 
 # %% [markdown]

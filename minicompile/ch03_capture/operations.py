@@ -17,16 +17,18 @@ import types
 
 import torch
 
+from ..ch01_graphs.floats import OPERATIONS
+from ..ch01_graphs.shapes import float_function
 from ..errors import Unsupported
 from .attributes import special, store_in_dict
-from .interpreter import Tracer, call, touch, unsupported
+from .effects import touch
 from .iterate import as_dict, length, unpack, values_of
-from .tensors import emit, emit_float
+from .tensors import emit, to_arg, wrap_result
+from .tracer import Tracer, call, unsupported
 from .values import (
-    Const, DictVal, ExcVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
-    ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, UserError, Value, ViewVal, as_number, boolean,
-    class_of, describe, like, lookup, python_method, told_apart, user_error)
-from .wrap import dict_contents, guard_keys, guard_missing, key_of, order_of, realize, wrap_constant
+    Const, DictVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table,
+    TensorVal, TupleVal, UserError, Value, ViewVal, as_number, boolean, class_of, describe, lookup, python_method, told_apart, user_error)
+from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -41,48 +43,6 @@ METHODS = Table()
 def python_operator(name: str):
     """The function of the operator module: `add`, `and_`, `iadd`."""
     return getattr(operator, f"{name}_", None) or getattr(operator, name)
-
-
-def as_python(tx: Tracer, value: Value):
-    """The Python object that a value made of constants stands for; raises NotConstant."""
-    kind = type(value)
-    if kind in (Const, SymVal):
-        if kind is Const and type(value.value) is Identity:
-            raise NotConstant
-        return value.value
-    if kind in (TupleVal, ListVal):
-        items = [as_python(tx, realize(tx, item)) for item in value.items]
-        if kind is ListVal:
-            return items if value.cls is list else value.cls(items, value.items.maxlen)
-        return tuple.__new__(value.cls, items) if hasattr(value.cls, "_fields") else value.cls(items)
-    if kind is SetVal:
-        if all(type(item) is Const for item in value.items.values()):
-            content = like(order_of(tx, value))
-            if content is None:
-                raise NotConstant
-            return value.cls(content)
-        return value.cls([as_python(tx, item) for item in value.items.values()])
-    if kind is DictVal:
-        guard_keys(tx, value)
-        if value.cls is not dict:
-            raise NotConstant
-        return {as_python(tx, realize(tx, k)): as_python(tx, realize(tx, v)) for k, v in value.items.values()}
-    if kind is ExcVal and not python_method(value.cls, "__init__"):
-        args = [as_python(tx, a) for a in value.args]
-        exc = value.cls.__new__(value.cls, *args)
-        value.cls.__init__(exc, *args)
-        return exc
-    if kind is SliceVal:
-        return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
-    if kind is ObjVal and value.real is not NEW and not value.attrs and (
-            isinstance(value.real, FIXED)
-            or value.source is None and type(value.real).__module__ == "typing"):
-        return value.real
-    raise NotConstant
-
-
-FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
-         types.UnionType, enum.Enum, torch.torch_version.TorchVersion)
 
 
 @contextlib.contextmanager
@@ -216,6 +176,17 @@ def unary(tx: Tracer, name: str, a: Value) -> Value:
         tx, getattr(operator, name), [a], reason=f"{name} of {describe(a)}")
 
 
+def emit_float(tx: Tracer, op: str, args) -> Value:
+    """An operation of Python that gives a float, on numbers of which some are symbolic."""
+    function = float_function(op)
+    try:
+        result = function(*[a.sym if type(a) is SymVal else a.value for a in args])
+    except (ArithmeticError, ValueError, TypeError):            # for these very numbers
+        return fold(tx, OPERATIONS[op], args)
+    node = tx.graph.call_function(function, tuple(to_arg(tx, a) for a in args))
+    return wrap_result(tx, node, result)
+
+
 # %% [markdown]
 # ## Truth, identity, comparison
 
@@ -343,10 +314,8 @@ def compare_sequences(tx, symbol, a, b):
 
 
 def same_dict(tx, a, b) -> bool:
-    guard_keys(tx, a)
-    guard_keys(tx, b)
     kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
-    return kind(a.items) == kind(b.items) and all(
+    return kind(entries(tx, a)) == kind(entries(tx, b)) and all(
         equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
 
 
@@ -408,9 +377,6 @@ def get_item(tx: Tracer, container: Value, key: Value) -> Value:
             tx, "call_function", operator.getitem, [container, key], {})
     if kind in (TupleVal, ListVal):
         index = index_of(tx, key)
-        if kind is ListVal and container.on_look is not None and type(index) is int and \
-                -len(container.added) <= index < 0:
-            return container.added[index]
         return get_from_sequence(tx, container, index)
     if kind is DictVal:
         return get_from_dict(tx, container, key)
@@ -446,6 +412,8 @@ def select_symbolic(tx, tensor, key) -> Value | None:
 
 
 def get_from_sequence(tx, container, index):
+    if type(container) is ListVal and not (type(index) is int and is_appended(container, index)):
+        guard_keys(tx, container)
     if isinstance(index, slice):
         with user_errors():
             items = container.items[index]
@@ -458,8 +426,13 @@ def get_from_sequence(tx, container, index):
                               f"not {type(index).__name__}")
     if not -len(container.items) <= index < len(container.items):
         user_error(IndexError, f"{container.cls.__name__} index out of range")
-    container.items[index] = item = realize(tx, container.items[index])
-    return item
+    return realize(tx, container.items[index])
+
+
+def is_appended(container: ListVal, index: int) -> bool:
+    """Whether what is `index` items from the end was appended by the trace to a list that existed before, which
+    does not depend on its length."""
+    return container.real is not None and len(container.real) - len(container.items) <= index < 0
 
 
 def get_from_dict(tx, container, key):
@@ -469,9 +442,7 @@ def get_from_dict(tx, container, key):
         value = call(tx, realize(tx, container.factory), [])
         set_item(tx, container, key, value)
         return value
-    entry = container.items[key_of(tx, key)]
-    entry[1] = value = realize(tx, entry[1])
-    return value
+    return realize(tx, container.items[key_of(tx, key)][1])
 
 
 def set_item(tx: Tracer, container: Value, key: Value, value: Value):
@@ -489,11 +460,11 @@ def set_item(tx: Tracer, container: Value, key: Value, value: Value):
     elif kind is DictVal:
         touch(tx, container)
         k = key_of(tx, key)
-        container.items[k] = [container.items[k][0] if k in container.items else key, value]
-        container.written[k] = None
+        container.items[k] = container.items[k][0] if k in container.items else key, value
     elif kind is ListVal:
         index = index_of(tx, key)
         new = unpack(tx, value) if isinstance(index, slice) else value
+        guard_keys(tx, container)
         touch(tx, container)
         with user_errors():
             container.items[index] = new
@@ -518,12 +489,10 @@ def delete_item(tx: Tracer, container: Value, key: Value):
             return
         guard_keys(tx, container)
         touch(tx, container)
-        k = key_of(tx, key)
-        del container.items[k]
-        container.removed.add(k)
-        container.written.pop(k, None)
+        del container.items[key_of(tx, key)]
     elif type(container) is ListVal:
         index = index_of(tx, key)
+        guard_keys(tx, container)
         touch(tx, container)
         with user_errors():
             del container.items[index]

@@ -35,9 +35,10 @@ from ..ch01_graphs.graph import graph_module
 from .attributes import get_attribute, store_attribute
 from .calls import HANDLED, handles
 from .contexts import set_grad
-from .interpreter import Tracer, call, effect_free, unsupported
+from .effects import effect_free
 from .tensors import emit, run_fake, to_arg
-from .values import NEW, NONE, Const, ObjVal, TensorVal, TupleVal, Value, describe
+from .tracer import Tracer, call, unsupported
+from .values import Const, NEW, NONE, ObjVal, TensorVal, TupleVal, Value, describe
 
 # %% [markdown]
 # ## The context object

@@ -24,15 +24,14 @@ from torch.utils._device import _device_constructors
 
 from .. import marks
 from ..ch01_graphs.fake import FakeTensor, storage_key
-from ..ch01_graphs.floats import OPERATIONS
-from ..ch01_graphs.shapes import float_function, is_symbolic, with_symbols
+from ..ch01_graphs.shapes import is_symbolic, with_symbols
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
-from .interpreter import Tracer, guard, location, unsupported
+from .tracer import Tracer, guard, location, unsupported
 from .values import (
-    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
-    TensorVal, TupleVal, Value, as_number, boolean, class_of, describe, user_error)
-from .wrap import part, realize, wrap, wrap_constant
+    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value, as_number,
+    boolean, class_of, describe, user_error)
+from .wrap import as_python, entries, part, realize, wrap, wrap_constant
 
 
 def to_arg(tx: Tracer, value: Value):
@@ -43,7 +42,7 @@ def to_arg(tx: Tracer, value: Value):
     if isinstance(value, (TensorVal, SymVal)):
         return node_here(tx, value.node)
     if kind in (TupleVal, ListVal):
-        items = [realize(tx, item) for item in value.items]
+        items = [realize(tx, item) for item in entries(tx, value)]
         if any(type(item) is SymVal or type(item) is Const and type(item.value) is int for item in items):
             items = map(as_number, items)                     # sizes, some of which are tensors
         items = [to_arg(tx, item) for item in items]
@@ -53,7 +52,7 @@ def to_arg(tx: Tracer, value: Value):
     if kind is SliceVal:
         return slice(*(to_arg(tx, as_number(v)) for v in (value.start, value.stop, value.step)))
     if kind is DictVal:
-        return {k: to_arg(tx, realize(tx, v)) for k, (_, v) in value.items.items() if isinstance(k, str)}
+        return {k: to_arg(tx, realize(tx, v)) for k, (_, v) in entries(tx, value).items() if isinstance(k, str)}
     if kind is ObjVal and isinstance(value.real, (type, torch.Generator)) and value.cls is type:
         return value.real
     unsupported(tx, f"{describe(value)} as an argument of a tensor operation")
@@ -175,18 +174,6 @@ def guard_not_a_view(tx: Tracer, written):
     if value.real._is_view():
         unsupported(tx, "a gradient is written to an input that is a view of another tensor")
     guard(tx, value.source, "NOT_A_VIEW", value.real.is_leaf)
-
-
-def emit_float(tx: Tracer, op: str, args) -> Value:
-    """An operation of Python that gives a float, on numbers of which some are symbolic."""
-    function = float_function(op)
-    try:
-        result = function(*[a.sym if type(a) is SymVal else a.value for a in args])
-    except (ArithmeticError, ValueError, TypeError):            # for these very numbers
-        from .operations import fold
-        return fold(tx, OPERATIONS[op], args)
-    node = tx.graph.call_function(function, tuple(to_arg(tx, a) for a in args))
-    return wrap_result(tx, node, result)
 
 
 def run_fake(tx, op, target, args, kwargs):
@@ -331,12 +318,6 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
         return Const(value=tensor.fake.dim())
     if name == "__len__":
         return tensor_shape(tx, tensor).items[0]
-    if name == "__iter__":
-        from .iterate import iterate
-        return iterate(tx, tensor)
-    if name == "__deepcopy__":
-        from .library import copy_tensor
-        return copy_tensor(tx, tensor, *args)
     if name == "get_device" and tensor.fake.device.type == "cpu":
         return Const(value=-1)
     if name == "storage_offset":
@@ -414,8 +395,7 @@ def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
 
 # %%
 def call_with_out(tx: Tracer, function, args, kwargs, out: Value) -> Value:
-    outs = out.items if type(out) in (TupleVal, ListVal) else [out]
-    outs = [realize(tx, o) for o in outs]
+    outs = [realize(tx, o) for o in entries(tx, out)] if type(out) in (TupleVal, ListVal) else [out]
     reason = f"{function.__name__}(..., out=) that is no copy of the result"
     packet, inputs = getattr(torch.ops.aten, function.__name__, None), []
     fake_args, fake_kwargs = (fake_of(arg, inputs) for arg in (
@@ -484,7 +464,6 @@ def make_tensor(tx, function, args, kwargs) -> Value:
 
 def numpy_dtype(tx, args):
     """The dtype of `torch.tensor(*args)` if there are numbers of NumPy among the data, or None."""
-    from .operations import as_python
     try:
         data = [as_python(tx, a) for a in args]
     except NotConstant:

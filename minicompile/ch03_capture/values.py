@@ -6,7 +6,7 @@
 # constant knows everything. A tensor knows its node in the graph and a fake tensor (shape, dtype, device,
 # no data). A list knows its items, which are values again. An object that existed before the call knows the
 # real object, where it was found (its *source*), and the attributes that the traced program has written so
-# far; the real object is never touched.
+# far; the real object is never touched (`effects.py`).
 #
 # The real torch.compile calls these `VariableTracker` and has some two hundred classes, each with methods
 # for every operation. Here a value is only data. What can be done with it lives in tables, one for each
@@ -48,7 +48,6 @@ import torch
 from ..ch02_guards.guards import MISSING, class_lookup  # noqa: F401 (MISSING is one of the values)
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import Source
-from ..errors import Unsupported
 
 
 class Table(dict):
@@ -120,7 +119,9 @@ class SymVal(Value):
 #
 # Items of a container that existed before the call are `Lazy` until somebody reads them: reading is what
 # adds guards, and a configuration dictionary of fifty entries of which the program reads two should be
-# guarded on two. `real` is the object when it existed before; it is not touched while tracing.
+# guarded on two. What keys there are is guarded when the program depends on it, too (`keys_guarded`; the keys
+# of a list are its indices): a list that it only appends to may have any length. `real` is the object when it
+# existed before; it is not touched while tracing.
 
 # %%
 BIRTHS = itertools.count(1)
@@ -132,9 +133,10 @@ def birth():
 
 @dataclass(eq=False)
 class Lazy:
-    """An item nobody has looked at yet."""
+    """An item nobody had looked at when its container was wrapped; `value` once somebody has."""
     real: Any
     source: Source
+    value: Any = None
 
 
 @dataclass(eq=False)
@@ -146,38 +148,22 @@ class TupleVal(Value):
 
 @dataclass(eq=False)
 class ListVal(Value):
-    """A list or a collections.deque; `items` is one, too. Until somebody looks at the items of a list that
-    existed before (`on_look` guards its length then), what is appended waits in `added`: a log that only
-    grows needs no guard on its length."""
+    """A list or a collections.deque; `items` is one, too."""
     items: list = field(default_factory=list)
     cls: type = list
     real: Any = None
     born: int = birth()
-    on_look: Any = None
-    added: list = field(default_factory=list)
-
-
-def looked_at(self) -> list:
-    if self.on_look is not None:
-        on_look, self.on_look = self.on_look, None
-        on_look()
-        self.known.extend(self.added)
-    return self.known
-
-
-ListVal.items = property(looked_at, lambda self, items: setattr(self, "known", items))
+    keys_guarded: bool = False
 
 
 @dataclass(eq=False)
 class DictVal(Value):
-    """dict, OrderedDict or defaultdict. items: key -> [key value, value]; keys are plain Python objects
+    """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
     (see key_of). owner: the object whose `__dict__` this is."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
     born: int = birth()
-    removed: set = field(default_factory=set)
-    written: dict = field(default_factory=dict)
     factory: Value | None = None
     keys_guarded: bool = False
     owner: Value | None = None
@@ -185,7 +171,7 @@ class DictVal(Value):
 
 def dict_of(named: dict, **fields) -> DictVal:
     """A dictionary of values by name."""
-    return DictVal(items={name: [Const(value=name), value] for name, value in named.items()}, **fields)
+    return DictVal(items={name: (Const(value=name), value) for name, value in named.items()}, **fields)
 
 
 @dataclass(eq=False)
@@ -209,64 +195,19 @@ def like(order):
     return next(iter((*roomy, *(content for content, _ in found))), None)
 
 
-class SetItems(dict):
-    """key -> value of a set. The order in which a set gives its items depends on all that was ever done to
-    it, so there is one, `order`, of the keys, to which the same is done, and which is asked. borrowed: it is
-    an object of the program, and not to be changed."""
-
-    def __init__(self, items=(), order=None, borrowed=False):
-        super().__init__(items)
-        self.order, self.borrowed = set(dict.keys(self)) if order is None else order, borrowed
-
-    def own(self) -> set:
-        """The order, to be changed."""
-        if self.borrowed:
-            content = like(self.order)
-            if content is None:
-                raise Unsupported("changing a set whose copy would have another order")
-            self.order, self.borrowed = set(content), False
-        return self.order
-
-    def keys(self):
-        return self.order
-
-    def __iter__(self):
-        return iter(self.order)
-
-    def values(self):
-        return [self[key] for key in self.order]
-
-    def items(self):
-        return [(key, self[key]) for key in self.order]
-
-    def copy(self):
-        return SetItems({key: self[key] for key in self.order}, set(self.order))
-
-    def __setitem__(self, key, value):
-        self.own().add(key)
-        super().__setitem__(key, value)
-
-    def pop(self, key, default=None):
-        self.own().discard(key)
-        return super().pop(key, default)
-
-    def replace(self, items: dict):
-        """Take over `items`, whose keys are in the order by now."""
-        super().clear()
-        super().update(items)
-
-
 @dataclass(eq=False)
 class SetVal(Value):
-    """set or frozenset."""
-    items: SetItems = field(default_factory=SetItems)
+    """set or frozenset. items: key -> value. The order in which a set gives its items depends on all that was ever
+    done to it, so there is one, `order`, of the keys, to which the same is done, and which is asked. As long as nothing
+    changes, that is the object of the program itself."""
+    items: dict = field(default_factory=dict)
     cls: type = set
     real: Any = None
     born: int = birth()
+    order: set | None = None
 
     def __post_init__(self):
-        if type(self.items) is not SetItems:
-            self.items = SetItems(self.items)
+        self.order = set(self.items.keys()) if self.order is None else self.order
 
 
 @dataclass(eq=False)

@@ -34,13 +34,13 @@ from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec, TensorSpec
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource,
-    LocalSource, ModuleAttrSource, Source, TupleItemSource)
-from .interpreter import Tracer, constant_source, guard, location, unsupported
+    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, LocalSource, ModuleAttrSource, Source,
+    TupleItemSource)
+from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
-    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, FuncVal, Identity, Lazy,
-    ListVal, MethodName, MethodVal, NEW, ObjVal, PartialVal, SetItems, SetVal, SliceVal, SymVal, Table,
-    TensorVal, TupleVal, Value, class_of, describe, told_apart, user_error)
+    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal, MethodName,
+    MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, class_of, describe, like,
+    python_method, told_apart, user_error)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
@@ -97,7 +97,11 @@ def guard_identity(tx, real, source):
 
 def realize(tx, item) -> Value:
     """A Lazy item becomes a value now, and is guarded now."""
-    return wrap(tx, item.real, item.source) if type(item) is Lazy else item
+    if type(item) is not Lazy:
+        return item
+    if item.value is None:
+        item.value = wrap(tx, item.real, item.source)
+    return item.value
 
 
 def wrap_constant(tx, result) -> Value:
@@ -109,9 +113,13 @@ def wrap_constant(tx, result) -> Value:
     if kind is list:
         return ListVal(items=[wrap_constant(tx, r) for r in result])
     if kind is dict:
-        return DictVal(items={k: [wrap_constant(tx, k), wrap_constant(tx, v)] for k, v in result.items()})
+        return DictVal(items={k: (wrap_constant(tx, k), wrap_constant(tx, v)) for k, v in result.items()})
     if kind in (set, frozenset):
-        return SetVal(items=SetItems({r: wrap_constant(tx, r) for r in result}, result, True), cls=kind)
+        content = result if kind is frozenset else like(result)
+        if content is None:
+            unsupported(tx, "a set whose copy would have another order")
+        return SetVal(items={r: wrap_constant(tx, r) for r in result}, cls=kind,
+                      order=result if kind is frozenset else set(content))
     if kind is slice:
         return SliceVal(*(Const(value=v) for v in (result.start, result.stop, result.step)))
     if isinstance(result, numpy.ndarray):
@@ -174,9 +182,7 @@ def wrap_list(tx, real, kind, source):
     guard(tx, source, "TYPE_MATCH", kind)
     items = lazy_items(real, source)
     if kind is list:
-        length = functools.partial(guard, tx, source, "LENGTH", len(real))
-        return ListVal(items=items, real=real, source=source, on_look=length)
-    guard(tx, source, "LENGTH", len(real))
+        return ListVal(items=items, real=real, source=source)
     guard(tx, part(AttrSource, source, "maxlen"), "CONSTANT_MATCH", real.maxlen)
     return ListVal(items=collections.deque(items, real.maxlen), cls=kind, real=real, source=source)
 
@@ -212,7 +218,7 @@ def wrap_dict(tx, real, kind, source):
             at = ModuleAttrSource(owner, source.key, key)
         else:
             at = part(DictGetSource, source, key_source(tx, key))
-        value.items[key_of_real(tx, key)] = [Lazy(key, None), Lazy(item, at)]
+        value.items[key_of_real(tx, key)] = Lazy(key, None), Lazy(item, at)
     if kind is collections.defaultdict and real.default_factory is not None:
         value.factory = Lazy(real.default_factory, part(AttrSource, source, "default_factory"))
     return value
@@ -240,8 +246,7 @@ def wrap_set(tx, real, kind, source):
             type(item) in CONSTANT_TYPES or isinstance(item, type) for item in real):
         return None
     guard(tx, source, "CONSTANT_MATCH", kind(real))
-    items = SetItems({item: wrap(tx, item) for item in real}, real, borrowed=True)
-    return SetVal(items=items, cls=kind, real=real, source=source)
+    return SetVal(items={item: wrap(tx, item) for item in real}, order=real, cls=kind, real=real, source=source)
 
 
 def order_of(tx, value: Value) -> set:
@@ -251,7 +256,7 @@ def order_of(tx, value: Value) -> set:
         return set()
     if value.real is not None and value.source is not None:
         guard(tx, CallSource(value.source, "__repr__"), "CONSTANT_MATCH", repr(value.real))
-    return value.items.order
+    return value.order
 
 
 # %%
@@ -267,12 +272,12 @@ def wrap_partial(tx, real, kind, source):
     guard(tx, source, "TYPE_MATCH", kind)
     func, args, keywords = (wrap(tx, getattr(real, n), part(AttrSource, source, n))
                             for n in ("func", "args", "keywords"))
-    guard_keys(tx, keywords)
+    named = entries(tx, keywords)
     fields = part(InstanceDictSource, source)
     guard(tx, fields, "DICT_KEYS", tuple(vars(real)))
     attrs = {k: Lazy(v, part(ItemSource, fields, k)) for k, v in vars(real).items()}
     return PartialVal(func=func, args=[realize(tx, a) for a in args.items], attrs=attrs, source=source,
-                      kwargs={k: realize(tx, v) for k, (_, v) in keywords.items.items()})
+                      kwargs={k: realize(tx, v) for k, (_, v) in named.items()})
 
 
 @BUILDERS.of(slice)
@@ -308,6 +313,52 @@ def wrap_autocast(tx, real, kind, source):
     for name, value in state.items():
         guard(tx, part(AttrSource, source, name), "CONSTANT_MATCH", value)
     return ContextVal(kind="autocast", state=tuple(state.values()), factory=kind, source=source)
+
+
+# %% [markdown]
+# The way back: what is made of constants, or of values that are, is a Python object again, for a function that is
+# called at compile time.
+
+# %%
+def as_python(tx: Tracer, value: Value):
+    """The Python object that a value made of constants stands for; raises NotConstant."""
+    kind = type(value)
+    if kind in (Const, SymVal):
+        if kind is Const and type(value.value) is Identity:
+            raise NotConstant
+        return value.value
+    if kind in (TupleVal, ListVal):
+        items = [as_python(tx, realize(tx, item)) for item in entries(tx, value)]
+        if kind is ListVal:
+            return items if value.cls is list else value.cls(items, value.items.maxlen)
+        return tuple.__new__(value.cls, items) if hasattr(value.cls, "_fields") else value.cls(items)
+    if kind is SetVal:
+        if all(type(item) is Const for item in value.items.values()):
+            content = like(order_of(tx, value))
+            if content is None:
+                raise NotConstant
+            return value.cls(content)
+        return value.cls([as_python(tx, value.items[key]) for key in value.order])
+    if kind is DictVal:
+        if value.cls is not dict:
+            raise NotConstant
+        return {as_python(tx, realize(tx, k)): as_python(tx, realize(tx, v)) for k, v in entries(tx, value).values()}
+    if kind is ExcVal and not python_method(value.cls, "__init__"):
+        args = [as_python(tx, a) for a in value.args]
+        exc = value.cls.__new__(value.cls, *args)
+        value.cls.__init__(exc, *args)
+        return exc
+    if kind is SliceVal:
+        return slice(*(as_python(tx, v) for v in (value.start, value.stop, value.step)))
+    if kind is ObjVal and value.real is not NEW and not value.attrs and (
+            isinstance(value.real, FIXED)
+            or value.source is None and type(value.real).__module__ == "typing"):
+        return value.real
+    raise NotConstant
+
+
+FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
+         types.UnionType, enum.Enum, torch.torch_version.TorchVersion)
 
 
 # %% [markdown]
@@ -477,9 +528,10 @@ def key_of_real(tx, key):
 
 
 def by_value(tx, value) -> ByValue:
-    from .builtins_ import hash_of
-    from .operations import equal
-    return ByValue(value, hash_of(tx, value), functools.partial(equal, tx))
+    """The key for an object with a hash and an equality of its own, which are asked as a program would."""
+    def ask(function, *args):
+        return call(tx, wrap(tx, function), args)
+    return ByValue(value, ask(hash, value).value, lambda a, b: a is b or ask(bool, ask(operator.eq, a, b)).value)
 
 
 def key_of(tx, value: Value, among=()):
@@ -514,11 +566,19 @@ def keyed(tx, values) -> dict:
     return found
 
 
-def guard_keys(tx, value: DictVal):
-    """The program depends on which keys there are, and on their order."""
+def guard_keys(tx, value: ListVal | DictVal):
+    """The program depends on how many items of a list there are, or which keys of a dictionary, in which order."""
     if not value.keys_guarded and value.real is not None and value.source is not None:
         value.keys_guarded = True
-        guard(tx, value.source, "DICT_KEYS", tuple(value.real))
+        kind, facts = ("LENGTH", len(value.real)) if type(value) is ListVal else ("DICT_KEYS", tuple(value.real))
+        guard(tx, value.source, kind, facts)
+
+
+def entries(tx, value: Value):
+    """The items of a tuple, a list or a dictionary, for a program that may look at all of them."""
+    if type(value) is not TupleVal:
+        guard_keys(tx, value)
+    return value.items
 
 
 def guard_missing(tx, value: DictVal, key):

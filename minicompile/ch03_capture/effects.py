@@ -1,0 +1,148 @@
+# %% [markdown]
+# # Side effects: what changed
+#
+# The traced program writes to what existed before the call: lists, dictionaries, sets, objects, cells, global
+# variables. None of that may change while it is traced; what changes is the value that stands for it. At the
+# end somebody has to say what is different, so that the generated function can make the same difference.
+#
+# There is one way to know. Before the first write to a value, `touch` keeps a copy of what it holds. When the
+# trace is over, what it holds then is compared with the copy, and the epilogue writes a statement for each
+# difference:
+#
+#     the program                 before        after                 the statement
+#     log.append(y)               a, b          a, b, y               log.extend([y])
+#     l[1] = y; l.pop()           a, b, c       a, y                  l[1:3] = [y]
+#     d["n"] += 1; del d["k"]     k: v, n: 1    n: 2                  d.pop("k"); d["n"] = 2
+#     x, y = l; l[:] = [y, x]     a, b          b, a                  l[0:2] = [l1, l0]
+#     l.append(y); l.pop()        a, b          a, b
+#
+# What is compared is which values there are, not what they are equal to. An item that nobody looked at is the
+# same `Lazy` before and after, and one that was read is the value that its `Lazy` has become. So the
+# comparison asks nothing of the program's objects, and needs no guard: `log` above may have any length in the
+# next call, since the statement is right for all of them.
+#
+# An object or the namespace of a Python module has many attributes, of which a program writes few. They are
+# not copied. What is written lies in front of the object, in `attrs`, and is the difference.
+
+# %%
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+
+from ..ch01_graphs.fake import storage_key
+from ..errors import Unsupported
+from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal, Value, describe, like
+
+
+@dataclass(eq=False)
+class Effects:
+    """changed: id of a value -> the value, and what it held before. calls: those
+    that are made after the graph has run, (function, args, kwargs). pure_since: when the code began that may
+    change only what it has made, or 0."""
+    changed: dict = field(default_factory=dict)
+    calls: list = field(default_factory=list)
+    pure_since: int = 0
+
+    def __bool__(self):
+        return bool(self.changed or self.calls)
+
+
+def touch(tx, value: Value):
+    """`value` is about to change."""
+    effects = tx.effects
+    existed = value.real is not None and value.real is not NEW
+    if effects.pure_since and (existed or value.born < effects.pure_since):
+        raise Unsupported(f"a change of {describe(value)} in code that is not run exactly once")
+    if not existed or id(value) in effects.changed:
+        return
+    if value.source is None and type(value) is not ObjVal:
+        raise Unsupported(f"changing {describe(value)} that belongs to a library")
+    effects.changed[id(value)] = value, SNAPSHOT[type(value)](value)
+
+
+def set_snapshot(value: SetVal) -> set:
+    """The program's own set, in place of which a copy is changed from now on."""
+    before, content = value.order, like(value.order)
+    if content is None:
+        raise Unsupported("changing a set whose copy would have another order")
+    value.order = set(content)
+    return before
+
+
+SNAPSHOT = {ListVal: lambda value: value.items.copy(), DictVal: lambda value: value.items.copy(), SetVal: set_snapshot,
+            CellVal: lambda value: value.content, ObjVal: lambda value: None}
+
+
+def changed(tx, real) -> Value | None:
+    """The value that stands for a real object, if the program has written to it."""
+    value = tx.tracked.get(id(real))
+    return value if id(value) in tx.effects.changed else None
+
+
+# %% [markdown]
+# ## The difference
+#
+# Of a sequence, what lies between the common beginning and the common end is replaced. Of a dictionary, whose
+# keys are in the order in which they were written, those go that are not in their old order among the rest:
+# they were deleted, and perhaps written again.
+
+# %%
+def settled(item):
+    """What an item has become."""
+    return item.value if type(item) is Lazy and item.value is not None else item
+
+
+def difference_of_lists(before, after) -> tuple:
+    """(start, stop, items): `before[start:stop] = items` gives `after`."""
+    before, after = ([settled(item) for item in items] for items in (before, after))
+    shorter = min(len(before), len(after))
+    start = next((i for i in range(shorter) if before[i] is not after[i]), shorter)
+    end = next((i for i in range(shorter - start) if before[-1 - i] is not after[-1 - i]), shorter - start)
+    return start, len(before) - end, after[start:len(after) - end]
+
+
+def difference_of_dicts(before, after) -> tuple:
+    """(keys to delete, keys to write afterwards); the values are pairs of a key and an item."""
+    places, last, kept = {key: i for i, key in enumerate(before)}, -1, {}
+    for key, (_, item) in after.items():
+        place = places.get(key, -1)
+        if place <= last:
+            break
+        last, kept[key] = place, settled(item) is settled(before[key][1])
+    return [key for key in before if key not in kept], [key for key in after if not kept.get(key)]
+
+
+# %% [markdown]
+# ## Code that must not change anything
+#
+# The backward of an autograd function (`regions.py`) runs later, perhaps never; a checkpointed function runs
+# twice; one with an `lru_cache` perhaps not at all. What such code changes outside of itself cannot be part
+# of the one epilogue of this call, so there must be nothing. Objects that the trace makes are numbered; a
+# change of one that is older than the region ends the graph, and eager does it.
+
+# %%
+def written_storages(tx, versions: dict | None = None) -> set:
+    """Keys of the storages that the trace has written to. versions: id of a value -> its version to begin
+    with, where that is not the one it was made with. `x.data` has a version counter of its own, and the
+    storage of x."""
+    versions = versions or {}
+    return {storage_key(v.fake) for v in tx.tensor_of_fake.values()
+            if v.fake._version > versions.get(id(v), v.version)}
+
+
+@contextlib.contextmanager
+def effect_free(tx, what: str):
+    """Code traced inside may change only what it has made."""
+    calls = len(tx.effects.calls)
+    known = {id(v): (v, v.fake._version) for v in tx.tensor_of_fake.values()}
+    since, tx.effects.pure_since = tx.effects.pure_since, next(BIRTHS)
+    try:
+        yield
+    finally:
+        tx.effects.pure_since = since
+    outside = {storage_key(v.fake) for v in tx.tensor_of_fake.values()
+               if v.real is not None or id(v) in known}
+    written = outside & written_storages(tx, {key: version for key, (_, version) in known.items()})
+    if written or calls != len(tx.effects.calls):
+        raise Unsupported(f"{what} with a side effect")

@@ -1,0 +1,228 @@
+# %% [markdown]
+# # The tracer: one capture
+#
+# What a trace has written so far, and what it has come to know: the graph, the guards, the objects that it has
+# met, the effects that wait for the end (`effects.py`). The interpreter (`interpreter.py`) carries a `Tracer`
+# through every handler, and everything that a handler leaves behind is in it.
+
+# %%
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..ch01_graphs.graph import Location
+from ..ch01_graphs.shapes import ShapeEnv
+from ..ch02_guards.guards import GuardSet
+from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
+from ..errors import SkipFrame, Unsupported
+from .effects import Effects
+from .values import ObjVal, Table, Value, class_of, user_error
+
+PYTHON = sys.version_info[:2]
+
+
+@dataclass(eq=False)
+class Tracer:
+    """One capture. `steps` counts the instructions executed in the outermost frame; `stop_at` ends the
+    trace there."""
+    graph: torch.fx.Graph
+    fake_mode: Any
+    guards: GuardSet
+    stop_at: int | None = None
+    inputs: list = field(default_factory=list)
+    example_inputs: list = field(default_factory=list)
+    tracked: dict = field(default_factory=dict)
+    keep: list = field(default_factory=list)
+    constants: list = field(default_factory=list)
+    constant_index: dict = field(default_factory=dict)
+    effects: Effects = field(default_factory=Effects)
+    tensor_of_fake: dict = field(default_factory=dict)
+    frames: list = field(default_factory=list)
+    contexts: list = field(default_factory=list)
+    root_globals: dict = None
+    namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
+    globals: dict = field(default_factory=dict)          # id of a namespace -> the value that stands for it, if written to
+    grad_after: bool = True
+    active: list = field(default_factory=list)
+    options: Any = None                              # CaptureOptions
+    marked: list = field(default_factory=list)       # (source, dim, size) of dimensions that the user marked
+    told: bool = False                               # the program was told that it is being compiled
+    failed: bool = False                             # a tensor operation raised
+    shape_env: ShapeEnv = field(default_factory=ShapeEnv)
+    symbols: dict = field(default_factory=dict)
+    symbol_sources: dict = field(default_factory=dict)
+    dynamic_numbers: dict = field(default_factory=dict)
+    size_nodes: dict = field(default_factory=dict)
+    outer: torch.fx.Graph | None = None
+    lifted: dict = field(default_factory=dict)
+    inference: bool = False
+    region: int = 0
+    made_classes: dict = field(default_factory=dict)
+    told_apart: set = field(default_factory=set)
+    identities: dict = field(default_factory=dict)
+    path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
+    steps: int = 0
+    ops: int = 0
+    limit: int = 2_000_000
+
+
+# %% [markdown]
+# ## Where are we?
+#
+# Every node of the graph remembers the line of the *user's* program that caused it: the innermost frame
+# whose file is not part of torch or of the standard library. `Linear.forward` says nothing to a reader;
+# `model.py:94` does.
+
+# %%
+_LIBRARY: dict = {}
+LIBRARY_ROOTS = (torch.__path__[0] + "/", inspect.__file__.rsplit("/", 1)[0] + "/", "<frozen", "<minicompile")
+
+
+def is_library(filename: str) -> bool:
+    """Whether a file belongs to torch or the standard library."""
+    known = _LIBRARY.get(filename)
+    if known is None:
+        rest = filename.replace(LIBRARY_ROOTS[0], "")
+        known = _LIBRARY[filename] = filename.startswith(LIBRARY_ROOTS) and "site-packages" not in rest
+    return known
+
+
+def line_of(frame) -> int:
+    return frame.decoded.lines[max(frame.ip - 1, 0)]
+
+
+def user_frame(tx: Tracer):
+    return next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename)), tx.frames[0])
+
+
+def location(tx: Tracer):
+    """The user's innermost line, or None outside any frame."""
+    if not tx.frames:
+        return None
+    frame = user_frame(tx)
+    name, i = frame.code.co_name.split("__resume_at_")[0], frame.decoded.instructions[max(frame.ip - 1, 0)]
+    text = (i.positions.end_lineno, i.positions.col_offset, i.positions.end_col_offset) if i.positions else ()
+    return Location(frame.code.co_filename, line_of(frame), name, i.offset, *text)
+
+
+def call_chain(tx: Tracer) -> list:
+    """Lines from the outermost frame inwards, for messages."""
+    return [f"{f.code.co_filename}:{line_of(f)} in {f.code.co_name}" for f in tx.frames]
+
+
+def unsupported(tx: Tracer, reason: str):
+    """Give up on the current instruction: a graph break."""
+    error = Unsupported(reason, location(tx))
+    say_where(tx, error)
+    raise error
+
+
+def plain_python(tx: Tracer, reason: str):
+    """Give up on the innermost frame. If it is not the outermost one, this is a break like any other; it then
+    comes here as a frame of its own."""
+    if len(tx.frames) == 1:
+        raise SkipFrame(reason, location(tx))
+    unsupported(tx, reason)
+
+
+def say_where(tx: Tracer, error: Unsupported):
+    """Note the call chain, and the columns of the expression in the user's innermost line."""
+    frame = user_frame(tx)
+    error.chain = call_chain(tx)
+    error.position = frame.decoded.instructions[max(frame.ip - 1, 0)].positions
+    error.location = error.location or location(tx)
+
+
+# %% [markdown]
+# ## Guards and constants
+#
+# A guard is recorded with the line that needed it, so that a recompile can say why. Objects that the
+# generated function must name but cannot spell go to its constant pool `__K`.
+
+# %%
+def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
+    """Record a guard; no source means that the object is a constant of the trace."""
+    if source is not None and not isinstance(source, ConstantSource):
+        tx.guards.add(source, kind, expected, location(tx))
+
+
+def constant_source(tx: Tracer, real) -> ConstantSource:
+    index = tx.constant_index.get(id(real))
+    if index is None:
+        index = tx.constant_index[id(real)] = len(tx.constants)
+        tx.constants.append(real)
+    return ConstantSource.of(index, real)
+
+
+# %% [markdown]
+# The globals of inlined functions are read from their Python module, or from a function that has them. Those
+# of the function that is being called are `__G`. Entries belong to code, and another function of the same code
+# may have other globals (`exec` of one code object in two namespaces), so an entry that takes `__G` for the
+# globals of something else as well asks whether it still is.
+
+# %%
+def module_of(namespace: dict) -> types.ModuleType | None:
+    """The Python module whose globals these are, if it is still the one that is imported by this name."""
+    module = sys.modules.get(namespace.get("__name__"))
+    return module if type(module) is types.ModuleType and vars(module) is namespace else None
+
+
+def globals_of(tx: Tracer, namespace: dict) -> Source:
+    """Where a namespace is read."""
+    module = module_of(namespace)
+    if namespace is tx.root_globals:
+        if module is None:
+            return GlobalsSource()
+        tx.guards.add(None, "GLOBALS", module, location(tx))
+    if module is not None:
+        return InstanceDictSource(constant_source(tx, module))
+    return tx.namespaces.get(id(namespace)) or constant_source(tx, namespace)
+
+
+def enter_namespace(tx: Tracer, function: types.FunctionType, source: Source | None):
+    """`function` is inlined. source: where it is read if it may be another one next time."""
+    namespace = function.__globals__
+    if namespace is not tx.root_globals:
+        if module_of(namespace) is None:
+            at = constant_source(tx, function) if source is None else source
+            tx.namespaces[id(namespace)] = AttrSource(at, "__globals__")
+    elif source is not None:
+        guard(tx, source, "GLOBALS")
+    else:
+        tx.guards.add(None, "GLOBALS", module_of(namespace) or function, location(tx))
+
+
+def writable_globals(tx: Tracer, namespace: dict) -> ObjVal:
+    """What stands for a namespace; `attrs` is what the program writes there."""
+    if id(namespace) not in tx.globals:
+        source = GlobalsSource() if namespace is tx.root_globals else globals_of(tx, namespace)
+        tx.globals[id(namespace)] = ObjVal(real=namespace, cls=types.ModuleType, source=source)
+    return tx.globals[id(namespace)]
+
+
+def written_global(tx: Tracer, namespace: dict, name: str):
+    """What the program wrote to a global variable (DELETED if it deleted it), or None."""
+    value = tx.globals.get(id(namespace))
+    return value and value.attrs.get(name)
+
+
+# %% [markdown]
+# ## Calls
+#
+# What a call does depends on the kind of value that is called; `calls.py` fills the table.
+
+# %%
+CALLS = Table()                       # kind of value -> function(tx, callee, args, kwargs)
+
+
+def call(tx: Tracer, callee: Value, args, kwargs=None) -> Value:
+    """callee(*args, **kwargs); args: list of values, kwargs: dict of values."""
+    if type(callee) not in CALLS:
+        user_error(TypeError, f"'{class_of(callee).__name__}' object is not callable")
+    return CALLS[type(callee)](tx, callee, args, kwargs or {})
