@@ -98,10 +98,12 @@ class Captured:
 @dataclass(eq=False)
 class Trace:
     """A trace that has ended: by a return (`result`) or at the instruction where the graph breaks (`result`
-    None)."""
+    None). active: the contexts that the program was in, grad_mode: whether gradients were enabled."""
     tx: Tracer
     frame: Any
-    result: Any = None
+    result: Any
+    active: list
+    grad_mode: bool
 
 
 # %% [markdown]
@@ -138,8 +140,8 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
     code = func.__code__
     tx = Tracer(graph=torch.fx.Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
     # Tensors hold their sizes in C++, where the collector sees no cycle: from there nothing leads back
-    tx.shape_env.place = lambda trace=weakref.ref(tx): trace() and location(trace())
-    tx.options, tx.limit, tx.root_globals = options, options.max_ops, func.__globals__
+    tx.symbols.env.place = lambda trace=weakref.ref(tx): trace() and location(trace())
+    tx.options, tx.root_globals = options, func.__globals__
     for kind in WORLD:
         tx.guards.add(None, kind)
     frame = Frame(code, func.__globals__)
@@ -175,17 +177,15 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
 def interpret(tx: Tracer, frame: Frame, mode: bool) -> Trace:
     """mode: whether gradients are enabled."""
     try:
-        result = run(tx, frame).value
-        if tx.contexts:
+        try:
+            result = run(tx, frame).value
+        except StopTrace:
+            result = None
+        if result is not None and tx.contexts:
             raise SkipFrame("a context manager is left open", location(tx))
-        tx.grad_after = torch.is_grad_enabled()
+        done = Trace(tx, frame, result, close_all(tx), torch.is_grad_enabled())
         set_grad(tx, mode)
-        return Trace(tx, frame, result)
-    except StopTrace:
-        tx.active = close_all(tx)
-        tx.grad_after = torch.is_grad_enabled()
-        set_grad(tx, mode)
-        return Trace(tx, frame)
+        return done
     except UserError as error:
         words = describe_error(error.exc)
         failure = Unsupported(f"the program raises {words}", getattr(error, "location", None))
@@ -230,7 +230,7 @@ def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured
     ep = Epilogue(done.tx)
     try:
         result = expression(ep, done.result)
-        lines = finish(ep)
+        lines = finish(ep, done)
     except Unsupported as error:
         error.step = step_of(done.tx, getattr(error, "born", 0)) + 1      # it may break before that was made
         raise
@@ -242,11 +242,11 @@ def step_of(tx: Tracer, born: int) -> int:
     return bisect.bisect_left([birth for _, birth in tx.path], born) - 1 if born else -1
 
 
-def finish(ep: Epilogue) -> list:
+def finish(ep: Epilogue, done: Trace) -> list:
     """Side effects and the text up to the return. Reading everything comes before writing anything."""
     write_effects(ep)
-    if ep.tx.grad_after != torch.is_grad_enabled():
-        ep.writes.append(f"__torch._C._set_grad_enabled({ep.tx.grad_after})")
+    if done.grad_mode != torch.is_grad_enabled():
+        ep.writes.append(f"__torch._C._set_grad_enabled({done.grad_mode})")
     for name, (value, _) in ep.late.items():
         if any(re.search(rf"\b{name}\b", line) for line in (*ep.reads, *ep.writes)):
             refuse_to_leave(ep, "an iterator that something else refers to", value)
@@ -287,10 +287,9 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     inputs = tx.inputs if gm is not None else []
     written = [(value.source, name) for value, _ in tx.effects.changed.values()
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
-    return Captured(gm, list(inputs), list(tx.example_inputs) if gm is not None else [], tx.guards,
-                    "\n".join(lines),
-                    tuple(map(held, tx.constants)), list(breaks), functools.partial(close_guards, tx), tuple(written),
-                    leaves_no_trace(tx), tuple(ep.weak), tx.symbol_sources)
+    return Captured(gm, [source for source, _ in inputs], [real for _, real in inputs], tx.guards, "\n".join(lines),
+                    tuple(held(real) for _, real in tx.constants.values()), list(breaks), functools.partial(close_guards, tx),
+                    tuple(written), leaves_no_trace(tx), tuple(ep.weak), tx.symbols.sources)
 
 
 def leaves_no_trace(tx) -> bool:
@@ -312,7 +311,7 @@ def close_guards(tx) -> list[str]:
     here on a question that they do not answer is an error. Returns a sentence for each dimension that was
     marked as dynamic and is not."""
     guard_sizes(tx)
-    tx.shape_env.frozen = True
+    tx.symbols.env.frozen = True
     return fixed_marks(tx)
 
 

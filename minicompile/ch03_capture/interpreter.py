@@ -216,7 +216,7 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
                 if fresh and handled not in (None, exc):
                     exc.context = handled
                 exc.seen = True
-                if tx.ops > tx.limit or not unwind(frame, instruction.offset, exc):
+                if tx.ops > tx.options.max_ops or not unwind(frame, instruction.offset, exc):
                     raise
                 continue
             except NotConstant:
@@ -231,8 +231,8 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
                 return pushed
             elif pushed is not None:
                 stack.append(pushed)
-            if tx.ops > tx.limit:
-                raise SkipFrame(f"more than {tx.limit} instructions to trace", location(tx))
+            if tx.ops > tx.options.max_ops:
+                raise SkipFrame(f"more than {tx.options.max_ops} instructions to trace", location(tx))
     finally:
         tx.frames.pop()
 

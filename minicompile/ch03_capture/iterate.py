@@ -201,7 +201,7 @@ def values_of(tx: Tracer, value: Value):
     iterator = iterate(tx, value)
     while (item := next_value(tx, iterator)) is not None:
         tx.ops += 1
-        if tx.ops > tx.limit:
+        if tx.ops > tx.options.max_ops:
             unsupported(tx, "an iteration that does not end")
         yield item
 

@@ -28,6 +28,18 @@ PYTHON = sys.version_info[:2]
 
 
 @dataclass(eq=False)
+class Symbols:
+    """What may be another number at the next call. env: the questions that were asked about symbols; by_size: size ->
+    (symbol, its source); sources: name -> source; numbers: source -> value of a Python number; marked: (source, dim,
+    size) of dimensions that the user marked."""
+    env: ShapeEnv = field(default_factory=ShapeEnv)
+    by_size: dict = field(default_factory=dict)
+    sources: dict = field(default_factory=dict)
+    numbers: dict = field(default_factory=dict)
+    marked: list = field(default_factory=list)
+
+
+@dataclass(eq=False)
 class Tracer:
     """One capture. `steps` counts the instructions executed in the outermost frame; `stop_at` ends the
     trace there."""
@@ -35,12 +47,10 @@ class Tracer:
     fake_mode: Any
     guards: GuardSet
     stop_at: int | None = None
-    inputs: list = field(default_factory=list)
-    example_inputs: list = field(default_factory=list)
+    inputs: list = field(default_factory=list)       # (source, object) of each placeholder
     tracked: dict = field(default_factory=dict)
     keep: list = field(default_factory=list)
-    constants: list = field(default_factory=list)
-    constant_index: dict = field(default_factory=dict)
+    constants: dict = field(default_factory=dict)    # id -> (index in `__K`, object)
     effects: Effects = field(default_factory=Effects)
     tensor_of_fake: dict = field(default_factory=dict)
     frames: list = field(default_factory=list)
@@ -48,16 +58,10 @@ class Tracer:
     root_globals: dict = None
     namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
     globals: dict = field(default_factory=dict)          # id of a namespace -> the value that stands for it, if written to
-    grad_after: bool = True
-    active: list = field(default_factory=list)
     options: Any = None                              # CaptureOptions
-    marked: list = field(default_factory=list)       # (source, dim, size) of dimensions that the user marked
     told: bool = False                               # the program was told that it is being compiled
     failed: bool = False                             # a tensor operation raised
-    shape_env: ShapeEnv = field(default_factory=ShapeEnv)
-    symbols: dict = field(default_factory=dict)
-    symbol_sources: dict = field(default_factory=dict)
-    dynamic_numbers: dict = field(default_factory=dict)
+    symbols: Symbols = field(default_factory=Symbols)
     size_nodes: dict = field(default_factory=dict)
     outer: torch.fx.Graph | None = None
     lifted: dict = field(default_factory=dict)
@@ -69,7 +73,6 @@ class Tracer:
     path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
     steps: int = 0
     ops: int = 0
-    limit: int = 2_000_000
 
 
 # %% [markdown]
@@ -153,10 +156,7 @@ def guard(tx: Tracer, source: Source | None, kind: str, expected=None):
 
 
 def constant_source(tx: Tracer, real) -> ConstantSource:
-    index = tx.constant_index.get(id(real))
-    if index is None:
-        index = tx.constant_index[id(real)] = len(tx.constants)
-        tx.constants.append(real)
+    index, _ = tx.constants.setdefault(id(real), (len(tx.constants), real))
     return ConstantSource.of(index, real)
 
 

@@ -395,7 +395,7 @@ def wrap_tensor(tx, real, source):
     tx.tensor_of_fake[id(fake)] = value
     for d, (low, high) in getattr(real, marks.DYNAMIC, {}).items():
         size = fake.shape[d]
-        tx.marked.append((source, d, size))
+        tx.symbols.marked.append((source, d, size))
         if isinstance(size, torch.SymInt):           # to ask is to guard
             bool(size >= low), high is None or bool(size <= high)
     return value
@@ -430,9 +430,9 @@ def dynamic_dims(tx, real, source) -> frozenset:
 def fixed_marks(tx) -> list[str]:
     """What became of `mark_dynamic`: a sentence for each marked dimension that the program fixed."""
     found = []
-    for source, d, size in tx.marked:
+    for source, d, size in tx.symbols.marked:
         name = str(size)
-        why = [(g, tx.shape_env.places[g]) for g in tx.shape_env.guards
+        why = [(g, tx.symbols.env.places[g]) for g in tx.symbols.env.guards
                if g.op == "eq" and g.answer and free_names(g.left) | free_names(g.right) == {name}]
         if isinstance(size, torch.SymInt) and not why:
             continue
@@ -448,8 +448,7 @@ def add_input(tx, real, fake, source) -> torch.fx.Node:
     node = (tx.outer or tx.graph).placeholder(placeholder_name(source))
     node.meta.update(val=fake, location=location(tx), origins=(), source=source,
                      parameter=isinstance(real, torch.nn.Parameter))
-    tx.inputs.append(source)
-    tx.example_inputs.append(real)
+    tx.inputs.append((source, real))
     return node
 
 
@@ -457,15 +456,15 @@ def symbol_for(tx, size: int, source):
     """A SymInt of value `size` (an int for 0 and 1), read from `source` at each call. Equal sizes share a
     symbol, guarded by their equality: a batch size is one number, however many tensors have it."""
     tx.options.used = True
-    known = tx.symbols.get(size)
+    known = tx.symbols.by_size.get(size)
     if known is not None:
         name = str(known[0].node.expr)
         guard(tx, source, "SIZE", (f"{name} == n", ((name, known[1]), ("n", source))))
         return known[0]
-    symbol = tx.shape_env.create(size)
+    symbol = tx.symbols.env.create(size)
     if isinstance(symbol, torch.SymInt):
-        tx.symbols[size] = symbol, source
-        tx.symbol_sources[str(symbol.node.expr)] = source
+        tx.symbols.by_size[size] = symbol, source
+        tx.symbols.sources[str(symbol.node.expr)] = source
     return symbol
 
 
@@ -477,9 +476,9 @@ def symbol_for(tx, size: int, source):
 
 # %%
 def wrap_dynamic_number(tx, real, source):
-    if source in tx.dynamic_numbers:
-        return tx.dynamic_numbers[source]
-    env, kind = tx.shape_env, type(real)
+    if source in tx.symbols.numbers:
+        return tx.symbols.numbers[source]
+    env, kind = tx.symbols.env, type(real)
     tx.options.used = True
     if kind is int and not 1 < abs(real) < 2**31:
         guard(tx, source, "CONSTANT_MATCH", real)
@@ -487,24 +486,24 @@ def wrap_dynamic_number(tx, real, source):
     guard(tx, source, "TYPE_MATCH", kind)
     at = CallSource(source, "__neg__") if kind is int and real < 0 else source
     symbol = env.create_float(real) if kind is float else env.create(abs(real))
-    tx.symbol_sources[str(symbol)] = at
+    tx.symbols.sources[str(symbol)] = at
     if kind is int:
         guard(tx, source, "SIZE", ("1 < n < 2147483648", (("n", at),)))
     node = add_input(tx, abs(real) if kind is int else real, symbol, at)
     if at is not source:
         node, symbol = tx.graph.call_function(operator.neg, (node,)), -symbol
         node.meta.update(val=symbol, location=location(tx), origins=())
-    value = tx.dynamic_numbers[source] = SymVal(node=node, sym=symbol, source=source)
+    value = tx.symbols.numbers[source] = SymVal(node=node, sym=symbol, source=source)
     return value
 
 
 def guard_sizes(tx):
     """The questions that were asked about symbols, with their answers, become guards."""
-    for g in tx.shape_env.guards:
+    for g in tx.symbols.env.guards:
         text = g.text()
-        names = tuple((name, source) for name, source in tx.symbol_sources.items()
+        names = tuple((name, source) for name, source in tx.symbols.sources.items()
                       if re.search(rf"\b{name}\b", text))
-        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names), tx.shape_env.places.get(g))
+        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names), tx.symbols.env.places.get(g))
 
 
 # %% [markdown]

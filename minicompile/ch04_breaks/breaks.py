@@ -97,9 +97,9 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
     """What the trace has done so far, then a step from where it stopped."""
     tx, frame = done.tx, done.frame
     on_stack = [v.context for v in frame.stack if isinstance(v, ContextExit)]
-    if on_stack != tx.active:
+    if on_stack != done.active:
         error = Unsupported("graph break inside a context that was entered out of sight")
-        error.born = min((c.entered for c in tx.active if c not in on_stack), default=0)
+        error.born = min((c.entered for c in done.active if c not in on_stack), default=0)
         raise error
     ep = Epilogue(tx)
     kinds, slots = stack_slots(ep, frame.stack)
@@ -113,7 +113,7 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
                 cells[name] = expression(ep, value)
         elif name in needed:
             locals_[name] = expression(ep, value)
-    lines = cap.finish(ep)
+    lines = cap.finish(ep, done)
     if not ep.writes and not has_graph(tx) and (whole := only_step(done, path)) is not None:
         return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason], weak=(0,))
     point = make_step(code, path, set(locals_), kinds)
