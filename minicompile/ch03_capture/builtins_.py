@@ -524,15 +524,6 @@ def make_partial(tx, function, *args, **kwargs):
     return PartialVal(func=function, args=list(args), kwargs=kwargs)
 
 
-@handles(functools.reduce)
-def reduced(tx, function, items, initial=None):
-    items = values_of(tx, items)
-    value = initial or next(items, None)
-    if value is None:
-        user_error(TypeError, "reduce() of empty iterable with no initial value")
-    return functools.reduce(lambda a, b: call(tx, function, [a, b]), items, value)
-
-
 @handles(inspect.signature)
 def signature(tx, function):
     """The signature of a function or a method, which only its code and its defaults decide."""

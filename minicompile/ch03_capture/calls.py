@@ -251,7 +251,7 @@ def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 # ## C functions
 
 # %%
-PURE_MODULES = frozenset(("math", "cmath", "_operator", "_struct", "_bisect", "unicodedata", "_string"))
+PURE_MODULES = frozenset(("math", "cmath", "_struct", "unicodedata", "_string"))
 PURE_CLASSES = (dict, int, float, bytes, str)
 
 

@@ -2,14 +2,17 @@
 # # The standard library
 #
 # What Python programs lean on is half Python and half C. The Python half is inlined like any other code.
-# Three sorts of C code remain. Some only compute: given constants they are called at compile time, and the
-# result is a constant. Some take functions or iterators (`groupby`, `tee`, `cmp_to_key`): they are written
-# here for values. And some ask about the state of the process, which is guarded or ends the graph.
+# Four sorts of C code remain. Some only compute: given constants they are called at compile time, and the
+# result is a constant. Some exist in Python as well, and that is what is run. Some take functions or iterators
+# (`groupby`, `tee`, `cmp_to_key`): they are written here for values. And some ask about the state of the process,
+# which is guarded or ends the graph.
 
 # %%
 from __future__ import annotations
 
 import _thread
+import bisect
+import builtins
 import collections
 import contextvars
 import copy
@@ -43,13 +46,11 @@ from .effects import effect_free
 from .interpreter import handled_exception, read_cell, read_local
 from .iterate import iterate, unpack, values_of
 from .methods import call_method, method
-from .operations import (
-    BINARY, COMPARE, binary, compare, contains, delete_item, equal, fold, get_item, identical, python_operator, set_item, truth, unary,
-    user_errors)
+from .operations import contains, equal, fold, identical, set_item, truth, user_errors
 from .tracer import call, constant_source, guard, location, unsupported
 from .values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, TensorVal, TupleVal, boolean, class_of, describe, dict_of, python_method, told_apart)
+    SetVal, SliceVal, SymVal, TensorVal, TupleVal, class_of, describe, dict_of, python_method, told_apart)
 from .wrap import key_of, part, realize, wrap
 
 
@@ -117,12 +118,6 @@ def called_until(tx, function, sentinel):
 
 HANDLED[iter] = lambda tx, value, *sentinel: \
     IterVal(it=called_until(tx, value, *sentinel)) if sentinel else iterate(tx, value)
-
-
-@handles(operator.methodcaller)
-def make_methodcaller(tx, name, *args, **kwargs):
-    return BuiltinVal(name="methodcaller", call=lambda tx, given, _: call(
-        tx, get_attribute(tx, given[0], name.value), args, kwargs))
 
 
 @handles(functools.cmp_to_key)
@@ -210,79 +205,50 @@ def bind_function(tx, self, obj, owner=NONE):
 
 
 # %% [markdown]
-# Heaps: the algorithm is Python code in `heapq.py`, below the C that replaces it.
+# ## The Python below the C
+#
+# Some modules of the standard library are written twice: in Python, and once more in C, which replaces the Python
+# where there is a C compiler. The interpreter cannot look into the C, but it can run the Python. So a call of
+# `heapq.heappush`, `bisect.insort` or `operator.itemgetter` runs the bytecode of the other version, like that of any
+# function of the program: the comparisons of the program's own classes, exceptions in a key function, and changes
+# of a list all come out as they should, and only the items are guarded that the algorithm looks at.
+#
+# What these functions are given could be seen to differ from the C version in one respect, its class. So objects of
+# these classes do not leave the graph.
 
 # %%
 @functools.lru_cache(None)
-def pure_python_heapq() -> dict:
-    source = inspect.getsource(heapq).split("# If available, use C implementation")[0]
-    namespace = {"__name__": "heapq"}
-    exec(compile(source, heapq.__file__, "exec"), namespace)
+def below_c(module) -> dict:
+    """The namespace of a module of the standard library without what it would take from its version in C."""
+    def import_(name, *args):
+        if name == f"_{module.__name__}":
+            raise ImportError
+        return __import__(name, *args)
+    namespace = {"__name__": module.__name__, "__package__": "", "__builtins__": {**vars(builtins), "__import__": import_}}
+    exec(compile(inspect.getsource(module), module.__file__, "exec"), namespace)
+    namespace["__builtins__"] = builtins
     return namespace
 
 
-for _name in ("heappush", "heappop", "heapify", "heapreplace", "heappushpop"):
-    HANDLED[getattr(heapq, _name)] = lambda tx, *args, name=_name: call(
-        tx, wrap(tx, pure_python_heapq()[name]), args)
+def interpreted(module, name):
+    """Calls of a function or a class of the C version run the Python version."""
+    def handler(tx, *args, **kwargs):
+        python = below_c(module)[name]
+        if isinstance(python, type):
+            tx.made_classes[python] = None
+        return call(tx, wrap(tx, python), args, kwargs)
+    HANDLED[getattr(module, name)] = handler
 
 
-# %% [markdown]
-# `collections.Counter` counts in C when it can.
+for _module, _names in {
+        heapq: ("heappush", "heappop", "heapify", "heapreplace", "heappushpop"),
+        bisect: ("bisect_left", "bisect_right", "insort_left", "insort_right"),
+        operator: [n for n in operator.__all__ if n not in ("index", "length_hint")],
+        functools: ("reduce",), collections: ("_count_elements",)}.items():
+    for _name in _names:
+        interpreted(_module, _name)
 
-# %%
-@handles(__import__("_collections")._count_elements)
-def count_elements(tx, mapping, items):
-    get = get_attribute(tx, mapping, "get")
-    for item in values_of(tx, items):
-        number = call(tx, get, [item, Const(value=0)])
-        set_item(tx, mapping, item, fold(tx, operator.add, [number, Const(value=1)]))
-
-
-# %% [markdown]
-# ## The operator module
-#
-# It repeats the instructions as functions, and makes functions that read.
-
-# %%
-def getter(keys, read) -> BuiltinVal:
-    """A callable of one value that reads one thing of it, or a tuple of several."""
-    def apply(tx, args, kwargs):
-        found = [read(tx, args[0], key) for key in keys]
-        return found[0] if len(found) == 1 else TupleVal(items=found)
-    return BuiltinVal(call=apply, name="getter")
-
-
-@handles(operator.itemgetter)
-def make_itemgetter(tx, *keys):
-    return getter(keys, get_item)
-
-
-@handles(operator.attrgetter)
-def make_attrgetter(tx, *names):
-    def read(tx, value, name):
-        return functools.reduce(functools.partial(get_attribute, tx), name.value.split("."), value)
-    return getter(names, read)
-
-
-for _symbol, _name in BINARY.items():
-    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b)
-    HANDLED[python_operator("i" + _name)] = lambda tx, a, b, s=_symbol: binary(tx, s, a, b, inplace=True)
-for _symbol, _name in COMPARE.items():
-    HANDLED[python_operator(_name)] = lambda tx, a, b, s=_symbol: compare(tx, s, a, b)
-for _name in ("neg", "pos", "invert"):
-    HANDLED[getattr(operator, _name)] = lambda tx, a, n=_name: unary(tx, n, a)
-HANDLED.update({
-    operator.getitem: get_item,
-    operator.setitem: set_item,
-    operator.delitem: delete_item,
-    operator.not_: lambda tx, a: boolean(not truth(tx, a)),
-    operator.truth: lambda tx, a: boolean(truth(tx, a)),
-    operator.is_: lambda tx, a, b: boolean(identical(a, b)),
-    operator.is_not: lambda tx, a, b: boolean(not identical(a, b)),
-    operator.contains: lambda tx, a, b: boolean(contains(tx, a, b)),
-    operator.index: lambda tx, a: a if type(a) is SymVal and class_of(a) is int
-    else fold(tx, operator.index, [a]),
-})
+HANDLED[operator.index] = lambda tx, a: a if type(a) is SymVal and class_of(a) is int else fold(tx, operator.index, [a])
 
 
 # %% [markdown]

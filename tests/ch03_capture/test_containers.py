@@ -1,5 +1,8 @@
 """Methods and operators of containers while tracing: same results as eager, in one graph."""
+import bisect
 import collections
+import functools
+import heapq
 import itertools
 import operator
 import warnings
@@ -46,6 +49,33 @@ def bounded_deque(x):
     e.append(x)
     e.append(x)
     return d, left, e, len(d), d[0] is d[-2]
+
+
+@program
+def python_below_c(x):
+    class Late:
+        def __init__(self, n):
+            self.n = n
+
+        def __lt__(self, other):
+            return self.n > other.n
+
+    a, rows, late = [1, 3, 5], [(2, "b"), (1, "a")], [Late(1), Late(3), Late(2)]
+    bisect.insort(a, 2)
+    bisect.insort_left(a, 4)
+    operator.iconcat(a, [9])
+    heapq.heapify(late)
+    rows.sort(key=operator.itemgetter(1))
+    first = heapq.heappop(late).n
+    cut = bisect.bisect_left([Late(3), Late(2), Late(1)], Late(2))
+    try:
+        functools.reduce(operator.add, [])
+    except TypeError as error:
+        text = str(error)
+    counts = collections.Counter("abca")
+    total = functools.reduce(operator.mul, x.shape, 1)
+    pair = operator.itemgetter(1, 0)(rows), operator.attrgetter("n", "n")(Late(7)), operator.methodcaller("index", 3)(a)
+    return a, rows, first, cut, text, dict(counts), x * total, pair, operator.indexOf(a, 4), operator.countOf(a, 9)
 
 
 @program
