@@ -85,14 +85,14 @@ def watch_overlaps(captured, compiled) -> Callable:
             at = t.data_ptr()
             spans.append((at, at + (extent(t) if size is None else size)))
         if spans != apart[0]:
-            if overlap(spans, kinds):
+            if harm_each_other(spans, kinds):
                 return eager(*inputs)
             apart[0] = spans
         return compiled(*inputs)
     return call
 
 
-def overlap(spans: list, kinds: list) -> bool:
+def harm_each_other(spans: list, kinds: list) -> bool:
     """Whether two of the ranges (first byte, the one after the last) have memory in common, one of them is
     written, and not both are of modules. kinds: (is it written, is it of a module) for each.
 

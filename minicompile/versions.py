@@ -110,7 +110,7 @@ def compile_version(state: FrameState, function, args, fixed: str = ""):
         logs.log("graph_breaks", "%s: %s\n%s\n  -> %s", describe(state.code), reason.reason,
                  "\n".join(place_of_break(reason)), reason.hint)
     logs.tell("captured", state=state, captured=captured)
-    return build_entry(state, function, args, captured)
+    return make_entry(state, function, args, captured)
 
 
 def capture_best(state: FrameState, function, local_values: dict, fixed: str):
@@ -134,7 +134,7 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
     return found if found is not None and len(found.breaks) <= len(static.breaks) else static
 
 
-def build_entry(state: FrameState, function, args, captured):
+def make_entry(state: FrameState, function, args, captured):
     body, inputs = captured.body, []
     namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed]}
     if captured.gm is not None:

@@ -29,7 +29,7 @@ import torch
 
 from . import guards as g
 from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
-from .stable import is_stable, looks_of, make_memo, refresh, root_of, varying_attributes
+from .stable import is_stable, looks_of, make_memo, refresh, start_of, varying_attributes
 
 FREE = (LocalSource, ConstantSource)      # reading one is as cheap as reading a variable
 
@@ -205,7 +205,7 @@ def check_text(guards, inputs, written=()) -> CheckText:
         result.add_memo("__tensors", loose, tensors, [(g.TENSOR, source) for source in tensors])
     if stable or outputs:
         found = [look for guard in stable for look in looks[id(guard)]]
-        roots = dict.fromkeys(map(root_of, (*(at for what, at in found if what != g.WATCHED), *outputs)))
+        roots = dict.fromkeys(map(start_of, (*(at for what, at in found if what != g.WATCHED), *outputs)))
         result.add_memo("__stable", stable, roots, found, outputs)
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
     result.lines = [*states.lines, *rest.lines]

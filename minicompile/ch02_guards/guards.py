@@ -548,12 +548,12 @@ def not_aliased(g, x, const):
 # the predicate itself: its text over symbol names, and the source that each symbol is read from.
 
 # %%
-def size_in_words(g) -> str:
+def predicate_in_words(g) -> str:
     where = ", ".join(f"{name} is {source}" for name, source in g.expected[1] if name != str(source))
     return " where ".join(filter(None, (g.expected[0], where)))
 
 
-@guard("SIZE", size_in_words)
+@guard("SIZE", predicate_in_words)
 def size(g, x, const):
     """expected: (predicate text, ((symbol, Source), ...)), e.g. ("s0 % 8 == 0", (("s0", CallSource(x,
     "size", (0,))),))."""

@@ -128,10 +128,10 @@ def attribute(source: Source) -> tuple | None:
     return attribute(holder) if kind == TUPLE else (holder, key)
 
 
-def root_of(source: Source) -> Source:
+def start_of(source: Source) -> Source:
     """Where the chain of places begins; a source that is not stable is its own root."""
     found = place(source)
-    return source if found is None else root_of(found[1])
+    return source if found is None else start_of(found[1])
 
 
 @functools.lru_cache(4096)

@@ -20,7 +20,7 @@ from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import together
-from .schemas import argument
+from .schemas import argument_of
 
 aten = torch.ops.aten
 
@@ -30,8 +30,8 @@ def is_random(node: fx.Node) -> bool:
     if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
         return False
     if op is aten.native_dropout.default:
-        return argument(node, "train") is not False
-    return not any(a.name == "dropout_p" for a in op._schema.arguments) or argument(node, "dropout_p") != 0.0
+        return argument_of(node, "train") is not False
+    return not any(a.name == "dropout_p" for a in op._schema.arguments) or argument_of(node, "dropout_p") != 0.0
 
 
 def has_effect(node: fx.Node) -> bool:

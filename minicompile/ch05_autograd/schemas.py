@@ -27,7 +27,7 @@ def is_mutable(op) -> bool:
     return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
 
 
-def argument(node, name: str):
+def argument_of(node, name: str):
     """The argument of this name in a call of an operator, or its default."""
     place, schema = next((i, a) for i, a in enumerate(node.target._schema.arguments) if a.name == name)
     return node.args[place] if place < len(node.args) else node.kwargs.get(name, schema.default_value)

@@ -19,10 +19,11 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ch01_graphs.graph import call_node
+from ..ch01_graphs.layouts import present
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..ch05_autograd.cleanup import clean
 from .primitives import PRIMITIVES, is_primitive
-from .table import HALF, TABLE, hint
+from .table import HALF, TABLE
 
 aten = torch.ops.aten
 
@@ -155,7 +156,7 @@ def _ordered(out, wanted):
     """`out` with the strides of `wanted`, by a copy if they differ. Only dense layouts can be asked for."""
     if _strides(out) == _strides(wanted):
         return out
-    order = sorted(range(wanted.dim()), key=lambda d: (-hint(wanted.stride(d)), -hint(wanted.shape[d])))
+    order = sorted(range(wanted.dim()), key=lambda d: (-present(wanted.stride(d)), -present(wanted.shape[d])))
     if not _dense(wanted, order):
         return out
     copy = out.permute(order).clone(memory_format=torch.contiguous_format)
@@ -171,7 +172,7 @@ def _dense(t, order) -> bool:
     """Do the dims, in `order` from outer to inner, fill memory without gaps?"""
     step = 1
     for d in reversed(order):
-        if hint(t.shape[d]) != 1 and hint(t.stride(d)) != hint(step):
+        if present(t.shape[d]) != 1 and present(t.stride(d)) != present(step):
             return False
         step = step * t.shape[d]
     return True

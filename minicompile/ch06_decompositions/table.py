@@ -172,11 +172,6 @@ def dims_of(dim, ndim: int) -> list[int]:
     return sorted({d % ndim if ndim else 0 for d in dim}) if ndim else []
 
 
-def hint(n) -> int:
-    """A size or stride to sort by: of a symbolic one, its value in the present call."""
-    return n if isinstance(n, int) else n.node.hint
-
-
 def count(x: torch.Tensor, dims: list[int]):
     """How many elements a reduction over `dims` folds into one."""
     n = 1

@@ -254,7 +254,7 @@ def reshape_layout(base: Layout, size, groups) -> Layout | None:
 # the strides of eager. `view.dtype` reads the same bytes as another dtype of equal width.
 
 # %%
-def root_of(g: Lowering, x: Lazy) -> Lazy:
+def memory_of(g: Lowering, x: Lazy) -> Lazy:
     while x.view is None and x.base is not None:
         x = x.base
     return realize(g, x)
@@ -262,7 +262,7 @@ def root_of(g: Lowering, x: Lazy) -> Lazy:
 
 @lowering("as_strided", view=True)
 def as_strided(g, x, size, stride, storage_offset=None):
-    node, root = g.node.args[0], root_of(g, x).view.buffer
+    node, root = g.node.args[0], memory_of(g, x).view.buffer
     sources = {n.name: n.meta["val"] for n in node.graph.nodes if n.op in ("placeholder", "get_attr")}
     start = offset_of(sources[root]) if root in sources else 0          # our own buffers start at 0
     offset = offset_of(node.meta["val"]) if storage_offset is None else storage_offset

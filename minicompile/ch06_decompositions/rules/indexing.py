@@ -14,7 +14,8 @@ from functools import partial
 
 import torch
 
-from ..table import HALF, aten, constant, decomposition, dims_of, hint, iota, number_dtype, overload, promoted, same_as, widen
+from ...ch01_graphs.layouts import present
+from ..table import HALF, aten, constant, decomposition, dims_of, iota, number_dtype, overload, promoted, same_as, widen
 
 # %% [markdown]
 # ## Names for the same views
@@ -405,7 +406,7 @@ def _like(value, like, *, memory_format=None, **options):
     if memory_format is torch.channels_last and like.dim() == 4 or memory_format is torch.channels_last_3d:
         order = [0, *range(2, like.dim()), 1]
     elif memory_format in (None, torch.preserve_format) and not like.is_contiguous():
-        order.sort(key=lambda d: (-hint(like.stride(d)), d))
+        order.sort(key=lambda d: (-present(like.stride(d)), d))
     out = _sized(value, [like.shape[d] for d in order], like=like, **options)
     if out is NotImplemented or order == sorted(order):
         return out
