@@ -153,6 +153,43 @@ def test_without_kernels_there_are_graphs_and_guards():
     assert not recorded(lambda: 3).pane("cpp")
 
 
+CORNERS = {
+    "dropout": (lambda x: F.dropout(x * x, 0.5).sum(), (8, 16), {}), "nothing to do": (lambda x: x * 2, (0, 3), {}),
+    "any size": (lambda x: torch.softmax(x * 2, -1) + x.shape[0], (8, 16), {"dynamic": True}),
+    "a write": (lambda x: x.detach().clone().add_(1).relu_(), (8, 16), {}),
+    "interpreted": (lambda x: F.gelu(x), (8,), {"backend": "loops"}),
+    "no loops": (lambda x: F.gelu(x), (8,), {"backend": "aot_eager"}), "complex": (lambda x: torch.fft.fft(x).abs() + 1, (8,), {}),
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_corners(name):
+    function, shape, settings = CORNERS[name]
+    r = recorded(function, torch.randn(shape, requires_grad=True), **settings)
+    assert [i.text for p in ("cpp", "triton") for i in r.pane(p) if i.kind != "head" and not reaches(r, i, "source")] == []
+    assert r.pane("joint") and Page(render(r)).made_from
+
+
+def test_a_program_that_can_be_called_once_and_one_that_prints(capsys, tmp_path):
+    calls = []
+
+    def once(x):
+        calls.append(1)
+        if len(calls) > 1:
+            raise KeyError("again")
+        return x + 1
+
+    r = recording_of(explained(once, torch.ones(3)), checked=False)
+    assert r.summary["a call"] == "not timed: calling it again raises KeyError: 'again'" and calls == [1]
+
+    def talks(x):
+        print("heard")
+        return x + 1
+
+    explained(talks, torch.ones(3)).explore(tmp_path / "page.html")
+    assert capsys.readouterr().out == "heard\n"
+
+
 # ---- measuring, checking, restoring -----------------------------------------------------------------------
 
 def test_a_training_step_is_restored():

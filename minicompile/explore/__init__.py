@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pathlib
 
-from .measure import check, measure
+from .measure import Measured, check, measure
 from .page import read_page, render
 from .recording import PANES, Item, Recording, record
 
@@ -34,8 +34,10 @@ def recording_of(found, measured: bool = True, checked: bool = True, title: str 
     taken = None
     if found.call is not None and (measured or checked):
         checks = check(found) if checked else {}                  # forks, before anything starts threads here
-        from .measure import Measured
-        taken = measure(found) if measured else Measured()
+        try:
+            taken = measure(found) if measured else Measured()
+        except Exception as error:                                # of the program, which may be meant to be called once
+            taken = Measured(problem=f"calling it again raises {type(error).__name__}: {error}")
         taken.checks = checks
     recording = record(found, taken)
     recording.title = title or recording.title

@@ -2,7 +2,9 @@
 graph, when run, gives eager's answers."""
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import re
 import time
 from collections import deque
@@ -24,11 +26,12 @@ RUNS = {"eager": ["graph"], "aot_eager": ["joint"], "decomposed": ["primitives",
 class Measured:
     """steps: (number of the graph, which half) -> seconds of each step of its host program. compiled, eager: seconds of
     a whole call, forward and, where the result needs it, backward. All are the shortest of many, which other work on the
-    machine disturbs least. checks: pane -> words."""
+    machine disturbs least. checks: pane -> words. problem: why there are no times."""
     steps: dict[tuple, list] = field(default_factory=dict)
     compiled: float = 0.0
     eager: float = 0.0
     checks: dict[str, str] = field(default_factory=dict)
+    problem: str = ""
     device: str = "cpu"
     copies: dict[int, float] = field(default_factory=dict)
 
@@ -47,7 +50,7 @@ class Measured:
 
     def summary(self) -> dict[str, str]:
         if not self.compiled:
-            return {}
+            return {"a call": f"not timed: {self.problem}"} if self.problem else {}
         where = f"{count(torch.get_num_threads(), 'thread')}" if self.device == "cpu" else torch.cuda.get_device_name()
         return {"a call": f"{1e3 * self.compiled:.3g} ms, in eager {1e3 * self.eager:.3g} ms ({where}); "
                           f"kernels and library calls {1e3 * self.total:.3g} ms"}
@@ -158,17 +161,15 @@ def measure(found: Explanation, seconds: float = 2.0) -> Measured:
 
 
 def calls(function, args, kwargs, seconds: float, device: str) -> float:
-    """Seconds of the shortest call with its backward pass, after two that do not count."""
-    def once():
-        differentiate(function(*args, **kwargs), False)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    once(), once()
+    """Seconds of the shortest call with its backward pass. What the calls print is not shown."""
     times, end = [], time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < end and len(times) < 1000:
-        start = time.perf_counter()
-        once()
-        times.append(time.perf_counter() - start)
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        while len(times) < 3 or time.perf_counter() < end and len(times) < 1000:
+            start = time.perf_counter()
+            differentiate(function(*args, **kwargs), False)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
     return min(times)
 
 
@@ -203,7 +204,7 @@ def check(found: Explanation, seconds: float = 20.0) -> dict[str, str]:
             outcome = apart.run(evaluate, attempt, rung, seconds=seconds)
         else:
             try:
-                with undone(case):
+                with undone(case), open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
                     outcome = apart.Outcome(evaluate(attempt, rung))
             except Exception as error:
                 outcome = apart.Outcome(error=f"{type(error).__name__}: {error}")

@@ -9,6 +9,8 @@
     for (const id of parents.get(li.id)) children.has(id) ? children.get(id).push(li.id) : children.set(id, [li.id]);
   }
   root.classList.add("js");
+  for (const list of document.querySelectorAll("main ol")) list.setAttribute("role", "listbox");
+  for (const li of items) li.setAttribute("role", "option");
 
   // Everything that is reached from a line; what says nothing about its origin is left out on the way down.
   function reach(start, next, skipQuiet) {

@@ -57,7 +57,7 @@ def pane_html(pane: str, versions: list[Recording], letters: str, same: dict) ->
     said = notes[0] if len(set(notes)) == 1 else " | ".join(notes)
     state = " bad" if re.search("differs from|fails: ", said) else " good" if "checked: " in said.replace("not checked: ", "") else ""
     when = [""] if len(versions) == 1 else [", before", ", after"]
-    lists = "".join(f'<ol tabindex="0" role="listbox" aria-label="{text(title)}{words}">'
+    lists = "".join(f'<ol tabindex="0" aria-label="{text(title)}{words}">'
                     + "".join(line(i, letter, same) for i in v.pane(pane)) + "</ol>" for v, letter, words in zip(versions, letters, when))
     note = f'<small class="note{state}" title="{text(said)}">{text(said)}</small>'
     return (f'<section class="pane" id="pane-{pane}"><h2 title="{text(what)}">{text(title)}{note}</h2>'
@@ -73,11 +73,12 @@ def line(item: Item, letter: str, same: dict) -> str:
     if other:
         attributes += f' data-same="{other}"'
     if item.facts:
-        attributes += f' data-facts="{text(json.dumps(item.facts, ensure_ascii=False))}"'
+        facts = html.escape(json.dumps(item.facts, ensure_ascii=False), quote=False).replace("'", "&#39;")
+        attributes += f" data-facts='{facts}'"
     if not item.text:
         attributes += f' aria-label="{"lines that are not shown" if item.kind == "gap" else "empty line"}"'
     bar = f'<i style="width:{100 * item.width:.1f}%"></i>' if item.width is not None else ""
-    return f'<li role="option"{attributes}>{bar}{text(item.text) or "&nbsp;"}</li>'
+    return f'<li{attributes}>{bar}{text(item.text) or "&nbsp;"}</li>'
 
 
 def partners(before: Recording, after: Recording) -> dict:

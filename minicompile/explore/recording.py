@@ -112,6 +112,7 @@ class Program:
         self.r, self.found = r, found
         self.lines: dict[tuple, str] = {}               # (file, line) -> id
         self.instructions: dict[tuple, str] = {}        # (code, offset) -> id
+        self.known: dict[tuple, CodeType | None] = {}   # (file, line, offset) -> code
         self.inputs: dict[tuple, str] = {}              # (code, text of a source) -> id of the graph's input
         self.codes: list[CodeType] = list(dict.fromkeys(code for code, _ in found.frames))
         for place in self.places():
@@ -131,7 +132,10 @@ class Program:
 
     def code_of(self, place) -> CodeType | None:
         """The code object in which an instruction of that line stands at that offset."""
-        return next((c for c in self.codes if c.co_filename == place.filename and holds(c, place)), None)
+        key = place.filename, place.lineno, place.offset
+        if self.known.get(key) is None:
+            self.known[key] = next((c for c in self.codes if c.co_filename == place.filename and holds(c, place)), None)
+        return self.known[key]
 
     def add_source(self) -> None:
         shown: dict[str, dict[int, str]] = {}
@@ -231,7 +235,7 @@ def record_graph(p: Program, number: int, graph, measured) -> None:
     title = f"graph {number + 1}: {graph.frame}" if several else graph.frame
     code = next((c for c, captured in p.found.frames if captured is graph.captured), None)
     r.add("graph", title, kind="head")
-    names = add_nodes(r, "graph", graph.gm, lambda node: p.at(node.meta.get("location")))
+    names = add_nodes(r, "graph", graph.gm, lambda node, own: p.at(node.meta.get("location")))
     inputs = [n.name for n in graph.gm.graph.nodes if n.op == "placeholder"]
     for name, source in zip(inputs, graph.captured.inputs):
         p.inputs[code, str(source)] = names[name][0]
@@ -241,13 +245,13 @@ def record_graph(p: Program, number: int, graph, measured) -> None:
     for kind, data in graph.told:
         if kind == "stage" and data["name"] in ("forward", "backward"):
             gm = data["gm"]
-            halves[data["name"]] = told[id(gm)] if id(gm) in told else through(gm, stage)
+            halves[data["name"]] = told[id(gm)] if id(gm) in told else through(p, gm, stage)
         elif kind == "stage":
             if data["name"] in PANES:
                 r.add(data["name"], title, kind="head")
-                stage = add_nodes(r, data["name"], data["gm"], lambda node, before=stage: origins(node, before))
+                stage = add_nodes(r, data["name"], data["gm"], lambda node, own, before=stage: origins(p, node, before, own))
             else:
-                stage = through(data["gm"], stage)
+                stage = through(p, data["gm"], stage)
             told = {id(data["gm"]): stage}
         elif kind == "cut":
             r.add("cut", title, kind="head")
@@ -262,15 +266,20 @@ def record_graph(p: Program, number: int, graph, measured) -> None:
         r.summary[f"{half.which} of graph {number + 1}" if several else half.which] = half_in_words(half).split(": ", 1)[-1]
 
 
-def origins(node, before: dict) -> list[str]:
+def origins(p: Program, node, before: dict, own: dict) -> list[str]:
+    """Ids of what a node was made from. A pass that adds nodes to a graph names others of the same graph (`own`)."""
     if node.op == "placeholder" and node.name in before:       # inputs keep their names; those of backward are saved values
         return before[node.name]
-    return [i for name in node.meta.get("origins") or () for i in before.get(name, ())]
+    names = node.meta.get("origins") or ()
+    return [i for name in names for i in before.get(name) or own.get(name, ())] or p.at(node.meta.get("location"))
 
 
-def through(gm, before: dict) -> dict:
+def through(p: Program, gm, before: dict) -> dict:
     """Names of a graph that is not shown -> ids of what its nodes were made from."""
-    return {node.name: origins(node, before) for node in gm.graph.nodes}
+    own: dict[str, list[str]] = {}
+    for node in gm.graph.nodes:
+        own[node.name] = origins(p, node, before, own)
+    return own
 
 
 def add_nodes(r: Recording, pane: str, gm, made_from) -> dict[str, list[str]]:
@@ -283,7 +292,7 @@ def add_nodes(r: Recording, pane: str, gm, made_from) -> dict[str, list[str]]:
         result = printing.describe(node.meta["val"]) if node.meta.get("val") is not None else "?"
         call = "input" if node.op == "placeholder" else printing._call_text(node)
         place = node.meta.get("location")
-        ids[node.name] = [r.add(pane, f"{node.name}: {result} = {call}", made_from(node), "input" if node.op == "placeholder" else "",
+        ids[node.name] = [r.add(pane, f"{node.name}: {result} = {call}", made_from(node, ids), "input" if node.op == "placeholder" else "",
                                 line=" and ".join(f"{os.path.basename(p.filename)}:{p.lineno}" for p in place.lines) if place else "")]
     return ids
 
@@ -522,7 +531,7 @@ def record_host(r: Recording, heading: str, schedule, host, steps, times) -> Non
                 name = step.name if hasattr(step, "loops") else str(step.op)
                 r.add("timeline", f"{heading}  {name}", [ident], width=times[at], time=microseconds(times[at]))
             at += 1
-        elif known and re.match(r"\s*(\w+ = (empty|view|as_strided)\(|del |\w+ = \w+  #|if \w+\.stride|\w+ = result\[)", line):
+        elif steps and known and re.match(r"\s*(\w+ = (empty|view|as_strided)\(|del |\w+ = \w+  #|if \w+\.stride|\w+ = result\[)", line):
             back = re.match(r"\s*(del |if \w+\.stride|\w+ = result\[)", line)
             k = max(at - 1, 0) if back else min(at, len(steps) - 1)
             r.add("host", line, [steps[k]], quiet=True)
