@@ -565,8 +565,8 @@ for b in found.breaks:
 # %%
 import zlib
 
-from minicompile.ch03_capture.builtins_ import folded
 from minicompile.ch03_capture.calls import HANDLED
+from minicompile.ch03_capture.library.builtins_ import folded
 
 
 def bucket(x, name):

@@ -7,10 +7,10 @@
 # 2. `values.py`, `interpreter.py` (with `binding.py`) and `wrap.py`: the records that stand for objects, the
 #    machine that runs bytecode on them, and how an object of the program becomes such a record;
 # 3. `tensors.py`, where the graph grows; `attributes.py`, `fields.py`, `iterate.py`, `operations.py`,
-#    `methods.py` and `calls.py`, what Python means by `.`, `for`, `+` and `()`; `contexts.py`,
-#    `builtins_.py`, `builtins_torch.py` and `library.py`, the callees that have no bytecode to look at;
-#    `classes.py`, classes that the trace itself makes; `regions.py`, autograd functions and checkpoints;
-#    `control_flow.py`, branches and scans that are functions;
+#    `methods.py` and `calls.py`, what Python means by `.`, `for`, `+` and `()`; `contexts.py`;
+#    `library`, the callees that have no bytecode to look at, one by one; `classes.py`, classes that the trace
+#    itself makes; `regions.py`, autograd functions and checkpoints; `control_flow.py`, branches and scans that
+#    are functions;
 # 4. `opcodes.py` and `opcodes_calls.py`: the instructions, now one to five lines each;
 # 5. `epilogue.py` and `capture.py`: the result is written down as a graph, guards, and the Python text of a
 #    function.

@@ -2,7 +2,7 @@
 # # Calls
 #
 # A call is decided by what is called. Python functions are inlined: their bytecode runs in a frame of this
-# trace. Torch functions become nodes. Builtins have handlers (`builtins_.py`), and pure functions of
+# trace. Torch functions become nodes. Builtins have handlers (`library/builtins_.py`), and pure functions of
 # constants are simply called. Calling a class makes an object of the trace and inlines `__init__`. What is
 # left, a C function that we know nothing about, ends the graph: it may do anything.
 

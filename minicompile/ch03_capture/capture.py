@@ -36,7 +36,7 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource
 from ..errors import SkipFrame, Unsupported
-from . import builtins_, builtins_torch, classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
+from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .effects import written_storages
 from .epilogue import Epilogue, expression, refuse_to_leave, write_effects

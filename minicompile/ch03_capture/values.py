@@ -18,8 +18,8 @@
 # | `GETATTR`, `FIELDS`: its attributes | kind of value (and name) | `attributes.py`, `fields.py` |
 # | `METHODS`: methods and operators that are written in C | kind of value, name | `methods.py` |
 # | `CALLS`: what calling it does | kind of value | `calls.py` |
-# | `REAL_CALLS`: the same, for callables that existed before | class | `calls.py`, `library.py` |
-# | `HANDLED`: calls of builtins, some of torch | real function | from `builtins_.py` to `regions.py` |
+# | `REAL_CALLS`: the same, for callables that existed before | class | `calls.py`, `library/standard.py` |
+# | `HANDLED`: calls of builtins, some of torch | real function | `library`, `contexts.py`, `classes.py`, `regions.py` |
 # | `RECONSTRUCT`: how it is built again when the call returns | kind of value | `epilogue.py` |
 # | `HANDLERS`: the bytecode instructions | name | `opcodes.py`, `opcodes_calls.py` |
 #

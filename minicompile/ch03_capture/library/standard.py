@@ -36,22 +36,22 @@ import weakref
 
 import torch
 
-from ..ch01_graphs.fake import storage_key
-from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.sources import AttrSource, CallSource
-from .attributes import get_attribute
-from .builtins_ import folded, function_of
-from .calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function
-from .effects import effect_free
-from .interpreter import handled_exception, read_cell, read_local
-from .iterate import iterate, unpack, values_of
-from .methods import call_method, method
-from .operations import contains, equal, fold, identical, set_item, truth, user_errors
-from .tracer import call, constant_source, guard, location, unsupported
-from .values import (
+from ...ch01_graphs.fake import storage_key
+from ...ch02_guards.identity import HEAP_TYPE
+from ...ch02_guards.sources import AttrSource, CallSource
+from ..attributes import get_attribute
+from ..calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function
+from ..effects import effect_free
+from ..interpreter import handled_exception, read_cell, read_local
+from ..iterate import iterate, unpack, values_of
+from ..methods import call_method, method
+from ..operations import contains, equal, fold, identical, set_item, truth, user_errors
+from ..tracer import call, constant_source, guard, location, unsupported
+from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
     SetVal, SliceVal, SymVal, TensorVal, TupleVal, class_of, describe, dict_of, python_method, told_apart)
-from .wrap import key_of, part, realize, wrap
+from ..wrap import key_of, part, realize, wrap
+from .builtins_ import folded, function_of
 
 
 # %% [markdown]

@@ -15,16 +15,16 @@ import warnings
 import torch
 import torch.nn.attention
 
-from .. import marks
+from ... import marks
+from ..calls import HANDLED, handles
+from ..iterate import unpack
+from ..methods import call_method
+from ..operations import fold, identical, truth
+from ..tensors import make_tensor, name_device
+from ..tracer import is_library, line_of, location, unsupported
+from ..values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, class_of
+from ..wrap import wrap, wrap_constant
 from .builtins_ import folded, refused
-from .calls import HANDLED, handles
-from .iterate import unpack
-from .methods import call_method
-from .operations import fold, identical, truth
-from .tensors import make_tensor, name_device
-from .tracer import is_library, line_of, location, unsupported
-from .values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, class_of
-from .wrap import wrap, wrap_constant
 
 
 def constant_answer(answer):

@@ -19,18 +19,18 @@ import types
 
 import torch
 
-from .attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special
-from .calls import HANDLED, handles
-from .interpreter import read_cell, read_local, unless_raised
-from .iterate import length, next_value, unpack, values_of
-from .methods import dict_update, result_of, set_of, sort_values, stop_iteration
-from .operations import METHODS, binary, compare, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
-from .tensors import emit
-from .tracer import call, plain_python, unsupported
-from .values import (
+from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special
+from ..calls import HANDLED, handles
+from ..interpreter import read_cell, read_local, unless_raised
+from ..iterate import length, next_value, unpack, values_of
+from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
+from ..operations import METHODS, binary, compare, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
+from ..tensors import emit
+from ..tracer import call, plain_python, unsupported
+from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
     SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, class_of, describe, is_class, lookup, python_method, user_error)
-from .wrap import as_python, guard_keys, wrap
+from ..wrap import as_python, guard_keys, wrap
 
 ZERO, EMPTY = Const(value=0), TupleVal()
 
