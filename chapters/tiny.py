@@ -1005,7 +1005,7 @@ if __name__ == "__main__":
 #   `with`.
 # - `load_attr`: [](ref:minicompile.ch03_capture.opcodes.load_attr). Descriptors, `__getattr__`, modules, classes.
 # - `for_iter`: [](ref:minicompile.ch03_capture.opcodes.for_iter). Iterators of every kind.
-# - `call`: [](ref:minicompile.ch03_capture.interpreter.call). Tables of what is known about thousands of functions.
+# - `call`: [](ref:minicompile.ch03_capture.tracer.call). Tables of what is known about thousands of functions.
 # - `own`: [](ref:minicompile.ch03_capture.effects.touch). What is different about outside objects at the end is written
 #   to them after the graph.
 
