@@ -26,11 +26,6 @@ def wrong_iterator_kept(tx, frame, i, iterator):
     return [iterator]
 
 
-def wrong_no_jump(tx, frame, i, iterator):
-    value = next_value(tx, iterator)
-    return [iterator, iterator if value is None else value]
-
-
 def wrong_one_round_less(tx, frame, i, iterator):
     next_value(tx, iterator)
     if (value := next_value(tx, iterator)) is not None:

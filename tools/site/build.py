@@ -132,7 +132,7 @@ def navigation(book: links.Book, chapters: list[str], made: dict) -> list:
         title = short(made[address].title)
         title = title if title[:1].isdigit() else f"{int(chapter[2:4])}. {title}"
         nav.append({title: [f"{address}.md", *({short(p.title): f"{p.address}.md"} for p in made[address].rest), *listed(chapter)]})
-    others = sorted(set(book.chapters) - {"00"} - {chapter[2:4] for chapter in chapters})
+    others = sorted(set(book.chapters) - {"00", "ti"} - {chapter[2:4] for chapter in chapters})
     nav += [{short(made[book.chapters[n]].title): f"{book.chapters[n]}.md"} for n in others]
     rest = [m for m in book.modules.values() if m.chapter not in chapters]
     nav.append({"Around the chapters": [{m.title: f"{m.page}.md"} for m in sorted(rest, key=lambda m: (m.chapter, m.name))]})
