@@ -10,8 +10,9 @@ from .kit import program_file, questions
 # ---- contiguous-strides ----------------------------------------------------------------------------------
 
 task("contiguous-strides", title="The layout that needs no words", minutes=15, kind="write", function="contiguous_strides", about="""\
-Most tensors are contiguous: a guard compares strides with those that follow from the sizes. Compute them: the last dimension has stride 1,
-and each other one the stride of its right neighbour times the neighbour's size. As in PyTorch, a size of 0 counts as 1 here.""",
+Most tensors are contiguous: a guard compares strides with those that follow from the sizes. Compute them: the last dimension has
+stride 1, and each other one the stride of its right neighbour times the neighbour's size. As in PyTorch, a size of 0 counts as 1
+here.""",
      hints=["Which stride do you know without knowing any other?", "Go from the last dimension to the first with a running product.",
             "step = 1; for size in reversed(shape): append step, then step *= max(size, 1). Reverse what you collected, as a tuple."])
 
@@ -156,9 +157,9 @@ SECOND_CALLS = {
     "under_no_grad": "under_no_grad(torch.ones(4)), then under_no_grad(torch.ones(4)) within torch.no_grad()"}
 
 task("predict-guards", title="Which guard fails?", minutes=25, kind="predict", about="""\
-Each function is compiled at its first call. Does the same version serve the second call? Answer None if it does, and otherwise the kind of
-the first guard that fails, as a text: one of "TYPE_MATCH", "CONSTANT_MATCH", "LENGTH", "DICT_KEYS", "NO_KEY", "TENSOR_MATCH",
-"NOT_ALIASED", "GRAD_MODE".""",
+Each function is compiled at its first call. Does the same version serve the second call? Answer None if it does, and otherwise the
+kind of the first guard that fails, as a text: one of "TYPE_MATCH", "CONSTANT_MATCH", "LENGTH", "DICT_KEYS", "NO_KEY",
+"TENSOR_MATCH", "NOT_ALIASED", "GRAD_MODE".""",
      starter=GUARDED + questions(**{name.upper(): calls for name, calls in SECOND_CALLS.items()}), hints=[
          "A guard is written when capture looks at something. What did this function look at, and what about it?",
          "The numbers in a tensor are never guarded, its sizes are. An argument that nobody reads has no guard. A loop over a list was "
@@ -248,3 +249,75 @@ for _points, _name, _cases in ((2, "calls that the newest of three versions does
                                (3, "six versions: who is asked, and who moves to the front", some_calls(6, 10, 30, 60))):
     behaviour("cache-bug", points=_points, name=_name, cases=_cases,
               show=lambda calls: "calls " + ", ".join(f"f({n})" for n in calls))(asked)
+
+# ---- function-guard --------------------------------------------------------------------------------------
+
+task("function-guard", title="A guard that keeps nothing alive", minutes=25, function="function_has", about="""\
+A function that was inlined is part of the compiled version: if somebody replaces its code or a default, the version is wrong. So
+the version has a guard for it. The guard must not keep the function alive, since compiled code would then never be freed. What it
+expects is therefore in weak form: `weakly(x)` is a weak reference to x, or x itself if that does not matter, and `strongly(w)`
+gives x back, or None if x is gone. Write the check. `code`, each of `defaults` and each value of `kwdefaults` are in weak form,
+too.""",
+     hints=["Which three attributes of a function decide what a call does? Which of them may be None?",
+            "A default that is equal is not the same object: the trace may have asked `is`. And a default may be None, which is also what "
+            "strongly gives for what "
+            "is gone.",
+            "function = strongly(function); False if it is None or function.__code__ is not strongly(code). Compare "
+            "(function.__defaults__ or ()) with (defaults or "
+            "()) by length and, element by element, value is strongly(old); the items of (function.__kwdefaults__ or {}) likewise, with "
+            "their names."])
+
+
+def made_function():
+    def f(a, b=1000.5, c="x" * 50, *, k=2000.5, m=None):
+        return a
+    return f
+
+
+CHANGES = {
+    "nothing": lambda f: None,
+    "another code": lambda f: setattr(f, "__code__", made_function.__code__.replace(co_freevars=(), co_cellvars=())),
+    "a default": lambda f: setattr(f, "__defaults__", (f.__defaults__[0], "other")),
+    "an equal default": lambda f: setattr(f, "__defaults__", (float("1000.5"), f.__defaults__[1])),
+    "one default less": lambda f: setattr(f, "__defaults__", f.__defaults__[1:]),
+    "one default more": lambda f: setattr(f, "__defaults__", (None, *f.__defaults__)),
+    "no defaults": lambda f: setattr(f, "__defaults__", None),
+    "a keyword default": lambda f: f.__kwdefaults__.update(k=3),
+    "an equal keyword default": lambda f: f.__kwdefaults__.update(k=float("2000.5")),
+    "a keyword default gone": lambda f: f.__kwdefaults__.pop("m"),
+    "another keyword": lambda f: setattr(f, "__kwdefaults__", {"k": f.__kwdefaults__["k"], "n": None}),
+    "no keyword defaults": lambda f: setattr(f, "__kwdefaults__", None),
+    "a keyword default None": lambda f: f.__kwdefaults__.update(k=None),
+}
+
+
+def checked_function(function, change):
+    """The answer before and after a change."""
+    from minicompile.ch02_guards.guards import weak_function
+    f = made_function()
+    keep = f.__code__, f.__defaults__, dict(f.__kwdefaults__)
+    facts = weak_function((f, f.__code__, f.__defaults__, tuple(f.__kwdefaults__.items())))
+    before = function(*facts)
+    CHANGES[change](f)
+    return bool(before), bool(function(*facts)), len(keep)
+
+
+for _points, _name, _changes in ((2, "code and defaults", ["nothing", "another code", "a default", "no defaults"]),
+                                 (3, "equal is not the same, and more or fewer", ["nothing", "an equal default", "one default less",
+                                                            "one default more"]),
+                                 (3, "defaults of keywords", ["nothing", *[c for c in CHANGES if "keyword" in c]])):
+    behaviour("function-guard", points=_points, name=_name, cases=lambda rng, changes=_changes: changes,
+              show=lambda change: f"def f(a, b=1000.5, c='xx...', *, k=2000.5, m=None); changed: {change}")(checked_function)
+
+
+@behaviour("function-guard", points=2, name="a function that is gone, and one without defaults", cases=lambda rng: ["gone", "plain",
+                                                            "None"],
+           show=str)
+def gone_or_plain(function, what):
+    from minicompile.ch02_guards.guards import weak_function
+    f = made_function() if what == "gone" else eval("lambda a: a" if what == "plain" else "lambda a=None, *, b=None: a")
+    code, given = f.__code__, tuple((f.__kwdefaults__ or {}).items())
+    facts = weak_function((f, code, f.__defaults__, given))
+    if what == "gone":
+        del f
+    return bool(function(*facts)), code.co_argcount

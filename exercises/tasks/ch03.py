@@ -308,6 +308,107 @@ for _points, _name, _programs in ((3, "nested loops", ["loop_with_else", "over_a
               show=lambda name: SOURCES[name])(observe_program)
 
 
+# ---- list-effects ----------------------------------------------------------------------------------------
+
+task("list-effects", title="What the call did to a list", minutes=25, function="difference_of_lists", about="""\
+While a function is captured, nothing outside may change: the program appends to a stand-in of the list. At the end the compiler
+compares the stand-in with a snapshot, and the generated code does to the real list, at each call, what the program did. It must do
+no more: what was not touched stays as it is, also if somebody else has put another object there by then. Find the one assignment
+`before[start:stop] = items` that makes `after` of `before` and replaces as little as possible. Items are compared by identity;
+`settled(item)` is what an item has become.""",
+     hints=["What do the two lists have in common at the beginning? And at the end?",
+            "Count the common items from the front. Then from the back, but not further than to where the front ended: [a, a] and [a].",
+            "start = the first i < min(lengths) with before[i] is not after[i], else that minimum; end = the same from the back within "
+            "minimum - start. "
+            "Return start, len(before) - end, after[start:len(after) - end]."])
+
+
+class Same:
+    """An object that is equal to all others of its kind."""
+    def __init__(self, name):
+        self.name = name
+
+    def __eq__(self, other):
+        return isinstance(other, Same)
+
+    __hash__ = None
+
+
+def random_lists(rng):
+    """Two lists as positions in a pool of objects."""
+    found = []
+    for _ in range(30):
+        before = [rng.randrange(5) for _ in range(rng.randrange(7))]
+        after = list(before)
+        for _ in range(rng.randrange(3)):
+            at = rng.randrange(len(after) + 1)
+            after[at:at + rng.randrange(3)] = [rng.randrange(5) for _ in range(rng.randrange(3))]
+        found.append((before, after))
+    return found
+
+
+def difference_found(function, case):
+    pool = [Same(n) for n in range(5)]
+    start, stop, items = function(*([pool[n] for n in names] for names in case))
+    return start, stop, [item.name for item in items]
+
+
+def least_assignment(case, got, expected):
+    """None if the assignment is right and as short as the original's."""
+    before, after = case
+    start, stop, items = got
+    if not 0 <= start <= stop <= len(before) or before[:start] + items + before[stop:] != after:
+        return f"before[{start}:{stop}] = {items} gives {before[:start] + items + before[stop:]}"
+    if stop - start + len(items) > expected[1] - expected[0] + len(expected[2]):
+        return f"before[{start}:{stop}] = {items} replaces more than it has to"
+    return None
+
+
+LISTS = [([], []), ([0], [0]), ([], [1]), ([0, 1], [0, 1, 2]), ([0, 1, 2], [0, 2]), ([0, 0], [0]), ([0], [0, 0]), ([0, 1, 2, 3], [0, 4, 2,
+                                                            3])]
+for _points, _name, _cases in ((3, "appended, removed, replaced", lambda rng: LISTS), (4, "random lists of objects that are all equal",
+                                                            random_lists)):
+    behaviour("list-effects", points=_points, name=_name, cases=_cases, check=least_assignment,
+              show=lambda case: f"before {case[0]}, after {case[1]} (each number one object)")(difference_found)
+
+
+def appends(x, items):
+    items.append(x + 1)
+    return x * 2
+
+
+def replaces(x, items):
+    items[1] = x
+    items.insert(0, len(items))
+    return x
+
+
+def removes(x, items):
+    items.pop()
+    items[:1] = [x, x]
+    return x + len(items)
+
+
+def undoes(x, items):
+    items.append(x)
+    items.pop()
+    return x * 3
+
+
+keep_sources(appends, replaces, removes, undoes)
+
+
+@behaviour("list-effects", points=3, name="compiled functions that change a list", cases=lambda rng: ["appends", "replaces", "removes",
+                                                            "undoes"],
+           show=lambda name: SOURCES[name])
+def changed_lists(function, name):
+    import minicompile
+    minicompile.reset()
+    compiled, x, items = minicompile.compile(globals()[name], backend="eager"), torch.ones(2), ["a", "b", "c"]
+    results = [compiled(x, items) for _ in range(2)]
+    return results, items
+
+
 # ---- predict-graph ---------------------------------------------------------------------------------------
 
 PROGRAMS = '''\

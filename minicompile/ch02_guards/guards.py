@@ -253,8 +253,10 @@ def no_key(g, x, const):
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
+# %% tags=["exercise:function-guard"]
 def function_has(function, code, defaults, kwdefaults) -> bool:
-    """Whether the function still is what it was, all of it as `weakly` gives it."""
+    """Whether the function still is what it was: its code, its `__defaults__` (a tuple or None) and its `__kwdefaults__` (pairs of name
+    and value, in order), each the same object. All of it as `weakly` gives it. A function that is gone has changed."""
     function = strongly(function)
     if function is None or function.__code__ is not strongly(code):
         return False
@@ -265,6 +267,7 @@ def function_has(function, code, defaults, kwdefaults) -> bool:
                                             in (*pairs, *zip(now, kwdefaults)))
 
 
+# %%
 def weak_function(facts) -> tuple:
     """facts: a function, its code, defaults, and keyword-only defaults (name, value)."""
     function, code, defaults, kwdefaults = facts

@@ -93,8 +93,10 @@ def settled(item):
     return item.value if type(item) is Lazy and item.value is not None else item
 
 
+# %% tags=["exercise:list-effects"]
 def difference_of_lists(before, after) -> tuple:
-    """(start, stop, items): `before[start:stop] = items` gives `after`."""
+    """(start, stop, items): `before[start:stop] = items` gives `after`, and no shorter assignment of this form does. Items are the same
+    if they are one object, once both are `settled`."""
     before, after = ([settled(item) for item in items] for items in (before, after))
     shorter = min(len(before), len(after))
     start = next((i for i in range(shorter) if before[i] is not after[i]), shorter)
@@ -102,6 +104,7 @@ def difference_of_lists(before, after) -> tuple:
     return start, len(before) - end, after[start:len(after) - end]
 
 
+# %%
 def difference_of_dicts(before, after) -> tuple:
     """(keys to delete, keys to write afterwards); the values are pairs of a key and an item."""
     places, last, kept = {key: i for i, key in enumerate(before)}, -1, {}
