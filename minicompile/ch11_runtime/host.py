@@ -242,13 +242,17 @@ def write_free(w: Writer, names: list[str]) -> None:
 # saved tensor was changed, and a raw pointer write is invisible to it. Library calls run below autograd:
 # the caller of this program differentiates it as a whole.
 
+# %%
+allocate = torch.empty_strided          # a test fills what it returns, to see who reads what no one wrote
+
+
 # %% tags=["exercise:host-bug"]
 def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | None]) -> tuple[str, dict]:
     """Text of the module with `call(args)`, and its globals. `calls`: for each step that is a kernel, its
     callable and the buffer and symbol names to pass."""
     p = schedule.program
     w = Writer(p)
-    w.globals.update(torch=torch, empty=torch.empty_strided, as_strided=torch.as_strided, relayout=relayout,
+    w.globals.update(torch=torch, empty=allocate, as_strided=torch.as_strided, relayout=relayout,
                      view=view, bits_of_float=bits_of_float, __math=math,
                      below_autograd=torch._C._AutoDispatchBelowAutograd)
     for name, tensor in p.constants.items():

@@ -20,6 +20,7 @@ import torch
 
 import minicompile
 from minicompile import frames, logs
+from minicompile.ch11_runtime import host
 
 from .noise import Noise
 
@@ -292,6 +293,14 @@ def check(text: str, backend="eager", statistics=None, seconds=20.0, **settings)
         signal.signal(signal.SIGPROF, old)
 
 
+def dirty(*args, **kwargs):
+    """New memory that holds what no right program computes: NaN, or the largest integer."""
+    out = torch.empty_strided(*args, **kwargs)
+    if out.is_floating_point() or out.is_complex():
+        return out.fill_(float("nan"))
+    return out.fill_(True if out.dtype is torch.bool else torch.iinfo(out.dtype).max)
+
+
 def compare(text, backend, statistics, settings):
     code = compile(text, "<random program>", "exec")
     plain = execute(code, lambda f: f, words=backend == "eager")
@@ -314,7 +323,7 @@ def compare(text, backend, statistics, settings):
             observed.append(captured)
 
     logs.watchers.append(observe)
-    frames.compile_frame = compile_frame
+    frames.compile_frame, host.allocate = compile_frame, dirty
     try:
         compiled = execute(code, lambda f: minicompile.compile(f, backend=backend, **settings), words=backend == "eager")
     except BaseException as error:
@@ -324,7 +333,7 @@ def compare(text, backend, statistics, settings):
         problems.append(error)
     finally:
         logs.watchers.remove(observe)
-        frames.compile_frame = original
+        frames.compile_frame, host.allocate = original, torch.empty_strided
         minicompile.reset()
     if statistics is not None:
         statistics.update(graphs=sum(c.gm is not None for c in observed), breaks=[str(b.reason) for c in observed for b in c.breaks],
