@@ -330,6 +330,22 @@ def judged(w):
     return form.format(q=q, y=y, d=d)
 
 
+ELSEWHERE = [".roll(1, {d})", ".flip({d})", ".flip(-1)", ".roll(-1, 0)", ".rot90(2)", ".mT", ".sum({d}, keepdim=True)", ".cumsum({d})"]
+UPDATES = ["{x}.mul_({y})", "{x}.copy_({x} - {y})", "{x}.add_({y}.sin())", "{x}.copy_({y})", "{x}[..., 1:].mul_({y}[..., 1:])"]
+
+
+@expression(3.0)
+def read_elsewhere_and_written(w):
+    """A value that reads a tensor at another place than the write that follows: a kernel that does both must not mix them up."""
+    x = w.tensor(lambda t: t.is_floating_point() and t.dim() > 0 and t.numel() > 1)
+    if w.rng.random() < 0.7:                                # memory of the caller, which is written at the end of the graph
+        x = w.rng.choice([n for n in w.names if len(n) == 1])
+    y, d = w.partner(x, torch.is_floating_point), w.dim(x)
+    moved = x + w.rng.choice(ELSEWHERE).format(d=d)
+    value = w.rng.choice(["{m} * {y}", "{y} - {m}", "({m} * {y}).sum({d})", "{m}.sin() + {y}"]).format(m=moved, y=y, d=d)
+    return f"({value}, {w.rng.choice(UPDATES).format(x=x, y=y)})[0]"
+
+
 # ---- gathers and scatters
 
 def index_into(w, size: int, length: int, distinct: bool = False) -> str:
