@@ -81,6 +81,22 @@ def test_what_rounding_decides_is_not_compared_and_everything_else_is(dtype):
     assert differs(lambda y, *rest: (y.detach(), *rest))
 
 
+def test_what_looks_at_a_cast_is_compared_exactly():
+    """A compiler may go on with the number from before a cast, but `x.half().float()` is what the cast has left of it."""
+    code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.linspace(-1, 1, 50).sin())\n"
+                   "def entry(x):\n    h = x.bfloat16()\n    return x - h.float(), h * 2 - 1", "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(4)]
+
+    def differs(change):
+        wrong = compare.execute(code, lambda f: lambda x: change(x, *f(x)), words=False)
+        return any(compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong)))
+
+    assert not differs(lambda x, lost, y: (lost, (x * 2 - 1).bfloat16()))
+    assert differs(lambda x, lost, y: (lost * 0, y))
+    assert differs(lambda x, lost, y: (lost, y + (torch.arange(50) == 7) * 0.3))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 6000, 100))
 def test_many(first):

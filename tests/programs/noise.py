@@ -2,11 +2,14 @@
 
 Under the mode, what an operator computes with rounding is multiplied by 1 + u for a random u of a few units in the last place; what it
 adds up is disturbed before, too, because sums may be taken in any order. What only chooses or moves numbers stays exact, so `x == x.amax()`
-holds as before. Where the answers of such runs differ from one another, rounding decides, and a compiler may answer otherwise as well:
-by a little, where they differ by a little, and anything, where a comparison or a cast falls to either side."""
+holds as before. What is cast to half precision is disturbed, because a compiler may go on with the number from before the cast; but not
+for what looks at the cast itself, as `x - x.half().float()` and `x.half() > 1` do. Where the answers of such runs differ from one
+another, rounding decides, and a compiler may answer otherwise as well: by a little, where they differ by a little, and anything, where a
+comparison or a cast falls to either side."""
 from __future__ import annotations
 
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 EXACT = set("""
@@ -19,7 +22,7 @@ detach new_zeros new_ones new_full new_empty empty empty_like nan_to_num isnan i
 reflection_pad2d replication_pad1d replication_pad2d index_fill index_fill_ index_copy index_copy_ scatter scatter_ masked_scatter
 masked_scatter_ put put_ take_along_dim _unsafe_index contiguous linspace scalar_tensor upsample_nearest2d upsample_nearest1d
 im2col pixel_shuffle pixel_unshuffle hardtanh threshold heaviside where_ rot90 expand_copy zeros_ set_ resize_ bitwise_and_
-_index_put_impl_ nextafter _reshape_copy channel_shuffle native_dropout as_strided_scatter
+_index_put_impl_ gt ge lt le eq ne nextafter _reshape_copy channel_shuffle native_dropout as_strided_scatter
 """.split())
 ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_put_impl_": "accumulate"}
 UNITS = 2.0
@@ -32,6 +35,7 @@ class Noise(TorchDispatchMode):
         super().__init__()
         self.generators: dict = {}
         self.seed = seed
+        self.undisturbed: dict = {}     # id of what a cast to half precision gave -> (it, its version, what it was undisturbed)
 
     @classmethod
     def _should_skip_dynamo(cls):
@@ -67,7 +71,7 @@ class Noise(TorchDispatchMode):
             exact = not (isinstance(source, torch.Tensor) and source.is_floating_point() and target.is_floating_point
                          and target.itemsize < source.dtype.itemsize)
         if exact:
-            return func(*args, **kwargs)
+            return self.run_exact(func, args, kwargs)
         schema = func._schema
         if torch.Tag.pointwise not in func.tags:
             args = tuple(self.disturbed(a) if isinstance(a, torch.Tensor) and spec.alias_info is None else a
@@ -80,8 +84,26 @@ class Noise(TorchDispatchMode):
         results = out if isinstance(out, (tuple, list)) else [out]
         for t, spec in zip(results, schema.returns * (len(results) if len(schema.returns) == 1 else 1)):
             if isinstance(t, torch.Tensor) and spec.alias_info is None:
+                before = t.clone() if name == "_to_copy" else None
                 self.disturb_(t)
+                if before is not None:
+                    self.undisturbed[id(t)] = t, t._version, before
         return out
+
+    def run_exact(self, func, args, kwargs):
+        """Give `func` the casts as they were, unless its own result is of half precision."""
+        def before(x):
+            t, version, value = self.undisturbed.get(id(x), (None, 0, None))
+            return value if t is not None and t._version == version else x
+
+        exact = pytree.tree_map(before, (args, kwargs))
+        schema = func._schema
+        if not all(a.alias_info is None for a in (*schema.arguments, *schema.returns)) or all(
+                a is b for a, b in zip(pytree.tree_leaves((args, kwargs)), pytree.tree_leaves(exact))):
+            return func(*args, **kwargs)
+        out = func(*exact[0], **exact[1])
+        halves = any(isinstance(t, torch.Tensor) and t.dtype in (torch.float16, torch.bfloat16) for t in pytree.tree_leaves(out))
+        return func(*args, **kwargs) if halves else out
 
 
 def overlaps(t) -> bool:

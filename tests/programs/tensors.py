@@ -174,6 +174,11 @@ expressions(0.6, "{x} > {y}", "{x} == {x}.amax()", "{a} == {y}", "{a} <= {c}", "
             "{n} / 2")
 
 
+expressions(0.8, "{x} - {x}.to(torch.bfloat16).to({x}.dtype)",
+            "({x} * {y}).to(torch.bfloat16).double()", "{x}.to(torch.float16) > {f}.half()",
+            "({x} * 3).to(torch.bfloat16).floor()")
+
+
 @expression(2.0)
 def cast(w):
     x = w.tensor()
