@@ -114,6 +114,8 @@
     }
     const wide = root.dataset.count === "2" ? 900 : 430;
     root.style.setProperty("--columns", Math.max(1, Math.min(visible.length, Math.floor(innerWidth / wide))));
+    const current = narrow.matches && buttons.find(b => b.dataset.pane === visible[0]);
+    if (current) strip.scrollLeft = current.offsetLeft - strip.offsetLeft;
     if (selected) mark(selected, true);
   }
   function show(pane) {
