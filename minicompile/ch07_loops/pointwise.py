@@ -211,8 +211,8 @@ def div_mode(g, x, y, *, rounding_mode):
         u, v = rounded(b, dtype, values)
         if rounding_mode == "floor":
             return b.op("floordiv", u, v)
-        if dtype.is_floating_point:
-            return b.op("trunc", b.op("truediv", u, v))
+        if dtype.is_floating_point:                 # of two half tensors, the quotient is rounded before it is truncated
+            return b.op("trunc", *rounded(b, dtype, [b.op("truediv", u, v)]))
         return b.op("truncdiv", u, v)
 
     return pointwise(g, fn, x, y, exact=True)

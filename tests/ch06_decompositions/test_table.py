@@ -120,10 +120,10 @@ def test_operands_of_several_dtypes_are_converted_before_anything_is_computed(na
 @pytest.mark.parametrize("mode", ["trunc", "floor"])
 @pytest.mark.parametrize("dtype", FLOATING[1:])
 def test_rounded_quotients(dtype, mode):
-    """A number is not rounded to half precision before it divides, nor is a 0-d tensor on a CPU; a quotient of two tensors is before it is
-    truncated."""
+    """A number is not rounded to half precision before it divides, nor is a tensor of one element on a CPU; a quotient of
+    two others is rounded before it is truncated."""
     x = torch.cat([torch.linspace(-4, 4, 3000), torch.tensor([0.7, -0.7, 0.3])]).to(dtype).unique()
-    for divisor in (0.7, 0.3, -1.7, torch.tensor(0.7), torch.tensor(0.3, dtype=torch.float64), x.roll(77), x[:3].sum()):
+    for divisor in (0.7, 0.3, -1.7, torch.tensor(0.7), torch.tensor(0.3, dtype=torch.float64), x.roll(77), x[:3].sum(), x[5:6]):
         check(lambda x: torch.div(x, divisor, rounding_mode=mode), x, rtol=0, atol=0)
     for limit in (0.7, 0.3, -1.7):
         check(lambda x: F.threshold(x, limit, 20), x, rtol=0, atol=0)

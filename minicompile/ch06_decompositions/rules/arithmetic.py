@@ -148,15 +148,13 @@ def div_mode(a, b, rounding_mode=None):
         return aten.div.Tensor_mode(a.float(), b, rounding_mode=rounding_mode).to(dtype)
     if not isinstance(b, torch.Tensor):
         b = constant(b, a, dtype)
-    if dtype in HALF and rounding_mode == "trunc":
-        return torch.trunc(aten.div.Tensor(a.to(dtype), b.to(dtype)))
     return agree(aten.div.Tensor_mode, (a, b), rounding_mode=rounding_mode)
 
 
 def _keeps_its_value(divisor) -> bool:
-    """Kernels for half precision read a divisor that is a number in float32, and on a CPU a 0-d tensor as well: 0.7
-    rounded to bfloat16 goes into 0.7 not quite once. The quotient of two tensors is rounded before it is truncated."""
-    return not isinstance(divisor, torch.Tensor) or divisor.dim() == 0 and divisor.dtype not in HALF and divisor.device.type == "cpu"
+    """Kernels for half precision read a divisor that is a number in float32, and on a CPU a tensor of one element as well: 0.7
+    rounded to bfloat16 goes into 0.7 not quite once. Nor do they round such a quotient before it is truncated."""
+    return not isinstance(divisor, torch.Tensor) or divisor.numel() == 1 and divisor.device.type == "cpu"
 
 
 @decomposition("floor_divide", "floor_divide.Scalar")
