@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
 from .layouts import present, symbolic_strides
-from .shapes import NUMBERS, answer_in_numbers
+from .shapes import NUMBERS, answer_in_numbers, answering, needs_numbers
 
 aten = torch.ops.aten
 
@@ -373,8 +373,8 @@ def fake_call(func, args, kwargs):
             out = _pointwise_layout(out, [_as_operand(x) for x in meta_args[:2]])
         elif func is aten.index.Tensor:
             out = _pointwise_layout(out, _index_operands(meta_args[0], meta_args[1], out))
-        elif func in CPU_LAYOUTS and device.type == "cpu":
-            out = CPU_LAYOUTS[func](out, *meta_args)
+        elif func in CPU_FORMS and device.type == "cpu":
+            out = CPU_FORMS[func](out, *meta_args)
     except NotImplementedError as error:
         if func.namespace not in NAMESPACES:
             name = func.name().split(".")[0]
@@ -411,7 +411,8 @@ def fake_call(func, args, kwargs):
 # later `view` works in one and fails in the other. A few meta kernels are wrong about them, in three ways:
 # cuDNN and oneDNN prefer channels last, pointwise kernels have a rule that meta kernels in Python only
 # approximate, and LAPACK and the Fourier transforms have orders of their own. The corrections are tables
-# from operator to rule.
+# from operator to rule. One operator is there for its dtypes: a group norm of halves with float32 parameters, as
+# autocast leaves it on a CPU.
 
 # %%
 def _channels_last(t: torch.Tensor) -> bool:
@@ -519,8 +520,19 @@ def _index_operands(x, indices, out):
         return [broadcast, *(i.reshape((*i.shape, *after)) for i in indices if i is not None)]
 
 
-# CPU kernels whose results have other strides than their meta kernels say.
-CPU_LAYOUTS = {
+def _group_norm_dtypes(out, x, weight, bias, *_):
+    """Statistics of halves are float32 if a parameter is; the meta kernel gives them x's dtype."""
+    mixed = any(p is not None and p.dtype is torch.float32 for p in (weight, bias))
+    return (out[0], *(s.to(torch.float32) for s in out[1:])) if mixed and x.dtype.itemsize == 2 else out
+
+
+def _group_norm_backward_dtypes(out, grad, x, *_):
+    """The gradient of x has x's dtype; the meta kernel gives it the weight's."""
+    return (out[0] if out[0] is None else out[0].to(x.dtype), *out[1:])
+
+
+# CPU kernels whose results have other strides or dtypes than their meta kernels say.
+CPU_FORMS = {
     aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
     aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),
     aten._fft_c2r.default: _ask_the_kernel(aten._fft_c2r.default),
@@ -529,6 +541,8 @@ CPU_LAYOUTS = {
     aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
     aten.max_unpool2d.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
     aten.pow.Scalar: lambda out, *_: out.contiguous(),
+    aten.native_group_norm.default: _group_norm_dtypes,
+    aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
     aten.rrelu_with_noise.default: lambda out, *_: out.contiguous(),
     aten.roll.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
 }
@@ -656,3 +670,70 @@ class FakeMode(DispatchMode):
         blank = self._storages[real._cdata][1]
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         return meta.set_(blank, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+# %% [markdown]
+# ## Operators that ask for numbers
+#
+# Some operators are composed of others in C++, with sizes as plain numbers (`interpolate`, `lstm_cell`), and
+# ask a fake whose sizes are symbolic for them. Of many, PyTorch has a version in Python, which takes symbols:
+# such a call is made again, with these. If that asks as well, it gets the sizes at hand, and a guard fixes
+# them.
+#
+# One thing would be lost on the way. Autocast attaches its casts to operators, and the version in Python may be composed of
+# others than that in C++: on a GPU the parts of `interpolate` are cast to float32, and the arithmetic that computes it in
+# Python is not. So the version in C++ is watched first, on fakes that have the sizes at hand. What it does nothing with but
+# cast it is cast here.
+
+# %%
+def cast_as_autocast(function, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    """The arguments, as autocast hands them to the operators that `function` is composed of in C++."""
+    if not torch._C._is_any_autocast_enabled():
+        return args, kwargs
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    twins = list(map(_with_numbers, flat))
+    uses: dict = {id(t): set() for t in twins if isinstance(t, FakeTensor)}
+
+    class Watch(DispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            cast = func is aten._to_copy.default and kwargs.keys() == {"dtype"}
+            for x in pytree.tree_leaves((args, kwargs)):
+                if id(x) in uses:
+                    uses[id(x)].add(kwargs["dtype"] if cast else None)
+            return fake_call(func, args, kwargs or {})
+
+    with outside(), Watch():
+        twin_args, twin_kwargs = pytree.tree_unflatten(twins, spec)
+        try:
+            function(*twin_args, **twin_kwargs)
+        except Exception:               # the call itself will raise it
+            return args, kwargs
+    casts = [next(iter(found)) if len(found := uses.get(id(t), ())) == 1 else None for t in twins]
+    return pytree.tree_unflatten([x if dtype is None else x.to(dtype) for x, dtype in zip(flat, casts)], spec)
+
+
+def _with_numbers(x):
+    """The same with the sizes of the present call; a fake shares no memory with the given one."""
+    if not isinstance(x, FakeTensor):
+        return present(x)
+    sizes, strides, _ = _form(x)
+    return FakeTensor(torch.empty_strided(sizes, strides, dtype=x.dtype, device="meta"), x.device)
+
+
+def with_symbols(function, *args, **kwargs):
+    """function(*args, **kwargs), where sizes of fakes may be symbolic."""
+    try:
+        return function(*args, **kwargs)
+    except RuntimeError as error:
+        if not needs_numbers(error):
+            raise
+    args, kwargs = cast_as_autocast(function, args, kwargs)
+    try:
+        with torch._C._EnablePythonDispatcher():
+            return function(*args, **kwargs)
+    except RuntimeError as error:
+        if not needs_numbers(error):
+            raise
+    with answering():
+        args, kwargs = pytree.tree_map_only(torch.SymInt, int, (args, kwargs))
+        return function(*args, **kwargs)

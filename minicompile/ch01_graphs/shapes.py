@@ -14,6 +14,7 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import operator
@@ -369,14 +370,8 @@ def is_symbolic(value) -> bool:
 
 
 # %% [markdown]
-# Some operators are composed of others in C++, with sizes as plain numbers (`interpolate`, `lstm_cell`), and
-# ask a fake whose sizes are symbolic for them. Of many, PyTorch has a version in Python, which takes symbols:
-# such a call is made again, with these. If that asks as well, it gets the sizes at hand, and a guard fixes
-# them.
-#
-# One thing is lost on the way. On a GPU autocast computes `interpolate` in float32: the cast is attached to the
-# operators that it is composed of in C++. The version in Python is composed of others, so here its operand is cast
-# before.
+# Some operators ask for sizes as plain numbers, since they are composed of others in C++. Chapter 1's fakes refuse at
+# first (`fake.with_symbols` says what happens then), and answer if nothing else helps; guards then fix the sizes.
 
 # %%
 class NumbersNeeded(RuntimeError):
@@ -395,35 +390,12 @@ def answer_in_numbers(numbers):
     return pytree.tree_map(int, numbers)
 
 
-def cast_as_autocast(function, args: tuple, kwargs: dict) -> tuple:
-    """The positional arguments of `F.interpolate` and of what it calls, as autocast on a GPU has them."""
-    if function is torch.nn.functional.interpolate:
-        mode = args[3] if len(args) > 3 else kwargs.get("mode", "nearest")
-        resamples = mode != "area"                       # which is a pooling, and not cast
-    else:
-        resamples = "upsample_" in getattr(function, "__name__", "")
-    half = resamples and args and isinstance(args[0], torch.Tensor) and args[0].device.type == "cuda" \
-        and args[0].dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled("cuda")
-    return (args[0].float(), *args[1:]) if half else args
-
-
-def with_symbols(function, *args, **kwargs):
-    """function(*args, **kwargs), where sizes of fakes may be symbolic."""
-    try:
-        return function(*args, **kwargs)
-    except RuntimeError as error:
-        if not needs_numbers(error):
-            raise
-    try:
-        with torch._C._EnablePythonDispatcher():
-            return function(*cast_as_autocast(function, args, kwargs), **kwargs)
-    except RuntimeError as error:
-        if not needs_numbers(error):
-            raise
+@contextlib.contextmanager
+def answering():
+    """Who asks for symbolic sizes as numbers gets them."""
     _answering.now = True
     try:
-        args, kwargs = pytree.tree_map_only(torch.SymInt, int, (args, kwargs))
-        return function(*args, **kwargs)
+        yield
     finally:
         _answering.now = False
 

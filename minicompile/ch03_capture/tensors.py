@@ -23,8 +23,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 
 from .. import marks
-from ..ch01_graphs.fake import FakeTensor, storage_key
-from ..ch01_graphs.shapes import is_symbolic, with_symbols
+from ..ch01_graphs.fake import FakeTensor, storage_key, with_symbols
+from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .tracer import Tracer, guard, location, unsupported

@@ -1,15 +1,21 @@
 """Fakes agree with eager on metadata and aliasing; traced graphs run to eager's numbers, for other sizes too."""
 
+import contextlib
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
 
 from minicompile.ch01_graphs import fake
-from minicompile.ch01_graphs.fake import DataDependent, FakeMode, FakeTensor, storage_key
+from minicompile.ch01_graphs.fake import DataDependent, FakeMode, FakeTensor, cast_as_autocast, storage_key, with_symbols
 from minicompile.ch01_graphs.graph import interpret, print_graph
-from minicompile.ch01_graphs.shapes import ShapeEnv, cast_as_autocast, expr_of, with_symbols
+from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
 from minicompile.ch01_graphs.symbolic import evaluate
 from minicompile.ch01_graphs.trace import trace
+from minicompile.errors import Unsupported
 
 
 def metadata(t):
@@ -195,17 +201,82 @@ def test_kernels_that_trust_their_pivots_are_not_asked_with_zeros(op, factor, mo
     assert asked == [torch.ops.aten.mul.Tensor]
 
 
+@contextlib.contextmanager
+def autocast(device):
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, torch.bfloat16)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, False)
+        torch.clear_autocast_cache()
+
+
 @pytest.mark.parametrize("mode, cast", [("bilinear", True), ("nearest", True), ("bicubic", True), ("area", False)])
-@pytest.mark.parametrize("symbolic", [False, pytest.param(True, marks=pytest.mark.gpu)])
-def test_interpolation_under_autocast_on_a_gpu(mode, cast, symbolic):
+@pytest.mark.parametrize("symbolic", [False, True])
+def test_interpolation_under_autocast_on_a_gpu(mode, cast, symbolic, monkeypatch):
     """The segmentation models of torchvision answered in bfloat16, from their second batch size on."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)      # fakes need no device
     batch = ShapeEnv().create(3) if symbolic else 3
     x = FakeTensor(torch.empty((batch, 2, 8, 8), dtype=torch.bfloat16, device="meta"), torch.device("cuda", 0))
-    torch.set_autocast_enabled("cuda", True)
-    try:
-        y = with_symbols(F.interpolate, x, scale_factor=2, mode=mode)
-        (operand,) = cast_as_autocast(F.interpolate, (x,), {"mode": mode})      # what is done for symbolic sizes
-    finally:
-        torch.set_autocast_enabled("cuda", False)
-    assert y.dtype is operand.dtype is (torch.float32 if cast else torch.bfloat16) and y.shape[2:] == (16, 16)
-    assert cast_as_autocast(F.interpolate, (x,), {"mode": mode}) == (x,), "without autocast nothing is cast"
+    for function in (F.interpolate, lambda x, **how: F.interpolate(x, **how)):
+        with autocast("cuda"), FakeMode():
+            y = with_symbols(function, x, scale_factor=2, mode=mode)
+        assert y.dtype is (torch.float32 if cast else torch.bfloat16) and y.shape[2:] == (16, 16)
+    assert cast_as_autocast(F.interpolate, (x,), {"mode": mode}) == ((x,), {"mode": mode}), "without autocast nothing is cast"
+
+
+def symbolic_fakes(value, device, dtype, env):
+    """Each tensor as a fake on a device, floats of a dtype, with symbolic sizes if env is given."""
+    def one(t):
+        if not isinstance(t, torch.Tensor):
+            return t
+        sizes = [env.create(s) if env is not None and s > 1 else s for s in t.shape]
+        meta = torch.empty(sizes, dtype=dtype if t.is_floating_point() else t.dtype, device="meta")
+        return FakeTensor(meta, torch.device("cuda", 0) if device == "cuda" else torch.device("cpu"))
+    return pytree.tree_map(one, value)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_autocast_casts_the_same_with_symbolic_sizes(device, monkeypatch):
+    """Every operator that asks for numbers, so that PyTorch's version in Python may run: the dtypes are those with numbers."""
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    refused = []
+    monkeypatch.setattr(fake, "cast_as_autocast", lambda *call: refused.append(call) or cast_as_autocast(*call))
+
+    def dtypes(op, sample, env):
+        (args, kwargs) = symbolic_fakes(((sample.input, *sample.args), sample.kwargs), device, torch.bfloat16, env)
+        with autocast(device), FakeMode():
+            return [t.dtype for t in pytree.tree_leaves(with_symbols(op, *args, **kwargs)) if isinstance(t, torch.Tensor)]
+
+    compared = []
+    for info in op_db:
+        if torch.float32 not in info.dtypes or info.name.startswith("jiterator"):
+            continue
+        for sample in itertools.islice(info.sample_inputs("cpu", torch.float32), 2):
+            refused.clear()
+            with contextlib.suppress(RuntimeError, Unsupported):         # capture breaks the graph there
+                symbolic = dtypes(info.op, sample, ShapeEnv())
+                if refused:
+                    compared.append(info.name)
+                    assert symbolic == dtypes(info.op, sample, None), info.name
+    assert {"nn.functional.interpolate", "linalg.multi_dot", "nn.functional.embedding_bag"} <= set(compared)
+
+
+@pytest.mark.parametrize("parameter", [torch.float32, torch.bfloat16, None])
+def test_dtypes_of_a_group_norm_of_halves(parameter):
+    """Under autocast on a CPU the operand is bfloat16 and the parameters float32; the meta kernels tell other dtypes than the kernels."""
+    x = torch.randn(2, 8, 4, 4).bfloat16()
+    weight = None if parameter is None else torch.ones(8, dtype=parameter)
+
+    def forward_and_backward(x, weight):
+        out = torch.ops.aten.native_group_norm.default(x, weight, weight, 2, 8, 16, 2, 1e-5)
+        mask = [True, weight is not None, weight is not None]
+        return *out, *torch.ops.aten.native_group_norm_backward.default(x, x, *out[1:], weight, 2, 8, 16, 2, mask)
+
+    mode = FakeMode()
+    with mode:
+        fakes = forward_and_backward(mode.from_real(x), None if weight is None else mode.from_real(weight))
+    real = forward_and_backward(x, weight)
+    assert [t is not None and t.dtype for t in fakes][:4 if weight is None else 6] == \
+        [t is not None and t.dtype for t in real][:4 if weight is None else 6]

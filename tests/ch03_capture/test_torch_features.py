@@ -248,6 +248,33 @@ class Saves(torch.autograd.Function):
         return grad * ctx.e * 2
 
 
+@torch.jit.script
+def scripted(x: torch.Tensor, n: int) -> torch.Tensor:
+    if n > 2:
+        x = torch.sin(x)
+    return x * n
+
+
+@feature
+def function_under_script():
+    return lambda x: scripted(x, 3) + scripted(x, n=2), (rand(3),)
+
+
+@feature(graphs=None)
+def function_under_trace():
+    recorded = torch.jit.trace(lambda x: x * 2 if x.sum() > 0 else x * 3, torch.ones(3), check_trace=False)
+    return lambda x: recorded(x) + 1, (torch.full((3,), -1.0),)
+
+
+@feature
+def annotated_for_script():
+    def f(x):
+        found = torch.jit.annotate(list[torch.Tensor], [])
+        found.append(x.sin())
+        return found
+    return f, (rand(3),)
+
+
 @feature
 def function_apply():
     return lambda x: Cube.apply(x * 2) + 1, (rand(3),)

@@ -16,12 +16,12 @@ import torch
 import torch.nn.attention
 
 from ... import marks
-from ..calls import HANDLED, handles
+from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold, identical, truth
 from ..tensors import make_tensor, name_device
-from ..tracer import is_library, line_of, location, unsupported
+from ..tracer import guard, is_library, line_of, location, unsupported
 from ..values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, class_of
 from ..wrap import wrap, wrap_constant
 from .builtins_ import folded, refused
@@ -85,6 +85,7 @@ HANDLED.update({
     torch._C._log_api_usage_once: constant_answer(None),
     torch.is_inference_mode_enabled: lambda tx: boolean(tx.inference),
     torch.is_tensor: lambda tx, value: boolean(type(value) is TensorVal),
+    torch.jit.annotate: lambda tx, the_type, the_value: the_value,
     torch.nn.attention.sdpa_kernel: refused("sdpa_kernel(), which chooses kernels for all that runs inside"),
 })
 
@@ -152,3 +153,20 @@ def warn_at(place, message, category, source):
         place = frame.f_globals, frame.f_code.co_filename, frame.f_lineno
     registry = place[0].setdefault("__warningregistry__", {})
     warnings.warn_explicit(message, category, *place[1:], place[0].get("__name__"), registry, source=source)
+
+
+# %% [markdown]
+# ## TorchScript
+#
+# A function under `torch.jit.script` keeps the function that it was made from, and that is inlined. A traced one is a
+# recording, which may do less than its function.
+
+# %%
+@REAL_CALLS.of(torch.jit.ScriptFunction)
+def call_script_function(tx, function, args, kwargs):
+    python = getattr(function.real, "_torchdynamo_inline", None)
+    scripted = python and torch.jit._state._try_get_jit_cached_function(python)
+    if scripted is None or scripted.qualified_name != function.real.qualified_name:
+        unsupported(tx, "a call of a function that torch.jit.trace made")
+    guard(tx, function.source, "ID_MATCH", function.real)
+    return call(tx, wrap(tx, python), args, kwargs)
