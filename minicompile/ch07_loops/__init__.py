@@ -7,6 +7,6 @@
 #
 # Read `ir` for the language, `builder` for how a body is written, and `lazy` for the one idea behind the
 # rest: a tensor is a function from an index to an element until somebody needs it in memory. Then the rooms,
-# each a part of the `table`: `pointwise`, `reductions`, `views`, `indexing`, `scatters`, `random`, and
+# each a part of the `table`: `pointwise`, `reductions`, `views`, `indexing`, `scatters`, `updates`, `random`, and
 # `externs` for what stays a library call. `lower` walks the graph, `reference` executes loops, `verify`
 # checks and prints them.

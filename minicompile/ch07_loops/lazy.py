@@ -143,6 +143,8 @@ class Lowering:
     position: dict[str, int] = field(default_factory=dict)
     locations: dict[str, Location | None] = field(default_factory=dict)
     in_rows: set[str] = field(default_factory=set)       # buffers read together with numbers per row
+    in_place: set[fx.Node] = field(default_factory=set)  # writes that go to the memory of an input
+    latest: dict[str, str] = field(default_factory=dict)     # input -> the alias that the last of them made
 
     @property
     def val(self):
@@ -163,6 +165,21 @@ def new_buffer(g: Lowering, dtype, device, size, stride, alias_of: str | None = 
     g.count += 1
     g.program.buffers[name] = Buffer(name, dtype, device, Layout(tuple(size), tuple(stride)), alias_of)
     return name
+
+
+def root_name(g: Lowering, name: str) -> str:
+    """The buffer whose memory `name` is."""
+    while g.program.buffers[name].alias_of is not None:
+        name = g.program.buffers[name].alias_of
+    return name
+
+
+def alias(g: Lowering, name: str) -> str:
+    """A new name for the memory of an input, about to be written."""
+    old = g.program.buffers[name]
+    after = new_buffer(g, old.dtype, old.device, old.layout.size, old.layout.stride, alias_of=name)
+    g.latest[root_name(g, name)] = after
+    return after
 
 
 def loader(name: str, dtype, layout: Layout):

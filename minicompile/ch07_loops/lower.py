@@ -23,11 +23,12 @@ from ..ch01_graphs.shapes import expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols
 from ..ch05_autograd.cleanup import has_effect
 from ..errors import Unsupported
-from .builder import SUPPORTED, Builder
-from .ir import Buffer, Layout, Program, View
-from .lazy import (Lazy, Lowering, Options, as_view, copy_to_buffer, dense_strides, footprint, from_buffer,
-                   linear, make_vars, new_buffer, realize, settle, sizes_of, store_into, strides_of, window)
+from .builder import SUPPORTED
+from .ir import Buffer, Layout, Program
+from .lazy import (Lazy, Lowering, Options, alias, as_view, footprint, from_buffer, realize,
+                   root_name, settle, sizes_of, store_into, strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
+from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
 from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
 
 aten = torch.ops.aten
@@ -97,6 +98,7 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
     program = Program([], {}, [], [])
     g = Lowering(options or Options(), program)
     count_readers(g, gm.graph)
+    g.in_place = in_place_updates(gm.graph)
     copies = []
     for position, node in enumerate(gm.graph.nodes):
         g.node = node
@@ -168,6 +170,12 @@ def lower_node(g: Lowering, node: fx.Node):
     args, kwargs = map_args(lambda a: g.values[a] if isinstance(a, fx.Node) else expr_of(a),
                             (node.args, node.kwargs))
     rule, out = LOWERINGS.get(node.target), NotImplemented
+    if node in g.in_place and not all_supported(node):
+        g.in_place.remove(node)
+    if node in g.in_place and node.target in WINDOWS:
+        rule = update_window
+    elif node in g.in_place:
+        args = args[0], *map_args(lambda x: apart(g, x, args[0]), args[1:])
     if rule is not None and (node.target in VIEWS or all_supported(node)):
         out = rule(g, *args, **kwargs)
     if out is NotImplemented:
@@ -201,7 +209,8 @@ def check_result(g: Lowering, node: fx.Node, out):
 # straight into the input's memory, under a new name that is an alias of the old one. This is what makes an
 # optimizer step or the running statistics of a batch norm update in place. It is only right when the old
 # contents are not needed any more: if the value of another copy reads them, or the value reads its own
-# destination at *other* elements than it writes (`x.copy_(x.flip(0))`), it goes through a temporary.
+# destination at *other* elements than it writes (`x.copy_(x.flip(0))`), it goes through a temporary. A value that
+# was updated in place (`updates`) is there already.
 
 # %%
 def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
@@ -216,19 +225,18 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
     for copy in copies:
         g.node = copy
         own = g.values[copy.args[0]].view.buffer
+        layout = g.program.buffers[own].layout
         value = broadcast_cast(g, g.values[copy.args[1]], copy)
-        reads = footprint(value)[1]
-        if reads & (targets - {own}) or own in reads and reads_elsewhere(g, value, own):
-            value = from_buffer(g, window_copy(g, value))
+        if value.view is not None and value.view.layout == layout and root_name(g, value.view.buffer) == own:
+            continue                                        # it is there: updated in place, or copied onto itself
+        reads = {root_name(g, name) for name in footprint(value)[1]}
+        if reads & (targets - {own}) or own in reads and reads_elsewhere(g, value, own, layout):
+            value = temporary(g, value)
         values.append((copy, own, value))
     for copy, own, value in values:
         g.node = copy
-        buffer = g.program.buffers[own]
-        layout = buffer.layout
-        if value.view == View(own, layout):
-            continue                                        # copied onto itself
-        name = new_buffer(g, buffer.dtype, buffer.device, layout.size, layout.stride, alias_of=own)
-        store_into(g, value, name, layout)
+        name = alias(g, g.latest.get(own, own))
+        store_into(g, value, name, g.program.buffers[own].layout)
         g.values[copy] = from_buffer(g, name)
 
 
@@ -240,30 +248,16 @@ def broadcast_cast(g: Lowering, value: Lazy, copy: fx.Node) -> Lazy:
     return value if value.dtype == target.dtype else pointwise.cast(g, value, target.dtype)
 
 
-def window_copy(g: Lowering, value: Lazy) -> str:
-    return copy_to_buffer(g, value, dense_strides(value.size, value.stride))
-
-
 def protect(g: Lowering, value: Lazy, targets: set[str]) -> None:
     """A returned value that still looks at an input about to change is copied out first."""
     root = value
     while root.view is None and root.base is not None:
         root = root.base
-    if root.view is not None and root.view.buffer in targets:
-        name = window_copy(g, value)
-        value.view, value.base = View(name, g.program.buffers[name].layout), None
-        value.inner = from_buffer(g, name).inner
+    if root.view is not None and root_name(g, root.view.buffer) in targets:
+        copy = temporary(g, value)
+        value.view, value.base, value.inner = copy.view, None, copy.inner
     else:
         realize(g, value)
-
-
-def reads_elsewhere(g: Lowering, value: Lazy, buffer: str) -> bool:
-    """Does evaluating an element of `value` load `buffer` at any position other than that element's own?"""
-    _, index = make_vars("i", value.size)
-    b = Builder()
-    b.read(value, index)
-    own = linear(index, g.program.buffers[buffer].layout.stride)
-    return any(v.op == "load" and v.buffer == buffer and v.index != own for v in b.known.values())
 
 
 def lower_output(g: Lowering, value):

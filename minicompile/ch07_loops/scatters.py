@@ -15,9 +15,10 @@ from __future__ import annotations
 import torch
 
 from .builder import HALF, Builder
+from .ir import Layout
 from .indexing import index_plan, indexed_position, integer_indices
-from .lazy import (Lazy, Lowering, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
-                   make_vars, new_buffer, sizes_of, strides_of)
+from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
+                   make_vars, new_buffer, root_name, sizes_of, strides_of)
 from .pointwise import broadcast_index, cast
 from .table import lowering
 
@@ -25,19 +26,24 @@ from .table import lowering
 def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: str | None) -> Lazy:
     """`x` with `value(b, index)` stored at `position(b, index)` for every index of `space`."""
     dtype, size = g.val.dtype, sizes_of(g.val)
-    stride = dense_strides(size, strides_of(g.val))
     wide = mode == "atomic_add" and dtype in HALF
-    first = copy_to_buffer(g, cast(g, x, torch.float32) if wide else x, stride)
     kind = torch.float32 if wide else dtype
+    if g.node in g.in_place and not wide:
+        base = as_view(g, x)
+        layout, first = base.layout, g.latest.get(root_name(g, base.buffer), base.buffer)
+    else:
+        layout = Layout(size, dense_strides(size, strides_of(g.val)))
+        first = copy_to_buffer(g, cast(g, x, torch.float32) if wide else x, layout.stride)
     name = first
     if 0 not in space:                   # a loop over nothing would be dropped, and its reader find no memory
-        name = new_buffer(g, kind, x.device, size, stride, alias_of=first)
+        name = alias(g, first) if g.node in g.in_place and not wide else \
+            new_buffer(g, kind, x.device, size, layout.stride, alias_of=first)
         variables, index = make_vars("i", space)
         b = Builder()
         element = b.to_dtype(value(b, index), torch.float32 if kind in HALF else kind)
-        b.store(name, linear(position(b, index), stride), element, mode)
+        b.store(name, linear(position(b, index), layout.stride, layout.offset), element, mode)
         emit_loop(g, variables, (), b, frozenset().union(*[footprint(r)[0] for r in readers]))
-    out = from_buffer(g, name)
+    out = from_buffer(g, name, layout)
     return cast(g, out, dtype) if wide else out
 
 

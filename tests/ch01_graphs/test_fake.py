@@ -253,14 +253,14 @@ def test_autocast_casts_the_same_with_symbolic_sizes(device, monkeypatch):
     for info in op_db:
         if torch.float32 not in info.dtypes or info.name.startswith("jiterator"):
             continue
-        for sample in itertools.islice(info.sample_inputs("cpu", torch.float32), 2):
+        for sample in itertools.islice(info.sample_inputs("cpu", torch.float32), 1):
             refused.clear()
             with contextlib.suppress(RuntimeError, Unsupported):         # capture breaks the graph there
                 symbolic = dtypes(info.op, sample, ShapeEnv())
                 if refused:
                     compared.append(info.name)
                     assert symbolic == dtypes(info.op, sample, None), info.name
-    assert {"nn.functional.interpolate", "linalg.multi_dot", "nn.functional.embedding_bag"} <= set(compared)
+    assert {"nn.functional.interpolate", "linalg.multi_dot", "gradient"} <= set(compared)
 
 
 @pytest.mark.parametrize("parameter", [torch.float32, torch.bfloat16, None])

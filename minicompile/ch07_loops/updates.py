@@ -1,0 +1,134 @@
+# %% [markdown]
+# # Writing a part of an input
+#
+# `cache[:, :, n] = key` becomes, in a functional graph, a whole new cache with one row exchanged, and at the end a copy of
+# all of it into the old one. Eager writes one row. So does this part: where nobody needs the old contents, the window is
+# stored straight into the input's memory, under an alias name, and that name is the new cache.
+#
+# Who reads the old name has to run before the store, so it must not wait for anything that comes after. `in_place_updates`
+# allows it only if all that is made of the old contents ends in the value that is stored (`x[0] += 1` reads what it
+# overwrites). A later write to the same input continues from the name that the last one made.
+
+# %%
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from ..ch01_graphs.symbolic import as_expr
+from .builder import Builder
+from .ir import Layout, View
+from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, footprint, from_buffer, in_memory, linear,
+                   make_vars, realize, root_name, store_into)
+from .table import LOWERINGS, REINDEXING, VIEWS
+from .views import clamp_start, wrapped
+
+aten = torch.ops.aten
+# The write of a window -> the read of it
+WINDOWS = {aten.slice_scatter.default: aten.slice.Tensor, aten.select_scatter.default: aten.select.int}
+COPIES = (aten.clone.default, aten._to_copy.default)
+SCATTERS = (aten.index_put.default, aten.scatter.src, aten.scatter_add.default)
+
+
+def in_place_updates(graph: fx.Graph) -> set[fx.Node]:
+    """The writes whose results need no memory but that of the input they will be copied to."""
+    found: set[fx.Node] = set()
+    for copy in graph.nodes:
+        if copy.target is not aten.copy_.default:
+            continue
+        memory, value = copy.args[:2]
+        writes: list[fx.Node] = []
+        while value is not memory and (nest := assignment(value)) and only_feeds(nest, copy):
+            writes += nest
+            value = nest[0].args[0]
+        if value is memory:
+            found.update(writes)
+    return found
+
+
+def assignment(node) -> list[fx.Node]:
+    """The writes that make one assignment through views, `x[0][2:4] = y`, the outermost first: each takes back into a tensor
+    the view of it that the next one writes to."""
+    nest: list[fx.Node] = []
+    while isinstance(node, fx.Node) and (node.target in WINDOWS or node.target in SCATTERS):
+        nest.append(node)
+        source = node.args[1]
+        base = source.args[0] if node.target in WINDOWS and isinstance(source, fx.Node) and source.args else None
+        if not isinstance(base, fx.Node) or base.target is not WINDOWS[node.target] or \
+                base.args != (node.args[0], *node.args[2:]) or set(source.users) != {node}:
+            break
+        node = source
+    return nest
+
+
+def only_feeds(nest: list[fx.Node], copy: fx.Node) -> bool:
+    """Whether all that reads the old contents ends in the innermost write, or in an operand of it, which is then computed
+    before the store (`apart`)."""
+    inner, memory = nest[-1], [write.args[0] for write in nest]
+    operands = {n for n in inner.all_input_nodes if n not in memory and n.target in LOWERINGS
+                and not (n.target in VIEWS or n.target in REINDEXING or n.target in COPIES)}       # these may be what they read
+    done: set[fx.Node] = {*memory, inner}
+    reading = [user for base in memory for user in base.users if user not in nest and user is not copy]
+    while reading:
+        node = reading.pop()
+        if node in done:
+            continue
+        done.add(node)
+        if node in nest or node.op == "output" or node.target is aten.copy_.default:
+            return False
+        if node not in operands:
+            reading.extend(node.users)
+    return True
+
+
+# %% [markdown]
+# `x` is what is written to: the input, or a view of it. A source that reads the memory at other places than it
+# is stored to (`x[1:] = x[:-1]`) goes through a temporary.
+
+# %%
+def update_window(g: Lowering, x: Lazy, source: Lazy, *where) -> Lazy:
+    """`x` with a window of its memory overwritten by `source`; where: the arguments that say which."""
+    base = as_view(g, x)
+    name = g.latest.get(root_name(g, base.buffer), base.buffer)
+    layout = window_layout(base.layout, source, g.node.target, *where)
+    stored = in_memory(source) and as_view(g, source) == View(name, layout)        # by an inner write
+    if not stored and 0 not in layout.size:
+        if len(g.node.args[1].users) > 1 or reads_elsewhere(g, source, root_name(g, name), layout):
+            source = apart(g, source, x)
+        name = alias(g, name)
+        store_into(g, source, name, layout)
+    return from_buffer(g, name, base.layout)
+
+
+def window_layout(base: Layout, source: Lazy, target, dim=0, start=None, end=None, step=1) -> Layout:
+    size, stride = base.size, base.stride
+    dim = dim % len(size)
+    if target is aten.select_scatter.default:
+        start, kept, steps = wrapped(start, size[dim]), (), ()
+    else:
+        start, kept, steps = clamp_start(start, size[dim]), (source.size[dim],), (as_expr(stride[dim]) * step,)
+    return Layout((*size[:dim], *kept, *size[dim + 1:]), (*stride[:dim], *steps, *stride[dim + 1:]),
+                  as_expr(base.offset) + as_expr(stride[dim]) * start)
+
+
+def temporary(g: Lowering, x: Lazy) -> Lazy:
+    return from_buffer(g, copy_to_buffer(g, x, dense_strides(x.size, x.stride)))
+
+
+def apart(g: Lowering, x, base: Lazy):
+    """`x`, in memory of its own if it reads that of `base`. Whoever else uses it reads it there as well."""
+    own = root_name(g, as_view(g, base).buffer)
+    reads = footprint(x)[1] if isinstance(x, Lazy) else ()
+    if all(root_name(g, name) != own for name in reads):
+        return x
+    return realize(g, x) if x.view is None and x.base is None else temporary(g, x)
+
+
+def reads_elsewhere(g: Lowering, value: Lazy, memory: str, layout: Layout) -> bool:
+    """Does evaluating an element of `value` load `memory`, under any of its names, at any position other than that
+    element's own in `layout`?"""
+    _, index = make_vars("i", value.size)
+    b = Builder()
+    b.read(value, index)
+    own = linear(index, layout.stride, layout.offset)
+    return any(v.op == "load" and root_name(g, v.buffer) == memory and v.index != own for v in b.known.values())
