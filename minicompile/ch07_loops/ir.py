@@ -84,6 +84,13 @@ class Buffer:
     alias_of: str | None = None
 
 
+def root_of(buffers: dict[str, Buffer], name: str) -> str:
+    """The buffer whose memory `name` is, as far as `buffers` knows."""
+    while name in buffers and buffers[name].alias_of is not None:
+        name = buffers[name].alias_of
+    return name
+
+
 class View(NamedTuple):
     """A strided window on a buffer: what a library call receives, or what the program returns."""
 

@@ -28,7 +28,7 @@ from ..ch01_graphs.symbolic import Int, Symbol, as_expr, present, product
 from ..config import config
 from ..errors import Unsupported
 from .builder import SUPPORTED, Builder
-from .ir import NONE, Buffer, Layout, Loop, Program, Value, View
+from .ir import NONE, Buffer, Layout, Loop, Program, Value, View, root_of
 
 
 @dataclass(eq=False)
@@ -167,18 +167,11 @@ def new_buffer(g: Lowering, dtype, device, size, stride, alias_of: str | None = 
     return name
 
 
-def root_name(g: Lowering, name: str) -> str:
-    """The buffer whose memory `name` is."""
-    while g.program.buffers[name].alias_of is not None:
-        name = g.program.buffers[name].alias_of
-    return name
-
-
 def alias(g: Lowering, name: str) -> str:
     """A new name for the memory of an input, about to be written."""
     old = g.program.buffers[name]
     after = new_buffer(g, old.dtype, old.device, old.layout.size, old.layout.stride, alias_of=name)
-    g.latest[root_name(g, name)] = after
+    g.latest[root_of(g.program.buffers, name)] = after
     return after
 
 

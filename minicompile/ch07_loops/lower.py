@@ -24,9 +24,9 @@ from ..ch01_graphs.symbolic import Expr, Symbol, symbols
 from ..ch05_autograd.cleanup import has_effect
 from ..errors import Unsupported
 from .builder import SUPPORTED
-from .ir import Buffer, Layout, Program
-from .lazy import (Lazy, Lowering, Options, alias, as_view, footprint, from_buffer, realize,
-                   root_name, settle, sizes_of, store_into, strides_of, window)
+from .ir import Buffer, Layout, Program, root_of
+from .lazy import (Lazy, Lowering, Options, alias, as_view, footprint, from_buffer, realize, settle, sizes_of, store_into,
+                   strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
 from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
@@ -227,9 +227,9 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
         own = g.values[copy.args[0]].view.buffer
         layout = g.program.buffers[own].layout
         value = broadcast_cast(g, g.values[copy.args[1]], copy)
-        if value.view is not None and value.view.layout == layout and root_name(g, value.view.buffer) == own:
+        if value.view is not None and value.view.layout == layout and root_of(g.program.buffers, value.view.buffer) == own:
             continue                                        # it is there: updated in place, or copied onto itself
-        reads = {root_name(g, name) for name in footprint(value)[1]}
+        reads = {root_of(g.program.buffers, name) for name in footprint(value)[1]}
         if reads & (targets - {own}) or own in reads and reads_elsewhere(g, value, own, layout):
             value = temporary(g, value)
         values.append((copy, own, value))
@@ -253,7 +253,7 @@ def protect(g: Lowering, value: Lazy, targets: set[str]) -> None:
     root = value
     while root.view is None and root.base is not None:
         root = root.base
-    if root.view is not None and root_name(g, root.view.buffer) in targets:
+    if root.view is not None and root_of(g.program.buffers, root.view.buffer) in targets:
         copy = temporary(g, value)
         value.view, value.base, value.inner = copy.view, None, copy.inner
     else:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 
 from .builder import HALF, Builder
-from .ir import Layout
+from .ir import Layout, root_of
 from .indexing import index_plan, indexed_position, integer_indices
 from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
-                   make_vars, new_buffer, root_name, sizes_of, strides_of)
+                   make_vars, new_buffer, sizes_of, strides_of)
 from .pointwise import broadcast_index, cast
 from .table import lowering
 
@@ -30,7 +30,7 @@ def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: st
     kind = torch.float32 if wide else dtype
     if g.node in g.in_place and not wide:
         base = as_view(g, x)
-        layout, first = base.layout, g.latest.get(root_name(g, base.buffer), base.buffer)
+        layout, first = base.layout, g.latest.get(root_of(g.program.buffers, base.buffer), base.buffer)
     else:
         layout = Layout(size, dense_strides(size, strides_of(g.val)))
         first = copy_to_buffer(g, cast(g, x, torch.float32) if wide else x, layout.stride)

@@ -17,9 +17,9 @@ from torch import fx
 
 from ..ch01_graphs.symbolic import as_expr
 from .builder import Builder
-from .ir import Layout, View
+from .ir import Layout, View, root_of
 from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, footprint, from_buffer, in_memory, linear,
-                   make_vars, realize, root_name, store_into)
+                   make_vars, realize, store_into)
 from .table import LOWERINGS, REINDEXING, VIEWS
 from .views import clamp_start, wrapped
 
@@ -89,11 +89,11 @@ def only_feeds(nest: list[fx.Node], copy: fx.Node) -> bool:
 def update_window(g: Lowering, x: Lazy, source: Lazy, *where) -> Lazy:
     """`x` with a window of its memory overwritten by `source`; where: the arguments that say which."""
     base = as_view(g, x)
-    name = g.latest.get(root_name(g, base.buffer), base.buffer)
+    name = g.latest.get(root_of(g.program.buffers, base.buffer), base.buffer)
     layout = window_layout(base.layout, source, g.node.target, *where)
     stored = in_memory(source) and as_view(g, source) == View(name, layout)        # by an inner write
     if not stored and 0 not in layout.size:
-        if len(g.node.args[1].users) > 1 or reads_elsewhere(g, source, root_name(g, name), layout):
+        if len(g.node.args[1].users) > 1 or reads_elsewhere(g, source, root_of(g.program.buffers, name), layout):
             source = apart(g, source, x)
         name = alias(g, name)
         store_into(g, source, name, layout)
@@ -117,9 +117,9 @@ def temporary(g: Lowering, x: Lazy) -> Lazy:
 
 def apart(g: Lowering, x, base: Lazy):
     """`x`, in memory of its own if it reads that of `base`. Whoever else uses it reads it there as well."""
-    own = root_name(g, as_view(g, base).buffer)
+    own = root_of(g.program.buffers, as_view(g, base).buffer)
     reads = footprint(x)[1] if isinstance(x, Lazy) else ()
-    if all(root_name(g, name) != own for name in reads):
+    if all(root_of(g.program.buffers, name) != own for name in reads):
         return x
     return realize(g, x) if x.view is None and x.base is None else temporary(g, x)
 
@@ -131,4 +131,4 @@ def reads_elsewhere(g: Lowering, value: Lazy, memory: str, layout: Layout) -> bo
     b = Builder()
     b.read(value, index)
     own = linear(index, layout.stride, layout.offset)
-    return any(v.op == "load" and root_name(g, v.buffer) == memory and v.index != own for v in b.known.values())
+    return any(v.op == "load" and root_of(g.program.buffers, v.buffer) == memory and v.index != own for v in b.known.values())

@@ -24,7 +24,7 @@ from typing import Any, Iterable
 import torch
 
 from ..ch01_graphs.symbolic import Int, mul, present
-from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, written_by
+from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, root_of, written_by
 
 # %% [markdown]
 # ## Sizes in bytes
@@ -48,13 +48,6 @@ def storage_size(buffer: Buffer) -> Int:
 def nbytes(buffer: Buffer) -> int:
     """Bytes that the buffer occupies (in the traced call)."""
     return present(storage_size(buffer)) * buffer.dtype.itemsize
-
-
-def root_of(buffers: dict[str, Buffer], name: str) -> str:
-    """The buffer whose memory `name` is, as far as `buffers` knows."""
-    while name in buffers and buffers[name].alias_of is not None:
-        name = buffers[name].alias_of
-    return name
 
 # %% [markdown]
 # ## The order that must be kept
