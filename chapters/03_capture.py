@@ -583,7 +583,7 @@ del HANDLED[zlib.crc32]
 # A handler must do what the function does, side effects included; that is why the tables are not filled by
 # guessing. The surest handler is Python. `heapq`, `bisect` and `operator` are in the standard library twice, in C
 # and, below it, in Python, and the machine interprets that one as it would the program's own
-# ([`below_c`](ref:minicompile.ch03_capture.library.below_c)): a `__lt__` of the program is called, a list that is
+# ([`below_c`](ref:minicompile.ch03_capture.library.standard.below_c)): a `__lt__` of the program is called, a list that is
 # changed is a change like any other, and `bisect` guards the items it compares, not the whole list.
 #
 # ## What torch.compile does differently
