@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Listings, Table, best_time, drawing, example, head, lines, row_of_boxes, shortened, step_through, watch
+from chapters._lib import Listings, Table, best_time, drawing, example, head, lines, shortened, step_through, watch
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
@@ -402,18 +402,17 @@ print(entry[entry.index("def __compiled") :])
 # by before its first instruction:
 
 # %% tags=["fold"]
-row_of_boxes(
-    [
-        ("a Python call", "code and arguments", "input"),
-        ("the hook, in C", "what is known of this code?", "compute"),
-        ("skip", "CPython evaluates it", "plain"),
-        ("a target", "guards, graph, effects", "library"),
-        ("unknown", "ask the compiler, once", "saved"),
-    ],
+drawing(
+    {
+        "call": ("a Python call", "code and arguments", "input"),
+        "hook": ("the hook, in C", "looks up the code", "compute"),
+        "skip": ("skip", "CPython evaluates it", "plain"),
+        "target": ("a target", "is called instead", "library"),
+        "unknown": ("nothing known yet", "ask the compiler, once", "saved"),
+    },
+    [("call", "hook"), ("hook", "skip"), ("hook", "target"), ("hook", "unknown")],
     "A Python call comes to the hook with its code and arguments. The hook looks up what is known about the code: skip, so that "
     "CPython evaluates the frame; a target, which is called instead; or nothing yet, so that the compiler is asked once.",
-    "The three boxes on the right are the three answers.",
-    per_row=2,
 )
 
 # %% [markdown]

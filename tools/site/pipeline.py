@@ -5,13 +5,13 @@ import html
 
 LABELS = {"ch01_graphs": "graphs", "ch02_guards": "guards", "ch03_capture": "capture", "ch04_breaks": "breaks", "ch05_autograd": "autograd",
           "ch06_decompositions": "primitives", "ch07_loops": "loops", "ch08_fusion": "fusion", "ch09_triton": "Triton", "ch10_cpp": "C++",
-          "ch11_runtime": "runtime", "ch12_training": "training", "ch13_tuning": "tuning", "ch14_scale": "scale"}
+          "ch11_runtime": "runtime", "ch12_training": "training", "ch13_tuning": "layouts", "ch14_scale": "scale"}
 IDEAS = {"ch01_graphs": "graphs, fake tensors and sizes: what all stages speak", "ch02_guards": "may compiled code be used again?",
          "ch03_capture": "bytecode in, graph out", "ch04_breaks": "what cannot be captured, and going on after it",
          "ch05_autograd": "the backward graph, ahead of time", "ch06_decompositions": "thousands of operators become few",
          "ch07_loops": "each operator as a loop nest", "ch08_fusion": "loops that share memory become one kernel",
          "ch09_triton": "kernels for a GPU", "ch10_cpp": "kernels for a CPU", "ch11_runtime": "the host program and CUDA graphs",
-         "ch12_training": "a whole training step as one graph", "ch13_tuning": "layouts and autotuning",
+         "ch12_training": "a whole training step as one graph", "ch13_tuning": "the order of a tensor in memory",
          "ch14_scale": "caches and many GPUs"}
 
 

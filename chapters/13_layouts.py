@@ -1,0 +1,198 @@
+# %% [markdown]
+# # Layouts: in which order does a tensor lie in memory?
+#
+# A tensor of images has four dimensions: the image, the channel, the row and the column. Memory has one. Somebody
+# has to choose in which order the elements lie there, and nothing that a program computes depends on the choice.
+# Its speed does. This chapter lets the compiler choose for convolutions. It is a short chapter, because everything
+# that it needs is there already.
+
+# %%
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from chapters._lib import Table, bars, best_time, drawing, results, watch
+from minicompile.ch01_graphs.fake import FakeMode, FakeTensor
+from minicompile.ch01_graphs.graph import print_graph
+from minicompile.ch01_graphs.trace import trace
+from minicompile.ch13_tuning.layouts import convolutions_to_channels_last
+
+# %% [markdown]
+# ## The problem, measured
+#
+# PyTorch's default order is called NCHW, after the dimensions from the slowest to the fastest: all columns of a row
+# are neighbours, then come the rows, then the channels. In the order NHWC, which PyTorch calls *channels last*, all
+# channels of one pixel are neighbours. Both are strides of the same shape:
+
+# %%
+image = torch.randn(1, 3, 4, 5)
+for name, form in (("NCHW", torch.contiguous_format), ("channels last", torch.channels_last)):
+    t = image.contiguous(memory_format=form)
+    print(f"{name:14} shape {tuple(t.shape)}, strides {t.stride()}, equal: {torch.equal(t, image)}")
+
+
+# %% [markdown]
+# Here is one convolution of ResNet-50, run by eager PyTorch on this machine's CPU, in both orders:
+
+# %%
+torch.manual_seed(0)
+convolution, images = nn.Conv2d(64, 64, 3, padding=1, bias=False), torch.randn(8, 64, 56, 56)
+times = {}
+with torch.no_grad():
+    for name, form in (("NCHW", torch.contiguous_format), ("channels last", torch.channels_last)):
+        turned, model = images.contiguous(memory_format=form), convolution.to(memory_format=form)
+        times[name] = best_time(model, turned, repeat=10)
+bars([(name, 1e3 * t) for name, t in times.items()], "ms", "Time of a convolution in two orders.", form="{:.1f}")
+
+# %% [markdown]
+# Why? A convolution multiplies, at each pixel, the channels of a small window with a matrix of weights. It is a
+# matrix product in disguise. The fast units for products, on a GPU the *tensor cores*, take rows whose elements are
+# neighbours in memory. With channels last, the channels of a pixel are such a row. With NCHW they are as far apart
+# as the image is large, so the library turns the tensor around before each convolution and back after it, or uses a
+# slower method.
+#
+# ## The naive version: turn around each operand
+#
+# A user writes `model.to(memory_format=torch.channels_last)`, and does the same with the input. A compiler can do
+# it without being asked. The simplest way would be to put two copies around each convolution, one into the other
+# order and one back. That is what the library does already, and it is what we want to be rid of.
+#
+# ## The idea: ask, and let the order spread
+#
+# So ask for channels last in front of each convolution, *and do not turn the result back*. A convolution that gets
+# channels last answers in channels last. A pointwise operator keeps the order of its operand. So does a batch norm.
+# The order spreads by itself, and when the next convolution asks, it has been answered already. Such a request is
+# written as a call of `contiguous`, which copies only if the order is another one.
+#
+# ### On four nodes, by hand
+#
+# This network is four nodes: a convolution, a batch norm, a ReLU, a convolution.
+
+
+# %%
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(16, 32, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(32)
+        self.second = nn.Conv2d(32, 32, 3, padding=1, bias=False)
+
+    def forward(self, x):
+        return self.second(F.relu(self.norm(self.first(x))))
+
+
+net, x = Net().eval(), torch.randn(8, 16, 56, 56)
+
+# %% [markdown]
+# In front of the first convolution the input is turned around. That is a real copy. Its result is in channels last, so the batch norm's
+# is, so the ReLU's is. The second request finds what it asks for, and gives its operand back. Only at the very end,
+# where the user will see the strides, is the tensor turned back. Two copies are left, however deep the network is.
+
+# %% tags=["fold"]
+drawing(
+    {
+        "x": ("x", "NCHW", "input"),
+        "r1": ("contiguous", "a copy", "bad"),
+        "c1": ("conv2d", "answers in NHWC", "library"),
+        "bn": ("batch_norm", "keeps NHWC", "compute"),
+        "relu": ("relu", "keeps NHWC", "compute"),
+        "r2": ("contiguous", "nothing to do", "plain"),
+        "c2": ("conv2d", "answers in NHWC", "library"),
+        "out": ("contiguous", "a copy, for the user", "bad"),
+    },
+    [("x", "r1"), ("r1", "c1"), ("c1", "bn"), ("bn", "relu"), ("relu", "r2"), ("r2", "c2"), ("c2", "out")],
+    "The input is copied into channels last. The convolution answers in it, batch norm and ReLU keep it, and the second request finds "
+    "nothing to do. The result is copied back for the user.",
+)
+
+# %% [markdown]
+# The pass works on the captured graph, before anything else. It looks whether all convolutions are of the ordinary
+# kind, and then inserts the requests:
+#
+# %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for node in convolutions" to "node.update_arg"
+#
+# It is applied on GPUs only. This page is built without one, so the cell below captures the network and pretends:
+# it gives each fake of the graph the device `cuda`, which is all that the pass asks about.
+
+# %%
+graph = watch(net, x, backend="eager").graphs[0]
+for node in graph.graph.nodes:
+    if isinstance(node.meta.get("val"), FakeTensor):
+        node.meta["val"] = FakeTensor(node.meta["val"].meta, torch.device("cuda"))
+turned = convolutions_to_channels_last(graph)
+print("\n".join(line.partition("  #")[0] for line in print_graph(turned).splitlines() if " = input" not in line))
+
+# %% [markdown]
+# The weights are turned around as well. In training this costs one small copy for each step, since the optimizer
+# has changed them; the kernel that makes the copy is one of ours, and fuses with what makes the operand, if that is
+# ours too.
+#
+# ### Where the order is known
+#
+# That "the order spreads by itself" is no hope. The compiler has to know it before anything runs, because a
+# generated kernel contains the strides of its operands. The fakes of [chapter 1](chapter:01) carry strides, and a
+# fake convolution answers as the library will. Trace the two forms and read the strides of each result:
+
+
+# %%
+def layers(x, first, second):
+    y = F.relu(F.conv2d(x, first, padding=1))
+    return [F.conv2d(y, second, padding=1)]
+
+
+mode, rows = FakeMode(), []
+weights = [net.first.weight.detach(), net.second.weight.detach()]
+for name, form in (("NCHW", torch.contiguous_format), ("channels last", torch.channels_last)):
+    fakes = [mode.from_real(t.contiguous(memory_format=form)) for t in (x.clone(), *[w.clone() for w in weights])]
+    nodes = [n for n in trace(layers, fakes).graph.nodes if n.op == "call_function"]
+    rows += [(name, n.target.overloadpacket.__name__, str(tuple(n.meta["val"].stride()))) for n in nodes]
+Table(["operands", "operator", "strides of its result"], rows)
+
+# %% [markdown]
+# A stride of 1 in the last place means that columns are neighbours, and in the second place that channels are.
+#
+# ## What goes wrong without care
+#
+# Three things. A convolution with *groups* works on few channels at a time, and gains nothing, so a graph that
+# contains one is left alone. A result that the user gets must have eager's strides, or a later `view` fails, so
+# outputs are turned back. And an output that *was* in channels last in eager, because the user chose it, must stay
+# so: it is turned back only if its fake is contiguous.
+#
+# %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for value in output.args" to "restored.append(value)"
+#
+# ## What it costs, and what it brings
+#
+# The pass takes a walk over the graph. What it brings was measured on ResNet-50, for whole training steps. In the
+# first rows the user's model is in NCHW and computes in tf32; in the second the user has chosen channels last and
+# bf16, so the pass finds nothing to turn around:
+
+# %% tags=["gpu-result", "results:h100-resnet50", "fold"]
+found = results("h100-resnet50")["results"]
+names = {"eager": "eager", "torch": "torch.compile", "minicompile": "minicompile"}
+Table(["the user's model", "dtype", "compiler", "ms per step"],
+      [("channels last" if r["task"]["channels_last"] else "NCHW", r["task"]["dtype"], names[r["task"]["compiler"]], f"{r['ms']:.1f}")
+       for r in found if r["task"]["compiler"] in names])
+
+# %% [markdown]
+# Where the user's model is in NCHW, the gain over eager has two parts that this table does not separate: the order,
+# and the fusion of batch norm with its neighbours. Where it is in channels last, the second part is what is left.
+#
+# ## What torch.compile does differently
+#
+# Inductor has the same optimization, and calls it layout optimization. It estimates first whether it pays, from the
+# sizes of the convolutions in the graph. Ours is applied wherever all convolutions are ordinary two-dimensional
+# ones. Inductor can also leave the choice of an order open for any buffer, until something that needs an order
+# reads it.
+#
+# ## Exercises
+#
+# Four exercises of other chapters are about strides: [the layout that needs no words](exercise:contiguous-strides),
+# [no gaps, no overlaps](exercise:is-dense), [when a reshape needs no copy](exercise:reshape-layout), and
+# [the library's strides and ours](exercise:relayout).
+#
+# <!-- exercises -->
+#
+# ## Further reading
+#
+# - *Channels Last Memory Format in PyTorch*, a tutorial of PyTorch's documentation.
+# - Y. Liu and others, *Optimizing CNN Model Inference on CPUs* (ATC 2019), which chooses layouts by a search over the whole graph.
