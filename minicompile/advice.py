@@ -20,6 +20,7 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
      "function."),
     (r"inference_mode", "Enter it around the call of the compiled function, or use torch.no_grad() inside."),
     (r"sdpa_kernel", "Enter it around the call of the compiled function."),
+    (r"of parameters on a GPU", "Call it outside of the compiled function; the graph before it, backward included, stays one."),
     (r"backward\(\)|optimizer|\btorch\.optim\b|autograd\.grad$", "Call it outside of the compiled function."),
     (r"Tensor\.(requires_grad_|detach_|register_hook|retain_grad|set_|resize_)\(",
      "Do it before or after the compiled function; inside of it, make a new tensor."),

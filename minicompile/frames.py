@@ -31,7 +31,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._device import DeviceContext
 
-from . import advice, logs, marks
+from . import advice, ch12_training, logs, marks  # noqa: F401 (chapter 12 fills tables of chapter 3)
 from .ch02_guards import cache as entries
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly

@@ -138,7 +138,7 @@ def make_entry(state: FrameState, function, args, captured):
     body, inputs = captured.body, []
     namespace = {"__K": captured.constants, "__EVALUATE": EVALUATE, "__next": [entries.missed]}
     if captured.gm is not None:
-        body = call_of_graph(state, captured, namespace) + body
+        body = captured.before + call_of_graph(state, captured, namespace) + body
         inputs = captured.inputs
     elif not captured.breaks:
         body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold

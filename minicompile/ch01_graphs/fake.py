@@ -157,11 +157,8 @@ FLOATS_ARE_DATA = {op for name in (
     "masked_fill.Scalar masked_fill_.Scalar where.ScalarSelf where.ScalarOther where.Scalar leaky_relu "
     "leaky_relu_backward hardtanh threshold threshold_backward elu addmm baddbmm addmv addbmm addr addmm_ "
     "index_fill.int_Scalar index_fill_.int_Scalar xlogy.Scalar_Other xlogy.Scalar_Self maximum minimum "
-    "_foreach_add.Scalar _foreach_add_.Scalar _foreach_mul.Scalar _foreach_mul_.Scalar "
-    "_foreach_sub.Scalar _foreach_sub_.Scalar _foreach_div.Scalar _foreach_div_.Scalar _foreach_add.List "
-    "_foreach_add_.List _foreach_sub.List _foreach_sub_.List _foreach_lerp.Scalar _foreach_lerp_.Scalar "
-    "_foreach_addcmul.Scalar _foreach_addcmul_.Scalar _foreach_addcdiv.Scalar _foreach_addcdiv_.Scalar "
-    "_foreach_pow.Scalar _foreach_pow_.Scalar _foreach_clamp_min.Scalar _foreach_clamp_max.Scalar"
+    + " ".join(f"_foreach_{name}{form}.{kind}" for name in "add sub mul div lerp addcmul addcdiv pow clamp_min clamp_max".split()
+               for form in ("", "_") for kind in ("Scalar", "ScalarList", "List", "Tensor", "ScalarAndTensor"))
     ).split() for packet, _, kind in [name.partition(".")]
     for op in [getattr(getattr(aten, packet, None), kind or "default", None)] if op is not None}
 

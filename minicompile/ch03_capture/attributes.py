@@ -22,7 +22,7 @@ from ..ch02_guards.guards import CHILD_DICTS
 from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .effects import changed, touch
 from .interpreter import unless_raised
-from .tensors import tensor_attribute
+from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, unsupported, written_global
 from .values import (
     CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, Table,
@@ -393,6 +393,8 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
     if type(obj) in (FuncVal, PartialVal) and obj.source is None and value is not None and name not in fixed:
         obj.attrs[name] = value
         return
+    if type(obj) is TensorVal and name == "grad":
+        return set_gradient(tx, obj, NONE if value is None else value)
     if type(obj) is ExcVal and value is not None:
         return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.made_classes:

@@ -155,14 +155,14 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
     if handler := NAMED.get((real.__module__, real.__name__)):
         return call_handler(tx, describe(function), handler, args, kwargs)
+    if handler := BY_CODE.get(code):
+        return handler(tx, function, *args, **kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
     if code is DISPATCH and is_class(args[0]):         # what it looks up is in weak dictionaries
         found = real(args[0].real)
         tx.guards.add(None, "ANSWER", (real, (args[0].real,), found), location(tx))
         return wrap(tx, found)
-    if code in RECURSION_CHECKS:
-        return call(tx, wrap(tx, real.__wrapped__), args, kwargs)
     if changed(tx, real.__kwdefaults__):
         unsupported(tx, f"a call of {describe(function)}, whose keyword defaults have just been changed")
     library = is_library(code.co_filename)
@@ -193,9 +193,14 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
                   kwargs)
 
 
+BY_CODE = Table()                    # code of the functions that a decorator makes -> handler, given the function, too
+
+
 # `__repr__` of dataclasses notes which objects it is in the middle of; capture has its own limit of depth
-RECURSION_CHECKS = {reprlib.recursive_repr()(len).__code__,
-                    getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())(len).__code__}
+@BY_CODE.of(reprlib.recursive_repr()(len).__code__,
+            getattr(dataclasses, "_recursive_repr", reprlib.recursive_repr())(len).__code__)
+def call_wrapped(tx, function, *args, **kwargs):
+    return call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
 
 
 DISPATCH = functools.singledispatch(len).dispatch.__code__
@@ -213,7 +218,7 @@ REFUSED_ROOTS = frozenset((
 REFUSED_PREFIXES = (
     "torch._dynamo", "torch._inductor", "torch.distributed", "torch.autograd", "torch.cuda",
     "torch.utils.data",
-    "torch.utils.checkpoint", "torch.optim", "torch.jit", "torch.profiler", "torch._utils",
+    "torch.utils.checkpoint", "torch.jit", "torch.profiler", "torch._utils",
     "torch.serialization",
     "torch.random")
 

@@ -39,12 +39,12 @@ from ..errors import SkipFrame, Unsupported
 from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .effects import written_storages
-from .epilogue import Epilogue, expression, refuse_to_leave, write_effects
+from .epilogue import Epilogue, expression, refuse_to_leave, source_text, write_effects
 from .interpreter import Frame, StopTrace, run
 from .tensors import OPERATORS
 from .tracer import Tracer, location
 from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_of, class_reads, describe, told_apart
-from .wrap import fixed_marks, guard_sizes, is_fixed, realize, wrap
+from .wrap import fixed_marks, guard_counters, guard_sizes, is_fixed, realize, wrap
 
 
 @dataclass
@@ -93,6 +93,7 @@ class Captured:
     traceless: bool = False              # whether the graph may fail half-way without leaving a trace
     weak: tuple = ()                     # indices of the constants that the body names `__k0`, `__k1`, ...
     symbols: dict = field(default_factory=dict)         # where each symbol is read: name -> Source
+    before: str = ""                     # text before the call of the graph
 
 
 @dataclass(eq=False)
@@ -275,7 +276,8 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
     tx = ep.tx
     guard_sizes(tx)
     guard_aliasing(tx)
-    gm = None
+    guard_counters(tx)
+    gm, before = None, forget_gradients(ep)
     if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
         output = tx.graph.output(tuple(ep.outputs))
         output.meta.update(val=tuple(n.meta["val"] for n in ep.outputs), location=None, origins=())
@@ -289,7 +291,23 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
     return Captured(gm, [source for source, _ in inputs], [real for _, real in inputs], tx.guards, "\n".join(lines),
                     tuple(held(real) for _, real in tx.constants.values()), list(breaks), functools.partial(close_guards, tx),
-                    tuple(written), leaves_no_trace(tx), tuple(ep.weak), tx.symbols.sources)
+                    tuple(written), leaves_no_trace(tx), tuple(ep.weak), tx.symbols.sources, before)
+
+
+def forget_gradients(ep: Epilogue) -> str:
+    """Text that drops, before the graph runs, each gradient that nothing reads and that the end replaces: a step that
+    begins with `zero_grad()` then needs no memory for the gradients of the step before."""
+    tx, lines, unread = ep.tx, [], set()
+    for leaf in tx.effects.gradients:
+        old = tx.tracked.get(id(leaf.real.grad)) if leaf.source is not None and leaf.real.grad is not None else None
+        if type(old) is TensorVal and not old.node.users and old.node not in ep.outputs:
+            unread.add(old.node)
+            lines.append(f"{source_text(ep, leaf.source)}.grad = None\n")
+    nodes = [n for n in tx.graph.nodes if n.op == "placeholder"]
+    tx.inputs = [found for node, found in zip(nodes, tx.inputs) if node not in unread]
+    for node in unread:
+        tx.graph.erase_node(node)
+    return "".join(lines)
 
 
 def leaves_no_trace(tx) -> bool:

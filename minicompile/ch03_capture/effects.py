@@ -39,13 +39,16 @@ from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal
 class Effects:
     """changed: id of a value -> the value, and what it held before. calls: those
     that are made after the graph has run, (function, args, kwargs). pure_since: when the code began that may
-    change only what it has made, or 0."""
+    change only what it has made, or 0. gradients: leaf -> what its `.grad` has become. consumed: nodes of the autograd graph
+    that a backward pass has freed."""
     changed: dict = field(default_factory=dict)
+    gradients: dict = field(default_factory=dict)
+    consumed: set = field(default_factory=set)
     calls: list = field(default_factory=list)
     pure_since: int = 0
 
     def __bool__(self):
-        return bool(self.changed or self.calls)
+        return bool(self.changed or self.gradients or self.calls)
 
 
 def touch(tx, value: Value):

@@ -33,6 +33,7 @@ from ..errors import Unsupported
 from .contexts import grad_switch
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
+from .tensors import finish_node
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal, MethodName,
@@ -71,9 +72,9 @@ def expression(ep: Epilogue, value) -> str:
         return name
     if value.source is not None:
         if isinstance(value.source, (LocalSource, ConstantSource)):
-            ep.names[value] = constant_name(ep, value.source)
+            ep.names[value] = source_text(ep, value.source)
             return ep.names[value]
-        return variable(ep, value, value.source.text())
+        return variable(ep, value, source_text(ep, value.source))
     if value in ep.building:
         raise Unsupported(f"{describe(value)} that contains itself", location(ep.tx))
     if type(value) in (ListVal, DictVal, SetVal) and value.real is not None:
@@ -113,10 +114,10 @@ def constant_text(ep, value) -> str:
 
 
 def pool(ep, real) -> str:
-    return constant_name(ep, constant_source(ep.tx, real))
+    return source_text(ep, constant_source(ep.tx, real))
 
 
-def constant_name(ep, source) -> str:
+def source_text(ep, source) -> str:
     """What the entry does not own, it holds from its guards to its end."""
     if not isinstance(source, ConstantSource) or not source.is_weak:
         return source.text()
@@ -138,10 +139,58 @@ def keywords(ep, named) -> str:
 # %%
 @reconstructs(TensorVal, SymVal)
 def tensor_text(ep, value):
-    if value.node not in ep.outputs:
-        ep.outputs.append(value.node)
-    ep.names[value] = f"__out[{ep.outputs.index(value.node)}]"
+    if type(value) is TensorVal and ep.tx.effects.consumed and is_consumed(ep.tx, value.fake):
+        node = ep.tx.graph.call_method("detach", (value.node,))
+        finish_node(ep.tx, node, value.fake.detach())
+        return f"{pool(ep, with_spent_history)}({output_text(ep, node)})"
+    ep.names[value] = output_text(ep, value.node)
     return ep.names[value]
+
+
+def output_text(ep, node) -> str:
+    if node not in ep.outputs:
+        ep.outputs.append(node)
+    return f"__out[{ep.outputs.index(node)}]"
+
+
+# %% [markdown]
+# A tensor whose autograd graph was used up by a `backward()` in the trace still says that it requires a
+# gradient, and asking for one is an error, the one that eager raises.
+
+# %%
+def is_consumed(tx, fake) -> bool:
+    """Whether a backward pass in the trace has freed what the derivative of `fake` needs."""
+    seen, pending = set(), [fake.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node in tx.effects.consumed:
+            return True
+        if node is not None and node not in seen:
+            seen.add(node)
+            pending.extend(before for before, _ in node.next_functions)
+    return False
+
+
+class Spent(torch.autograd.Function):
+    """The identity, whose derivative is what a second `backward()` is in eager."""
+
+    @staticmethod
+    def forward(ctx, anchor, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("Trying to backward through the graph a second time (or directly access saved tensors after they "
+                           "have already been freed). The compiled function has called backward() on it; specify "
+                           "retain_graph=True there.")
+
+
+def with_spent_history(tensor):
+    with torch.enable_grad():
+        return Spent.apply(torch.empty(0, requires_grad=True), tensor)
+
+
+# %%
 
 
 @reconstructs(TupleVal)
@@ -348,6 +397,9 @@ def write_effects(ep: Epilogue):
     """Text for everything the program changed outside of itself."""
     for value, before in list(ep.tx.effects.changed.values()):
         WRITERS[type(value)](ep, value, before)
+    for leaf, gradient in ep.tx.effects.gradients.items():
+        if leaf.source is not None or leaf in ep.names:
+            ep.writes.append(f"{expression(ep, leaf)}.grad = {expression(ep, gradient)}")
     for function, args, kwargs in ep.tx.effects.calls:
         ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
 

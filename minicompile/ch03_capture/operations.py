@@ -183,8 +183,10 @@ def emit_float(tx: Tracer, op: str, args) -> Value:
         result = function(*[a.sym if type(a) is SymVal else a.value for a in args])
     except (ArithmeticError, ValueError, TypeError):            # for these very numbers
         return fold(tx, OPERATIONS[op], args)
-    node = tx.graph.call_function(function, tuple(to_arg(tx, a) for a in args))
-    return wrap_result(tx, node, result)
+    operands = tuple(to_arg(tx, a) for a in args)
+    if (op, operands) not in tx.symbols.results:
+        tx.symbols.results[op, operands] = wrap_result(tx, tx.graph.call_function(function, operands), result)
+    return tx.symbols.results[op, operands]
 
 
 # %% [markdown]

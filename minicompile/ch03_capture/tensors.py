@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import operator
 import types
 
@@ -94,6 +95,7 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
     """Add a node for a call on values. op: 'call_function' or 'call_method'."""
     if op == "call_method" and target in TAKES_SIZES:
         args = [args[0], *map(as_number, args[1:])]
+    counted = count_up(args[0].items if type(args[0]) is ListVal else args[:1], args, kwargs) if target in COUNTS else ()
     if any(type(a) is Const and type(a.value) is numpy.bool_ for a in (*args, *kwargs.values())):
         unsupported(tx, "a NumPy truth value, which PyTorch takes for a float or for a bool, as it comes")
     fx_args = tuple(to_arg(tx, a) for a in args)
@@ -119,9 +121,11 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
         if (real := from_constants(target, args, kwargs)) is not None and real.dtype == result.dtype:
             node = tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype})
             made = wrap_result(tx, node, result)
-            made.number = real.item(), result._version
+            made.number = Const(value=real.item()), result._version
             return made
     node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
+    for tensor, field, number in counted:
+        setattr(tensor, field, (number, tensor.fake._version))
     return wrap_result(tx, node, result)
 
 
@@ -150,11 +154,11 @@ def from_constants(target, args, kwargs):
     known, or its value is not finite."""
     values = [*args, *kwargs.values()]
     if not is_pointwise(target) or not all(
-            type(v) in (Const, SymVal) or type(v) is TensorVal and type(as_number(v)) is Const for v in values):
+            type(v) in (Const, SymVal) or type(as_number(v)) is Const for v in values):
         return None
 
     def concrete(v):
-        return torch.tensor(v.number[0], dtype=v.fake.dtype) if type(v) is TensorVal else v.value
+        return torch.tensor(v.number[0].value, dtype=v.fake.dtype) if type(v) is TensorVal else v.value
     try:
         with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
             args, kwargs = [concrete(v) for v in args], {k: concrete(v) for k, v in kwargs.items()}
@@ -162,6 +166,36 @@ def from_constants(target, args, kwargs):
     except Exception:
         return None
     return real if isinstance(real, torch.Tensor) and not real.is_complex() and bool(real.isfinite()) else None
+
+
+# %% [markdown]
+# **Counters.** `step += 1` in an optimizer counts in a 0-d tensor on the CPU, and what follows asks for its number. So what
+# the trace adds to such a tensor is noted, as long as it is whole; float32 does not round whole numbers up to 2^24.
+
+# %%
+EXACT = 2**24
+COUNTS = frozenset((operator.iadd, "add_", "__iadd__", torch._foreach_add_))
+
+
+def count_up(tensors: list, args, kwargs) -> list[tuple]:
+    """(tensor, what is added to it in all) for the 0-d tensors to which an operation adds a whole number, once the
+    operation has run."""
+    by = [as_number(v) for v in (*args[1:], *kwargs.values())]
+    if len(by) not in (1, 2) or any(type(v) is not Const or type(v.value) not in (int, float) for v in by):
+        return []
+    amount = math.prod(float(v.value) for v in by)          # the number and `alpha`
+    if not (abs(amount) < EXACT and amount == amount // 1):
+        return []
+    found = []
+    for tensor in tensors:
+        if type(tensor) is TensorVal and tensor.fake.dim() == 0:
+            before, version = tensor.added or (0.0, tensor.version)
+            known = as_number(tensor)
+            if type(known) is Const and type(known.value) is float and known.value == known.value // 1 and tensor.real is None:
+                found.append((tensor, "number", Const(value=known.value + amount)))
+            elif tensor.real is not None and tensor.fake._version == version:
+                found.append((tensor, "added", before + amount))
+    return found
 
 
 def guard_not_a_view(tx: Tracer, written):
@@ -256,8 +290,8 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
         return wrap_constant(tx, getattr(fake, name))
     if name == "data":                 # the same memory with a version counter of its own
         for value in tx.tensor_of_fake.values():
-            if value.number is not None and storage_key(value.fake) == storage_key(tensor.fake):
-                value.number = None
+            if storage_key(value.fake) == storage_key(tensor.fake):
+                value.number, value.added = None, (0.0, -1)
     if name in VIEW_ATTRIBUTES or name == "data":
         return emit(tx, "call_function", getattr, [tensor, Const(value=name)], {})
     if name == "__class__":
@@ -268,6 +302,8 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
         node = (real if real is not None else fake).grad_fn
         guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
         return ObjVal(real=node, cls=type(node))
+    if name == "grad" and fake.is_leaf:
+        return gradient_of(tx, tensor)
     if real is not None and name in READ_FROM_INPUT:
         return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
@@ -281,6 +317,26 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
     if isinstance(found, (property, types.GetSetDescriptorType)):
         unsupported(tx, f"the tensor attribute {name}")
     return MethodName(self=tensor, name=name)
+
+
+def gradient_of(tx: Tracer, leaf: TensorVal) -> Value:
+    """`leaf.grad`, as it is now."""
+    if leaf in tx.effects.gradients or leaf.real is None:
+        return tx.effects.gradients.get(leaf, NONE)
+    return wrap(tx, leaf.real.grad, AttrSource(leaf.source, "grad"))
+
+
+def set_gradient(tx: Tracer, leaf: TensorVal, gradient: Value):
+    """`leaf.grad = gradient`; it happens at the end of the compiled function."""
+    if not leaf.fake.is_leaf or leaf.real is not None and not leaf.real.is_leaf:
+        unsupported(tx, "the attribute grad of a tensor that is no leaf")
+    none = type(gradient) is Const and gradient.value is None
+    if not none and (type(gradient) is not TensorVal or gradient is leaf or any(
+            getattr(gradient.fake, fact) != getattr(leaf.fake, fact) for fact in ("shape", "dtype", "device"))):
+        unsupported(tx, "the attribute grad set to what is no gradient of the tensor")
+    if tx.effects.pure_since:
+        unsupported(tx, "a gradient assigned in code that is not run exactly once")
+    tx.effects.gradients[leaf] = gradient
 
 
 def tensor_shape(tx, tensor) -> Value:
@@ -458,7 +514,7 @@ def make_tensor(tx, function, args, kwargs) -> Value:
                       {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
     made = wrap_result(tx, node, result)
     if real.dim() == 0 and device.type == "cpu" and not real.requires_grad and not real.is_complex():
-        made.number = real.item(), result._version
+        made.number = Const(value=real.item()), result._version
     return made
 
 

@@ -82,18 +82,20 @@ class Const(Value):
 @dataclass(eq=False)
 class TensorVal(Value):
     """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
-    inputs; `number`, where it was computed from constants: its value and the version that has it."""
+    inputs; `number`, where it is known: its value and the version that has it; `added`: what the trace has
+    added to the number that came in, and the version then."""
     node: torch.fx.Node = None
     fake: Any = None
     real: Any = None
     version: int = 0
     number: Any = None
+    added: Any = None
 
 
 def as_number(value: Value) -> Value:
     """A tensor whose value is known as that number; any other value as it is."""
     if type(value) is TensorVal and value.number is not None and value.number[1] == value.fake._version:
-        return Const(value=value.number[0])
+        return value.number[0]
     return value
 
 

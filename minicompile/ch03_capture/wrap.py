@@ -497,6 +497,37 @@ def wrap_dynamic_number(tx, real, source):
     return value
 
 
+# %% [markdown]
+# The number in a tensor on the CPU can be read when the compiled function is called, too. The hundred counters of an
+# optimizer have one number; then they have one symbol, and a guard asks whether they still agree. It also asks whether
+# they are apart, since counting up one must not be seen in another.
+
+# %%
+def counter(tx, source, number: float, limit: int | None):
+    """The number of the 0-d tensor at `source` as a symbol. limit: it has to be whole and smaller than this; otherwise None."""
+    if limit and not (-limit < number < limit and number == number // 1):
+        return None
+    if (number, limit) not in tx.symbols.counters:
+        tx.symbols.counters[number, limit] = wrap_dynamic_number(tx, number, CallSource(source, "item")), []
+    symbol, sources = tx.symbols.counters[number, limit]
+    sources.append(source)
+    return symbol
+
+
+def guard_counters(tx):
+    everyone = []
+    for (_, limit), (_, sources) in tx.symbols.counters.items():
+        everyone += sources
+        names = [f"n{i}" for i in range(len(sources))]
+        whole = f" and n0 == n0 // 1 and -{limit} < n0 < {limit}" if limit else ""
+        guard(tx, sources[0], "SIZE", (" == ".join([names[0], *names]) + whole,
+                                       tuple((n, CallSource(s, "item")) for n, s in zip(names, sources))))
+    if len(everyone) > 1:
+        names = [f"p{i}" for i in range(len(everyone))]
+        guard(tx, everyone[0], "SIZE", (f"len({{{', '.join(names)}}}) == {len(names)}",
+                                        tuple((n, CallSource(s, "data_ptr")) for n, s in zip(names, everyone))))
+
+
 def guard_sizes(tx):
     """The questions that were asked about symbols, with their answers, become guards."""
     for g in tx.symbols.env.guards:

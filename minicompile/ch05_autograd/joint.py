@@ -128,12 +128,12 @@ def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
 def has_own_gradient(view, source) -> bool:
     """Is there an autograd function of the program between a view and its source, or a view taken while
     gradients were off? Then repeating the view operators outside of the graph would give another gradient."""
-    node = view.grad_fn
-    while node is not None and node is not source.grad_fn:
+    node, end = view.grad_fn, torch.autograd.graph.get_gradient_edge(source).node if source.requires_grad else None
+    while node is not None and node is not end:
         if isinstance(node, torch.autograd.function.BackwardCFunction):
             return True
         node = node.next_functions[0][0] if node.next_functions else None
-    return node is not source.grad_fn
+    return node is not end
 
 
 def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
@@ -181,10 +181,11 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
 # %% [markdown]
 # ## Tracing
 #
-# Every input that requires a gradient is first passed through an identity function. In eager it may be a
-# leaf (a parameter) or not (an activation computed before the compiled region); PyTorch forbids in-place
+# Every input that requires a gradient, but for parameters, is first passed through an identity function. In
+# eager it may be a leaf or not (an activation computed before the compiled region); PyTorch forbids in-place
 # operators on leaves only, and capture has already met that error if it applies. Behind the identity (which
-# the fake of an activation has passed in capture, too) every input is a non-leaf.
+# the fake of an activation has passed in capture, too) it is a non-leaf. Parameters stay leaves, which autocast asks
+# for: it casts each leaf once, however often it is used, and adds up its gradients before it casts them back.
 
 # %%
 @contextlib.contextmanager
@@ -238,8 +239,9 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
             entry = FakeTensor(fake.meta.detach(), fake.device, needs)
             if entry.requires_grad:
                 leaves[i] = entry
-                with torch.enable_grad():
-                    entry = Enter.apply(entry)
+                if name not in parameters:
+                    with torch.enable_grad():
+                        entry = Enter.apply(entry)
         entries.append(entry)
         position[recorder.placeholder(name, entry)] = i
     history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
@@ -300,7 +302,7 @@ def memory_kept(outputs: Sequence) -> dict[int, set[int]]:
     these tensors are at (`x.data` counts its versions apart from `x`)."""
     found = {}
     for node in history_of(outputs):
-        for t in _saved(node):
+        for t in saved_by(node):
             if isinstance(t, FakeTensor):
                 found.setdefault(storage_key(t), set()).add(t._version)
     return found
@@ -311,7 +313,7 @@ def overlapping(outputs: list) -> list[set[int]]:
     When eager has differentiated one of them, the other cannot be: those are freed."""
     if len(outputs) < 2:
         return []
-    saving = {n for n in history_of(outputs) if any(isinstance(s, torch.Tensor) for s in _saved(n))}
+    saving = {n for n in history_of(outputs) if any(isinstance(s, torch.Tensor) for s in saved_by(n))}
     histories = [history_of([t]) & saving for t in outputs]
     return [{k for k, other in enumerate(histories) if own & other} for own in histories]
 
@@ -322,7 +324,7 @@ def history_of(outputs: Sequence) -> set:
                    lambda node: filter(None, (before for before, _ in node.next_functions)))
 
 
-def _saved(node):
+def saved_by(node):
     for name in _saved_names(type(node)):
         try:
             values = getattr(node, name)

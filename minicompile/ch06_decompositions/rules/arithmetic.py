@@ -102,7 +102,7 @@ def _scaled(x, alpha):
 @decomposition("add.Tensor")
 def add(a, b, alpha=1):
     if _is_one(alpha):
-        return agree(aten.add.Tensor, (a, b))
+        return agree(aten.add.Tensor, (a, b)) if type(alpha) is int else aten.add.Tensor(a, b)
     if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
         return aten.add.Tensor(a, _scaled(b, alpha))
     dtype = promoted(a, b)
@@ -111,7 +111,9 @@ def add(a, b, alpha=1):
 
 @decomposition("sub.Tensor")
 def sub(a, b, alpha=1):
-    return agree(aten.sub.Tensor, (a, b)) if _is_one(alpha) else aten.add.Tensor(a, b, alpha=-alpha)
+    if _is_one(alpha):
+        return agree(aten.sub.Tensor, (a, b)) if type(alpha) is int else aten.sub.Tensor(a, b)
+    return aten.add.Tensor(a, b, alpha=-alpha)
 
 
 @decomposition("add.Scalar")

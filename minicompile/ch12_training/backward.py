@@ -1,0 +1,204 @@
+# %% [markdown]
+# # `backward()` inside the graph
+#
+# A training step calls the autograd engine in its middle. The engine is C++ that walks a graph of its own,
+# so one might expect capture to end there. But the engine is also an ordinary function: from some outputs
+# and some leaves it computes one tensor per leaf. As such a function it becomes one node of the captured
+# graph,
+#
+#     loss = cross_entropy(...)                    # the program's forward
+#     g0, g1 = gradients((loss,), (w, b), None)    # loss.backward()
+#
+# and later stages need no new idea for it. Chapter 5 records a graph by running it on fakes that require
+# gradients. When it comes to this node, the engine runs on those fakes, under the recorder, and each operator
+# that it calls is written down where the program called `backward()`. What follows, clipping and the
+# optimizer's update, is recorded after it. Forward, backward and update are then one straight list of ATen
+# operators.
+#
+# What `loss.backward()` does besides computing is Python-visible state, which capture has to keep:
+#
+# - It finds the leaves by itself. So do we, by walking the autograd graph of the fakes.
+# - It leaves each gradient in the leaf's `.grad`. That attribute is a *slot* of the trace: the gradient that is
+#   there now. Capture reads and writes slots, and the end of the compiled function assigns those that changed.
+# - It frees what forward had saved. A second `backward()` through the same graph raises an error, in eager and
+#   here, also if it comes after the compiled function has returned the loss.
+
+# %%
+from __future__ import annotations
+
+import torch
+
+from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.layouts import is_dense, same_layout
+from ..ch02_guards.sources import AttrSource
+from ..ch03_capture.calls import handles
+from ..ch03_capture.iterate import unpack
+from ..ch03_capture.operations import METHODS
+from ..ch03_capture.tensors import emit, gradient_of, set_gradient
+from ..ch03_capture.tracer import Tracer, guard, unsupported
+from ..ch03_capture.values import NONE, Const, TensorVal, TupleVal, Value
+from ..ch03_capture.wrap import part
+from ..ch05_autograd.joint import history_of, saved_by
+
+# %% [markdown]
+# ## The node
+#
+# On the rungs that record ATen operators nothing is left of this function: its recording replaces it. With
+# `backend="eager"` it runs as it is.
+#
+# A gradient that goes into `.grad` has to be a tensor of its own, because the next `backward()` adds to it in
+# place, and it has the strides of its parameter. The engine sees to both when it accumulates;
+# `torch.autograd.grad`, which only computes, leaves them to its caller.
+
+# %%
+def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool):
+    """The gradients of `outputs` for `leaves`, a tuple; None for a leaf that they do not depend on. tangents: the
+    gradients that flow into the outputs, or None. to_keep: whether each result is to be a tensor of its own,
+    with the strides of its leaf."""
+    with torch.autograd.set_multithreading_enabled(False):           # a recorder belongs to its thread
+        found = torch.autograd.grad(outputs, leaves, tangents, retain_graph=retain_graph, allow_unused=True)
+    if not to_keep:
+        return found
+    taken, kept = {memory_of(t) for t in tangents or () if t is not None}, []
+    for gradient, leaf in zip(found, leaves):
+        if gradient is not None:
+            form = torch.empty_like(leaf, memory_format=torch.preserve_format if is_dense(leaf) else torch.contiguous_format)
+            if memory_of(gradient) in taken or not same_layout(gradient, form):
+                gradient = form.copy_(gradient)
+            taken.add(memory_of(gradient))
+        kept.append(gradient)
+    return tuple(kept)
+
+
+def memory_of(t: torch.Tensor) -> int:
+    """Equal for two tensors exactly when they share memory."""
+    return storage_key(t) if isinstance(t, FakeTensor) else t.untyped_storage()._cdata
+
+# %% [markdown]
+# ## Which leaves
+#
+# `loss.backward()` names no leaves. The autograd graph of the fakes has them: it ends in one `AccumulateGrad` node
+# for each, which holds the fake, and the trace knows which of its values has that fake. The graph may also end
+# in a tensor that was computed before the compiled function was called. Its history is outside, the gradient would
+# have to go on there, and so that is a graph break. So are hooks: they are Python that runs in the middle of the
+# engine.
+
+# %%
+def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
+    """The leaves from which `outputs` were computed, in the order in which the trace met them."""
+    found = set()
+    for node in history_of([o.fake for o in outputs]):
+        kind = type(node).__name__
+        if kind == "EnterBackward":
+            unsupported(tx, "backward() into a tensor that was computed before the compiled function was called")
+        if kind == "AccumulateGrad":
+            found.add(id(node.variable))
+    leaves = [value for key, value in tx.tensor_of_fake.items() if key in found]
+    if len(leaves) < len(found):
+        unsupported(tx, "backward() into a leaf that the trace does not know")
+    return leaves
+
+
+HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def check_leaf(tx: Tracer, leaf: TensorVal):
+    """What accumulating into a leaf may do beyond adding is not captured."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        unsupported(tx, "backward() with torch.distributed, where gradients may be reduced as they arrive")
+    if leaf.real is None:
+        return
+    if leaf.real._is_view() or not leaf.real.is_leaf:
+        unsupported(tx, "backward() into a view of another tensor")
+    for name in HOOKS:
+        if getattr(leaf.real, name):
+            unsupported(tx, "backward() with hooks on tensors")
+        guard(tx, part(AttrSource, leaf.source, name), "CONSTANT_MATCH", getattr(leaf.real, name))
+
+# %% [markdown]
+# ## The calls
+
+# %%
+def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: Value, retain_graph: Value, create_graph: Value,
+                  to_keep: bool) -> list[Value]:
+    """Emit the node. Afterwards what forward had saved is gone, unless the graph is retained."""
+    if create_graph.value:
+        unsupported(tx, "create_graph=True: derivatives of derivatives")
+    if any(type(t) is not TensorVal for t in (*outputs, *leaves)):
+        unsupported(tx, "gradients of something that is no tensor")
+    if any("recompute" in node.meta for node in tx.graph.nodes):
+        unsupported(tx, "backward() of checkpointed code inside of the compiled function")
+    retain = retain_graph.value if retain_graph is not NONE else False
+    given = NONE if tangents is NONE else TupleVal(items=tangents)
+    before = history_of([o.fake for o in outputs])
+    saving = {node for node in before if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
+    result = emit(tx, "call_function", gradients, [
+        TupleVal(items=outputs), TupleVal(items=leaves), given, Const(value=bool(retain)), Const(value=to_keep)], {})
+    if not retain:
+        tx.effects.consumed |= saving
+    return list(result.items)
+
+
+def as_list(tx: Tracer, value: Value) -> list[Value]:
+    """The tensors of an argument that may be one tensor or a sequence of them."""
+    return [value] if type(value) in (TensorVal, Const) else unpack(tx, value)
+
+
+@handles(torch.autograd.backward)
+def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_graph=Const(value=False),
+             inputs=NONE) -> Value:
+    """torch.autograd.backward(...)"""
+    outputs = as_list(tx, tensors)
+    if any(type(o) is not TensorVal or not o.fake.requires_grad for o in outputs):
+        unsupported(tx, "backward() of a tensor that does not require a gradient")
+    leaves = leaves_of(tx, outputs)
+    if inputs is not NONE:
+        wanted = as_list(tx, inputs)
+        if any(w not in leaves for w in wanted):
+            unsupported(tx, "backward(inputs=...) with tensors that are no leaves of the graph")
+        leaves = [leaf for leaf in leaves if leaf in wanted]
+    for leaf in leaves:
+        check_leaf(tx, leaf)
+    tangents = grad_tensors if grad_tensors is NONE else as_list(tx, grad_tensors)
+    found = differentiate(tx, outputs, leaves, tangents, retain_graph, create_graph, to_keep=True)
+    for leaf, gradient in zip(leaves, found):
+        if type(gradient) is TensorVal:
+            accumulate(tx, leaf, gradient)
+    return NONE
+
+
+def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal):
+    """As the engine does: the first gradient is assigned, others are added to it in place."""
+    present = gradient_of(tx, leaf)
+    if type(present) is Const:                          # None
+        set_gradient(tx, leaf, gradient)
+    elif present.fake.requires_grad or present.fake.layout != gradient.fake.layout:
+        unsupported(tx, "backward() into a gradient that itself requires a gradient")
+    else:
+        emit(tx, "call_method", "add_", [present, gradient], {})
+
+
+@METHODS.of((TensorVal, "backward"))
+def tensor_backward(tx, self, gradient=NONE, retain_graph=NONE, create_graph=Const(value=False), inputs=NONE):
+    return backward(tx, self, gradient, retain_graph, create_graph, inputs)
+
+
+@METHODS.of((TensorVal, "requires_grad_"))
+def requires_grad_(tx, self, requires_grad=Const(value=True)):
+    """Where it changes nothing, as for the gradients in `Optimizer.zero_grad`."""
+    if self.fake.requires_grad != requires_grad.value:
+        unsupported(tx, "Tensor.requires_grad_() that changes what the tensor is")
+    return self
+
+
+@handles(torch.autograd.grad)
+def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, create_graph=Const(value=False),
+         only_inputs=NONE, allow_unused=NONE, is_grads_batched=Const(value=False), materialize_grads=Const(value=False)):
+    """torch.autograd.grad(...)"""
+    if is_grads_batched.value or materialize_grads.value:
+        unsupported(tx, "torch.autograd.grad() with batched or materialized gradients")
+    wanted, tangents = as_list(tx, inputs), grad_outputs if grad_outputs is NONE else as_list(tx, grad_outputs)
+    found = differentiate(tx, as_list(tx, outputs), wanted, tangents, retain_graph, create_graph, to_keep=False)
+    if any(type(g) is Const for g in found) and not (allow_unused is not NONE and allow_unused.value):
+        unsupported(tx, "torch.autograd.grad() for a tensor that is not used")
+    return TupleVal(items=found)

@@ -1,0 +1,297 @@
+"""Backward inside of the compiled function: gradients, `.grad`, what is freed, and what stays a graph break."""
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile
+from minicompile.explain import explain
+
+pytestmark = pytest.mark.usefixtures("fresh")
+RUNGS = ("eager", "aot_eager", "default")
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
+        self.frozen = torch.nn.Parameter(torch.randn(8), requires_grad=False)
+        self.unused = torch.nn.Parameter(torch.randn(2))
+
+    def forward(self, x):
+        return self.last(F.gelu(self.norm(self.first(x))) * self.frozen)
+
+
+def batch():
+    return torch.randn(5, 6), torch.randint(0, 3, (5,))
+
+
+def plain(net, x, y):
+    loss = F.cross_entropy(net(x), y)
+    loss.backward()
+    return loss
+
+
+def zeroed(net, x, y):
+    for p in net.parameters():
+        p.grad = None
+    return plain(net, x, y)
+
+
+def deleted(net, x, y):
+    loss = plain(net, x, y)
+    total = sum(p.grad.abs().sum() for p in net.parameters() if p.grad is not None)
+    net.last.weight.grad = None
+    return loss, total
+
+
+def kept_zeros(net, x, y):
+    net.zero_grad(set_to_none=False)
+    return plain(net, x, y)
+
+
+def micro_steps(net, x, y):
+    net.zero_grad()
+    total = 0.0
+    for part, target in zip(x.split(2), y.split(2)):
+        loss = F.cross_entropy(net.last(F.relu(net.first(part))), target) / 3
+        loss.backward()
+        total = total + loss.detach()
+    return total
+
+
+def retained(net, x, y):
+    loss = F.cross_entropy(net(x), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    return loss.detach()
+
+
+def two_losses(net, x, y):
+    hidden = net.first(x)
+    one, two = hidden.square().mean(), F.relu(hidden).sum()
+    torch.autograd.backward([one, two], [torch.tensor(0.5), None])
+    return one.detach(), two
+
+
+def some_inputs(net, x, y):
+    loss = F.cross_entropy(net(x), y)
+    loss.backward(inputs=[net.first.weight])
+    return loss.detach()
+
+
+def given_gradient(net, x, y):
+    out = net(x)
+    out.backward(torch.ones_like(out).expand(5, 3) * 2)
+    return out.detach()
+
+
+def shared_gradient(net, x, y):
+    (net.first.bias + net.norm.weight).sum().backward()
+    net.norm.bias.sum().backward()
+    return x + 1
+
+
+def transposed_gradient(net, x, y):
+    (x @ net.first.weight.t()).square().sum().backward()
+    return x * 2
+
+
+def clipped(net, x, y):
+    net.zero_grad()
+    loss = plain(net, x, y)
+    return loss.detach(), torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+
+
+def manual_sgd(net, x, y):
+    net.zero_grad()
+    loss = plain(net, x, y)
+    with torch.no_grad():
+        for p in net.parameters():
+            if p.grad is not None:
+                p -= 0.1 * p.grad
+    return loss.detach()
+
+
+def functional(net, x, y):
+    loss = F.cross_entropy(net(x), y)
+    found = torch.autograd.grad(loss, [net.first.weight, net.last.bias])
+    return loss.detach(), found[0] * 2, found[1]
+
+
+def of_an_activation(net, x, y):
+    hidden = net.first(x)
+    g, = torch.autograd.grad(F.relu(hidden).square().sum(), hidden)
+    return g.sum(0), hidden.detach()
+
+
+def with_autocast(net, x, y):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = F.cross_entropy(net.last(F.relu(net.first(x) + net.first(x * 2))), y)
+    loss.backward()
+    return loss.detach()
+
+
+def with_dropout(net, x, y):
+    loss = F.dropout(net(x), 0.5).square().sum()
+    loss.backward()
+    return loss.detach()
+
+
+def fresh_leaf(net, x, y):
+    z = torch.zeros(6, requires_grad=True)
+    net.first(x + z).sum().backward()
+    return z.grad * 2
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        x, = ctx.saved_tensors
+        return g * 2 + 0 * x
+
+
+def own_function(net, x, y):
+    loss = Double.apply(net.first(x)).square().mean()
+    loss.backward()
+    return loss.detach()
+
+
+PROGRAMS = [plain, zeroed, deleted, kept_zeros, micro_steps, retained, two_losses, some_inputs, given_gradient, shared_gradient,
+            transposed_gradient, clipped, manual_sgd, functional, of_an_activation, with_autocast, with_dropout, fresh_leaf, own_function]
+
+
+def state(net):
+    return {**{f"{n}.grad": p.grad for n, p in net.named_parameters()}, **dict(net.state_dict())}
+
+
+def same(a, b, where):
+    assert (a is None) == (b is None), where
+    if a is not None:
+        assert a.dtype == b.dtype and a.stride() == b.stride() and a.requires_grad == b.requires_grad, where
+        torch.testing.assert_close(a, b, msg=lambda m: f"{where}: {m}")
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_as_eager(program, rung):
+    net = Net()
+    twin = copy.deepcopy(net)
+    compiled = minicompile.compile(program, backend=rung, fullgraph=True)
+    for call in range(4):
+        x, y = batch()
+        torch.manual_seed(call)
+        expected = program(twin, x, y)
+        torch.manual_seed(call)
+        found = compiled(net, x, y)
+        for i, (a, b) in enumerate(zip(torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected), strict=True)):
+            same(a, b, f"call {call}, output {i}")
+        one, other = state(net), state(twin)
+        for name in other:
+            same(one[name], other[name], f"call {call}, {name}")
+        with torch.no_grad():                         # each call starts from eager's state
+            for p, q in zip(net.parameters(), twin.parameters()):
+                p.copy_(q)
+
+
+def test_a_gradient_that_is_there_is_added_to_in_place():
+    net = Net()
+    compiled = minicompile.compile(plain, fullgraph=True)
+    compiled(net, *batch())
+    kept = net.first.weight.grad
+    before = kept.clone()
+    compiled(net, *batch())
+    assert net.first.weight.grad is kept and not torch.equal(kept, before)
+
+
+def test_gradients_are_tensors_of_their_own():
+    net = Net()
+    minicompile.compile(shared_gradient, fullgraph=True)(net, *batch())
+    one, other = net.first.bias.grad, net.norm.weight.grad
+    assert torch.equal(one, other) and one.data_ptr() != other.data_ptr()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_second_backward_raises_as_in_eager(rung):
+    def both(net, x):
+        loss = net.first(x).square().mean()
+        loss.backward()
+        return loss, net.last.bias.sum()
+    loss, other = minicompile.compile(both, backend=rung, fullgraph=True)(Net(), batch()[0])
+    assert loss.requires_grad
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    other.backward()                                    # nothing of it was freed
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_what_backward_did_not_free_can_be_differentiated(rung):
+    net = Net()
+
+    def sums(x):
+        loss = net.first(x).sum()                       # no derivative of this saves a tensor of the graph but x
+        loss.backward(retain_graph=True)
+        return loss
+    loss = minicompile.compile(sums, backend=rung, fullgraph=True)(batch()[0])
+    before = net.first.bias.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(net.first.bias.grad, 2 * before)
+
+
+BREAKS = {
+    "a tensor that was computed before": lambda net, x, h: (h * net.norm.weight).sum().backward(),
+    "create_graph": lambda net, x, h: torch.autograd.grad(net.first(x).square().sum(), net.first.weight, create_graph=True)[0].sum(),
+    "second time": lambda net, x, h: [loss.backward() for loss in [net.first(x).square().sum()] * 2],
+    "does not require": lambda net, x, h: x.sum().backward(),
+    "is not used": lambda net, x, h: torch.autograd.grad(net.first.bias.sum(), net.last.bias),
+}
+
+
+@pytest.mark.parametrize("reason", BREAKS)
+def test_what_stays_a_break_says_why(reason):
+    net = Net()
+    with pytest.raises(minicompile.GraphBreakError, match=reason):
+        minicompile.compile(BREAKS[reason], fullgraph=True)(net, batch()[0], net.first(batch()[0]))
+
+
+def test_hooks_stay_outside():
+    net, seen = Net(), []
+    net.first.weight.register_hook(lambda g: seen.append(g.shape))
+    compiled = minicompile.compile(plain)
+    for _ in range(3):
+        compiled(net, *batch())
+    assert len(seen) == 3
+    with pytest.raises(minicompile.GraphBreakError, match="hooks"):
+        minicompile.compile(plain, fullgraph=True)(net, *batch())
+
+
+def test_a_hook_that_comes_later_is_noticed():
+    net, seen = Net(), []
+    compiled = minicompile.compile(plain)
+    compiled(net, *batch())
+    compiled(net, *batch())
+    net.first.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.norm()))
+    compiled(net, *batch())
+    assert len(seen) == 1
+
+
+def test_one_graph():
+    net = Net()
+    assert explain(clipped)(net, *batch()).graph_count == 1
+
+
+def test_checkpoints_stay_two_graphs():
+    def step(net, x, y):
+        loss = torch.utils.checkpoint.checkpoint(net.first, x, use_reentrant=False).square().sum()
+        loss.backward()
+        return loss.detach()
+    net, twin = (torch.manual_seed(1), Net())[1], (torch.manual_seed(1), Net())[1]
+    x, y = batch()
+    same(minicompile.compile(step)(net, x, y), step(twin, x, y), "loss")
+    same(net.first.weight.grad, twin.first.weight.grad, "gradient")

@@ -1,0 +1,231 @@
+"""Whole training steps as one graph: every optimizer that does not decide on values, compared with eager step by step."""
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile
+from minicompile.explain import explain
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+CONFIGURATIONS = [
+    ("SGD", {}), ("SGD", dict(momentum=0.9, weight_decay=0.1)), ("SGD", dict(momentum=0.9, nesterov=True, foreach=True)),
+    ("SGD", dict(maximize=True, foreach=False)), ("Adam", {}), ("Adam", dict(amsgrad=True, maximize=True)),
+    ("Adam", dict(foreach=True, weight_decay=0.1)), ("Adam", dict(fused=True)), ("AdamW", dict(foreach=True, amsgrad=True)),
+    ("AdamW", dict(weight_decay=0.1)), ("AdamW", dict(fused=True, weight_decay=0.1)), ("RMSprop", dict(momentum=0.5, centered=True)),
+    ("RMSprop", dict(foreach=True)), ("Adagrad", {}), ("Adagrad", dict(foreach=True, lr_decay=0.1)), ("Adadelta", {}),
+    ("Adadelta", dict(foreach=True)), ("Adamax", {}), ("Adamax", dict(foreach=True)),
+    ("RAdam", {}), ("RAdam", dict(foreach=True)), ("Rprop", {}), ("Rprop", dict(foreach=True)),
+]
+TOLERANCE = dict(rtol=1e-4, atol=1e-5)
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 3))
+
+
+def training(net, optimizer):
+    def step(x, y):
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(net(x), y)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach(), norm
+    return step
+
+
+def batches(count):
+    return [(torch.randn(6, 4), torch.randint(0, 3, (6,))) for _ in range(count)]
+
+
+def compare(net, optimizer, twin, other, where):
+    for p, q in zip(net.parameters(), twin.parameters()):
+        torch.testing.assert_close(p, q, **TOLERANCE, msg=lambda m: f"{where}, parameter: {m}")
+        torch.testing.assert_close(p.grad, q.grad, **TOLERANCE, msg=lambda m: f"{where}, gradient: {m}")
+        one, two = optimizer.state[p], other.state[q]
+        assert one.keys() == two.keys(), where
+        for key, value in two.items():
+            assert type(one[key]) is type(value), (where, key)
+            if isinstance(value, torch.Tensor):
+                assert one[key].dtype == value.dtype and one[key].device == value.device
+                torch.testing.assert_close(one[key], value, **TOLERANCE, msg=lambda m: f"{where}, {key}: {m}")
+
+
+@pytest.mark.parametrize("rung", ["eager", "default"])
+@pytest.mark.parametrize("name,options", CONFIGURATIONS, ids=lambda v: v if isinstance(v, str) else "-".join(v) or "plain")
+def test_steps_as_eager(name, options, rung):
+    net = network()
+    twin = copy.deepcopy(net)
+    make = lambda n: getattr(torch.optim, name)(n.parameters(), lr=0.01, **options)
+    optimizer, other = make(net), make(twin)
+    compiled = minicompile.compile(training(net, optimizer), backend=rung, fullgraph=True)
+    eager = training(twin, other)
+    for number, (x, y) in enumerate(batches(8)):
+        if number in (3, 5):
+            for o in (optimizer, other):
+                o.param_groups[0]["lr"] *= 0.5
+        found, expected = compiled(x, y), eager(x, y)
+        for a, b in zip(found, expected):
+            torch.testing.assert_close(a, b, **TOLERANCE)
+        compare(net, optimizer, twin, other, f"step {number}")
+        net.load_state_dict(twin.state_dict())                              # each step begins as eager's
+        state = copy.deepcopy(other.state_dict())
+        for p, q in zip(net.parameters(), twin.parameters()):
+            for key, value in other.state[q].items():
+                if isinstance(value, torch.Tensor):
+                    optimizer.state[p][key].copy_(value)
+        assert state["param_groups"][0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def versions_of(function, calls) -> int:
+    """How many times `function`, compiled, is compiled over `calls`."""
+    from minicompile.driver import counters
+    before = counters.graphs
+    compiled = minicompile.compile(function, fullgraph=True)
+    for arguments in calls:
+        compiled(*arguments)
+    return counters.graphs - before
+
+
+def test_the_first_step_is_one_version_and_all_others_are_another():
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    step = training(net, optimizer)
+
+    def calls():
+        for arguments in batches(12):
+            yield arguments
+            scheduler.step()
+    assert versions_of(step, calls()) == 2             # by the second call the learning rate has changed, too
+
+
+def test_a_loaded_state_is_used():
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    optimizer, other = torch.optim.Adam(net.parameters(), lr=0.01), torch.optim.Adam(twin.parameters(), lr=0.01)
+    compiled, eager = minicompile.compile(training(net, optimizer), fullgraph=True), training(twin, other)
+    for number, (x, y) in enumerate(batches(6)):
+        if number == 3:
+            saved = copy.deepcopy(other.state_dict())
+            saved["state"][0]["step"] += 7
+            optimizer.load_state_dict(copy.deepcopy(saved))
+            other.load_state_dict(copy.deepcopy(saved))
+            net.load_state_dict(twin.state_dict())
+        compiled(x, y), eager(x, y)
+        compare(net, optimizer, twin, other, f"step {number}")
+
+
+def test_groups_and_frozen_parameters():
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    for n in (net, twin):
+        n[0].bias.requires_grad_(False)
+    make = lambda n: torch.optim.AdamW([{"params": n[0].parameters(), "lr": 0.1}, {"params": n[2].parameters(), "weight_decay": 0.3}])
+    optimizer, other = make(net), make(twin)
+
+    def training(net, optimizer):
+        def step(x, y):
+            optimizer.zero_grad()
+            F.cross_entropy(net(x), y).backward()
+            optimizer.step()
+        return step
+    compiled, eager = minicompile.compile(training(net, optimizer), fullgraph=True), training(twin, other)
+    for x, y in batches(4):
+        compiled(x, y), eager(x, y)
+        for p, q in zip(net.parameters(), twin.parameters()):
+            torch.testing.assert_close(p, q, **TOLERANCE)
+
+
+def test_the_step_alone():
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    optimizer, other = torch.optim.AdamW(net.parameters(), lr=0.1), torch.optim.AdamW(twin.parameters(), lr=0.1)
+    optimizer.step = minicompile.compile(optimizer.step, fullgraph=True)
+    for x, y in batches(5):
+        for n, o in ((net, optimizer), (twin, other)):
+            F.cross_entropy(n(x), y).backward()
+            o.step()
+            o.zero_grad()
+        for p, q in zip(net.parameters(), twin.parameters()):
+            torch.testing.assert_close(p, q, **TOLERANCE)
+
+
+def test_hooks_of_a_step_run():
+    net = network()
+    optimizer, seen = torch.optim.SGD(net.parameters(), lr=0.1), []
+    optimizer.register_step_post_hook(lambda *args: seen.append(1))
+    compiled = minicompile.compile(training(net, optimizer))
+    for x, y in batches(3):
+        compiled(x, y)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("change", [lambda step: step.add_(0.5), lambda step: step.fill_(2.0**24), lambda step: step.data.add_(3)])
+def test_counters_that_are_changed_from_outside(change):
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    optimizer, other = torch.optim.Adam(net.parameters(), lr=0.01), torch.optim.Adam(twin.parameters(), lr=0.01)
+    compiled, eager = minicompile.compile(training(net, optimizer)), training(twin, other)
+    for number, (x, y) in enumerate(batches(7)):
+        if number in (3, 5):
+            for n, o in ((net, optimizer), (twin, other)):
+                change(o.state[n[0].weight]["step"])
+        compiled(x, y), eager(x, y)
+        compare(net, optimizer, twin, other, f"step {number}")
+
+
+def test_a_counter_that_two_parameters_share():
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    optimizer, other = torch.optim.Adam(net.parameters(), lr=0.01), torch.optim.Adam(twin.parameters(), lr=0.01)
+    compiled, eager = minicompile.compile(training(net, optimizer)), training(twin, other)
+    for number, (x, y) in enumerate(batches(6)):
+        if number == 2:
+            for n, o in ((net, optimizer), (twin, other)):
+                o.state[n[2].weight]["step"] = o.state[n[0].weight]["step"].detach()
+        compiled(x, y), eager(x, y)
+        compare(net, optimizer, twin, other, f"step {number}")
+
+
+def test_old_gradients_are_gone_before_the_graph_runs():
+    net, alive = network(), []
+
+    def spy(gm, inputs):
+        def run(*args):
+            alive.append([p.grad is not None for p in net.parameters()])
+            return gm(*args)
+        return run
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    compiled = minicompile.compile(training(net, optimizer), backend=spy, fullgraph=True)
+    for x, y in batches(3):
+        compiled(x, y)
+    assert alive == [[False] * 4] * 3 and all(p.grad is not None for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", ["LBFGS", "ASGD", "NAdam"])
+def test_optimizers_that_compute_with_other_values_still_work(name):
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    optimizer, other = getattr(torch.optim, name)(net.parameters()), getattr(torch.optim, name)(twin.parameters())
+    x, y = batches(1)[0]
+
+    def run(n, o):
+        def closure():
+            o.zero_grad()
+            loss = F.cross_entropy(n(x), y)
+            loss.backward()
+            return loss
+        return o.step(closure)
+    compiled = minicompile.compile(run)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(net, optimizer), run(twin, other), **TOLERANCE)
+
+
+def test_one_graph():
+    net = network()
+    step = training(net, torch.optim.AdamW(net.parameters()))
+    assert explain(step)(*batches(1)[0]).graph_count == 1
