@@ -15,6 +15,7 @@
 # %%
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Callable, Iterable, Union
@@ -66,8 +67,12 @@ class FloorDiv:
     numerator: "Expr"
     divisor: "int | Expr"
 
-    def __repr__(self):
+    @functools.cached_property
+    def text(self):                     # kept: the terms of what surrounds it are sorted by it, at every level again
         return f"({self.numerator})//({self.divisor})"
+
+    def __repr__(self):
+        return self.text
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,12 @@ class Mod:
     numerator: "Expr"
     divisor: "int | Expr"
 
-    def __repr__(self):
+    @functools.cached_property
+    def text(self):
         return f"({self.numerator})%({self.divisor})"
+
+    def __repr__(self):
+        return self.text
 
 
 Atom = Union[Symbol, FloorDiv, Mod]
@@ -93,7 +102,7 @@ def count_atoms(e: "Int") -> int:
 
 
 def _atom_key(atom: Atom):
-    return atom.name if isinstance(atom, Symbol) else repr(atom)
+    return atom.name if isinstance(atom, Symbol) else atom.text
 
 # %% [markdown]
 # ## Expressions
