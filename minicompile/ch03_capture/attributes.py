@@ -142,7 +142,7 @@ def instance_attribute(tx, obj, name, found):
             guard(tx, obj.source, "NO_ATTR", name)
             empty_slot(obj.cls, name)
         return wrap(tx, getattr(real, name), at)
-    if name == "__dict__":
+    if name == "__dict__" and (obj.cls.__dictoffset__ if real is NEW else hasattr(real, "__dict__")):
         return instance_dict(tx, obj)
     if found is not MISSING and python_method(kind, "__set__"):
         return bind_attribute(tx, obj, name, found, at)

@@ -192,6 +192,12 @@ def slots_arguments(x, o, s):
     return o.a
 
 
+@program(args=lambda: (OnlySlots(2, 3), Slots(1)))
+def slots_and_dictionaries(x, o, s):
+    d = DerivedSlots(1)
+    return x * s.__dict__.get("a", 2), [hasattr(v, "__dict__") for v in (o, s, d, Slots(2))], getattr(o, "__dict__", None)
+
+
 class Typed:
     def __init__(self, kind):
         self.kind = kind
