@@ -213,7 +213,8 @@ class Strange:
         return hash(self.name)
 
     def __eq__(self, other):
-        self.soak.disturb()
+        with contextlib.suppress(Exception):
+            self.soak.disturb()
         return False
 
 

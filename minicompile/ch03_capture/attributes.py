@@ -364,6 +364,8 @@ def constant_attribute(tx, obj, name):
     if isinstance(real, enum.Enum) and in_python(found):
         return bind_attribute(tx, obj, name, found)
     if not hasattr(real, name):
+        if isinstance(real, types.FunctionType):         # somebody may hang it on
+            guard(tx, obj.source, "NO_ATTR", name)
         no_attribute(type(real), name)
     value = getattr(real, name)
     if isinstance(value, types.MethodWrapperType):

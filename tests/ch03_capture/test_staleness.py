@@ -307,3 +307,19 @@ def test_attributes_of_an_ordered_dict():
         if noise is not None:
             d.noise = noise
         assert torch.equal(compiled(d, t), program(d, t))
+
+
+def test_attributes_that_are_hung_on_a_function_later():
+    def program(thing, t):
+        return t * getattr(thing.act, "noise", 2.0)
+
+    def act(x):
+        return x
+    thing, t = types.SimpleNamespace(act=act), torch.ones(2)
+    compiled = minicompile.compile(program, backend="eager")
+    for noise in (None, None, 5.0, 7.0, None):
+        if noise is not None:
+            act.noise = noise
+        elif hasattr(act, "noise"):
+            del act.noise
+        assert torch.equal(compiled(thing, t), program(thing, t))
