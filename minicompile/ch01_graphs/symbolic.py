@@ -20,6 +20,8 @@ import math
 from dataclasses import dataclass
 from typing import Callable, Iterable, Union
 
+from ..errors import Unsupported
+
 # %% [markdown]
 # ## Atoms
 #
@@ -71,6 +73,10 @@ class FloorDiv:
     def text(self):                     # kept: the terms of what surrounds it are sorted by it, at every level again
         return f"({self.numerator})//({self.divisor})"
 
+    @functools.cached_property
+    def atoms(self) -> int:
+        return count_atoms(self.numerator) + count_atoms(self.divisor)
+
     def __repr__(self):
         return self.text
 
@@ -86,6 +92,10 @@ class Mod:
     def text(self):
         return f"({self.numerator})%({self.divisor})"
 
+    @functools.cached_property
+    def atoms(self) -> int:
+        return count_atoms(self.numerator) + count_atoms(self.divisor)
+
     def __repr__(self):
         return self.text
 
@@ -96,9 +106,7 @@ Int = Union[int, "Expr"]
 
 def count_atoms(e: "Int") -> int:
     """How many symbols the text of a size has."""
-    return 0 if isinstance(e, int) else sum(
-        1 if isinstance(a, Symbol) else count_atoms(a.numerator) + count_atoms(a.divisor)
-        for term in e.terms for a in term)
+    return 0 if isinstance(e, int) else sum(1 if isinstance(a, Symbol) else a.atoms for term in e.terms for a in term)
 
 
 def _atom_key(atom: Atom):
@@ -365,7 +373,7 @@ def floordiv(a: Int, b: Int) -> Int:
     if isinstance(a, int):
         if a >= 0 and provably_less(a, b):
             return 0
-        return Expr({(FloorDiv(Expr({}, a), b),): 1}, 0)
+        return _division(FloorDiv, Expr({}, a), b)
     quotient, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return quotient
@@ -380,7 +388,7 @@ def floordiv(a: Int, b: Int) -> Int:
             inner = term[0]
             if c == 1 and len(term) == 1 and isinstance(inner, FloorDiv) and isinstance(inner.divisor, int):
                 return add(quotient, floordiv(inner.numerator, inner.divisor * b))
-    return add(quotient, Expr({(FloorDiv(rest, b),): 1}, 0))
+    return add(quotient, _division(FloorDiv, rest, b))
 
 
 def mod(a: Int, b: Int) -> Int:
@@ -390,7 +398,7 @@ def mod(a: Int, b: Int) -> Int:
     if b == 1 or a == 0:
         return 0
     if isinstance(a, int):
-        return a if a >= 0 and provably_less(a, b) else Expr({(Mod(Expr({}, a), b),): 1}, 0)
+        return a if a >= 0 and provably_less(a, b) else _division(Mod, Expr({}, a), b)
     _, rest = _divide_terms(a, b)
     if provably_nonnegative(rest) and provably_less(rest, b):
         return rest
@@ -400,7 +408,19 @@ def mod(a: Int, b: Int) -> Int:
         smaller, divisor = _without_common_factor(rest, b)
         if divisor != b:
             return mul(mod(smaller, divisor), b // divisor)
-    return Expr({(Mod(rest, b),): 1}, 0)
+    return _division(Mod, rest, b)
+
+
+MOST_ATOMS = 1000
+
+
+def _division(kind, numerator: Expr, divisor: Int) -> Expr:
+    """A division that does not come out even. Each level of a view of a view whose sizes vary may hold the one below
+    several times; what would take minutes to simplify is left to the stages that need no index."""
+    atom = kind(numerator, divisor)
+    if atom.atoms > MOST_ATOMS:
+        raise Unsupported(f"an index in which sizes that vary occur more than {MOST_ATOMS} times")
+    return Expr({(atom,): 1}, 0)
 
 # %% [markdown]
 # ## Substitution, evaluation, text

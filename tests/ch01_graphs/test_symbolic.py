@@ -4,10 +4,12 @@ import math
 import re
 from fractions import Fraction
 
+import pytest
 from hypothesis import given, settings, strategies as st
 
-from minicompile.ch01_graphs.symbolic import (Expr, Symbol, add, bounds, coefficient, evaluate, floordiv, mod, mul,
+from minicompile.ch01_graphs.symbolic import (Expr, Symbol, add, bounds, coefficient, count_atoms, evaluate, floordiv, mod, mul,
                                                provably_less, substitute, symbols, to_text)
+from minicompile.errors import Unsupported
 
 SIZES = {"i0": 8, "i1": 64, "i2": 3}
 VARS = {n: Symbol(n, s) for n, s in SIZES.items()}
@@ -105,3 +107,14 @@ def test_numerators_that_can_be_negative_are_lifted_where_division_truncates():
     unknown = mul(x, x - 1)
     assert bounds(unknown)[0] is None and to_text(mod(unknown, 7), truncates=True).endswith("% 7 + 7) % 7")
     assert to_text(mod(S0.expr - Symbol("j", S0.expr).expr, 4), truncates=True) == "(-j + s0) % 4"
+
+
+def test_indices_do_not_grow_without_end():
+    """Each level holds the one below twice; after ten of them a division would take minutes to simplify."""
+    index, seen = Symbol("i").expr, 0
+    with pytest.raises(Unsupported, match="more than 1000 times"):
+        for n in range(40):
+            size = Symbol(f"s{n}", lower=2).expr
+            index = index // size * 3 + index % size
+            seen = count_atoms(index)
+    assert 500 < seen <= 4000
