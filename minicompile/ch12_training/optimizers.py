@@ -21,7 +21,7 @@ from ..ch03_capture.calls import BY_CODE, call_wrapped, handles
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import EXACT, call_tensor_method
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
-from ..ch03_capture.values import NONE, Const, ObjVal, SymVal, TensorVal, Value, as_number
+from ..ch03_capture.values import NEW, NONE, Const, ObjVal, SymVal, TensorVal, Value, as_number
 from ..ch03_capture.wrap import counter, wrap
 
 # %% [markdown]
@@ -49,7 +49,9 @@ def example(self, *args, **kwargs):
 def call_step(tx: Tracer, function, self, *args, **kwargs):
     """The step of an optimizer. On a GPU it stays outside: its counters are on the CPU, and one graph of both is not
     compiled yet."""
-    if type(self) is ObjVal and any(p.is_cuda for group in self.real.param_groups for p in group["params"]):
+    existed = type(self) is ObjVal and self.real is not NEW
+    if any(v.fake.is_cuda for v in tx.tensor_of_fake.values()) or existed and any(
+            p.is_cuda for group in self.real.param_groups for p in group["params"]):
         unsupported(tx, "optimizer.step() of parameters on a GPU")
     return call(tx, wrap(tx, in_grad_mode), [wrap(tx, function.real.__wrapped__), self, *args], kwargs)
 

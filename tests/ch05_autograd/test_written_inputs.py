@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile.backends import overlap
+from minicompile.backends import harm_each_other
 
 PROGRAMS = {
     "setitem": lambda x, w: (x.__setitem__(0, 1), x * w)[1],
@@ -73,6 +73,6 @@ def test_ranges_that_overlap_are_found_in_order_of_address():
     for _ in range(3000):
         spans = [(at, at + draw.choice((0, 1, 2, 3, 5))) for at in (draw.randint(0, 20) for _ in range(draw.randint(2, 6)))]
         kinds = [(draw.random() < .4, draw.random() < .4) for _ in spans]
-        assert overlap(spans, kinds) == every_pair(spans, kinds), (spans, kinds)
-        found += overlap(spans, kinds)
+        assert harm_each_other(spans, kinds) == every_pair(spans, kinds), (spans, kinds)
+        found += harm_each_other(spans, kinds)
     assert 300 < found < 2700
