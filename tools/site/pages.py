@@ -244,8 +244,8 @@ def zoo(page: Page, data: dict) -> None:
         said = f"{r['speed']:.2f}x" if r["verdict"] == "pass" and "speed" in r else r["verdict"]
         found.setdefault(r["model"], {})[r["work"], r["compiler"]] = said
     columns = sorted({key for row in found.values() for key in row}, reverse=True)
-    page.prose(table(["model", *(f"{kind}, {compiler.replace('torch', 'torch.compile')}" for kind, compiler in columns)],
-                     [[model, *(row.get(key, "-") for key in columns)] for model, row in sorted(found.items())]))
+    page.block(wide_table(["model", *(f"{kind}, {compiler.replace('torch', 'torch.compile')}" for kind, compiler in columns)],
+                          [[model, *(row.get(key, "-") for key in columns)] for model, row in sorted(found.items())]))
 
 
 def described(data: dict, note: str = "") -> str:
@@ -267,6 +267,14 @@ def training_rows(data: dict) -> list[dict]:
 
 def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, ["---"] * len(header), *rows])
+
+
+def wide_table(header: list[str], rows: list[list[str]]) -> str:
+    """A table that may be wider than the page; the keyboard scrolls it."""
+    def row(cells, tag):
+        return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag.split()[0]}>" for cell in cells) + "</tr>"
+    head, body = row(header, 'th scope="col"'), "".join(row(cells, "td") for cells in rows)
+    return f'<div class="mc-wide" tabindex="0"><table class="mc-table"><thead>{head}</thead><tbody>{body}</tbody></table></div>'
 
 
 def bars(rows: list[dict], name: str) -> str:
