@@ -361,7 +361,8 @@ def reach(outside, thing):
     """How to reach a thing at the next call; None for what the trace itself has made."""
     if id(thing) in outside.variables:
         return outside.variables[id(thing)]
-    fixed = isinstance(thing, FIXED) and not is_bound(thing) and not any(thing is x for x in outside.made)
+    known = isinstance(thing, FIXED) or type(thing) is dict and "__builtins__" in thing          # the globals of a function
+    fixed = known and not is_bound(thing) and not any(thing is x for x in outside.made)
     return outside.name(thing) if fixed else None
 
 

@@ -306,6 +306,16 @@ def test_a_break_goes_on_with_a_second_graph():
     assert (result := compiled(a, w)[1])[0] is result[1]["y"]
 
 
+def test_globals_are_named_and_not_copied():
+    scope = {"torch": torch, "print": print}
+    scope["itself"] = [scope]                               # as the builtins of some processes have
+    exec("def f(x):\n    def inner(y): return y * two\n    print(end='')\n    return inner(x)\ntwo = 2", scope)
+    compiled = compiled_by_recording(scope["f"])
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0)) and compiled.breaks
+    scope["two"] = 3
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+
+
 def test_a_function_made_before_a_break_is_complete():
     def f(x):
         k = float(x[0, 0])
