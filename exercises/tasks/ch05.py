@@ -436,7 +436,7 @@ the view operation. `memory.value` is the node that holds the contents of the wh
 `alias.node` are the contents of one alias, valid if `alias.version == memory.version`. `read(f, alias)` gives the present contents,
 and makes views again where they are out of date. `undo(f, step, parent, new)` gives the contents of a parent after its view `step`
 was overwritten with `new`. `conform(f, new, fake)` brings a node to the dtype and shape of a tensor, and `restride(f, new, fake)`
-to its strides. `same_strides(a, b)` compares them. Write what an in-place operator does: `new` becomes the contents of `alias`.""",
+to its strides. `same_layout(a, b)` compares them. Write what an in-place operator does: `new` becomes the contents of `alias`.""",
      hints=["y = x.t(); y[0].zero_(): which tensors have other contents now, and how do they find out?",
             "Writing a view is writing its parent, with contents in which the view's part is new. And the parent may be a view. Only the "
             "one that is no view "

@@ -1,5 +1,6 @@
-from minicompile.ch03_capture.interpreter import PYTHON, jump
+from minicompile.ch03_capture.interpreter import jump
 from minicompile.ch03_capture.iterate import next_value
+from minicompile.ch03_capture.tracer import PYTHON
 
 
 def _ended(frame, i, more=0):

@@ -1,4 +1,4 @@
-from minicompile.ch05_autograd.functionalize import conform, read, restride, same_strides, undo
+from minicompile.ch05_autograd.functionalize import conform, read, restride, same_layout, undo
 
 
 def _write(f, alias, new, *, conformed=True, parents=True, version=True, mine=True, undone=True, always=False):
@@ -10,7 +10,7 @@ def _write(f, alias, new, *, conformed=True, parents=True, version=True, mine=Tr
     else:
         whole = undo(f, alias.step, read(f, alias.parent), new) if undone else new
         _write(f, alias.parent, whole, conformed=conformed, version=version, mine=mine, undone=undone)
-    if always or mine and same_strides(new.meta["val"], alias.fake):
+    if always or mine and same_layout(new.meta["val"], alias.fake):
         alias.node, alias.version = new, alias.memory.version
 
 
@@ -56,5 +56,5 @@ def right_in_a_loop(f, alias, new):
     alias.memory.version += 1
     written[-1] = alias, alias.memory.value
     for one, node in written:
-        if same_strides(node.meta["val"], one.fake):
+        if same_layout(node.meta["val"], one.fake):
             one.node, one.version = node, one.memory.version
