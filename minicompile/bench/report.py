@@ -17,6 +17,15 @@ from .run import HEADER, label, rows
 COLORS = {"eager": "#8a8f98", "minicompile": "#2563eb", "torch": "#ea7317"}
 STYLES = {"reduce-overhead": "--", "max-autotune": ":", "max-autotune-no-cudagraphs": "-."}
 
+SHARED_CSS = """ p, dl { max-width: 46rem; }
+ .scroll { overflow-x: auto; }
+ figcaption { color: #57606a; font-size: .9rem; }
+ img { max-width: 100%; height: auto; }
+ code { background: #f3f4f6; padding: .1rem .3rem; overflow-wrap: anywhere; }
+ dt { font-weight: 600; }
+ dd { margin: 0 0 .5rem 0; }
+"""
+
 PAGE = jinja2.Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -26,20 +35,13 @@ PAGE = jinja2.Template("""<!doctype html>
 <style>
  body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
         color: #1f2328; background: #fff; }
- p, dl { max-width: 46rem; }
  table { border-collapse: collapse; width: 100%; font-size: .85rem; font-variant-numeric: tabular-nums; }
  th, td { padding: .35rem .5rem; border-bottom: 1px solid #d8dee4; text-align: right; white-space: nowrap; }
  th { vertical-align: bottom; white-space: normal; line-height: 1.25; border-bottom: 2px solid #8a8f98; }
  th:nth-child(-n+2), td:nth-child(-n+2) { text-align: left; }
  tr.group td { border-top: 2px solid #d8dee4; }
- .scroll { overflow-x: auto; }
  figure { margin: 1.5rem 0; }
- figcaption { color: #57606a; font-size: .9rem; }
- img { max-width: 100%; height: auto; }
- code { background: #f3f4f6; padding: .1rem .3rem; overflow-wrap: anywhere; }
- dt { font-weight: 600; }
- dd { margin: 0 0 .5rem 0; }
-</style>
+""" + SHARED_CSS + """</style>
 </head>
 <body>
 <h1>{{ benchmark }}: training speed</h1>

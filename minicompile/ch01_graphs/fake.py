@@ -69,9 +69,9 @@ def outside():
         yield
 
 
-def storage_key(fake: FakeTensor) -> int:
-    """Equal for two fakes exactly when they share memory."""
-    return fake.meta.untyped_storage()._cdata
+def storage_key(t: torch.Tensor) -> int:
+    """Equal for two fakes, or two real tensors, exactly when they share memory."""
+    return (t.meta if isinstance(t, FakeTensor) else t).untyped_storage()._cdata
 
 # %% [markdown]
 # ## Running an operator on fakes

@@ -230,3 +230,25 @@ def print_graph(gm: fx.GraphModule) -> str:
         call = "input" if node.op == "placeholder" else _call_text(node)
         lines.append(f"{node.name}: {kind} = {call}{comment}")
     return "\n".join(lines)
+
+
+# %% [markdown]
+# What a set of nodes depends on, and what depends on it, is asked in several chapters, of
+# nodes of our graphs and of autograd's, which hang on the tensors that they made.
+
+# %%
+def closure(nodes, following) -> set:
+    """The nodes, and all that can be reached from them by `following(node)`."""
+    found, pending = set(), list(nodes)
+    while pending:
+        node = pending.pop()
+        if node not in found:
+            found.add(node)
+            pending.extend(following(node))
+    return found
+
+
+def history_of(outputs: Sequence) -> set:
+    """The nodes of the autograd graph from which `outputs` come."""
+    return closure(filter(None, (t.grad_fn for t in outputs)),
+                   lambda node: filter(None, (before for before, _ in node.next_functions)))

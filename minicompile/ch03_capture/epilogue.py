@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..ch01_graphs.graph import history_of
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import ConstantSource, LocalSource
 from ..errors import Unsupported
@@ -160,15 +161,7 @@ def output_text(ep, node) -> str:
 # %%
 def is_consumed(tx, fake) -> bool:
     """Whether a backward pass in the trace has freed what the derivative of `fake` needs."""
-    seen, pending = set(), [fake.grad_fn]
-    while pending:
-        node = pending.pop()
-        if node in tx.effects.consumed:
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            pending.extend(before for before, _ in node.next_functions)
-    return False
+    return not tx.effects.consumed.isdisjoint(history_of([fake]))
 
 
 class Spent(torch.autograd.Function):

@@ -139,18 +139,3 @@ def clean(gm: fx.GraphModule) -> fx.GraphModule:
     renew_views(gm)
     eliminate_dead_code(gm)
     return gm
-
-# %% [markdown]
-# What a set of nodes depends on, and what depends on it, is asked in several places of this chapter, of
-# nodes of our graphs and of autograd's.
-
-# %%
-def closure(nodes, following) -> set:
-    """The nodes, and all that can be reached from them by `following(node)`."""
-    found, pending = set(), list(nodes)
-    while pending:
-        node = pending.pop()
-        if node not in found:
-            found.add(node)
-            pending.extend(following(node))
-    return found

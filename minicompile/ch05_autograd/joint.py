@@ -32,12 +32,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
+from ..ch01_graphs.graph import history_of
 from ..ch01_graphs.layouts import each_has_its_place, is_dense
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
-from .cleanup import clean, closure
+from .cleanup import clean
 from .functionalize import Functionalizer, Step, append_mutations, emit, emit_step, functionalize_with_mutations, restride, viewed_argument
 from .schemas import is_mutable
 
@@ -316,12 +317,6 @@ def overlapping(outputs: list) -> list[set[int]]:
     saving = {n for n in history_of(outputs) if any(isinstance(s, torch.Tensor) for s in saved_by(n))}
     histories = [history_of([t]) & saving for t in outputs]
     return [{k for k, other in enumerate(histories) if own & other} for own in histories]
-
-
-def history_of(outputs: Sequence) -> set:
-    """The nodes of the autograd graph from which `outputs` come."""
-    return closure(filter(None, (t.grad_fn for t in outputs)),
-                   lambda node: filter(None, (before for before, _ in node.next_functions)))
 
 
 def saved_by(node):

@@ -54,10 +54,10 @@ from torch import fx
 
 from .. import logs
 from ..ch01_graphs.fake import FakeTensor, storage_key
-from ..ch01_graphs.graph import copy_provenance, graph_module
+from ..ch01_graphs.graph import closure, copy_provenance, graph_module
 from ..ch01_graphs.layouts import is_dense
 from ..errors import Unsupported
-from .cleanup import closure, has_effect, is_random
+from .cleanup import has_effect, is_random
 from .functionalize import viewed_argument
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side

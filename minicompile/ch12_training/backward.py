@@ -28,7 +28,8 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.fake import storage_key
+from ..ch01_graphs.graph import history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
 from ..ch02_guards.sources import AttrSource
 from ..ch03_capture.calls import handles
@@ -38,7 +39,7 @@ from ..ch03_capture.tensors import emit, gradient_of, set_gradient
 from ..ch03_capture.tracer import Tracer, guard, unsupported
 from ..ch03_capture.values import NONE, Const, TensorVal, TupleVal, Value
 from ..ch03_capture.wrap import part
-from ..ch05_autograd.joint import history_of, saved_by
+from ..ch05_autograd.joint import saved_by
 
 # %% [markdown]
 # ## The node
@@ -59,20 +60,15 @@ def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool):
         found = torch.autograd.grad(outputs, leaves, tangents, retain_graph=retain_graph, allow_unused=True)
     if not to_keep:
         return found
-    taken, kept = {memory_of(t) for t in tangents or () if t is not None}, []
+    taken, kept = {storage_key(t) for t in tangents or () if t is not None}, []
     for gradient, leaf in zip(found, leaves):
         if gradient is not None:
             form = torch.empty_like(leaf, memory_format=torch.preserve_format if is_dense(leaf) else torch.contiguous_format)
-            if memory_of(gradient) in taken or not same_layout(gradient, form):
+            if storage_key(gradient) in taken or not same_layout(gradient, form):
                 gradient = form.copy_(gradient)
-            taken.add(memory_of(gradient))
+            taken.add(storage_key(gradient))
         kept.append(gradient)
     return tuple(kept)
-
-
-def memory_of(t: torch.Tensor) -> int:
-    """Equal for two tensors exactly when they share memory."""
-    return storage_key(t) if isinstance(t, FakeTensor) else t.untyped_storage()._cdata
 
 # %% [markdown]
 # ## Which leaves

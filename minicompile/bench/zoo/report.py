@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from ..report import COLORS
+from ..report import COLORS, SHARED_CSS
 
 PAGE = jinja2.Template("""<!doctype html>
 <html lang="en">
@@ -20,19 +20,12 @@ PAGE = jinja2.Template("""<!doctype html>
 <title>A zoo of models</title>
 <style>
  body { font: 16px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; background: #fff; }
- p, dl { max-width: 46rem; }
  table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums; }
  th, td { padding: .3rem .5rem; border-bottom: 1px solid #d8dee4; text-align: right; vertical-align: top; }
  th { position: sticky; top: 0; background: #fff; border-bottom: 2px solid #8a8f98; line-height: 1.25; }
  td.text, th.text { text-align: left; }
  tr.bad td { background: #fff1f0; }
- .scroll { overflow-x: auto; }
- figcaption { color: #57606a; font-size: .9rem; }
- img { max-width: 100%; height: auto; }
- code { background: #f3f4f6; padding: .1rem .3rem; overflow-wrap: anywhere; }
- dt { font-weight: 600; }
- dd { margin: 0 0 .5rem 0; }
-</style>
+""" + SHARED_CSS + """</style>
 </head>
 <body>
 <h1>A zoo of models</h1>
