@@ -18,7 +18,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_
 def bench(
     work: Annotated[str, typer.Argument(help="nanogpt, gpt2, resnet50, or zoo: nearly two hundred models, each judged and timed")],
     compilers: Annotated[str, typer.Option(
-        help="comma-separated: eager, minicompile[:MODE], torch[:MODE]")] = "eager,minicompile,torch",
+        help="comma-separated: eager, minicompile, torch; the last two may have a mode, what is compiled besides the model, or both: "
+             "minicompile:step, torch:reduce-overhead+optimizer")] = "eager,minicompile,torch",
     steps: Annotated[Optional[int], typer.Option(help="training steps per compiler (not of the zoo)")] = None,
     dtype: Annotated[Optional[str], typer.Option(help="fp32, tf32 or bf16; the zoo's bf16 is autocast")] = None,
     device: Annotated[Optional[str], typer.Option(help="cpu or cuda; default: cuda if it is there")] = None,

@@ -19,9 +19,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
-    """One run of eager and minicompile: (what was printed, the folder of results)."""
+    """One run of eager, the compiled model and the compiled step: (what was printed, the folder of results)."""
     folder = tmp_path_factory.mktemp("bench")
-    command = [sys.executable, "-m", "minicompile", "bench", "nanogpt", "--compilers", "eager,minicompile",
+    command = [sys.executable, "-m", "minicompile", "bench", "nanogpt", "--compilers", "eager,minicompile,minicompile:step",
                "--steps", "4", "--device", "cpu", "--out", str(folder)]
     environment = dict(os.environ, OMP_NUM_THREADS="1", COLUMNS="80")
     run = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=120)
@@ -42,13 +42,15 @@ def test_result(both):
     record = json.loads((both[1] / "result.json").read_text())
     assert record["benchmark"] == "nanogpt" and "bench nanogpt" in record["command"]
     assert record["commit"] and record["hardware"]["cores"] >= 1 and record["versions"]["torch"]
-    eager, ours = record["results"]
-    assert (eager["task"]["compiler"], ours["task"]["compiler"]) == ("eager", "minicompile")
+    eager, ours, step = record["results"]
+    assert [r["task"]["compiler"] for r in record["results"]] == ["eager", "minicompile", "minicompile:step"]
     assert (eager["graphs"], eager["kernels"]) == (0, 0)
     assert ours["graphs"] == 1 and ours["kernels"] > 10
+    assert step["graphs"] == 2 and step["kernels"] > ours["kernels"]        # the first step makes the optimizer's state
     for r in record["results"]:
         assert len(r["losses"]) == 4 and r["ms_low"] <= r["ms"] <= r["ms_high"] and r["peak_memory_mb"] > 50
-    assert max(abs(a - b) for a, b in zip(eager["losses"], ours["losses"])) < 1e-4
+    for compiled in ours, step:
+        assert max(abs(a - b) for a, b in zip(eager["losses"], compiled["losses"])) < 1e-4
     assert eager["losses"][0] != eager["losses"][-1]
 
 
@@ -124,6 +126,12 @@ def test_rows_compare_within_equal_numbers_and_modes():
     assert table[3][HEADER.index("vs eager")] == "4.00x" and table[3][-1] == "3"
 
 
+def test_a_whole_step_is_compared_with_the_fastest_run_of_torch():
+    table = rows(record_of("eager", "torch", "torch:optimizer", "torch:reduce-overhead", "minicompile:step", "minicompile")["results"])
+    against_torch = HEADER.index("vs torch")
+    assert [row[against_torch] for row in table[:6]] == ["-", "-", "-", "-", "1.25x", "3.00x"]
+
+
 def test_report_of_failed_runs(tmp_path):
     page = write_report(record_of("eager", "minicompile", failed=["minicompile"]), tmp_path).read_text()
     assert page.count("failed") == 2 and "&lt;command&gt;" in page
@@ -134,6 +142,9 @@ def test_report_of_failed_runs(tmp_path):
 
 def test_compilers_and_modes():
     assert check_compilers("eager, minicompile:reduce-overhead") == ["eager", "minicompile:reduce-overhead"]
-    for wrong in ("", "eager:max-autotune", "torch:fast"):
+    assert check_compilers("minicompile:step,torch:optimizer+reduce-overhead") == ["minicompile:step", "torch:reduce-overhead+optimizer"]
+    with pytest.raises(MinicompileError, match="torch:step"):
+        check_compilers("torch:step", extents=())
+    for wrong in ("", "eager:max-autotune", "eager:step", "torch:fast", "torch:", "torch:step+optimizer", "torch:default+reduce-overhead"):
         with pytest.raises(MinicompileError):
             check_compilers(wrong)

@@ -13,9 +13,11 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
 from .run import HEADER, label, rows
+from .worker import settings_of
 
 COLORS = {"eager": "#8a8f98", "minicompile": "#2563eb", "torch": "#ea7317"}
 STYLES = {"reduce-overhead": "--", "max-autotune": ":", "max-autotune-no-cudagraphs": "-."}
+MARKERS = {"": None, "optimizer": "o", "step": "s"}         # what is compiled besides the model
 
 SHARED_CSS = """ p, dl { max-width: 46rem; }
  .scroll { overflow-x: auto; }
@@ -55,7 +57,8 @@ from the same initial weights.</p>
 {% endfor %}</tbody>
 </table></div>
 <p>A time is the median of whole training steps after the first ones, with the range from the 10th to the 90th
-percentile. <i>vs torch</i> compares with torch.compile in the same mode. MFU is the model's floating-point
+percentile. <i>vs torch</i> compares with torch.compile in the same mode; where the whole step or the optimizer is compiled, too, with
+its fastest run. MFU is the model's floating-point
 operations a second over the GPU's peak. Cold compile is the time from the first call to the end of the second
 step. The loss difference is the largest over the run, against eager; a compiler that draws dropout masks from
 another random stream differs by more than rounding.</p>
@@ -90,15 +93,16 @@ def loss_figure(groups: dict[str, list[dict]]):
         curves, differences = above[column], below[column]
         reference = next((r["losses"] for r in runs if r["task"]["compiler"] == "eager"), None)
         for rank, r in enumerate(runs):
-            compiler, _, mode = r["task"]["compiler"].partition(":")
+            compiler, mode, extent = settings_of(r["task"]["compiler"])
             steps = range(1, len(r["losses"]) + 1)
             # Each line is thinner than those under it, so that all show where they coincide.
             look = dict(color=COLORS[compiler], linestyle=STYLES.get(mode, "-"),
+                        marker=MARKERS[extent], markersize=3, markevery=0.1,
                         linewidth=6.2 - 5 * rank / max(len(runs) - 1, 1))
             curves.plot(steps, r["losses"], label=r["task"]["compiler"], **look)
             if reference and compiler != "eager":
                 distance = [abs(a - b) or None for a, b in zip(r["losses"], reference)]
-                differences.plot(steps, distance, marker=".", markersize=3, **look)
+                differences.plot(steps, distance, **look | dict(marker=MARKERS[extent] or ".", markevery=None))
         curves.set(title=name, ylabel="loss")
         curves.legend(frameon=False, fontsize=8)
         differences.set(yscale="log", xlabel="step", ylabel="difference to eager")

@@ -21,12 +21,10 @@ from rich.table import Table
 
 from ..errors import MinicompileError
 from .data import load_text
-from .worker import Task
+from .worker import EXTENTS, MODES, Task, settings_of
 
 WORKS = ("nanogpt", "gpt2", "resnet50")
 COMPILERS = ("eager", "minicompile", "torch")
-MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
-
 
 # Sizes and steps: the published ones on a GPU, small ones on a CPU.
 SIZES = {
@@ -50,14 +48,20 @@ def default_tasks(work: str, device: str, dtype: str | None) -> list[Task]:
             for d in ([dtype] if dtype else dtypes)]
 
 
-def check_compilers(text: str) -> list[str]:
-    names = [c.strip() for c in text.split(",") if c.strip()]
-    for c in names:
-        name, _, mode = c.partition(":")
-        if name not in COMPILERS or (mode and (mode not in MODES or name == "eager")):
+def check_compilers(text: str, extents: tuple = EXTENTS) -> list[str]:
+    """The compilers that `text` lists, each with its settings in one order. extents: which may be asked for."""
+    names = []
+    for c in filter(None, map(str.strip, text.split(","))):
+        try:
+            name, mode, extent = settings_of(c)
+        except ValueError:
+            name = mode = extent = ""
+        if name not in COMPILERS or name == "eager" and c != name or extent not in ("", *extents):
+            also = f", {' or '.join(extents)} for what is compiled besides the model, or both joined by +" if extents else ""
             raise MinicompileError(
                 f"There is no compiler {c!r}. Choose from eager, minicompile and torch, the last two with an "
-                f"optional mode such as minicompile:reduce-overhead (modes: {', '.join(MODES)}).")
+                f"optional setting such as minicompile:reduce-overhead: a mode ({', '.join(MODES)}){also}.")
+        names.append(":".join(filter(None, (name, "+".join(filter(None, (mode, extent)))))))
     if not names:
         raise MinicompileError("--compilers names none. Give a list such as eager,minicompile,torch.")
     return names
@@ -178,8 +182,7 @@ def _row(r: dict, timed: dict) -> list[str]:
     if "error" in r:
         return [numbers, compiler, "failed"] + ["-"] * (len(HEADER) - 3)
     eager = timed.get((numbers, "eager"))
-    name, mode = compiler[:len("minicompile")], compiler[len("minicompile"):]
-    peer = timed.get((numbers, "torch" + mode)) if name == "minicompile" else None
+    peer = peer_of(compiler, {c: run for (n, c), run in timed.items() if n == numbers})
     cells = [numbers, compiler, f"{r['ms']:.2f}", f"{r['ms_low']:.2f}-{r['ms_high']:.2f}",
              f"{eager['ms'] / r['ms']:.2f}x" if eager else "-",
              f"{peer['ms'] / r['ms']:.2f}x" if peer else "-",
@@ -188,6 +191,17 @@ def _row(r: dict, timed: dict) -> list[str]:
         return cells + ["-", f"{r['peak_memory_mb']:.0f}", "-", "-", "-"]
     return cells + [f"{r['cold_seconds']:.1f} s", f"{r['peak_memory_mb']:.0f}", str(r["graphs"] or "-"),
                     str(r["kernels"] or "-"), f"{loss_difference(r, eager):.2g}" if eager else "-"]
+
+
+def peer_of(compiler: str, timed: dict[str, dict]) -> dict | None:
+    """The run of torch.compile that one of ours is compared with, among those on equal numbers: the one in the same mode;
+    for a whole step the fastest."""
+    name, mode, extent = settings_of(compiler)
+    if name != "minicompile":
+        return None
+    if extent:
+        return min((r for c, r in timed.items() if settings_of(c)[0] == "torch"), key=lambda r: r["ms"], default=None)
+    return timed.get(":".join(filter(None, ("torch", mode))))
 
 
 def run_all(tasks: list[Task], console: Console) -> list[dict]:

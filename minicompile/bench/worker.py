@@ -28,7 +28,7 @@ class Task:
     """What to train and how: a row of the benchmark's configuration."""
 
     work: str                    # "nanogpt", "gpt2" or "resnet50"
-    compiler: str                # "eager", "minicompile[:MODE]" or "torch[:MODE]"
+    compiler: str                # "eager", or "minicompile" or "torch" with settings: see `settings_of`
     device: str
     dtype: str                   # "fp32", "tf32" or "bf16"
     steps: int
@@ -40,16 +40,40 @@ class Task:
     profile: bool = False
 
 
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+EXTENTS = ("optimizer", "step")         # what is compiled besides the model: optimizer.step, or all of the training step as one function
+
+
+def settings_of(compiler: str) -> tuple[str, str, str]:
+    """(name, mode, extent) of a compiler such as "torch:reduce-overhead+optimizer"; "" for what it does not name.
+
+    Raises ValueError for a setting that there is not, or that is given twice."""
+    name, colon, text = compiler.partition(":")
+    mode = extent = ""
+    for setting in text.split("+") if colon else ():
+        if setting in MODES and not mode:
+            mode = setting
+        elif setting in EXTENTS and not extent:
+            extent = setting
+        else:
+            raise ValueError(setting)
+    return name, mode, extent
+
+
 def build(task: Task):
     """(model, optimizer, list of batches, floating-point operations per step)."""
     torch.manual_seed(task.seed)
-    fused = True if task.device == "cuda" else None
+    implementation = dict(fused=True) if task.device == "cuda" else {}
+    if task.device == "cuda" and settings_of(task.compiler)[::2] == ("torch", "optimizer"):
+        # A fused kernel is opaque to torch.compile. From lists of tensors it generates kernels, and with its counters
+        # on the GPU an optimizer can be replayed as a CUDA graph.
+        implementation = dict(foreach=True) if task.work == "resnet50" else dict(foreach=True, capturable=True)
     if task.work == "resnet50":
         model = ResNet50().to(task.device)
         if task.channels_last:
             model = model.to(memory_format=torch.channels_last)
         source = ImageBatches(task.batch, task.model["size"], task.device, task.channels_last, task.seed)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4, fused=fused)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4, **implementation)
         flops = model.flops_per_step(task.batch, task.model["size"])
     else:
         text, _ = load_text(task.data)
@@ -60,20 +84,20 @@ def build(task: Task):
         parameters = [{"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
                       {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(parameters, lr=1e-3 if task.work == "nanogpt" else 6e-4,
-                                      betas=(0.9, 0.95), fused=fused)
+                                      betas=(0.9, 0.95), **implementation)
         flops = model.flops_per_step(task.batch)
     return model, optimizer, [source.batch() for _ in range(task.steps)], flops
 
 
-def compiled(model, compiler: str):
-    """`model` under the named compiler, which may carry a mode after a colon."""
-    name, _, mode = compiler.partition(":")
+def compiled(function, compiler: str):
+    """`function`, or a model, under the named compiler in its mode."""
+    name, mode, _ = settings_of(compiler)
     if name == "minicompile":
         import minicompile
-        return minicompile.compile(model, mode=mode or None)
+        return minicompile.compile(function, mode=mode or None)
     if name == "torch":
-        return torch.compile(model, mode=mode or None)
-    return model
+        return torch.compile(function, mode=mode or None)
+    return function
 
 
 def counts(compiler: str) -> dict:
@@ -114,7 +138,9 @@ def train(task: Task, say=lambda **event: None) -> dict:
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     model, optimizer, batches, flops = build(task)
     model.train()
-    run = compiled(model, task.compiler)
+    extent = settings_of(task.compiler)[2]
+    run = model if extent == "step" else compiled(model, task.compiler)
+    update = compiled(optimizer.step, task.compiler) if extent == "optimizer" else optimizer.step
     clip = list(model.parameters()) if task.work != "resnet50" else None
     autocast = torch.autocast(task.device, torch.bfloat16, enabled=task.dtype == "bf16")
 
@@ -124,10 +150,11 @@ def train(task: Task, say=lambda **event: None) -> dict:
         loss.backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(clip, 1.0)
-        optimizer.step()
+        update()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach().clone()
 
+    step = compiled(step, task.compiler) if extent == "step" else step
     cuda = task.device == "cuda"
     losses, marks = [], []
     synchronize(task.device)

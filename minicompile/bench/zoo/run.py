@@ -253,7 +253,7 @@ def bench_zoo(*, compilers: str = "minicompile,torch", models: str = "*", works:
     models: patterns with `*`, comma-separated; limit: so many models; seconds: of timing each work (0: only correctness); timeout: for a
     model under a compiler; total: of the whole run; sizes: at how many batch sizes each is judged. Raises MinicompileError on
     wrong use before anything is run."""
-    names = [c for c in check_compilers(compilers) if c != "eager"]          # eager always runs along
+    names = [c for c in check_compilers(compilers, ()) if c != "eager"]          # eager always runs along
     if not names:
         raise MinicompileError("--compilers names none but eager, which always runs along. Give minicompile, torch or both.")
     device = resolve_device(device)
