@@ -81,13 +81,23 @@ def model_of(args):
 # ## Compiling a frame
 #
 # A symbolic size is a wish, not a need: if capture cannot do it, the version is specialised to the sizes at
-# hand.
+# hand. And while a frame is compiled the program may go on: in other threads, and in finalisers, which run wherever
+# memory is allocated. What they change is seen when the finished guards are checked for the call at hand: one
+# fails. Then the frame is compiled once more. Guards that fail again have another cause, one of ours.
 
 # %%
+class GuardFails(RuntimeError):
+    """A guard fails right after compiling."""
+
+
 def compile_frame(state: FrameState, function, args):
     try:
-        entry = compile_version(state, function, args)
-    except (SkipFrame, StrictError):
+        try:
+            entry = compile_version(state, function, args)
+        except GuardFails as error:
+            logs.log("recompiles", "%s: compiled once more because %s", describe(state.code), error)
+            entry = compile_version(state, function, args)
+    except (SkipFrame, StrictError, GuardFails):
         raise
     except Exception as error:
         if config.raise_on_internal_error:
@@ -152,7 +162,7 @@ def make_entry(state: FrameState, function, args, captured):
     log_entry(state, captured, compiled)
     failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
     if failing is not None:
-        raise RuntimeError(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
+        raise GuardFails(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
     return entries.Entry(compiled, namespace["__next"], captured.guards, captured.constants, weakly(model_of(args)))
 
 

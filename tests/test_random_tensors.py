@@ -97,6 +97,18 @@ def test_what_looks_at_a_cast_is_compared_exactly():
     assert differs(lambda x, lost, y: (lost, y + (torch.arange(50) == 7) * 0.3))
 
 
+def test_equal_elements_are_disturbed_one_by_one():
+    """The deviation of a constant is exactly zero only where its mean is computed in eager's way."""
+    code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.tensor([0.7]).expand(33))\n"
+                   "def entry(x):\n    return x.view(3, 11).std(1)", "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(4)]
+    for error, seen in ((3e-8, False), (1e-3, True)):
+        wrong = compare.execute(code, lambda f: lambda x: f(x) + error, words=False)
+        found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong))]
+        assert any(found) == seen, found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 6000, 100))
 def test_many(first):

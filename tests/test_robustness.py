@@ -935,6 +935,28 @@ def test_the_collector_and_weak_callbacks_while_compiling():
     assert ran and torch.equal(ran[0], chain(x))
 
 
+@pytest.mark.parametrize("change", ["number", "child", "hook"])
+def test_objects_that_change_while_they_are_compiled(change):
+    """A finaliser or another thread wrote to what capture has read: the version is made once more, and is right."""
+    calls = []
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3))
+    model.k = 2.0
+    write = {"number": lambda: setattr(model, "k", 3.0), "child": lambda: model.append(torch.nn.Tanh()),
+             "hook": lambda: model.register_forward_hook(lambda m, a, y: y * 2)}[change]
+
+    def backend(gm, example_inputs):
+        calls.append(len(calls))
+        if len(calls) == 1:
+            write()
+        return gm
+
+    f = minicompile.compile(lambda m, x: m(x) * m.k, backend=backend)
+    x = torch.randn(2, 3)
+    for _ in range(2):
+        assert torch.equal(f(model, x), model(x) * model.k)
+    assert calls == [0, 1]
+
+
 def test_a_backward_that_the_program_calls_is_not_captured():
     """Which outputs have tangents is known when it runs: then, too, the compiler does not compile itself."""
     def f(x):

@@ -53,9 +53,11 @@ class Noise(TorchDispatchMode):
         t.copy_(t.double() * factor)
 
     def disturbed(self, t):
-        if overlaps(t) or not t.is_floating_point():        # its strides could not be kept
+        if not t.is_floating_point():
             return t
-        out = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).copy_(t)
+        # Equal elements are disturbed one by one as well: the deviation of a constant is zero only in one order of its sums
+        out = torch.empty_like(t) if overlaps(t) else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
+        out.copy_(t)
         self.disturb_(out)
         return out
 
