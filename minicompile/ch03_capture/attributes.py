@@ -25,8 +25,8 @@ from .interpreter import unless_raised
 from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, unsupported, written_global
 from .values import (
-    CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, Table,
-    TensorVal, TupleVal, UserError, Value, class_of, describe, is_class, lookup, python_method, user_error)
+    CONSTANT_TYPES, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, Table, TensorVal,
+    TupleVal, UserError, Value, const, describe, is_class, lookup, python_method, user_error)
 from .wrap import entries, part, realize, wrap
 
 GETATTR = Table()
@@ -43,7 +43,7 @@ def get_attribute(tx: Tracer, value: Value, name: str) -> Value:
         return handler(tx, value, name)
     except UserError as error:
         if issubclass(error.exc.cls, AttributeError) and not {"name", "obj"} & error.exc.attrs.keys():
-            error.exc.attrs.update(name=Const(value=name), obj=value)
+            error.exc.attrs.update(name=const(name), obj=value)
         raise
 
 
@@ -60,7 +60,7 @@ def special(tx: Tracer, value: Value, name: str, *args) -> Value | None:
     None when there is no such method, or one written in C, which the interpreter must know by itself."""
     method = python_method(value.cls, name) if type(value) in (ObjVal, ExcVal, TupleVal) else None
     answer = method and call(tx, wrap(tx, method), [value, *args])
-    if method and class_of(answer) is not ANSWERS.get(name, class_of(answer)):
+    if method and answer.cls is not ANSWERS.get(name, answer.cls):
         unsupported(tx, f"{value.cls.__name__}.{name} gives another type, which Python converts or refuses")
     return answer
 
@@ -74,7 +74,7 @@ SLOTS_ONLY = " and no __dict__ for setting new attributes" if PYTHON >= (3, 13) 
 
 def no_attribute(value_cls, name, more=None):
     """more: words that follow when the attribute cannot be written; before 3.13 that error has no `name`."""
-    named = Const(value=name) if PYTHON >= (3, 13) else NONE
+    named = const(name) if PYTHON >= (3, 13) else NONE
     user_error(AttributeError, f"'{value_cls.__name__}' object has no attribute '{name}'{more or ''}",
                **({} if more is None else {"name": named}))
 
@@ -103,7 +103,7 @@ def object_attribute(tx, obj, name):
     if own is None:
         return found_attribute(tx, obj, name)
     try:
-        return call(tx, wrap(tx, own), [obj, Const(value=name)])
+        return call(tx, wrap(tx, own), [obj, const(name)])
     except UserError as error:
         if issubclass(error.exc.cls, AttributeError) and lookup(obj.cls, "__getattr__") is not MISSING:
             unsupported(tx, f"{obj.cls.__name__}.__getattribute__ that leaves {name} to __getattr__")
@@ -165,7 +165,7 @@ def instance_attribute(tx, obj, name, found):
     if fallback is not MISSING:
         if real is not NEW and obj.source is not None and hasattr(real, "__dict__"):
             guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
-        return call(tx, wrap(tx, fallback), [obj, Const(value=name)])
+        return call(tx, wrap(tx, fallback), [obj, const(name)])
     if real is not NEW:
         guard(tx, obj.source, "NO_ATTR", name)
     no_attribute(obj.cls, name)
@@ -185,7 +185,7 @@ BOUND = (functools._lru_cache_wrapper, types.MethodDescriptorType, types.Wrapper
 
 def bind_attribute(tx, obj, name, found, at=None):
     """What `obj.name` is when `found` lies in the class of `obj`: the descriptor protocol."""
-    kind, cls = type(found), class_of(obj)
+    kind, cls = type(found), obj.cls
     if kind is types.FunctionType:
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
     if kind is property:
@@ -213,7 +213,7 @@ def instance_dict(tx, obj):
         if v is DELETED:
             items.pop(key, None)
         else:
-            items[key] = Const(value=key), v
+            items[key] = const(key), v
     obj.fields = obj.fields or DictVal(owner=obj)
     obj.fields.items = items
     return obj.fields
@@ -221,7 +221,7 @@ def instance_dict(tx, obj):
 
 def store_in_dict(tx, obj, key, value):
     """`vars(obj)[key] = value`, or del without a value: an attribute past all that the class has to say."""
-    name, kind = key.value, object if value is None else class_of(value)
+    name, kind = key.value, object if value is None else value.cls
     if type(obj) is not ObjVal or hasattr(type(lookup(obj.cls, name)), "__set__") or \
             issubclass(obj.cls, torch.nn.Module) and issubclass(kind, (torch.nn.Module, torch.nn.Parameter)):
         unsupported(tx, f"writing {name} into the __dict__ of {describe(obj)}")
@@ -339,7 +339,7 @@ def metaclass_attribute(tx, obj, name):
     cls, found = obj.real, lookup(type(obj.real), name)
     fallback = python_method(type(cls), "__getattr__") if found is MISSING else None
     if fallback and not isinstance(cls, enum.EnumMeta):
-        return call(tx, wrap(tx, fallback), [obj, Const(value=name)])
+        return call(tx, wrap(tx, fallback), [obj, const(name)])
     if not hasattr(cls, name):
         guard(tx, obj.source, "NO_ATTR", name)
         user_error(AttributeError, f"type object '{cls.__name__}' has no attribute '{name}'")
@@ -409,7 +409,7 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
         set_module_attribute(tx, obj, name, value)
     elif getattr(hook, "__objclass__", None) in (object, types.SimpleNamespace):
         store_attribute(tx, obj, name, value)
-    elif special(tx, obj, method, Const(value=name), *arguments) is None:
+    elif special(tx, obj, method, const(name), *arguments) is None:
         unsupported(tx, f"setting the attribute {name} of {describe(obj)}")
 
 
@@ -470,8 +470,7 @@ def set_module_attribute(tx, obj, name, value):
         or isinstance(value, ObjVal) and isinstance(value.real, torch.nn.Module)
     if value is None or structural or adds:
         unsupported(tx, f"changing the parameters or submodules of a module ({name})")
-    tensor_or_none = type(value) is TensorVal or type(value) is Const and value.value is None
-    if name in fields["_buffers"] and not tensor_or_none:
+    if name in fields["_buffers"] and type(value) is not TensorVal and value is not NONE:
         unsupported(tx, f"a buffer set to something that is no tensor ({name})")
     store_attribute(tx, obj, name, value)
 
@@ -479,7 +478,7 @@ def set_module_attribute(tx, obj, name, value):
 def set_new_module_attribute(tx, obj, name, value):
     """The same for a module that the trace itself has made, such as a loss, or whose `__init__` it runs:
     nothing guards its structure."""
-    cls = class_of(value) if value is not None else type(None)
+    cls = value.cls if value is not None else type(None)
     known = [kind for kind in CHILD_DICTS if kind in obj.attrs and name in obj.attrs[kind].items]
     kind = next((k for k, c in (("_modules", torch.nn.Module), ("_parameters", torch.nn.Parameter))
                  if issubclass(cls, c)), known[0] if known else None)
@@ -490,4 +489,4 @@ def set_new_module_attribute(tx, obj, name, value):
     if kind is None:
         store_attribute(tx, obj, name, value)
     else:
-        obj.attrs[kind].items[name] = Const(value=name), value
+        obj.attrs[kind].items[name] = const(name), value

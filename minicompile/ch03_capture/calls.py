@@ -36,8 +36,9 @@ from .operations import emit_float, fold, user_errors
 from .tensors import call_graph_function, is_graph_function
 from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, unsupported
 from .values import (
-    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName, MethodVal, NEW, NONE,
-    ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean, class_of, describe, is_class, lookup, python_method, user_error)
+    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName, MethodVal, NEW,
+    NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean, const, describe, is_class, lookup, python_method,
+    user_error)
 from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
 
@@ -123,7 +124,7 @@ def call_numpy(tx, function, args, kwargs) -> Value:
         result = None
     if not isinstance(result, (numpy.generic, int, float, numpy.dtype)):
         unsupported(tx, f"a call of NumPy's {getattr(function, '__name__', function)}")
-    return Const(value=result)
+    return const(result)
 
 
 # %% [markdown]
@@ -141,7 +142,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     code, source = real.__code__, function.source
     if (compiled := marks.compiled_by_torch(real) or marks.original(real)) is not real:
         return call(tx, wrap(tx, compiled), args, kwargs)
-    if args and type(args[0]) is ContextVal and lookup(class_of(args[0]), real.__name__) is real:
+    if args and type(args[0]) is ContextVal and lookup(args[0].cls, real.__name__) is real:
         return call(tx, get_attribute(tx, args[0], real.__name__), args[1:], kwargs)
     if marks.is_disabled(real):
         because = marks.own_mark(real, marks.DISABLED)
@@ -273,7 +274,7 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     else:
         pure = (real.__module__ or "") in PURE_MODULES
     if pure and owner is math and real.__name__ in MATH and args and not kwargs and \
-            any(type(a) is SymVal for a in args) and {class_of(a) for a in args} <= {int, float}:
+            any(type(a) is SymVal for a in args) and {a.cls for a in args} <= {int, float}:
         return emit_float(tx, real.__name__, args)
     reason = f"a call of the C function {real.__module__ or ''}.{real.__qualname__}"
     return fold(tx, real, args, kwargs, reason) if pure else unsupported(tx, reason)
@@ -291,7 +292,7 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     if owner is object:
         if name not in OBJECT_METHODS:
             unsupported(tx, f"object.{name}")
-        return OBJECT_METHODS[name](tx, *args) or NONE
+        return call_handler(tx, f"object.{name}", OBJECT_METHODS[name], args, kwargs)
     if type(self) is ObjVal and issubclass(owner, dict) and (contents := dict_contents(tx, self)) is not None:
         return call_method(tx, contents, name, args[1:], kwargs)
     if issubclass(owner, BaseException) and name == "__init__":
@@ -299,7 +300,7 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
             unsupported(tx, "__init__ of an exception that existed before")
         self.args = list(args[1:])
         return NONE
-    if not issubclass(class_of(self), owner):
+    if not issubclass(self.cls, owner):
         unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}")
     return call_method(tx, self, name, args[1:], kwargs)
 
@@ -355,7 +356,7 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     refused = issubclass(cls, (*REFUSED_CLASSES, typing.Generic))
     if isinstance(own_new, types.FunctionType) and not refused or own_new and cls in tx.made_classes:
         made = call(tx, wrap(tx, own_new), [function, *args], kwargs)
-        if issubclass(class_of(made), cls) and init is not None:
+        if issubclass(made.cls, cls) and init is not None:
             call(tx, wrap(tx, init), [made, *args], kwargs)
         return made
     if issubclass(cls, REFUSED_CLASSES) or new is not object.__new__ or not cls.__flags__ & HEAP_TYPE \

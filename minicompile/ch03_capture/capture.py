@@ -43,7 +43,7 @@ from .epilogue import Epilogue, expression, refuse_to_leave, source_text, write_
 from .interpreter import Frame, StopTrace, run
 from .tensors import OPERATORS
 from .tracer import Tracer, location
-from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_of, class_reads, describe, told_apart
+from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
 from .wrap import fixed_marks, guard_counters, guard_sizes, is_fixed, realize, wrap
 
 
@@ -261,8 +261,8 @@ def guard_aliasing(tx):
     for value in tx.tracked.values():
         if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
             continue
-        found.setdefault(class_of(value), []).append(value)
-    groups = [found.get(cls, ()) for cls in tx.told_apart.union(class_of(v) for v, _ in tx.effects.changed.values())]
+        found.setdefault(value.cls, []).append(value)
+    groups = [found.get(cls, ()) for cls in tx.told_apart.union(v.cls for v, _ in tx.effects.changed.values())]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
         groups += [[v for v in tensors if isinstance(v.source, ModuleAttrSource) is owned]

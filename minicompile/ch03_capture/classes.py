@@ -25,8 +25,9 @@ from .calls import handles
 from .interpreter import inline
 from .iterate import unpack
 from .methods import pairs_of
+from .operations import user_errors
 from .tracer import unsupported
-from .values import BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, class_of, dict_of, lookup
+from .values import BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, const, dict_of, lookup
 from .wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)
@@ -118,8 +119,8 @@ def plain_base(cls) -> bool:
 def holding(cls):
     @handles(cls)
     def make(tx, *functions, **named):
-        reals = [stand_in(tx, f) if f is not None else None for f in functions]
-        real = cls(*reals, **{k: stand_in(tx, v) for k, v in named.items()})
+        with user_errors():
+            real = cls(*(stand_in(tx, f) for f in functions), **{k: stand_in(tx, v) for k, v in named.items()})
         tx.keep.append(real)
         return BuiltinVal(name=cls.__name__, stands_for=real, call=lambda tx, args, kwargs: unsupported(
             tx, f"a call of a {cls.__name__}"))
@@ -144,13 +145,12 @@ def make_dataclass(tx, cls=None, **options):
 
 
 @handles(type)
-def type_call(tx, value, *more, **keywords):
-    if not more:
-        return wrap(tx, class_of(value))
-    module = Const(value=tx.frames[-1].globals.get("__name__"))
-    namespace = {"__module__": module, **{k.value: v for k, v in pairs_of(tx, more[1])}}
-    bases = unpack(tx, more[0]) or [wrap(tx, object)]
-    return make_class(tx, value, bases, dict_of(namespace), None, keywords)
+def type_call(tx, value, bases=None, namespace=None, /, **keywords):
+    if bases is None:
+        return wrap(tx, value.cls)
+    module = const(tx.frames[-1].globals.get("__name__"))
+    named = {"__module__": module, **{k.value: v for k, v in pairs_of(tx, namespace)}}
+    return make_class(tx, value, unpack(tx, bases) or [wrap(tx, object)], dict_of(named), None, keywords)
 
 
 @SETATTR.of(type)

@@ -21,7 +21,7 @@ from .attributes import attributes_of
 from .operations import METHODS, user_errors
 from .tensors import finish_node
 from .tracer import CALLS, Tracer, call, unsupported
-from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value
+from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value, const
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -100,14 +100,14 @@ def context_attribute(tx, value, name):
     if name == "clone":
         return BuiltinVal(name=name, call=lambda tx, args, kwargs: fresh(value))
     if name == "__class__":
-        return wrap(tx, value.factory)
+        return wrap(tx, value.cls)
     if name == "prev" and value.kind == "grad":
-        return Const(value=value.saved[-1] if value.saved else False)
+        return const(value.saved[-1] if value.saved else False)
     unsupported(tx, f"the attribute {name} of a context manager")
 
 
 def device_context(device: Const) -> ContextVal:
-    return ContextVal(kind="device", state=(device.value,), factory=torch.device, result=device)
+    return ContextVal(kind="device", state=(device.value,), cls=torch.device, result=device)
 
 
 METHODS[Const, "__enter__"] = lambda tx, device: enter(tx, device_context(device))
@@ -168,20 +168,20 @@ def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
             real = cls(*(a.value for a in args), **{k: v.value for k, v in kwargs.items()})
     if autocast:
         state = (real.device, real.fast_dtype, real._enabled, real._cache_enabled)
-        return ContextVal(kind="autocast", state=state, factory=torch.autocast)
+        return ContextVal(kind="autocast", state=state, cls=torch.autocast)
     if cls is torch.set_grad_enabled:
         torch._C._set_grad_enabled(real.prev)
         set_grad(tx, real.mode)                  # takes effect already when it is made
-        return ContextVal(kind="grad", state=(real.mode,), factory=cls, immediate=real.prev)
+        return ContextVal(kind="grad", state=(real.mode,), cls=cls, immediate=real.prev)
     if cls in GRAD_CLASSES:
         if args or kwargs:
             unsupported(tx, f"{cls.__name__}() with arguments")
-        return ContextVal(kind="grad", state=(cls is torch.enable_grad,), factory=cls)
+        return ContextVal(kind="grad", state=(cls is torch.enable_grad,), cls=cls)
     if cls is torch.inference_mode:              # what is made inside stays such a tensor outside
         unsupported(tx, "inference_mode(), whose results are inference tensors")
     if cls in PROFILER_CLASSES:
-        return ContextVal(kind="null", factory=contextlib.nullcontext, result=NONE)
+        return ContextVal(kind="null", cls=contextlib.nullcontext, result=NONE)
     if cls is contextlib.nullcontext:
         result = args[0] if args else kwargs.get("enter_result", NONE)
-        return ContextVal(kind="null", factory=cls, result=result)
+        return ContextVal(kind="null", cls=cls, result=result)
     return None

@@ -31,7 +31,7 @@ from .calls import NAMED, handles
 from .iterate import unpack
 from .tensors import emit, is_pointwise
 from .tracer import Tracer, call, unsupported
-from .values import Const, FALSE, ListVal, TensorVal, TupleVal, Value, describe
+from .values import FALSE, ListVal, TensorVal, TupleVal, Value, const, describe
 
 
 @handles(torch.cond)
@@ -43,7 +43,7 @@ def cond(tx: Tracer, pred, true_fn, false_fn, operands=TupleVal()):
 
 # %%
 @NAMED.of(("torch._higher_order_ops.associative_scan", "associative_scan"))
-def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=Const(value="pointwise")):
+def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=const("pointwise")):
     tree, leaves = type(xs), leaves_of(tx, xs)
     if not leaves or any(type(x) is not TensorVal or x.fake.shape != leaves[0].fake.shape for x in leaves):
         unsupported(tx, "associative_scan of anything but tensors of one shape")
@@ -84,7 +84,7 @@ def scanned(tx, combined, leaves: list, dim: int) -> list:
         return leaves
 
     def every(xs, start, stop=None, step=None):
-        index = TupleVal(items=[*[Const(value=slice(None))] * dim, Const(value=slice(start, stop, step))])
+        index = TupleVal(items=[*[const(slice(None))] * dim, const(slice(start, stop, step))])
         return [emit(tx, "call_function", operator.getitem, [x, index], {}) for x in xs]
 
     odd = scanned(tx, combined, combined(every(leaves, 0, n - 1, 2), every(leaves, 1, None, 2)), dim)
@@ -93,17 +93,17 @@ def scanned(tx, combined, leaves: list, dim: int) -> list:
         before = odd if n % 2 else every(odd, 0, n // 2 - 1)
         even = joined(tx, torch.cat, even, combined(before, every(leaves, 2, None, 2)), dim)
     pairs = joined(tx, torch.stack, every(even, 0, n // 2) if n % 2 else even, odd, dim + 1)
-    out = [emit(tx, "call_method", "flatten", [x, Const(value=dim), Const(value=dim + 1)], {}) for x in pairs]
+    out = [emit(tx, "call_method", "flatten", [x, const(dim), const(dim + 1)], {}) for x in pairs]
     return joined(tx, torch.cat, out, every(even, n // 2, None), dim) if n % 2 else out
 
 
 def joined(tx, function, left: list, right: list, dim: int) -> list:
-    return [emit(tx, "call_function", function, [TupleVal(items=[a, b]), Const(value=dim)], {})
+    return [emit(tx, "call_function", function, [TupleVal(items=[a, b]), const(dim)], {})
             for a, b in zip(left, right)]
 
 
 def flipped(tx, x, dim):
-    return emit(tx, "call_method", "flip", [x, Const(value=dim)], {})
+    return emit(tx, "call_method", "flip", [x, const(dim)], {})
 
 
 # %% [markdown]

@@ -368,15 +368,15 @@ def partial_text(ep, value):
 def context_text(ep, value):
     if value.kind == "autocast":
         device, dtype, enabled, cache = value.state
-        return (f"{pool(ep, value.factory)}({device!r}, dtype={pool(ep, dtype)}, enabled={enabled}, "
+        return (f"{pool(ep, value.cls)}({device!r}, dtype={pool(ep, dtype)}, enabled={enabled}, "
                 f"cache_enabled={cache})")
     if value.kind == "device":
         return pool(ep, value.state[0])
     if value.kind == "null":
-        return f"{pool(ep, value.factory)}({expression(ep, value.result)})"
-    if value.factory is torch.set_grad_enabled:
+        return f"{pool(ep, value.cls)}({expression(ep, value.result)})"
+    if value.cls is torch.set_grad_enabled:
         return f"{pool(ep, grad_switch)}({value.state[0]}, {value.immediate})"
-    return f"{pool(ep, value.factory)}()"
+    return f"{pool(ep, value.cls)}()"
 
 
 # %% [markdown]

@@ -15,7 +15,7 @@ from .interpreter import read_cell
 from .tracer import guard, unsupported
 from .values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NONE, PartialVal,
-    SetVal, SliceVal, SuperVal, TupleVal, ViewVal, boolean, class_of, describe, dict_of, is_class, lookup, python_method, user_error)
+    SetVal, SliceVal, SuperVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, lookup, python_method, user_error)
 from .wrap import realize, wrap
 
 FIELDS = {
@@ -25,18 +25,18 @@ FIELDS = {
     (MethodVal, "__func__"): lambda v: v.func,
     (MethodVal, "__self__"): lambda v: v.self,
     (MethodName, "__self__"): lambda v: v.self,
-    (MethodName, "__name__"): lambda v: Const(value=v.name),
+    (MethodName, "__name__"): lambda v: const(v.name),
     (PartialVal, "func"): lambda v: v.func,
     (PartialVal, "args"): lambda v: TupleVal(items=list(v.args)),
     (PartialVal, "keywords"): lambda v: dict_of(v.kwargs),
-    (FuncVal, "__name__"): lambda v: Const(value=v.name),
-    (FuncVal, "__qualname__"): lambda v: Const(value=v.code.co_qualname),
-    (FuncVal, "__module__"): lambda v: Const(value=v.globals.get("__name__")),
-    (FuncVal, "__doc__"): lambda v: Const(value=docstring(v.code)),
+    (FuncVal, "__name__"): lambda v: const(v.name),
+    (FuncVal, "__qualname__"): lambda v: const(v.code.co_qualname),
+    (FuncVal, "__module__"): lambda v: const(v.globals.get("__name__")),
+    (FuncVal, "__doc__"): lambda v: const(docstring(v.code)),
     (FuncVal, "__dict__"): lambda v: dict_of(
         {k: a for k, a in v.attrs.items() if k not in ("__annotations__", "__doc__")}, owner=NONE),
     (FuncVal, "__type_params__"): lambda v: TupleVal(),
-    (FuncVal, "__code__"): lambda v: Const(value=v.code),
+    (FuncVal, "__code__"): lambda v: const(v.code),
     (FuncVal, "__kwdefaults__"): lambda v: dict_of(v.kwdefaults) if v.kwdefaults else NONE,
     (FuncVal, "__annotations__"): lambda v: v.attrs.setdefault("__annotations__", DictVal()),
     (FuncVal, "__defaults__"): lambda v: TupleVal(items=list(v.defaults)) if v.defaults else NONE,
@@ -64,7 +64,7 @@ def docstring(code):
 
 @attributes_of(Const, ListVal, SetVal, ViewVal, IterVal, GenVal, SliceVal, MethodName)
 def plain_attribute(tx, value, name):
-    cls = class_of(value)
+    cls = value.cls
     if (type(value), name) in FIELDS:
         return FIELDS[type(value), name](value)
     if name == "__class__":
@@ -167,10 +167,9 @@ def tuple_attribute(tx, value, name):
 @attributes_of(SuperVal)
 def super_attribute(tx, value, name):
     obj = value.self
-    on_class = is_class(obj) and issubclass(obj.real, value.cls)
-    order = (obj.real if on_class else class_of(obj)).__mro__
-    behind = order[order.index(value.cls) + 1:]
-    owner = next((base for base in behind if lookup(base, name) is not MISSING and name in vars(base)), None)
+    on_class = is_class(obj) and issubclass(obj.real, value.after)
+    order = (obj.real if on_class else obj.cls).__mro__
+    owner = next((base for base in order[order.index(value.after) + 1:] if lookup(base, name) is not MISSING and name in vars(base)), None)
     found = MISSING if owner is None else vars(owner)[name]
     if found is MISSING:
         user_error(AttributeError, f"'super' object has no attribute '{name}'")

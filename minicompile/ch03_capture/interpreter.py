@@ -56,8 +56,7 @@ from .binding import bind
 from .hook import kept
 from .tracer import Tracer, location, say_where, unsupported
 from .values import (
-    BIRTHS, Const, DictVal, ExcVal, GenVal, IterVal, LASTI, MISSING, NONE, NULL, NotConstant, TupleVal, UserError, Value, dict_of,
-    user_error)
+    BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TupleVal, UserError, Value, const, dict_of, user_error)
 from .wrap import realize
 
 @dataclass(eq=False)
@@ -299,7 +298,7 @@ def read_cell(tx, cell, name):
         user_error(UnboundLocalError, UNBOUND.format(name))
     if cell.content is None:
         user_error(NameError, f"cannot access free variable '{name}' where it is not associated with a value"
-                              " in enclosing scope", name=Const(value=name))
+                              " in enclosing scope", name=const(name))
     return realize(tx, cell.content)
 
 
@@ -345,7 +344,7 @@ def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = N
     if generator.done:
         generator.result = NONE
         return None
-    if not generator.started and getattr(sent, "value", MISSING) is not None:
+    if not generator.started and sent is not NONE:
         user_error(TypeError, "can't send non-None value to a just-started generator")
     if generator.started and thrown is None:
         frame.stack.append(sent)
@@ -357,7 +356,7 @@ def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = N
     except UserError as error:
         if not issubclass(error.exc.cls, StopIteration):
             raise
-        left = ExcVal(cls=RuntimeError, args=[Const(value="generator raised StopIteration")], cause=error.exc,
+        left = ExcVal(cls=RuntimeError, args=[const("generator raised StopIteration")], cause=error.exc,
                       context=error.exc)                    # PEP 479
         raise UserError(left) from None
     if left.yielded:

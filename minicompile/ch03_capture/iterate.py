@@ -17,7 +17,7 @@ from .interpreter import advance, unless_raised
 from .tensors import emit, tensor_shape
 from .tracer import Tracer, unsupported
 from .values import (
-    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, Value, ViewVal, class_of, describe, lookup,
+    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, Value, ViewVal, const, describe, lookup,
     python_method, user_error)
 from .wrap import dict_contents, entries, order_of, realize, wrap
 
@@ -138,7 +138,7 @@ def entries_of(tx, view):
 def by_index(tx, value):
     """Python's oldest protocol: `value[0]`, `value[1]`, ... until an IndexError."""
     for i in itertools.count():
-        item = unless_raised(IndexError, lambda: special(tx, value, "__getitem__", Const(value=i)))
+        item = unless_raised(IndexError, lambda: special(tx, value, "__getitem__", const(i)))
         if item is None:
             return
         yield item
@@ -185,7 +185,7 @@ def emptied(container):
     if kind is DictVal and container.cls in (dict, collections.OrderedDict):
         return DictVal(cls=container.cls)
     if kind is Const and type(container.value) in (str, bytes):
-        return Const(value=type(container.value)())
+        return const(type(container.value)())
     return None
 
 
@@ -218,18 +218,18 @@ def length(tx: Tracer, value: Value) -> Value:
     value = as_dict(tx, value, "__len__")
     kind = type(value)
     if kind is SetVal:
-        return Const(value=len(value.items))
+        return const(len(value.items))
     if kind in (TupleVal, ListVal, DictVal, ViewVal):
-        return Const(value=len(entries(tx, value.of if kind is ViewVal else value)))
+        return const(len(entries(tx, value.of if kind is ViewVal else value)))
     if kind is TensorVal:
         if value.fake.dim() == 0:
             user_error(TypeError, "len() of a 0-d tensor")
         return tensor_shape(tx, value).items[0]
     if kind is Const and hasattr(value.value, "__len__"):
-        return Const(value=len(value.value))
+        return const(len(value.value))
     if kind is ObjVal and isinstance(value.real, enum.EnumMeta):
-        return Const(value=len(value.real))
+        return const(len(value.real))
     result = special(tx, value, "__len__")
-    if result is None and lookup(class_of(value), "__len__") is MISSING:
-        user_error(TypeError, f"object of type '{class_of(value).__name__}' has no len()")
+    if result is None and lookup(value.cls, "__len__") is MISSING:
+        user_error(TypeError, f"object of type '{value.cls.__name__}' has no len()")
     return result or unsupported(tx, f"len() of {describe(value)}")

@@ -27,8 +27,8 @@ from .operations import (
 from .tensors import call_tensor_method
 from .tracer import Tracer, call, unsupported
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, MISSING, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE, TensorVal,
-    TupleVal, Value, ViewVal, boolean, class_of, describe, is_class, user_error)
+    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE, TensorVal, TupleVal,
+    Value, ViewVal, boolean, const, describe, is_class, user_error)
 from .wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
 
 
@@ -60,25 +60,18 @@ def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value
 
 
 def call_handler(tx, name, handler, args, kwargs):
-    """handler(tx, *args, **kwargs). A handler need not take every argument that the real function takes; other
-    TypeErrors are ours."""
+    """handler(tx, *args, **kwargs). A handler need not take every argument that the real function takes: its signature
+    says which. Any other TypeError is ours."""
     try:
         return handler(tx, *args, **kwargs) or NONE
-    except TypeError as error:
-        if fits(handler, (tx, *args), kwargs):
-            raise
-        unsupported(tx, f"this call of {name}: {error}")
+    except TypeError:
+        try:
+            inspect.signature(handler).bind(tx, *args, **kwargs)
+        except TypeError as error:
+            unsupported(tx, f"this call of {name}: {error}")
+        raise
     except NotConstant:
         unsupported(tx, f"{name} of something that is no constant")
-
-
-def fits(handler, args, kwargs) -> bool:
-    """Whether a handler takes these arguments. One with `*args` hands them on, to what may not."""
-    try:
-        bound = inspect.signature(handler).bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return not any(p.kind is p.VAR_POSITIONAL for p in bound.signature.parameters.values())
 
 
 METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (TensorVal, "__iter__"): iterate,
@@ -170,13 +163,13 @@ def sequence_index(tx, self, item, start=NONE, stop=NONE, asked="index"):
     items = unpack(tx, self)
     for i in range(*slice(start.value, stop.value).indices(len(items))):
         if equal(tx, items[i], item):
-            return Const(value=i)
+            return const(i)
     empty = type(self)(items=type(self.items)(), cls=self.cls)
     fold(tx, getattr(self.cls, asked), [empty, item])                # raises
 
 
 def sequence_count(tx, self, item):
-    return Const(value=sum(equal(tx, v, item) for v in unpack(tx, self)))
+    return const(sum(equal(tx, v, item) for v in unpack(tx, self)))
 
 
 def repeated(tx, self, count):
@@ -224,7 +217,7 @@ def list_imul(tx, self, count):
 
 @method(TupleVal, "numel")
 def size_numel(tx, self):
-    return functools.reduce(lambda a, b: binary(tx, "*", a, b), unpack(tx, self), Const(value=1))
+    return functools.reduce(lambda a, b: binary(tx, "*", a, b), unpack(tx, self), const(1))
 
 
 # %% [markdown]
@@ -294,11 +287,11 @@ def dict_setdefault(tx, self, key, default=NONE):
 
 
 @method(DictVal, "update", "__init__")
-def dict_update(tx, self, other=None, **kwargs):
+def dict_update(tx, self, other=None, /, **kwargs):
     for key, value in pairs_of(tx, other):
         set_item(tx, self, key, value)
     for key, value in kwargs.items():
-        set_item(tx, self, Const(value=key), value)
+        set_item(tx, self, const(key), value)
 
 
 def pairs_of(tx, value) -> list:
@@ -312,7 +305,7 @@ def pairs_of(tx, value) -> list:
     if type(value) is ObjVal and has_attribute(tx, value, "keys"):
         keys = call(tx, get_attribute(tx, value, "keys"), [])
         return [(k, get_item(tx, value, k)) for k in unpack(tx, keys)]
-    pairs = [unpack(tx, v) if hasattr(class_of(v), "__iter__") else () for v in unpack(tx, value)]
+    pairs = [unpack(tx, v) if hasattr(v.cls, "__iter__") else () for v in unpack(tx, value)]
     if any(len(pair) != 2 for pair in pairs):
         unsupported(tx, "a dictionary of what are no pairs")
     return pairs
@@ -380,8 +373,9 @@ def set_method(name, changes=False):
             touch(tx, self)
         sets = [v if type(v) is SetVal else set_of(tx, v) for v in others]
         known = {id(key): value for v in (*sets, self) for key, value in v.items.items()}   # equal keys: Python keeps either
-        keys = getattr(self.order, name)(*(
-            v.order if type(v) is SetVal else s.items if type(v) is DictVal else list(s.items) for v, s in zip(others, sets)))
+        with user_errors():
+            keys = getattr(self.order, name)(*(
+                v.order if type(v) is SetVal else s.items if type(v) is DictVal else list(s.items) for v, s in zip(others, sets)))
         if isinstance(keys, bool):
             return boolean(keys)
         for v in (self, *others):
@@ -457,8 +451,8 @@ def stop_iteration(*args):
 
 def result_of(generator) -> list:
     """Arguments of the StopIteration that a generator ends with."""
-    result = generator.result if type(generator) is GenVal else NONE
-    return [] if result is None or getattr(result, "value", MISSING) is None else [result]
+    result = generator.result if type(generator) is GenVal else None
+    return [] if result in (None, NONE) else [result]
 
 
 @method(IterVal, "__next__")

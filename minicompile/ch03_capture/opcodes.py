@@ -36,7 +36,7 @@ from .methods import call_method, dict_update
 from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary
 from .tracer import PYTHON, call, globals_of, is_library, location, unsupported, writable_globals, written_global
 from .values import (
-    CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, Value, boolean, class_of, describe, user_error)
+    CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, Value, boolean, const, describe, user_error)
 from .wrap import as_python, keyed, wrap, wrap_constant
 
 
@@ -124,7 +124,7 @@ def load_const(tx, frame, i):
 
 
 def constant_value(tx, value):
-    return wrap_constant(tx, value) if type(value) in (tuple, frozenset) else Const(value=value)
+    return wrap_constant(tx, value) if type(value) in (tuple, frozenset) else const(value)
 
 
 # %% [markdown]
@@ -188,7 +188,7 @@ def read_global(tx, frame, name) -> Value:
     if name not in namespace:
         if name not in frame.globals:
             guard_global_missing(tx, frame, name)
-        user_error(NameError, f"name '{name}' is not defined", name=Const(value=name))
+        user_error(NameError, f"name '{name}' is not defined", name=const(name))
     if not deleted:
         guard_global_missing(tx, frame, name)
     return wrap(tx, namespace[name], global_source(tx, namespace, name))
@@ -225,12 +225,12 @@ def load_name(tx, frame, i):
 
 @opcode("STORE_NAME")
 def store_name(tx, frame, i, value):
-    set_item(tx, frame.namespace, Const(value=i.argval), value)
+    set_item(tx, frame.namespace, const(i.argval), value)
 
 
 @opcode("DELETE_NAME")
 def delete_name(tx, frame, i):
-    delete_item(tx, frame.namespace, Const(value=i.argval))
+    delete_item(tx, frame.namespace, const(i.argval))
 
 
 @opcode("LOAD_LOCALS")
@@ -240,7 +240,7 @@ def load_locals(tx, frame, i):
 
 @opcode("SETUP_ANNOTATIONS")
 def setup_annotations(tx, frame, i):
-    frame.namespace.items.setdefault("__annotations__", (Const(value="__annotations__"), DictVal()))
+    frame.namespace.items.setdefault("__annotations__", (const("__annotations__"), DictVal()))
 
 
 @opcode("LOAD_CLASSDEREF")
@@ -276,7 +276,7 @@ def store_global(tx, frame, i, value):
 def delete_global(tx, frame, i):
     written = written_global(tx, frame.globals, i.argval)
     if i.argval not in frame.globals if written is None else written is DELETED:
-        user_error(NameError, f"name '{i.argval}' is not defined", name=Const(value=i.argval))
+        user_error(NameError, f"name '{i.argval}' is not defined", name=const(i.argval))
     store_global(tx, frame, i, DELETED)
 
 
@@ -381,8 +381,8 @@ def conditional_jump(name, condition):
 
 conditional_jump("TRUE", truth)
 conditional_jump("FALSE", lambda tx, value: not truth(tx, value))
-conditional_jump("NONE", lambda tx, value: identical(value, NONE))
-conditional_jump("NOT_NONE", lambda tx, value: not identical(value, NONE))
+conditional_jump("NONE", lambda tx, value: value is NONE)
+conditional_jump("NOT_NONE", lambda tx, value: value is not NONE)
 
 
 # %% tags=["exercise:for-iter"]
@@ -444,11 +444,11 @@ def build_slice(tx, frame, i, *parts):
 
 @opcode("BUILD_STRING")
 def build_string(tx, frame, i, *parts):
-    return Const(value="".join(as_python(tx, p) for p in parts))
+    return const("".join(as_python(tx, p) for p in parts))
 
 
 CONVERSIONS = {0: None, 1: str, 2: repr, 3: ascii}
-NO_SPEC = Const(value="")
+NO_SPEC = const("")
 
 
 @opcode("FORMAT_VALUE")
@@ -481,7 +481,7 @@ def grows(name, method, spread=()):
     method does, or the method would take it."""
     @opcode(name)
     def grow(tx, frame, i, item):
-        if spread and not any(hasattr(class_of(item), name) for name in spread):
+        if spread and not any(hasattr(item.cls, name) for name in spread):
             unsupported(tx, f"* or ** of {describe(item)}")
         call_method(tx, frame.stack[-i.arg], method, [item])
 

@@ -19,11 +19,11 @@ from .interpreter import Leave, advance, handled_exception, jump, opcode, pop_ma
 from .iterate import length, next_value, unpack
 from .methods import dict_update
 from .opcodes import constant_value
-from .operations import identical, truth, unary
+from .operations import truth, unary
 from .tracer import PYTHON, call, constant_source, plain_python, unsupported
 from .values import (
     Const, DictVal, ExcVal, FuncVal, GenVal, HandlingVal, ListVal, MISSING, NEW, NONE, NULL, ObjVal, TupleVal, UserError, boolean,
-    class_of, dict_of, is_class, lookup, user_error)
+    const, dict_of, is_class, lookup, user_error)
 from .wrap import as_python, guard_keys, realize, wrap
 
 
@@ -179,7 +179,7 @@ def check_exc_match(tx, frame, i, exc, classes):
 @opcode("CHECK_EG_MATCH")
 def check_eg_match(tx, frame, i, exc, classes):
     classes = as_python(tx, classes)
-    if identical(exc, NONE):
+    if exc is NONE:
         return [NONE, NONE]
     if type(exc) is not ExcVal or any(issubclass(c, BaseExceptionGroup) for c in
                                       (classes if type(classes) is tuple else (classes,))):
@@ -187,7 +187,7 @@ def check_eg_match(tx, frame, i, exc, classes):
     match, rest = split_group(tx, exc, classes)
     if match is not NONE:
         if match is exc and not issubclass(exc.cls, BaseExceptionGroup):
-            match = ExcVal(cls=ExceptionGroup, args=[Const(value=""), TupleVal(items=[exc])], seen=True)
+            match = ExcVal(cls=ExceptionGroup, args=[const(""), TupleVal(items=[exc])], seen=True)
         frame.handling = match
         next(v for v in reversed(frame.stack) if type(v) is HandlingVal).current = match
     return [rest, match]
@@ -213,7 +213,7 @@ def derived_group(tx, exc, members):
 
 @opcode("PREP_RERAISE_STAR")
 def prep_reraise_star(tx, frame, i, exc, left):
-    if not all(identical(v, NONE) for v in unpack(tx, left)):
+    if not all(v is NONE for v in unpack(tx, left)):
         plain_python(tx, "exceptions that except* does not handle or raises")
     return NONE
 
@@ -245,7 +245,7 @@ def raise_varargs(tx, frame, i, *operands):
         raise made_here(tx, handled_exception(tx))
     if is_class(exc):
         exc = call(tx, exc, [])
-    if not issubclass(class_of(exc), BaseException):
+    if not issubclass(exc.cls, BaseException):
         user_error(TypeError, "exceptions must derive from BaseException")
     raised = made_here(tx, exc)
     if cause is not None:
@@ -270,7 +270,7 @@ def before_with(tx, frame, i, context):
 
 
 def get_special(tx, value, name, more=""):
-    cls = class_of(value)
+    cls = value.cls
     if lookup(cls, name) is MISSING:
         user_error(TypeError, f"'{cls.__name__}' object does not support the context manager protocol{more}")
     return get_attribute(tx, value, name)
@@ -298,7 +298,7 @@ def import_name(tx, frame, i, level, names):
         full = importlib.util.resolve_name("." * level.value + full, package)
     if full not in sys.modules:
         unsupported(tx, f"importing {full} for the first time")
-    if not level.value and identical(names, NONE):           # `import a.b` binds a
+    if not level.value and names is NONE:           # `import a.b` binds a
         full = full.split(".")[0]
     return wrap(tx, sys.modules[full], ItemSource(constant_source(tx, sys.modules), full))
 
@@ -335,12 +335,12 @@ IS_SEQUENCE, IS_MAPPING, MATCHES_ITSELF = 1 << 5, 1 << 6, 1 << 22
 
 @opcode("MATCH_SEQUENCE")
 def match_sequence(tx, frame, i):
-    return boolean(class_of(frame.stack[-1]).__flags__ & IS_SEQUENCE)
+    return boolean(frame.stack[-1].cls.__flags__ & IS_SEQUENCE)
 
 
 @opcode("MATCH_MAPPING")
 def match_mapping(tx, frame, i):
-    return boolean(class_of(frame.stack[-1]).__flags__ & IS_MAPPING)
+    return boolean(frame.stack[-1].cls.__flags__ & IS_MAPPING)
 
 
 @opcode("MATCH_KEYS")

@@ -26,8 +26,9 @@ from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, unsupported
 from .values import (
-    Const, DictVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal, Table,
-    TensorVal, TupleVal, UserError, Value, ViewVal, as_number, boolean, class_of, describe, lookup, python_method, told_apart, user_error)
+    Const, DictVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal,
+    Table, TensorVal, TupleVal, UserError, Value, ViewVal, as_number, boolean, const, describe, lookup, python_method, told_apart,
+    user_error)
 from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
@@ -89,7 +90,7 @@ def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -
     a, b = (enum_number(v, name) for v in (a, b))
     kinds = {type(a), type(b)}
     if SymVal in kinds and TensorVal not in kinds:
-        classes = {class_of(a), class_of(b)}
+        classes = {a.cls, b.cls}
         if classes <= {int, float} and symbol in FLOAT_OPERATORS and (float in classes or symbol == "/"):
             return emit_float(tx, name, [a, b])
         small = symbol == "**" and type(b) is Const and type(b.value) is int and 0 <= b.value < 8
@@ -102,7 +103,7 @@ def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -
         if kinds == {Const}:
             return fold(tx, function, [a, b])
         return emit(tx, "call_function", function, [a, b], {})
-    candidates, (left, right) = [(a, f"__{name}__", b)], (class_of(a), class_of(b))
+    candidates, (left, right) = [(a, f"__{name}__", b)], (a.cls, b.cls)
     if left is not right:
         own = issubclass(right, left) and python_method(right, f"__r{name}__") not in (
             None, lookup(left, f"__r{name}__"))
@@ -140,7 +141,7 @@ def enum_number(value, name) -> Value:
     real = value.real if type(value) is ObjVal else None
     number = isinstance(real, enum.Enum) and isinstance(real, (int, float))
     if number and not python_method(value.cls, f"__{name}__"):
-        return Const(value=value.real.value)
+        return const(value.real.value)
     return value
 
 
@@ -154,7 +155,7 @@ def has_method(cls, name) -> bool:
 
 def specialize(value: Value) -> Value:
     """A symbolic number fixed to its present value, by a guard."""
-    return Const(value=value.value) if type(value) is SymVal else value
+    return const(value.value) if type(value) is SymVal else value
 
 
 def ask(tx, candidates) -> Value | None:
@@ -224,8 +225,8 @@ def identical(a: Value, b: Value) -> bool:
             and a.value == b.value
     if type(a) is ObjVal and type(b) is ObjVal and a.real is b.real and a.real is not NEW:
         return True
-    if class_of(a) is class_of(b):
-        told_apart[-1].add(class_of(a))
+    if a.cls is b.cls:
+        told_apart[-1].add(a.cls)
     return False
 
 
@@ -241,7 +242,7 @@ def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
         return boolean(function(a.value, b.value))
     if kinds <= PLAIN:
         return compare_plain(tx, symbol, function, a, b)
-    candidates, (left, right) = [(a, f"__{COMPARE[symbol]}__", b)], (class_of(a), class_of(b))
+    candidates, (left, right) = [(a, f"__{COMPARE[symbol]}__", b)], (a.cls, b.cls)
     derived = right is not left and issubclass(right, left)              # then the right one is asked first
     candidates.insert(0 if derived else 1, (b, f"__{COMPARE[MIRROR[symbol]]}__", a))
     result = ask(tx, candidates)
@@ -258,7 +259,7 @@ def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
         return fold(tx, function, [a, b])
     except NotConstant:
         pass
-    if symbol == "!=" and python_method(class_of(a), "__eq__"):
+    if symbol == "!=" and python_method(a.cls, "__eq__"):
         return boolean(not truth(tx, compare(tx, "==", a, b)))
     if symbol in ("==", "!=") and TensorVal not in kinds:
         return boolean(same(tx, a, b) == (symbol == "=="))
@@ -297,7 +298,7 @@ def compare_plain(tx, symbol, function, a, b):
     """Numbers, known or symbolic, and tensors."""
     if type(a) is type(b) is Const:
         return fold(tx, function, [a, b], reason="comparing the id() of an object with a number")
-    if symbol in ("==", "!=") and any(type(v) is Const and v.value is None for v in (a, b)):
+    if symbol in ("==", "!=") and NONE in (a, b):
         return boolean(symbol == "!=")
     if TensorVal in (type(a), type(b)):
         return emit(tx, "call_function", function, [a, b], {})
@@ -390,26 +391,26 @@ def select_symbolic(tx, tensor, key) -> Value | None:
     """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None
     where the key is not of this kind, or n may be out of range."""
     parts = key.items if type(key) is TupleVal else [key]
-    if not any(type(p) is SymVal and class_of(p) is int for p in parts):
+    if not any(type(p) is SymVal and p.cls is int for p in parts):
         return None
     if any(type(p) not in (SymVal, SliceVal) and not (type(p) is Const and type(p.value) in (int, type(None)))
            for p in parts):
         return None
     sizes, dim, out, picked, new = tensor.fake.shape, 0, 0, [], []
     for p in parts:
-        fresh = type(p) is Const and p.value is None
+        fresh = p is NONE
         if type(p) is SymVal:
             n = p.sym
             if dim >= len(sizes) or not (-sizes[dim] <= n and n < sizes[dim]):
                 return None
             picked.append(out - len(picked))
-            p = SliceVal(p, binary(tx, "+", p, Const(value=1)), NONE)
+            p = SliceVal(p, binary(tx, "+", p, const(1)), NONE)
         out += fresh or type(p) is SliceVal
         dim += not fresh
         new.append(p)
     result = emit(tx, "call_function", operator.getitem, [tensor, TupleVal(items=new)], {})
     for d in picked:
-        result = emit(tx, "call_method", "select", [result, Const(value=d), Const(value=0)], {})
+        result = emit(tx, "call_method", "select", [result, const(d), const(0)], {})
     return result
 
 
@@ -455,7 +456,7 @@ def set_item(tx: Tracer, container: Value, key: Value, value: Value):
     if kind is TensorVal:
         place = select_symbolic(tx, container, key)
         if place is not None:
-            container, key = place, Const(value=Ellipsis)
+            container, key = place, const(Ellipsis)
         emit(tx, "call_function", operator.setitem, [container, key, value], {})
     elif kind is DictVal and container.owner is not None:
         store_in_dict(tx, container.owner, key, value)
@@ -475,7 +476,7 @@ def set_item(tx: Tracer, container: Value, key: Value, value: Value):
 
 
 def refuse_proxy(container, what):
-    if class_of(container) is types.MappingProxyType:
+    if container.cls is types.MappingProxyType:
         user_error(TypeError, f"'mappingproxy' object does not support item {what}")
 
 

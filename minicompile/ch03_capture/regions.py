@@ -38,7 +38,7 @@ from .contexts import set_grad
 from .effects import effect_free
 from .tensors import emit, run_fake, to_arg
 from .tracer import Tracer, call, unsupported
-from .values import Const, NEW, NONE, ObjVal, TensorVal, TupleVal, Value, describe
+from .values import NEW, NONE, ObjVal, TensorVal, TupleVal, Value, const, describe
 
 # %% [markdown]
 # ## The context object
@@ -76,7 +76,7 @@ def apply_function(tx: Tracer, function: ObjVal, *args) -> Value:
     two_steps = cls.setup_context is not _SingleLevelFunction.setup_context
     needs = [type(a) is TensorVal and a.fake.requires_grad for a in args]
     ctx = ObjVal(real=NEW, cls=TracedContext)
-    ctx.attrs["needs_input_grad"] = TupleVal(items=[Const(value=n) for n in needs])
+    ctx.attrs["needs_input_grad"] = TupleVal(items=[const(n) for n in needs])
     set_grad(tx, False)
     try:
         output = call(tx, get_attribute(tx, function, "forward"), list(args) if two_steps else [ctx, *args])
@@ -170,8 +170,7 @@ def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
             again.attrs["saved_tensors"] = TupleVal(items=noted(ctx, "to_save"))
             result = call(tx, get_attribute(tx, function, "backward"), [again, *given])
             gradients = list(result.items) if type(result) is TupleVal else [result]
-            if len(gradients) < len(args) or any(g is not NONE and type(g) is not TensorVal
-                                                 and getattr(g, "value", 0) is not None for g in gradients):
+            if len(gradients) < len(args) or any(g is not NONE and type(g) is not TensorVal for g in gradients):
                 unsupported(tx, f"what the backward of {name} returns")
             if any(type(g) is TensorVal and type(a) is not TensorVal
                    for g, a in itertools.zip_longest(gradients, args)):

@@ -30,8 +30,8 @@ from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
-    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value, as_number,
-    boolean, class_of, describe, user_error)
+    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
+    as_number, boolean, const, describe, user_error)
 from .wrap import as_python, entries, part, realize, wrap, wrap_constant
 
 
@@ -121,7 +121,7 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
         if (real := from_constants(target, args, kwargs)) is not None and real.dtype == result.dtype:
             node = tx.graph.call_function(torch.tensor, (real.item(),), {"dtype": real.dtype})
             made = wrap_result(tx, node, result)
-            made.number = Const(value=real.item()), result._version
+            made.number = const(real.item()), result._version
             return made
     node = tx.graph.create_node(op, target, fx_args, fx_kwargs)
     for tensor, field, number in counted:
@@ -192,7 +192,7 @@ def count_up(tensors: list, args, kwargs) -> list[tuple]:
             before, version = tensor.added or (0.0, tensor.version)
             known = as_number(tensor)
             if type(known) is Const and type(known.value) is float and known.value == known.value // 1 and tensor.real is None:
-                found.append((tensor, "number", Const(value=known.value + amount)))
+                found.append((tensor, "number", const(known.value + amount)))
             elif tensor.real is not None and tensor.fake._version == version:
                 found.append((tensor, "added", before + amount))
     return found
@@ -245,7 +245,7 @@ def wrap_result(tx, node, result) -> Value:
         return tx.tensor_of_fake.setdefault(id(result), TensorVal(node=node, fake=result))
     if is_symbolic(result):
         known = result.node
-        return SymVal(node=node, sym=result) if known.is_symbolic() else Const(value=known.hint)
+        return SymVal(node=node, sym=result) if known.is_symbolic() else const(known.hint)
     if result is None:
         return NONE
     if isinstance(result, (tuple, list)):
@@ -280,7 +280,7 @@ READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype")
 
 
 def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
-    fake, real, cls = tensor.fake, tensor.real, class_of(tensor)
+    fake, real, cls = tensor.fake, tensor.real, tensor.cls
     if name == "shape":
         return tensor_shape(tx, tensor)
     if name == "requires_grad" and fake.requires_grad and fake.grad_fn is None and fake._is_view():
@@ -293,7 +293,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
             if storage_key(value.fake) == storage_key(tensor.fake):
                 value.number, value.added = None, (0.0, -1)
     if name in VIEW_ATTRIBUTES or name == "data":
-        return emit(tx, "call_function", getattr, [tensor, Const(value=name)], {})
+        return emit(tx, "call_function", getattr, [tensor, const(name)], {})
     if name == "__class__":
         return wrap(tx, cls)
     if name in ("is_leaf", "grad_fn") and real is not None and fake._version != tensor.version:
@@ -307,7 +307,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
     if real is not None and name in READ_FROM_INPUT:
         return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
-        return Const(value=getattr(fake, name))
+        return const(getattr(fake, name))
     found = inspect.getattr_static(cls, name, None)
     if found is None and real is not None and name in real.__dict__:
         return wrap(tx, real.__dict__[name], AttrSource(tensor.source, name))
@@ -330,8 +330,7 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: Value):
     """`leaf.grad = gradient`; it happens at the end of the compiled function."""
     if not leaf.fake.is_leaf or leaf.real is not None and not leaf.real.is_leaf:
         unsupported(tx, "the attribute grad of a tensor that is no leaf")
-    none = type(gradient) is Const and gradient.value is None
-    if not none and (type(gradient) is not TensorVal or gradient is leaf or any(
+    if gradient is not NONE and (type(gradient) is not TensorVal or gradient is leaf or any(
             getattr(gradient.fake, fact) != getattr(leaf.fake, fact) for fact in ("shape", "dtype", "device"))):
         unsupported(tx, "the attribute grad set to what is no gradient of the tensor")
     if tx.effects.pure_since:
@@ -340,14 +339,14 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: Value):
 
 
 def tensor_shape(tx, tensor) -> Value:
-    return TupleVal(items=[Const(value=int(s)) if type(s) is int else size_node(tx, tensor, d, s)
+    return TupleVal(items=[const(int(s)) if type(s) is int else size_node(tx, tensor, d, s)
                            for d, s in enumerate(tensor.fake.shape)], cls=torch.Size)
 
 
 def size_node(tx, tensor, dim, size) -> Value:
     """A symbolic size as a node of the graph, one per tensor and dimension."""
     if isinstance(size.node.expr, int):
-        return Const(value=size.node.expr)
+        return const(size.node.expr)
     if (tensor.node, dim) not in tx.size_nodes:
         node = tx.graph.call_function(torch.ops.aten.sym_size.int, (node_here(tx, tensor.node), dim))
         tx.size_nodes[tensor.node, dim] = wrap_result(tx, node, size)
@@ -360,7 +359,7 @@ CONVERSIONS = {"__int__": int, "__float__": float, "__index__": operator.index, 
 def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> Value:
     if name in ("item", "tolist", "__int__", "__float__", "__index__", "__bool__") and not args:
         if type(known := as_number(tensor)) is Const:
-            return known if name in ("item", "tolist") else Const(value=CONVERSIONS[name](known.value))
+            return known if name in ("item", "tolist") else const(CONVERSIONS[name](known.value))
     if name in REFUSED_METHODS or name == "to" and any(type(a) is ObjVal for a in args):
         unsupported(tx, f"Tensor.{name}() needs the numbers of the tensor or changes what it is")
     if name == "size":
@@ -371,11 +370,11 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
         if type(dim) is Const and -len(shape.items) <= dim.value < len(shape.items):
             return shape.items[dim.value]
     if name in ("dim", "ndimension"):
-        return Const(value=tensor.fake.dim())
+        return const(tensor.fake.dim())
     if name == "__len__":
         return tensor_shape(tx, tensor).items[0]
     if name == "get_device" and tensor.fake.device.type == "cpu":
-        return Const(value=-1)
+        return const(-1)
     if name == "storage_offset":
         for other in [v for v in tx.tracked.values() if type(v) is TensorVal]:
             if storage_key(other.fake) == storage_key(tensor.fake):
@@ -436,7 +435,7 @@ INLINED_FUNCTIONS = frozenset(("multi_head_attention_forward", "has_torch_functi
 
 def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
     out = kwargs.get("out", NONE)
-    if not (type(out) is Const and out.value is None):
+    if out is not NONE:
         return call_with_out(tx, function, args, {k: v for k, v in kwargs.items() if k != "out"}, out)
     kwargs = name_device(function, kwargs)
     if function in (torch.tensor, torch.scalar_tensor):
@@ -481,11 +480,10 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: Value) -> Value:
 def name_device(function, kwargs) -> dict:
     """The arguments of a call that makes a tensor, with the default device spelled out. The compiler itself
     must not run under it."""
-    given = kwargs.get("device")
     if not torch._C._len_torch_function_stack() or function not in _device_constructors() or \
-            given is not None and not (type(given) is Const and given.value is None):
+            kwargs.get("device", NONE) is not NONE:
         return kwargs
-    return {**kwargs, "device": Const(value=torch.overrides._get_current_function_mode().device)}
+    return {**kwargs, "device": const(torch.overrides._get_current_function_mode().device)}
 
 
 def make_tensor(tx, function, args, kwargs) -> Value:
@@ -496,9 +494,9 @@ def make_tensor(tx, function, args, kwargs) -> Value:
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
     if args and type(args[0]) is SymVal:
-        dtype = torch.int64 if class_of(args[0]) is int else torch.get_default_dtype()
-        kwargs = {"dtype": Const(value=dtype), **kwargs}
-        return emit(tx, "call_function", torch.full, [Const(value=()), args[0]], kwargs)
+        dtype = torch.int64 if args[0].cls is int else torch.get_default_dtype()
+        kwargs = {"dtype": const(dtype), **kwargs}
+        return emit(tx, "call_function", torch.full, [const(()), args[0]], kwargs)
     if function is not torch.scalar_tensor and (dtype := numpy_dtype(tx, args)):
         fx_kwargs.setdefault("dtype", dtype)
     node = tx.graph.create_node("call_function", function, fx_args, fx_kwargs)
@@ -514,7 +512,7 @@ def make_tensor(tx, function, args, kwargs) -> Value:
                       {"dtype": real.dtype, "device": device, "requires_grad": real.requires_grad})
     made = wrap_result(tx, node, result)
     if real.dim() == 0 and device.type == "cpu" and not real.requires_grad and not real.is_complex():
-        made.number = Const(value=real.item()), result._version
+        made.number = const(real.item()), result._version
     return made
 
 

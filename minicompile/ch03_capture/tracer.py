@@ -22,7 +22,7 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
 from ..errors import SkipFrame, Unsupported
 from .effects import Effects
-from .values import ObjVal, Table, Value, class_of, user_error
+from .values import ObjVal, Table, Value, user_error
 
 PYTHON = sys.version_info[:2]
 
@@ -227,5 +227,5 @@ CALLS = Table()                       # kind of value -> function(tx, callee, ar
 def call(tx: Tracer, callee: Value, args, kwargs=None) -> Value:
     """callee(*args, **kwargs); args: list of values, kwargs: dict of values."""
     if type(callee) not in CALLS:
-        user_error(TypeError, f"'{class_of(callee).__name__}' object is not callable")
+        user_error(TypeError, f"'{callee.cls.__name__}' object is not callable")
     return CALLS[type(callee)](tx, callee, args, kwargs or {})

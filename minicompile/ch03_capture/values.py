@@ -63,8 +63,9 @@ class Table(dict):
 
 @dataclass(eq=False)
 class Value:
-    """source: where the generated function can read this object, or None for what the trace made."""
+    """source: where the generated function can read this object, or None for what the trace made. cls: `type(x)`."""
     source: Source | None = field(default=None, kw_only=True)
+    cls = object
 
     @property
     def value(self):
@@ -78,6 +79,10 @@ class Const(Value):
     constants."""
     value: Any = None
 
+    @property
+    def cls(self):
+        return int if type(self.value) is Identity else type(self.value)
+
 
 @dataclass(eq=False)
 class TensorVal(Value):
@@ -90,6 +95,10 @@ class TensorVal(Value):
     version: int = 0
     number: Any = None
     added: Any = None
+
+    @property
+    def cls(self):
+        return torch.Tensor if self.real is None else type(self.real)
 
 
 def as_number(value: Value) -> Value:
@@ -107,9 +116,13 @@ class SymVal(Value):
     sym: Any = None
 
     @property
+    def cls(self):
+        return float if isinstance(self.sym, torch.SymFloat) else int
+
+    @property
     def value(self):
         """The present number: a guard says that the trace is for this one."""
-        return float(self.sym) if isinstance(self.sym, torch.SymFloat) else int(self.sym)
+        return self.cls(self.sym)
 
 
 # %% [markdown]
@@ -173,7 +186,7 @@ class DictVal(Value):
 
 def dict_of(named: dict, **fields) -> DictVal:
     """A dictionary of values by name."""
-    return DictVal(items={name: (Const(value=name), value) for name, value in named.items()}, **fields)
+    return DictVal(items={name: (const(name), value) for name, value in named.items()}, **fields)
 
 
 @dataclass(eq=False)
@@ -183,9 +196,9 @@ class ViewVal(Value):
     kind: str = "keys"
     born: int = birth()
 
-
-VIEW_CLASSES = {name: type(getattr({}, name)()) for name in ("keys", "values", "items")}
-ODICT_VIEWS = {name: type(getattr(collections.OrderedDict(), name)()) for name in VIEW_CLASSES}
+    @property
+    def cls(self):
+        return type(getattr(collections.OrderedDict() if self.of.cls is collections.OrderedDict else {}, self.kind)())
 
 
 def like(order):
@@ -214,6 +227,7 @@ class SetVal(Value):
 
 @dataclass(eq=False)
 class SliceVal(Value):
+    cls = slice
     start: Value = None
     stop: Value = None
     step: Value = None
@@ -229,6 +243,12 @@ class IterVal(Value):
     over: Value | None = None
     taken: int = 0
     unchanged: Any = field(default=lambda: True)
+
+    @property
+    def cls(self):
+        kind, over = type(self.over), self.over
+        return type(iter([] if over is None else over.value if kind is Const else () if kind is TupleVal else
+                         getattr(over.of.cls(), over.kind)() if kind is ViewVal else over.cls()))
 
 
 @dataclass(frozen=True)
@@ -294,6 +314,7 @@ class FuncVal(Value):
     kwdefaults: dict = field(default_factory=dict)
     closure: list = field(default_factory=list)
     attrs: dict = field(default_factory=dict)
+    cls = types.FunctionType
 
 
 @dataclass(eq=False)
@@ -301,6 +322,7 @@ class MethodVal(Value):
     """A function bound to its first argument."""
     func: Value = None
     self: Value = None
+    cls = types.MethodType
 
 
 @dataclass(eq=False)
@@ -308,6 +330,7 @@ class MethodName(Value):
     """A method, by name, of a value whose methods are in the tables (tensor, list, str, ...)."""
     self: Value = None
     name: str = ""
+    cls = types.BuiltinFunctionType
 
 
 @dataclass(eq=False)
@@ -316,12 +339,15 @@ class PartialVal(Value):
     args: list = field(default_factory=list)
     kwargs: dict = field(default_factory=dict)
     attrs: dict = field(default_factory=dict)
+    cls = functools.partial
 
 
 @dataclass(eq=False)
 class SuperVal(Value):
-    cls: type = None
+    """after: the class behind which the search begins."""
+    after: type = None
     self: Value = None
+    cls = super
 
 
 @dataclass(eq=False)
@@ -330,6 +356,7 @@ class BuiltinVal(Value):
     call: Any = None
     name: str = ""
     stands_for: Any = None
+    cls = types.BuiltinFunctionType
 
 
 @dataclass(eq=False)
@@ -339,6 +366,7 @@ class CellVal(Value):
     content: Any = None
     real: Any = None
     born: int = birth()
+    cls = types.CellType
 
 
 @dataclass(eq=False)
@@ -349,7 +377,7 @@ class ContextVal(Value):
     kind: str = ""
     state: tuple = ()
     saved: list = field(default_factory=list)
-    factory: type = None
+    cls: type = None
     immediate: bool | None = None
     result: Value | None = None
     entered: int = 0
@@ -363,12 +391,14 @@ class GenVal(Value):
     done: bool = False
     started: bool = False
     result: Value | None = None
+    cls = types.GeneratorType
 
 
 @dataclass(eq=False)
 class TracebackVal(Value):
     """The traceback of an exception: the trace has none, so nobody may look into it."""
     born: int = birth()
+    cls = types.TracebackType
 
 
 @dataclass(eq=False)
@@ -385,14 +415,17 @@ class ExcVal(Value):
 
 
 NULL = Value()                       # the NULL that CPython keeps on its stack next to a plain callable
-NONE = Const(value=None)
 LASTI = Const(value=0)               # where an exception was raised; CPython keeps it for tracebacks only
-TRUE = Const(value=True)
-FALSE = Const(value=False)
+NONE, TRUE, FALSE = (Const(value=one) for one in (None, True, False))
 
 
 def boolean(flag) -> Const:
     return TRUE if flag else FALSE
+
+
+def const(value) -> Const:
+    """The value of a constant. None, True and False are one value each, as they are one object."""
+    return NONE if value is None else boolean(value) if type(value) is bool else Const(value=value)
 
 
 NUMPY_SCALARS = frozenset(type(numpy.zeros((), k)[()]) for k in numpy.typecodes["AllInteger"] + "?efdFD")
@@ -437,7 +470,7 @@ class UserError(Exception):
 
 def user_error(cls, *args, **attributes):
     """Raise `cls(*args)` in the traced program; args are values or constants, attributes are values."""
-    args = [a if isinstance(a, Value) else Const(value=a) for a in args]
+    args = [a if isinstance(a, Value) else const(a) for a in args]
     raise UserError(ExcVal(cls=cls, args=args, attrs=attributes))
 
 
@@ -453,34 +486,6 @@ def user_error(cls, *args, **attributes):
 # at again only after some class has changed (`stable.py` in chapter 2).
 
 # %%
-CLASS_OF = {FuncVal: types.FunctionType, MethodVal: types.MethodType,
-            MethodName: types.BuiltinFunctionType,
-            PartialVal: functools.partial, BuiltinVal: types.BuiltinFunctionType, SliceVal: slice,
-            GenVal: types.GeneratorType, IterVal: type(iter([])), CellVal: types.CellType,
-            TracebackVal: types.TracebackType}
-
-
-def class_of(value: Value) -> type:
-    """type(value)"""
-    if isinstance(value, Const):
-        return int if type(value.value) is Identity else type(value.value)
-    if isinstance(value, TensorVal):
-        return torch.Tensor if value.real is None else type(value.real)
-    if isinstance(value, (ObjVal, ListVal, TupleVal, DictVal, SetVal, ExcVal)):
-        return value.cls
-    if isinstance(value, ContextVal):
-        return value.factory
-    if isinstance(value, ViewVal):
-        return (ODICT_VIEWS if value.of.cls is collections.OrderedDict else VIEW_CLASSES)[value.kind]
-    if isinstance(value, SymVal):
-        return float if isinstance(value.sym, torch.SymFloat) else int
-    if isinstance(value, IterVal) and value.over is not None:
-        over = value.over
-        return type(iter(over.value if type(over) is Const else () if type(over) is TupleVal else
-                         getattr(over.of.cls(), over.kind)() if type(over) is ViewVal else over.cls()))
-    return CLASS_OF.get(type(value), object)
-
-
 # The searches of the captures in progress: (class, name) -> what was found. And the classes of objects that
 # the program asked to tell apart: by `is`, `id`, or as keys
 class_reads: list = [{}]
@@ -522,5 +527,5 @@ def describe(value) -> str:
     if isinstance(value, MethodName):
         return f"{describe(value.self)}.{value.name}"
     if isinstance(value, SymVal):
-        return f"a symbolic {class_of(value).__name__}"
+        return f"a symbolic {value.cls.__name__}"
     return type(value).__name__.removesuffix("Val").lower()

@@ -39,7 +39,7 @@ from ..ch02_guards.sources import (
 from .tracer import Tracer, call, constant_source, guard, location, unsupported
 from .values import (
     ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal, MethodName,
-    MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, class_of, describe, like,
+    MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, const, describe, like,
     python_method, told_apart, user_error)
 
 TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -58,7 +58,7 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
             if kind in (int, float) and varies(tx, source):
                 return wrap_dynamic_number(tx, real, source)
             guard(tx, source, "CONSTANT_MATCH", real)
-        return Const(value=real)
+        return const(real)
     known = tx.tracked.get(id(real))
     if known is not None:
         if source is not None and is_fixed(real):
@@ -121,13 +121,13 @@ def wrap_constant(tx, result) -> Value:
         return SetVal(items={r: wrap_constant(tx, r) for r in result}, cls=kind,
                       order=result if kind is frozenset else set(content))
     if kind is slice:
-        return SliceVal(*(Const(value=v) for v in (result.start, result.stop, result.step)))
+        return SliceVal(*(const(v) for v in (result.start, result.stop, result.step)))
     if isinstance(result, numpy.ndarray):
         unsupported(tx, "a NumPy array")
     if is_symbolic(result):
         unsupported(tx, "a symbolic number in an unexpected place")
     if kind is torch.SymBool:
-        return Const(value=bool(result))
+        return const(bool(result))
     return wrap(tx, result)
 
 
@@ -303,7 +303,7 @@ def wrap_grad_context(tx, real, kind, source):
     if kind is torch.set_grad_enabled:
         enabled = real.mode
         guard(tx, part(AttrSource, source, "mode"), "CONSTANT_MATCH", enabled)
-    return ContextVal(kind="grad", state=(enabled,), factory=kind, source=source)
+    return ContextVal(kind="grad", state=(enabled,), cls=kind, source=source)
 
 
 @BUILDERS.of(torch.amp.autocast_mode.autocast)
@@ -312,7 +312,7 @@ def wrap_autocast(tx, real, kind, source):
     state = {name: getattr(real, name) for name in ("device", "fast_dtype", "_enabled", "_cache_enabled")}
     for name, value in state.items():
         guard(tx, part(AttrSource, source, name), "CONSTANT_MATCH", value)
-    return ContextVal(kind="autocast", state=tuple(state.values()), factory=kind, source=source)
+    return ContextVal(kind="autocast", state=tuple(state.values()), cls=kind, source=source)
 
 
 # %% [markdown]
@@ -482,7 +482,7 @@ def wrap_dynamic_number(tx, real, source):
     tx.options.used = True
     if kind is int and not 1 < abs(real) < 2**31:
         guard(tx, source, "CONSTANT_MATCH", real)
-        return Const(value=real)
+        return const(real)
     guard(tx, source, "TYPE_MATCH", kind)
     at = CallSource(source, "__neg__") if kind is int and real < 0 else source
     symbol = env.create_float(real) if kind is float else env.create(abs(real))
@@ -575,7 +575,7 @@ def key_of(tx, value: Value, among=()):
         inside = [part for key in among if type(key) is tuple for part in key]
         return tuple(key_of(tx, realize(tx, item), inside) for item in value.items)
     if type(value) in (ObjVal, TensorVal) and value.real is not None and value.real is not NEW:
-        told_apart[-1].add(class_of(value))
+        told_apart[-1].add(value.cls)
         return key_of_real(tx, value.real)
     if type(value) is SetVal and value.cls is frozenset:
         return frozenset(value.items)
@@ -583,8 +583,8 @@ def key_of(tx, value: Value, among=()):
         return ByIdentity(value, id(value))
     if type(value) is ObjVal and isinstance(value.cls.__hash__, types.FunctionType):
         return by_value(tx, value)
-    if class_of(value).__hash__ is None:
-        user_error(TypeError, f"unhashable type: '{class_of(value).__name__}'")
+    if value.cls.__hash__ is None:
+        user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")
     unsupported(tx, f"{describe(value)} as a dictionary key")
 
 

@@ -29,10 +29,10 @@ from ..tensors import emit
 from ..tracer import call, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
-    SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, class_of, describe, is_class, lookup, python_method, user_error)
+    SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, lookup, python_method, user_error)
 from ..wrap import as_python, guard_keys, wrap
 
-ZERO, EMPTY = Const(value=0), TupleVal()
+ZERO, EMPTY = const(0), TupleVal()
 
 
 # %% [markdown]
@@ -44,15 +44,14 @@ HANDLED.update({
     torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
     tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real),
     set: lambda tx, items=EMPTY: set_of(tx, items),
-    frozenset: lambda tx, items=EMPTY: items if class_of(items) is frozenset else set_of(tx, items, frozenset),
-    dict: lambda tx, *args, **kwargs: fill(tx, DictVal(), args, kwargs),
-    collections.OrderedDict: lambda tx, *args, **kwargs: fill(
-        tx, DictVal(cls=collections.OrderedDict), args, kwargs),
+    frozenset: lambda tx, items=EMPTY: items if items.cls is frozenset else set_of(tx, items, frozenset),
+    dict: lambda tx, other=None, /, **kwargs: filled(tx, DictVal(), other, kwargs),
+    collections.OrderedDict: lambda tx, other=None, /, **kwargs: filled(tx, DictVal(cls=collections.OrderedDict), other, kwargs),
 })
 
 
-def fill(tx, dictionary, args, kwargs):
-    dict_update(tx, dictionary, *args, **kwargs)
+def filled(tx, dictionary, other, kwargs=None):
+    dict_update(tx, dictionary, other, **(kwargs or {}))
     return dictionary
 
 
@@ -64,15 +63,13 @@ def make_tuple(tx, items=EMPTY):
 
 
 @handles(collections.defaultdict)
-def make_defaultdict(tx, factory=NONE, *args, **kwargs):
-    factory = None if identical(factory, NONE) else factory
-    return fill(tx, DictVal(cls=collections.defaultdict, factory=factory), args, kwargs)
+def make_defaultdict(tx, factory=NONE, other=None, /, **kwargs):
+    return filled(tx, DictVal(cls=collections.defaultdict, factory=None if factory is NONE else factory), other, kwargs)
 
 
 @handles(dict.fromkeys)
 def dict_fromkeys(tx, keys, value=NONE):
-    pairs = [TupleVal(items=[key, value]) for key in unpack(tx, keys)]
-    return fill(tx, DictVal(), [ListVal(items=pairs)], {})
+    return filled(tx, DictVal(), ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)]))
 
 
 @handles(collections.deque)
@@ -81,8 +78,8 @@ def make_deque(tx, items=EMPTY, maxlen=NONE):
 
 
 @handles(slice)
-def make_slice(tx, *args):
-    return SliceVal(NONE, args[0], NONE) if len(args) == 1 else SliceVal(*(*args, NONE)[:3])
+def make_slice(tx, start, stop=None, step=NONE, /):
+    return SliceVal(NONE, start, NONE) if stop is None else SliceVal(start, stop, step)
 
 
 @handles(range)
@@ -102,7 +99,7 @@ def to_int(tx, value=ZERO, *base):
     value = as_number(value)
     if type(value) is TensorVal:
         unsupported(tx, "int() of a tensor")
-    if type(value) is SymVal and class_of(value) is int:
+    if type(value) is SymVal and value.cls is int:
         return value
     return own_conversion(tx, value, "__int__", "__index__", "__trunc__") or fold(tx, int, [value, *base])
 
@@ -133,7 +130,7 @@ def to_float(tx, value=ZERO):
     if type(value) is TensorVal:
         unsupported(tx, "float() of a tensor")
     if type(value) is SymVal:
-        return value if class_of(value) is float else emit_float(tx, "float", [value])
+        return value if value.cls is float else emit_float(tx, "float", [value])
     return own_conversion(tx, value, "__float__", "__index__") or fold(tx, float, [value])
 
 
@@ -171,7 +168,7 @@ class Shown:
         return as_python(self.tx, HANDLED[str](self.tx, self.value))
 
     def __format__(self, spec):
-        return as_python(self.tx, HANDLED[format](self.tx, self.value, Const(value=spec)))
+        return as_python(self.tx, HANDLED[format](self.tx, self.value, const(spec)))
 
 
 def printable(tx, value):
@@ -191,7 +188,7 @@ def printable(tx, value):
 def fold_text(tx, function, args, kwargs=None):
     """fold() for functions that only print their arguments."""
     with user_errors():
-        return Const(value=function(*[printable(tx, a) for a in args], **{
+        return const(function(*[printable(tx, a) for a in args], **{
             k: printable(tx, v) for k, v in (kwargs or {}).items()}))
 
 
@@ -207,7 +204,7 @@ def printf(tx, text, value):
     if type(value) is not TupleVal:
         return fold_text(tx, text.value.__mod__, [value])
     with user_errors():
-        return Const(value=text.value % tuple(printable(tx, v) for v in unpack(tx, value)))
+        return const(text.value % tuple(printable(tx, v) for v in unpack(tx, value)))
 
 
 def text_of_exception(tx, function, value):
@@ -219,11 +216,11 @@ def text_of_exception(tx, function, value):
     if own in (BaseException.__str__, KeyError.__str__):
         if count == 1:
             return HANDLED[str if own is BaseException.__str__ else repr](tx, value.args[0])
-        return HANDLED[str](tx, TupleVal(items=value.args)) if count else Const(value="")
+        return HANDLED[str](tx, TupleVal(items=value.args)) if count else const("")
     if own is not BaseException.__repr__:
         return fold(tx, function, [value])
     inside = HANDLED[repr](tx, value.args[0] if count == 1 else TupleVal(items=value.args)).value
-    return Const(value=value.cls.__name__ + (f"({inside})" if count == 1 else inside))
+    return const(value.cls.__name__ + (f"({inside})" if count == 1 else inside))
 
 
 for _function, _methods in {str: ("__str__", "__repr__"), repr: ("__repr__",), ascii: ()}.items():
@@ -231,10 +228,10 @@ for _function, _methods in {str: ("__str__", "__repr__"), repr: ("__repr__",), a
 
 
 @handles(format)
-def to_format(tx, value, spec=Const(value="")):
+def to_format(tx, value, spec=const("")):
     if type(value) is not ObjVal:
         return text_handler(format, ())(tx, value, spec)
-    if not identical(spec, Const(value="")) and not python_method(value.cls, "__format__"):
+    if not identical(spec, const("")) and not python_method(value.cls, "__format__"):
         return fold(tx, format, [value, spec], reason="format() of an object")
     return special(tx, value, "__format__", spec) or HANDLED[str](tx, value)
 
@@ -263,12 +260,12 @@ def hash_of(tx, value) -> int:
     if type(value) is TupleVal and not python_method(value.cls, "__hash__"):
         return hash(tuple(Hashed(hash_of(tx, item)) for item in unpack(tx, value)))
     result = special(tx, value, "__hash__")
-    if result is None and class_of(value).__hash__ is None:
-        user_error(TypeError, f"unhashable type: '{class_of(value).__name__}'")
+    if result is None and value.cls.__hash__ is None:
+        user_error(TypeError, f"unhashable type: '{value.cls.__name__}'")
     return hash(as_python(tx, result or value))
 
 
-HANDLED[hash] = lambda tx, value: Const(value=hash_of(tx, value))
+HANDLED[hash] = lambda tx, value: const(hash_of(tx, value))
 
 
 @handles(abs)
@@ -288,13 +285,13 @@ def rounded(tx, value, digits=None):
 
 @handles(sum)
 def total(tx, items, start=ZERO):
-    if class_of(start) in (str, bytes, bytearray):
+    if start.cls in (str, bytes, bytearray):
         unsupported(tx, "sum() of strings")
     return functools.reduce(lambda a, b: binary(tx, "+", a, b), values_of(tx, items), start)
 
 
 def power(tx, base, exp, mod=NONE):
-    if identical(mod, NONE):
+    if mod is NONE:
         return binary(tx, "**", base, exp)
     return special(tx, base, "__pow__", exp, mod) or fold(tx, pow, [base, exp, mod])
 
@@ -311,9 +308,9 @@ def extreme(symbol):
         items = unpack(tx, items[0]) if len(items) == 1 else items
         if not items:
             return default or fold(tx, min if symbol == "<" else max, [TupleVal()])      # raises
-        if {type(v) for v in items} == {SymVal, Const} and {class_of(v) for v in items} == {int}:
+        if {type(v) for v in items} == {SymVal, Const} and {v.cls for v in items} == {int}:
             items = sorted(items, key=lambda v: type(v) is Const)
-        measure = (lambda v: v) if identical(key, NONE) else (lambda v: call(tx, key, [v]))
+        measure = (lambda v: v) if key is NONE else (lambda v: call(tx, key, [v]))
         best, size = items[0], measure(items[0])
         for item in items[1:]:
             this = measure(item)
@@ -357,7 +354,7 @@ def each(tx, sequences):
 
 def function_of(tx, function, default):
     """The traced function as a Python function of values; `default` stands for None."""
-    return default if identical(function, NONE) else lambda *args: call(tx, function, list(args))
+    return default if function is NONE else lambda *args: call(tx, function, list(args))
 
 
 @handles(next)
@@ -367,7 +364,7 @@ def take_next(tx, iterator, default=None):
 
 @handles(enumerate)
 def enumerated(tx, items, start=ZERO):
-    return rows(tx, ((Const(value=i), v) for i, v in enumerate(values_of(tx, items), start.value)))
+    return rows(tx, ((const(i), v) for i, v in enumerate(values_of(tx, items), start.value)))
 
 
 @handles(filter)
@@ -378,7 +375,7 @@ def filtered(tx, function, items):
 
 @handles(reversed)
 def reverse(tx, items):
-    cls = class_of(items)
+    cls = items.cls
     if type(items) is not ObjVal:
         if not hasattr(cls, "__reversed__") and not hasattr(cls, "__getitem__"):
             user_error(TypeError, f"'{cls.__name__}' object is not reversible")
@@ -387,7 +384,7 @@ def reverse(tx, items):
     if result is not None:
         return result
     indices = range(length(tx, items).value - 1, -1, -1)
-    return IterVal(it=(get_item(tx, items, Const(value=i)) for i in indices))
+    return IterVal(it=(get_item(tx, items, const(i)) for i in indices))
 
 
 @handles(itertools.accumulate)
@@ -405,16 +402,17 @@ def sliced(tx, items, *bounds):
 HANDLED.update({
     len: length,
     zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*each(tx, sequences), strict=strict.value)),
-    map: lambda tx, function, *sequences: IterVal(
-        it=map(function_of(tx, function, None), *each(tx, sequences))),
+    map: lambda tx, function, first, *others: IterVal(
+        it=map(function_of(tx, function, None), *each(tx, (first, *others)))),
     sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(
         items=sort_values(tx, unpack(tx, items), key, reverse)),
     itertools.chain: lambda tx, *sequences: IterVal(it=itertools.chain(*each(tx, sequences))),
     itertools.chain.from_iterable: lambda tx, sequences: IterVal(
         it=itertools.chain.from_iterable(values_of(tx, s) for s in values_of(tx, sequences))),
-    itertools.count: lambda tx, start=ZERO, step=Const(value=1): IterVal(
-        it=(Const(value=i) for i in itertools.count(start.value, step.value))),
-    itertools.repeat: lambda tx, item, *times: IterVal(it=itertools.repeat(item, *(t.value for t in times))),
+    itertools.count: lambda tx, start=ZERO, step=const(1): IterVal(
+        it=(const(i) for i in itertools.count(start.value, step.value))),
+    itertools.repeat: lambda tx, item, times=None: IterVal(
+        it=itertools.repeat(item) if times is None else itertools.repeat(item, times.value)),
     itertools.cycle: lambda tx, items: IterVal(it=itertools.cycle(unpack(tx, items))),
     itertools.starmap: lambda tx, function, items: IterVal(
         it=(call(tx, function, unpack(tx, row)) for row in values_of(tx, items))),
@@ -447,12 +445,12 @@ def is_instance(tx, value, classes):
         return boolean(any(is_instance(tx, value, cls) is TRUE for cls in unpack(tx, classes)))
     classes = as_python(tx, classes)
     own, real = python_method(type(classes), "__instancecheck__"), getattr(value, "real", None)
-    if own and not in_library(sys.modules[own.__module__]) and class_of(value) is not classes:
+    if own and not in_library(sys.modules[own.__module__]) and value.cls is not classes:
         return boolean(truth(tx, call(tx, wrap(tx, own), [wrap(tx, classes), value])))
     try:
         if type(value) in (TensorVal, ObjVal) and real is not None and real is not NEW:
             return boolean(isinstance(real, classes))
-        return boolean(issubclass(class_of(value), classes))
+        return boolean(issubclass(value.cls, classes))
     except TypeError:
         unsupported(tx, "isinstance() with a second argument that does not tell")
 
@@ -467,7 +465,7 @@ def get(tx, value, name, default=None):
 
 def attribute_name(name) -> str:
     if type(name.value) is not str:
-        user_error(TypeError, f"attribute name must be string, not '{class_of(name).__name__}'")
+        user_error(TypeError, f"attribute name must be string, not '{name.cls.__name__}'")
     return name.value
 
 
@@ -481,11 +479,11 @@ def make_super(tx, cls=None, obj=None):
         obj = read_local(tx, frame, *first) if first and first[0] in frame.locals else None
         if type(obj) is CellVal:
             obj = read_cell(tx, obj, "self")
-    fits = obj is not None and (issubclass(class_of(obj), cls.real) or is_class(obj) and issubclass(
+    fits = obj is not None and (issubclass(obj.cls, cls.real) or is_class(obj) and issubclass(
         obj.real, cls.real))
     if not fits:
         unsupported(tx, "super() without an object of its class")
-    return SuperVal(cls=cls.real, self=obj)
+    return SuperVal(after=cls.real, self=obj)
 
 
 @handles(types.MappingProxyType)
@@ -498,7 +496,7 @@ def make_mapping_proxy(tx, mapping):
 
 
 HANDLED.update({
-    callable: lambda tx, value: boolean(lookup(class_of(value), "__call__") is not MISSING),
+    callable: lambda tx, value: boolean(lookup(value.cls, "__call__") is not MISSING),
     hasattr: lambda tx, value, name: boolean(has_attribute(tx, value, attribute_name(name))),
     setattr: lambda tx, value, name, new: set_attribute(tx, value, attribute_name(name), new),
     delattr: lambda tx, value, name: set_attribute(tx, value, attribute_name(name), None),
@@ -510,7 +508,7 @@ HANDLED.update({
         tx, module, name.value, new),
     torch.nn.Module.__getattr__: lambda tx, module, name: module_child(tx, module, name.value),
     types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
-    types.SimpleNamespace: lambda tx, **attributes: ObjVal(
+    types.SimpleNamespace: lambda tx, /, **attributes: ObjVal(
         real=NEW, cls=types.SimpleNamespace, attrs=attributes),
 })
 
@@ -520,7 +518,7 @@ HANDLED.update({
 
 # %%
 @handles(functools.partial)
-def make_partial(tx, function, *args, **kwargs):
+def make_partial(tx, function, /, *args, **kwargs):
     return PartialVal(func=function, args=list(args), kwargs=kwargs)
 
 

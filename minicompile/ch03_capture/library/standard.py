@@ -45,11 +45,11 @@ from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
 from ..methods import call_method, method
-from ..operations import contains, equal, fold, identical, set_item, truth, user_errors
+from ..operations import contains, equal, fold, set_item, truth, user_errors
 from ..tracer import call, constant_source, guard, location, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, TensorVal, TupleVal, class_of, describe, dict_of, python_method, told_apart)
+    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, told_apart)
 from ..wrap import key_of, part, realize, wrap
 from .builtins_ import folded, function_of
 
@@ -76,7 +76,7 @@ def slice_indices(tx, self, length):
 
 # %%
 @handles(itertools.tee)
-def make_tee(tx, items, n=Const(value=2)):
+def make_tee(tx, items, n=const(2)):
     copies = itertools.tee(values_of(tx, items), n.value)
     return TupleVal(items=[IterVal(it=(v for v in one)) for one in copies])
 
@@ -116,8 +116,8 @@ def called_until(tx, function, sentinel):
         yield value
 
 
-HANDLED[iter] = lambda tx, value, *sentinel: \
-    IterVal(it=called_until(tx, value, *sentinel)) if sentinel else iterate(tx, value)
+HANDLED[iter] = lambda tx, value, sentinel=None: iterate(tx, value) if sentinel is None else \
+    IterVal(it=called_until(tx, value, sentinel))
 
 
 @handles(functools.cmp_to_key)
@@ -160,7 +160,7 @@ def call_cached(tx, function, args, kwargs):
         if type(result) in CONSTANT_TYPES:       # somebody may clear the cache
             question = (again, ()) if kwargs else (again.func, again.args)
             tx.guards.add(None, "ANSWER", (*question, result), location(tx))
-            return Const(value=result)
+            return const(result)
         return wrap(tx, result, CallSource(constant_source(tx, again), "__call__"))
     with effect_free(tx, describe(function)):
         result = call(tx, wrap(tx, function.real.__wrapped__), args, kwargs)
@@ -178,7 +178,7 @@ def known_object(value):
 
 
 @handles(functools.lru_cache)
-def make_lru_cache(tx, maxsize=Const(value=128), typed=None):
+def make_lru_cache(tx, maxsize=const(128), typed=None):
     if type(maxsize) is not Const:
         return memoized(tx, maxsize, 128)
     return BuiltinVal(name="lru_cache", call=lambda tx, args, kwargs: memoized(tx, args[0], maxsize.value))
@@ -201,7 +201,7 @@ def memoized(tx, function, limit):
 def bind_function(tx, self, obj, owner=NONE):
     if type(self.real) is not types.FunctionType:
         raise NotConstant
-    return self if identical(obj, NONE) else MethodVal(func=self, self=obj)
+    return self if obj is NONE else MethodVal(func=self, self=obj)
 
 
 # %% [markdown]
@@ -248,7 +248,7 @@ for _module, _names in {
     for _name in _names:
         interpreted(_module, _name)
 
-HANDLED[operator.index] = lambda tx, a: a if type(a) is SymVal and class_of(a) is int else fold(tx, operator.index, [a])
+HANDLED[operator.index] = lambda tx, a: a if type(a) is SymVal and a.cls is int else fold(tx, operator.index, [a])
 
 
 # %% [markdown]
@@ -285,7 +285,7 @@ def reduce_set(tx, self, protocol):
 
 @method(ListVal, "__reduce_ex__")
 def reduce_deque(tx, self, protocol):
-    return taken_apart(tx, self.cls, [TupleVal(), Const(value=self.items.maxlen)], items=iterate(tx, self))
+    return taken_apart(tx, self.cls, [TupleVal(), const(self.items.maxlen)], items=iterate(tx, self))
 
 
 @method(DictVal, "__reduce_ex__")
@@ -297,10 +297,10 @@ def reduce_dict(tx, self, protocol):
 
 
 def reduce_object(tx, self, protocol=NONE):
-    own = python_method(class_of(self), "__reduce__")
+    own = python_method(self.cls, "__reduce__")
     if own is not None:
         return call(tx, wrap(tx, own), [self])
-    namespace = class_of(self) is types.SimpleNamespace
+    namespace = self.cls is types.SimpleNamespace
     if type(self) is not ObjVal or isinstance(self.real, (type, types.ModuleType)) or not namespace and any(
             base is not object and (not base.__flags__ & HEAP_TYPE or vars(base).get("__slots__"))
             or {"__getnewargs__", "__getnewargs_ex__"} & set(vars(base)) for base in self.cls.__mro__) or \
@@ -322,9 +322,9 @@ OBJECT_METHODS.update({"__reduce_ex__": reduce_object, "__getstate__": state_of_
 @method(TensorVal, "__deepcopy__")
 def copy_tensor(tx, tensor, memo):
     fake, source = tensor.fake, tensor.source
-    memory = Const(value=Identity(tx.identities.setdefault(("memory", storage_key(fake)),
+    memory = const(Identity(tx.identities.setdefault(("memory", storage_key(fake)),
                                                            len(tx.identities) + 1)))
-    if class_of(tensor) is not torch.Tensor or fake.requires_grad or contains(tx, memo, memory) or \
+    if tensor.cls is not torch.Tensor or fake.requires_grad or contains(tx, memo, memory) or \
             tensor.real is not None and (vars(tensor.real) or tensor.real.grad is not None):
         unsupported(tx, "copy.deepcopy() of a tensor with gradient or attributes, or beside a view of it")
     guard(tx, part(AttrSource, source, "__dict__"), "LENGTH", 0)
@@ -349,12 +349,12 @@ def identity_of(tx, value):
     if type(value) is Const and type(value.value) not in (type(None), bool, str):
         unsupported(tx, "id() of a constant")
     key = (type(value.value), value.value) if type(value) is Const else id(value)
-    told_apart[-1].add(class_of(value))
+    told_apart[-1].add(value.cls)
     tx.keep.append(value)
-    return Const(value=Identity(tx.identities.setdefault(key, len(tx.identities) + 1)))
+    return const(Identity(tx.identities.setdefault(key, len(tx.identities) + 1)))
 
 
-HANDLED[_thread.get_ident] = lambda tx: Const(value=Identity(0))
+HANDLED[_thread.get_ident] = lambda tx: const(Identity(0))
 
 
 @handles(sys.exception)
@@ -406,7 +406,7 @@ def logs_at(name, level):
     """A message below the logger's level does nothing, and a guard says so. Others are written by Python."""
     @handles(getattr(logging.Logger, name))
     def log(tx, logger, *args, **kwargs):
-        if truth(tx, logger_is_enabled(tx, logger, Const(value=level))):
+        if truth(tx, logger_is_enabled(tx, logger, const(level))):
             unsupported(tx, "a message to a log")
         return NONE
 

@@ -19,16 +19,16 @@ from ... import marks
 from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..iterate import unpack
 from ..methods import call_method
-from ..operations import fold, identical, truth
+from ..operations import fold, truth
 from ..tensors import make_tensor, name_device
 from ..tracer import guard, is_library, line_of, location, unsupported
-from ..values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, class_of
+from ..values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, const
 from ..wrap import wrap, wrap_constant
 from .builtins_ import folded, refused
 
 
 def constant_answer(answer):
-    return lambda tx, *args, **kwargs: Const(value=answer)
+    return lambda tx, *args, **kwargs: const(answer)
 
 
 for _function in (
@@ -93,7 +93,7 @@ HANDLED.update({
 @handles(torch.as_tensor, torch.asarray)
 def as_tensor(tx, data, dtype=NONE, device=NONE):
     """No copy when there is nothing to convert; constants become a new tensor."""
-    named = {k: v for k, v in (("dtype", dtype), ("device", device)) if not identical(v, NONE)}
+    named = {k: v for k, v in (("dtype", dtype), ("device", device)) if v is not NONE}
     named = name_device(torch.as_tensor, named)
     if type(data) is not TensorVal:
         return make_tensor(tx, torch.as_tensor, [data], named)
@@ -120,9 +120,9 @@ def group_tensors(tx, lists, with_indices=FALSE):
 
 # %%
 @handles(warnings.warn)
-def warn(tx, message, category=NONE, stacklevel=Const(value=1), source=NONE):
-    given = getattr(category, "real", None) if not identical(category, NONE) else UserWarning
-    given = class_of(message) if issubclass(class_of(message), Warning) else given
+def warn(tx, message, category=NONE, stacklevel=const(1), source=NONE):
+    given = getattr(category, "real", None) if category is not NONE else UserWarning
+    given = message.cls if issubclass(message.cls, Warning) else given
     if not (isinstance(given, type) and issubclass(given, Warning)) or raises(given):
         unsupported(tx, "a warning that is an exception")
     tx.guards.add(None, "ANSWER", (raises, (given,), False), location(tx))
