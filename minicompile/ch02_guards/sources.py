@@ -51,6 +51,13 @@ class Source:
         return self.name()
 
 
+def path_of(source: Source | None):
+    """The source, its base, and so on to the root."""
+    while source is not None:
+        yield source
+        source = source.parts()[0]
+
+
 def parameter_name(local_name: str) -> str:
     """Python's hidden locals (`.0`, the iterator of a comprehension) are not identifiers: `.0` becomes
     `_0`."""

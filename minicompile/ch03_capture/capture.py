@@ -34,7 +34,7 @@ from ..ch01_graphs.graph import graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
-from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource
+from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource, path_of
 from ..errors import SkipFrame, Unsupported
 from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
@@ -294,13 +294,16 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
                     tuple(written), leaves_no_trace(tx), tuple(ep.weak), tx.symbols.sources, before)
 
 
+# %%
 def forget_gradients(ep: Epilogue) -> str:
-    """Text that drops, before the graph runs, each gradient that nothing reads and that the end replaces: a step that
-    begins with `zero_grad()` then needs no memory for the gradients of the step before."""
+    """Text, a line for each, that drops before the graph runs the gradients that the end replaces and that nothing reads: no node, and
+    not the text that `ep` has written, which also reads what is reached through a gradient. A step that begins with `zero_grad()`
+    then needs no memory for the gradients of the step before. They are no inputs of the graph any more."""
     tx, lines, unread = ep.tx, [], set()
+    read = {source for value in ep.names for source in path_of(value.source)}
     for leaf in tx.effects.gradients:
         old = tx.tracked.get(id(leaf.real.grad)) if leaf.source is not None and leaf.real.grad is not None else None
-        if type(old) is TensorVal and not old.node.users and old.node not in ep.outputs:
+        if type(old) is TensorVal and not old.node.users and old.node not in ep.outputs and old.source not in read:
             unread.add(old.node)
             lines.append(f"{source_text(ep, leaf.source)}.grad = None\n")
     nodes = [n for n in tx.graph.nodes if n.op == "placeholder"]
@@ -310,6 +313,7 @@ def forget_gradients(ep: Epilogue) -> str:
     return "".join(lines)
 
 
+# %%
 def leaves_no_trace(tx) -> bool:
     """Whether running a part of the graph changes nothing but the grad mode. An index out of range is noticed
     by the kernel only, and the program may handle it; then the frame can be evaluated from its beginning."""

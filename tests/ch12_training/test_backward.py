@@ -295,3 +295,45 @@ def test_checkpoints_stay_two_graphs():
     x, y = batch()
     same(minicompile.compile(step)(net, x, y), step(twin, x, y), "loss")
     same(net.first.weight.grad, twin.first.weight.grad, "gradient")
+
+
+def returned(a, b, x):
+    old, a.grad = a.grad, None
+    (a * x).sum().backward()
+    return old
+
+
+def swapped(a, b, x):
+    a.grad, b.grad = b.grad, a.grad
+    return x + 1
+
+
+def handed_over(a, b, x):
+    old, a.grad = a.grad, None
+    (a * x).sum().backward()
+    b.grad = old
+
+
+def put_away(a, b, x):
+    kept = [a.grad, {"b": b.grad}]
+    a.grad = b.grad = None
+    (a * b * x).sum().backward()
+    return kept
+
+
+def tagged(a, b, x):
+    tag, a.grad = a.grad.tag, None
+    (a * x).sum().backward()
+    return tag, x * 2
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("program", [returned, swapped, handed_over, put_away, tagged], ids=lambda p: p.__name__)
+def test_an_old_gradient_that_is_needed_is_not_dropped(program, rung):
+    found = []
+    for function in (program, minicompile.compile(program, backend=rung, fullgraph=True)):
+        a, b = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2) * 2)
+        a.grad, b.grad = torch.ones(2) * 3, torch.ones(2) * 5
+        a.grad.tag = {"written": "by the program"}
+        found.append(str((function(a, b, torch.ones(2) * 7), a.grad, b.grad)))
+    assert found[0] == found[1]
