@@ -23,7 +23,6 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from dataclasses import dataclass, field
 from typing import Callable
@@ -32,12 +31,10 @@ import torch
 from torch import fx
 
 from . import logs
-from .ch01_graphs.graph import print_graph
 from .ch05_autograd.runtime import compile_training, interpret_aten
 from .ch06_decompositions.decompose import decompose
-from .ch07_loops.ir import Extern
 from .ch07_loops.lower import lower
-from .ch07_loops.verify import print_program, verify
+from .ch07_loops.verify import verify
 from .ch08_fusion.fuse import fuse
 from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
@@ -91,8 +88,6 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
     empties, to a list of outputs."""
     which = "backward" if is_backward else "forward"
     logs.tell("stage", name=which, gm=gm)
-    if logs.on("aot"):
-        logs.log("aot", "%s\n%s", which, print_graph(gm))
     if rung in ("aot_eager", "decomposed"):
         return interpret_aten(gm, fakes)
     try:
@@ -106,37 +101,11 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
         with timed("emit"):
             compiled = compile_schedule(schedule, rung)
     except Unsupported as reason:
-        logs.log("perf_hints", "the %s graph runs operator by operator, because %s\n  -> take that operation "
-                 "out of the compiled function, and the rest becomes kernels", which, reason)
         logs.tell("fallback", which=which, reason=reason)
         return interpret_aten(gm, fakes)
     logs.tell("schedule", which=which, program=program, schedule=schedule, compiled=compiled)
-    log_stages(which, program, schedule, compiled)
     counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
     return compiled
-
-
-# Matrix products and their like, which libraries do better than generated loops
-BEST_AS_LIBRARY_CALLS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot", "convolution", "attention", "copy", "randint",
-                         "philox"}
-
-
-def log_stages(which: str, program, schedule, compiled) -> None:
-    """What `MINICOMPILE_LOGS` asks to see of one compiled graph."""
-    if logs.on("loops"):
-        logs.log("loops", "%s\n%s", which, print_program(program))
-    if logs.on("fusion"):
-        for d in schedule.decisions:
-            done = "fused" if d.accepted else "did not fuse"
-            logs.log("fusion", "%s %s with %s (%d bytes): %s", done, d.a, d.b, d.score, d.reason)
-    if logs.on("perf_hints"):
-        for op in sorted({str(step.op) for step in schedule.steps if isinstance(step, Extern)}):
-            if BEST_AS_LIBRARY_CALLS.isdisjoint(re.split("[._]", op)):
-                logs.log("perf_hints", "the %s graph calls %s, for which no kernel is generated\n"
-                         "  -> it runs as in eager, and nothing fuses with it; simpler operations in its "
-                         "place may", which, op)
-    if logs.on("code"):
-        logs.log("code", "%s\n%s", which, "\n".join([compiled.source, *(s.code for s in compiled.sources)]))
 
 # %% [markdown]
 # ## The upper half: from captured graph to callable

@@ -31,7 +31,7 @@ import torch
 import torch.utils.checkpoint
 from torch.utils._device import DeviceContext
 
-from . import advice, ch12_training, logs, marks  # noqa: F401 (chapter 12 fills tables of chapter 3)
+from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 12 fills tables of chapter 3, topics one of logs)
 from .ch02_guards import cache as entries
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly
@@ -241,10 +241,7 @@ def new_entry(state: FrameState, function, args):
             if over_limit(state, args):
                 reach_limit(state)
                 return None
-            version = state.cache.created + 1
-            logs.log("recompiles", "%s: version %d because %s\n  -> %s", describe(state.code), version, why,
-                     advice.for_recompile(why))
-            logs.tell("recompile", state=state, version=version, why=why)
+            logs.tell("recompile", state=state, version=state.cache.created + 1, why=why)
         return compile_frame(state, function, args)
     except SkipFrame as skip:
         if getattr(skip, "told", False):
@@ -312,8 +309,6 @@ def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
     """Evaluate this code as it is, unless an entry fits. Calls inside it may still be compiled. A call that
     ends in the program's own exception says little about the next one."""
     if why is not None and not getattr(why, "quiet", False):
-        logs.log("graph_breaks", "%s runs as it is: %s\n  -> %s", describe(state.code), why,
-                 advice.for_break(why.reason))
         logs.tell("skipped", state=state, reason=why)
     if getattr(why, "raises", False):
         state.raised += 1

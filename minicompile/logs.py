@@ -1,7 +1,7 @@
 """Logging by artifact: `MINICOMPILE_LOGS=graph_breaks,recompiles python script.py`, or `set_logs("code")`.
 
-Each artifact is an ordinary logger, `minicompile.NAME`. Producers ask `logs.on("code")` before they build a
-long text.
+Each artifact is an ordinary logger, `minicompile.NAME`. The stages do not write to it: they `tell` what they do, and
+`topics.py` makes the text of whoever is switched on.
 """
 import functools
 import logging
@@ -62,11 +62,24 @@ def count(number: int, noun: str) -> str:
 
 
 watchers: list = []          # called as watch(kind, **data) with what the stages do; `explain` listens
+_writers: dict = {}          # kind of event -> (topic, function(**data) -> texts) of the topics that speak of it
+
+
+def writes(topic: str, kind: str):
+    """Register what a topic says about a kind of event."""
+    def register(function):
+        _writers.setdefault(kind, []).append((topic, function))
+        return function
+    return register
 
 
 def tell(kind: str, **data) -> None:
-    """Report an event: captured, graph, stage (a graph between capture and lowering, which `origins` of the next one
-    name), cut, schedule, fallback, recompile or skipped."""
+    """Report an event: captured, entry, graph, stage (a graph between capture and lowering, which `origins` of the next one
+    name), cut, schedule, fallback, recompile, specialized or skipped."""
+    for topic, texts in _writers.get(kind, ()):
+        if on(topic):
+            for text in texts(**data):
+                log(topic, "%s", text)
     for watch in list(watchers):
         watch(kind, **data)
 

@@ -8,7 +8,6 @@
 # %%
 from __future__ import annotations
 
-import dis
 import functools
 import types
 import weakref
@@ -20,9 +19,7 @@ import torch
 
 from . import logs
 from .backends import add_size_inputs, compile_graph
-from .ch01_graphs.graph import print_graph
 from .ch02_guards import cache as entries, codegen
-from .ch02_guards.guards import in_words
 from .ch02_guards.identity import weakly
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
@@ -103,7 +100,7 @@ def compile_frame(state: FrameState, function, args):
         if config.raise_on_internal_error:
             raise
         why = f"{type(error).__name__}: {error}"
-        logs.log("recompiles", "%s: compiled for fixed sizes because of %s", describe(state.code), why)
+        logs.tell("specialized", state=state, why=why)
         entry = compile_version(state, function, args, fixed=why)
     entries.add_entry(state.cache, entry)
     return entry
@@ -111,14 +108,10 @@ def compile_frame(state: FrameState, function, args):
 
 def compile_version(state: FrameState, function, args, fixed: str = ""):
     """Capture, compile and write an entry for these arguments. fixed: why nothing may be a symbol, or ""."""
-    from .ch04_breaks.breaks import place_of_break
     from .driver import timed
     local_values = dict(zip(state.code.co_varnames, args))
     with config.options(dict(state.context.options)), timed("capture"):
         captured = capture_best(state, function, local_values, fixed)
-    for reason in captured.breaks:
-        logs.log("graph_breaks", "%s: %s\n%s\n  -> %s", describe(state.code), reason.reason,
-                 "\n".join(place_of_break(reason)), reason.hint)
     logs.tell("captured", state=state, captured=captured)
     return make_entry(state, function, args, captured)
 
@@ -159,7 +152,7 @@ def make_entry(state: FrameState, function, args, captured):
     compiled = codegen.build_entry(captured.guards, inputs, state.code, body, namespace, captured.written,
                                    captured.weak)
     hook.skip_code(compiled.__code__)
-    log_entry(state, captured, compiled)
+    logs.tell("entry", state=state, captured=captured, compiled=compiled)
     failing = codegen.failing_guard(captured.guards, state.code, function, args, captured.constants)
     if failing is not None:
         raise GuardFails(f"a guard fails right after compiling: {failing[1]} ({failing[0]})")
@@ -172,8 +165,6 @@ compiling: ContextVar[tuple] = ContextVar("compiling")      # (weak reference to
 def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
     """Compile the graph. Returns the statement that calls it; `namespace` gets what that names."""
     add_size_inputs(captured)
-    if logs.on("graph"):
-        logs.log("graph", "%s\n%s", describe(state.code), print_graph(captured.gm))
     logs.tell("graph", state=state, captured=captured)
     token = compiling.set((state.weak_code, state.context))
     try:
@@ -220,16 +211,3 @@ def refused(gm, eager: bool, grad: bool, *inputs) -> bool:
     finally:
         torch._C._set_grad_enabled(grad)
     return False
-
-
-def log_entry(state: FrameState, captured, compiled) -> None:
-    """The guards in words and what was generated, for those who asked."""
-    if logs.on("guards"):
-        words = [f"  {in_words(g)}{f'  # {g.location}' if g.location else ''}" for g in captured.guards]
-        logs.log("guards", "%s: a call for which one of these does not hold is compiled again\n%s\n"
-                 "checked by\n%s", describe(state.code), "\n".join(words), compiled.source_text)
-    if logs.on("bytecode"):
-        logs.log("bytecode", "%s\n%s\nis replaced by\n%s", describe(state.code),
-                 dis.Bytecode(state.code).dis(), compiled.source_text)
-
-
