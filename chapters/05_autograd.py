@@ -939,7 +939,7 @@ for name, function in (
 # into the list of arguments, and the compiled code empties that list and frees each tensor after its last
 # use:
 #
-# %show minicompile.ch05_autograd.runtime.build_function "tensors, numbers, dynamic" to "ctx.maybe_clear"
+# %show minicompile.ch05_autograd.runtime.take_saved "tensors, numbers" to "ctx.maybe_clear"
 #
 # **Tangents are not what one expects.** The graph was compiled for a contiguous tangent. The gradient of
 # `sum` is one number that is *expanded* to the shape of its input, which takes no memory:

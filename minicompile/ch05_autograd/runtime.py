@@ -223,84 +223,104 @@ def sharing_memory(saved: list, others: list) -> set[int]:
     return {i for i, key in enumerate(keys[:len(saved)]) if times[key] > 1}
 
 
-def build_function(joint: Joint, halves: Partition, forward: Callable,
-                   backward: Backward) -> type[torch.autograd.Function]:
+# %%
+class Region:
+    """A partitioned graph as one node of the engine: what of it is known at compile time."""
+
+    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward):
+        self.joint, self.forward, self.backward, self.from_inputs = joint, forward, backward, halves.saved_inputs
+        self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
+        self.plain = [i for i in range(self.results) if i not in joint.differentiable]
+        self.arity = sum(n.op == "placeholder" for n in halves.forward.graph.nodes)
+        self.layouts = _tangent_layouts(joint)
+        self.sizes_of = [i for i, layout in zip(joint.differentiable, self.layouts) if layout is None]
+        self.every = frozenset(range(len(joint.differentiable)))
+        saved = halves.backward.graph.find_nodes(op="placeholder")[:len(self.from_inputs)]
+        self.is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in saved]
+        self.order = {i: place for place, i in enumerate(i for i, tensor in enumerate(self.is_tensor) if tensor)}
+        self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
+
+
+def run_forward(region: Region, ctx, *inputs):
+    joint, count = region.joint, region.results
+    outputs = call_forward(region.forward, inputs, joint)
+    extra = iter(outputs[count:])
+    saved = [next(extra) if i is None else inputs[i] for i in region.from_inputs]
+    if region.shared is None:
+        region.shared = sharing_memory(saved, [*inputs, *outputs[:count]])
+    ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
+    ctx.numbers = [s for s, tensor in zip(saved, region.is_tensor) if not tensor]
+    tensors = [s for s, tensor in zip(saved, region.is_tensor) if tensor]
+    ctx.save_for_backward(*tensors)
+    ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
+    ctx.left, ctx.alive = None, region.every
+    ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
+                   for i, tangents in joint.watched.items()]       # `finish` writes once more
+    ctx.set_materialize_grads(False)
+    # The engine forbids writing to a view that was made in here. A detached alias is none, and has the
+    # same version counter.
+    results = tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r
+                     for r in outputs[:count]])
+    ctx.layouts = [layout_of(results[i]) for i in region.sizes_of]
+    if region.plain:
+        ctx.mark_non_differentiable(*[results[i] for i in region.plain])
+    return results
+
+
+# %% [markdown]
+# `run_backward` goes in three steps: take what was saved (`take_saved`), add the tangents as the compiled code
+# expects them, and call it. `kept` are the positions of what a later backward of other outputs will need.
+
+# %%
+def run_backward(region: Region, ctx, *tangents):
+    joint, retained = region.joint, torch._C._autograd._get_current_graph_task_keep_graph()
+    absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
+    check_watched(ctx.watched, absent)
+    with torch.no_grad():
+        compiled, reads = region.backward(absent)
+    arguments, kept = take_saved(region, ctx, absent, reads, retained)
+    causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
+        if torch.is_grad_enabled() else ()
+    dynamic = iter(ctx.layouts)
+    with torch.no_grad():
+        for k, (i, layout) in enumerate(zip(joint.differentiable, region.layouts)):
+            layout = layout or next(dynamic)
+            if k not in absent:
+                arguments.append(match_tangent(tangents[i], *layout))
+        copied = getattr(compiled, "overwritten", ())
+        if not (ctx.hooked or retained):
+            copied = (region.shared | kept).intersection(copied)
+        for i in copied:
+            arguments[i] = copy_of(arguments[i], *layout_of(arguments[i]))
+        gradients = call_compiled(compiled, arguments)
+    out: list[Any] = [None] * region.arity
+    for position, gradient in zip(joint.gradients, gradients):
+        again = causes and gradient is not None
+        out[position] = _NotTwice.apply(gradient, *causes) if again else gradient
+    return tuple(out)
+
+
+def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool) -> tuple[list, set[int]]:
+    """(the saved values, `kept`); what nobody will need again is let go of."""
+    order, every = region.order, region.every
+    tensors = saved_tensors(ctx, {order[i] for i in reads if i in order}, every - absent <= ctx.alive) if order else []
+    kept: set[int] = set()
+    if len(every) > 1 and not retained:
+        ctx.alive = frozenset([k for k in ctx.alive if region.joint.overlaps[k] <= absent])
+        kept = region.backward.reads(every - ctx.alive) if ctx.alive else kept
+        ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
+    tensors, numbers = iter(tensors), iter(ctx.numbers)
+    arguments = [next(tensors) if tensor else next(numbers) for tensor in region.is_tensor]
+    ctx.maybe_clear_saved_tensors()
+    return arguments, kept
+
+
+def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward) -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
-    count = joint.results + len(joint.written)
-    plain = [i for i in range(count) if i not in joint.differentiable]
-    arity = sum(n.op == "placeholder" for n in halves.forward.graph.nodes)
-    layouts = _tangent_layouts(joint)
-    from_inputs = halves.saved_inputs
-    is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in halves.backward.graph.nodes
-                 if n.op == "placeholder"][:len(from_inputs)]
-    order = {i: place for place, i in enumerate(i for i, tensor in enumerate(is_tensor) if tensor)}
-    every = frozenset(range(len(joint.differentiable)))
-    some_absent = len(every) > 1
-    sizes_of = [joint.differentiable[k] for k, layout in enumerate(layouts) if layout is None]
-    shared: list[set[int]] = []      # filled by the first call: saved values with memory in common
-
-    def run_forward(ctx, *inputs):
-        outputs = call_forward(forward, inputs, joint)
-        extra = iter(outputs[count:])
-        saved = [next(extra) if i is None else inputs[i] for i in from_inputs]
-        if not shared:
-            shared.append(sharing_memory(saved, [*inputs, *outputs[:count]]))
-        ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
-        ctx.numbers = [s for s, tensor in zip(saved, is_tensor) if not tensor]
-        tensors = [s for s, tensor in zip(saved, is_tensor) if tensor]
-        ctx.save_for_backward(*tensors)
-        ctx.versions, ctx.modified = [t._version for t in tensors] if some_absent else None, None
-        ctx.left, ctx.alive = None, every
-        ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
-                       for i, tangents in joint.watched.items()]       # `finish` writes once more
-        ctx.set_materialize_grads(False)
-        # The engine forbids writing to a view that was made in here. A detached alias is none, and has the
-        # same version counter.
-        results = tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r
-                         for r in outputs[:count]])
-        ctx.layouts = [layout_of(results[i]) for i in sizes_of]
-        if plain:
-            ctx.mark_non_differentiable(*[results[i] for i in plain])
-        return results
-
-    def run_backward(ctx, *tangents):
-        absent = frozenset([k for k, i in enumerate(joint.differentiable) if tangents[i] is None])
-        check_watched(ctx.watched, absent)
-        with torch.no_grad():
-            compiled, reads = backward(absent)
-        read = {order[i] for i in reads if is_tensor[i]}
-        tensors = saved_tensors(ctx, read, every - absent <= ctx.alive) if order else []
-        kept: set[int] = set()
-        if some_absent and not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.alive = frozenset([k for k in ctx.alive if joint.overlaps[k] <= absent])
-            kept = backward.reads(every - ctx.alive) if ctx.alive else kept
-            ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if is_tensor[i]}
-        tensors, numbers, dynamic = iter(tensors), iter(ctx.numbers), iter(ctx.layouts)
-        arguments = [next(tensors) if tensor else next(numbers) for tensor in is_tensor]
-        del tensors
-        ctx.maybe_clear_saved_tensors()
-        causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
-            if torch.is_grad_enabled() else ()
-        with torch.no_grad():
-            for k, (i, layout) in enumerate(zip(joint.differentiable, layouts)):
-                layout = layout or next(dynamic)
-                if k not in absent:
-                    arguments.append(match_tangent(tangents[i], *layout))
-            copied = getattr(compiled, "overwritten", ())
-            if not (ctx.hooked or torch._C._autograd._get_current_graph_task_keep_graph()):
-                copied = (shared[0] | kept).intersection(copied)
-            for i in copied:
-                arguments[i] = copy_of(arguments[i], *layout_of(arguments[i]))
-            gradients = call_compiled(compiled, arguments)
-        out: list[Any] = [None] * arity
-        for position, gradient in zip(joint.gradients, gradients):
-            again = causes and gradient is not None
-            out[position] = _NotTwice.apply(gradient, *causes) if again else gradient
-        return tuple(out)
-
-    outside = functools.partial(hook.run, None, run_backward)      # a program may call it; it is not captured
+    region = Region(joint, halves, forward, backward)
+    backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured
     return type("CompiledRegion", (torch.autograd.Function,),
-                {"forward": staticmethod(run_forward), "backward": staticmethod(outside)})
+                {"forward": staticmethod(functools.partial(run_forward, region)), "backward": staticmethod(backward)})
 
 # %% [markdown]
 # ## Outputs
