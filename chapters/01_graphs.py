@@ -146,6 +146,8 @@ row_of_boxes(
 
 # %%
 print(inspect.getsource(tiny.recorded))
+
+# %%
 print(inspect.getsource(tiny.on_meta))
 
 # %% [markdown]

@@ -52,6 +52,8 @@ Table(["primitives", "number"], [*kinds.items(), ("all", len(PRIMITIVES))])
 
 # %%
 print(inspect.getsource(tiny.softmax))
+
+# %%
 print(inspect.getsource(tiny.decompose))
 
 # %% [markdown]

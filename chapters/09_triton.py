@@ -326,7 +326,7 @@ for shift in (0, -200):
 # Both rows of the table need one exponential, and it is the same one: that of minus the distance between `x`
 # and `m`. In the compiler the rule is four lines of text, where `m`, `s`, `e` and `x` are the names of tiles:
 #
-# %show minicompile.ch09_triton.reductions.looped "[f"{x} = {_masked(r, _tile(r, r.dtype), float('-inf')" to "f"{m} = tl.maximum"
+# %show minicompile.ch09_triton.reductions.online_softmax "[f"{x} = {_masked(r, _tile(r, r.dtype), float('-inf')" to "f"{m} = tl.maximum"
 #
 # Each lane runs this rule on the elements that it meets. At the end there is one pair per lane, and pairs are
 # combined in the same way: the largest maximum is that of the row, and each sum is multiplied by the

@@ -1,5 +1,6 @@
 """The fast part of the site's tests: the renderer on tiny pages. `python -m tools.site.browser` looks at the finished site."""
 import pathlib
+import re
 import textwrap
 
 import pytest
@@ -261,8 +262,6 @@ def test_every_tagged_exercise_and_every_chapter_has_code(modules):
 
 
 def test_the_answer_of_every_exercise_is_folded_away(modules):
-    import pathlib
-    import re
     book = links.Book(modules)
     book.exercises = pages.read_exercises(modules, pathlib.Path(__file__).parent.parent)
     for module in modules.values():
@@ -276,6 +275,31 @@ def test_the_answer_of_every_exercise_is_folded_away(modules):
             assert [int(n) for n in re.findall(r" id=L(\d+)>", folded[1])] == list(range(d.body, d.end + 1)), exercise
     assert "<details>" in chapter_pages.fenced(book, "minicompile.ch08_fusion.fuse.score")
     assert "<details " in chapter_pages.source_of(book, "chapters/08_fusion", "minicompile.ch08_fusion.fuse.score")
+
+
+def test_a_function_of_tiny_that_answers_an_exercise_is_folded_away_where_a_chapter_prints_it(folder, modules):
+    (folder / "chapters" / "tiny.py").write_text(
+        '# %% tags=["exercise:tiny-double"]\ndef double(x):\n    return x + x\n\n\n# %%\ndef half(x):\n    return x / 2\n')
+    path = page_in(folder, """\
+        # %% [markdown]
+        # # Tiny
+
+        # %%
+        import inspect
+        from chapters import tiny
+
+        # %%
+        print(inspect.getsource(tiny.double))
+
+        # %%
+        print(inspect.getsource(tiny.half))
+        """)
+    book = links.Book(modules, exercises={"tiny-double": {}})
+    page = chapter_pages.chapter_page(book, path, "", folder)
+    chapter_pages.fill(book, page, path, [[], *([{"kind": "text", "text": t}] for t in ("return x + x", "return x / 2"))], folder)
+    parts = [part for block in page.blocks for part in re.findall("<details.*?</details>", block, re.S)]
+    folded = "".join(part for part in parts if "solves exercise" in part)
+    assert "return x + x" in folded and "return x / 2" not in folded and "return x / 2" in "".join(page.blocks)
 
 
 def test_the_commands_that_the_exercises_page_shows_exist(modules, tmp_path, monkeypatch):

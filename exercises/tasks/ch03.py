@@ -409,6 +409,188 @@ def changed_lists(function, name):
     return results, items
 
 
+# ---- own-backward ----------------------------------------------------------------------------------------
+
+task("own-backward", title="A region with a backward of its own", minutes=45, about="""\
+A `torch.autograd.Function` in a program says: do not differentiate my forward, call my backward. Capture inlines the forward
+without gradients, so its operations are ordinary nodes, and records the backward as a graph of its own. One node has to join the two:
+it passes the values of the forward through, and tells autograd what their gradient is. `spec` is all that is known about one such
+region. Make the function that this node calls. The stage that asks autograd for the backward pass then finds the recorded graph
+where it would have found the derivatives of the operators.""",
+     hints=["What tells autograd that it shall not look inside? Which of the operands does that thing have to see, and which does it have "
+            "to give a gradient, if only None?",
+            "Make a class with type(spec.name, (torch.autograd.Function,), {...}) inside of the function, so that its two methods see "
+            "spec. What the backward reads may be one of the outputs: collect it after they have been made. The gradients of the graph "
+            "belong to the operands after the outputs.",
+            "forward: outputs; pool = [*outputs, *operands[count:]]; save_for_backward of pool[place] for those with the flag, the rest on "
+            "ctx; mark_non_differentiable; set_materialize_grads. backward: the values in the order of spec.sources, "
+            "graph, lifted = spec.graphs[which tangents are not None]; "
+            "None for each output, graph(*values of lifted, *tangents), None for the rest. What is returned calls cls.apply."])
+
+
+class Cube(torch.autograd.Function):
+    """Its gradient is five times what it should be: so one sees whose it is."""
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x ** 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, = ctx.saved_tensors
+        return 15 * grad * x ** 2
+
+
+class Pair(torch.autograd.Function):
+    """Two outputs, of which one has no gradient; a value hung on ctx; an argument that is no tensor."""
+    @staticmethod
+    def forward(ctx, x, factor, y):
+        ctx.other = y
+        out = x * factor + y.exp()
+        sign = out.sign()
+        ctx.mark_non_differentiable(sign)
+        ctx.save_for_backward(out)
+        return sign, out
+
+    @staticmethod
+    def backward(ctx, _, grad):
+        out, = ctx.saved_tensors
+        return grad * out, None, grad + ctx.other
+
+
+class Perhaps(torch.autograd.Function):
+    """Is told which of its outputs nobody used."""
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx, a, b):
+        if a is None:
+            return b * 3
+        return a * 2 if b is None else a - b
+
+
+class Through(torch.autograd.Function):
+    """Gives a view of its input, and turns its gradient round."""
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return -grad
+
+
+def cubed(x, y):
+    return Cube.apply(x * 2).sum(), Cube.apply(y) * x
+
+
+def in_pairs(x, y):
+    sign, out = Pair.apply(x, 3.0, y)
+    return sign * 2, out * sign + y
+
+
+def first_only(x, y):
+    return Perhaps.apply(x)[0] * y
+
+
+def second_only(x, y):
+    return Perhaps.apply(x)[1] * y
+
+
+def both(x, y):
+    a, b = Perhaps.apply(x)
+    return a * y + b
+
+
+def turned_round(x, y):
+    return Through.apply(x * y), Through.apply(y) * 2
+
+
+def inside_each_other(x, y):
+    return Cube.apply(Through.apply(x)) + Pair.apply(x, 2, Cube.apply(y))[1]
+
+
+keep_sources(cubed, in_pairs, first_only, second_only, both, turned_round, inside_each_other)
+
+
+def with_gradients(name):
+    """The captured graph of a program, its inputs, its outputs."""
+    from minicompile.ch03_capture.capture import capture
+    g = torch.Generator().manual_seed(7)
+    x, y = [torch.randn(3, generator=g).requires_grad_() for _ in range(2)]
+    made = capture(globals()[name], {"x": x, "y": y})
+    outputs = made.gm(*made.example_inputs)
+    return made.gm, (x, y), [o for o in (outputs if isinstance(outputs, (tuple, list)) else [outputs]) if isinstance(o, torch.Tensor)]
+
+
+def region_runs(function, name):
+    """What the captured graph gives, and its gradients."""
+    gm, inputs, outputs = with_gradients(name)
+    differentiable = [o for o in outputs if o.requires_grad]
+    gradients = torch.autograd.grad(sum(o.sum() * k for k, o in enumerate(differentiable, 1)), inputs, allow_unused=True)
+    return {"graph": called(gm), "outputs": [o.detach() for o in outputs], "which have a gradient": [o.requires_grad for o in outputs],
+            "gradients of x and y": list(gradients)}
+
+
+def region_joint(function, name):
+    """The joint graph, as it is recorded."""
+    from .kit import graph_lines, joint_graph
+    x, y = [torch.randn(3).requires_grad_() for _ in range(2)]
+    joint = joint_graph(globals()[name], x, y)
+    return {**graph_lines(joint.gm), "gradients of": joint.gradients, "reached by": [sorted(r) for r in joint.reached]}
+
+
+def region_memory(function, name):
+    """What autograd notices and what it cannot: a saved tensor that is overwritten, a second derivative, a view."""
+    gm, (x, y), outputs = with_gradients(name)
+    found, out = {}, next(o for o in outputs if o.requires_grad)
+    found["name"] = next(type(f).__name__ for f in behind(out.grad_fn) if "Backward0" not in type(f).__name__)
+    first, = torch.autograd.grad((out * out.detach()).sum(), x, create_graph=True, retain_graph=True)
+    found["second derivative"] = torch.autograd.grad(first.sum(), x, allow_unused=True)[0] if first.requires_grad else "none"
+    for which in ("x", "y", "the last output"):
+        _, again, results = with_gradients(name)
+        changed = {"x": again[0], "y": again[1], "the last output": results[-1]}[which]
+        try:
+            with torch.no_grad():
+                changed.detach().mul_(2)
+            found[f"gradient after {which} was doubled"] = torch.autograd.grad(sum(r.sum() for r in results if r.requires_grad), again,
+                                                                               allow_unused=True)
+        except RuntimeError as error:
+            found[f"gradient after {which} was doubled"] = "modified by an inplace operation" in str(error)
+    for k in range(len(outputs)):
+        try:
+            found[f"output {k}, multiplied in place"] = with_gradients(name)[2][k].mul_(2).detach()
+        except RuntimeError as error:
+            found[f"output {k}, multiplied in place"] = "is a view and is being modified inplace" in str(error)
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
+
+
+def behind(node):
+    seen, pending = [], [node]
+    while pending:
+        f = pending.pop(0)
+        if f is not None and f not in seen:
+            seen.append(f)
+            pending += [g for g, _ in f.next_functions]
+    return seen
+
+
+def region_text(name):
+    return SOURCES[name] + "# x, y: float32 [3] that require gradients"
+
+
+for _points, _name, _programs, _observe in (
+        (3, "outputs and gradients", ["cubed", "in_pairs", "inside_each_other"], region_runs),
+        (3, "outputs that nobody used, outputs that are views", ["first_only", "second_only", "both", "turned_round"], region_runs),
+        (2, "the joint graph has the backward of the region", ["cubed", "in_pairs", "both", "inside_each_other"], region_joint),
+        (3, "what is saved is watched", ["cubed", "in_pairs", "turned_round"], region_memory)):
+    behaviour("own-backward", points=_points, name=_name, cases=lambda rng, programs=_programs: programs, show=region_text,
+              tolerance=1e-6)(_observe)
+
+
 # ---- predict-graph ---------------------------------------------------------------------------------------
 
 PROGRAMS = '''\

@@ -172,6 +172,77 @@ for _points, _name, _cases in (
     behaviour("reshape-layout", points=_points, name=_name, cases=_cases, show=layout_text)(relaid)
 
 
+# ---- reduction-loop --------------------------------------------------------------------------------------
+
+task("reduction-loop", title="Lower a reduction", minutes=45, about="""\
+Lowering an operator means writing down how one element of its result is computed, and for which elements. A reduction has two kinds of
+variables: those of the result, and those along which many elements become one. All reductions of the compiler, from a sum to a variance,
+are loops that this function emits; what differs is only `finish`. The order of the variables matters, as that of loops in C does: the
+last one runs fastest, and should walk along memory.""", hints=[
+    "For each dim of x there is either a variable of the result or one of the reduction. Which index reads x, and which one writes the "
+    "result?",
+    "make_vars(prefix, sizes, order) makes variables, slowest first, and gives one index for each size. For the result the order is that "
+    "of its strides, present_order(sizes, strides[0]). For the reduced dims it is that of x in memory: present_order(x.size, x.stride), "
+    "without those that are kept.",
+    "index[d] for all d of x from both; b = Builder(); elements = [b.read(x, tuple(index)) for x in xs]; position = linear([index[d] for d "
+    "in dims], contiguous_strides(their sizes)); store what finish(b, elements, position) gives at linear(out_index, stride); emit_loop(g, "
+    "variables, reduction_vars, b, the union of footprint(x)[0])."])
+
+
+def reduced_program(case):
+    what, size, order, dims = case
+    x = torch.arange(float(math.prod(size))).mul(1.7).sin().reshape(size).permute(order)
+    functions = {"sum": lambda x: x.sum(dims), "sum in blocks": lambda x: x.sum(dims),
+                 "sum of products": lambda x: (x * x.flip(0)).sum(dims),
+                 "keepdim": lambda x: x.amax(dims, True),
+                 "argmax": lambda x: x.argmax(dims[0]), "var_mean": lambda x: torch.var_mean(x, dims),
+                 "any": lambda x: (x > 0.99).any(dims[0])}
+    return functions[what], x
+
+
+def reduced_text(case):
+    what, size, order, dims = case
+    return f"{what} over dims {list(dims)} of float32 {list(size)} permuted by {list(order)}"
+
+
+def reduced_values(function, case):
+    from minicompile.ch07_loops.reference import run_program
+    fn, x = reduced_program(case)
+    return run_program(lowered(fn, x), [x])
+
+
+def reduced_nest(function, case):
+    """How far apart the elements are that neighbouring iterations read and write."""
+    from minicompile.ch01_graphs.symbolic import coefficient
+    fn, x = reduced_program(case)
+    found = {}
+    for loop in lowered(fn, x, threads=4 if case[0] == "sum in blocks" else 1).nodes:
+        steps = [(str(a.buffer), a.index) for a in (*loop.loads, *loop.stores)]
+        for kind, variables in (("kept", loop.vars), ("reduced", loop.reduction_vars)):
+            found[f"{loop.name}, {kind}, slowest first"] = [
+                {"size": v.size, **{name: coefficient(index, v) if not isinstance(index, int) else 0 for name, index in steps}}
+                for v in variables]
+    return found
+
+
+PERMUTED = [("sum", (4, 6), (0, 1), (1,)), ("sum", (4, 6), (1, 0), (1,)), ("sum", (3, 4, 5), (0, 1, 2), (0, 2)),
+            ("sum", (3, 4, 5), (2, 0, 1), (0, 1)), ("sum", (3, 4, 5), (1, 2, 0), (2, 0)), ("sum", (3, 4, 5), (2, 1, 0), (1,)),
+            ("keepdim", (2, 3, 4, 5), (3, 1, 0, 2), (1,)), ("sum", (2, 3, 4, 5), (3, 1, 0, 2), (1, 3)),
+            ("sum in blocks", (4096, 64), (1, 0), (1,)), ("sum in blocks", (4096, 64), (0, 1), (0,))]
+for _points, _name, _cases, _observe in (
+        (3, "sums of rows, columns, and both", [("sum", (4, 6), (0, 1), d) for d in ((0,), (1,), (0, 1))] + [
+            ("sum of products", (3, 4, 5), (0, 1, 2), d) for d in ((1,), (0, 2), (0, 1, 2))], reduced_values),
+        (3, "the last variable walks along memory", PERMUTED, reduced_nest),
+        (3, "positions, and several results", [("argmax", (4, 6), (0, 1), (0,)), ("argmax", (3, 4, 5), (2, 0, 1), (1,)),
+                                               ("var_mean", (4, 6), (0, 1), (1,)), ("var_mean", (3, 4, 5), (1, 2, 0), (0, 2)),
+                                               ("any", (4, 6), (1, 0), (1,))], reduced_values),
+        (2, "dims that stay, dims of size 1", [("keepdim", (4, 6), (0, 1), (1,)), ("keepdim", (3, 1, 5), (2, 0, 1), (2, 0)),
+                                               ("sum", (1, 4, 1), (0, 1, 2), (0,)), ("sum", (1, 4, 1), (2, 1, 0), (0, 1))],
+         reduced_values)):
+    behaviour("reduction-loop", points=_points, name=_name, cases=lambda rng, cases=_cases: cases, show=reduced_text,
+              tolerance=1e-5)(_observe)
+
+
 # ---- predict-loops ---------------------------------------------------------------------------------------
 
 LOOPS = '''\

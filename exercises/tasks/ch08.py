@@ -193,6 +193,119 @@ def decided(function, case):
     return {f"{d.a} and {d.b}": (d.score, d.accepted) for d in fuse(program).decisions}
 
 
+# ---- fusion-hazard ---------------------------------------------------------------------------------------
+
+task("fusion-hazard", title="When one kernel would be wrong", minutes=60, about="""\
+A program that writes into a tensor gives its memory a second name: the buffer `x1` may be the memory of `x`, updated. As two kernels, one
+loop that reads `x` and one that writes `x1` run one after the other. As one kernel their iterations run in any order and side by side, and
+a read may find what another iteration has just written. Say why two groups of loops must not become one kernel, or None. Groups over
+memory that nobody updates are never in danger: names are written once.""", hints=[
+    "Take each buffer that one group writes, and each that the other reads or writes. When are two names the same memory? When is it sure "
+    "that an element is read and written by the same iteration?",
+    "Both directions count: (a, b) and (b, a). Indices can be compared only in the variables of the common nest: apply(index, alignment.a) "
+    "for a's, apply(index, alignment.b) for b's.",
+    "For each write of memory in f.aliased: another write to the memory is fine only if neither is scattered and disjoint(...) says so. A "
+    "read: refuse if the write is scattered or the read guarded; if one of the groups reduces and another name is read in y.wide_reads or "
+    "_is_wide(y, x); and if any index of the read differs from that of the write."])
+
+
+def access_loop(reads, target, at="i", *, mode=None, mask=False, reduce=False, over="i"):
+    """A loop as data. reads: (buffer, index); indices are "i", "i+1", "8i+r" and the like; over: its variables, of "i", "j", "ij", "ir"."""
+    return reads, target, at, mode, mask, reduce, over
+
+
+def access_program(case):
+    """A program of two loops, and the fuser that has them as two groups."""
+    from minicompile.ch01_graphs.symbolic import Symbol
+    from minicompile.ch07_loops.ir import Buffer, Layout, Loop, Program, Values
+    from minicompile.ch08_fusion.fuse import Fuser, FusionOptions
+    loops, aliases = case
+    nodes, names = [], set(aliases) | set(aliases.values())
+    for n, (reads, target, at, mode, mask, reduce, over) in enumerate(loops):
+        i, j, r = Symbol("i0", 8), Symbol("i1", 4), Symbol("r0", 4)
+        place = {"i": i.expr, "i+1": i.expr + 1, "i+8": i.expr + 8, "7-i": i.expr * -1 + 7, "0": 0,
+                 "2i": i.expr * 2, "2i+1": i.expr * 2 + 1, "4i+r": i.expr * 4 + r.expr, "4i+j": i.expr * 4 + j.expr,
+                 "8j+i": j.expr * 8 + i.expr}
+        body = Values()
+        condition = body.make("lt", (body.make("index", (i.expr,), torch.int64), body.make("constant", (5,), torch.int64)), torch.bool)
+        values = [body.make("load", (buffer, place[index], condition if masked else None), F32) for buffer, index, *masked in reads]
+        value = values[0]
+        for other in values[1:]:
+            value = body.make("add", (value, other), F32)
+        if reduce:
+            value = body.make("reduce", ("sum", value, None), F32)
+        body.write(target, place[at], condition if mask else None, value, mode)
+        nodes.append(Loop(f"loop{n}", (i, j) if "j" in over else (i,), (r,) if "r" in over else (), tuple(body.stores)))
+        names |= {target, *(b for b, *_ in reads)}
+    buffers = {n: Buffer(n, F32, CPU, Layout((64,), (1,)), aliases.get(n)) for n in sorted(names)}
+    written = {loop[1] for loop in loops}
+    return Fuser(Program([n for n in sorted(names) if n not in written], buffers, nodes, []), nodes, FusionOptions())
+
+
+def access_text(case):
+    loops, aliases = case
+    lines = [f"{new} is the memory of {old}, updated" for new, old in aliases.items()]
+    for reads, target, at, mode, mask, reduce, over in loops:
+        text = " + ".join(f"{b}[{i}]" + (" where i < 5" if m else "") for b, i, *m in reads)
+        lines.append(f"for {', '.join(over)}: {target}[{at}] = " + (f"sum over r of {text}" if reduce else text)
+                     + (f", mode {mode}" if mode else "") + (", where i < 5" if mask else ""))
+    return "\n".join(lines)
+
+
+def refused(function, case):
+    """Whether the two groups may not be one kernel, in either order, in a common nest that exists."""
+    from minicompile.ch08_fusion.alignment import find_alignment
+    from minicompile.ch08_fusion.fuse import shared_buffers
+    f = access_program(case)
+    a, b = f.groups[0], f.groups[1]
+    found = {}
+    for name, x, y in (("first, second", a, b), ("second, first", b, a)):
+        flows, common = shared_buffers(x, y)
+        alignment = find_alignment(x, y, flows + common)
+        if isinstance(alignment, str):
+            raise ValueError(alignment)
+        found[name] = "refused" if function(f, x, y, alignment) is not None else "may be fused"
+    return found
+
+
+def pairs(*cases):
+    return lambda rng: [((one, two), aliases) for one, two, aliases in cases]
+
+
+X1 = {"x1": "x"}
+L = access_loop
+UPDATED = pairs((L([("x", "i")], "a"), L([("y", "i")], "x1"), X1), (L([("x", "i+1")], "a"), L([("y", "i")], "x1"), X1),
+                (L([("x", "i"), ("x", "i+1")], "a"), L([("y", "i")], "x1"), X1), (L([("x", "7-i")], "a"), L([("y", "i")], "x1"), X1),
+                (L([("x", "0")], "a"), L([("x", "i")], "x1"), X1), (L([("x", "i+1")], "a"), L([("y", "i")], "b"), {}),
+                (L([("y", "i")], "x1"), L([("x1", "i")], "a"), X1), (L([("x", "i+1")], "a"), L([("y", "i")], "z1"), {"z1": "z"}),
+                (L([("x", "i")], "x1"), L([("x1", "i")], "x2"), {"x1": "x", "x2": "x1"}))
+WRITTEN = pairs((L([("y", "i")], "x1"), L([("z", "i")], "x2"), {"x1": "x", "x2": "x1"}),
+                (L([("y", "i")], "x1"), L([("z", "i")], "x2", "i+8"), {"x1": "x", "x2": "x1"}),
+                (L([("y", "i")], "x1", "2i"), L([("z", "i")], "x2", "2i+1"), {"x1": "x", "x2": "x1"}),
+                (L([("y", "i")], "x1"), L([("z", "i")], "x2", "i+1"), {"x1": "x", "x2": "x1"}),
+                (L([("y", "i")], "x1"), L([("z", "i")], "y1"), {"x1": "x", "y1": "w"}),
+                (L([("y", "i")], "x1", mode="atomic_add"), L([("z", "i")], "x2", "i+8"), {"x1": "x", "x2": "x1"}))
+COMPUTED = pairs((L([("x", "i")], "a"), L([("y", "i")], "x1", mode="atomic_add"), X1),
+                 (L([("x", "i", True)], "a"), L([("y", "i")], "x1"), X1), (L([("x", "i")], "a"), L([("y", "i")], "x1", mask=True), X1),
+                 (L([("z", "i", True)], "a"), L([("y", "i")], "x1"), X1),
+                 (L([("z", "i")], "a"), L([("y", "i")], "x1", mode="atomic_add"), X1),
+                 (L([("x", "i"), ("z", "i", True)], "a"), L([("y", "i")], "x1"), X1))
+WALKED = pairs((L([("x", "4i+r")], "a", reduce=True, over="ir"), L([("y", "4i+j"), ("a", "i")], "x1", "4i+j", over="ij"), X1),
+               (L([("y", "4i+r")], "a", reduce=True, over="ir"), L([("x", "4i+j"), ("a", "i")], "x1", "4i+j", over="ij"), X1),
+               (L([("x", "4i+j")], "b", "4i+j", over="ij"), L([("y", "4i+r")], "x1", "i", reduce=True, over="ir"), X1),
+               (L([("z", "4i+r"), ("x", "i")], "a", reduce=True, over="ir"), L([("y", "i")], "x1"), X1),
+               (L([("z", "4i+r")], "a", reduce=True, over="ir"), L([("x", "i"), ("a", "i")], "x1"), X1),
+               (L([("y", "i")], "x1"), L([("x1", "i"), ("z", "4i+r")], "a", reduce=True, over="ir"), X1))
+TURNED = pairs((L([("y", "4i+j")], "a", "4i+j", over="ij"), L([("x", "4i+j"), ("a", "4i+j")], "x1", "4i+j", over="ij"), X1),
+               (L([("x", "4i+j"), ("y", "4i+j")], "a", "4i+j", over="ij"), L([("y", "8j+i")], "x1", "8j+i", over="ij"), X1),
+               (L([("x", "8j+i"), ("y", "4i+j")], "a", "4i+j", over="ij"), L([("y", "4i+j")], "x1", "4i+j", over="ij"), X1),
+               (L([("x", "8j+i"), ("y", "8j+i")], "a", "8j+i", over="ij"), L([("y", "4i+j")], "x1", "4i+j", over="ij"), X1))
+for _points, _name, _cases in ((3, "reads of updated memory", UPDATED), (2, "two updates of one memory", WRITTEN),
+                               (2, "computed positions", COMPUTED), (3, "memory that is walked twice", WALKED),
+                               (2, "nests that had to be aligned", TURNED)):
+    behaviour("fusion-hazard", points=_points, name=_name, cases=_cases, show=access_text)(refused)
+
+
 # ---- overwrites-safely -----------------------------------------------------------------------------------
 
 task("overwrites-safely", title="May y be written over x?", minutes=60, about="""\

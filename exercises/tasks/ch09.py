@@ -1,5 +1,14 @@
-"""Chapter 9: axes and tiles of Triton kernels."""
+"""Chapter 9: axes and tiles of Triton kernels, reductions in them."""
+import ast
+import dataclasses
+import os
+import sys
+from unittest import mock
+
+import torch
+
 from .. import behaviour, task
+from .kit import kernels_of, lowered
 
 # ---- contiguous-var --------------------------------------------------------------------------------------
 
@@ -128,3 +137,87 @@ for _points, _name, _cases in (
                                                                    ((64, 1, 128), (), [(128, 0, 1), (1, 0, 64)]))),
         (2, "random nests", random_nests)):
     behaviour("choose-axes", points=_points, name=_name, cases=_cases, show=kernel_text)(axes_of)
+
+
+# ---- online-softmax --------------------------------------------------------------------------------------
+
+task("online-softmax", title="A softmax in one walk", minutes=45, seconds=20, about="""\
+Softmax needs the maximum of a row and the sum of exp(x - maximum). The textbook walks along the row twice for that. Write the statements of
+Triton that need one walk: before the loop that walks, in it, and after it. The kernels that the compiler emits for long rows have your
+statements in them, and run in Triton's interpreter. Numbers stay small: the exponential of a large positive number never occurs, or
+the sum is infinite.""", hints=[
+    "If you knew the maximum m of the elements so far, and the sum s of exp(x - m), what becomes of s when a larger element arrives? Let "
+    "every lane keep a pair of its own.",
+    "By which factor does exp(x - m) change when m becomes m2? For a lane: new maximum = the larger of m and x, new sum = s times that "
+    "factor plus exp(x - new maximum). At the end the pairs of the lanes are one more case of the same rule.",
+    "before: m full of -inf, s of 0. In the loop: e = exp(-abs(x - m)), 1 if x == m, for minus infinity less itself is NaN; "
+    "s = s * e + 1 if x > m, else s + e; m = tl.maximum(m, x, propagate_nan=tl.PropagateNan.ALL). After: max = "
+    "tl.reduce(m, 1, nan_max)[:, None]; sum = tl.sum(s * tl.exp(m - max), 1)[:, None]."])
+
+
+def rows_of(case):
+    """A softmax as a kernel of the compiler, and its rows."""
+    from minicompile.ch08_fusion.fuse import fuse
+
+    what, columns, special, log = case
+    x = torch.randn(5, columns, generator=torch.Generator().manual_seed(columns)) * 4
+    x[1, columns // 3:columns // 2] = special
+    x[2] = special
+    x[3, : columns // 2] = float("-inf")
+    x = x.to(torch.float64) if what == "float64" else x
+    kernel, = kernels_of(fuse(lowered(lambda x: (torch.log_softmax if log else torch.softmax)(x, -1), x)))
+    return kernel, x
+
+
+def tiled(kernel, case):
+    from minicompile.ch09_triton.emit import emit_triton
+    from minicompile.ch09_triton.heuristics import Config
+    return emit_triton(kernel, Config({"x": 2, "r": 16}, 4))
+
+
+def row_kernel(function, case):
+    with mock.patch("minicompile.ch09_triton.emit.prelude_for", lambda code: ""):       # it reads a file
+        return tiled(rows_of(case)[0], case).code
+
+
+def run_rows(case, text):
+    """What the kernel gives, in Triton's interpreter."""
+    os.environ["TRITON_INTERPRET"] = "1"
+    for name in [n for n in sys.modules if n.startswith("triton") and not n.startswith("triton._C")]:
+        del sys.modules[name]               # whether Triton interprets is decided when it is imported, and PyTorch may have done that
+    from minicompile.ch09_triton.launch import load_triton
+    from minicompile.ch09_triton.prelude import prelude_for
+    only_statements(text)
+    text = text.replace("@triton.jit", prelude_for(text) + "@triton.jit")
+    kernel, x = rows_of(case)
+    out = torch.empty_like(x)
+    load_triton([dataclasses.replace(tiled(kernel, case), code=text)])[0](x, out)
+    return {"walks along the row": text.count("for roffset"), "loads": text.count("tl.load("),
+            **{f"row {k}": row for k, row in enumerate(out)}}
+
+
+def only_statements(text):
+    """ValueError if a text does something else than a kernel does."""
+    for node in ast.walk(ast.parse(text)):
+        hidden = isinstance(node, ast.Name) and (node.id.startswith("_") or node.id in FORBIDDEN) or \
+            isinstance(node, ast.Attribute) and node.attr.startswith("_")
+        if hidden or isinstance(node, (ast.Lambda, ast.With, ast.Try, ast.While)):
+            raise ValueError(f"a kernel has no {ast.unparse(node)}")
+
+
+FORBIDDEN = {"eval", "exec", "open", "getattr", "setattr", "globals", "locals", "vars", "torch", "os", "sys", "compile", "print"}
+
+
+def rows_text(case):
+    what, columns, special, log = case
+    return f"{'log_softmax' if log else 'softmax'} of {what} [5, {columns}]; row 2 and a part of row 1 are {special}, half of row 3 is -inf"
+
+
+for _points, _name, _cases in (
+        (3, "rows of several tiles", [("float32", n, 0.5, False) for n in (16, 32, 45, 100)]),
+        (2, "its logarithm, and float64", [("float32", 45, 1.0, True), ("float64", 70, 1.0, False)]),
+        (2, "large numbers", [("float32", 45, 300.0, False), ("float32", 45, -300.0, True), ("float32", 33, 3e38, False)]),
+        (3, "minus infinity, and NaN", [("float32", 45, float("-inf"), False), ("float32", 45, float("nan"), False),
+                                        ("float32", 64, float("-inf"), True)])):
+    behaviour("online-softmax", points=_points, name=_name, cases=lambda rng, cases=_cases: cases, show=rows_text, tolerance=1e-5,
+              then=run_rows)(row_kernel)

@@ -146,7 +146,7 @@ def join(tx: Tracer, function, ctx, args, needs, raw, fixed):
                   [shares_memory(t, inputs) for t in tensors],
                   {n: (place[n], n in saved) for n in lifted}, graphs)
     values = [*tensors, *inputs, *(Lifted(node=n) for n in others)]
-    return iter(emit(tx, "call_function", spec.function(), values, {}).items)
+    return iter(emit(tx, "call_function", joined_function(spec), values, {}).items)
 
 
 @dataclass(eq=False)
@@ -223,36 +223,45 @@ class Joined:
     sources: dict
     graphs: dict
 
-    def function(self):
-        """The target of the node: `f(*outputs, *inputs, *others) -> tuple of outputs`."""
-        count, order = self.outputs, list(self.sources)
 
-        def forward(ctx, *operands):
-            outputs = [t if alias else t.detach() for t, alias in zip(operands, self.aliases)]
-            pool = [*outputs, *operands[count:]]
-            kept = [pool[self.sources[n][0]] for n in order]
-            ctx.save_for_backward(*[t for t, n in zip(kept, order) if self.sources[n][1]])
-            ctx.kept = [None if self.sources[n][1] else t for t, n in zip(kept, order)]
-            ctx.mark_non_differentiable(*[t for t, frozen in zip(outputs, self.frozen) if frozen])
-            ctx.set_materialize_grads(self.materialize)
-            ctx.rest = len(operands) - count - self.inputs
-            return tuple(outputs)
+# %% tags=["exercise:own-backward"]
+def joined_function(spec: Joined):
+    """The target of the node: `f(*outputs, *inputs, *others) -> tuple of outputs`, which autograd differentiates by
+    `spec.graphs`.
 
-        def backward(ctx, *tangents):
-            saved = iter(ctx.saved_tensors)
-            values = {n: next(saved) if self.sources[n][1] else t for n, t in zip(order, ctx.kept)}
-            graph, lifted = self.graphs[tuple([t is not None for t in tangents])]
-            gradients = graph(*[values[n] for n in lifted], *tangents)
-            return (None,) * count + gradients + (None,) * ctx.rest
+    The outputs are the first `spec.outputs` operands: as they are where `spec.aliases` says so, else detached; those in
+    `spec.frozen` have no gradient. `spec.sources` maps each value that the backward reads, in order, to its place
+    among outputs and operands, and to whether autograd saves it (else it hangs on `ctx`). `spec.graphs` maps which
+    tangents are present to a graph and the values that it reads: `graph(*values, *tangents)` gives a tuple of the gradients
+    of the inputs. Nothing else has a gradient. The class and `f` have the name `spec.name`; `f.joined` is `spec`."""
+    count, order = spec.outputs, list(spec.sources)
 
-        cls = type(self.name, (torch.autograd.Function,),
-                   {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    def forward(ctx, *operands):
+        outputs = [t if alias else t.detach() for t, alias in zip(operands, spec.aliases)]
+        pool = [*outputs, *operands[count:]]
+        kept = [pool[spec.sources[n][0]] for n in order]
+        ctx.save_for_backward(*[t for t, n in zip(kept, order) if spec.sources[n][1]])
+        ctx.kept = [None if spec.sources[n][1] else t for t, n in zip(kept, order)]
+        ctx.mark_non_differentiable(*[t for t, frozen in zip(outputs, spec.frozen) if frozen])
+        ctx.set_materialize_grads(spec.materialize)
+        ctx.rest = len(operands) - count - spec.inputs
+        return tuple(outputs)
 
-        def joined(*operands):
-            return cls.apply(*operands)
-        joined.__name__ = joined.__qualname__ = self.name
-        joined.joined = self
-        return joined
+    def backward(ctx, *tangents):
+        saved = iter(ctx.saved_tensors)
+        values = {n: next(saved) if spec.sources[n][1] else t for n, t in zip(order, ctx.kept)}
+        graph, lifted = spec.graphs[tuple([t is not None for t in tangents])]
+        gradients = graph(*[values[n] for n in lifted], *tangents)
+        return (None,) * count + gradients + (None,) * ctx.rest
+
+    cls = type(spec.name, (torch.autograd.Function,),
+               {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+
+    def joined(*operands):
+        return cls.apply(*operands)
+    joined.__name__ = joined.__qualname__ = spec.name
+    joined.joined = spec
+    return joined
 
 
 # %% [markdown]

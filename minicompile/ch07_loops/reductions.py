@@ -29,10 +29,14 @@ from .table import lowering
 # The order of the reduction variables is the order of the input in memory, so that the innermost one walks
 # along a cache line when it can.
 
-# %%
+# %% tags=["exercise:reduction-loop"]
 def reduction_loop(g: Lowering, xs, dims, finish, names, strides) -> None:
     """Emit the loop that folds `dims` of the equally sized tensors `xs` and stores the values that
-    `finish(b, elements, position)` returns into the buffers `names` (strides: of the dims that remain)."""
+    `finish(b, elements, position)` returns into the buffers `names` (strides: of the dims that remain).
+
+    `elements` are the values of `xs` at one index. `position` is the place of that element among those that are folded,
+    counted in the order of `dims`, the last one fastest. The loop's variables are nested as the first result lies in memory,
+    its reduction variables as `xs[0]` does, the slowest first; a dim of size 1 has none."""
     x = xs[0]
     kept = [d for d in range(len(x.size)) if d not in dims]
     kept_size = [x.size[d] for d in kept]
@@ -50,6 +54,7 @@ def reduction_loop(g: Lowering, xs, dims, finish, names, strides) -> None:
     emit_loop(g, variables, reduction_vars, b, NONE.union(*[footprint(x)[0] for x in xs]))
 
 
+# %%
 def without(sequence, dims) -> tuple:
     return tuple(v for d, v in enumerate(sequence) if d not in dims)
 

@@ -188,9 +188,15 @@ def makes_cycle(f: Fuser, a: int, b: int) -> bool:
 # its rows several times, and the second walk would read what the first one wrote. Scatters write anywhere;
 # nobody else in the kernel may touch their memory.
 
-# %%
+# %% tags=["exercise:fusion-hazard"]
 def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
-    """Why fusing would break the order of accesses to shared memory, or None."""
+    """Why fusing would break the order of accesses to shared memory, or None.
+
+    `f.root[name]` is the buffer whose memory a name is, and `f.aliased` are those whose memory is updated. A group has `writes`
+    (name -> index) and `reads` (name -> set of indices), `scattered` (names that it writes masked, atomically or at computed
+    positions), `guarded` (names that it reads so), `reduces`, and `wide_reads` (what its loops over the reduction dimensions
+    read). `apply(index, alignment.a)` is an index of a in the common nest, with `alignment.b` one of b. `disjoint(i, j)`: do two
+    writes never meet? `_is_wide(y, x)`: would y run over x's reduction dimensions? A kernel that reduces walks these more than once."""
     if f.aliased.isdisjoint(f.root[n] for n in (*a.writes, *b.writes)):
         return None
     reduces = a.reduces or b.reduces
@@ -216,6 +222,7 @@ def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
     return None
 
 
+# %%
 def disjoint(a: Int, b: Int) -> bool:
     """Do two accesses of equal strides never meet? True for the parts of a `cat`: the distance between them,
     modulo the largest stride, is more than the inner dimensions can cover."""

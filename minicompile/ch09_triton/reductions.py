@@ -154,7 +154,33 @@ def _arg_fold(r: Reduction, value: str, index: str, extreme: str, dtype: torch.d
 # largest value so far and the sum of exponentials relative to it; when a larger value arrives the sum is
 # rescaled. Either way only one exponential is new: that of minus the distance. Lanes that have seen nothing
 # but minus infinity hold a wrong sum, which the last line multiplies by zero.
-#
+
+# %% tags=["exercise:online-softmax"]
+def online_softmax(r: Reduction) -> tuple[list[str], list[str], list[str], list[str]]:
+    """The maximum of a row, and the sum of exp(x - maximum), in one walk along it: statements of Triton before, in and
+    after the loop, and the names of the two results, each shaped [XBLOCK, 1].
+
+    Each pass of the loop sees `_tile(r, r.dtype)`, a tile of shape `r.shape`; `_masked(r, tile, number, r.dtype)` puts a number
+    where it is beyond the end of the row. `_full(r, number, r.dtype)` is a tile of one number. All names begin with `r.name`
+    and an underscore. A row of minus infinities has the maximum minus infinity, one with a NaN the maximum NaN;
+    `tl.reduce(tile, 1, nan_max)` folds to a maximum that does so."""
+    n = r.name
+    x, m, s, e = f"{n}_x", f"{n}_m", f"{n}_s", f"{n}_e"
+    return ([f"{m} = {_full(r, float('-inf'), r.dtype)}", f"{s} = {_full(r, 0.0, r.dtype)}"],
+            [f"{x} = {_masked(r, _tile(r, r.dtype), float('-inf'), r.dtype)}",
+             f"{e} = tl.where({x} == {m}, 1.0, tl.exp(-tl.abs({x} - {m})))",
+             f"{s} = tl.where({x} > {m}, {s} * {e} + 1.0, {s} + {e})",
+             f"{m} = tl.maximum({m}, {x}, propagate_nan=tl.PropagateNan.ALL)"],
+            [f"{n}_max = tl.reduce({m}, 1, nan_max)[:, None]",
+             f"{n}_sum = tl.sum({s} * tl.exp({m} - {n}_max), 1)[:, None]"], [f"{n}_max", f"{n}_sum"])
+
+
+# %%
+def _full(r: Reduction, value, dtype: torch.dtype) -> str:
+    """A tile of one number."""
+    return f"tl.full({r.shape}, {_literal(value)}, {triton_type(dtype)})"
+
+# %% [markdown]
 # Welford's update keeps mean and squared differences per lane. All lanes have seen equally many values, so
 # the division is one scalar reciprocal per iteration; at the end the lanes are merged by the formula for
 # combining the statistics of two samples, over all lanes at once.
@@ -165,12 +191,11 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
     iteration's number, from 0."""
     n = r.name
     keep = lambda new, old: new if r.mask is None else f"tl.where({r.mask}, {new}, {old})"
-    full = lambda value, dtype: f"tl.full({r.shape}, {_literal(value)}, {triton_type(dtype)})"
     if r.kind in SIMPLE:
         merge, fold = SIMPLE[r.kind]
         dtype = compute_dtype(r)
         acc = f"{n}_acc"
-        return ([f"{acc} = {full(identity(r.kind, dtype), dtype)}"],
+        return ([f"{acc} = {_full(r, identity(r.kind, dtype), dtype)}"],
                 [f"{acc} = {keep(merge(acc, _tile(r, dtype), dtype), acc)}"],
                 [f"{n} = {_result(r, fold(acc, dtype))}"], [n])
     if r.kind in ("argmax", "argmin"):
@@ -182,7 +207,7 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
             better += f" | (({n}_v != {n}_v) & ({n}_acc == {n}_acc))"
         if r.mask is not None:
             better = f"{r.mask} & ({better})"
-        return ([f"{n}_acc = {full(identity(r.kind, dtype), dtype)}",
+        return ([f"{n}_acc = {_full(r, identity(r.kind, dtype), dtype)}",
                  f"{n}_at = {_index_limit(r, r.shape)}"],
                 [f"{n}_v = {_tile(r, dtype)}", f"{n}_better = {better}",
                  f"{n}_acc = tl.where({n}_better, {n}_v, {n}_acc)",
@@ -190,18 +215,11 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
                 [f"{n}_m = {fold(f'{n}_acc', dtype)}[:, None]",
                  *_arg_fold(r, f"{n}_acc", f"{n}_at", f"{n}_m", dtype)], [n])
     if r.kind == "softmax":
-        x, m, s, e = f"{n}_x", f"{n}_m", f"{n}_s", f"{n}_e"
-        return ([f"{m} = {full(float('-inf'), r.dtype)}", f"{s} = {full(0.0, r.dtype)}"],
-                [f"{x} = {_masked(r, _tile(r, r.dtype), float('-inf'), r.dtype)}",
-                 f"{e} = tl.where({x} == {m}, 1.0, tl.exp(-tl.abs({x} - {m})))",
-                 f"{s} = tl.where({x} > {m}, {s} * {e} + 1.0, {s} + {e})",
-                 f"{m} = tl.maximum({m}, {x}, propagate_nan=tl.PropagateNan.ALL)"],
-                [f"{n}_max = tl.reduce({m}, 1, nan_max)[:, None]",
-                 f"{n}_sum = tl.sum({s} * tl.exp({m} - {n}_max), 1)[:, None]"], [f"{n}_max", f"{n}_sum"])
+        return online_softmax(r)
     if r.kind == "welford":
         x, d, mean, m2 = f"{n}_x", f"{n}_d", f"{n}_mu", f"{n}_sq"
         share = f"(1.0 / tl.full([1, 1], {counter} + 1, {triton_type(r.dtype)}))"
-        return ([f"{mean} = {full(0.0, r.dtype)}", f"{m2} = {full(0.0, r.dtype)}"],
+        return ([f"{mean} = {_full(r, 0.0, r.dtype)}", f"{m2} = {_full(r, 0.0, r.dtype)}"],
                 [f"{x} = {_tile(r, r.dtype)}", f"{d} = {x} - {mean}",
                  f"{mean} = {keep(f'{mean} + {d} * {share}', mean)}",
                  f"{m2} = {keep(f'{m2} + {d} * ({x} - {mean})', m2)}"],

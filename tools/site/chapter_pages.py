@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import pathlib
 import re
 import textwrap
@@ -41,7 +42,7 @@ def chapter_page(book: links.Book, path: pathlib.Path, stage: str, root: pathlib
         if heading := re.search(r"^# #+ ", cell.source, re.M):
             book.findings.append(f"{where}:{cell.line + cell.source[:heading.start()].count(chr(10))}: a heading in a code cell: # %% "
                                  f"[markdown] is missing")
-        page.block(f'<div class="mc-cell">{answer(book, page, cell)}{HOLE}</div>')
+        page.block(f'<div class="mc-cell">{answer(book, page, cell, solved_by(cell, root))}</div>')
     footer(book, page, path, stage)
     return first
 
@@ -58,11 +59,28 @@ def further_page(book: links.Book, first: Page, cell: cells.Cell, where: str) ->
     return page
 
 
-def answer(book: links.Book, page: Page, cell: cells.Cell) -> str:
-    """The code of a cell, folded away if it answers an exercise."""
-    code = shown_code(cell)
-    exercise = next((tag.partition(":")[2] for tag in cell.tags if tag.partition(":")[2] in book.exercises), "")
-    if not exercise:
+@functools.cache
+def functions_of_tiny(root: pathlib.Path) -> dict[str, str]:
+    """name -> exercise, for the functions of tiny that answer one."""
+    found = {}
+    for cell in cells.split((root / "chapters" / "tiny.py").read_text()):
+        for tag in cell.tags:
+            if tag.startswith("exercise:"):
+                found |= {d.name: tag.partition(":")[2] for d in ast.parse(cell.source).body if isinstance(d, ast.FunctionDef)}
+    return found
+
+
+def solved_by(cell: cells.Cell, root: pathlib.Path) -> str:
+    """The exercise that a cell answers, by its tag or because it prints the function of tiny that does; or ""."""
+    printed = re.search(r"getsource\(tiny\.(\w+)\)", cell.source)
+    tagged = next((tag.partition(":")[2] for tag in cell.tags if tag.startswith("exercise:")), "")
+    return tagged or (functions_of_tiny(root).get(printed[1], "") if printed else "")
+
+
+def answer(book: links.Book, page: Page, cell: cells.Cell, exercise: str) -> str:
+    """The code of a cell and the hole for its output, folded away if it answers an exercise."""
+    code = shown_code(cell) + HOLE
+    if exercise not in book.exercises:
         return code
     address = links.href(page.address, "exercises", anchor=exercise)
     return (f'<p class="mc-exercise"><a href="{address}">Exercise {exercise}</a>: write this yourself before you read it.</p>'
