@@ -109,6 +109,18 @@ def test_equal_elements_are_disturbed_one_by_one():
         assert any(found) == seen, found
 
 
+def test_what_an_operator_rounds_inside_of_itself_is_not_compared():
+    """In bfloat16 eager's `logsumexp` rounds the sum before it takes the logarithm, and gives 0 where 9e-4 is nearer."""
+    code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.tensor([0.0, -7.0]).bfloat16())\n"
+                   "def entry(x):\n    return x.logsumexp(0)", "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(4)]
+    for answer, seen in ((9.1e-4, False), (0.1, True)):
+        wrong = compare.execute(code, lambda f: lambda x: f(x) + answer, words=False)
+        found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong))]
+        assert any(found) == seen, found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(1000, 6000, 100))
 def test_many(first):

@@ -124,6 +124,8 @@ def normal(e: Int) -> Int:
 #
 # `memo` remembers which operand was already evaluated at which index. Sharing values alone would give a
 # small body but take exponential time to find it: a chain of thirty `y = y * y` would visit a billion paths.
+# What was evaluated outside of a mask holds inside it too: each write into a part of a tensor reads the tensor
+# before it twice, once where it is kept and once, under a mask, where it is written.
 
 # %%
 class Builder(Values):
@@ -133,6 +135,7 @@ class Builder(Values):
         super().__init__()
         self.memo: dict[tuple, Value] = {}
         self.mask: Value | None = None
+        self.outside: list[Value | None] = []         # the masks around it
 
     def constant(self, value, dtype: torch.dtype) -> Value:
         return self.make("constant", (typed(value, dtype),), dtype)
@@ -150,10 +153,11 @@ class Builder(Values):
 
     def read(self, x, index: tuple) -> Value:
         """The element of the lazy tensor `x` at `index`; float32 for half types."""
-        key = (id(x), index, self.mask)
-        value = self.memo.get(key)
-        if value is None:
-            value = self.memo[key] = x.inner(self, index)
+        for mask in (self.mask, *reversed(self.outside)):
+            value = self.memo.get((id(x), index, mask))
+            if value is not None:
+                return value
+        value = self.memo[id(x), index, self.mask] = x.inner(self, index)
         return value
 
     def load(self, buffer: str, index: Int, dtype: torch.dtype, raw: bool = False) -> Value:
@@ -223,13 +227,16 @@ class Builder(Values):
     def masked(self, condition: Value):
         """Within the block, loads and stores happen only where `condition` (and every enclosing one)
         holds."""
+        if condition.constant is True:
+            yield
+            return
         outer = self.mask
-        if condition.constant is not True:
-            self.mask = condition if outer is None else self.op("logical_and", outer, condition)
+        self.mask = condition if outer is None else self.op("logical_and", outer, condition)
+        self.outside.append(outer)
         try:
             yield
         finally:
-            self.mask = outer
+            self.mask = self.outside.pop()
 
     def indirect(self, value: Value, size: Int, wrap: bool = True) -> Int:
         """Use an integer value as an index into a dim of `size` elements. `wrap`: negative ones count

@@ -10,6 +10,7 @@ import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import Recorder
 from minicompile.ch06_decompositions import PRIMITIVES
+from minicompile.ch07_loops.builder import Builder
 from minicompile.ch07_loops.ir import Extern
 from minicompile.ch07_loops.lazy import Options
 from minicompile.ch07_loops.lower import lower
@@ -487,3 +488,20 @@ def test_a_scatter_of_nothing_is_what_it_scatters_into(backend):
     b = torch.randn(3, 2, requires_grad=True)
     want, got = (torch.autograd.grad([t.sum() for t in g(b)], b) for g in (f, minicompile.compile(f, backend=backend)))
     torch.testing.assert_close(got, want)
+
+
+def test_windows_written_one_after_another_are_read_once_each(monkeypatch):
+    """Each write reads what was there before it twice; twenty of them are not a million reads."""
+    reads = []
+    read = Builder.read
+    monkeypatch.setattr(Builder, "read", lambda b, x, index: reads.append(None) or read(b, x, index))
+
+    def f(x):
+        mask = x.new_zeros(20, 20)
+        for i in range(20):
+            mask[i:i + 2, i // 2:] = i
+        return mask + x
+
+    x = torch.randn(20, 20)
+    assert torch.equal(minicompile.compile(f, backend="loops")(x), f(x))
+    assert 20 < len(reads) < 2000

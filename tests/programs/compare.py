@@ -93,9 +93,11 @@ class Photo:
         return kind.__name__, content, slots, state
 
     def tensor(self, t, depth):
-        storage = self.storages.setdefault(t.untyped_storage()._cdata, len(self.storages))
+        # where a tensor begins in memory that only it has tells nothing: offsets count from the first tensor seen there
+        storage, first = self.storages.setdefault(t.untyped_storage()._cdata, (len(self.storages), t.storage_offset()))
         leaf, strides = is_leaf(t), tuple([s if n != 1 or self.exact else None for n, s in zip(t.shape, t.stride())])
-        info = (str(t.dtype), tuple(t.shape), strides if t.numel() > 1 else (), t.storage_offset(), t.requires_grad, leaf, t.is_inference())
+        info = (str(t.dtype), tuple(t.shape), strides if t.numel() > 1 else (), t.storage_offset() - first,
+                t.requires_grad, leaf, t.is_inference())
         values = t.detach().flatten().tolist()
         return "tensor", type(t).__name__, storage, info, values, None if leaf is not True else self.of(t.grad, depth)
 

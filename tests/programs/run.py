@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import os
 import time
 
 import torch
@@ -72,6 +73,7 @@ def run_seeds(args):
                 reduced.add(problem[0])
                 small = reduce(text, lambda t: check(t, used, seconds=2.0), problem[0], seconds=shrink)
             if keep:
+                os.makedirs(keep, exist_ok=True)
                 with open(f"{keep}/{seed}_{used}.py", "w") as file:
                     file.write(small or text)
             failures.append((seed, used, *problem, small))
