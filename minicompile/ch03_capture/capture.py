@@ -294,7 +294,7 @@ def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
                     tuple(written), leaves_no_trace(tx), tuple(ep.weak), tx.symbols.sources, before)
 
 
-# %%
+# %% tags=["exercise:forget-gradients"]
 def forget_gradients(ep: Epilogue) -> str:
     """Text, a line for each, that drops before the graph runs the gradients that the end replaces and that nothing reads: no node, and
     not the text that `ep` has written, which also reads what is reached through a gradient. A step that begins with `zero_grad()`

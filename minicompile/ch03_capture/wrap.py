@@ -502,9 +502,10 @@ def wrap_dynamic_number(tx, real, source):
 # optimizer have one number; then they have one symbol, and a guard asks whether they still agree. It also asks whether
 # they are apart, since counting up one must not be seen in another.
 
-# %%
+# %% tags=["exercise:equal-counters"]
 def counter(tx, source, number: float, limit: int | None):
-    """The number of the 0-d tensor at `source` as a symbol. limit: it has to be whole and smaller than this; otherwise None."""
+    """The number of the 0-d tensor at `source` as a symbol. limit: it has to be whole and smaller than this; otherwise None.
+    `tx.symbols.counters` has, for a number and a limit, the symbol that stands for all such tensors, and the list of their sources."""
     if limit and not (-limit < number < limit and number == number // 1):
         return None
     if (number, limit) not in tx.symbols.counters:
@@ -514,6 +515,7 @@ def counter(tx, source, number: float, limit: int | None):
     return symbol
 
 
+# %%
 def guard_counters(tx):
     everyone = []
     for (_, limit), (_, sources) in tx.symbols.counters.items():

@@ -79,9 +79,10 @@ def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool):
 # have to go on there, and so that is a graph break. So are hooks: they are Python that runs in the middle of the
 # engine.
 
-# %%
+# %% tags=["exercise:find-leaves"]
 def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
-    """The leaves from which `outputs` were computed, in the order in which the trace met them."""
+    """The leaves from which `outputs` were computed, in the order in which the trace met them (`tx.tensor_of_fake`). The graph breaks
+    where the history goes on outside of the trace, and at a leaf that the trace does not know."""
     found = set()
     for node in history_of([o.fake for o in outputs]):
         kind = type(node).__name__
@@ -95,6 +96,7 @@ def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
     return leaves
 
 
+# %%
 HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
@@ -163,8 +165,9 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
     return NONE
 
 
+# %% tags=["exercise:gradient-slot"]
 def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal):
-    """As the engine does: the first gradient is assigned, others are added to it in place."""
+    """`leaf` gets one more gradient: what `leaf.grad` is from here on, and what the graph does for it, is what the engine would do."""
     present = gradient_of(tx, leaf)
     if type(present) is Const:                          # None
         set_gradient(tx, leaf, gradient)
@@ -174,6 +177,7 @@ def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal):
         emit(tx, "call_method", "add_", [present, gradient], {})
 
 
+# %%
 @METHODS.of((TensorVal, "backward"))
 def tensor_backward(tx, self, gradient=NONE, retain_graph=NONE, create_graph=Const(value=False), inputs=NONE):
     return backward(tx, self, gradient, retain_graph, create_graph, inputs)

@@ -1,0 +1,59 @@
+from minicompile.ch02_guards.sources import path_of
+from minicompile.ch03_capture.epilogue import source_text
+from minicompile.ch03_capture.values import TensorVal
+
+
+def _forget(ep, *, users=True, outputs=True, names=True, through=True, erase=True, lines=True, inputs=True, once=False):
+    tx, text, unread = ep.tx, [], []
+    read = {s for value in ep.names for s in (path_of(value.source) if through else [value.source])} if names else set()
+    for leaf in tx.effects.gradients:
+        if leaf.source is None or leaf.real.grad is None:
+            continue
+        old = tx.tracked.get(id(leaf.real.grad))
+        if type(old) is not TensorVal or users and old.node.users or outputs and old.node in ep.outputs or old.source in read:
+            continue
+        if once and old.node in unread:
+            continue
+        if lines:
+            text.append(f"{source_text(ep, leaf.source)}.grad = None\n")
+        if old.node not in unread:
+            unread.append(old.node)
+    if erase:
+        nodes = [n for n in tx.graph.nodes if n.op == "placeholder"]
+        if inputs:
+            tx.inputs = [found for node, found in zip(nodes, tx.inputs) if node not in unread]
+        for node in unread:
+            tx.graph.erase_node(node)
+    return "".join(text)
+
+
+def wrong_nothing(ep):
+    return ""
+
+
+def wrong_what_the_graph_reads(ep):
+    return _forget(ep, users=False, erase=False)
+
+
+def wrong_what_leaves(ep):
+    return _forget(ep, names=False)
+
+
+def wrong_what_is_reached_through_it(ep):
+    return _forget(ep, through=False)
+
+
+def wrong_inputs_stay(ep):
+    return _forget(ep, erase=False)
+
+
+def wrong_no_lines(ep):
+    return _forget(ep, lines=False)
+
+
+def wrong_one_line_for_two(ep):
+    return _forget(ep, once=True)
+
+
+def right_step_by_step(ep):
+    return _forget(ep)

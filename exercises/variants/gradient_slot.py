@@ -1,0 +1,46 @@
+from minicompile.ch03_capture.tensors import emit, gradient_of, set_gradient
+from minicompile.ch03_capture.values import Const
+
+
+def wrong_always_assigned(tx, leaf, gradient):
+    set_gradient(tx, leaf, gradient)
+
+
+def wrong_sum_is_assigned(tx, leaf, gradient):
+    present = gradient_of(tx, leaf)
+    set_gradient(tx, leaf, gradient if type(present) is Const else emit(tx, "call_method", "add", [present, gradient], {}))
+
+
+def wrong_old_is_added_to_new(tx, leaf, gradient):
+    present = gradient_of(tx, leaf)
+    if type(present) is not Const:
+        emit(tx, "call_method", "add_", [gradient, present], {})
+    set_gradient(tx, leaf, gradient)
+
+
+def wrong_first_is_kept(tx, leaf, gradient):
+    if type(gradient_of(tx, leaf)) is Const:
+        set_gradient(tx, leaf, gradient)
+
+
+def wrong_real_gradient(tx, leaf, gradient):
+    if leaf.real is None or leaf.real.grad is None:
+        set_gradient(tx, leaf, gradient)
+    else:
+        emit(tx, "call_method", "add_", [gradient_of(tx, leaf), gradient], {})
+
+
+def wrong_added_twice(tx, leaf, gradient):
+    present = gradient_of(tx, leaf)
+    if type(present) is Const:
+        set_gradient(tx, leaf, gradient)
+    else:
+        emit(tx, "call_method", "add_", [present, gradient], {})
+        emit(tx, "call_method", "add_", [present, gradient], {})
+
+
+def right_with_a_return(tx, leaf, gradient):
+    if type(present := gradient_of(tx, leaf)) is not Const:
+        emit(tx, "call_method", "add_", [present, gradient], {})
+        return
+    set_gradient(tx, leaf, gradient)

@@ -1,0 +1,8 @@
+wrong_DESCENT = 6
+wrong_WITH_SGD = 6
+wrong_WITH_ADAM = 6
+wrong_WITH_ADAM_AND_A_RATE = 6
+wrong_NEVER_CLEARED = 6
+wrong_CLEARED_AT_THE_END = 6
+wrong_CLEARED_WITH_MOMENTUM = 6
+wrong_EVERY_SECOND_CALL = 6
