@@ -185,7 +185,7 @@ for call, (graph, half) in enumerate(zip(seen_step.graphs, seen_step.halves), 1)
     print(f"call {call}: one graph of {nodes} calls, which becomes {own} kernels and {len(steps) - own} library calls")
 
 # %% [markdown]
-# Each call made a graph, and there will be one more; why this ends is told [below](#two-versions-or-three).
+# Each call made a graph, and there will be one more; why this ends is told on the last page of this chapter.
 
 # %% [markdown]
 # ## The smallest form

@@ -156,7 +156,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
     if handler := NAMED.get((real.__module__, real.__name__)):
         return call_handler(tx, describe(function), handler, args, kwargs)
-    if handler := BY_CODE.get(code):
+    if handler := BY_CODE.get(DISABLED if DISABLED in vars(real) else code):
         return handler(tx, function, *args, **kwargs)
     if is_refused_module(real.__module__ or ""):
         unsupported(tx, f"a call of {real.__module__}.{real.__qualname__}")
@@ -195,6 +195,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 
 
 BY_CODE = Table()                    # code of the functions that a decorator makes -> handler, given the function, too
+DISABLED = "_torchdynamo_disable"    # in the place of a code: what torch.compile, once it was used, has put around functions of PyTorch
 
 
 # `__repr__` of dataclasses notes which objects it is in the middle of; capture has its own limit of depth

@@ -17,7 +17,7 @@ import torch
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..ch01_graphs.fake import storage_key
-from ..ch03_capture.calls import BY_CODE, call_wrapped, handles
+from ..ch03_capture.calls import BY_CODE, DISABLED, call_wrapped, handles
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import EXACT, call_tensor_method
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
@@ -56,7 +56,7 @@ def call_step(tx: Tracer, function, self, *args, **kwargs):
     return call(tx, wrap(tx, in_grad_mode), [wrap(tx, function.real.__wrapped__), self, *args], kwargs)
 
 
-@BY_CODE.of(torch._disable_dynamo(example).__code__)
+@BY_CODE.of(torch._disable_dynamo(example).__code__, DISABLED)
 def call_disabled(tx: Tracer, function, *args, **kwargs):
     """What torch keeps from its own compiler; of an optimizer, it may be inlined."""
     if not function.real.__module__.startswith("torch.optim"):

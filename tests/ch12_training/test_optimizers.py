@@ -229,3 +229,12 @@ def test_one_graph():
     net = network()
     step = training(net, torch.optim.AdamW(net.parameters()))
     assert explain(step)(*batches(1)[0]).graph_count == 1
+
+
+def test_a_step_is_one_graph_where_torch_compile_was_used_before(monkeypatch):
+    import torch._dynamo
+    for owner, name in ((torch.optim.Optimizer, "zero_grad"), (torch.optim.Adam, "_init_group")):      # it does so when it is first used
+        monkeypatch.setattr(owner, name, torch._dynamo.disable(getattr(owner, name)))
+    net = network()
+    step = training(net, torch.optim.Adam(net.parameters()))
+    assert explain(step)(*batches(1)[0]).graph_count == 1
