@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Listings, Table, best_time, drawing, example, head, lines, shortened, step_through, watch
+from chapters._lib import Listings, Table, Walk, best_time, drawing, example, head, lines, shortened, step_through, watch
 from minicompile.ch01_graphs.graph import print_graph
 
 # %% [markdown]
@@ -380,17 +380,147 @@ print("after the setting changed:", compiled(one).item(), " eager:", layer(one).
 # %% [markdown]
 # Right both times. The first version of the generated function shows how: `settings["scale"]` is compared
 # with 2 before the graph may run, and the append is Python text after it. When the setting changed, that
-# guard failed and a second version was made ([chapter 2](chapter:02)). While tracing, nothing was appended
-# to the real list. The trace wrote to its own description of the list. Before the first write to any object,
-# [`touch`](ref:minicompile.ch03_capture.effects.touch) keeps a copy of what the description holds; at the end
-# the two are compared, item by item, by identity:
-#
-# %show minicompile.ch03_capture.effects.difference_of_lists
-#
-# and [the epilogue](code:minicompile/ch03_capture/epilogue.py) writes the difference as statements.
+# guard failed and a second version was made ([chapter 2](chapter:02)).
 
 # %%
 print(entry[entry.index("def __compiled") :])
+
+# %% [markdown]
+# How did the append get there? While tracing, nothing was appended to the real list. That would be wrong: the trace
+# runs once, and perhaps it fails in the middle and the function is executed by CPython after all. So every write of the
+# program goes to the *description* of the object. Three rules make a difference of descriptions into statements.
+#
+# **A snapshot before the first write.** [`touch`](ref:minicompile.ch03_capture.effects.touch) is called before any
+# description changes. If the object existed before the call, and this is the first write to it, a copy of what the
+# description holds is kept. Objects that the trace itself has made need no copy, because nobody has seen them yet.
+#
+# **The difference at the end.** It does not matter how the program got there. An item that is appended and popped again
+# is no difference. Of a list, what lies between the common beginning and the common end is replaced. Of a dictionary,
+# some keys are deleted and some are written. Of an object, the attributes that were assigned are assigned.
+#
+# **Read first, then write.** The statements stand behind the graph, in one order. After `a.x, a.y = a.y, a.x` the new
+# `a.y` is the old `a.x`; if `a.x` were written first, the second statement would read the new one. So everything that a
+# statement needs is read into a variable before the first statement writes.
+#
+# The program below does all three kinds. Step through it line by line. The table shows every object that has been written
+# to so far: what its snapshot says, what the description says now, and what the real object holds, which is always the
+# same.
+
+
+# %%
+class Meter:
+    def __init__(self):
+        self.count, self.last = 0, None
+
+
+log, totals, meter = ["begin", "middle"], {"calls": 0, "old": 1}, Meter()
+
+
+def observed(x):
+    y = F.relu(x)
+    log[1] = y
+    log.append("end")
+    log.pop()
+    totals["calls"] += 1
+    del totals["old"]
+    meter.last, meter.count = meter.count, meter.count + 1
+    return y.sum()
+
+
+# %% tags=["fold"]
+import dataclasses
+
+from minicompile.ch03_capture import capture as capture_module
+from minicompile.ch03_capture.effects import settled
+from minicompile.ch03_capture.values import Const, DictVal, ListVal, TensorVal
+
+
+def held(content):
+    """What a description or its snapshot holds, in words."""
+    if isinstance(content, list):
+        return "[" + ", ".join(map(held, content)) + "]"
+    if isinstance(content, dict):
+        pairs = [(key, item[1] if isinstance(item, tuple) else item) for key, item in content.items()]
+        return "{" + ", ".join(f"{key!r}: {held(item)}" for key, item in pairs) + "}"
+    item = settled(content)
+    if type(item) is Const:
+        return repr(item.value)
+    return f"the tensor {item.node.name}" if type(item) is TensorVal else "not looked at" if item is not None else "-"
+
+
+def writes_of(function, names, **args):
+    """A frame for each line of the function that changed a description."""
+    frames, last, real_start = [], [None], capture_module.start
+    text, first = inspect.getsourcelines(function)
+
+    def note(tx, instruction):
+        rows = []
+        for value, before in tx.effects.changed.values():
+            now = value.items if type(value) in (ListVal, DictVal) else value.attrs
+            name = next(n for n, thing in names.items() if thing is value.real)
+            real = value.real if isinstance(value.real, (list, dict)) else vars(value.real)
+            rows.append((name, held(before) if before is not None else "none needed", held(now), repr(real)))
+        if rows and rows != last[0]:
+            last[0] = rows
+            line = text[instruction.positions.lineno - first].strip()
+            frames.append((line, Table(["object", "snapshot", "the description now", "the real one"], rows)))
+
+    def start(*arguments):
+        tx, frame = real_start(*arguments)
+
+        def watched(handler):
+            def run(tx, frame, instruction, *operands):
+                pushed = handler(tx, frame, instruction, *operands)
+                note(tx, instruction)
+                return pushed
+
+            return run
+
+        steps = [(watched(handler), pops, i) for handler, pops, i in frame.decoded.steps]
+        frame.decoded = dataclasses.replace(frame.decoded, steps=steps)
+        return tx, frame
+
+    capture_module.start = start
+    try:
+        made = capture_module.capture(function, args)
+    finally:
+        capture_module.start = real_start
+    return made, frames
+
+
+made, frames = writes_of(observed, {"log": log, "totals": totals, "meter": meter}, x=torch.randn(3))
+frames.append(("The end of the trace: the epilogue writes the differences as statements.", made.body))
+Walk("Writes to a list, a dictionary and an object", frames)
+
+# %% [markdown]
+# Look at the statements in the last frame. The list gets one assignment, of the slice that differs; that `"end"` was there for a
+# moment cannot be seen any more. `"old"` is removed from the dictionary, and `"calls"` is assigned. Both numbers are
+# constants, because the trace has read them, and a guard says that `totals["calls"]` is 0. At the next call it is 1, and
+# the guard fails. Numbers that change with every call would mean a version for every call, so after the second one such a number
+# becomes an input of the function ([chapter 2](chapter:02)). The list has no such guard. Nobody asked what its first item
+# is, and the statement is right whatever it is: that item was *not looked at* before and after. That is why items are
+# compared by identity, and never by asking whether they are equal:
+#
+# %show minicompile.ch03_capture.effects.difference_of_lists
+#
+# And does the compiled function do what the program does?
+
+# %%
+def after_two_calls(function):
+    log[:], totals["calls"], totals["old"], meter.count, meter.last = ["begin", "middle"], 0, 1, 0, None
+    function(torch.tensor([-1.0, 2.0]))
+    totals["old"] = 1
+    function(torch.tensor([-3.0, 4.0]))
+    return log[0], log[1].tolist(), dict(totals), vars(meter).copy()
+
+
+print("eager:   ", after_two_calls(observed))
+print("compiled:", after_two_calls(minicompile.compile(observed, backend="eager")))
+
+# %% [markdown]
+# What cannot be postponed ends the graph. A `print` has to happen when it happens; so has a write to a file, or a call of
+# a C function that might look at the list. The graph breaks there, and the statements of the epilogue run *before* the
+# break, so that whoever looks finds what the program has written ([chapter 4](chapter:04)).
 
 # %% [markdown]
 # ### Getting hold of the frame

@@ -12,7 +12,7 @@ import torch
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Listings, Table, bars, example, head, watch
+from chapters._lib import Listings, Table, bars, drawing, example, head, row_of_boxes, watch
 from minicompile.ch07_loops.ir import Extern, Loop, replay
 from minicompile.ch07_loops.verify import print_program
 
@@ -136,7 +136,23 @@ bars(
 # c`, column `b + 2`. In memory, with eight elements to a row, that is position `8 * (18 - 6a + c) + b + 2`,
 # or `146 - 48a + b + 8c`.
 #
-# None of this looked at a number in `x`. Each view has a function from an index of its result to an index of
+# None of this looked at a number in `x`:
+
+# %% tags=["fold"]
+row_of_boxes(
+    [
+        ("[a, b, c]", "of the result", "plain"),
+        ("[a, b + 2, c]", "before [:, 2:]", "compute"),
+        ("[3 - a, b + 2, c]", "before flip(0)", "compute"),
+        ("[3 - a, c, b + 2]", "before transpose", "compute"),
+        ("[18 - 6a + c, b + 2]", "before view: in x", "input"),
+    ],
+    "An index of the result, followed backward through the slice, the flip, the transpose and the view to an index of x.",
+    "An index goes backward through the views. Each box is what one view makes of the index in the box before it.",
+)
+
+# %% [markdown]
+# Each view has a function from an index of its result to an index of
 # its operand, and a chain of views is a composition of such functions. The compiler does the same sum, one
 # view at a time:
 
@@ -239,6 +255,13 @@ print("result:", seen.result.tolist())
 #
 # %show minicompile.ch07_loops.lazy.worth_keeping
 #
+# The last line is the comparison from the beginning of this page. Recomputing moves more than keeping if `n*r > r + 1 + n`,
+# and that is the same as `(n - 1) * (r - 1) > 2`. With two readers of a sum of three tensors both ways move six tensors. With
+# three readers it is nine against seven, so the sum is kept. Only operands that are about as large as the result count
+# (`big`): a bias that is added to each row of a matrix is read from the cache. The other conditions are about arithmetic, and
+# about `windows`: a pooling or a convolution written as shifts reads its operand at many positions, and would compute a
+# value again at each of them.
+#
 # `readers` are counted before anything is lowered, and counted with care: in `x * sigmoid(x)` both users of
 # `x` end up in the same loop, which reads it once. On a CPU an exponential costs as much as ten loads, so a
 # value with an expensive operation in it is kept earlier there.
@@ -316,11 +339,117 @@ print("right:", torch.allclose(seen.result, sound(signal)))
 # 2`, which has never been computed. `b.op` makes a value. `selected` reads under a condition.
 #
 # Look at the body. `x` is loaded at two positions, doubled at both, and the second load has a condition
-# behind it. The multiplication by two and the ReLU have joined the loop although nobody asked them to. All
-# lowerings are of this kind, the 200 of ATen as well. Those of reductions add one thing, a loop variable that
-# is folded:
+# behind it. The multiplication by two and the ReLU have joined the loop although nobody asked them to. Drawn as a
+# graph of values, from the loads at the top to the store:
+
+# %% tags=["fold"]
+def draw_body(loop, alt, caption=""):
+    values = {v: f"v{n}" for n, v in enumerate(loop.body)}
+    kinds = {"load": "input", "store": "saved", "reduce": "library", "constant": "plain", "index": "plain"}
+    notes = {v: f"{v.buffer}[{v.index}]" if v.op in ("load", "store") else str(v.constant) if v.op == "constant" else "" for v in values}
+    return drawing(
+        {name: (v.op, notes[v] or str(v.args[0] if v.op in ("index", "reduce") else ""), kinds.get(v.op, "compute"))
+         for v, name in values.items()},
+        [(values[o], name) for v, name in values.items() for o in dict.fromkeys(v.operands)],
+        alt,
+        caption,
+    )
+
+
+draw_body(
+    seen.half()["program"].nodes[0],
+    "The body of the loop: two loads of x, one of them under a condition, products, sums, a maximum with zero, and one store.",
+    "The values of the loop above. Blue ones are computed in registers, for one element.",
+)
+
+# %% [markdown]
+# All lowerings of elementwise operators and of views are of this kind, and there are about 200 for ATen. None of them says
+# anything about the operators around it.
 #
-# %show minicompile.ch07_loops.reductions.reduction
+# ### A reduction, by hand
+#
+# The sum of a matrix over its rows is different in one respect: many elements of the operand make one element of the
+# result. Written for a matrix of three rows and four columns, the sum over dimension 0 is
+#
+#     for j in range(4):                # which element of the result
+#         total = 0
+#         for i in range(3):            # what is folded into it
+#             total = total + x[4 * i + j]
+#         out[j] = total
+#
+# There are two kinds of variables. `j` says which element of the result is made, and `i` runs over the elements that
+# become one. The loop IR has both: `vars` and `reduction_vars`. Its body has one special value, `reduce`, which stands
+# where many become one. What `reduce` is computed from depends on both kinds of variables, and is done for every element. What is
+# computed from it depends on `j` alone, and is done once for each result. Here is a body that has both parts. It computes
+# mean and variance of each column of `x * 2`. The kind of its reduction, `welford`, is explained below; it gives several
+# numbers, and `get` picks one:
+
+# %%
+(loop,) = watch(lambda x: torch.var_mean(x * 2, 0), torch.randn(3, 4), dynamic=False).half()["program"].nodes
+print("runs over", ", ".join(f"{v} < {v.size}" for v in loop.vars), "and folds", ", ".join(f"{v} < {v.size}" for v in loop.reduction_vars))
+draw_body(
+    loop,
+    "The body of a reduction: a load of x, its double, reduce, and behind it a division and two stores.",
+    "Above the box of the reduction everything is done once for each element, below it once for each result.",
+)
+
+# %% [markdown]
+# Lowering a reduction is therefore a matter of choosing variables. Each dimension of the operand gets one, of the first
+# kind if it remains, of the second if it is folded. The element that is read is the one at all of these variables, and the
+# element that is written is the one at those that remain.
+#
+# One choice is left: the order of the variables, which is the order in which the loops are nested. The result may be
+# walked in any order, and so may the elements that are folded. But memory comes in cache lines of 64 bytes, so the
+# innermost loop should move to the next element in memory. The strides of the operand tell which variable does that. Here
+# is one sum of a tensor of shape (4, 5, 6), over its first and last dimension, when the tensor is contiguous, and when its
+# dimensions lie in memory in another order:
+
+# %%
+rows = []
+for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+    x = torch.randn([(4, 5, 6)[d] for d in order]).permute([order.index(d) for d in range(3)])
+    (loop,) = watch(lambda x: x.sum((0, 2)), x, dynamic=False).half()["program"].nodes
+    (load,) = loop.loads
+    folds = ", ".join(f"{v} < {v.size}" for v in loop.reduction_vars)
+    rows.append((str(tuple(x.stride())), ", ".join(f"{v} < {v.size}" for v in loop.vars), folds, str(load.index)))
+Table(["strides of x", "remain", "folded, the last one innermost", "loads x at"], rows)
+
+# %% [markdown]
+# In each row the reduction variable that stands last has the smaller stride. The function that does this for all reductions
+# is [an exercise](exercise:reduction-loop). What it needs to know from a rule is only what becomes of the elements:
+#
+# %show minicompile.ch07_loops.reductions.reduction "def fold" to "return [b.reduce(kind, elements[0])]"
+#
+# (For `argmax` it needs more, namely the position of each element among those that are folded.) Then the rule asks whether
+# the reduction is too long for one loop, which is the subject of a section below, and emits it:
+#
+# %show minicompile.ch07_loops.reductions.reduction "plan = None" to "return from_buffer"
+#
+# ### Two numbers from one pass
+#
+# A variance needs the mean first, and then the squared distances from it. That reads the data twice. A formula from the
+# textbook reads it once: the mean of the squares minus the square of the mean. In float32 it is a trap:
+
+# %%
+samples = torch.randn(100_000) + 3000
+mean = samples.mean()
+in_one_pass = minicompile.compile(lambda x: torch.var_mean(x, 0, correction=0))(samples)[0]
+Table(
+    ["variance of 100,000 numbers near 3000", "result"],
+    [
+        ("in float64", f"{samples.double().var(correction=0):.4f}"),
+        ("mean of squares minus square of mean", f"{(samples * samples).mean() - mean * mean:.4f}"),
+        ("two passes", f"{((samples - mean) ** 2).mean():.4f}"),
+        ("ours, one pass", f"{in_one_pass:.4f}"),
+    ],
+)
+
+# %% [markdown]
+# The squares are nine million, and a float32 of that size is exact to one half or so. The variance is 1, so the difference of two such
+# numbers says nothing about it. Welford's method keeps the mean of what it has seen, and the sum of the squared distances
+# from that mean. A new number moves the mean by a fraction of its distance, and adds to the sum the product of its
+# distances from the old mean and from the new one. No large numbers are subtracted. So `welford` is a kind of reduction in the
+# loop IR, one that gives several results, and each generator knows how to write it.
 #
 # ## One body, many readings
 #
@@ -419,11 +548,26 @@ with torch.no_grad():
 #
 # %show minicompile.ch07_loops.verify.verify
 #
+# In tests it runs after every stage, so that a lowering with a mistake is found where it was made. Exchange two loops of the
+# softmax from above, and it says what is wrong:
+
+# %%
+from minicompile.ch07_loops.verify import verify
+
+broken = watch(lambda x: torch.softmax(x, 1), torch.randn(8, 100)).half()["program"]
+verify(broken)
+broken.nodes[1:3] = broken.nodes[2], broken.nodes[1]
+try:
+    verify(broken)
+except AssertionError as problem:
+    print(problem)
+
+# %% [markdown]
 # ## Reductions that are too long
 #
-# The sum of a million numbers is one loop with one result. On a GPU one block of threads would work and the
-# others would wait. So the lowering splits it in two, many partial sums and a short sum of them. Here is
-# the plan for a GPU, and for a CPU with one thread:
+# The sum of a million numbers is one loop with one result. Nothing in it can be shared: one thread of a CPU would work, or one block
+# of threads of a GPU, and the others would wait. So the lowering splits it in two, many partial sums and a short sum of them. Here is
+# the plan for a CPU with four threads, and with one, which has nobody to share with:
 
 # %%
 from minicompile.ch01_graphs.fake import FakeMode
@@ -441,6 +585,12 @@ Listings(
 )
 
 # %% [markdown]
+# The first loop on the left makes one sum for each block, and its variable over the blocks is an ordinary one, so threads
+# can share it. To cut a dimension in two is the same index map as a `view`: element `(block, place)` is element `length *
+# block + place`. Where the length does not divide the size, the last block is short, and the loads behind its end stand under a condition, as
+# those of `echo` do. How many blocks to make depends on the machine: enough for all threads, but none so short that starting
+# it costs more than its sum.
+#
 # ## What torch.compile does differently
 #
 # Inductor's `Pointwise` and `Reduction` nodes hold a Python closure, `inner_fn(index)`, as our `Lazy` does,
