@@ -7,13 +7,14 @@
 
 # %%
 import dataclasses
+import textwrap
 
 import torch
 import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Listings, Table, bars, best_time, example, head, tidy, watch
+from chapters._lib import Listings, Table, bars, best_time, drawing, example, head, tidy, watch
 from minicompile.ch07_loops.ir import Value
 from minicompile.ch10_cpp.build import FLAGS, load_cpp
 
@@ -248,14 +249,143 @@ Table(
 # behind the point, and the rest is rounded away, a million times.
 #
 # Both are cured by having several accumulators. Sixteen lanes with a partial sum each need not wait for each
-# other, and each of them grows to a sixteenth of the total. Long rows are summed in chunks besides, and the
-# sums of the chunks are added in double.
+# other, and each of them grows to a sixteenth of the total:
+
+# %% tags=["fold"]
+one = {f"s{k}": (f"+ x[{k}]", "waits for the last", "bad") for k in range(6)}
+many = {f"l{k}": (f"+ x[{k}]", f"lane {k % 3}", "compute") for k in range(6)} | {"all": ("fold", "once, at the end", "saved")}
+drawing(
+    {**one, **many},
+    [(f"s{k}", f"s{k + 1}") for k in range(5)] + [(f"l{k}", f"l{k + 3}") for k in range(3)] + [(f"l{k}", "all") for k in (3, 4, 5)],
+    "Six additions one after the other, and the same six additions in three lanes of two each, folded at the end.",
+    "Left: one accumulator, a chain of six. Right: three lanes, of which none waits for another.",
+    width=132,
+)
+
+# %% [markdown]
+# Long rows are summed in chunks besides, and the sums of the chunks are added in double:
 
 # %%
-seen = watch(lambda t: t.sum(1), torch.randn(64, 3000))
+seen = watch(lambda t: t.sum(1), torch.randn(64, 3000), dynamic=False)
 print(tidy(seen.half()["compiled"].sources[0].code))
 
 # %% [markdown]
+# Read it from the inside. The loop over `lane` has the clause `reduction(+:part)`. It says that `part` is a sum whose order does not matter, so
+# the compiler may give each lane a `part` of its own and add these up behind the loop. (Without the clause it must not,
+# since floating-point additions in another order round to another result.) `part` starts at zero for each chunk of 1024
+# numbers, so no lane of it ever adds up more than 64. The chunks go into `acc`, which is a double. Around that is the loop over rows.
+# Rows have nothing to do with each other, so threads share them. The same frame serves every reduction that OpenMP knows: a
+# product, a maximum, an "any".
+#
+# ## Rows and columns
+#
+# The sum of each *column* has another shape. Its obvious loop goes down one column and then down the next. But neighbours in
+# a column are far apart in memory. Each load brings a cache line of 16 floats, of which one is used, and before the next
+# column asks for its neighbour the line has been evicted. Turned inside out, the loop goes along the rows, and holds as
+# many accumulators as there are columns:
+
+# %%
+def part(code, first, last="}"):
+    """The lines of a listing from the one that holds `first` up to the one that begins with `last`."""
+    lines = code.splitlines()
+    begin = next(n for n, line in enumerate(lines) if first in line)
+    end = next(n for n in range(begin + 1, len(lines)) if lines[n].startswith(last))
+    return tidy(textwrap.dedent("\n".join(lines[begin:end])))
+
+
+wide = torch.randn(3000, 1024)
+columns = watch(lambda t: t.sum(0), wide, dynamic=False).half()["compiled"].sources[0]
+print(part(columns.code, "for (int64_t r0", "    #pragma"))
+
+# %%
+by_columns = """extern "C" void by_columns(void** pointers, const int64_t* sizes, mc_problem* problem) {
+  const float* in0 = (const float*)pointers[0];
+  float* out0 = (float*)pointers[1];
+  for (int64_t i0 = 0; i0 < 1024; i0++) {
+    float total = 0;
+    for (int64_t r0 = 0; r0 < 3000; r0++) total += in0[i0 + 1024 * r0];
+    out0[i0] = total;
+  }
+}"""
+result = torch.empty(1024)
+down, along = built(by_columns, "by_columns"), load_cpp([columns])[0]
+bars(
+    [
+        ("down each column", best_time(down, wide, result, repeat=7) * 1e3, "bad"),
+        ("eager", best_time(lambda: wide.sum(0), repeat=7) * 1e3, "plain"),
+        ("ours, along the rows", best_time(along, wide, result, repeat=7) * 1e3),
+    ],
+    "ms",
+    "Sum of each of 1024 columns of 3000 floats, one thread.",
+    form="{:.2f}",
+)
+
+# %% [markdown]
+# Each lane owns a column now, so no clause is needed: no two lanes touch one accumulator. `since` counts rows. After 256 of
+# them the float accumulators are added to accumulators in double, for the reason that chunks have.
+#
+# ### What is needed twice
+#
+# A softmax walks along its row three times: for the maximum, for the sum of the exponentials, and to divide. Its values are
+# needed at different times, and each has to be either kept or made again. Here is its second walk:
+
+# %%
+softmax = watch(lambda t: torch.softmax(t, 1), torch.randn(64, 3000), dynamic=False).half()["compiled"].sources[0].code
+print(part(softmax, "float kept", "    const float v9"))
+
+# %% [markdown]
+# The row itself is loaded in every walk. It is in the cache after the first, so that costs little. An exponential costs as much as ten
+# loads, and the third walk wants it again. So it goes into an array as long as the row, `kept`. Only expensive values are
+# kept this way, four of them at most, and only in rows of up to 4096 elements, because the array has to stay in the cache as well.
+#
+# ### What OpenMP does not know
+#
+# There is no clause for a variance. Its two numbers, mean and sum of squared distances, have to be merged together. Suppose
+# that one part of a row has `n` numbers with the mean `a` and the squares `p`, another one `m` numbers with `b` and `q`. The mean of all
+# is between the two, nearer to the larger part. And each square was taken around the wrong mean. The correction
+# depends only on the distance `b - a` of the two:
+#
+# $$p + q + (b - a)^2 \, \frac{n m}{n + m}$$
+#
+# Try it on (1, 3) and (5, 7, 9). The means are 2 and 7, the squares 2 and 8. Together they have the mean 5, and the squares
+# are 2 + 8 + 25 * 6/5 = 40. Directly: 16 + 4 + 0 + 4 + 16 = 40.
+#
+# So a chunk goes through three steps. Its values are put into an array that stays in the first-level cache. Two plain loops
+# over the array, both vectorised, compute its mean and its squares. The formula merges them into those of the row, in double:
+
+# %%
+variance = watch(lambda t: t.var(1), torch.randn(64, 100), dynamic=False).half()["compiled"].sources[0].code
+print(part(variance, "double mean", "    // "))
+
+# %% [markdown]
+# The position of a maximum and the online softmax work in the same way. Their merging steps are functions in
+# `reductions.h`, a file of 60 lines that is put in front of the kernels.
+#
+# ### Two iterations that hit one element
+#
+# The gradient of an embedding adds a row of the incoming gradient to the row of the table that was looked up. Two tokens may have
+# looked up the same row. If threads share the tokens, two of them may add to one element at the same time, and one of the
+# additions is lost. Atomic additions would lose none, but then the order of the additions, and with it the last bits of
+# the sum, would depend on timing. The loop nest offers a third way: whatever the tokens are, different *columns* of the
+# table never collide. So the loop over columns goes outside, where threads can share it, and all tokens of a column are added in their order:
+
+# %%
+def lookup(table, tokens):
+    return F.embedding(tokens, table)
+
+
+table, tokens = torch.randn(100, 32, requires_grad=True), torch.randint(100, (4000,))
+seen = watch(lookup, table, tokens, dynamic=False)
+seen.result.sum().backward()
+scatter = seen.half("backward")["compiled"].sources[-1].code
+print(part(scatter, "for (int64_t lane0"))
+gradient = lambda: torch.autograd.grad(minicompile.compile(lookup)(table, tokens).sin().sum(), table)[0]
+print("the same bits in every run:", all(torch.equal(gradient(), gradient()) for _ in range(3)))
+
+# %% [markdown]
+# `mc_index` compares the token with the size of the table. Eager raises an IndexError for a token that is not in it; a
+# kernel cannot raise, so it notes the problem, reads row 0 instead, and the host program raises when the kernel has returned.
+#
 # ## The real version
 #
 # First the bodies of all loops of a kernel become one graph of values
@@ -272,7 +402,28 @@ print(tidy(seen.half()["compiled"].sources[0].code))
 # 1000 floats. `x[1000*i0 + i1]` gives 4 votes to `i1` and takes 4 from `i0`. `y[i0 + 1000*i1]` does the
 # opposite. The store `out[1000*i0 + i1]` decides, with 8 for `i1`.
 #
-# %show minicompile.ch10_cpp.emit.best_lane
+# %show minicompile.ch10_cpp.emit.vote
+#
+# These are the votes for that sum and for two others:
+
+# %%
+from minicompile.ch08_fusion.values import link
+from minicompile.ch10_cpp.emit import Emitter, vote
+
+square, rows = torch.randn(1000, 1000), []
+for words, function in (
+    ("x + y.t()", lambda x, y, z: x + y.t()),
+    ("(x.t() + y.t()).contiguous()", lambda x, y, z: (x.t() + y.t()).contiguous()),
+    ("(x.t() + y.t() + z.t()).contiguous()", lambda x, y, z: (x.t() + y.t() + z.t()).contiguous()),
+):
+    (step,) = watch(function, square, square.clone(), square.clone(), dynamic=False).half()["schedule"].steps
+    e = Emitter(link(step), 1, {})
+    accesses = [str(v.index) for v in e.graph.steps if v.op in ("load", "store")]
+    rows.append((words, "; ".join(accesses), *(f"{vote(e, v):g}" for v in step.vars)))
+Table(["program", "loads, and the store", "votes for i0", "votes for i1"], rows)
+
+# %% [markdown]
+# In the second row there is a tie, which goes to the variable that stands last. In the third, three strided loads outvote the store.
 #
 # When the loads and the stores disagree, as in a transposition, the nest is cut into tiles that fit the
 # cache:
@@ -305,9 +456,16 @@ bars(rows, "ms", "Transposing and doubling a square matrix.", form="{:.2f}")
 
 # %% [markdown]
 # Pointwise kernels, row reductions and column reductions each have a plan of their own. The entry to all of
-# them:
+# them makes the graph of values, and asks whether anything in it reduces:
 #
-# %show minicompile.ch10_cpp.emit.emit_cpp
+# %show minicompile.ch10_cpp.emit.emit_cpp "e = Emitter" to "emit_pointwise"
+#
+# What these functions leave behind are the lines of the loops, in `function`. In front of them go the pointers. A kernel gets one array
+# of addresses, and gives each a name and a type:
+#
+# %show minicompile.ch10_cpp.emit.emit_cpp "for k, name" to "lines.append"
+#
+# Sizes that vary come in a second array, as numbers.
 #
 # ## Compile time
 #
