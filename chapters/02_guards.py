@@ -464,6 +464,10 @@ for guard in newest.guards:
         print(guard.kind, "-", in_words(guard))
 
 # %% [markdown]
+# Both symbols stand for numbers *above 1*. A size of 0 or 1 gets a version of its own, because such a size has
+# other consequences: a dimension of size 1 is broadcast, and an empty tensor has no maximum ([chapter
+# 1](chapter:01)). With integers it is the same.
+#
 # `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at
 # each miss, so there is a limit of eight, as in torch.compile. Beyond it calls that fit nothing run
 # eagerly, with one warning that names the guard to blame.
@@ -492,10 +496,11 @@ for guard in varying.captured[-1].guards:
         print(guard.kind, "-", in_words(guard))
 
 # %% [markdown]
-# `rate` and `step` were guarded by value in the first graph; in the second they are inputs, and two
-# questions that Python's arithmetic asks have become guards: `0.9**step` is a float (it would be complex for
-# a negative base and a fraction), and the quotient is one (no division by zero). A float that a program
-# branches on, or that an operator needs as a constant, stays a guard by value.
+# `rate` and `step` were guarded by value in the first graph; in the second they are inputs, and two questions that
+# Python's arithmetic asks have become guards: `0.9**step` is a float (it would be complex for a negative base and a
+# fraction), and the quotient is one (no division by zero). A float that a program branches on is an input as well,
+# and the guard is the condition: `if rate > 0.5` leaves `not (f0 > 0.5)`, which holds for all rates up to one half.
+# Only where an operator wants a constant, such as the probability of a dropout, does the guard by value stay.
 #
 # The versions form a chain. An entry whose guards fail calls the next with the same arguments; the last
 # calls the compiler.

@@ -241,7 +241,10 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 # confused. A `UserError` belongs to the *program*: it would have been raised in eager code as well. The function's
 # exception table says where its handler is, and how high the stack is there. So `unwind` cuts the stack to this
 # height, pushes the exception and jumps, as CPython does ([exercise](exercise:unwind)). `Unsupported` belongs to
-# the *compiler*: it does not know what to do here, and the graph ends.
+# the *compiler*: it does not know what to do here, and the graph ends. The errors of tensor operators are of the
+# second kind. When an addition on fakes fails because shapes do not fit, eager would raise as well, but its message
+# and perhaps its type are the kernel's affair. So the graph ends in front of that line, CPython executes it, and
+# whatever it raises is raised for real, inside of the program's own `try`.
 #
 # ### What stands on the stack
 #
@@ -402,9 +405,9 @@ print(entry[entry.index("def __compiled") :])
 # `a.y` is the old `a.x`; if `a.x` were written first, the second statement would read the new one. So everything that a
 # statement needs is read into a variable before the first statement writes.
 #
-# The program below does all three kinds. Step through it line by line. The table shows every object that has been written
-# to so far: what its snapshot says, what the description says now, and what the real object holds, which is always the
-# same.
+# The program below does all three kinds. Step through it line by line. The table shows every object that has been
+# written to so far: what its snapshot says, what the description says now, and what the real object holds, which is
+# always the same.
 
 
 # %%
@@ -493,13 +496,14 @@ frames.append(("The end of the trace: the epilogue writes the differences as sta
 Walk("Writes to a list, a dictionary and an object", frames)
 
 # %% [markdown]
-# Look at the statements in the last frame. The list gets one assignment, of the slice that differs; that `"end"` was there for a
-# moment cannot be seen any more. `"old"` is removed from the dictionary, and `"calls"` is assigned. Both numbers are
-# constants, because the trace has read them, and a guard says that `totals["calls"]` is 0. At the next call it is 1, and
-# the guard fails. Numbers that change with every call would mean a version for every call, so after the second one such a number
-# becomes an input of the function ([chapter 2](chapter:02)). The list has no such guard. Nobody asked what its first item
-# is, and the statement is right whatever it is: that item was *not looked at* before and after. That is why items are
-# compared by identity, and never by asking whether they are equal:
+# Look at the statements in the last frame. The list gets one assignment, of the slice that differs; that `"end"`
+# was there for a moment cannot be seen any more. `"old"` is removed from the dictionary, and `"calls"` is assigned.
+# Both numbers are constants, because the trace has read them, and a guard says that `totals["calls"]` is 0. At the
+# next call it is 1, and the guard fails. Numbers that change with every call would mean a version for every call,
+# so after the second one such a number becomes an input of the function ([chapter 2](chapter:02)). The list has no
+# such guard. Nobody asked what its first item is, and the statement is right whatever it is: that item was *not
+# looked at* before and after. That is why items are compared by identity, and never by asking whether they are
+# equal:
 #
 # %show minicompile.ch03_capture.effects.difference_of_lists
 #
@@ -518,9 +522,9 @@ print("eager:   ", after_two_calls(observed))
 print("compiled:", after_two_calls(minicompile.compile(observed, backend="eager")))
 
 # %% [markdown]
-# What cannot be postponed ends the graph. A `print` has to happen when it happens; so has a write to a file, or a call of
-# a C function that might look at the list. The graph breaks there, and the statements of the epilogue run *before* the
-# break, so that whoever looks finds what the program has written ([chapter 4](chapter:04)).
+# What cannot be postponed ends the graph. A `print` has to happen when it happens; so has a write to a file, or a
+# call of a C function that might look at the list. The graph breaks there, and the statements of the epilogue run
+# *before* the break, so that whoever looks finds what the program has written ([chapter 4](chapter:04)).
 
 # %% [markdown]
 # ### Getting hold of the frame
@@ -712,8 +716,8 @@ del HANDLED[zlib.crc32]
 # A handler must do what the function does, side effects included; that is why the tables are not filled by
 # guessing. The surest handler is Python. `heapq`, `bisect` and `operator` are in the standard library twice, in C
 # and, below it, in Python, and the machine interprets that one as it would the program's own
-# ([`below_c`](ref:minicompile.ch03_capture.library.standard.below_c)): a `__lt__` of the program is called, a list that is
-# changed is a change like any other, and `bisect` guards the items it compares, not the whole list.
+# ([`below_c`](ref:minicompile.ch03_capture.library.standard.below_c)): a `__lt__` of the program is called, a list
+# that is changed is a change like any other, and `bisect` guards the items it compares, not the whole list.
 #
 # ## What torch.compile does differently
 #

@@ -479,7 +479,9 @@ for call in range(4):
 # At the first call the number is a constant of the trace, like any Python number, so the guard asks for this very
 # value. At the second call the guard fails. A number that has changed once will change again, so now it becomes an
 # input, and the guard asks only for its type. From the third call on nothing is compiled. This is the same way in
-# which the sizes of tensors become symbols ([chapter 2](chapter:02)). The first part was compiled once.
+# which the sizes of tensors become symbols ([chapter 2](chapter:02)). The first part was compiled once. (A capture
+# is not a graph. A part may be captured a second time only because a number has changed, so there can be more
+# captures than graphs.)
 #
 # ### Who calls whom
 #

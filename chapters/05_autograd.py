@@ -989,6 +989,10 @@ for words, gm in (("both tangents", backward), ("only the loss", only_loss)):
     print(f"{words}: {sum(n.op == 'call_function' for n in gm.graph.nodes)} operators")
 
 # %% [markdown]
+# A gradient that no tangent reaches is None, as it is in eager, and not a tensor of zeros: if only the loss is
+# differentiated, `v.grad` stays None here. An optimizer leaves such a parameter alone, while zeros would still
+# decay its weights.
+#
 # Which set will occur is not known when forward is compiled. The guess is that a scalar output is a loss and
 # that only losses are differentiated. That one is compiled in advance; any other, when it first arrives.
 #

@@ -259,6 +259,10 @@ Table(["operands", "promoted", "eager's sum"],
       [(name, *(str(t).removeprefix("torch.") for t in (promoted(*p), torch.add(*p).dtype))) for name, p in pairs.items()])
 
 # %% [markdown]
+# Within one rank and one kind the wider dtype wins. The two half types are a case of their own. bfloat16 has the
+# range of float32 and few digits, float16 has more digits and a small range. Neither contains the other, so their
+# sum is float32.
+#
 # `agree` is the rule of all operators that promote. If their operands agree, it declines and the call is written
 # down as it is. Otherwise it converts and calls the operator again, which arrives a second time and now agrees:
 #

@@ -255,12 +255,12 @@ print("result:", seen.result.tolist())
 #
 # %show minicompile.ch07_loops.lazy.worth_keeping
 #
-# The last line is the comparison from the beginning of this page. Recomputing moves more than keeping if `n*r > r + 1 + n`,
-# and that is the same as `(n - 1) * (r - 1) > 2`. With two readers of a sum of three tensors both ways move six tensors. With
-# three readers it is nine against seven, so the sum is kept. Only operands that are about as large as the result count
-# (`big`): a bias that is added to each row of a matrix is read from the cache. The other conditions are about arithmetic, and
-# about `windows`: a pooling or a convolution written as shifts reads its operand at many positions, and would compute a
-# value again at each of them.
+# The last line is the comparison from the beginning of this page. Recomputing moves more than keeping if `n*r > r +
+# 1 + n`, and that is the same as `(n - 1) * (r - 1) > 2`. With two readers of a sum of three tensors both ways move
+# six tensors. With three readers it is nine against seven, so the sum is kept. Only operands that are about as
+# large as the result count (`big`): a bias that is added to each row of a matrix is read from the cache. The other
+# conditions are about arithmetic, and about `windows`: a pooling or a convolution written as shifts reads its
+# operand at many positions, and would compute a value again at each of them.
 #
 # `readers` are counted before anything is lowered, and counted with care: in `x * sigmoid(x)` both users of
 # `x` end up in the same loop, which reads it once. On a CPU an exponential costs as much as ten loads, so a
@@ -363,8 +363,8 @@ draw_body(
 )
 
 # %% [markdown]
-# All lowerings of elementwise operators and of views are of this kind, and there are about 200 for ATen. None of them says
-# anything about the operators around it.
+# All lowerings of elementwise operators and of views are of this kind, and there are about 200 for ATen. None of
+# them says anything about the operators around it.
 #
 # ### A reduction, by hand
 #
@@ -377,12 +377,12 @@ draw_body(
 #             total = total + x[4 * i + j]
 #         out[j] = total
 #
-# There are two kinds of variables. `j` says which element of the result is made, and `i` runs over the elements that
-# become one. The loop IR has both: `vars` and `reduction_vars`. Its body has one special value, `reduce`, which stands
-# where many become one. What `reduce` is computed from depends on both kinds of variables, and is done for every element. What is
-# computed from it depends on `j` alone, and is done once for each result. Here is a body that has both parts. It computes
-# mean and variance of each column of `x * 2`. The kind of its reduction, `welford`, is explained below; it gives several
-# numbers, and `get` picks one:
+# There are two kinds of variables. `j` says which element of the result is made, and `i` runs over the elements
+# that become one. The loop IR has both: `vars` and `reduction_vars`. Its body has one special value, `reduce`,
+# which stands where many become one. What `reduce` is computed from depends on both kinds of variables, and is done
+# for every element. What is computed from it depends on `j` alone, and is done once for each result. Here is a body
+# that has both parts. It computes mean and variance of each column of `x * 2`. The kind of its reduction,
+# `welford`, is explained below; it gives several numbers, and `get` picks one:
 
 # %%
 (loop,) = watch(lambda x: torch.var_mean(x * 2, 0), torch.randn(3, 4), dynamic=False).half()["program"].nodes
@@ -394,15 +394,15 @@ draw_body(
 )
 
 # %% [markdown]
-# Lowering a reduction is therefore a matter of choosing variables. Each dimension of the operand gets one, of the first
-# kind if it remains, of the second if it is folded. The element that is read is the one at all of these variables, and the
-# element that is written is the one at those that remain.
+# Lowering a reduction is therefore a matter of choosing variables. Each dimension of the operand gets one, of the
+# first kind if it remains, of the second if it is folded. The element that is read is the one at all of these
+# variables, and the element that is written is the one at those that remain.
 #
-# One choice is left: the order of the variables, which is the order in which the loops are nested. The result may be
-# walked in any order, and so may the elements that are folded. But memory comes in cache lines of 64 bytes, so the
-# innermost loop should move to the next element in memory. The strides of the operand tell which variable does that. Here
-# is one sum of a tensor of shape (4, 5, 6), over its first and last dimension, when the tensor is contiguous, and when its
-# dimensions lie in memory in another order:
+# One choice is left: the order of the variables, which is the order in which the loops are nested. The result may
+# be walked in any order, and so may the elements that are folded. But memory comes in cache lines of 64 bytes, so
+# the innermost loop should move to the next element in memory. The strides of the operand tell which variable does
+# that. Here is one sum of a tensor of shape (4, 5, 6), over its first and last dimension, when the tensor is
+# contiguous, and when its dimensions lie in memory in another order:
 
 # %%
 rows = []
@@ -415,13 +415,14 @@ for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
 Table(["strides of x", "remain", "folded, the last one innermost", "loads x at"], rows)
 
 # %% [markdown]
-# In each row the reduction variable that stands last has the smaller stride. The function that does this for all reductions
-# is [an exercise](exercise:reduction-loop). What it needs to know from a rule is only what becomes of the elements:
+# In each row the reduction variable that stands last has the smaller stride. The function that does this for all
+# reductions is [an exercise](exercise:reduction-loop). What it needs to know from a rule is only what becomes of
+# the elements:
 #
 # %show minicompile.ch07_loops.reductions.reduction "def fold" to "return [b.reduce(kind, elements[0])]"
 #
-# (For `argmax` it needs more, namely the position of each element among those that are folded.) Then the rule asks whether
-# the reduction is too long for one loop, which is the subject of a section below, and emits it:
+# (For `argmax` it needs more, namely the position of each element among those that are folded.) Then the rule asks
+# whether the reduction is too long for one loop, which is the subject of a section below, and emits it:
 #
 # %show minicompile.ch07_loops.reductions.reduction "plan = None" to "return from_buffer"
 #
@@ -445,11 +446,12 @@ Table(
 )
 
 # %% [markdown]
-# The squares are nine million, and a float32 of that size is exact to one half or so. The variance is 1, so the difference of two such
-# numbers says nothing about it. Welford's method keeps the mean of what it has seen, and the sum of the squared distances
-# from that mean. A new number moves the mean by a fraction of its distance, and adds to the sum the product of its
-# distances from the old mean and from the new one. No large numbers are subtracted. So `welford` is a kind of reduction in the
-# loop IR, one that gives several results, and each generator knows how to write it.
+# The squares are nine million, and a float32 of that size is exact to one half or so. The variance is 1, so the
+# difference of two such numbers says nothing about it. Welford's method keeps the mean of what it has seen, and the
+# sum of the squared distances from that mean. A new number moves the mean by a fraction of its distance, and adds
+# to the sum the product of its distances from the old mean and from the new one. No large numbers are subtracted.
+# So `welford` is a kind of reduction in the loop IR, one that gives several results, and each generator knows how
+# to write it.
 #
 # ## One body, many readings
 #
@@ -459,8 +461,8 @@ Table(
 #
 # %show minicompile.ch07_loops.ir.behind
 #
-# A question about a body is a question to its values: fusion asks each load and store for its buffer and its index. What has
-# a meaning for every operation goes through the body once, forwards, operands first:
+# A question about a body is a question to its values: fusion asks each load and store for its buffer and its index.
+# What has a meaning for every operation goes through the body once, forwards, operands first:
 #
 # %show minicompile.ch07_loops.ir.replay
 #
@@ -480,8 +482,8 @@ def formula(value, args):
 print(replay(loop.body, formula)[loop.stores[0]])
 
 # %% [markdown]
-# The code generators of chapters 9 and 10 go the other way. They begin at the stores and ask for what those need, because
-# where a statement has to stand depends on who asks for it.
+# The code generators of chapters 9 and 10 go the other way. They begin at the stores and ask for what those need,
+# because where a statement has to stand depends on who asks for it.
 #
 # How much does one element cost?
 
@@ -548,8 +550,8 @@ with torch.no_grad():
 #
 # %show minicompile.ch07_loops.verify.verify
 #
-# In tests it runs after every stage, so that a lowering with a mistake is found where it was made. Exchange two loops of the
-# softmax from above, and it says what is wrong:
+# In tests it runs after every stage, so that a lowering with a mistake is found where it was made. Exchange two
+# loops of the softmax from above, and it says what is wrong:
 
 # %%
 from minicompile.ch07_loops.verify import verify
@@ -565,9 +567,10 @@ except AssertionError as problem:
 # %% [markdown]
 # ## Reductions that are too long
 #
-# The sum of a million numbers is one loop with one result. Nothing in it can be shared: one thread of a CPU would work, or one block
-# of threads of a GPU, and the others would wait. So the lowering splits it in two, many partial sums and a short sum of them. Here is
-# the plan for a CPU with four threads, and with one, which has nobody to share with:
+# The sum of a million numbers is one loop with one result. Nothing in it can be shared: one thread of a CPU would
+# work, or one block of threads of a GPU, and the others would wait. So the lowering splits it in two, many partial
+# sums and a short sum of them. Here is the plan for a CPU with four threads, and with one, which has nobody to
+# share with:
 
 # %%
 from minicompile.ch01_graphs.fake import FakeMode
@@ -585,11 +588,11 @@ Listings(
 )
 
 # %% [markdown]
-# The first loop on the left makes one sum for each block, and its variable over the blocks is an ordinary one, so threads
-# can share it. To cut a dimension in two is the same index map as a `view`: element `(block, place)` is element `length *
-# block + place`. Where the length does not divide the size, the last block is short, and the loads behind its end stand under a condition, as
-# those of `echo` do. How many blocks to make depends on the machine: enough for all threads, but none so short that starting
-# it costs more than its sum.
+# The first loop on the left makes one sum for each block, and its variable over the blocks is an ordinary one, so
+# threads can share it. To cut a dimension in two is the same index map as a `view`: element `(block, place)` is
+# element `length * block + place`. Where the length does not divide the size, the last block is short, and the
+# loads behind its end stand under a condition, as those of `echo` do. How many blocks to make depends on the
+# machine: enough for all threads, but none so short that starting it costs more than its sum.
 #
 # ## What torch.compile does differently
 #

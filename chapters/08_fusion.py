@@ -235,6 +235,13 @@ print(print_program(f.program))
 # asked for their buffer and their index:
 #
 # %show minicompile.ch08_fusion.fuse.make_group
+#
+# A group begins as one loop and ends as a kernel. Its `space` is the nest, with the loop's variables renamed to
+# `i0`, `i1` and `r0`, so that two loops over the same nest look the same. `reads` maps each buffer to the *set* of
+# indices at which it is read, and `writes` to the one index at which it is written. Three more sets hold the
+# exceptions. `guarded` are buffers that are read under a condition or at a position that is itself data, so that
+# nobody knows which elements are read. `scattered` are buffers that are written so. And `wide_reads` are those that
+# are read inside of a reduction, for each element of the row. The table shows the four groups of the softmax:
 
 # %%
 def access_table(f):
@@ -321,6 +328,24 @@ alignment_table(f)
 #
 # %show minicompile.ch08_fusion.fuse.score
 #
+# On the softmax of 8 rows of 64 floats, a buffer as large as `x` has 2048 bytes, and one number per row makes 32.
+# These are the scores of all pairs that share something, before anything is fused:
+
+# %%
+f, rows = fuser_of(softmax, torch.randn(8, 64)), []
+for i, a in f.groups.items():
+    for j, b in f.groups.items():
+        flows, common = shared_buffers(a, b)
+        if i < j and (flows or common):
+            rows.append((f"{f.name(a)}, {f.name(b)}", ", ".join(flows) or "-", ", ".join(common) or "-", score(f, a, b, flows, common)))
+Table(["pair", "flows", "read by both", "bytes saved"], rows)
+
+# %% [markdown]
+# The exponentials (`buf1`) flow from loop1 to loop2, but loop3 reads them as well. So one reading is saved and the
+# writing is not: 2048 bytes, and not 4096. Loop0 and loop1 both read `x`, at indices that look different as long as
+# nobody has found a common nest; that counts half. Such a score is an estimate, and a fact about the groups of the
+# moment: when two groups have become one, their scores with all others change. So each round computes them anew.
+#
 # ## The decision, piece by piece
 #
 # `try_fuse` asks a dozen questions about a pair, from cheap to expensive, and the first *no* ends it. Every
@@ -382,6 +407,34 @@ drawing(
 # flow: each element of such memory must be read and written at the same index. One more thing is forbidden in
 # a reduction. It walks along its rows more than once, and the second walk would read what the first has
 # written.
+#
+# Here is a program with such a hazard. It adds up each element and its mirror image, and then adds one to all of them. The
+# two loops, and what one loop would do:
+
+# %%
+def reversed_then_changed(x):
+    kept = x.flip(0) + x
+    x.add_(1)
+    return kept
+
+
+def as_one_loop(x):
+    kept = torch.empty(len(x))
+    for i in range(len(x)):
+        kept[i] = x[len(x) - 1 - i] + x[i]
+        x[i] += 1
+    return kept
+
+
+print("two loops:", reversed_then_changed(torch.arange(5.0)).tolist())
+print("one loop: ", as_one_loop(torch.arange(5.0)).tolist())
+for d in watch(reversed_then_changed, torch.arange(5.0), dynamic=False).half()["schedule"].decisions:
+    print("fused" if d.accepted else "apart:", d.reason)
+
+# %% [markdown]
+# From the middle on the one loop reads mirror images to which it has already added one. The scheduler keeps the two
+# loops apart, and says why. Without `flip` each element would be read by the iteration that changes it, and one
+# kernel would do. The test:
 #
 # %show minicompile.ch08_fusion.fuse.hazard "for other, indices" to "return f"{root} is read"
 #

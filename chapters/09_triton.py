@@ -328,6 +328,13 @@ for shift in (0, -200):
 #
 # %show minicompile.ch09_triton.reductions.online_softmax "[f"{x} = {_masked(r, _tile(r, r.dtype), float('-inf')" to "f"{m} = tl.maximum"
 #
+# One thing in these lines is not in the table: where `x` and `m` are equal, `e` is 1, and the distance is not
+# taken. For numbers that changes nothing, since exp(0) is 1. But both may be minus infinity. So it is for a lane
+# that has met nothing yet and meets a hidden element, behind the end of the row. The distance of two infinities is
+# NaN, and a NaN in one lane would make the row NaN. With the case of its own the lane counts one, which is wrong,
+# and harmless: its maximum is minus infinity, and at the end its sum is multiplied by the exponential of minus
+# infinity, which is zero.
+#
 # Each lane runs this rule on the elements that it meets. At the end there is one pair per lane, and pairs are
 # combined in the same way: the largest maximum is that of the row, and each sum is multiplied by the
 # exponential of its own maximum minus the largest. Step through a row of six, in tiles of four:
@@ -339,9 +346,9 @@ x[6:12] = [3, 1, 2, 9, 4, 0]
 kernel_walk("One row of a softmax through its looped kernel", looped, {"x": x, "buf3": np.zeros(18, np.float32)}, program=1)
 
 # %% [markdown]
-# In the second round of the loop lane 0 meets a 4 and had a 3: it is rescaled. Lane 1 meets a 0 and had a 1:
-# it adds. Lanes 2 and 3 are behind the end of the row, meet minus infinity, and add zero. Then the four pairs
-# are folded, and the second loop loads the row again to write the result.
+# In the second round of the loop lane 0 meets a 4 and had a 3: it is rescaled. Lane 1 meets a 0 and had a 1: it
+# adds. Lanes 2 and 3 are behind the end of the row, meet minus infinity, and add zero, since they have met numbers
+# before. Then the four pairs are folded, and the second loop loads the row again to write the result.
 #
 # The row is read twice, where the persistent kernel reads it once. How much does that cost?
 

@@ -270,19 +270,19 @@ seen = watch(lambda t: t.sum(1), torch.randn(64, 3000), dynamic=False)
 print(tidy(seen.half()["compiled"].sources[0].code))
 
 # %% [markdown]
-# Read it from the inside. The loop over `lane` has the clause `reduction(+:part)`. It says that `part` is a sum whose order does not matter, so
-# the compiler may give each lane a `part` of its own and add these up behind the loop. (Without the clause it must not,
-# since floating-point additions in another order round to another result.) `part` starts at zero for each chunk of 1024
-# numbers, so no lane of it ever adds up more than 64. The chunks go into `acc`, which is a double. Around that is the loop over rows.
-# Rows have nothing to do with each other, so threads share them. The same frame serves every reduction that OpenMP knows: a
-# product, a maximum, an "any".
+# Read it from the inside. The loop over `lane` has the clause `reduction(+:part)`. It says that `part` is a sum
+# whose order does not matter, so the compiler may give each lane a `part` of its own and add these up behind the
+# loop. (Without the clause it must not, since floating-point additions in another order round to another result.)
+# `part` starts at zero for each chunk of 1024 numbers, so no lane of it ever adds up more than 64. The chunks go
+# into `acc`, which is a double. Around that is the loop over rows. Rows have nothing to do with each other, so
+# threads share them. The same frame serves every reduction that OpenMP knows: a product, a maximum, an "any".
 #
 # ## Rows and columns
 #
-# The sum of each *column* has another shape. Its obvious loop goes down one column and then down the next. But neighbours in
-# a column are far apart in memory. Each load brings a cache line of 16 floats, of which one is used, and before the next
-# column asks for its neighbour the line has been evicted. Turned inside out, the loop goes along the rows, and holds as
-# many accumulators as there are columns:
+# The sum of each *column* has another shape. Its obvious loop goes down one column and then down the next. But
+# neighbours in a column are far apart in memory. Each load brings a cache line of 16 floats, of which one is used,
+# and before the next column asks for its neighbour the line has been evicted. Turned inside out, the loop goes
+# along the rows, and holds as many accumulators as there are columns:
 
 # %%
 def part(code, first, last="}"):
@@ -321,37 +321,39 @@ bars(
 )
 
 # %% [markdown]
-# Each lane owns a column now, so no clause is needed: no two lanes touch one accumulator. `since` counts rows. After 256 of
-# them the float accumulators are added to accumulators in double, for the reason that chunks have.
+# Each lane owns a column now, so no clause is needed: no two lanes touch one accumulator. `since` counts rows.
+# After 256 of them the float accumulators are added to accumulators in double, for the reason that chunks have.
 #
 # ### What is needed twice
 #
-# A softmax walks along its row three times: for the maximum, for the sum of the exponentials, and to divide. Its values are
-# needed at different times, and each has to be either kept or made again. Here is its second walk:
+# A softmax walks along its row three times: for the maximum, for the sum of the exponentials, and to divide. Its
+# values are needed at different times, and each has to be either kept or made again. Here is its second walk:
 
 # %%
 softmax = watch(lambda t: torch.softmax(t, 1), torch.randn(64, 3000), dynamic=False).half()["compiled"].sources[0].code
 print(part(softmax, "float kept", "    const float v9"))
 
 # %% [markdown]
-# The row itself is loaded in every walk. It is in the cache after the first, so that costs little. An exponential costs as much as ten
-# loads, and the third walk wants it again. So it goes into an array as long as the row, `kept`. Only expensive values are
-# kept this way, four of them at most, and only in rows of up to 4096 elements, because the array has to stay in the cache as well.
+# The row itself is loaded in every walk. It is in the cache after the first, so that costs little. An exponential
+# costs as much as ten loads, and the third walk wants it again. So it goes into an array as long as the row,
+# `kept`. Only expensive values are kept this way, four of them at most, and only in rows of up to 4096 elements,
+# because the array has to stay in the cache as well.
 #
 # ### What OpenMP does not know
 #
-# There is no clause for a variance. Its two numbers, mean and sum of squared distances, have to be merged together. Suppose
-# that one part of a row has `n` numbers with the mean `a` and the squares `p`, another one `m` numbers with `b` and `q`. The mean of all
-# is between the two, nearer to the larger part. And each square was taken around the wrong mean. The correction
-# depends only on the distance `b - a` of the two:
+# There is no clause for a variance. Its two numbers, mean and sum of squared distances, have to be merged together.
+# Suppose that one part of a row has `n` numbers with the mean `a` and the squares `p`, another one `m` numbers with
+# `b` and `q`. The mean of all is between the two, nearer to the larger part. And each square was taken around the
+# wrong mean. The correction depends only on the distance `b - a` of the two:
 #
 # $$p + q + (b - a)^2 \, \frac{n m}{n + m}$$
 #
-# Try it on (1, 3) and (5, 7, 9). The means are 2 and 7, the squares 2 and 8. Together they have the mean 5, and the squares
-# are 2 + 8 + 25 * 6/5 = 40. Directly: 16 + 4 + 0 + 4 + 16 = 40.
+# Try it on (1, 3) and (5, 7, 9). The means are 2 and 7, the squares 2 and 8. Together they have the mean 5, and the
+# squares are 2 + 8 + 25 * 6/5 = 40. Directly: 16 + 4 + 0 + 4 + 16 = 40.
 #
-# So a chunk goes through three steps. Its values are put into an array that stays in the first-level cache. Two plain loops
-# over the array, both vectorised, compute its mean and its squares. The formula merges them into those of the row, in double:
+# So a chunk goes through three steps. Its values are put into an array that stays in the first-level cache. Two
+# plain loops over the array, both vectorised, compute its mean and its squares. The formula merges them into those
+# of the row, in double:
 
 # %%
 variance = watch(lambda t: t.var(1), torch.randn(64, 100), dynamic=False).half()["compiled"].sources[0].code
@@ -363,11 +365,12 @@ print(part(variance, "double mean", "    // "))
 #
 # ### Two iterations that hit one element
 #
-# The gradient of an embedding adds a row of the incoming gradient to the row of the table that was looked up. Two tokens may have
-# looked up the same row. If threads share the tokens, two of them may add to one element at the same time, and one of the
-# additions is lost. Atomic additions would lose none, but then the order of the additions, and with it the last bits of
-# the sum, would depend on timing. The loop nest offers a third way: whatever the tokens are, different *columns* of the
-# table never collide. So the loop over columns goes outside, where threads can share it, and all tokens of a column are added in their order:
+# The gradient of an embedding adds a row of the incoming gradient to the row of the table that was looked up. Two
+# tokens may have looked up the same row. If threads share the tokens, two of them may add to one element at the
+# same time, and one of the additions is lost. Atomic additions would lose none, but then the order of the
+# additions, and with it the last bits of the sum, would depend on timing. The loop nest offers a third way:
+# whatever the tokens are, different *columns* of the table never collide. So the loop over columns goes outside,
+# where threads can share it, and all tokens of a column are added in their order:
 
 # %%
 def lookup(table, tokens):
@@ -383,8 +386,9 @@ gradient = lambda: torch.autograd.grad(minicompile.compile(lookup)(table, tokens
 print("the same bits in every run:", all(torch.equal(gradient(), gradient()) for _ in range(3)))
 
 # %% [markdown]
-# `mc_index` compares the token with the size of the table. Eager raises an IndexError for a token that is not in it; a
-# kernel cannot raise, so it notes the problem, reads row 0 instead, and the host program raises when the kernel has returned.
+# `mc_index` compares the token with the size of the table. Eager raises an IndexError for a token that is not in
+# it; a kernel cannot raise, so it notes the problem, reads row 0 instead, and the host program raises when the
+# kernel has returned.
 #
 # ## The real version
 #
@@ -423,7 +427,8 @@ for words, function in (
 Table(["program", "loads, and the store", "votes for i0", "votes for i1"], rows)
 
 # %% [markdown]
-# In the second row there is a tie, which goes to the variable that stands last. In the third, three strided loads outvote the store.
+# In the second row there is a tie, which goes to the variable that stands last. In the third, three strided loads
+# outvote the store.
 #
 # When the loads and the stores disagree, as in a transposition, the nest is cut into tiles that fit the
 # cache:
@@ -460,8 +465,8 @@ bars(rows, "ms", "Transposing and doubling a square matrix.", form="{:.2f}")
 #
 # %show minicompile.ch10_cpp.emit.emit_cpp "e = Emitter" to "emit_pointwise"
 #
-# What these functions leave behind are the lines of the loops, in `function`. In front of them go the pointers. A kernel gets one array
-# of addresses, and gives each a name and a type:
+# What these functions leave behind are the lines of the loops, in `function`. In front of them go the pointers. A
+# kernel gets one array of addresses, and gives each a name and a type:
 #
 # %show minicompile.ch10_cpp.emit.emit_cpp "for k, name" to "lines.append"
 #

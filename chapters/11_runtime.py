@@ -17,7 +17,7 @@ import torch
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Table, Walk, bars, best_time, check_of, example, head, measured, results, watch
+from chapters._lib import Table, Walk, bars, best_time, check_of, drawing, example, head, measured, results, timeline, watch
 from minicompile.ch02_guards.codegen import define
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.kernel import Kernel
@@ -114,6 +114,12 @@ bars(
 print(compiled.source)
 
 # %% [markdown]
+# Read the first four lines of work. `empty` is `torch.empty_strided`, bound once under a short name. It gets four
+# rows of one number, with strides that the compiler has chosen. `k0` is the first kernel, called with the tensor
+# that it reads and the one that it writes. Then `buf0` is dead after the next kernel, which reads it at the very
+# places at which it writes `buf1`. So no memory is asked for: `buf1 = buf0` gives the same tensor another name. And
+# `del buf0` drops the old name, so that the memory goes back when the last name does.
+#
 # There is no dictionary any more. Buffers are local variables, which CPython keeps in an array, and sizes are
 # constants. Where the memory plan of [chapter 8](chapter:08) says that a value dies, there stands a `del`. A
 # line that ends in *takes over its memory* gives the memory of a dead value a new name. The functions `k0` to
@@ -297,6 +303,41 @@ bars(
 # some 300 launches, and at five microseconds each the host needs 1.5 ms to fill the queue, while a recent GPU
 # empties it faster than that. Then the GPU waits after every kernel.
 #
+# That can be played through with two clocks. The host puts a launch into the queue every five microseconds. The
+# device takes a kernel when it is there and the one before it is done. The picture has six kernels of two
+# microseconds each:
+
+# %%
+def two_clocks(kernel, launch=5, count=6):
+    """(host, device) as lists of (begin, end) in microseconds."""
+    host = [(launch * n, launch * (n + 1)) for n in range(count)]
+    device, free = [], 0
+    for _, launched in host:
+        begin = max(launched, free)
+        free = begin + kernel
+        device.append((begin, free))
+    return host, device
+
+
+host, device = two_clocks(2)
+spans = [(f"{words} {n}", a, b - 1, "") for words, clock in (("launch", host), ("kernel", device)) for n, (a, b) in enumerate(clock)]
+timeline(
+    spans, device[-1][1], "Six launches of five microseconds, and six kernels of two.",
+    "Each kernel is done three microseconds before the next one arrives.", "microsecond",
+)
+
+# %%
+rows = []
+for kernel in (1, 2, 5, 10, 20):
+    _, device = two_clocks(kernel, count=300)
+    whole = device[-1][1]
+    rows.append((f"{kernel} us", f"{whole} us", f"{100 * (1 - 300 * kernel / whole):.0f} %"))
+Table(["a kernel takes", "300 of them take", "of which the device waits"], rows)
+
+# %% [markdown]
+# Below five microseconds the time does not depend on the kernels at all: to make them faster gains nothing. Above
+# it the host is ahead, and its own time has disappeared. A whole model is in between, since its kernels differ.
+#
 # A *CUDA graph* is a recording of everything that was put into a queue. It is replayed with one call, which
 # takes about as long as one launch. It is the largest gain there is for models of many small kernels. And it
 # has a price that one has to understand before one may use it: a recording contains *addresses*. The kernels
@@ -338,10 +379,12 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 #
 # ### Three rules
 #
-# **An input is static or it is copied in.** A tensor that is the same object at the same address in two calls
-# in a row, such as a parameter, is read in place, and its address is compared at every call. Anything else is
-# copied into a placeholder that never moves. If a static input turns out to have moved, the recording is
-# thrown away and that input is copied from then on.
+# **An input is static or it is copied in.** A tensor that is the same object at the same address in two calls in a
+# row, such as a parameter, is read in place, and its address is compared at every call. Anything else is copied
+# into a placeholder that never moves. If a static input turns out to have moved, the recording is thrown away and
+# that input is copied from then on. (A recorded backward pass is more careful. It is replayed only if everything
+# that it reads in place lies where it lay. If the user replaces a parameter by another one, it runs without its
+# graph from then on, which is right and slower.)
 #
 # %show minicompile.ch11_runtime.cudagraphs.GraphedCallable "if [args[i].data_ptr()" to "return run_recording"
 #
@@ -355,6 +398,28 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 #
 # %show minicompile.ch11_runtime.cudagraphs.GraphedCallable.must_run_plainly
 #
+# The picture shows which way each kind of tensor takes.
+
+# %% tags=["fold"]
+drawing(
+    {
+        "parameters": ("parameters", "stay where they are", "input"),
+        "batch": ("batch", "is elsewhere each time", "input"),
+        "held": ("placeholder", "never moves", "plain"),
+        "graph": ("the recording", "fixed addresses", "compute"),
+        "pool": ("activations", "in the graph's memory", "saved"),
+        "results": ("results", "in the graph's memory", "plain"),
+        "fresh": ("fresh tensors", "for the caller", "library"),
+        "backward": ("backward", "reads them in place", "compute"),
+    },
+    [("batch", "held"), ("held", "graph"), ("parameters", "graph"), ("graph", "results"), ("graph", "pool"), ("results", "fresh"),
+     ("pool", "backward")],
+    "A batch is copied into a placeholder. The recording reads the placeholder and the parameters, and writes results and activations "
+    "in its own memory. Results are copied into fresh tensors; activations are read by backward where they are.",
+    "Copies happen on the two ways through grey boxes. While an activation is alive, forward must not be replayed.",
+)
+
+# %% [markdown]
 # With these rules a replay is: copy in, replay, copy out.
 #
 # %show minicompile.ch11_runtime.cudagraphs.run_recording "with torch._C" to "torch._foreach_copy_(fresh"

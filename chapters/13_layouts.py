@@ -84,9 +84,12 @@ class Net(nn.Module):
 net, x = Net().eval(), torch.randn(8, 16, 56, 56)
 
 # %% [markdown]
-# In front of the first convolution the input is turned around. That is a real copy. Its result is in channels last, so the batch norm's
-# is, so the ReLU's is. The second request finds what it asks for, and gives its operand back. Only at the very end,
-# where the user will see the strides, is the tensor turned back. Two copies are left, however deep the network is.
+# In front of the first convolution the input is turned around. That is a real copy. Its result is in channels last,
+# so the batch norm's is, so the ReLU's is. The second request finds what it asks for, and gives its operand back.
+# Only at the very end, where the user will see the strides, is the tensor turned back. Two copies are left, however
+# deep the network is, as long as everything between two convolutions keeps the order. What does not, such as a
+# reshape that gives the channels another place, starts anew: its result is in the ordinary order, and the next
+# convolution asks, and pays, again.
 
 # %% tags=["fold"]
 drawing(
