@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import inspect
 import sys
+import types
 
 if not (3, 11) <= sys.version_info[:2] <= (3, 13):
     raise ImportError(f"minicompile needs CPython 3.11, 3.12 or 3.13; this is {sys.version.split()[0]}.")
@@ -145,6 +146,8 @@ def _compile_function(function, context):
     function = marks.original(function)
     if marks.is_disabled(function):
         return function
+    if inspect.ismethod(function) and inspect.isfunction(function.__func__):     # a method again: learning rate schedulers ask for
+        return types.MethodType(_compile_function(function.__func__, context), function.__self__)        # its `__func__`
     target = function
     if isinstance(function, functools.partial):
         target = marks.original(function.func)

@@ -324,6 +324,9 @@ def _kernel_refuses(func, flat, spec):
 
 # %%
 NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
+# Fused optimizers: not all of them have meta kernels, and none with the learning rate in a tensor
+FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
+         for packet in [getattr(aten, f"_fused_{name}{form}")] for kind in ("default", "tensor_lr")}
 # Their meta kernels answer with plain tensors
 QUANTIZING = {aten.quantize_per_tensor, aten.quantize_per_tensor_dynamic, aten.quantize_per_channel}
 
@@ -363,7 +366,10 @@ def fake_call(func, args, kwargs):
         meta_kwargs = {**meta_kwargs, "pin_memory": None}
     try:
         with _python_dispatcher(flat):
-            out = func(*meta_args, **meta_kwargs)
+            if func in FUSED:               # new values of the first lists, if it does not write to them
+                out = tuple([[torch.empty_like(t) for t in xs] for xs in meta_args[:len(func._schema.returns)]]) or None
+            else:
+                out = func(*meta_args, **meta_kwargs)
         if func is aten.convolution.default:
             out = _convolution_layout(out, meta_args[0], meta_args[1], device)
         elif func in POINTWISE or func in WITH_NUMBER and _has_ones(out):
@@ -385,7 +391,7 @@ def fake_call(func, args, kwargs):
     for schema, value in zip(func._schema.arguments, args):
         if schema.alias_info is not None and schema.alias_info.is_write:
             written |= {id(t.meta): t for t in pytree.tree_leaves(value) if isinstance(t, FakeTensor)}
-    if func._schema.name.startswith("aten::_foreach_") or func.namespace not in NAMESPACES:
+    if func._schema.name.startswith("aten::_foreach_") or func in FUSED or func.namespace not in NAMESPACES:
         torch.autograd.graph.increment_version(written.values())        # these count versions themselves
     for t in written.values():
         if t.shape != t.meta.shape or t.stride() != t.meta.stride():

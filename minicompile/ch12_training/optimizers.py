@@ -19,9 +19,9 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 from ..ch01_graphs.fake import storage_key
 from ..ch03_capture.calls import BY_CODE, DISABLED, call_wrapped, handles
 from ..ch03_capture.operations import METHODS, emit_float
-from ..ch03_capture.tensors import EXACT, call_tensor_method
+from ..ch03_capture.tensors import EXACT, call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
-from ..ch03_capture.values import NEW, NONE, Const, ObjVal, SymVal, TensorVal, Value, as_number
+from ..ch03_capture.values import NONE, Const, SymVal, TensorVal, Value, as_number
 from ..ch03_capture.wrap import counter, wrap
 
 # %% [markdown]
@@ -47,12 +47,7 @@ def example(self, *args, **kwargs):
 
 @BY_CODE.of(_use_grad_for_differentiable(example).__code__)
 def call_step(tx: Tracer, function, self, *args, **kwargs):
-    """The step of an optimizer. On a GPU it stays outside: its counters are on the CPU, and one graph of both is not
-    compiled yet."""
-    existed = type(self) is ObjVal and self.real is not NEW
-    if any(v.fake.is_cuda for v in tx.tensor_of_fake.values()) or existed and any(
-            p.is_cuda for group in self.real.param_groups for p in group["params"]):
-        unsupported(tx, "optimizer.step() of parameters on a GPU")
+    """The step of an optimizer."""
     return call(tx, wrap(tx, in_grad_mode), [wrap(tx, function.real.__wrapped__), self, *args], kwargs)
 
 
@@ -69,6 +64,57 @@ def call_disabled(tx: Tracer, function, *args, **kwargs):
            if name in vars(torch.optim.Optimizer)))
 def health_check(tx, self):
     return NONE
+
+
+# %% [markdown]
+# ## The learning rate
+#
+# It may be a tensor, so that a scheduler can change it in place. Then `param.add_(grad, alpha=-lr)` asks a tensor for its
+# number, where PyTorch has only a signature that takes a number. The product says the same, and leaves the number where
+# it is.
+
+# %%
+SCALES = {"add": "alpha", "sub": "alpha", "addcmul": "value", "addcdiv": "value"}
+
+
+def scaling_method(name: str, keyword: str):
+    @METHODS.of((TensorVal, name))
+    def scaled(tx: Tracer, self: TensorVal, *args, **kwargs):
+        """self.name(operand, ..., keyword=number)"""
+        if type(number := kwargs.get(keyword)) is TensorVal and args and not number.fake.requires_grad:
+            args = [emit(tx, "call_function", torch.mul, [args[0], number], {}), *args[1:]]
+            kwargs = {k: v for k, v in kwargs.items() if k != keyword}
+        return call_tensor_method(tx, self, name, args, kwargs)
+
+
+for _name, _keyword in SCALES.items():
+    scaling_method(_name, _keyword)
+    scaling_method(_name + "_", _keyword)
+
+
+@handles(torch._foreach_add_)
+def foreach_add_(tx: Tracer, tensors, others, *args, **kwargs):
+    """torch._foreach_add_(tensors, others, alpha=number)"""
+    if type(number := kwargs.get("alpha")) is TensorVal and not number.fake.requires_grad:
+        others, kwargs = emit(tx, "call_function", torch._foreach_mul, [others, number], {}), {}
+    return emit(tx, "call_function", torch._foreach_add_, [tensors, others, *args], kwargs)
+
+# %% [markdown]
+# The fused operators take the learning rate as a C++ number, which cannot be a symbol. Their other overloads take it as
+# a tensor.
+
+# %%
+def handle_fused(operator):
+    @handles(operator)
+    def fused(tx: Tracer, *args, **kwargs):
+        """A fused update of many parameters."""
+        if type(lr := kwargs.get("lr")) is SymVal:
+            kwargs["lr"] = emit(tx, "call_function", torch.scalar_tensor, [lr], {"dtype": Const(value=torch.float64)})
+        return emit(tx, "call_function", operator, args, kwargs)
+
+
+for _name in ("adam", "adamw", "sgd"):
+    handle_fused(getattr(torch, f"_fused_{_name}_"))
 
 
 # %% [markdown]

@@ -103,6 +103,58 @@ def test_the_first_step_is_one_version_and_all_others_are_another():
     assert versions_of(step, calls()) == 2             # by the second call the learning rate has changed, too
 
 
+LEARNING_RATES = {
+    "a tensor": lambda ps: torch.optim.AdamW(ps, lr=torch.tensor(0.1)), "fused": lambda ps: torch.optim.AdamW(ps, lr=0.1, fused=True),
+    "fused, a tensor": lambda ps: torch.optim.Adam(ps, lr=torch.tensor(0.1), fused=True),
+    "SGD, fused": lambda ps: torch.optim.SGD(ps, lr=0.1, momentum=0.9, fused=True),
+    "SGD, a tensor": lambda ps: torch.optim.SGD(ps, lr=torch.tensor(0.1), foreach=False),
+    "SGD, lists, a tensor": lambda ps: torch.optim.SGD(ps, lr=torch.tensor(0.1), foreach=True),
+    "RMSprop, a tensor": lambda ps: torch.optim.RMSprop(ps, lr=torch.tensor(0.01), foreach=False),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["after", "inside"])
+@pytest.mark.parametrize("name", LEARNING_RATES)
+def test_a_learning_rate_that_a_scheduler_changes(name, inside):
+    def make():
+        net = network()
+        optimizer = LEARNING_RATES[name](net.parameters())
+        scheduler, step = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20), training(net, optimizer)
+
+        def both(x, y):
+            result = step(x, y)
+            scheduler.step()
+            return result
+        return net, optimizer, scheduler, both if inside else step
+    (net, optimizer, scheduler, step), (twin, other, its, eager) = make(), make()
+    twin.load_state_dict(net.state_dict())
+
+    def calls():
+        for number, arguments in enumerate(batches(6)):
+            yield arguments
+            eager(*arguments)
+            if not inside:
+                scheduler.step(), its.step()
+            torch.testing.assert_close(optimizer.param_groups[0]["lr"], other.param_groups[0]["lr"])
+            compare(net, optimizer, twin, other, f"step {number}")
+    assert versions_of(step, calls()) == 2 + inside     # the scheduler's count of steps varies from the third call on
+
+
+def test_a_scheduler_that_is_made_for_a_compiled_step():
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    optimizer, other = torch.optim.AdamW(net.parameters(), lr=0.1), torch.optim.AdamW(twin.parameters(), lr=0.1)
+    optimizer.step = minicompile.compile(optimizer.step, fullgraph=True)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.5) for o in (optimizer, other)]
+    for number, (x, y) in enumerate(batches(4)):
+        for n, o, scheduler in zip((net, twin), (optimizer, other), schedulers):
+            o.zero_grad()
+            F.cross_entropy(n(x), y).backward()
+            o.step()
+            scheduler.step()
+        compare(net, optimizer, twin, other, f"step {number}")
+
+
 def test_a_loaded_state_is_used():
     net, twin = network(), network()
     twin.load_state_dict(net.state_dict())
