@@ -15,7 +15,7 @@ from chapters._lib import Table, bars, best_time, drawing, results, watch
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.trace import trace
-from minicompile.ch13_tuning.layouts import convolutions_to_channels_last
+from minicompile.ch13_tuning.layouts import convolutions_to_channels_last, keep_layouts
 
 # %% [markdown]
 # ## The problem, measured
@@ -115,15 +115,25 @@ drawing(
 # %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for node in convolutions" to "node.update_arg"
 #
 # It is applied on GPUs only. This page is built without one, so the cell below captures the network and pretends:
-# it gives each fake of the graph the device `cuda`, which is all that the pass asks about.
+# while the pass runs, each fake of the graph has the device `cuda`, which is all that the pass asks about. The second pass
+# that it calls, `keep_layouts`, is the one that turns the result back; it comes further down.
+
 
 # %%
-graph = watch(net, x, backend="eager").graphs[0]
-for node in graph.graph.nodes:
-    if isinstance(node.meta.get("val"), FakeTensor):
-        node.meta["val"] = FakeTensor(node.meta["val"].meta, torch.device("cuda"))
-turned = convolutions_to_channels_last(graph)
-print("\n".join(line.partition("  #")[0] for line in print_graph(turned).splitlines() if " = input" not in line))
+def turned(function, *inputs):
+    graph, fakes = watch(function, *inputs, backend="eager").graphs[0], {}
+    for node in graph.graph.nodes:
+        if isinstance(fake := node.meta.get("val"), FakeTensor):
+            node.meta["val"] = FakeTensor(fake.meta, torch.device("cuda"))
+            fakes[node.meta["val"]] = fake
+    convolutions_to_channels_last(graph)
+    for node in graph.graph.nodes:
+        node.meta["val"] = fakes.get(node.meta.get("val"))
+    keep_layouts(graph, [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
+    print("\n".join(line.partition("  #")[0] for line in print_graph(graph).splitlines() if " = input" not in line))
+
+
+turned(net, x)
 
 # %% [markdown]
 # The weights are turned around as well. In training this costs one small copy for each step, since the optimizer
@@ -156,12 +166,64 @@ Table(["operands", "operator", "strides of its result"], rows)
 #
 # ## What goes wrong without care
 #
-# Three things. A convolution with *groups* works on few channels at a time, and gains nothing, so a graph that
-# contains one is left alone. A result that the user gets must have eager's strides, or a later `view` fails, so
-# outputs are turned back. And an output that *was* in channels last in eager, because the user chose it, must stay
-# so: it is turned back only if its fake is contiguous.
+# A convolution with *groups* works on few channels at a time, and gains nothing, so a graph that contains one is left
+# alone. The other dangers come from programs that see the order. Here is one that every course on neural networks contains. It
+# makes a vector of each image with `view`, which never copies:
+
+
+# %%
+def classify(x, weight):
+    y = F.conv2d(x, weight, padding=1).relu()
+    return y.view(y.shape[0], -1) @ torch.ones(32 * 8 * 8, 10)
+
+
+small = torch.randn(2, 16, 8, 8)
+y = F.conv2d(small.contiguous(memory_format=torch.channels_last), net.first.weight, padding=1).relu()
+try:
+    y.view(2, -1)
+except RuntimeError as error:
+    print(error)
+
+# %% [markdown]
+# The columns of one row are no neighbours any more, so no strides describe the vector, and the program fails although it is
+# right. The second danger gives no error. Here `flatten` shares the memory of `y` in eager, and the multiplication is
+# seen in `y`. If `y` is in channels last, `flatten` has to copy, and `y` stays as it was:
+
+# %%
+def doubled(y):
+    y.flatten(1).mul_(2)
+    return y.sum()
+
+
+for name, form in (("NCHW", torch.contiguous_format), ("channels last", torch.channels_last)):
+    print(f"{name:14}", doubled(torch.ones(2, 3, 4, 4).contiguous(memory_format=form)).item())
+
+# %% [markdown]
+# The third is the caller, who gets a result and asks for its strides, or calls `view` on it. The fourth is an operator from
+# elsewhere, or `as_strided`, that counts places in memory by itself.
 #
-# %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for value in output.args" to "restored.append(value)"
+# Could we say of each function of PyTorch whether it sees the order? There are hundreds, and for `reshape` and `flatten` the answer
+# depends on what happens to the result. It is easier to try. The changed graph is run on fakes, once, and each result is
+# compared with the fake that capture left on the node. A tensor with other strides is *turned*. A program sees that if a node
+# fails that gets a turned tensor; if a turned tensor is a result; and if two tensors had one memory in capture's run, have two
+# memories now, and one of them is written later or both are results:
+#
+# %show minicompile.ch13_tuning.layouts.Turned.parted
+#
+# `memories` are the identities of the memory behind capture's fakes, `written` the last node that writes one.
+# What is seen gets a copy with the order that capture saw, behind the node that made the memory. It is read by those who see
+# the order, and everybody else goes on with the turned tensor. Only if the memory is written after that must all read the
+# copy, so that there is one memory as before:
+#
+# %show minicompile.ch13_tuning.layouts.keep_layouts
+#
+# The classifier from above, after both passes. Its `view` reads a copy now:
+
+# %%
+turned(classify, small, net.first.weight.detach())
+
+# %% [markdown]
+# A tensor that was in channels last in eager as well, because the user chose it, is not turned, and nothing is done about it.
 #
 # ## What it costs, and what it brings
 #

@@ -41,7 +41,7 @@ from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import warm_up
 from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
 from .ch11_runtime.host import compile_schedule
-from .ch13_tuning.layouts import convolutions_to_channels_last
+from .ch13_tuning.layouts import convolutions_to_channels_last, keep_layouts
 from .config import config
 from .errors import Unsupported
 
@@ -143,7 +143,7 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
     elif not torch.cuda.is_available():
         note_missing_gpu(backend)
     if backend != "cudagraphs":
-        gm = convolutions_to_channels_last(gm)
+        keep_layouts(convolutions_to_channels_last(gm), fakes)
     rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose
     run = None

@@ -11,8 +11,8 @@
 # insertion: ask for channels-last inputs and weights at each convolution. The request costs a copy only where
 # the layout really changes. Everything between convolutions follows by itself: the fake output of a
 # channels-last convolution is channels last, pointwise operators and batch norm keep the layout of their
-# input, and so every later request is already satisfied. At the graph's outputs the layout that the user
-# would have seen is restored.
+# input, and so every later request is already satisfied. Where the program would see the difference, the layout
+# that it expects is restored.
 #
 # torch.compile's Inductor has the same optimization. It first estimates whether it pays; we apply it on GPUs
 # wherever all convolutions of a graph are ordinary two-dimensional ones, which is where it always did in our
@@ -21,9 +21,17 @@
 # %%
 from __future__ import annotations
 
+from itertools import takewhile
+
 import torch
 import torch.nn.functional as F
 from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from ..ch01_graphs.fake import FakeTensor, storage_key
+from ..ch01_graphs.graph import call_node, interpret
+from ..ch01_graphs.layouts import memory_order, present
+from ..ch12_training.backward import gradients
 
 CONVOLUTIONS = {F.conv2d, torch.conv2d}
 
@@ -37,8 +45,8 @@ def _wants_channels_last(node: fx.Node) -> bool:
 
 # %% tags=["exercise:channels-last"]
 def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
-    """Ask for channels-last operands at each 2-d convolution of a captured graph (changed in place), and
-    restore contiguous outputs. Does nothing unless every convolution is on a GPU and ungrouped."""
+    """Ask for channels-last operands at each 2-d convolution of a captured graph (changed in place). Does nothing
+    unless every convolution is on a GPU and ungrouped."""
     convolutions = [n for n in gm.graph.nodes if n.op == "call_function" and n.target in CONVOLUTIONS]
     if not convolutions or not all(map(_wants_channels_last, convolutions)):
         return gm
@@ -49,17 +57,127 @@ def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
                 moved = gm.graph.call_method("contiguous", (operand,), {"memory_format": torch.channels_last})
                 moved.meta.update(node.meta, val=operand.meta["val"])
                 node.update_arg(position, moved)
-    output = next(n for n in gm.graph.nodes if n.op == "output")
-    restored = []
-    for value in output.args[0]:
-        fake = value.meta.get("val") if isinstance(value, fx.Node) and value.op != "placeholder" else None
-        if isinstance(fake, torch.Tensor) and fake.dim() == 4 and fake.is_contiguous():
-            with gm.graph.inserting_before(output):
-                contiguous = gm.graph.call_method("contiguous", (value,))
-                contiguous.meta.update(value.meta)
-            restored.append(contiguous)
-        else:
-            restored.append(value)
-    output.args = (tuple(restored),)
     gm.recompile()
     return gm
+
+# %% [markdown]
+# ## Who sees the layout
+#
+# A program sees where elements lie in four ways. It gets a tensor as a result, and asks for its strides. It calls
+# `view`, which fails where `reshape` would copy. It writes to a tensor that in eager shares its memory with another,
+# `y.flatten(1).mul_(2)`, and now does not, because `flatten` had to copy. Or an operator that we know nothing about
+# reads the memory itself.
+#
+# To find such places, the changed graph is run on fakes, and each result is compared with the fake that capture left on the
+# node. A tensor whose strides are others is *turned*. All tensors that share a memory, a tensor and its views, are one
+# group, and the first node of a group is where a layout can be restored: behind it stands a copy, and those that
+# see the layout read the copy. If the group is written later, all read the copy, so that there is one memory as before.
+
+# %%
+def reads_memory(node: fx.Node) -> bool:
+    """Whether the node reads memory by itself: as_strided, or an operator that is not PyTorch's."""
+    target = getattr(node.target, "default", node.target)
+    return getattr(target, "namespace", "aten") != "aten" or node.target in ("as_strided", "as_strided_", torch.as_strided)
+
+
+def memories(value) -> set[int]:
+    return {storage_key(t) for t in tree_leaves(value) if isinstance(t, FakeTensor)}
+
+
+def strides(t: FakeTensor) -> tuple:
+    return tuple(present(s) for n, s in zip(t.shape, t.stride()) if present(n) != 1)
+
+# %% [markdown]
+# The run notes three things for each node: its value, which memories it writes, and whether it failed. After a failure it goes
+# on with the value that capture saw. `ours` are the requests and the copies that restored a layout before; they belong to no group.
+
+# %%
+class Turned:
+    """A changed graph, run on fakes. values: what each node gives; written: memory (of capture's fakes) -> position of the last node
+    that writes it; seen: the memories whose layout some node sees."""
+
+    def __init__(self, gm: fx.GraphModule, inputs, ours: set[fx.Node]):
+        self.gm, self.ours, self.values, self.written, self.seen = gm, ours, {}, {}, set()
+        self.position = {node: i for i, node in enumerate(gm.graph.nodes)}
+        fakes = [FakeTensor(t.meta.detach(), t.device) if isinstance(t, torch.Tensor) else t for t in inputs]
+        self.values.update(zip(gm.graph.find_nodes(op="placeholder"), fakes))
+        with torch.no_grad():
+            interpret(gm, fakes, self.call)
+        self.parted()
+
+    def call(self, node: fx.Node, args, kwargs):
+        operands = [(a, self.values[a]) for a in node.all_input_nodes if isinstance(self.values.get(a), FakeTensor)]
+        versions = [value._version for _, value in operands]
+        if any(map(self.is_turned, node.all_input_nodes)) and reads_memory(node):
+            self.seen |= set().union(*(memories(a.meta["val"]) for a, _ in operands if self.is_turned(a)))
+        try:
+            value = node.meta["val"] if node.target is gradients else call_node(self.gm, node, args, kwargs)
+        except RuntimeError:
+            self.seen |= set().union(*(memories(a.meta["val"]) for a, _ in operands if self.is_turned(a)))
+            value = node.meta["val"]
+        for (a, operand), version in zip(operands, versions):
+            if operand._version != version:
+                self.written.update(dict.fromkeys(memories(a.meta["val"]), self.position[node]))
+        self.values[node] = value
+        return value
+
+    def is_turned(self, node: fx.Node) -> bool:
+        val, value = node.meta.get("val"), self.values.get(node)
+        return node not in self.ours and isinstance(val, FakeTensor) and isinstance(value, FakeTensor) and strides(val) != strides(value)
+
+    def parted(self) -> None:
+        """What was one memory and is two is seen, where it is written afterwards or leaves in two results."""
+        results = [n for n in next(iter(self.gm.graph.find_nodes(op="output"))).args[0] if isinstance(n, fx.Node)]
+        for node in results:
+            if self.is_turned(node):
+                self.seen |= memories(node.meta["val"])
+        for node, value in self.values.items():
+            for a in node.all_input_nodes if node not in self.ours else ():
+                shared = memories(node.meta.get("val")) & memories(a.meta.get("val"))
+                if shared and a not in self.ours and not memories(value) & memories(self.values[a]):
+                    leaving = {id(n.meta["val"]) for n in results if memories(n.meta.get("val")) & shared}
+                    self.seen |= {m for m in shared if self.written.get(m, -1) > self.position[node] or len(leaving) > 1}
+
+# %% [markdown]
+# A layout is restored behind the node that made the memory, or behind the in-place operators that directly follow it, as
+# `relu_` follows a batch norm. Restoring may turn what comes after, or turn it back, so the graph is run again until nothing is
+# seen.
+
+# %%
+def keep_layouts(gm: fx.GraphModule, inputs) -> None:
+    """Restore the layouts that the program of a graph sees, after `convolutions_to_channels_last` (changed in place). inputs: its fakes."""
+    ours = {a for n in gm.graph.nodes if n.target in CONVOLUTIONS for a in n.args[:2] if isinstance(a, fx.Node) and a.target == "contiguous"}
+    while ours and (groups := places(run := Turned(gm, inputs, ours))):
+        for memory, made in groups:
+            copies = restored(gm, made[-1])
+            ours.update(copies)
+            everywhere = run.written.get(memory, -1) > run.position[made[-1]]
+            for user in [u for n in made for u in n.users if run.position.get(u, -1) > run.position[made[-1]]]:
+                if everywhere or user.op == "output" or reads_memory(user) or memory in memories(user.meta.get("val")) and user not in ours:
+                    for node in made:
+                        user.replace_input_with(node, copies[-1])
+        gm.recompile()
+
+
+def places(run: Turned) -> list[tuple[int, list[fx.Node]]]:
+    """For each group whose layout is seen, its memory and the nodes that made it: the first, and in-place operators after it."""
+    groups = {}
+    for node in run.position:
+        val = node.meta.get("val")
+        if isinstance(val, FakeTensor) and node not in run.ours and storage_key(val) in run.seen:
+            groups.setdefault(storage_key(val), []).append(node)
+    return [(memory, list(takewhile(lambda n: n.meta["val"] is nodes[0].meta["val"], nodes)))
+            for memory, nodes in groups.items() if run.is_turned(nodes[0])]
+
+
+def restored(gm: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
+    """New nodes after `node`, the last of which has its elements in the order of capture's fake."""
+    val, nodes = node.meta["val"], [node]
+    order = memory_order([present(n) for n in val.shape], [present(s) for s in val.stride()])
+    back = sorted(range(val.dim()), key=order.__getitem__)
+    for target, args in (("permute", order), ("contiguous", ()), ("permute", back)):
+        if target == "contiguous" or order != back or order != sorted(order):
+            with gm.graph.inserting_after(nodes[-1]):
+                nodes.append(gm.graph.call_method(target, (nodes[-1], *args)))
+            nodes[-1].meta.update(node.meta)
+    return nodes[1:]
