@@ -64,7 +64,8 @@ def laid_out(function, case):
     outputs = watch.run(torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3))
     gm(torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3))
     calls = collections.Counter(str(n.target) for n in gm.graph.nodes if n.op == "call_method")
-    return {"operands of convolutions are channels-last": watch.seen, "outputs": [o.contiguous() for o in outputs], "methods called": dict(sorted(calls.items())), "the same module": same,
+    return {"operands of convolutions are channels-last": watch.seen,
+            "outputs": [o.contiguous() for o in outputs], "methods called": dict(sorted(calls.items())), "the same module": same,
             "every node has a value": all("val" in n.meta for n in gm.graph.nodes if n.op != "output")}
 
 

@@ -146,7 +146,8 @@ class Turned:
 # %%
 def keep_layouts(gm: fx.GraphModule, inputs) -> None:
     """Restore the layouts that the program of a graph sees, after `convolutions_to_channels_last` (changed in place). inputs: its fakes."""
-    ours = {a for n in gm.graph.nodes if n.target in CONVOLUTIONS for a in n.args[:2] if isinstance(a, fx.Node) and a.target == "contiguous"}
+    convolutions = [n for n in gm.graph.nodes if n.target in CONVOLUTIONS]
+    ours = {a for n in convolutions for a in n.args[:2] if isinstance(a, fx.Node) and a.target == "contiguous"}
     while ours and (groups := places(run := Turned(gm, inputs, ours))):
         for memory, made in groups:
             copies = restored(gm, made[-1])
