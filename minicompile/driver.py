@@ -41,6 +41,7 @@ from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import warm_up
 from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
 from .ch11_runtime.host import compile_schedule
+from .ch12_training.memory import recompute_in_backward
 from .ch13_tuning.layouts import convolutions_to_channels_last, keep_layouts
 from .config import config
 from .errors import Unsupported
@@ -150,6 +151,7 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
 
     def lower_half(gm, fakes, *, is_backward):
         try:
+            gm = gm if is_backward else recompute_in_backward(gm)
             return compile_aten(gm, fakes, rung=rung, is_backward=is_backward)
         except Exception as error:
             if run is None:

@@ -94,9 +94,12 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
     """Mark `node` (of a new graph) as made from `source` (of the graph before)."""
     node.meta["location"] = source.meta.get("location")
     node.meta["origins"] = (source.name,)
-    if "recompute" in source.meta:
-        node.meta["recompute"] = source.meta["recompute"]
+    node.meta.update({mark: source.meta[mark] for mark in MARKS if mark in source.meta})
     return node
+
+
+# What one stage says of a node to a later one: the checkpoint that it belongs to, and the backward pass of the program.
+MARKS = "recompute", "backward"
 
 # %% [markdown]
 # ## An executable meaning

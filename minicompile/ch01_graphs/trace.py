@@ -11,12 +11,14 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any, Callable, Sequence
 
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import Unsupported
 from .fake import DispatchMode, FakeTensor, fake_call, settle_floats
@@ -66,6 +68,7 @@ class Recorder(DispatchMode):
         self.nodes: dict[int, tuple[Any, fx.Node]] = {}
         self.provenance: tuple = (None, ())
         self.recompute = 0
+        self.passes = self.backward = 0
         self.grad_provenance: dict = {}
 
     def placeholder(self, name: str, value) -> fx.Node:
@@ -110,6 +113,8 @@ class Recorder(DispatchMode):
         node.meta.update(val=out, location=location, origins=origins)
         if self.recompute and torch._C._current_autograd_node() is None:
             node.meta["recompute"] = self.recompute
+        if self.backward:
+            node.meta["backward"] = self.backward
         self._bind(out, node)
         return out
 
@@ -159,6 +164,24 @@ class Recorder(DispatchMode):
     def finish(self, outputs: Sequence) -> fx.GraphModule:
         self.graph.output(tuple(self.node_of(o) for o in outputs))
         return graph_module(self.root, self.graph)
+
+# %% [markdown]
+# A program may itself call the engine, in its middle. What that writes is marked with the number of the pass.
+
+# %%
+@contextlib.contextmanager
+def backward_pass():
+    """What the active recorder, if there is one, writes meanwhile is one more backward pass of the program."""
+    recorder = _get_current_dispatch_mode()
+    if not isinstance(recorder, Recorder):
+        yield
+        return
+    recorder.passes += 1
+    recorder.backward = recorder.passes
+    try:
+        yield
+    finally:
+        recorder.backward = 0
 
 # %% [markdown]
 # ## Lowering one graph into another

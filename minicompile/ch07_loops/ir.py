@@ -269,6 +269,7 @@ class Loop:
     stores: tuple[Value, ...]
     location: Location | None = None
     origins: tuple[str, ...] = ()
+    turn: int = 0                # 4 for each backward pass before it; odd: it computes something again, for the pass that comes
 
     @cached_property
     def body(self) -> tuple[Value, ...]:

@@ -142,6 +142,7 @@ class Lowering:
     moved: dict = field(default_factory=dict)
     position: dict[str, int] = field(default_factory=dict)
     locations: dict[str, Location | None] = field(default_factory=dict)
+    turns: dict[str, int] = field(default_factory=dict)
     in_rows: set[str] = field(default_factory=set)       # buffers read together with numbers per row
     in_place: set[fx.Node] = field(default_factory=set)  # writes that go to the memory of an input
     latest: dict[str, str] = field(default_factory=dict)     # input -> the alias that the last of them made
@@ -212,7 +213,8 @@ def make_vars(prefix: str, size, order=None) -> tuple[tuple[Symbol, ...], tuple[
 def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset[str]) -> None:
     origins = sorted(ops | ({g.node.name} if g.node is not None else set()), key=lambda name: g.position.get(name, 0))
     location = together([g.locations.get(name) for name in ([g.node.name] if g.node is not None else []) + origins])
-    g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, tuple(b.stores), location, tuple(origins)))
+    turn = max([g.turns.get(name, 0) for name in ops or origins], default=0)
+    g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, tuple(b.stores), location, tuple(origins), turn))
 
 
 def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:

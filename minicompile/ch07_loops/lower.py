@@ -58,6 +58,8 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
     sinks: dict[fx.Node, frozenset] = {}
     later: set[fx.Node] = set()
     for node in reversed(graph.nodes):
+        if "saved" in node.meta:
+            g.wanted.add(node)
         stays_lazy = node.target in LOWERINGS or is_view(node)
         if not stays_lazy and node.target is not aten.copy_.default:
             g.wanted.update(node.all_input_nodes)
@@ -103,6 +105,7 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
     for position, node in enumerate(gm.graph.nodes):
         g.node = node
         g.position[node.name], g.locations[node.name] = position, node.meta.get("location")
+        g.turns[node.name] = node.meta.get("turn", 0)
         if node.op == "placeholder":
             g.values[node] = lower_input(g, node)
             if node.meta.get("owned"):

@@ -87,6 +87,7 @@ class Group:
     wide_reads: set[str] = field(default_factory=set)  # read by loops that cover the reduction dimensions
     walked: tuple[Symbol, ...] = ()                  # last output variables, which some members sum over
     instructions: int = 0
+    turns: frozenset[int] = frozenset()
     notes: list[str] = field(default_factory=list)   # why the members are together
     successors: set[int] = field(default_factory=set)
     ancestors: int = 0                               # bit i: group i must run before
@@ -105,7 +106,8 @@ def make_group(i: int, node: Loop | Extern, buffers) -> Group:
     space = Space(tuple(names.values()), tuple(rnames.values()))
     mapping = {v: s.expr for v, s in {**names, **rnames}.items()}
     identity = all(v.name == s.name for v, s in {**names, **rnames}.items())
-    group = Group([i], space, buffers[node.outputs[0]].device, {i: mapping}, instructions=len(node.body))
+    group = Group([i], space, buffers[node.outputs[0]].device, {i: mapping}, instructions=len(node.body),
+                  turns=frozenset([node.turn]))
     for a in node.loads:
         index = a.index if identity else apply(a.index, mapping)
         group.reads.setdefault(a.buffer, set()).add(index)
@@ -297,6 +299,19 @@ def _starved(a: Group, b: Group) -> str | None:
     return None
 
 
+def waits(f: Fuser, a: Group, b: Group) -> bool:
+    """Would more memory be alive if a, whose results b reads, had to wait for what else b reads? A sum over rows is small.
+    Added to another one that comes much later, it would keep its operand alive until then."""
+    ready = max([f.writer[n] for n in b.reads if n in f.writer and n not in a.writes], default=0)
+    if ready - a.members[-1] <= NEAR:
+        return False
+    kept = sum(nbytes(f.buffers[n]) for n in a.reads if n in f.writer and max(f.readers[n]) < ready)
+    return kept > sum(nbytes(f.buffers[n]) for n in a.writes)
+
+
+NEAR = 16             # positions in the program
+
+
 def _traffic(f: Fuser, g: Group) -> int:
     return sum(nbytes(f.buffers[n]) for n in g.reads.keys() | g.writes.keys())
 
@@ -326,6 +341,13 @@ def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
     if len(reads | a.writes.keys() | b.writes.keys()) > f.options.max_buffers and \
             len(reads) > f.options.max_buffers // 2:
         return refuse("the kernel would have too many arguments")
+    turns = a.turns | b.turns
+    if max((t for t in turns if t % 2), default=0) > min(turns):
+        return refuse("one computes again, later, what is not to be kept until then")
+    if not flows and max(turns) // 4 > min(turns) // 4:
+        return refuse("a backward pass comes between them")
+    if flows and waits(f, a, b):
+        return refuse("what the first reads would have to live until the second can run")
     for n in flows:
         if n in a.scattered:
             return refuse(f"{n} is written at computed positions: it is complete only when the kernel ends")
@@ -400,6 +422,7 @@ def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
     a.scattered |= b.scattered
     a.wide_reads = wide
     a.instructions += b.instructions
+    a.turns |= b.turns
     a.members = sorted(a.members + b.members)
     bits = (1 << ia) | (1 << ib)
     above = (a.ancestors | b.ancestors) & ~bits

@@ -31,6 +31,7 @@ import torch
 from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
+from ..ch01_graphs.trace import backward_pass
 from ..ch02_guards.sources import AttrSource
 from ..ch03_capture.calls import handles
 from ..ch03_capture.iterate import unpack
@@ -56,10 +57,13 @@ def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool):
     """The gradients of `outputs` for `leaves`, a tuple; None for a leaf that they do not depend on. tangents: the
     gradients that flow into the outputs, or None. to_keep: whether each result is to be a tensor of its own,
     with the strides of its leaf."""
-    with torch.autograd.set_multithreading_enabled(False):           # a recorder belongs to its thread
+    with backward_pass(), torch.autograd.set_multithreading_enabled(False):           # a recorder belongs to its thread
         found = torch.autograd.grad(outputs, leaves, tangents, retain_graph=retain_graph, allow_unused=True)
-    if not to_keep:
-        return found
+        return to_be_kept(found, leaves, tangents) if to_keep else found
+
+
+def to_be_kept(found, leaves, tangents):
+    """Tensors of their own, with the strides of the leaves."""
     taken, kept = {storage_key(t) for t in tangents or () if t is not None}, []
     for gradient, leaf in zip(found, leaves):
         if gradient is not None:
@@ -124,8 +128,6 @@ def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: Value, reta
         unsupported(tx, "create_graph=True: derivatives of derivatives")
     if any(type(t) is not TensorVal for t in (*outputs, *leaves)):
         unsupported(tx, "gradients of something that is no tensor")
-    if any("recompute" in node.meta for node in tx.graph.nodes):
-        unsupported(tx, "backward() of checkpointed code inside of the compiled function")
     retain = retain_graph.value if retain_graph is not NONE else False
     given = NONE if tangents is NONE else TupleVal(items=tangents)
     before = history_of([o.fake for o in outputs])
