@@ -443,7 +443,20 @@ def tensor_in_words(g) -> str:
     grad = ", requires grad" if spec.requires_grad else ""
     return f"{g.source} is a {str(spec.dtype).removeprefix('torch.')} {kind} [{shape}] on {spec.device}, {layout}{grad}"
 
+# %% [markdown]
+# A generated kernel has everything about its operands built in that is not their numbers: the class, the
+# dtype, the sizes, the strides, the device. So the guard of a tensor is the longest of all, one condition
+# for each. They are ordered by how often they fail. If all sizes are fixed, they are one comparison of
+# shapes. Otherwise each dimension has its own: a number for a fixed size, "above 1" for a symbolic one.
+# Strides are a word where possible, *contiguous* or *channels last*, because this word holds for all sizes.
+# Where neither is true and sizes vary, each stride must be the same product of sizes that it was
+# (`stride_pattern`).
+#
+# Four bits come at the end, which most programs never set: conjugation and negation, which PyTorch leaves
+# for later; the zero tensor of forward-mode differentiation; inference tensors, which autograd refuses. A
+# kernel that reads the memory would not see them.
 
+# %%
 @guard("TENSOR_MATCH", tensor_in_words, lambda t: t if isinstance(t, TensorSpec) else TensorSpec.of(t),
        lambda g: [(TENSOR, g.source)])
 def tensor_match(g, x, const):

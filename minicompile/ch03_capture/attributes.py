@@ -109,7 +109,19 @@ def object_attribute(tx, obj, name):
             unsupported(tx, f"{obj.cls.__name__}.__getattribute__ that leaves {name} to __getattr__")
         raise
 
+# %% [markdown]
+# `found_attribute` begins with what the trace has written, since that hides everything else. Modules,
+# classes, functions and members of an enum have rules of their own. All others are instances, and for them
+# the five steps of Python are written down one after the other in `instance_attribute`: a property or
+# another data descriptor of the class; the instance's own dictionary; a method or another non-data
+# descriptor of the class; `__getattr__`; an AttributeError.
+#
+# Each step that finds nothing is an assumption. If `obj.scale` was found in the class, the instance must
+# not get an attribute `scale` of its own, or the next call would read the wrong one. The guard says that
+# the key is not in the instance's dictionary (NO_KEY). It is left out for classes of libraries, whose
+# instances nobody gives methods, with the exception of `forward`, which people do replace.
 
+# %%
 def found_attribute(tx, obj, name):
     """object.__getattribute__(obj, name)"""
     if name in obj.attrs:
@@ -178,7 +190,15 @@ def bind_unless_shadowed(tx, obj, name, found, at):
         guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)
     return bind_attribute(tx, obj, name, found, at)
 
+# %% [markdown]
+# What lies in a class is not yet the attribute. A function becomes a method that remembers the instance, a
+# property is called, a `staticmethod` is unwrapped. This is Python's descriptor protocol, and its kinds
+# follow here. A descriptor that the program has written is called like any function of the program.
+#
+# `vars(obj)` gives a dictionary that is another view of the same attributes. It is made when somebody asks
+# for it, and from then on each write to one of the two is made to both.
 
+# %%
 BOUND = (functools._lru_cache_wrapper, types.MethodDescriptorType, types.WrapperDescriptorType,
          types.ClassMethodDescriptorType)
 
@@ -383,6 +403,17 @@ def constant_attribute(tx, obj, name):
 #
 # `store_attribute` is `object.__setattr__`: descriptors first, then the instance. `set_attribute` asks the
 # class before.
+#
+# The order of the questions is again Python's. `set_attribute` looks at the kind of value: attributes of a
+# function made by the trace are a dictionary of it, the gradient of a tensor has a place of its own in the
+# effects, an exception has fields that Python itself sets. For an object the class may have its own
+# `__setattr__`, and then this is called. PyTorch's modules have one, which sorts tensors, parameters and
+# children into three dictionaries; it is common enough to be written down.
+#
+# `store_attribute` is reached when no class objects. A property calls its setter, and a descriptor its
+# `__set__`. Otherwise the value goes into `attrs`, in front of the real object, which stays as it is until
+# the epilogue. Deleting is writing a marker. If there is nothing to delete, Python's own error is raised,
+# with Python's words.
 
 # %%
 # What a function is made of, as opposed to what is hung on it

@@ -40,6 +40,12 @@ def cond(tx: Tracer, pred, true_fn, false_fn, operands=TupleVal()):
         unsupported(tx, "torch.cond branches on the values of a tensor")
     return call(tx, true_fn if pred.value else false_fn, unpack(tx, operands), {})
 
+# %% [markdown]
+# `scan` checks what eager checks, and a little more. The items may be several tensors of one shape. The
+# combining function is called with a slice of all left items and a slice of all right ones, so it must not
+# change shapes, and it must work element by element. Whether it does can be seen from the nodes that it
+# adds to the graph. `scanned` is the tree of the picture: combine neighbours, scan the pairs by calling
+# itself, combine once more for the items between, and put the two together like the teeth of a zip.
 
 # %%
 @NAMED.of(("torch._higher_order_ops.associative_scan", "associative_scan"))

@@ -136,6 +136,20 @@ def keywords(ep, named) -> str:
 
 # %% [markdown]
 # ## Each kind of value
+#
+# One function for each kind of value gives a Python expression that makes such an object when the generated
+# code runs. A tensor is an output of the graph, by its position. A tuple, a list or a dictionary is a
+# display of the expressions of its items. A class other than the builtin one is called, or, for classes
+# whose `__init__` must not run twice, filled by hand.
+#
+# Order matters where an object may contain itself, or is named before it is complete. So an object is first
+# made empty and given a name, and then its attributes are set, one line each. A cell of a closure is made
+# before the function that holds it, and filled after it, because what it holds may be that very function.
+# Iterators are remade from what they iterate over and how far they had come.
+#
+# Some values cannot leave: a generator, a class that the trace has made, the `id()` of an object. They
+# raise Unsupported, with the place where the value was made. If this place is known, the graph is broken in
+# front of it, and CPython makes the object.
 
 # %%
 @reconstructs(TensorVal, SymVal)

@@ -3,6 +3,17 @@
 #
 # Most of what stands for an object of a builtin class has methods in the tables of `methods.py`; a bound
 # method is then only a name. Fields are read by one function each.
+#
+# The table maps a kind of value and a field to the function that reads it. A bound method knows its
+# function and its first argument, a partial its arguments, a function its name, its defaults and its code,
+# an exception what it was raised with. What is not in the table is decided by `plain_attribute`. If the
+# class has such an attribute, it must be a method, and a `MethodName` is returned, which waits to be
+# called. If the class has none, an AttributeError is raised, and the program may catch it.
+#
+# Three kinds of values can have attributes of their own besides: functions, partials and exceptions. Those
+# come first. An exception is the most delicate. Some of its fields are set only when Python raises it
+# (`__traceback__`), and whether its `__init__` was run is not always known. Where the answer is not
+# certain, the graph ends.
 
 # %%
 from __future__ import annotations

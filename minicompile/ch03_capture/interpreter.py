@@ -304,6 +304,17 @@ def read_cell(tx, cell, name):
 
 # %% [markdown]
 # ## Python functions
+#
+# To call a function of the program is to run its bytecode in a new frame of the same trace. Nothing is
+# written to the graph for the call itself, so a model of a hundred modules becomes one flat graph. `bind`
+# sorts the arguments as CPython would, and raises its TypeError if they do not fit; defaults are read, and
+# guarded, only where the caller has left something out.
+#
+# A generator function returns at once, with a frame that has not begun. `advance` runs this frame until it
+# yields, and puts it aside with its stack. So a generator costs a loop nothing, and several of them can be
+# in progress at a time. The many cases are those of the protocol: a value that is sent in appears on the
+# stack of the suspended frame, an exception is raised there, and a generator that ends has a result, which
+# `yield from` wants.
 
 # %%
 REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR

@@ -90,6 +90,16 @@ def any_eq(tx, self, other):
 
 # %% [markdown]
 # ## list, tuple, deque
+#
+# A list in the trace is a Python list of values. Methods that only move items about can therefore be
+# Python's own, called on that list: `changes_items` makes them from their names, with one converter for
+# each argument (an index has to be a number, and what `extend` takes has to be unpacked first). Before that
+# come the two duties of every method that writes. The length of the list is guarded, unless the method does
+# not depend on it, and `touch` notes what the list held.
+#
+# Methods that compare items (`remove`, `index`, `count`, `sort`) cannot be Python's own, because the items
+# are values and not what they stand for. They are written in terms of `equal` and of the traced `<`.
+# Sorting constants is left to Python; of other keys it gets a comparison that traces.
 
 # %%
 def itself(tx, value):
@@ -253,7 +263,13 @@ for _name in COMPARISONS:
     view_method(f"__{_name}__", takes_any=False)
 view_method("isdisjoint", takes_any=True)
 
+# %% [markdown]
+# The methods of dictionaries are written in terms of four operations: `is_missing`, which guards that a key
+# is not there, `get_item`, `set_item` and `delete_item`. So each guards what it asks, and no more:
+# `d.get("a")` where there is no "a" holds for all dictionaries without this key. Only methods that see the
+# whole, such as `popitem` or `copy`, guard all keys and their order.
 
+# %%
 @method(DictVal, "get")
 def dict_get(tx, self, key, default=NONE):
     return default if is_missing(tx, self, key) else get_item(tx, self, key)

@@ -402,6 +402,19 @@ def for_iter(tx, frame, i, iterator):
 
 # %% [markdown]
 # ## Building containers and strings
+#
+# A display such as `[a, b]` or `{k: v}` leaves its parts on the stack, followed by an instruction that says
+# how many there are. The new container belongs to the trace: nobody else has seen it, so no write to it is
+# a side effect.
+#
+# A comprehension fills its container item by item, with instructions such as LIST_APPEND. Their argument
+# says how deep in the stack the container lies, below the iterator and whatever the loop has pushed. Each
+# does what a method of the container does, so `grows` looks the method up. The same instructions serve
+# `[*a, *b]` and `{**a, **b}`, where Python has one more thing to check, namely that what stands behind the
+# star can be iterated over at all.
+#
+# An f-string is a sequence of conversions and formats, joined in the end. All of it is computed now, which
+# is why a format of a tensor's number ends the graph.
 
 # %%
 @opcode("BUILD_TUPLE")

@@ -192,6 +192,20 @@ def emit_float(tx: Tracer, op: str, args) -> Value:
 
 # %% [markdown]
 # ## Truth, identity, comparison
+#
+# Bytecode asks these three questions all the time, mostly in front of a jump. The trace can only go one
+# way, so each must be answered at once.
+#
+# `truth` follows Python's `bool()`. A constant knows its truth. A symbolic number answers with its present
+# value, and the answer becomes a guard. A container is true if it is not empty, which guards its length. An
+# object is asked for `__bool__`, and then for `__len__`. A tensor knows its truth only when the program
+# runs, so here the graph ends.
+#
+# `identical` is Python's `is`. One value stands for one object, so a value is itself. Two constants may be
+# one object too: Python keeps one of each small integer and of each short string, and they are taken for
+# one if type and value agree. Where two objects of one class are found to be different, the trace has
+# learnt something that the next call may contradict by passing the same object twice. `told_apart` collects
+# such classes, and capture guards that their objects are different ones.
 
 # %%
 def truth(tx: Tracer, value: Value) -> bool:
@@ -234,7 +248,19 @@ def equal(tx: Tracer, a: Value, b: Value) -> bool:
     """a is b or a == b, which is how containers compare their items."""
     return identical(a, b) or truth(tx, compare(tx, "==", a, b))
 
+# %% [markdown]
+# Python compares in an order that `compare` repeats. Numbers and tensors come first (`compare_plain`),
+# because most comparisons are of numbers, and a comparison with a tensor is an operation of the graph. Then
+# both operands are asked for their methods: the left one for `__lt__`, the right one for the mirror image
+# `__gt__`, and the right one first if its class is derived from the left one's. Lists and tuples compare
+# item by item, and only the first pair that differs decides. What is left are objects whose classes say
+# nothing. `==` of such objects is identity, and any other comparison is a TypeError, which Python itself
+# words (`raise_as_python`).
+#
+# One case must not be answered. A class that is written in C may compare by value, in a way that the trace
+# cannot see. `compares_by_identity` lists the ways that it knows; for all others the graph ends.
 
+# %%
 def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
     """a <symbol> b for one of the six comparisons."""
     function, kinds = getattr(operator, COMPARE[symbol]), {type(a), type(b)}
@@ -315,7 +341,12 @@ def compare_sequences(tx, symbol, a, b):
             return boolean(symbol == "!=") if symbol in ("==", "!=") else compare(tx, symbol, x, y)
     return boolean(getattr(operator, COMPARE[symbol])(len(left), len(right)))
 
+# %% [markdown]
+# Membership is a comparison with each item, except where a container has keys. Then the keys are looked up,
+# and the answer is guarded in the weakest form: that a key is missing is a guard on this one key, and says
+# nothing of the others.
 
+# %%
 def same_dict(tx, a, b) -> bool:
     kind = list if {a.cls, b.cls} == {collections.OrderedDict} else dict.keys
     return kind(entries(tx, a)) == kind(entries(tx, b)) and all(
@@ -355,6 +386,20 @@ def contains(tx: Tracer, container: Value, item: Value) -> bool:
 
 # %% [markdown]
 # ## Subscripts
+#
+# What `container[key]` means depends on the container, and so does what has to be guarded. A tensor gives a
+# node. A list that existed before the call guards its length, and then the item at an index is a constant
+# matter. (Not so an item that the trace itself has appended and that is addressed from the end: it is there
+# whatever the list held.) A dictionary guards that the key is there, and no more. An object is asked for
+# `__getitem__`.
+#
+# Writing goes to the description of the container and never to the real one. `touch` takes a snapshot
+# before the first change, so that the epilogue can tell the difference (`effects.py`).
+#
+# Tensors have one difficulty, symbolic positions. `x[:, n]` with a symbolic `n` would be fixed to its
+# present value by PyTorch's indexing. A slice of length one accepts a symbol, so `select_symbolic` takes
+# `x[:, n:n+1]` and removes the dimension of length one. It does so only after it has asked whether `n` is
+# in range, because a slice that is out of range is empty, and not an error.
 
 # %%
 def index_of(tx, key: Value):

@@ -260,6 +260,17 @@ def wrap_result(tx, node, result) -> Value:
 # ## Attributes and methods of tensors
 #
 # Metadata is read from the fake. What only the real tensor knows (its numbers, its address) ends the graph.
+#
+# So a name falls into one of five groups. `METADATA` are facts that the guard of the tensor already fixes,
+# such as its dtype. They become constants. Sizes become constants or, where they are symbols, nodes
+# (`size_node`), one for each tensor and dimension. Views that are written as attributes, such as `x.T`, are
+# operations of the graph. `READ_FROM_INPUT` are facts about an input that no fake has, and which are
+# guarded when they are read. And `REFUSED_METHODS` need the numbers, the address, or change what the tensor
+# is.
+#
+# `grad` is special. A program may read it, clear it and set it, and an optimizer does all three. What the
+# trace assigns is kept in the effects, read from there if somebody asks again, and assigned for real at the
+# end.
 
 # %%
 METADATA = frozenset((

@@ -277,6 +277,23 @@ class ByValue:
 
 # %% [markdown]
 # ## Objects and callables
+#
+# Any object without a kind of its own is an `ObjVal`. There are two sorts. An object that existed before
+# the call has its `real` self. Attributes are read from there and guarded, and `attrs` holds only what the
+# trace has written since. An object that the trace has made has no real self yet: `real` is NEW, and
+# `attrs` is all there is. If it leaves the function, the epilogue builds it from them.
+#
+# What can be called has several kinds, because the interpreter calls each of them in another way. A
+# function that existed before is an object like others, and its bytecode is inlined. A `FuncVal` was made
+# by a `def` or a lambda inside of the trace; its defaults and its closure are values, not objects. A
+# `MethodVal` remembers the first argument of a function. A `MethodName` is the method of a list, a string,
+# or a tensor, for which there is no bytecode, only an entry in a table. A `BuiltinVal` is a function of the
+# interpreter itself.
+#
+# The rest are the pieces of Python's own machinery that a program can get hold of: cells of closures,
+# running generators, context managers that are known by kind, exceptions. `born` counts the values in the
+# order in which they were made. That tells whether a value is older than a region of code that may change
+# only what it has made (`effects.py`).
 
 # %%
 @dataclass(eq=False)

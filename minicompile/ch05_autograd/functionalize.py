@@ -460,6 +460,20 @@ def check_no_overlap(f: Functionalizer, node: fx.Node, targets: list) -> None:
 def is_in(memory: Memory, entry) -> bool:
     return isinstance(entry, Alias) and entry.memory is memory
 
+# %% [markdown]
+# ## One write, replaced
+#
+# An operator that writes has a counterpart that returns. `add_` has `add`, and `native_batch_norm`, which
+# updates its running statistics, has a form that returns them. The schema tells which arguments are
+# written. So the replacement goes in four steps. Check that what is written does not overlap itself, for
+# then the order of the elements would matter. Call the counterpart on the present values of all arguments
+# (`read_args`). Of its results, the last ones are the new contents of what was written, and `write` stores
+# each. Finally say what the *original* call has returned: where the schema says that a result is one of the
+# arguments, it is the alias that was written, and not a new tensor.
+#
+# Random numbers need care. `bernoulli_` fills memory in its order, `bernoulli` goes row by row. On a
+# transposed tensor the two would draw different masks from the same seed, so the draw is made on the tensor
+# as it lies in memory, and turned back.
 
 # %%
 def visit_mutation(f: Functionalizer, node: fx.Node):

@@ -40,7 +40,18 @@ def on_device(g: Lowering, x, device):
         return move(g, x, device)
     return x
 
+# %% [markdown]
+# An operand may be three things. A lazy tensor is read at the index that broadcasting gives, and cast. A
+# Python number is a constant of the dtype in which the operator computes. And a number that only the run
+# time knows, such as a learning rate, is an argument of the kernel, one for equal expressions. On a CPU
+# eager rounds a number to the dtype of a half tensor before it computes. For a known number that can be
+# done now; for an unknown one the rounding is a value of the body (`Rounded`).
+#
+# `pointwise` ties the rules together: move what lies on another device, decide what is too dear to be
+# computed for each element that it is broadcast to (`hoist`), and make the lazy tensor whose function reads
+# all operands and calls `fn`.
 
+# %%
 def element(b: Builder, x, index: tuple, dtype: torch.dtype):
     """An operand's value at an index of the result, in the dtype the operator computes in."""
     if isinstance(x, Lazy):

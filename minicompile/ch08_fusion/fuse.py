@@ -282,6 +282,23 @@ def score(f: Fuser, a: Group, b: Group, flows, common) -> int:
             total += nbytes(f.buffers[n]) // 2
     return total
 
+# %% [markdown]
+# ## One pair
+#
+# `try_fuse` puts the questions together, from the cheapest to the dearest. First come limits that need no
+# look at indices: the same device, the number of loops, of instructions and of arguments. Then what flows
+# between the two. A buffer that is written at computed positions is complete only when the kernel has
+# ended, and one that is read at computed positions needs to be in memory. Then usefulness: two loops that
+# only read something in common must share a good part of their traffic, and must not lie far apart in the
+# program, since fusing them keeps everything between them alive for longer. Then the cycle test.
+#
+# Only now is a common nest looked for. Mostly the nests agree already and all accesses are equal (`same`);
+# that is decided by comparing, with no search. The last questions need the alignment: whether the buffers
+# that both read are read at the same elements, whether a store would run across memory, whether a reduction
+# with few results would slow down the loop (`_starved`, on GPUs), and the hazards.
+#
+# Each answer no is a sentence in `decisions`. A yes notes what kind of fusion it was: *vertical*, if a
+# value flows, or *horizontal*.
 
 # %%
 def _starved(a: Group, b: Group) -> str | None:
@@ -469,6 +486,10 @@ def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
             pairs.update((r, f.writer[name]) for r in before if f.groups[r].space and r != f.writer[name])
     return pairs
 
+# %% [markdown]
+# A pair that was refused is not tried again until one of the two has changed: the number of its members is
+# part of the key. Pairs are kept as positions of loops, and `find` gives the groups that they are in by
+# now, so a pair whose two loops have met in one group drops out by itself.
 
 # %%
 def fuse_groups(f: Fuser, rounds: int = 8) -> None:

@@ -178,6 +178,14 @@ class MemoryPlan:
     peak: int
     overwritten: frozenset[str] = frozenset()
 
+# %% [markdown]
+# `plan_memory` goes through the steps once, in the order in which they will run. For each value that is
+# born in a step it asks three questions. Is there a value that dies in this very step, and may it be
+# overwritten element by element (`_in_place`)? Then the new value gets this memory, and both of them
+# together need it only once. Is there memory of the same size that died earlier (`_from_pool`)? To take it
+# saves an allocation, but it means that this memory was kept in between, so it is taken only where the peak
+# does not rise. If neither, the value is allocated. Behind the step everything that died is freed, and
+# memory that nobody has taken over goes into the pool.
 
 # %%
 def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = True) -> MemoryPlan:

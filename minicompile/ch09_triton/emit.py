@@ -368,7 +368,19 @@ def header(p: Printer, looped: bool) -> list[str]:
             lines += axis_lines(p, a)
     return lines
 
+# %% [markdown]
+# `emit_triton` goes through the stages in order. The kernel's bodies are linked to one graph, and pairs of
+# a maximum and a sum of exponentials become one reduction. The plan gives axes and block sizes, unless the
+# caller brings some. Positions are 32 bits wide if every buffer is small enough. An axis needs a mask only
+# if its block does not divide its length. Then the statements are printed, in one of three ways: straight,
+# pass by pass for a row that does not fit a tile, or as a walk for column sums on the way along rows.
+#
+# What is left is to put the text together: the signature, with block sizes as constants of the compilation,
+# the header that computes indices and masks, the statements with the user's lines as comments, and in front
+# of everything the helpers that are called. `lines` says for each line of the text which loop it came from;
+# the explorer reads it.
 
+# %%
 def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> KernelSource:
     """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block
     sizes), `grid` (three Python expressions over the size symbols), `num_warps`, `num_stages`. Raises

@@ -241,6 +241,13 @@ def write_free(w: Writer, names: list[str]) -> None:
 # Inputs that kernels write get their version counter raised, because autograd uses it to notice that a
 # saved tensor was changed, and a raw pointer write is invisible to it. Library calls run below autograd:
 # the caller of this program differentiates it as a whole.
+#
+# `generate_host` is called once for each graph. It names the inputs, and those that are sizes get the name
+# of their symbol. For each step it writes the allocations that the plan asks for in front of it, the names
+# that take over memory, the call, and what dies behind it. What surrounds the body is written last, because
+# only then is it known: whether any library is called, whether more than one GPU could be current, which
+# inputs are changed. The first line of the function takes the arguments out of the list, the second empties
+# the list, so that each input dies with its last name.
 
 # %%
 allocate = torch.empty_strided          # a test fills what it returns, to see who reads what no one wrote
