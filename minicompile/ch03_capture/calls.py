@@ -257,6 +257,13 @@ def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 # %% [markdown]
 # ## C functions
 
+# %% [markdown]
+# A function that is written in C has no bytecode to follow. What can be done depends on what is known about
+# it. If it computes the same from the same arguments and changes nothing, as all of `math` does, it is
+# called now, on constants (`fold`). With a symbolic number among its arguments it becomes a node of the
+# graph. If it is a method of an object that the trace knows, the tables of methods have it. Otherwise the
+# graph ends: nobody can say what it would do.
+
 # %%
 PURE_MODULES = frozenset(("math", "cmath", "_struct", "unicodedata", "_string"))
 PURE_CLASSES = (dict, int, float, bytes, str)
@@ -280,7 +287,12 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     reason = f"a call of the C function {real.__module__ or ''}.{real.__qualname__}"
     return fold(tx, real, args, kwargs, reason) if pure else unsupported(tx, reason)
 
+# %% [markdown]
+# The same method can be reached from the class: `list.append(l, 1)`, or `object.__setattr__(self, "x", v)`
+# in a class whose own `__setattr__` does something besides. Then the first argument is the object. The
+# methods of `object` itself are the ends of all chains of `super()`, and are written down in a table.
 
+# %%
 @REAL_CALLS.of(types.MethodDescriptorType, types.WrapperDescriptorType)
 def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     """An unbound C method: `torch.Tensor.add(x, y)`, `list.append(l, 1)`, `object.__setattr__(o, n, v)`."""

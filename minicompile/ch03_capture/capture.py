@@ -112,6 +112,16 @@ class Trace:
 #
 # Some of what a program means is in no variable: whether gradients are recorded, whether autocast is on,
 # the default dtype. The trace starts in the caller's state, and guards it.
+#
+# `start` prepares a trace: a tracer with an empty graph, the guards on the state of the world, and a frame
+# for the function whose arguments are `Lazy`. Such a value has not been looked at. It becomes a value, with
+# guards, when an instruction takes it, so an argument that the function never reads is never guarded.
+#
+# `trace` and `interpret` run the frame and sort out how it can end. It may return. It may raise an
+# exception that the program itself does not catch; then nothing is compiled, and eager raises it. It may
+# meet what cannot be captured (`Unsupported`), and the error then says at which step, so that the next
+# attempt can break the graph in front of it. In all cases the grad mode and the context managers that the
+# trace has entered are put back, because the trace has entered them for real.
 
 # %%
 WORLD = ("GRAD_MODE", "INFERENCE_MODE", "DEFAULT_DTYPE", "DETERMINISTIC", "AUTOCAST", "TORCH_FUNCTION")
@@ -222,6 +232,15 @@ def describe_error(exc) -> str:
 #
 # The graph returns what the epilogue asked for, each once. If it asked for nothing and no node has an
 # effect, there is no graph: the function was not about tensors.
+#
+# `capture` traces the frame, asks for an expression of what it returns, and writes the side effects. Asking
+# for an expression may ask for tensors, and these are the outputs of the graph. If something cannot be
+# rebuilt, the error carries the step at which it was made, since the graph can break before that.
+#
+# `assemble` adds the guards that concern several values at once: the sizes that were assumed, the objects
+# that must be different ones, the numbers that have changed. It drops nodes that nobody needs, and collects
+# what an entry of the cache consists of: the graph, the sources of its inputs, the guards, and the text of
+# the function.
 
 # %%
 def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured:

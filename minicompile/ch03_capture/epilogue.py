@@ -287,6 +287,11 @@ def iterator_at(container, taken: int):
         collections.deque(itertools.islice(iterator, taken), 0)
     return iterator
 
+# %% [markdown]
+# An object that the trace has made is created without its `__init__`, whose effects the trace has seen. It
+# gets its name before its attributes are set, because an attribute may refer to it. An exception is made by
+# its class's `__new__`, and initialised by the nearest class that is written in C. A function is put
+# together from its code, its defaults and its cells.
 
 # %%
 @reconstructs(ObjVal)
@@ -410,7 +415,15 @@ def write_effects(ep: Epilogue):
     for function, args, kwargs in ep.tx.effects.calls:
         ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
 
+# %% [markdown]
+# One writer for each kind of object turns a difference into lines. A list gets one assignment of a slice,
+# or an `extend` where something was only appended. (A deque has no slices: it is cleared and filled.) A
+# dictionary gets a deletion for each key that is gone and an assignment for each that was written. A set is
+# cleared and filled, since the order of a set is that of its history. An object gets its attributes. Where
+# the class has a `__setattr__` or a `__setitem__` of its own, that has run during the trace already, so it
+# must not run again: the generated text calls the method of the builtin class.
 
+# %%
 def write_list(ep, value, before):
     start, stop, new = difference_of_lists(before, value.items)
     if start == stop and not new:

@@ -258,6 +258,11 @@ def order_of(tx, value: Value) -> set:
         guard(tx, CallSource(value.source, "__repr__"), "CONSTANT_MATCH", repr(value.real))
     return value.order
 
+# %% [markdown]
+# Methods, partials, slices and cells are small objects made of parts. Each is guarded by its type, and its
+# parts are wrapped in turn, with sources that say how to reach them: the `__func__` of the method, the
+# `start` of the slice. The context managers that PyTorch's users keep in variables, such as a `no_grad`
+# made in an `__init__`, are known by kind, and what they will set is a constant that is guarded.
 
 # %%
 @BUILDERS.of(types.MethodType)

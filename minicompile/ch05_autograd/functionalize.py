@@ -364,7 +364,14 @@ def viewed_argument(node: fx.Node, val: FakeTensor) -> fx.Node | None:
             return arg
     return None
 
+# %% [markdown]
+# Each call of the old graph is one of three things. It may write to an argument. Then it is replaced by its
+# functional counterpart, and the new contents are noted. It may return a view. Then nothing is computed: an
+# `Alias` is made that knows its parent and the step that leads from there, and its contents are read when
+# somebody asks. Anything else is copied, with the present contents of its arguments. Batch norm has two
+# visitors of its own, because it writes to its running statistics without saying so in its schema.
 
+# %%
 def visit_call(f: Functionalizer, node: fx.Node):
     val, op = node.meta["val"], node.target
     if op is operator.getitem:

@@ -69,6 +69,12 @@ aten = torch.ops.aten
 #
 # PyTorch tags its elementwise operators (`torch.Tag.pointwise`), so the list holds only what the tags leave
 # out.
+#
+# Three questions are asked of an operator. `is_cheap`: would it be worth computing twice? Views and
+# elementwise operators are, since they disappear in the kernel that reads them. Random draws are not,
+# whatever they cost, because the second draw gives other numbers. `is_fusible`: will it become a loop, so
+# that its operands may be computed in the same kernel? Reductions are that, although they are not cheap.
+# And `is_widening`: is the value only a wider form of another? Then the narrow one is what should be saved.
 
 # %%
 CHEAP = {
@@ -363,7 +369,19 @@ class Partition:
     saved_inputs: list[int | None]  # for each the position of the input that it is; None if computed
     reached: list[set[int]]         # for each gradient the positions of the tangents that it depends on in eager
 
+# %% [markdown]
+# `partition` asks for the cheapest set of values to save and builds two graphs around it. The forward graph
+# returns the program's results, and then whatever is computed and saved. A saved value that is simply an
+# input of the program need not be returned, since the caller has it. But an input that the caller could
+# overwrite before backward runs is not safe; of such an input a copy is returned (`clone`).
+#
+# The backward graph begins with the saved values and the tangents as inputs. It is built backwards from
+# need: `bring` copies a node of the joint graph together with everything that it depends on and that is not
+# there yet. So whatever was not saved is computed again, just in front of the first node that reads it.
+# `private` finds those saved values whose memory nobody else knows. The backward pass may overwrite them,
+# which saves memory while gradients are computed.
 
+# %%
 def partition(joint: Joint, prefer: str = "speed") -> Partition:
     halves = split_nodes(joint)
     saved = choose_saved(joint, halves, prefer)

@@ -90,6 +90,17 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
 # Sizes that are symbols arrive as placeholders of their own, and as expressions inside arguments; neither
 # needs lowering. A node that nobody reads is skipped, unless it draws random numbers: later ones would be
 # others than eager's.
+#
+# `lower` goes through the graph once. For each node it keeps what the node has become: a lazy tensor for a
+# tensor, an expression for a size, a list of these for an operator with several results. `lower_node` looks
+# the operator up in the table of rules and calls the rule with lazy tensors in place of nodes. A rule
+# returns a lazy tensor, which has cost nothing so far. If there is no rule, or the rule declines, or a
+# dtype is one that loops cannot hold, the operator becomes a call of PyTorch's own kernel, and its operands
+# are stored first.
+#
+# `check_result` compares each result with the fake that the recording has made. Sizes and dtypes must
+# agree. Then the question of the last module is asked: is this value to be put into memory now? The copies
+# into inputs that stand at the end of the graph are done last, in their order.
 
 # %%
 def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:

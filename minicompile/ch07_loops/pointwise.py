@@ -195,6 +195,11 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 
 # %% [markdown]
 # ## The irregular ones
+#
+# Some operators are elementwise and yet fit no row of the table. `where` has a condition of another dtype
+# than its operands. A division with a rounding mode is three different instructions. A copy to another
+# device is no loop at all, and a cast must round where eager has rounded. Each is a rule of its own, and
+# shows the form that all rules have: a function from an index to a value, and `make_lazy` around it.
 
 # %%
 @lowering("signbit")

@@ -64,7 +64,12 @@ def short(dtype) -> str:
     return str(dtype).removeprefix("torch.").replace("float", "f").replace("bf", "bf").replace("uint", "u") \
         .replace("int", "i")
 
+# %% [markdown]
+# A loop is printed as a head with its variables, then one line for each value of its body. Values have
+# numbers in the order of the body; a reader of the text can follow each operand upwards. The comment names
+# the nodes of the graph that went into the loop.
 
+# %%
 def print_loop(loop: Loop) -> str:
     """A loop as text, one value a line."""
     names = {v: f"v{i}" for i, v in enumerate(loop.body)}

@@ -141,7 +141,13 @@ def index_text(e: Emitter, index: Int, scope: Scope) -> str:
         return get(e, e.graph.symbols[s], scope) if s in e.graph.symbols else s.name
     return to_text(index, name, "/", truncates=True)
 
+# %% [markdown]
+# `get` is the heart of the printer. Asked for a value in some scope, it returns a name. If the value has
+# none yet, it finds the outermost scope in which all variables that the value depends on are known, and
+# computes it there. So `rsqrt(variance)` ends up in front of the loop over the row, and a constant in front
+# of everything. Nobody has to move code afterwards.
 
+# %%
 def get(e: Emitter, value: Value, scope: Scope) -> str:
     """The C++ name of `value`, computing it first in the outermost scope that can."""
     known = lookup(value, scope)

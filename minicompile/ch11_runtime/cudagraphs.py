@@ -193,6 +193,19 @@ class GraphSet:
 # The second is recorded. Numbers (dynamic sizes, floats that vary) are baked into a recording, so each
 # combination has its own; floats as text, since 0.0 equals -0.0, and nan differs from itself.
 
+# %% [markdown]
+# A `GraphedCallable` stands where the host program stood. For each combination of numbers among its
+# arguments (`key`) it is in one of three states: not seen, seen once, recorded. `with_graph` asks the
+# questions in their order. Without a recording, `start` runs the function or records it. With one, would a
+# replay disturb activations that somebody still needs (`must_run_plainly`)? Do all inputs that are read in
+# place lie where they lay? If both answers are right, the recording is replayed.
+#
+# An input is *static* if the same object came in two calls in a row. For a backward graph the question is
+# another one: does its input lie in memory that the forward graph owns, or has found static? `relocated`
+# decides what to do about a static input that has moved. And there are limits to everything, beyond which
+# the graph is disabled with a reason: combinations of sizes, and recordings in all, because each of them
+# holds memory.
+
 # %%
 class GraphedCallable:
     """A callable from a list of inputs to a list of outputs that replays a CUDA graph whenever that is
