@@ -320,10 +320,29 @@ print(seen.captured[0].body)
 # This is *specialisation*. Its price is in the table: `steps == 2` is a guard, and another number of steps
 # is another graph.
 #
-# Only one function adds nodes for operations on tensors. It runs the operation on fake tensors ([chapter
-# 1](chapter:01)), so shape errors show up here, with the user's line:
+# ### One function makes nodes
 #
-# %show minicompile.ch03_capture.tensors.emit
+# Whatever the program does to a tensor ends in one function, [`emit`](ref:minicompile.ch03_capture.tensors.emit). It
+# gets the operation and its arguments as values. Every value that stands for a tensor has two sides: a node, which is
+# its name in the graph, and a fake, which knows its shape. So the arguments are written down twice:
+#
+# %show minicompile.ch03_capture.tensors.emit "fx_args" to "before = "
+#
+# Then the operation runs, on the fakes ([chapter 1](chapter:01)). If the shapes do not fit, this is where it shows,
+# with the user's line. And the versions of the fakes tell whether the operation has written to one of them. No list
+# of operators that write is needed:
+#
+# %show minicompile.ch03_capture.tensors.emit "result = run_fake" to "changed = before"
+#
+# Not every operation becomes a node. `x.dim()` gives a number that is known now, so it is a constant of the trace.
+# `x.contiguous()` of a tensor that is contiguous gives back the very tensor that it got, so its result is the value
+# that is there already:
+#
+# %show minicompile.ch03_capture.tensors.emit "if not changed and not holds_tensor" to "return tx.tensor_of_fake"
+#
+# All others are written down, and what is pushed on the stack is a value with the new node and the new fake:
+#
+# %show minicompile.ch03_capture.tensors.emit "node = tx.graph.create_node" to "return wrap_result(tx, node, result)"
 #
 # ### Three Pythons
 #

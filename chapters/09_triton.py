@@ -383,7 +383,18 @@ lines(
 # on a result waits until that walk has ended; what does not vary along the row at all is printed between the
 # loops, once.
 #
-# %show minicompile.ch09_triton.passes.schedule_passes
+# %show minicompile.ch09_triton.passes.schedule_passes "inside = []" to "inside.append"
+#
+# A *phase* counts how many reductions a value is behind. The elements of the row have phase 0. A reduction of them has
+# phase 1, and so has everything that is computed from its result. A reduction of that, such as the sum of the squared
+# distances from a mean, has phase 2. So loop `k` computes the reductions of phase `k + 1`, with all elements that they
+# need. A store of elements belongs to the loop of its own phase.
+#
+# There is one exception. If the kernel writes over memory that a later loop will load once more, as an update in
+# place does, the store has to wait for that loop. Waiting may move loads, and these may make other stores wait. So
+# it is repeated until nothing moves:
+#
+# %show minicompile.ch09_triton.passes.schedule_passes "last_load" to "when |= late"
 #
 # Loads that a later walk repeats ask the cache to keep what they fetched (`evict_last`), and the last ones to
 # let it go (`evict_first`). You saw both words in the text above.
