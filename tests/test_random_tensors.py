@@ -9,6 +9,10 @@ import torch
 from programs import compare, tensors
 from programs.run import run_seeds
 
+from minicompile.ch01_graphs import symbolic
+from minicompile.ch05_autograd import functionalize
+from minicompile.ch08_fusion import fuse
+
 FOUND = sorted((pathlib.Path(__file__).parent / "programs" / "found").glob("tensors_*.py"))
 RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp"]
 PER_TEST = 6
@@ -119,6 +123,29 @@ def test_what_an_operator_rounds_inside_of_itself_is_not_compared():
         wrong = compare.execute(code, lambda f: lambda x: f(x) + answer, words=False)
         found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong))]
         assert any(found) == seen, found
+
+
+def writes_through_unfold_are_lost(patch):
+    undo = functionalize.undo
+    patch.setattr(functionalize, "undo", lambda f, step, parent, new:
+                  parent if step.target is torch.ops.aten.unfold.default else undo(f, step, parent, new))
+
+
+def unfolded_memory_is_not_read_again(patch):
+    read = functionalize.read
+    patch.setattr(functionalize, "read", lambda f, alias: alias.node if alias.node is not None and alias.step is not None and
+                  alias.step.target is torch.ops.aten.unfold.default else read(f, alias))
+
+
+BUGS = {writes_through_unfold_are_lost: "aot_eager", unfolded_memory_is_not_read_again: "aot_eager",
+        lambda patch: patch.setattr(fuse, "hazard", lambda *args: None): "cpp",
+        lambda patch: patch.setattr(symbolic, "_lift", lambda numerator, divisor: 0): "cpp"}
+
+
+@pytest.mark.parametrize("plant", BUGS, ids=["write through unfold", "read of unfold", "fusion across a write", "truncating remainder"])
+def test_a_hundred_programs_find_a_planted_bug(plant, monkeypatch):
+    plant(monkeypatch)
+    assert any(compare.check(tensors.program(seed), BUGS[plant]) for seed in range(5020, 5120))
 
 
 @pytest.mark.slow

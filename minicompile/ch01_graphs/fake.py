@@ -495,10 +495,9 @@ def _as_operand(x):
 
 def _pointwise_layout(out, operands):
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    if not tensors or any(isinstance(s, torch.SymInt)
-                          for t in (out, *tensors) for s in (*t.shape, *t.stride())):
+    if not tensors:
         return out
-    with outside():
+    with _with_symbols_or_outside(out, *tensors):
         tensors = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]     # of one dtype
         like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else torch.neg(tensors[0])
         if like.shape != out.shape:
@@ -506,17 +505,23 @@ def _pointwise_layout(out, operands):
         return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device="meta")
 
 
+def _with_symbols_or_outside(*tensors):
+    """Sizes that are symbols need the Python dispatcher; numbers need nothing of ours."""
+    symbolic = any(isinstance(s, torch.SymInt) for t in tensors for s in (*t.shape, *t.stride()))
+    return torch._C._EnablePythonDispatcher() if symbolic else outside()
+
+
 def _index_operands(x, indices, out):
     """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices,
     and they along the other dims. Indexed dims that are not neighbours move to the front."""
     places = [d for d, index in enumerate(indices) if index is not None]
-    if not places or any(isinstance(s, torch.SymInt) for s in (*out.shape, *x.shape, *x.stride())):
+    if not places:
         return ()
     kept = [d for d in range(x.dim()) if d not in places]
     first = places[0] if places[-1] - places[0] < len(places) else 0
     count = out.dim() - len(kept)
     strides = [x.stride(d) for d in kept]
-    with outside():
+    with _with_symbols_or_outside(out, x, *(i for i in indices if i is not None)):
         strides[first:first] = [0] * count
         broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides)
         after = (1,) * (len(kept) - first)

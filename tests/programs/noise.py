@@ -42,7 +42,8 @@ class Noise(TorchDispatchMode):
     def _should_skip_dynamo(cls):
         return False
 
-    def disturb_(self, t):
+    def disturb_(self, t, dtype=None):
+        """By roundings of its own dtype, or of a coarser one."""
         if not t.is_floating_point() or not t.numel() or overlaps(t):
             return
         if t.device not in self.generators:
@@ -50,16 +51,17 @@ class Noise(TorchDispatchMode):
         # The same computation done twice is disturbed in the same way
         self.generators[t.device].manual_seed(hash((self.seed, t.shape, t.double().nan_to_num(0, 0, 0).sum().item())) % 2**60)
         u = torch.rand(t.shape, generator=self.generators[t.device], device=t.device, dtype=torch.float64) * 2 - 1
-        factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * torch.finfo(t.dtype).eps))     # a zero may have the other sign
+        eps = max(torch.finfo(d).eps for d in (t.dtype, dtype or t.dtype))
+        factor = torch.where(t == 0, u.sign(), 1 + u * (UNITS * eps))     # a zero may have the other sign
         t.copy_(t.double() * factor)
 
-    def disturbed(self, t):
+    def disturbed(self, t, dtype=None):
         if not t.is_floating_point():
             return t
         # Equal elements are disturbed one by one as well: the deviation of a constant is zero only in one order of its sums
         out = torch.empty_like(t) if overlaps(t) else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)
         out.copy_(t)
-        self.disturb_(out)
+        self.disturb_(out, dtype)
         return out
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -77,7 +79,9 @@ class Noise(TorchDispatchMode):
             return self.run_exact(func, args, kwargs)
         schema = func._schema
         if torch.Tag.pointwise not in func.tags:
-            args = tuple(self.disturbed(a) if isinstance(a, torch.Tensor) and spec.alias_info is None else a
+            given = kwargs.get("dtype")         # a sum in float32 of float64 rounds what it adds up
+            dtype = given if name != "_to_copy" and given is not None and given.is_floating_point else None
+            args = tuple(self.disturbed(a, dtype) if isinstance(a, torch.Tensor) and spec.alias_info is None else a
                          for a, spec in zip(args, schema.arguments))
         out = self.run_widened(func, args, kwargs) if self.seed % 2 else func(*args, **kwargs)
         for a, spec in zip(args, schema.arguments):

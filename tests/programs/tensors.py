@@ -64,6 +64,7 @@ class Writer:
         self.head, self.lines, self.names, self.unused = [HEAD.format(device=device)], [], [], []
         self.space = {"torch": torch, "F": torch.nn.functional, "DEVICE": "cpu"}
         self.env: dict[str, torch.Tensor] = {}
+        self.forms = {id(table): some_of(table, self.rng) for table in (EXPRESSIONS, WRITES)}
 
     def tensor(self, accept=lambda t: True) -> str:
         names = [n for n in self.names if accept(self.env[n])]
@@ -133,6 +134,10 @@ def is_integer(t) -> bool:
 
 def is_bool(t) -> bool:
     return t.dtype is torch.bool
+
+
+def is_leaf(t) -> bool:
+    return t.grad_fn is None
 
 
 def has_dims(*ranks):
@@ -285,6 +290,20 @@ def chain(w):
     return links.replace(" * 2", "") and f"{x}{links}" if " * 2" not in links else f"({x} * 2){links.replace(' * 2', '')}"
 
 
+REPEATS = [".tile(2)", ".tile(3)", ".repeat_interleave(3, {d})", ".repeat_interleave(2, 0)", ".repeat(2, *[1] * {k})",
+           ".expand(3, *[-1] * {k}).reshape(-1)", ".tile(2).reshape(-1)", ".reshape(-1)", ".roll(1, {d})", ".movedim(0, -1).reshape(-1)"]
+TURNS = [".flip(0)", ".flip(-1)", ".flip(0, -1)", ".rot90()", ".rot90(2)", ".roll(-2, 0)"]
+
+
+@expression(12.0)
+def mirrored(w):
+    """Remainders of positions that are counted backwards."""
+    x = w.tensor(lambda t: 0 < t.dim() < 4 and 1 < t.numel() <= 300)
+    more = w.rng.choices(["", *LINKS[:12]], [6] + [1] * 12)[0]
+    links = (w.rng.choice(REPEATS) + w.rng.choice(TURNS) + more).format(d=w.dim(x), n=2, k=w.env[x].dim())
+    return f"{x}{links}" + w.rng.choice([" + 1", " * 2", ".sum(0)", ".abs()", ""])
+
+
 # ---- reductions and scans
 
 expressions(1.0, "{x}.sum({ds}{k})", "{x}.mean({ds}{k})", "{x}.amax({ds}{k})", "{x}.amin({ds}{k})", "{x}.sum()", "{x}.mean()",
@@ -339,16 +358,43 @@ ELSEWHERE = [".roll(1, {d})", ".flip({d})", ".flip(-1)", ".roll(-1, 0)", ".rot90
 UPDATES = ["{x}.mul_({y})", "{x}.copy_({x} - {y})", "{x}.add_({y}.sin())", "{x}.copy_({y})", "{x}[..., 1:].mul_({y}[..., 1:])"]
 
 
-@expression(3.0)
+def written_tensor(w) -> str:
+    """Mostly memory of the caller, which is written at the end of the graph."""
+    def accept(t):
+        return t.is_floating_point() and t.dim() > 0 and t.numel() > 1
+    owned = [n for n in w.names if len(n) == 1 and accept(w.env[n]) and not (w.env[n].requires_grad and is_leaf(w.env[n]))]
+    return w.rng.choice(owned) if owned and w.rng.random() < 0.7 else w.tensor(accept)
+
+
+@expression(10.0)
 def read_elsewhere_and_written(w):
     """A value that reads a tensor at another place than the write that follows: a kernel that does both must not mix them up."""
-    x = w.tensor(lambda t: t.is_floating_point() and t.dim() > 0 and t.numel() > 1)
-    if w.rng.random() < 0.7:                                # memory of the caller, which is written at the end of the graph
-        x = w.rng.choice([n for n in w.names if len(n) == 1])
+    x = written_tensor(w)
     y, d = w.partner(x, torch.is_floating_point), w.dim(x)
     moved = x + w.rng.choice(ELSEWHERE).format(d=d)
     value = w.rng.choice(["{m} * {y}", "{y} - {m}", "({m} * {y}).sum({d})", "{m}.sin() + {y}"]).format(m=moved, y=y, d=d)
     return f"({value}, {w.rng.choice(UPDATES).format(x=x, y=y)})[0]"
+
+
+ALIASES = [*[".unfold({d}, 2, 2)", ".unfold({d}, 2, 1)", ".unfold(0, 3, 3)"] * 2, ".diagonal()", "[..., 1:]", "[::2]", ".T", ".mT",
+           ".unsqueeze({d})", ".squeeze()", ".view(-1)", ".reshape(-1)", ".select({d}, -1)", ".narrow({d}, 0, 1)", ".detach()", ".real",
+           ".expand(2, *[-1] * {k})", ".movedim(0, -1)", ".unflatten({d}, (-1, 1))", ".split(2, {d})[-1]", ".chunk(2, {d})[0]",
+           ".unbind({d})[0]", ".as_strided((2, 2), (1, 1))", ".view(torch.int32)", ".permute(*range({k})[::-1])", ".ravel()[1:]"]
+CHANGES = ["{v}.mul_({c})", "{v}.add_(1)", "{v}.zero_()", "{v}.copy_({v} * 2)", "{v}.fill_({x}.mean())", "{v}.sub_({v}.flip(0))",
+           "{v}.neg_()", "{v}.masked_fill_({v} > 0, {c})", "{v}[0].add_({c})", "{v}.clamp_(-1, 1)"]
+
+
+@expression(16.0)
+def written_and_seen_elsewhere(w):
+    """A write to a tensor, or to a view of it, and a look at it through another one."""
+    x, rng = written_tensor(w), w.rng
+
+    def alias():
+        return "".join(rng.choices(ALIASES, k=rng.choice([1, 1, 2]))).format(d=w.dim(x), k=w.env[x].dim())
+    change = rng.choice(CHANGES)
+    written, seen = rng.choice([("view", x), (x, "view"), ("view", "other"), ("view", "view")])
+    value = rng.choice(["{s} * 2", "{s} + {s}", "{s}.sum()", "{s}.sin()", "{s}.clone()"]).format(s=seen)
+    return f"(view := {x}{alias()}, other := {x}{alias()}, {change.format(v=written, x=x, c=w.number())}, {value})[-1]"
 
 
 # ---- gathers and scatters
@@ -576,8 +622,15 @@ def make_input(w: Writer, name: str, B: int) -> list[str]:
 
 # ---- a program
 
+def some_of(table, rng):
+    """A program uses half of the small forms, so that these meet more often."""
+    kept = [form for form in table if form[0] > 5 or rng.random() < 0.5]
+    return [fn for _, fn in kept], [weight for weight, _ in kept]
+
+
 def chosen(w: Writer, table) -> str:
-    return w.rng.choices([fn for _, fn in table], [weight for weight, _ in table])[0](w)
+    forms, weights = w.forms[id(table)]
+    return w.rng.choices(forms, weights)[0](w)
 
 
 def run(w: Writer, text: str) -> bool:
