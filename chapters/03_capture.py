@@ -518,8 +518,9 @@ Walk("Writes to a list, a dictionary and an object", frames)
 # Look at the statements in the last frame. The list gets one assignment, of the slice that differs; that `"end"`
 # was there for a moment cannot be seen any more. `"old"` is removed from the dictionary, and `"calls"` is assigned.
 # Both numbers are constants, because the trace has read them, and a guard says that `totals["calls"]` is 0. At the
-# next call it is 1, and the guard fails. Numbers that change with every call would mean a version for every call,
-# so after the second one such a number becomes an input of the function ([chapter 2](chapter:02)). The list has no
+# next call it is 1, and the guard fails. Numbers that change with every call would mean a version
+# for every call. So such a number soon becomes an input of the function, and its third version serves all later calls
+# ([chapter 2](chapter:02)). The list has no
 # such guard. Nobody asked what its first item is, and the statement is right whatever it is: that item was *not
 # looked at* before and after. That is why items are compared by identity, and never by asking whether they are
 # equal:

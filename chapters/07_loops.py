@@ -141,11 +141,11 @@ bars(
 # %% tags=["fold"]
 row_of_boxes(
     [
-        ("[a, b, c]", "of the result", "plain"),
-        ("[a, b + 2, c]", "before [:, 2:]", "compute"),
-        ("[3 - a, b + 2, c]", "before flip(0)", "compute"),
-        ("[3 - a, c, b + 2]", "before transpose", "compute"),
-        ("[18 - 6a + c, b + 2]", "before view: in x", "input"),
+        ("a, b, c", "of the result", "plain"),
+        ("a, b + 2, c", "before [:, 2:]", "compute"),
+        ("3 - a, b + 2, c", "before flip(0)", "compute"),
+        ("3 - a, c, b + 2", "before transpose", "compute"),
+        ("18 - 6a + c, b + 2", "before view: in x", "input"),
     ],
     "An index of the result, followed backward through the slice, the flip, the transpose and the view to an index of x.",
     "An index goes backward through the views. Each box is what one view makes of the index in the box before it.",
@@ -344,22 +344,29 @@ print("right:", torch.allclose(seen.result, sound(signal)))
 
 # %% tags=["fold"]
 def draw_body(loop, alt, caption=""):
-    values = {v: f"v{n}" for n, v in enumerate(loop.body)}
-    kinds = {"load": "input", "store": "saved", "reduce": "library", "constant": "plain", "index": "plain"}
-    notes = {v: f"{v.buffer}[{v.index}]" if v.op in ("load", "store") else str(v.constant) if v.op == "constant" else "" for v in values}
+    """The values of a body; constants and indices stand in the boxes that use them."""
+    small = {v: str(v.constant if v.op == "constant" else v.args[0]) for v in loop.body if v.op in ("constant", "index")}
+    values = {v: f"v{n}" for n, v in enumerate(loop.body) if v not in small}
+    kinds = {"load": "input", "store": "saved", "reduce": "library"}
+
+    def note(v):
+        if v.op in ("load", "store"):
+            return f"{v.buffer}[{v.index}]"
+        return v.args[0] if v.op == "reduce" else ", ".join(small[o] for o in v.operands if o in small)
+
     return drawing(
-        {name: (v.op, notes[v] or str(v.args[0] if v.op in ("index", "reduce") else ""), kinds.get(v.op, "compute"))
-         for v, name in values.items()},
-        [(values[o], name) for v, name in values.items() for o in dict.fromkeys(v.operands)],
+        {name: (v.op, note(v), kinds.get(v.op, "compute")) for v, name in values.items()},
+        [(values[o], name) for v, name in values.items() for o in dict.fromkeys(v.operands) if o in values],
         alt,
         caption,
+        width=120,
     )
 
 
 draw_body(
     seen.half()["program"].nodes[0],
     "The body of the loop: two loads of x, one of them under a condition, products, sums, a maximum with zero, and one store.",
-    "The values of the loop above. Blue ones are computed in registers, for one element.",
+    "The values of the loop above. Blue ones are computed in registers, for one element. A number in a box is a constant.",
 )
 
 # %% [markdown]

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Listings, Table, bars, best_time, drawing, example, head, tidy, watch
+from chapters._lib import Listings, Table, bars, best_time, drawing, example, head, row_of_boxes, tidy, watch
 from minicompile.ch07_loops.ir import Value
 from minicompile.ch10_cpp.build import FLAGS, load_cpp
 
@@ -252,14 +252,19 @@ Table(
 # other, and each of them grows to a sixteenth of the total:
 
 # %% tags=["fold"]
-one = {f"s{k}": (f"+ x[{k}]", "waits for the last", "bad") for k in range(6)}
-many = {f"l{k}": (f"+ x[{k}]", f"lane {k % 3}", "compute") for k in range(6)} | {"all": ("fold", "once, at the end", "saved")}
+row_of_boxes(
+    [(f"+ x[{k}]", "waits" if k else "begins", "bad") for k in range(5)],
+    "Five additions, each of which waits for the one before it.",
+    "One accumulator: a chain.",
+)
+
+# %% tags=["fold"]
 drawing(
-    {**one, **many},
-    [(f"s{k}", f"s{k + 1}") for k in range(5)] + [(f"l{k}", f"l{k + 3}") for k in range(3)] + [(f"l{k}", "all") for k in (3, 4, 5)],
-    "Six additions one after the other, and the same six additions in three lanes of two each, folded at the end.",
-    "Left: one accumulator, a chain of six. Right: three lanes, of which none waits for another.",
-    width=132,
+    {f"l{k}": (f"+ x[{k}]", f"lane {k % 3}", "compute") for k in range(6)} | {"all": ("fold", "once, at the end", "saved")},
+    [(f"l{k}", f"l{k + 3}") for k in range(3)] + [(f"l{k}", "all") for k in (3, 4, 5)],
+    "Six additions in three lanes of two each, folded at the end.",
+    "Three lanes, of which none waits for another.",
+    width=100,
 )
 
 # %% [markdown]

@@ -416,7 +416,8 @@ drawing(
      ("pool", "backward")],
     "A batch is copied into a placeholder. The recording reads the placeholder and the parameters, and writes results and activations "
     "in its own memory. Results are copied into fresh tensors; activations are read by backward where they are.",
-    "Copies happen on the two ways through grey boxes. While an activation is alive, forward must not be replayed.",
+    "Two arrows are copies: batch to placeholder, and results to fresh tensors. While an activation is alive, forward must not be "
+    "replayed.",
 )
 
 # %% [markdown]
