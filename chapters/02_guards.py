@@ -220,9 +220,67 @@ Walk("Guards, as they are learnt", learning(gated, torch.randn(4, 4), torch.rand
 # builtin. If somebody defines a global function `range` tomorrow, the program will do something else. So *that
 # there is none* is a guard as well. In the second round of the loop no guard is added, since nothing new is read.
 #
+# ### The weak form
+#
 # What a guard expects may be an object, such as a function or a module. It must not keep this object alive. If it
 # did, then a model that has been deleted would stay in memory because it was compiled once. So a guard holds a weak
-# reference, and "it is still the same object" includes that there still is one.
+# reference, and "it is still the same object" includes that there still is one. Below, a global function is
+# compiled into a graph, and then replaced by another one:
+
+# %%
+import gc
+import weakref
+
+
+def made(factor):
+    return lambda x: x * factor
+
+
+shrink = made(0.5)
+
+
+def through_a_global(x):
+    return shrink(x).relu()
+
+
+compiled = minicompile.compile(through_a_global, backend="eager")
+print("before:", compiled(torch.ones(1)).item())
+old, shrink = weakref.ref(shrink), made(0.25)
+gc.collect()
+print("the old function is", "still in memory" if old() else "gone")
+print("after: ", compiled(torch.ones(1)).item())
+
+# %% [markdown]
+# A guard can be too strong in a second way. `shrink` was called, and so its *code* was followed. Had somebody made
+# an equal function anew, from the same `lambda` with the same factor, the graph would still be right. Programs do
+# that all the time, with functions inside of functions. So for a function the guard does not ask for the very
+# object. It asks for the same code, and for what was read from the function: its closure, its defaults. Each of
+# these has a guard of its own. The rule behind both forms is one: a guard should be as weak as it can be while it
+# still implies that the trace would go the same way ([exercise](exercise:function-guard)).
+#
+# ### Two names for one thing
+#
+# Not all that a trace assumes is about one object. This program writes to its first argument and reads its second:
+
+
+# %%
+def write_and_read(x, y):
+    x.add_(1)
+    return y * 2
+
+
+compiled = minicompile.compile(write_and_read, backend="eager")
+with watching() as seen:
+    compiled(torch.zeros(1), torch.zeros(1))
+    same = torch.zeros(1)
+    print("the same tensor twice:", compiled(same, same).item(), " eager:", write_and_read(same.zero_(), same).item())
+print("because", seen.recompiles[-1]["why"].partition("  #")[0])
+
+# %% [markdown]
+# With two different tensors the product has nothing to do with the sum, and the graph says so. With one tensor
+# under two names it has. Every guard on `x` alone and on `y` alone holds for both calls. So among things of one
+# kind, of which one was written to or which the program has compared with `is`, capture adds a guard that they are
+# different objects (NOT_ALIASED), or that they are one (ALIASED).
 #
 # ## From guards to one function
 #
