@@ -484,10 +484,10 @@ drawing(
 # [function that does it](ref:minicompile.ch12_training.backward.leaves_of). It is one of this chapter's
 # [exercises](exercise:find-leaves).
 #
-# Two ends of the walk are not ours. If a tensor was computed *before* the compiled function was called, its history
+# One end of the walk is not ours. If a tensor was computed *before* the compiled function was called, its history
 # lies outside, and the gradient would have to go on there. The fake of such an input ends in a node of its own kind,
 # and the graph breaks with that reason. And a parameter may have *hooks*, which are Python functions that the engine
-# calls in the middle of its work.
+# calls when it has a gradient for it. Capture interprets them as it interprets any call, leaf by leaf, in the engine's order.
 
 
 # %%

@@ -26,6 +26,8 @@
 # %%
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from ..ch01_graphs.fake import storage_key
@@ -37,9 +39,9 @@ from ..ch03_capture.calls import handles
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.tensors import emit, gradient_of, set_gradient
-from ..ch03_capture.tracer import Tracer, guard, unsupported
+from ..ch03_capture.tracer import Tracer, call, unsupported
 from ..ch03_capture.values import NONE, Const, TensorVal, TupleVal, Value
-from ..ch03_capture.wrap import part
+from ..ch03_capture.wrap import part, wrap
 from ..ch05_autograd.joint import saved_by
 
 # %% [markdown]
@@ -57,9 +59,23 @@ def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool):
     """The gradients of `outputs` for `leaves`, a tuple; None for a leaf that they do not depend on. tangents: the
     gradients that flow into the outputs, or None. to_keep: whether each result is to be a tensor of its own,
     with the strides of its leaf."""
-    with backward_pass(), torch.autograd.set_multithreading_enabled(False):           # a recorder belongs to its thread
+    # A recorder belongs to its thread
+    with backward_pass(), without_hooks(leaves), torch.autograd.set_multithreading_enabled(False):
         found = torch.autograd.grad(outputs, leaves, tangents, retain_graph=retain_graph, allow_unused=True)
         return to_be_kept(found, leaves, tangents) if to_keep else found
+
+
+@contextlib.contextmanager
+def without_hooks(leaves):
+    """Where the graph runs as it was captured, on the program's own tensors, the calls of their hooks are in it already."""
+    present = [(t._backward_hooks, dict(t._backward_hooks)) for t in leaves if t._backward_hooks]
+    try:
+        for hooks, _ in present:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, before in present:
+            hooks.update(before)
 
 
 def to_be_kept(found, leaves, tangents):
@@ -80,8 +96,7 @@ def to_be_kept(found, leaves, tangents):
 # `loss.backward()` names no leaves. The autograd graph of the fakes has them: it ends in one `AccumulateGrad` node
 # for each, which holds the fake, and the trace knows which of its values has that fake. The graph may also end
 # in a tensor that was computed before the compiled function was called. Its history is outside, the gradient would
-# have to go on there, and so that is a graph break. So are hooks: they are Python that runs in the middle of the
-# engine.
+# have to go on there, and so that is a graph break.
 
 # %% tags=["exercise:find-leaves"]
 def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
@@ -100,22 +115,93 @@ def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
     return leaves
 
 
+# %% [markdown]
+# ## Hooks
+#
+# A leaf may have hooks, Python that the engine calls when it gets there: hooks on the tensor change its gradient before it
+# is accumulated, others run afterwards, with `.grad` in place. Capture interprets them as if the program called them there.
+# All gradients come from one node, so the hooks of all leaves run after it, one leaf after the other, in the order in
+# which the engine would have reached them. The engine takes the ready node that forward made last, and accumulates at once;
+# that is a few lines to repeat.
+
 # %%
-HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+TENSOR_HOOKS, LATER_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> Value:
+    """The dictionary of hooks, guarded; None where there are none."""
+    return NONE if tensor.real is None else wrap(tx, getattr(tensor.real, name), part(AttrSource, tensor.source, name))
+
+
+def change_gradient(hooks, gradient):
+    """What the hooks of a tensor make of its gradient."""
+    previous = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(False)
+        for hook in list(hooks.values()):
+            changed = hook(gradient)
+            if changed is not None:
+                gradient = changed
+        return gradient
+    finally:
+        torch.set_grad_enabled(previous)
+
+
+def tell_hooks(hooks, leaf):
+    """The hooks that run when the gradient of a leaf has been accumulated."""
+    previous = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(False)
+        for hook in list(hooks.values()):
+            if hook(leaf) is not None:
+                raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+    finally:
+        torch.set_grad_enabled(previous)
+
+
+def changed_by_hooks(tx: Tracer, tensor: TensorVal, gradient: Value) -> Value:
+    hooks = hooks_of(tx, tensor, TENSOR_HOOKS)
+    if type(gradient) is not TensorVal or hooks is NONE or not getattr(tensor.real, TENSOR_HOOKS):
+        return gradient
+    changed = call(tx, wrap(tx, change_gradient), [hooks, gradient], {})
+    if type(changed) is not TensorVal or changed.fake.shape != gradient.fake.shape or changed.fake.dtype != gradient.fake.dtype:
+        unsupported(tx, "a hook that makes something else of a gradient")
+    return changed
+
+
+def in_order_of_engine(outputs: list[TensorVal], leaves: list[TensorVal]) -> list[int]:
+    """The positions of `leaves` in the order in which the engine gets to them, where that can be seen."""
+    if not any(leaf.real is not None and (getattr(leaf.real, TENSOR_HOOKS) or getattr(leaf.real, LATER_HOOKS)) for leaf in leaves):
+        return list(range(len(leaves)))
+    nodes = history_of([o.fake for o in outputs])
+    waiting = {node: 0 for node in nodes}
+    for node in nodes:
+        for before, _ in node.next_functions:
+            if before is not None:
+                waiting[before] += 1
+    ready = [o.fake.grad_fn for o in outputs if o.fake.grad_fn is not None and not waiting[o.fake.grad_fn]]
+    place, order = {id(leaf.fake): i for i, leaf in enumerate(leaves)}, []
+    while ready:
+        node = max(ready, key=lambda n: n._sequence_nr())
+        ready.remove(node)
+        if type(node).__name__ == "AccumulateGrad" and id(node.variable) in place:
+            order.append(place[id(node.variable)])
+        for before, _ in node.next_functions:
+            if before is not None:
+                waiting[before] -= 1
+                if not waiting[before]:
+                    ready.append(before)
+    return order + [i for i in range(len(leaves)) if i not in order]
 
 
 def check_leaf(tx: Tracer, leaf: TensorVal):
-    """What accumulating into a leaf may do beyond adding is not captured."""
+    """What accumulating into a leaf may do beyond adding and calling hooks is not captured."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         unsupported(tx, "backward() with torch.distributed, where gradients may be reduced as they arrive")
     if leaf.real is None:
         return
     if leaf.real._is_view() or not leaf.real.is_leaf:
         unsupported(tx, "backward() into a view of another tensor")
-    for name in HOOKS:
-        if getattr(leaf.real, name):
-            unsupported(tx, "backward() with hooks on tensors")
-        guard(tx, part(AttrSource, leaf.source, name), "CONSTANT_MATCH", getattr(leaf.real, name))
 
 # %% [markdown]
 # ## The calls
@@ -161,9 +247,17 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
         check_leaf(tx, leaf)
     tangents = grad_tensors if grad_tensors is NONE else as_list(tx, grad_tensors)
     found = differentiate(tx, outputs, leaves, tangents, retain_graph, create_graph, to_keep=True)
-    for leaf, gradient in zip(leaves, found):
-        if type(gradient) is TensorVal:
-            accumulate(tx, leaf, gradient)
+    for i in in_order_of_engine(outputs, leaves):
+        leaf, gradient = leaves[i], found[i]
+        changed, later = changed_by_hooks(tx, leaf, gradient), hooks_of(tx, leaf, LATER_HOOKS)
+        if type(changed) is not TensorVal:
+            continue
+        if getattr(leaf.real, TENSOR_HOOKS, None):                      # a hook may have kept it, or returned what is used elsewhere
+            one = TupleVal(items=[changed])
+            changed, = emit(tx, "call_function", to_be_kept, [one, TupleVal(items=[leaf]), one], {}).items
+        accumulate(tx, leaf, changed)
+        if later is not NONE and getattr(leaf.real, LATER_HOOKS):
+            call(tx, wrap(tx, tell_hooks), [later, leaf], {})
     return NONE
 
 
@@ -200,7 +294,10 @@ def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, crea
     if is_grads_batched.value or materialize_grads.value:
         unsupported(tx, "torch.autograd.grad() with batched or materialized gradients")
     wanted, tangents = as_list(tx, inputs), grad_outputs if grad_outputs is NONE else as_list(tx, grad_outputs)
-    found = differentiate(tx, as_list(tx, outputs), wanted, tangents, retain_graph, create_graph, to_keep=False)
+    outputs = as_list(tx, outputs)
+    found = differentiate(tx, outputs, wanted, tangents, retain_graph, create_graph, to_keep=False)
     if any(type(g) is Const for g in found) and not (allow_unused is not NONE and allow_unused.value):
         unsupported(tx, "torch.autograd.grad() for a tensor that is not used")
+    for i in in_order_of_engine(outputs, wanted):
+        found[i] = changed_by_hooks(tx, wanted[i], found[i])
     return TupleVal(items=found)
