@@ -120,7 +120,8 @@ drawing(
 
 
 # %%
-def turned(function, *inputs):
+def asked(function, *inputs):
+    """The captured graph of a function with the requests in it, and the fakes of its inputs."""
     graph, fakes = watch(function, *inputs, backend="eager").graphs[0], {}
     for node in graph.graph.nodes:
         if isinstance(fake := node.meta.get("val"), FakeTensor):
@@ -129,7 +130,12 @@ def turned(function, *inputs):
     convolutions_to_channels_last(graph)
     for node in graph.graph.nodes:
         node.meta["val"] = fakes.get(node.meta.get("val"))
-    keep_layouts(graph, [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
+    return graph, [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def turned(function, *inputs):
+    graph, fakes = asked(function, *inputs)
+    keep_layouts(graph, fakes)
     print("\n".join(line.partition("  #")[0] for line in print_graph(graph).splitlines() if " = input" not in line))
 
 
@@ -199,25 +205,121 @@ for name, form in (("NCHW", torch.contiguous_format), ("channels last", torch.ch
     print(f"{name:14}", doubled(torch.ones(2, 3, 4, 4).contiguous(memory_format=form)).item())
 
 # %% [markdown]
-# The third is the caller, who gets a result and asks for its strides, or calls `view` on it. The fourth is an operator from
-# elsewhere, or `as_strided`, that counts places in memory by itself.
+# ### Who sees the order
 #
 # Could we say of each function of PyTorch whether it sees the order? There are hundreds, and for `reshape` and `flatten` the answer
-# depends on what happens to the result. It is easier to try. The changed graph is run on fakes, once, and each result is
-# compared with the fake that capture left on the node. A tensor with other strides is *turned*. A program sees that if a node
-# fails that gets a turned tensor; if a turned tensor is a result; and if two tensors had one memory in capture's run, have two
-# memories now, and one of them is written later or both are results:
+# depends on what happens to the result. It is easier to try. The graph with the requests is run on fakes, once, and each result is
+# compared with the fake that capture left on the node. A tensor whose strides are others than capture saw is *turned*. There are four
+# ways in which a program can see that a tensor is turned:
+#
+# 1. **A turned tensor is a result.** The caller may ask for its strides, or call `view` on it.
+# 2. **A node fails that gets a turned tensor**, as `view` did above.
+# 3. **A node counts places in memory by itself.** `as_strided` does, and an operator that is not PyTorch's may.
+# 4. **One memory became two, and somebody can tell.** Two tensors had one memory in capture's run and have two now, and this memory
+#    is written later, as in `doubled`, or both tensors are results, and the caller may write to one and look at the other.
+#
+# Here is a program of two or three lines for each of them, and one that sees nothing: its `flatten` also copies, but nobody writes.
+
+
+# %%
+def is_result(x, w):
+    return F.conv2d(x, w)
+
+
+def fails(x, w):
+    return F.conv2d(x, w).view(2, -1).sum()
+
+
+def counts_places(x, w):
+    return F.conv2d(x, w).as_strided((4,), (1,)).sum()
+
+
+def is_written(x, w):
+    y = F.conv2d(x, w)
+    y.flatten(1).mul_(2)
+    return y.sum()
+
+
+def two_results(x, w):
+    y = F.conv2d(x, w)
+    return y.mean(1), y.flatten(1), y.reshape(2, -1)
+
+
+def sees_nothing(x, w):
+    return F.conv2d(x, w).flatten(1).sum()
+
+
+# %% tags=["fold"]
+pair, rows = (torch.randn(2, 16, 8, 8), torch.randn(32, 16, 1, 1)), []
+for program, way in ((is_result, "1"), (fails, "2"), (counts_places, "3"), (is_written, "4, written"), (two_results, "4, results"),
+                     (sees_nothing, "none")):
+    graph, fakes = asked(program, *pair)
+    keep_layouts(graph, fakes)
+    copies = [n for n in graph.graph.nodes if n.target == "contiguous" and not n.kwargs]
+    readers = ["return" if u.op == "output" else u.name for n in copies for u in n.users]
+    rows.append((program.__name__, way, ", ".join(readers) or "no copy"))
+Table(["program", "which way", "who reads a copy in capture's order"], rows)
+
+# %% [markdown]
+# In `two_results` the mean goes on with the turned tensor, since a mean sees no order. In `is_written` the sum sees none either, and
+# it reads the copy nevertheless. To see why, follow this program node by node. The table has each node's memory in both
+# runs, as a letter:
+
+# %% tags=["fold"]
+from minicompile.ch01_graphs.fake import storage_key
+from minicompile.ch13_tuning.layouts import Turned
+
+graph, fakes = asked(is_written, *pair)
+requests = {n for n in graph.graph.nodes if n.target == "contiguous"}
+run, letters, rows = Turned(graph, fakes, requests), {}, []
+for node, value in run.values.items():
+    if node.op != "placeholder" and node not in requests:
+        then, now = (letters.setdefault((kind, storage_key(t)), f"{kind}{sum(k == kind for k, _ in letters) + 1}")
+                     for kind, t in (("A", node.meta["val"]), ("B", value)))
+        rows.append((run.position[node], node.name, then, now, "turned" if run.is_turned(node) else ""))
+Table(["position", "node", "memory in capture's run", "memory now", ""], rows)
+
+# %% [markdown]
+# In capture's run the convolution, `flatten` and `mul_` have one memory, A1. Now `flatten` has B2, since it had to copy, and `mul_`
+# writes B2. The convolution's result in B1 is never doubled, and the sum reads B1. So A1 became two, at `flatten`, and it is
+# written later, by `mul_`: the fourth way. The remedy is a copy in NCHW directly behind the convolution. If only `flatten` read
+# this copy, it would share the copy's memory, and the sum would still read B1. So where a memory is written later, *all* its
+# readers have to read the copy. Then there is one memory again.
+#
+# ### In code
+#
+# A run is an object with five things. `position` says where each node stands. `values` has the result of each node. `written` has
+# for each of capture's memories the position of the last node that writes it. `ours` are the requests, which are no nodes of
+# the program. `seen` collects the memories whose order the program sees. Ways 2 and 3 are noticed while a node runs. Ways 1
+# and 4 are looked for at the end. Below, `memories` gives the identities of the memory behind a value; `node.meta["val"]` is
+# capture's value and `value` the new one:
 #
 # %show minicompile.ch13_tuning.layouts.Turned.parted
 #
-# `memories` are the identities of the memory behind capture's fakes, `written` the last node that writes one.
-# What is seen gets a copy with the order that capture saw, behind the node that made the memory. It is read by those who see
-# the order, and everybody else goes on with the turned tensor. Only if the memory is written after that must all read the
-# copy, so that there is one memory as before:
+# In the example `shared` is {A1} when `node` is `flatten` and `a` the convolution.
 #
-# %show minicompile.ch13_tuning.layouts.keep_layouts
+# The next function says where the copies belong. Nodes with the same memory are one group. The first node of a group has made
+# the memory. An in-place operator that directly follows, as `relu_` follows a batch norm, gives back the very tensor that it got,
+# so it is counted among the makers, and the copy stands behind it:
 #
-# The classifier from above, after both passes. Its `view` reads a copy now:
+# %show minicompile.ch13_tuning.layouts.places
+#
+# The copy itself is made by `restored`. `contiguous` can only make the ordinary order, in which the last dimension is the fastest. If
+# capture saw another order, the dimensions are permuted first, so that this order becomes the ordinary one, and permuted back
+# afterwards:
+#
+# %show minicompile.ch13_tuning.layouts.restored "order = memory_order" to "nodes.append"
+#
+# The last function puts this together. `made` are the makers of a memory, so `made[-1]` is the node behind which the copy stands, and
+# `everywhere` is the question whether the memory is written after that. A copy may turn what comes behind it, or turn it back, so
+# the graph is run again until no memory is seen:
+#
+# %show minicompile.ch13_tuning.layouts.keep_layouts "while ours" to "user.replace_input_with"
+#
+# The long condition lists who reads the copy: everybody if the memory is written; otherwise the results, who counts places, and
+# who had a view of this memory in capture's run. All others go on with the turned tensor.
+#
+# Here is the classifier from above, after both passes. Its `view` reads a copy:
 
 # %%
 turned(classify, small, net.first.weight.detach())
