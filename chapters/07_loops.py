@@ -118,10 +118,11 @@ bars(
 )
 
 # %% [markdown]
-# The work doubles at each step: nothing remembers. So there must be a decision for each value, whether it
-# is computed again by each reader or put into memory once. It is a question of cost: with `n` readers of a
-# value that is made from `r` tensors, recomputing moves `n*r` tensors, and keeping moves `r + 1 + n`. And
-# there are things that have no formula for one element, such as sorting. They stay library calls.
+# The work doubles at each step: nothing remembers. So there must be a decision for each value, whether it is
+# computed again by each reader or put into memory once. It is a question of cost: with `n` readers of a value that
+# is made from `r` tensors, recomputing moves `n*r` tensors, and keeping moves `r + 1 + n`. And there are things
+# that have no formula for one element, such as sorting or a running sum. They stay library calls, as matrix
+# products and convolutions do, for which libraries are better than any loop that we would write.
 #
 # ## A view is a map of indices
 #
@@ -183,9 +184,10 @@ Table(["after", "the loop runs over", "and loads x at"], rows)
 
 # %% [markdown]
 # `flip` made one coefficient negative and added a constant, the slice added another. `transpose` changes nothing in
-# the table: the loop's variables follow the memory of the result, slowest first, and eager lays the sum of a
-# transposed tensor and a number out as the transposed tensor is. So `i1` is `c` of the calculation above, and `i2` is
-# `b`. In the end there is one loop and one load.
+# the table. The reason is the order of the loops: they follow the memory of the result, slowest first, and eager
+# lays the sum of a transposed tensor and a number out as the transposed tensor is. So the loop variables are not in
+# the order of the letters above: `i0` is `a`, `i1` is `c`, and `i2` is `b`. Put the letters in, and the last row
+# says `146 - 48a + 8c + b`. In the end there is one loop and one load.
 #
 # This is a view in the compiler. It gets the operand as a lazy tensor, and returns one whose element function
 # asks the operand at another index:
@@ -194,9 +196,12 @@ Table(["after", "the loop runs over", "and loads x at"], rows)
 #
 # %show minicompile.ch07_loops.lazy.make_view
 #
-# (`relayout` answers a second question. When a library call reads the view, it needs memory, and many views
-# can be described to it by other sizes and strides on the same memory. Where that is impossible, a copy is
-# made.)
+# The last two arguments of `make_view` answer a second question. A library call that reads the view wants memory,
+# described by sizes, strides and an offset. Many views are such a *window* on the memory of their operand: the rule
+# is that each dimension of the view has to walk through that memory in equal steps, none of them negative. A slice
+# does, also one with a step; a transpose, an expansion (in steps of zero), and the splitting of a dimension do.
+# Merging two dimensions does if there is no gap between them. A flip does not, since it walks backwards. `relayout`
+# is the function that computes the window, or says that there is none; then the view is copied when a library asks.
 #
 # ### Indices that divide
 #
@@ -258,9 +263,14 @@ print("result:", seen.result.tolist())
 # The last line is the comparison from the beginning of this page. Recomputing moves more than keeping if `n*r > r +
 # 1 + n`, and that is the same as `(n - 1) * (r - 1) > 2`. With two readers of a sum of three tensors both ways move
 # six tensors. With three readers it is nine against seven, so the sum is kept. Only operands that are about as
-# large as the result count (`big`): a bias that is added to each row of a matrix is read from the cache. The other
-# conditions are about arithmetic, and about `windows`: a pooling or a convolution written as shifts reads its
-# operand at many positions, and would compute a value again at each of them.
+# large as the result count (`big`): a bias that is added to each row of a matrix is read from the cache.
+#
+# Four more names stand in the code. `footprint` says what one element of the value costs: which nodes of the graph
+# would run, which buffers would be read, and whether an expensive function is among them. `present` gives a
+# symbolic size the value that it has now. `reuse_ops` is 12: a value made of more nodes than that is kept whatever
+# its bytes, since its arithmetic would be repeated. And `windows` counts at how many positions a reader asks for
+# the value. A pooling over 3 by 3 asks nine times for each element of its result, so that nearly anything that
+# costs more than a load is better kept.
 #
 # `readers` are counted before anything is lowered, and counted with care: in `x * sigmoid(x)` both users of
 # `x` end up in the same loop, which reads it once. On a CPU an exponential costs as much as ten loads, so a
@@ -428,10 +438,7 @@ Table(["strides of x", "remain", "folded, the last one innermost", "loads x at"]
 #
 # %show minicompile.ch07_loops.reductions.reduction "def fold" to "return [b.reduce(kind, elements[0])]"
 #
-# (For `argmax` it needs more, namely the position of each element among those that are folded.) Then the rule asks
-# whether the reduction is too long for one loop, which is the subject of a section below, and emits it:
-#
-# %show minicompile.ch07_loops.reductions.reduction "plan = None" to "return from_buffer"
+# (For `argmax` it needs more, namely the position of each element among those that are folded.)
 #
 # ### Two numbers from one pass
 #
@@ -472,6 +479,9 @@ Table(
 # What has a meaning for every operation goes through the body once, forwards, operands first:
 #
 # %show minicompile.ch07_loops.ir.replay
+#
+# What the arguments of a value are depends on its operation. Those of `add` are two values. Those of a store are
+# its buffer, its index, its mask, the value that is stored, and a mode, in this order.
 #
 # The reference interpreter computes that way, and what rewrites a body makes other values. Here is a step that
 # writes the formula of the loop above:
@@ -543,8 +553,11 @@ head(print_program(program), 60)
 # product, given by sizes, strides and an offset. No loop splits or transposes them.
 #
 # Is the program right? It can be executed, slowly, by [the reference
-# interpreter](code:minicompile/ch07_loops/reference.py), which computes with whole grids
-# of indices. This is the `loops` rung of the ladder of backends:
+# interpreter](code:minicompile/ch07_loops/reference.py), which computes with whole grids of indices. Each stage of
+# the compiler has such a way to execute what it has made, and a name by which `compile` stops after it: `eager`
+# runs the captured graph, `aot_eager` the joint graph cut in two, `decomposed` the primitives, `loops` these loops.
+# The book calls them the rungs of a *ladder*. The first rung whose answer differs from eager's is the stage that is
+# wrong.
 
 # %%
 with torch.no_grad():
@@ -595,6 +608,11 @@ Listings(
 )
 
 # %% [markdown]
+# This is the end of the rule for a reduction. The plan says into how many blocks each folded dimension is cut. If
+# there is one, `block_results` emits the first loop, and what is reduced from then on are its results:
+#
+# %show minicompile.ch07_loops.reductions.reduction "plan = None" to "return from_buffer"
+#
 # The first loop on the left makes one sum for each block, and its variable over the blocks is an ordinary one, so
 # threads can share it. To cut a dimension in two is the same index map as a `view`: element `(block, place)` is
 # element `length * block + place`. Where the length does not divide the size, the last block is short, and the

@@ -264,6 +264,18 @@ access_table(f)
 # reduction's nest, once for each element of the row; that is, it walks along the row a second time, when the
 # maximum is known, but within the same kernel and for a row that is still at hand.
 #
+# Written out, the kernel that both become is this:
+#
+#     for i0 in range(8):                       # one row
+#         top = -inf
+#         for r0 in range(64):                  # first walk: loop0
+#             top = max(top, x[64*i0 + r0])
+#         for r0 in range(64):                  # second walk: loop1
+#             buf1[64*i0 + r0] = exp(x[64*i0 + r0] - top)
+#
+# Loop1 folds nothing. It only runs over the same elements in the same order, and so it may use the reduction's
+# variable. `buf0` has become the variable `top`.
+#
 # This is called an *alignment*: a nest for both, and what the variables of each are in terms of it. Here are
 # those of all neighbours:
 
@@ -299,12 +311,13 @@ f = fuser_of(viewed, torch.randn(8, 64))
 access_table(f)
 
 # %% [markdown]
-# Memory says how they belong together. One loop reaches an element of `x` at `64*i0 + i1`, the other at `i0`.
-# List the variables of each by stride, the fastest first: the first has `i1` (stride 1, size 64) and `i0`
-# (stride 64, size 8); the second has one variable (stride 1, size 512). Both lists begin at stride 1. The
-# smaller size, 64, divides the larger, so cut 64 off the larger: that pairs with `i1`. What is left of the
-# second variable has stride 64 and size 8, and pairs with `i0`. The second loop's variable is therefore
-# `64*i0 + i1`:
+# Memory says how they belong together. One loop reaches an element of `x` at `64*i0 + i1`, the other at `i0`. List
+# the variables of each by stride, the fastest first: the first has `i1` (stride 1, size 64) and `i0` (stride 64,
+# size 8); the second has one variable (stride 1, size 512). Both lists begin at stride 1. The smaller size, 64,
+# divides the larger, so cut 64 off the larger: that pairs with `i1`. What is left of the second variable has stride
+# 64 and size 8, and pairs with `i0`. The second loop's variable is therefore `64*i0 + i1`. (Where two loops touch
+# no common buffer there are no strides to compare. Then the strides are None, and the dimensions are paired in
+# order, by size alone.)
 #
 # %show minicompile.ch08_fusion.iteration.cut
 
@@ -354,6 +367,10 @@ Table(["pair", "flows", "read by both", "bytes saved"], rows)
 #
 # %show minicompile.ch08_fusion.fuse.try_fuse "if a.device" to "return refuse("the kernel would have too many"
 #
+# (`walked` belongs to a special form on GPUs. A layer norm's backward pass needs sums along rows and sums of
+# columns of the same data. One kernel can do both if each program takes a block of whole rows and adds up its
+# columns on the way. Such a kernel has a nest of its own, into which nothing else fits.)
+#
 # Then what flows is looked at. A value that is written at positions that are themselves data, as in a
 # scatter, is complete only when all iterations have run. Nobody can read it in the same kernel.
 #
@@ -399,6 +416,9 @@ drawing(
 #
 # %show minicompile.ch08_fusion.fuse.makes_cycle
 #
+# Groups are named by numbers. When two become one, the number of one of them stays, and `find(s)` answers which
+# group `s` is in by now. `above >> s & 1` is bit `s` of the integer, that is, whether `s` is among the ancestors.
+#
 # ### Updates in place
 #
 # Last come *hazards*. A buffer may be a new name for memory that already holds something, because the program
@@ -408,8 +428,8 @@ drawing(
 # a reduction. It walks along its rows more than once, and the second walk would read what the first has
 # written.
 #
-# Here is a program with such a hazard. It adds up each element and its mirror image, and then adds one to all of them. The
-# two loops, and what one loop would do:
+# Here is a program with such a hazard. It adds up each element and its mirror image, and then adds one to all of
+# them. The two loops, and what one loop would do:
 
 # %%
 def reversed_then_changed(x):
@@ -434,7 +454,39 @@ for d in watch(reversed_then_changed, torch.arange(5.0), dynamic=False).half()["
 # %% [markdown]
 # From the middle on the one loop reads mirror images to which it has already added one. The scheduler keeps the two
 # loops apart, and says why. Without `flip` each element would be read by the iteration that changes it, and one
-# kernel would do. The test:
+# kernel would do.
+#
+# The second walk goes wrong in another way. This program subtracts the sum of each row, and then adds one to the
+# matrix. The addition needs no sum, so in one kernel it would be done during the first walk, and the second would
+# read what is no longer there:
+
+# %%
+def centred_then_changed(x):
+    centred = x - x.sum(1, keepdim=True)
+    x.add_(1)
+    return centred
+
+
+def in_two_walks(x):
+    centred = torch.empty(x.shape)
+    for row, out in zip(x, centred):
+        total = 0.0
+        for j in range(len(row)):  # first walk
+            total += row[j].item()
+            row[j] += 1
+        for j in range(len(row)):  # second walk
+            out[j] = row[j] - total
+    return centred
+
+
+print("right:  ", centred_then_changed(torch.arange(6.0).view(2, 3)).tolist())
+print("one kernel:", in_two_walks(torch.arange(6.0).view(2, 3)).tolist())
+for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["schedule"].decisions:
+    print("fused:" if d.accepted else "apart:", d.a, "with", d.b, "-", d.reason)
+
+# %% [markdown]
+# The test for both, in the middle of a loop over what each group writes. `x` is the group that writes `name`, `y`
+# the other one, `root` the memory. `map_x` and `map_y` take their indices to the common nest:
 #
 # %show minicompile.ch08_fusion.fuse.hazard "for other, indices" to "return f"{root} is read"
 #
@@ -446,6 +498,8 @@ for d in watch(reversed_then_changed, torch.arange(5.0), dynamic=False).half()["
 # nothing changes:
 #
 # %show minicompile.ch08_fusion.fuse.fuse_groups "for _ in range(rounds)" to "if not fused"
+#
+# A pair that was refused is asked again only if one of the two has grown since; that is what `version` is for.
 #
 # Below is a layer norm with its GELU and the sum that a bias gradient would be, as the scheduler goes through
 # it. Each frame is one accepted pair, with all groups that exist after it.

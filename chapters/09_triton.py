@@ -260,7 +260,12 @@ Listings([("x + y", text_of(emit_triton(flat))), ("x + y.t()", text_of(emit_trit
 #
 # %show minicompile.ch09_triton.tiling.contiguous_var
 #
-# If some access votes for another variable than the last one, that variable ends an axis of its own:
+# If some access votes for another variable than the last one, the nest is cut behind that variable: it and the
+# variables before it are one axis, the rest are the other. Take `x.transpose(0, 1).contiguous()` with `x` of shape
+# (16, 32, 64). The store goes along `i2`, and so does the load, so both vote for the last variable, and one axis
+# will do: rows of 64 move as a whole. For `x.permute(1, 2, 0)` of the same tensor the load goes along `i1` of the
+# nest (32, 64,
+# 16). So the cut is behind `i1`, the axes are `(i0, i1)` and `(i2)`, and a tile is a piece of both:
 #
 # %show minicompile.ch09_triton.tiling.choose_axes "total =" to "return [Axis("x", vars, 0, 1)]"
 #
@@ -328,12 +333,13 @@ for shift in (0, -200):
 #
 # %show minicompile.ch09_triton.reductions.online_softmax "[f"{x} = {_masked(r, _tile(r, r.dtype), float('-inf')" to "f"{m} = tl.maximum"
 #
-# One thing in these lines is not in the table: where `x` and `m` are equal, `e` is 1, and the distance is not
-# taken. For numbers that changes nothing, since exp(0) is 1. But both may be minus infinity. So it is for a lane
-# that has met nothing yet and meets a hidden element, behind the end of the row. The distance of two infinities is
-# NaN, and a NaN in one lane would make the row NaN. With the case of its own the lane counts one, which is wrong,
-# and harmless: its maximum is minus infinity, and at the end its sum is multiplied by the exponential of minus
-# infinity, which is zero.
+# One thing in these lines is not in the table. Where `x` and `m` are equal, `e` is set to 1, and no distance is
+# taken. For two equal numbers that is the same, since exp(0) is 1. It is there for infinities. Every lane begins
+# with the maximum minus infinity, and an element behind the end of the row counts as minus infinity. When a lane
+# that has met nothing yet meets such an element, the distance would be infinity minus infinity, which is NaN, and
+# one NaN makes the whole row NaN. With `e` set to 1 the lane adds 1 to its sum instead. That is wrong, too, but it
+# does no harm: the lane's maximum is still minus infinity, and at the end its sum is multiplied by exp(minus
+# infinity), which is 0.
 #
 # Each lane runs this rule on the elements that it meets. At the end there is one pair per lane, and pairs are
 # combined in the same way: the largest maximum is that of the row, and each sum is multiplied by the
@@ -363,12 +369,15 @@ lines(
 )
 
 # %% [markdown]
-# Up to rows of 8192 elements nearly nothing, except for very short ones: the second reading is served by the
-# cache. Beyond that the rows that are being worked on do not fit into the cache together, and the looped
-# kernel moves half again as many bytes. The persistent one pays in another currency, registers: a row of
-# 32768 floats is 64 of them in each of 512 threads. When other values are alive at the same time there are
-# not enough, and the compiler begins to *spill* them to memory. So the choice between the two looks at the
-# length of the row, at how often it would be walked, and at how many full-size values are alive:
+# Up to rows of 8192 elements nearly nothing, except for very short ones: the second reading is served by the cache.
+# Beyond that the rows that are being worked on do not fit into the cache together, and the looped kernel moves half
+# again as many bytes. The persistent one pays in another currency, registers: a row of 32768 floats is 64 of them
+# in each of 512 threads. When other values are alive at the same time there are not enough, and the compiler begins
+# to *spill* them to memory. So the choice between the two looks at the length of the row (`rnumel`), at how often
+# it would be walked (`passes`), and at how many full-size values are alive (`live`). `inner` says whether the row
+# lies along memory. If it does, the first half decides: up to a limit the row is held, with as many rows in a
+# program as make 1024 elements, beyond it the row is walked. If it does not, as in a sum of columns, the second half
+# takes many columns side by side, so that neighbouring threads still read neighbours:
 #
 # %show minicompile.ch09_triton.heuristics.reduction
 #
@@ -397,7 +406,7 @@ lines(
 # %show minicompile.ch09_triton.passes.schedule_passes "last_load" to "when |= late"
 #
 # Loads that a later walk repeats ask the cache to keep what they fetched (`evict_last`), and the last ones to
-# let it go (`evict_first`). You saw both words in the text above.
+# let it go (`evict_first`). Both words stand in the listing of the looped softmax.
 #
 # ## Does it compute the same?
 #
@@ -422,12 +431,16 @@ for function in (rows, lambda x: x + x.sum(0), lambda x: F.gelu(x).t() * 2):
 # kernel, on all cores at once, and the user's process never imports it (except here, to interpret). Results
 # are kept on disk under a hash of the text.
 #
-# Calling a kernel through Triton's Python code inspects every argument to choose a specialisation, which
-# takes about 20 microseconds, four times as long as a small kernel runs. Here the specialisation is known in
-# advance: sizes are in the text, and that pointers are multiples of 16 is checked with one bit mask. A launch
-# goes through a small C function that holds the address of the kernel and packs the arguments:
+# Calling a kernel through Triton's Python code inspects every argument to choose a specialisation, which takes
+# about 20 microseconds, four times as long as a small kernel runs. Here the specialisation is known in advance:
+# sizes are in the text, and that pointers are multiples of 16 is checked with one bit mask. A launch goes through a
+# small C function that holds the address of the kernel and packs the arguments. What it is told in advance stands
+# in [`make_callable`](ref:minicompile.ch09_triton.launch.make_callable): the machine code, how many threads and how
+# much shared memory, how many pointers and sizes will come, and how many programs to start, as a number, or as a
+# function where sizes vary. A tensor that does not begin at a multiple of 16 bytes, such as `x[1:]`, goes to a
+# second version of the kernel, with narrower loads, which is compiled when the first such tensor arrives:
 #
-# %show minicompile.ch09_triton.launch.make_callable
+# %show minicompile.ch09_triton.launch.make_callable "unaligned: list" to "return unaligned[0]"
 #
 # ## The running example
 #

@@ -184,12 +184,13 @@ column = watch(first_column, matrix, dynamic=False).half()["compiled"].sources[0
 print(tidy(column.code[column.code.index("for (int64_t i0") :]))
 
 # %% [markdown]
-# The write to a column has become a selection (chapter 5 made the in-place addition functional, chapter 7
-# made it a condition on the index). In column 0 the value is one thing, elsewhere another. `x[1000*i0]`, the
-# element that the addition reads, is needed in column 0 alone, and the loop IR says so: it is a load under a
-# condition. The obvious way to print that is `condition ? x[...] : 0`. But in C++ this is a branch, since a
-# load that is not to happen may point outside of the memory, and must not be tried. Here it never does: row
-# `i0` exists. So the load comes first, and the condition selects. Edit the text to put it back, and compare:
+# The write to a column has become a selection (chapter 5 made the in-place addition functional, chapter 7 made it a
+# condition on the index). In column 0 the value is one thing, elsewhere another. `x[1000*i0]`, the element that the
+# addition reads, is needed in column 0 alone, and the loop IR says so: it is a load under a condition. The obvious
+# way to print that is `condition ? x[...] : 0`. But in C++ this is a branch, since a load that is not to happen may
+# point outside of the memory, and must not be tried. Here it never does: row `i0` exists. So the load comes first,
+# and the condition selects. The cell below edits the text: it takes out the line that loads, and puts what it has
+# loaded in place of its name, behind the question mark. Then it compares the two:
 
 # %%
 branch = re.sub(r"const float (m\d+) = (in0\[[^\]]*\]);\n(.*?)\? \1 :", r"\n\3? \2 :", column.code, flags=re.S)
@@ -332,7 +333,8 @@ bars(
 # ### What is needed twice
 #
 # A softmax walks along its row three times: for the maximum, for the sum of the exponentials, and to divide. Its
-# values are needed at different times, and each has to be either kept or made again. Here is its second walk:
+# values are needed at different times, and each has to be either kept or made again. Here is its second walk. (`v3`
+# is the maximum, which the first walk has found, and `v4` an element of the row.)
 
 # %%
 softmax = watch(lambda t: torch.softmax(t, 1), torch.randn(64, 3000), dynamic=False).half()["compiled"].sources[0].code
@@ -342,7 +344,8 @@ print(part(softmax, "float kept", "    const float v9"))
 # The row itself is loaded in every walk. It is in the cache after the first, so that costs little. An exponential
 # costs as much as ten loads, and the third walk wants it again. So it goes into an array as long as the row,
 # `kept`. Only expensive values are kept this way, four of them at most, and only in rows of up to 4096 elements,
-# because the array has to stay in the cache as well.
+# because the array
+# lies on the stack of the thread, of which there are some megabytes, and has to stay in the cache as well.
 #
 # ### What OpenMP does not know
 #
@@ -374,8 +377,9 @@ print(part(variance, "double mean", "    // "))
 # tokens may have looked up the same row. If threads share the tokens, two of them may add to one element at the
 # same time, and one of the additions is lost. Atomic additions would lose none, but then the order of the
 # additions, and with it the last bits of the sum, would depend on timing. The loop nest offers a third way:
-# whatever the tokens are, different *columns* of the table never collide. So the loop over columns goes outside,
-# where threads can share it, and all tokens of a column are added in their order:
+# whatever the tokens are, different *columns* of the table never collide. So the loop over blocks of columns
+# (`lane0` is the first of a block) goes outside, where threads can share it, and all tokens of a column are added
+# in their order:
 
 # %%
 def lookup(table, tokens):
@@ -398,8 +402,9 @@ print("the same bits in every run:", all(torch.equal(gradient(), gradient()) for
 # ## The real version
 #
 # First the bodies of all loops of a kernel become one graph of values
-# ([`link`](ref:minicompile.ch08_fusion.values.link)): a store to a local buffer and its load become an edge,
-# and equal values are one. Then each value is computed in the outermost loop that knows all of its variables,
+# ([`link`](ref:minicompile.ch08_fusion.values.link)). A buffer is *local* if one loop of the kernel writes it,
+# others of the same kernel read it, and nobody else wants it. It needs no memory: its store and its loads become an
+# edge, and equal values are one. Then each value is computed in the outermost loop that knows all of its variables,
 # so that what does not change along a row is not computed for each element of it.
 #
 # ### Which loop is innermost?
@@ -432,11 +437,16 @@ for words, function in (
 Table(["program", "loads, and the store", "votes for i0", "votes for i1"], rows)
 
 # %% [markdown]
+# A variable with fewer than 16 values cannot fill the lanes, so what it has won counts in proportion (`min(size,
+# 16) / 16`). And in a kernel that reduces only the accesses inside of the row vote, since the others happen once
+# per row.
+#
 # In the second row there is a tie, which goes to the variable that stands last. In the third, three strided loads
 # outvote the store.
 #
-# When the loads and the stores disagree, as in a transposition, the nest is cut into tiles that fit the
-# cache:
+# Whoever has lost the vote still jumps. If some access moves by one element along another variable than the lane,
+# as the load of a transposition does, the nest is cut into tiles of 32 by 64 elements. A tile is finished before
+# the next one begins, so that a cache line which was fetched for one element is still there for its neighbours:
 
 
 # %%
@@ -509,8 +519,11 @@ bars(
 )
 
 # %% [markdown]
-# Kernels of one program are dealt into a few files that compile in parallel in the background. A kernel
-# waits for its file when it is first called. Equal kernels are compiled once, and libraries stay on disk.
+# Kernels of one program are dealt into a few files, as many as there are cores, and more if there are many kernels.
+# One run of g++ makes a library of each. They run side by side in threads that only wait, while the compiler goes
+# on with the rest of the program. A kernel waits for its file when it is first called. Of kernels with equal texts
+# only one is compiled: a GPT of twelve equal layers has the kernels of one. Libraries stay on disk, so the next
+# process runs no g++ at all.
 #
 # ## The running example
 #

@@ -127,8 +127,10 @@ print(compiled.source)
 #
 # ### How the text is made
 #
-# The generator is a state and one function for each kind of line. The state is the list of lines, and what
-# each buffer is called:
+# The generator is a state and one function for each kind of line. The state is the list of lines, and what is known
+# about names: what each buffer is called, which objects the text will need as globals (kernels, dtypes, operators),
+# how many of each kind there are so far, and which buffers are fresh memory, as opposed to a window on something
+# else:
 #
 # %show minicompile.ch11_runtime.host.Writer "program: Program" to "fresh: set"
 #
@@ -164,10 +166,11 @@ print(watch(attention, q, q, q).half()["compiled"].source)
 #
 # ### `args.clear()`
 #
-# The program takes a *list* of inputs, and the first thing that it does is to empty the list. Leave the line
-# out, and everything still computes. What is lost is found by asking when an input dies. The probe below
-# stands in for the second kernel of the chain, and looks whether the input of the program is still there
-# although the first kernel was its last reader.
+# The program takes a *list* of inputs, and the first thing that it does is to empty the list. Leave the line out,
+# and everything still computes. What is lost is found by asking when an input dies. The cell below takes the
+# generated text, with and without the line, and puts a function of its own in the place of the last kernel. This
+# function looks through a weak reference whether the program's input is still there, although the first kernel was
+# its last reader.
 
 
 # %%
@@ -388,15 +391,29 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 #
 # %show minicompile.ch11_runtime.cudagraphs.GraphedCallable "if [args[i].data_ptr()" to "return run_recording"
 #
+# (These lines stand in the method that is called instead of the host program. `recording` is what the second call
+# has left behind. The *first* call of each size runs as it is, because at that time libraries still allocate their
+# workspaces and kernels are still being compiled, and neither may happen while a graph is recorded.)
+#
 # **What leaves is copied out.** Results and gradients go into fresh tensors, all of them in one launch. This
 # is where we differ from torch.compile, which hands out the graph's own memory and asks the user to be done
 # with it before the next call.
 #
 # **What stays is watched.** Activations for backward are not copied, or the gain would be gone. They are
 # handed to autograd as throw-away aliases, and the graph keeps a weak reference to each. While one of them is
-# alive, a backward pass is *pending*, and another forward pass runs without the graph:
+# alive, a backward pass is *pending*, and another forward pass runs without the graph.
+#
+# How does the alias know when it is not needed any more? Only autograd's node holds it. When the backward pass has
+# run, or the loss is dropped, the node gives up what it has saved, the alias dies, and the weak reference is empty.
+# Nobody has to be told.
 #
 # %show minicompile.ch11_runtime.cudagraphs.GraphedCallable.must_run_plainly
+#
+# Read it for the two kinds. A forward pass must not be replayed while a backward is pending (or while a hook may
+# keep what is saved). A backward pass may be replayed if the activations that it gets are the graph's *own*. Those
+# of a forward that ran without the graph lie elsewhere, and its backward must not be replayed over the ones that
+# still wait. And with `retain_graph=True` the activations must survive, so a recording that would overwrite them is
+# not used.
 #
 # The picture shows which way each kind of tensor takes.
 
