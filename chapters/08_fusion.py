@@ -16,7 +16,7 @@ import minicompile
 from chapters import tiny
 from chapters._lib import Listings, Table, Walk, bars, best_time, draw_fusion, drawing, example, lines, measured, size, timeline, watch
 from minicompile.ch07_loops.ir import Extern, Loop, written_by
-from minicompile.ch07_loops.verify import print_program
+from minicompile.ch07_loops.verify import print_loop, print_program
 from minicompile.ch08_fusion import fuse as fuse_module
 from minicompile.ch08_fusion.alignment import find_alignment
 from minicompile.ch08_fusion.dependencies import remove_dead
@@ -739,6 +739,55 @@ print("in backward:", ", ".join(f"{new} of {old}" for step in back.steps for new
 # A network that trains keeps most of what forward computes, because backward wants it. So little is reused in
 # forward. In backward gradients take over the memory of the activations they were computed from.
 #
+# ## Lists of tensors
+#
+# Fusion counts bytes that two loops share. The loops of an optimizer share none: each updates a parameter of its own.
+# They are many, mostly short, and equal up to their sizes, so a launch for each costs more than it does. Here is an update with momentum,
+# of six parameters, as loops that fusion leaves apart:
+
+# %%
+def update(parameters, gradients, momenta):
+    torch._foreach_mul_(momenta, 0.9)
+    torch._foreach_add_(momenta, gradients)
+    torch._foreach_add_(parameters, momenta, alpha=-0.01)
+
+
+shapes = [(64, 64), (64,), (192, 64), (192,), (7, 3), (65,)]
+half = watch(update, *[[torch.randn(shape) for shape in shapes] for _ in range(3)]).half("forward")
+apart = fuse(half["program"], FusionOptions(lists=False)).steps
+print("kernels:", len(apart), " of", [k.vars[0].size for k in apart], "elements")
+
+# %% [markdown]
+# Since they need nothing from each other, they become one launch, a *list*. What differs is a row of a table: which tensors are a
+# piece's own, and how many elements they have. The code of all pieces is one body, in which the size is a
+# symbol, `n0`:
+
+# %%
+(launch,) = half["schedule"].steps
+(body,) = launch.bodies
+print(*(print_loop(loop) for loop in body.loops), sep="\n")
+Table(
+    ["piece", "its tensors", "n0"],
+    [(k, ", ".join(launch.tensors[i] for i in dict.fromkeys(p.tensors)), *p.parameters) for k, p in enumerate(launch.pieces)],
+)
+
+# %% [markdown]
+# A block of the launch looks up the piece that it works on (chapters 9 and 10 print the look-up). So 148 parameters cost one launch,
+# one parallel region on a CPU, and the compilation of one body.
+#
+# Which kernels may be one list? They must not need each other, and no third one may stand between two of them, as in
+# the cycle test above. Testing pairs would be a question for each two of hundreds. Instead each step gets a *level*: how many members of
+# the class are on the longest way that leads to it.
+#
+# %show minicompile.ch08_fusion.lists.levels
+#
+# Members of equal level cannot need each other: who needs a member is a level above it. And joined level by level, they
+# leave an order, since no step is below what it needs.
+#
+# A list starts when the last of its pieces can, and ends for all of them together. What its pieces read lives until then. In an optimizer
+# that is free, as parameters and gradients live longer anyway. Elsewhere it can raise the peak: then only pieces that move less than a
+# megabyte are joined, which gain most.
+#
 # ## What it costs
 #
 # Two loops are a candidate only if they touch a common buffer, so candidates are found through buffers,
@@ -758,9 +807,9 @@ lines({"fuse": points}, "blocks", "ms", "Milliseconds to fuse the forward pass a
 # ## What torch.compile does differently
 #
 # Inductor's scheduler is greedy in the same way, scores by bytes saved and by distance, and tests for
-# cycles. It also fuses into matrix products when it generates those itself (templates), groups unrelated
-# small kernels into one launch (`combo_kernels`, horizontal fusion), can benchmark a fusion before it
-# accepts it, and limits how far apart two nodes may be. Its indices are sympy expressions; ours are linear
+# cycles. It also fuses into matrix products when it generates those itself (templates), groups loops of `_foreach`
+# operators and, on request, other small kernels into one launch (`combo_kernels`, with a branch per piece), can benchmark a
+# fusion before it accepts it, and limits how far apart two nodes may be. Its indices are sympy expressions; ours are linear
 # forms that compare by structure ([symbolic](code:minicompile/ch01_graphs/symbolic.py)), which is why each
 # alignment test is cheap. It does not keep the reasons for refusals, except in its debug log.
 #

@@ -259,7 +259,7 @@ head(seen.half("backward")["compiled"].source, 45)
 # is printed, its buffers get neutral names in the order in which they appear: `in0`, `in1`, `out0`. Two
 # kernels that are equal then have equal texts, are compiled once, and are called with different arguments.
 #
-# %show minicompile.ch11_runtime.host.canonical_names
+# %show minicompile.ch08_fusion.canonical.canonical_names
 
 # %%
 three = watch(torch.nn.Sequential(*[type(block)() for _ in range(3)]), x)

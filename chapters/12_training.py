@@ -910,7 +910,8 @@ Table(
 
 # %% [markdown]
 # Compiling the model removed its own operators. The optimizer's stayed. With the step as one graph nothing of eager is
-# left: the host program calls kernels and libraries, and there is one set of guards in front of it. On a GPU the same
+# left: the host program calls kernels and libraries, and there is one set of guards in front of it. The updates of all parameters are one
+# kernel, a list of tensors ([chapter 8](chapter:08)). On a GPU the same
 # graph can be recorded as one CUDA graph, and [chapter 11](chapter:11) shows what this brings to a model that a slow
 # host has to launch.
 #
@@ -957,7 +958,8 @@ Table(["program", "why the graph ends"], rows_)
 # graph of its own; it needs no knowledge of the forward pass, so it also works across several forward graphs. A newer
 # option, `trace_autograd_ops`, lets TorchDynamo trace `backward()` where the loss does not leave the function. Compiled
 # optimizers are a graph of their own there, and fuse the updates of many parameters into few kernels (*horizontal
-# fusion*). The counters and a learning rate that changes have to be tensors, or each change compiles again.
+# fusion*; here [lists](code:minicompile/ch08_fusion/lists.py)). The counters and a learning rate that changes have to be
+# tensors, or each change compiles again.
 # tinygrad's `TinyJit` takes a whole step, of its own tensors, and replays what it saw at the second call. It has no
 # guards: whoever changes the program between two calls gets the old one.
 #

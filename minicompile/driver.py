@@ -35,7 +35,7 @@ from .ch05_autograd.runtime import compile_training, interpret_aten
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.lower import lower
 from .ch07_loops.verify import verify
-from .ch08_fusion.fuse import fuse
+from .ch08_fusion.fuse import FusionOptions, fuse
 from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import warm_up
@@ -95,7 +95,7 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
         with timed("lower"):
             program = lower(gm)
         with timed("fuse"):
-            schedule = fuse(program)
+            schedule = fuse(program, FusionOptions(mixed_lists=rung != "triton"))
         if config.check_passes:
             verify(program)
             verify_schedule(schedule)

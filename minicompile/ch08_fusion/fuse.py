@@ -30,7 +30,8 @@ from .build import build_kernel
 from .dependencies import dependency_edges, nbytes, remove_dead, root_of
 from .iteration import Alignment, Space, apply, strided
 from .kernel import Kernel
-from .memory import MemoryPlan, order_for_memory, plan_memory
+from .lists import LITTLE, make_lists
+from .memory import MemoryPlan, estimate_peak, order_for_memory, plan_memory
 
 
 class Decision(NamedTuple):
@@ -53,6 +54,8 @@ class FusionOptions:
     max_loops: int = 64
     max_distance: int = 100
     reuse_memory: bool = True
+    lists: bool = True
+    mixed_lists: bool = True                         # on a CPU, of different bodies
     columns_with_rows: bool | None = None            # see `align_across`; None: on GPUs
 
 
@@ -548,6 +551,25 @@ SHORT = 1 << 20       # elements
 
 # %% [markdown]
 # ## The stage
+#
+# Kernels that are equal up to sizes and need nothing from each other become lists at the end (`lists.py`). A list keeps alive what all its
+# pieces read; if that costs memory, only short pieces are put into lists.
+
+# %%
+def with_lists(program: Program, kernels: dict[int, Kernel | Extern], steps: list[Kernel | Extern],
+               options: FusionOptions) -> list[Kernel | Extern]:
+    """`steps`, which are the kernels in order, with lists."""
+    limit = None
+    for short in (False, True):
+        listed = make_lists(program, kernels, short, options.mixed_lists)
+        if listed is None:
+            return steps
+        found = order_for_memory(program, *listed)
+        limit = limit or 1.02 * estimate_peak(program, steps) + LITTLE
+        if estimate_peak(program, found) <= limit:
+            return found
+    return steps
+
 
 # %%
 def fuse(program: Program, options: FusionOptions | None = None) -> Schedule:
@@ -561,7 +583,8 @@ def fuse(program: Program, options: FusionOptions | None = None) -> Schedule:
     visible |= {n for n in f.buffers if f.root[n] in visible}
     built = ((i, build_kernel(f, g, visible, i) if g.space else nodes[i]) for i, g in f.groups.items())
     kernels = {i: step for i, step in built if step is not None}
-    order = order_for_memory(program, kernels)
-    steps = [kernels[i] for i in order]
+    steps = order_for_memory(program, kernels)
+    if options.lists:
+        steps = with_lists(program, kernels, steps, options)
     plan = plan_memory(program, steps, options.reuse_memory)
     return Schedule(program, steps, plan, list(f.decisions.values()))

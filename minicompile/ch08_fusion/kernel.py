@@ -61,6 +61,40 @@ class Kernel:
         return self.vars[:len(self.vars) - len(self.walked)]
 
 # %% [markdown]
+# A `KernelList` is one launch for many kernels that do not need each other (`lists.py`). Its `pieces` are these kernels. Each
+# runs one of the `bodies`, which are kernels in canonical form whose first `symbols` are parameters: the numbers in which the
+# pieces of a body differ. Its loops are those of all pieces, and run over the variables of their pieces.
+
+# %%
+@dataclass
+class Piece:
+    """One kernel of a list."""
+
+    kernel: Kernel
+    body: int                               # which of the bodies it runs
+    tensors: tuple[int, ...]                # for each tensor of the body, which of the list's it is
+    parameters: tuple[int, ...]             # values of the body's first symbols
+
+
+@dataclass
+class KernelList(Kernel):
+    """Independent kernels as one launch."""
+
+    roots: dict[str, str] = field(default_factory=dict)     # of inputs and outputs: whose memory they are
+    bodies: list[Kernel] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """What is passed: each memory once, under the name of its root."""
+        return tuple(dict.fromkeys(self.roots[n] for n in self.inputs + self.outputs))
+
+
+def pieces_of(kernel: Kernel) -> list[Kernel]:
+    """The kernels that run side by side in this launch."""
+    return [piece.kernel for piece in kernel.pieces] if isinstance(kernel, KernelList) else [kernel]
+
+# %% [markdown]
 # Arguments are addresses and 64-bit integers. A float is passed as the integer with the same bits
 # (`bits_of_float`), which spares both launchers, and the cache of CUDA graphs, a second kind of number.
 

@@ -25,7 +25,7 @@ import torch
 
 from ..ch07_loops.ir import Buffer, Extern, Program, View, written_by
 from .dependencies import dependency_edges, nbytes, root_of, storage_size
-from .kernel import Kernel
+from .kernel import Kernel, pieces_of
 
 aten = torch.ops.aten
 
@@ -40,12 +40,14 @@ aten = torch.ops.aten
 WINDOW = 16      # how many ready steps the greedy order compares
 
 
-def order_for_memory(program: Program, steps: dict[int, Kernel | Extern]) -> list[int]:
-    """A topological order of `steps`, which are keyed by their position in the program."""
-    reads, writes = ({i: names(step) for i, step in steps.items()} for names in (attrgetter("inputs"), written_by))
-    before = dependency_edges(steps, reads, writes, program.buffers)
-    orders = [_topological(program, steps, before, greedy) for greedy in (False, True)]
-    peaks = [estimate_peak(program, [steps[i] for i in order]) for order in orders]
+def order_for_memory(program: Program, steps: dict[int, Kernel | Extern],
+                     before: dict[int, set[int]] | None = None) -> list[Kernel | Extern]:
+    """`steps`, which are keyed by their position in the program, in a topological order. before: what each needs, if known."""
+    if before is None:
+        reads, writes = ({i: names(step) for i, step in steps.items()} for names in (attrgetter("inputs"), written_by))
+        before = dependency_edges(steps, reads, writes, program.buffers)
+    orders = [[steps[i] for i in _topological(program, steps, before, greedy)] for greedy in (False, True)]
+    peaks = [estimate_peak(program, order) for order in orders]
     return orders[1] if peaks[1] < 0.95 * peaks[0] else orders[0]
 
 
@@ -288,10 +290,12 @@ def _in_place(program: Program, step, name: str, candidates: list[str]) -> str |
     if not isinstance(step, Kernel) or program.buffers[name].alias_of is not None:
         return None
     b = program.buffers
+    pieces = pieces_of(step)
     for x in candidates:
         if x in step.inputs and _memory_class(b[x]) == _memory_class(b[name]) and b[x].alias_of is None:
             same = {n for n in step.inputs + step.outputs if root_of(b, n) == x}
-            if overwrites_safely(step, x, name, same):
+            if all(name in p.outputs or x not in p.inputs for p in pieces) and \
+                    any(overwrites_safely(p, x, name, same) for p in pieces):
                 return x
     return None
 

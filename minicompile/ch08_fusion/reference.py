@@ -18,7 +18,7 @@ from ..ch07_loops.reference import flat_storage, run_loop, run_program
 from ..ch07_loops.verify import print_loop, verify_loop
 from .dependencies import root_of, storage_size
 from .fuse import Schedule
-from .kernel import Kernel, KernelSource, float_of_bits
+from .kernel import Kernel, KernelList, KernelSource, float_of_bits, pieces_of
 
 
 def as_program(schedule: Schedule) -> Program:
@@ -69,7 +69,10 @@ def load_reference(sources: list[KernelSource]) -> list:
         def run(*values):
             sizes = {s.name: float_of_bits(n) if s.real else n
                      for s, n in zip(kernel.symbols, values[count:])}
-            run_kernel(kernel, dict(zip(kernel.tensors, values)), sizes)
+            tensors = dict(zip(kernel.tensors, values))
+            if isinstance(kernel, KernelList):
+                tensors |= {name: tensors[root] for name, root in kernel.roots.items()}
+            run_kernel(kernel, tensors, sizes)
         return run
     return [bind(s) for s in sources]
 
@@ -104,8 +107,8 @@ def verify_schedule(schedule: Schedule) -> None:
     program, dropped = schedule.program, set()
     written = set(program.constants) | set(program.inputs) | set(schedule.plan.first)
     for step, plan in zip(schedule.steps, schedule.plan.steps, strict=True):
-        if isinstance(step, Kernel):
-            verify_kernel(step)
+        for kernel in pieces_of(step) if isinstance(step, Kernel) else ():
+            verify_kernel(kernel)
         roots = {name: root_of(program.buffers, name) for name in (*step.inputs, *written_by(step))}
         for name in step.inputs:
             assert name in written, f"{step.name} reads {name} before it is written"

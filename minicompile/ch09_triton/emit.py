@@ -28,15 +28,16 @@
 # %%
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, Symbol, present, product, symbols, to_text
+from ..ch01_graphs.symbolic import Int, Symbol, present, product, substitute, symbols, to_text
 from ..ch07_loops.builder import COMPARISONS
 from ..ch07_loops.ir import Loop, Value
 from ..ch08_fusion.dependencies import storage_size
-from ..ch08_fusion.kernel import Kernel, KernelSource
+from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import Graph, link
 from ..errors import Unsupported
 from . import heuristics, reductions
@@ -353,12 +354,12 @@ def axis_lines(p: Printer, a: Axis, start: str = "", end: str | None = None) -> 
     return lines + [f"{n} = {text}" for n, text in p.indexer.defs.get(a.name, {}).items()]
 
 
-def header(p: Printer, looped: bool) -> list[str]:
-    """Statements that define the axes' indices and masks."""
-    lines = ["xpid = tl.program_id(0)"]
+def header(p: Printer, looped: bool, program: str) -> list[str]:
+    """Statements that define the axes' indices and masks. `program`: the text of its number."""
+    lines = [f"xpid = {program}"]
     if "y" in p.everything:
         count = f"(({to_text(p.axes[1].numel, truncates=True)} + XBLOCK - 1) // XBLOCK)"
-        lines = [f"xpid = tl.program_id(0) % {count}", f"ypid = tl.program_id(0) // {count}"]
+        lines = [f"xpid = {program} % {count}", f"ypid = {program} // {count}"]
     for a in p.axes:
         if a.name != "r":
             lines += axis_lines(p, a, f"{a.name}pid{p.cast} * {a.block} + ")
@@ -369,33 +370,18 @@ def header(p: Printer, looped: bool) -> list[str]:
     return lines
 
 # %% [markdown]
-# `emit_triton` goes through the stages in order. The kernel's bodies are linked to one graph, and pairs of
-# a maximum and a sum of exponentials become one reduction. The plan gives axes and block sizes, unless the
-# caller brings some. Positions are 32 bits wide if every buffer is small enough. An axis needs a mask only
-# if its block does not divide its length. Then the statements are printed, in one of three ways: straight,
-# pass by pass for a row that does not fit a tile, or as a walk for column sums on the way along rows.
-#
-# What is left is to put the text together: the signature, with block sizes as constants of the compilation,
-# the header that computes indices and masks, the statements with the user's lines as comments, and in front
-# of everything the helpers that are called. `lines` says for each line of the text which loop it came from;
-# the explorer reads it.
+# The statements are printed in one of three ways: straight, pass by pass for a row that does not fit a tile, or as a walk for
+# column sums on the way along rows. An axis needs a mask only if its block does not divide its length.
 
 # %%
-def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> KernelSource:
-    """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block
-    sizes), `grid` (three Python expressions over the size symbols), `num_warps`, `num_stages`. Raises
-    Unsupported."""
-    graph = online_softmax(link(kernel))
-    axes, default = plan(graph)
-    config = config or default
-    sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
-    index_type = "tl.int32" if fits_int32([*sizes, product(a.numel for a in axes)]) else "tl.int64"
-    if index_type == "tl.int32":
-        graph = narrow_positions(graph)
+def print_kernel(graph: Graph, axes: list[Axis], config: heuristics.Config, index_type: str, program: str = "tl.program_id(0)",
+                 exact: bool = False) -> tuple[Printer, list[tuple[str, Loop | None]]]:
+    """The statements of a kernel. `exact`: blocks are full, so there are no masks."""
+    kernel = graph.kernel
     lengths = {a.name: a.numel for a in axes}
     if kernel.walked:
         lengths["x"] = product(v.size for v in kernel.walked)
-    masks = {n: f"{n}mask" for n, length in lengths.items() if not divides(config.blocks[n], length)}
+    masks = {} if exact else {n: f"{n}mask" for n, length in lengths.items() if not divides(config.blocks[n], length)}
     parameters = {b: b if b.isidentifier() else f"buffer{k}" for k, b in enumerate(kernel.tensors)}
     p = Printer(graph, axes, Indexer(axes, index_type), masks, parameters)
     looped = bool(kernel.reduction_vars) and not config.persistent
@@ -406,23 +392,118 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
     else:
         for step in graph.steps:
             print_step(p, step)
-    signature = {parameters[b]: pointer_type(kernel.buffers[b].dtype) for b in kernel.tensors}
+    return p, p.lines if kernel.walked else [(line, None) for line in header(p, looped, program)] + p.lines
+
+# %% [markdown]
+# `emit_triton` goes through the stages in order. The kernel's bodies are linked to one graph, and pairs of
+# a maximum and a sum of exponentials become one reduction. The plan gives axes and block sizes, unless the
+# caller brings some. Positions are 32 bits wide if every buffer is small enough. Then the statements are printed.
+#
+# What is left is to put the text together (`source_of`): the signature, with block sizes as constants of the compilation,
+# the header that computes indices and masks, the statements with the user's lines as comments, and in front
+# of everything the helpers that are called. `lines` says for each line of the text which loop it came from;
+# the explorer reads it.
+
+# %%
+def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> KernelSource:
+    """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block
+    sizes), `grid` (three Python expressions over the size symbols), `num_warps`, `num_stages`. Raises
+    Unsupported."""
+    if isinstance(kernel, KernelList):
+        return emit_list(kernel)
+    graph = online_softmax(link(kernel))
+    axes, default = plan(graph)
+    config = config or default
+    sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
+    index_type = "tl.int32" if fits_int32([*sizes, product(a.numel for a in axes)]) else "tl.int64"
+    if index_type == "tl.int32":
+        graph = narrow_positions(graph)
+    p, body = print_kernel(graph, axes, config, index_type)
+    signature = {p.parameters[b]: pointer_type(kernel.buffers[b].dtype) for b in kernel.tensors}
     wide = index_type == "tl.int64" or any(s.real for s in kernel.symbols)
     signature |= {s.name: "i64" if wide else "i32" for s in kernel.symbols}
-    constants = {a.block: config.blocks[a.name] for a in axes}
-    head = f"def {kernel.name}({', '.join([*signature, *(f'{c}: tl.constexpr' for c in constants)])}):"
-    body = p.lines if kernel.walked else [(line, None) for line in header(p, looped)] + p.lines
-    text = "\n".join([head, *(f"    {s}  # {c}" if (c := comment(loop)) else f"    {s}" for s, loop in body)]) + "\n"
-    before = ("import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n\n"
-              + prelude_for(text) + "@triton.jit\n")
-    position = {id(loop): k for k, loop in enumerate(kernel.loops)}
-    lines = [None] * (before.count("\n") + 1)
-    for statement, loop in body:
-        lines += [position.get(id(loop))] * (statement.count("\n") + 1)
     grid = " * ".join(f"(({to_text(a.numel)} + {config.blocks[a.name] - 1}) // {config.blocks[a.name]})"
                       for a in axes if a.name != "r")
     if kernel.walked:
         grid = to_text(product(v.size for v in kernel.blocks))
+    constants = {a.block: config.blocks[a.name] for a in axes}
+    return source_of(kernel, body, signature, constants, grid, config, {id(loop): k for k, loop in enumerate(kernel.loops)})
+
+
+def source_of(kernel: Kernel, body, signature: dict, constants: dict, grid: str, config: heuristics.Config,
+              position: dict[int, int], **options) -> KernelSource:
+    """The source with these statements. position: of loops, by id."""
+    head = f"def {kernel.name}({', '.join([*signature, *(f'{c}: tl.constexpr' for c in constants)])}):"
+    text = "\n".join([head, *(f"    {s}  # {c}" if (c := comment(loop)) else f"    {s}" for s, loop in body)]) + "\n"
+    before = ("import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice\n\n\n"
+              + prelude_for(text) + "@triton.jit\n")
+    lines = [None] * (before.count("\n") + 1)
+    for statement, loop in body:
+        lines += [position.get(id(loop))] * (statement.count("\n") + 1)
     return KernelSource(kernel.name, "triton", before + text, dict(
         signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,
-        num_stages=config.num_stages, device=kernel.device.index), (*lines, None))
+        num_stages=config.num_stages, device=kernel.device.index, **options), (*lines, None))
+
+# %% [markdown]
+# ## A list of kernels
+#
+# A program of a list (chapter 8, `lists.py`) looks its piece up: `pieces` says for each program which piece it works on, and the
+# piece's row of `table` has the number of its first program, its parameters, and the addresses of its tensors, as integers.
+# The rest of the text is the kernel's as if it were alone, with the row's values for arguments.
+#
+# What the compiler of Triton knows about arguments, it has to be told about what comes from memory: that addresses are multiples of 16
+# (`ALIGN`; where they are not, another version runs), and sizes of a power of two. A mask at an unknown size would
+# split each load of 16 bytes into words. Where sizes are odd, all programs but the last of a piece have full
+# blocks, and take a branch without masks.
+
+# %%
+def emit_list(kernel: KernelList) -> KernelSource:
+    """The source of a list with one body. Further options: `pieces`, for each piece the number of its programs, its
+    parameters and which tensors are its own (`launch.py` makes the tables of it)."""
+    if len(kernel.bodies) > 1:
+        raise Unsupported("a list of different bodies is for the CPU")
+    body = kernel.bodies[0]
+    graph = online_softmax(link(body))
+    axes, config = plan(graph)
+    values = [dict(zip(body.symbols, piece.parameters)) for piece in kernel.pieces]
+    spaces = [substitute(product(a.numel for a in axes), v) for v in values]
+    if set(config.blocks) == {"x"}:
+        accesses = sum(s.op in ("load", "store") for s in graph.steps)
+        config = heuristics.pointwise(sum(spaces), accesses)
+    sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
+    index_type = "tl.int32" if fits_int32([*sizes, *spaces]) else "tl.int64"
+    if index_type == "tl.int32":
+        graph = narrow_positions(graph)
+    own = body.symbols[:len(kernel.pieces[0].parameters)]
+    width = 1 + len(own) + len(body.tensors)
+    lines = ["piece = tl.load(pieces + tl.program_id(0))", f"row = table + piece * {width}",
+             "program = tl.program_id(0) - tl.load(row).to(tl.int32)"]
+    exact = False
+    for k, s in enumerate(own):
+        column = [piece.parameters[k] for piece in kernel.pieces]
+        even = math.gcd(*column, 16)
+        exact = exact or even < 16
+        load = f"tl.load(row + {1 + k}).to({index_type})"
+        lines.append(f"{s.name} = {load}" if even == 1 else f"{s.name} = tl.multiple_of({load}, {even})")
+    for k, name in enumerate(body.tensors):
+        kind = triton_type(body.buffers[name].dtype)
+        lines.append(f"{name} = tl.multiple_of(tl.load(row + {1 + len(own) + k}).to(tl.pointer_type({kind})), ALIGN)")
+    statements = [(line, None) for line in lines]
+    p, rest = print_kernel(graph, axes, config, index_type, "program")
+    if exact and list(p.masks) == ["x"] and len(axes) == 1:
+        _, unmasked = print_kernel(graph, axes, config, index_type, "program", exact=True)
+        full = f"if program * XBLOCK + XBLOCK <= {to_text(axes[0].numel)}:"
+        statements += [(full, None), *indented(unmasked), ("else:", None), *indented(rest)]
+    else:
+        statements += rest
+    counts = [math.prod(-(-substitute(a.numel, v) // config.blocks[a.name]) for a in axes if a.name != "r") for v in values]
+    places = {id(loop): k for k, loop in enumerate(kernel.loops)}
+    position = {id(new): places[id(old)] for new, old in zip(body.loops, kernel.pieces[0].kernel.loops)}
+    return source_of(
+        kernel, statements, {"pieces": "*i32", "table": "*i64"} | {s.name: "i64" for s in kernel.symbols},
+        {a.block: config.blocks[a.name] for a in axes} | {"ALIGN": 16}, str(sum(counts)), config, position,
+        pieces=[(n, piece.parameters, piece.tensors) for n, piece in zip(counts, kernel.pieces)], tensors=len(kernel.tensors))
+
+
+def indented(lines: list[tuple[str, Loop | None]]) -> list[tuple[str, Loop | None]]:
+    return [("    " + line, loop) for line, loop in lines]

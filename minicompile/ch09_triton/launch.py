@@ -34,6 +34,7 @@ import sys
 import sysconfig
 import threading
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable
 
@@ -315,14 +316,94 @@ class Pending:
         return (self.ready or self.resolve())(*args)
 
 
+# %% [markdown]
+# ## Tables
+#
+# The kernel of a list reads addresses from memory, so somebody writes them there. Parameters, gradients and optimizer
+# state mostly stay where they are, and a table is made once per set of addresses; `ListKernel` keeps the last few.
+#
+# A CUDA graph that uses a known table shares it. One with other addresses (its inputs are copied into its pool) writes a table of its own,
+# at each replay, since memory of the pool serves others in between: a copy from pinned memory, which must
+# never change. Each recording takes a row of `slots`, which were pinned beforehand: while a graph is recorded, nothing can be.
+
+# %%
+TABLES = 4        # sets of addresses that are remembered
+SLOTS = 8         # recordings that can have a table of their own
+
+
+class ListKernel:
+    """The kernel of a list as a callable of tensors and numbers."""
+
+    def __init__(self, source: KernelSource, load: Callable[[KernelSource], Callable]):
+        self.source, self.load, self.aligned = source, load, load(source)
+        self.unaligned: Callable | None = None
+        self.pieces, self.count = source.options["pieces"], source.options["tensors"]
+        self.piece_of = torch.repeat_interleave(torch.tensor([n for n, _, _ in self.pieces])).int()
+        self.tables: dict[tuple[int, ...], tuple[Callable, torch.Tensor]] = {}
+        self.slots: list[torch.Tensor] = []
+        self.recorded: list = []                         # what graphs may use as long as they live
+
+    def resolve(self) -> Callable:
+        if hasattr(self.aligned, "resolve"):
+            self.aligned = self.aligned.resolve()
+        return self.run
+
+    def __call__(self, *args):
+        return self.resolve()(*args)
+
+    def run(self, *args):
+        addresses = tuple([t.data_ptr() for t in args[:self.count]])
+        on_gpu = args[0].is_cuda
+        recording = on_gpu and torch.cuda.is_current_stream_capturing()
+        known = self.tables.get(addresses)
+        if known is None:
+            kernel, table = self.choose(addresses), torch.tensor(self.rows(addresses))
+            if recording:
+                slot = self.slots.pop()
+                self.recorded.append(slot.copy_(table))
+                table = torch.empty_like(slot, device=args[0].device).copy_(slot, non_blocking=True)
+            elif on_gpu:
+                if not self.slots:
+                    self.slots = list(torch.empty(SLOTS, len(table), dtype=table.dtype, pin_memory=True))
+                    self.piece_of = self.piece_of.to(args[0].device)
+                table = table.pin_memory().to(args[0].device, non_blocking=True)
+            known = kernel, table
+            if not recording:
+                while len(self.tables) >= TABLES:
+                    del self.tables[next(iter(self.tables))]
+                self.tables[addresses] = known
+        elif recording:
+            self.recorded.append(known)
+        kernel, table = known
+        kernel(self.piece_of, table, *args[self.count:])
+
+    def rows(self, addresses: tuple[int, ...]) -> list[int]:
+        """For each piece: its first program, its parameters, the addresses of its tensors."""
+        rows, first = [], 0
+        for programs, parameters, own in self.pieces:
+            rows += [first, *parameters, *(addresses[i] for i in own)]
+            first += programs
+        return rows
+
+    def choose(self, addresses: tuple[int, ...]) -> Callable:
+        """The version of the kernel for these addresses."""
+        if not any(a % 16 for a in addresses):
+            return self.aligned
+        if self.unaligned is None:
+            options = self.source.options
+            self.unaligned = self.load(replace(self.source, options=options | {"constants": options["constants"] | {"ALIGN": 1}}))
+        return self.unaligned
+
+
 def load_triton(sources: list[KernelSource]) -> list[Callable]:
     """A callable per kernel, `k(*tensors, *sizes)` in the order of `Kernel.args`. Compilation runs in
     parallel and goes on after the return."""
-    if interpreting():
-        return [load_plain(s) for s in sources]
     started: dict = {}
-    kernels = []
-    for s in sources:
+
+    def load(s: KernelSource) -> Callable:
+        if interpreting():
+            return load_plain(s)
         device = s.options.get("device")
-        kernels.append(Pending(s, torch.cuda.current_device() if device is None else device, started=started))
-    return kernels
+        return Pending(s, torch.cuda.current_device() if device is None else device, started=started)
+
+    return [ListKernel(s, load) if "pieces" in s.options else load(s) for s in sources]

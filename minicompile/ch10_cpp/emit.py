@@ -20,7 +20,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterable
+from typing import Iterable, NamedTuple
 
 import torch
 
@@ -34,13 +34,14 @@ from ..ch01_graphs.symbolic import (
     product,
     provably_less,
     provably_nonnegative,
+    substitute,
     symbols,
     to_text,
 )
 from ..ch07_loops.ir import Layout, Loop, Value, behind
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
-from ..ch08_fusion.kernel import Kernel, KernelSource
+from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
 from ..ch08_fusion.values import Graph, link
 from .ops import convert, from_memory, literal, memory_type, operation, register_type, to_memory
 
@@ -72,6 +73,8 @@ class Emitter:
     graph: Graph
     threads: int
     pointers: dict[str, str]             # buffer name -> C++ name, the same for equal kernels
+    part: bool = False                   # emit a function for a part of the nest, from `begin` to `end`, by one thread
+    window: tuple[Int, int] = (1, 1)     # of `part`: what the outermost loop counts to, in which steps
     count: int = 0
 
     def __post_init__(self):
@@ -115,8 +118,8 @@ def close(scope: Scope, headers: list[str], prologue: list[str] = (), epilogue: 
     lines += ["  " * k + "}" for k in reversed(range(depth))]
 
 
-def for_(name: str, size: str, start: str = "0", step: str = "") -> str:
-    return f"for (int64_t {name} = {start}; {name} < {size}; {name} {'+= ' + step if step else '+= 1'})"
+def for_(name: str, size: str, start: str = "0", step: int = 1) -> str:
+    return f"for (int64_t {name} = {start}; {name} < {size}; {name} += {step})"
 
 # %% [markdown]
 # ## Values to text
@@ -296,10 +299,38 @@ def direct_variable(e: Emitter, candidates: tuple[Symbol, ...]) -> Symbol | None
     return next((v for v in reversed(candidates) if all(is_direct(s, v) for s in atomics)), None)
 
 
+class Count(NamedTuple):
+    """A loop: `name` counts from 0 to `size`."""
+
+    name: str
+    size: Int
+    step: int = 1
+
+    @property
+    def header(self) -> str:
+        return for_(self.name, size_text(self.size), step=self.step)
+
+
+def shared(e: Emitter, work: Int, loops: list[Count], collapse: int | None = None) -> list[str]:
+    """The headers of perfectly nested loops. The threads share the first `collapse` (by default all), unless the work is
+    certainly too small; an emitter of a part has them from `begin` to `end`."""
+    headers = [loop.header for loop in loops]
+    if e.part and loops:
+        e.window = loops[0].size, loops[0].step
+        return [for_(loops[0].name, "end", "begin", loops[0].step), *headers[1:]]
+    collapse = len(loops) if collapse is None else collapse
+    return parallel_pragma(e, work, collapse) + headers if collapse else headers
+
+
+def least_work(e: Emitter) -> int:
+    """The number of elements from which threads are worth their start."""
+    return PARALLEL_WORK // (1 + sum(v.op in HEAVY for v in e.graph.values))
+
+
 def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
     """The directive in front of `collapse` perfectly nested loops, or nothing when the work is certainly too
     small."""
-    limit = PARALLEL_WORK // (1 + sum(v.op in HEAVY for v in e.graph.values))
+    limit = least_work(e)
     if isinstance(work, int) and work < limit * (4 if e.threads == 1 else 1):
         return []
     condition = "" if isinstance(work, int) else f" if ({size_text(work)} >= {limit})"
@@ -326,15 +357,15 @@ def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int
     return largest
 
 
-def lane_headers(lane: Symbol, block: int | None) -> tuple[list[str], list[str], str, str]:
-    """(headers of the block loop, prologue inside it, header of the lane loop, text that defines the lane's
+def lane_headers(lane: Symbol, block: int | None) -> tuple[list[Count], list[str], str, str]:
+    """(the block loop, prologue inside it, header of the lane loop, text that defines the lane's
     variable)."""
     size = size_text(lane.size)
     if block is None:
         return [], [], for_("lane", size), f"const int64_t {lane.name} = lane;"
     prologue = [f"const int64_t count = {size} - lane0 < {block} ? {size} - lane0 : {block};"]
     define = f"const int64_t {lane.name} = lane0 + lane;"
-    return [for_("lane0", size, step=str(block))], prologue, for_("lane", "count"), define
+    return [Count("lane0", lane.size, block)], prologue, for_("lane", "count"), define
 
 
 TILE = 32
@@ -356,14 +387,14 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     store_lines(e, e.graph.stores, inner)
     close(inner, [SIMD, for_("lane", "count")], [f"const int64_t {lane.name} = lane0 + lane;"])
     size, width = size_text(other.size), size_text(lane.size)
-    loops = [for_(v.name, size_text(v.size)) for v in rest]
-    loops += [for_("tile0", size, step=str(TILE)), for_("lane0", width, step=str(2 * TILE))]
+    loops = [Count(v.name, v.size) for v in rest]
+    loops += [Count("tile0", other.size, TILE), Count("lane0", lane.size, 2 * TILE)]
     rows = child(function, ())
     nest.parent = rows
     rows.lines += [f"const int64_t count = {width} - lane0 < {2 * TILE} ? {width} - lane0 : {2 * TILE};",
                    f"const int64_t tile1 = {size} - tile0 < {TILE} ? {size} : tile0 + {TILE};"]
     close(nest, [for_(other.name, "tile1", "tile0")])
-    close(rows, parallel_pragma(e, product(v.size for v in (*outer, lane)), len(loops)) + loops)
+    close(rows, shared(e, product(v.size for v in (*outer, lane)), loops))
 
 
 def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -> None:
@@ -385,19 +416,18 @@ def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -
         block = None
         outer = tuple(sorted(outer, key=lambda v: v is not direct))
     blocks, prologue, lane_header, define = lane_headers(lane, block)
-    loops = [for_(v.name, size_text(v.size)) for v in outer]
+    loops = [Count(v.name, v.size) for v in outer]
     work = product(v.size for v in variables)
     nest = child(function, outer)
     inner = child(nest, (lane,))
     store_lines(e, stores, inner)
     close(inner, [lane_header] if atomic and direct is not lane else [SIMD, lane_header], [define])
     if not atomic:
-        loops += blocks
-        close(nest, (parallel_pragma(e, work, len(loops)) if loops else []) + loops, prologue)
+        close(nest, shared(e, work, loops + blocks), prologue)
     elif direct is lane:
-        close(nest, parallel_pragma(e, work, 1) + blocks + loops, prologue)
+        close(nest, shared(e, work, blocks + loops, 1), prologue)
     else:
-        close(nest, (parallel_pragma(e, work, 1) if direct is not None and loops else []) + loops)
+        close(nest, shared(e, work, loops, int(direct is not None and bool(loops))))
 
 # %% [markdown]
 # ## The function
@@ -407,23 +437,97 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     """C++ source of `kernel`: `extern "C" void NAME(void** pointers, const int64_t* sizes, mc_problem*
     problem)`. Raises Unsupported for dtypes, operations or shapes of kernel that this backend has no code
     for."""
+    if isinstance(kernel, KernelList):
+        return emit_list(kernel)
+    e, function = emitted(kernel, threads=torch.get_num_threads())
+    lines = []
+    for k, name in enumerate(kernel.tensors):
+        lines.append(pointer_line(e, name, f"pointers[{k}]"))
+    for i, s in enumerate(kernel.symbols):
+        lines.append(number_line(s, f"sizes[{i}]"))
+    head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
+    text, loops = taken_off("\n".join([head, *("  " + line for line in lines + function.lines), "}", ""]))
+    options = {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}
+    return KernelSource(kernel.name, "cpp", text, options, loops)
+
+
+def emitted(kernel: Kernel, **options) -> tuple[Emitter, Scope]:
+    """The nest of a kernel, in the scope of its function. options: for the `Emitter`."""
     from .reductions import emit_reductions
     pointers = {name: f"out{i}" for i, name in enumerate(kernel.outputs)}
     pointers |= {name: f"in{i}" for i, name in enumerate(kernel.inputs)}
-    e = Emitter(link(kernel), torch.get_num_threads(), pointers)
+    e = Emitter(link(kernel), pointers=pointers, **options)
     function = Scope(frozenset())
     if e.graph.reductions:
         emit_reductions(e, function)
     else:
         emit_pointwise(e, function, kernel.vars + kernel.reduction_vars)
-    lines = []
-    for k, name in enumerate(kernel.tensors):
-        t = ("" if name in kernel.outputs else "const ") + memory_type(kernel.buffers[name].dtype)
-        lines.append(f"{t}* {pointers[name]} = ({t}*)pointers[{k}];")
-    for i, s in enumerate(kernel.symbols):
-        lines.append(f"const double {s.name} = mc_bits<double>(sizes[{i}]);" if s.real else
-                     f"const int64_t {s.name} = sizes[{i}];")
+    return e, function
+
+
+def pointer_line(e: Emitter, name: str, where: str) -> str:
+    t = ("" if name in e.kernel.outputs else "const ") + memory_type(e.kernel.buffers[name].dtype)
+    return f"{t}* {e.pointers[name]} = ({t}*){where};"
+
+
+def number_line(s: Symbol, where: str) -> str:
+    return f"const double {s.name} = mc_bits<double>({where});" if s.real else f"const int64_t {s.name} = {where};"
+
+# %% [markdown]
+# ## A list of kernels
+#
+# Each body of a list (chapter 8, `lists.py`) is a function for a part of its nest, from `begin` to `end` of its
+# outermost loop. The kernel itself is one parallel loop over blocks of all pieces: `mc_piece` finds the piece of a block by
+# bisection, and the piece's row of the table says which pointers and numbers are its own. A block has `GRAIN`
+# elements, so a large tensor becomes many blocks, and the threads have equal shares whatever the sizes are. Where pieces
+# reduce, a whole row is in one block, rows differ, and threads take the next block when they are done with one.
+
+# %%
+GRAIN = 4096
+
+
+def emit_list(kernel: KernelList) -> KernelSource:
+    """C++ source of a list; it is called like any other kernel."""
+    places = {id(loop): k for k, loop in enumerate(kernel.loops)}
+    numbers = {s: f"sizes[{i}]" for i, s in enumerate(kernel.symbols)}
+    functions, emitters = [], []
+    for b, body in enumerate(kernel.bodies):
+        e, function = emitted(body, threads=1, part=True)
+        first = next(p for p in kernel.pieces if p.body == b)
+        e.position.update((id(own), places[id(loop)]) for own, loop in zip(body.loops, first.kernel.loops))
+        emitters.append(e)
+        count, own = len(body.tensors), len(first.parameters)
+        lines = [pointer_line(e, name, f"pointers[row[{k}]]") for k, name in enumerate(body.tensors)]
+        lines += [number_line(s, f"row[{count + k}]" if k < own else numbers[s]) for k, s in enumerate(body.symbols)]
+        functions += [f"static void run{b}(void** pointers, const int64_t* sizes, const int64_t* row,",
+                      "                 int64_t begin, int64_t end, mc_problem* problem) {",
+                      *("  " + line for line in lines + function.lines), "}"]
+    rows, table, total = [], [], 0
+    for piece in kernel.pieces:
+        e, values = emitters[piece.body], dict(zip(kernel.bodies[piece.body].symbols, piece.parameters))
+        end, step = substitute(e.window[0], values), e.window[1]
+        work = substitute(product(v.size for v in e.kernel.vars + e.kernel.reduction_vars), values)
+        length = -(-GRAIN * end // work)
+        table.append((piece.body, len(rows), end, -(-length // step) * step))
+        rows += [*piece.tensors, *piece.parameters]
+        total += work
+
+    def array(name: str, values) -> str:
+        return f"static const int64_t {name}[] = {{{', '.join(map(str, values))}}};"
+
+    few = total < min(map(least_work, emitters)) * (4 if torch.get_num_threads() == 1 else 1)
+    schedule = "dynamic" if any(e.graph.reductions for e in emitters) else "static"
+    pieces = len(kernel.pieces)
+    lines = [
+        "struct body {", *("  " + line for line in functions), "};", array("rows", rows),
+        *(array(name, column) for name, column in zip(("body_of", "row_of", "end_of", "length_of"), zip(*table))),
+        f"int64_t first[{pieces + 1}];", f"const int64_t blocks = mc_blocks({pieces}, end_of, length_of, first);",
+        *([] if few else [f"#pragma omp parallel for schedule({schedule})"]), for_("block", "blocks") + " {",
+        f"  const int64_t piece = mc_piece({pieces}, first, block), length = length_of[piece];",
+        "  const int64_t begin = (block - first[piece]) * length, rest = end_of[piece] - begin;",
+        "  const int64_t end = begin + (rest < length ? rest : length);", "  switch (body_of[piece]) {",
+        *(f"    case {b}: body::run{b}(pointers, sizes, rows + row_of[piece], begin, end, problem); break;"
+          for b in range(len(emitters))), "  }", "}"]
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
-    text, loops = taken_off("\n".join([head, *("  " + line for line in lines + function.lines), "}", ""]))
-    options = {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}
-    return KernelSource(kernel.name, "cpp", text, options, loops)
+    text, loops = taken_off("\n".join([head, *("  " + line for line in lines), "}", ""]))
+    return KernelSource(kernel.name, "cpp", text, {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}, loops)

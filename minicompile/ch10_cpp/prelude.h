@@ -20,6 +20,21 @@ typedef unsigned long uint64_t;
 #define MC_NAN __builtin_nanf("")
 #define MC_FMA __builtin_fmaf
 
+// ---- lists of kernels: `first` block of each piece, and the piece of a block
+MC int64_t mc_blocks(int64_t pieces, const int64_t* end, const int64_t* length, int64_t* first) {
+  first[0] = 0;
+  for (int64_t i = 0; i < pieces; i++) first[i + 1] = first[i] + (end[i] + length[i] - 1) / length[i];
+  return first[pieces];
+}
+MC int64_t mc_piece(int64_t pieces, const int64_t* first, int64_t block) {
+  int64_t low = 0, high = pieces;  // first[low] <= block < first[high]
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    if (first[middle] <= block) low = middle; else high = middle;
+  }
+  return low;
+}
+
 template <class To, class From> MC To mc_bits(From x) { return __builtin_bit_cast(To, x); }
 
 // ---- half precision in memory, float in registers

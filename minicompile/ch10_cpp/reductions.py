@@ -30,8 +30,8 @@ from ..ch07_loops.pointwise import HEAVY
 from ..ch07_loops.ir import Value, in_order
 from ..ch08_fusion.values import elements
 from ..errors import Unsupported
-from .emit import (SIMD, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
-                   lane_headers, of_loop, parallel_pragma, size_text, store_lines)
+from .emit import (SIMD, Count, Emitter, Scope, best_lane, child, close, compute, direct_variable, for_, fresh, get, lane_block,
+                   lane_headers, of_loop, shared, size_text, store_lines)
 from .ops import literal, register_type
 
 CHUNK = 1024                 # elements of a row between two merges
@@ -115,10 +115,9 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
         _row_pass(e, nest, lane, reductions, stores, kept)
     store_lines(e, [s for s in e.graph.stores if not e.graph.is_element(s)], nest)
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
-    loops = [for_(v.name, size_text(v.size)) for v in outer]
+    loops = [Count(v.name, v.size) for v in outer]
     if loops:
-        close(nest, (parallel_pragma(e, work, 1 if atomic else len(loops)) if not atomic or direct is not None
-                     else []) + loops)
+        close(nest, shared(e, work, loops, None if not atomic else int(direct is not None)))
 
 
 @dataclass(eq=False)
@@ -159,7 +158,7 @@ def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: d
         chunks, count = [""], size
         chunk.lines.append("const int64_t chunk = 0;")
     else:
-        chunks = [for_("chunk", size, step=str(CHUNK))]
+        chunks = [for_("chunk", size, step=CHUNK)]
         count = f"{size} - chunk < {CHUNK} ? {size} - chunk : {CHUNK}"
     chunk.lines += [f"const int64_t count = {count};", *(line for s, mark in marked for line in mark(s.chunk))]
     collide = any(s.mode == "atomic_add" for s in stores) and direct_variable(e, (lane,)) is None
@@ -296,10 +295,9 @@ def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
         final = child(nest, (lane,))
         store_lines(e, stores, final)
         lanes(nest, final.lines, simd=not atomic)
-    loops = [for_(v.name, size_text(v.size)) for v in outer] + blocks
+    loops = [Count(v.name, v.size) for v in outer] + blocks
     work = product(v.size for v in kernel.vars + kernel.reduction_vars)
-    pragma = parallel_pragma(e, work, len(loops)) if loops and not atomic else []
-    close(nest, pragma + (loops or [""]), prologue)
+    close(nest, shared(e, work, loops, 0 if atomic else None) or [""], prologue)
 
 
 def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], width, lanes) -> None:

@@ -32,7 +32,7 @@ import keyword
 import math
 import os
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Callable, NamedTuple
 
@@ -42,11 +42,11 @@ from .. import logs
 from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
-from ..ch07_loops.ir import Extern, Layout, Program, Value, View
-from ..ch08_fusion.build import rewrite
+from ..ch07_loops.ir import Extern, Layout, Program, View
+from ..ch08_fusion.canonical import canonical, canonical_key, canonical_names
 from ..ch08_fusion.dependencies import root_of
 from ..ch08_fusion.fuse import Schedule
-from ..ch08_fusion.kernel import Kernel, KernelSource, bits_of_float
+from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource, bits_of_float
 from ..ch08_fusion.memory import OUT_FORMS
 from ..ch08_fusion.reference import emit_reference, load_reference
 from ..ch09_triton.emit import emit_triton
@@ -335,57 +335,6 @@ def raise_versions(*tensors: torch.Tensor) -> None:
     torch.autograd.graph.increment_version(tensors)      # those of inference mode have none, and are left out
 
 # %% [markdown]
-# ## Equal kernels
-#
-# A transformer has twelve equal layers, and fusion finds the same kernel twelve times, over other buffers.
-# Kernels are therefore compared, and emitted, in a *canonical* form: buffers are called `in0`, `out0`, `tmp0` in
-# order of appearance. Kernels with the same canonical form share one compiled function.
-
-# %%
-def canonical_names(kernel: Kernel) -> dict[str, str]:
-    """Inputs become in0, in1, ..., outputs out0, ... and local buffers tmp0, ..., counted apart, in that order
-    of kinds; a buffer that has a name already keeps it."""
-    names: dict[str, str] = {}
-    local = [n for n in kernel.buffers if n in kernel.local]
-    for kind, members in (("in", kernel.inputs), ("out", kernel.outputs), ("tmp", local)):
-        for n in members:
-            if n not in names:
-                names[n] = f"{kind}{sum(1 for v in names.values() if v.startswith(kind))}"
-    return names
-
-
-def canonical(kernel: Kernel, names: dict[str, str]) -> Kernel:
-    """The kernel with other buffer names (an alias of a buffer outside is none), and loops called loop0, loop1, ..."""
-    buffers = {names[n]: replace(b, name=names[n], alias_of=names.get(b.alias_of)) for n, b in kernel.buffers.items()}
-    loops = [replace(loop, name=f"loop{i}", stores=rewrite(loop.stores, {}, names)) for i, loop in enumerate(kernel.loops)]
-    return replace(kernel, loops=loops, buffers=buffers, local=frozenset(renamed(kernel.local, names)),
-                   inputs=renamed(kernel.inputs, names), outputs=renamed(kernel.outputs, names))
-
-
-def canonical_key(k: Kernel, names: dict[str, str]) -> tuple:
-    """Equal for kernels that compile to the same code. Values are compared by their places in the body, buffers by their
-    canonical names, constants as text: 0.0 equals -0.0, and nan differs from itself."""
-    def nest(*variables):
-        return tuple((v.name, v.size) for v in variables)
-
-    def body(loop):
-        place, rows = {v: i for i, v in enumerate(loop.body)}, []
-        for v in loop.body:
-            args = [repr(v.args)] if v.op == "constant" else [place[a] if type(a) is Value else a for a in v.args]
-            if v.op in ("load", "store"):
-                args[0] = names[v.buffer]
-            rows.append((v.op, v.dtype, *args))
-        return tuple(rows)
-
-    return (k.device, nest(*k.vars), nest(*k.reduction_vars), len(k.walked), k.symbols, renamed(k.inputs, names), renamed(k.outputs, names),
-            tuple((names[n], n in k.local, b.dtype, b.device, b.layout) for n, b in k.buffers.items()),
-            tuple((nest(*l.vars), nest(*l.reduction_vars), body(l)) for l in k.loops))
-
-
-def renamed(buffers, names: dict[str, str]) -> tuple[str, ...]:
-    return tuple(names[n] for n in buffers)
-
-# %% [markdown]
 # ## The stage
 #
 # A language is a generator of text and a loader. All sources of a language are handed to the loader at once, which
@@ -479,10 +428,11 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
         if not isinstance(step, Kernel):
             bindings.append(None)
             continue
-        names = canonical_names(step)
-        key = canonical_key(step, names)
+        listed = isinstance(step, KernelList)            # its bodies are canonical
+        names = {} if listed else canonical_names(step)
+        key = ("list", len(bindings)) if listed else canonical_key(step, names)
         if key not in unique:
-            twin = canonical(step, names)
+            twin = step if listed else canonical(step, names)
             emit = backend if callable(backend) else LANGUAGES[language_for(backend, step.device)].emit
             unique[key] = len(sources)
             sources.append(emit(twin))

@@ -1,0 +1,280 @@
+# %% [markdown]
+# # Lists of equal loops
+#
+# An optimizer does the same to each of its parameters: one kernel of twenty operations, 148 times, over tensors of
+# other sizes. They share no memory, so fusion has no reason to join them, and each is so short that a launch
+# costs more than its work. `_foreach_add_` on a list of tensors is the same, and so are the casts of all weights to
+# bfloat16, or the norms of all gradients before they are clipped.
+#
+# Such kernels become one launch, with a table. A row of the table says where a *piece* finds its tensors and how large they are,
+# and each block of the launch looks up the piece that it belongs to:
+#
+# | piece | tensors | n0 | first block |
+# |---|---|---|---|
+# | 0 | p0, g0, m0, v0 | 65,536 | 0 |
+# | 1 | p1, g1, m1, v1 | 128 | 16 |
+# | 2 | p2, g2, m2, v2 | 49,152 | 17 |
+#
+# Only the table grows with the list. The code of all pieces is one *body*, emitted and compiled once: a kernel whose sizes are
+# symbols, like one for dynamic shapes. So a list is also what makes 148 parameters cheap to compile: without it, each size
+# is another kernel. torch.compile does the same for `_foreach` operators ("combo kernels", with all pointers as
+# arguments and a chain of ifs in place of a table). Here it is a property of kernels, wherever they come from.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Iterable
+
+from ..ch01_graphs.symbolic import Expr, Int, Symbol, add, bounds, coefficient, mul, substitute, symbols
+from ..ch07_loops.ir import Buffer, Extern, Layout, Program, Values, body_of, remake, root_of, written_by
+from .canonical import canonical, canonical_names, code_key
+from .dependencies import dependency_edges, nbytes
+from .kernel import Kernel, KernelList, Piece
+
+FEWEST = 4                   # pieces that make a list: below, a table costs as much as it saves
+LITTLE = 1 << 20             # bytes: a piece that moves fewer is over before the next launch
+
+# %% [markdown]
+# ## Equal up to sizes
+#
+# Two kernels are pieces of one list if they differ in buffers and numbers only: sizes of loops, strides and
+# offsets. `Shape` takes the numbers out. An index `512*i0 + i1` of a
+# nest of 8 by 512 becomes `n1*i0 + i1` of a nest of `n0` by `n1`; equal numbers are one parameter, so what was contiguous stays
+# visibly so. 0 and 1 are not numbers in this sense: a stride of 1 is what makes a loop fast.
+
+# %%
+class NoPiece(Exception):
+    """A kernel that has no place in a list."""
+
+
+class Shape:
+    """The numbers of one kernel, in the order in which they occur."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.variables = kernel.vars + kernel.reduction_vars
+        self.numbers: dict[int, int] = {}
+        self.patterns: dict[Int, tuple] = {}
+
+    def number(self, e: Int) -> Any:
+        """What stands for a number in a key: itself if it is 0 or 1, else which parameter it is."""
+        if e in (0, 1) or is_real(e):
+            return e
+        if not isinstance(e, int):
+            raise NoPiece
+        return "n", self.numbers.setdefault(e, len(self.numbers))
+
+    def pattern(self, e: Int | None) -> tuple:
+        """An index: what stands for its offset and for the factor of each variable."""
+        if e not in self.patterns:
+            factors = [coefficient(e, v) for v in self.variables]
+            if None in factors:
+                raise NoPiece
+            rest = substitute(e, {v: 0 for v in self.variables})
+            self.patterns[e] = tuple(self.number(n) for n in (rest, *factors))
+        return self.patterns[e]
+
+
+def is_real(e: Int) -> bool:
+    return isinstance(e, Expr) and any(s.real for s in symbols(e))
+
+
+def shape_key(kernel: Kernel) -> tuple[tuple, Shape] | None:
+    """The key of the list that a kernel may belong to, and its numbers; None for kernels that scatter, gather, mask,
+    draw random numbers or sum columns on their way, and where sizes vary from call to call."""
+    values = [v for loop in kernel.loops for v in loop.body]
+    if kernel.walked or any(v.op in ("philox", "indirect") or v.op in ("load", "store") and v.mask is not None or
+                            v.op == "store" and v.mode is not None or v.op == "index" and not is_real(v.args[0]) or
+                            v.op == "reduce" and v.args[2] is not None for v in values):
+        return None
+    shape = Shape(kernel)
+    try:
+        return code_key(kernel, canonical_names(kernel), shape.pattern), shape
+    except NoPiece:
+        return None
+
+# %% [markdown]
+# ## The body of a list
+#
+# `body_for` writes the kernel that all pieces run: the first of them, in canonical form, with a parameter wherever their
+# numbers differ. A number that they share stays what it is, so a list of equal layers loses nothing.
+
+# %%
+def body_for(shapes: list[Shape]) -> tuple[Kernel, list[int]]:
+    """The common kernel, and which of the numbers of a shape are its parameters: symbols `n0`, `n1`, ... of the kernel."""
+    columns = list(zip(*(s.numbers for s in shapes)))
+    vary = [k for k, column in enumerate(columns) if any(n != column[0] for n in column)]
+    names: dict[int, Expr] = {}
+    for n, k in enumerate(vary):
+        most = max(columns[k])
+        names[columns[k][0]] = Symbol(f"n{n}", most + 1, min(columns[k]), hint=most).expr
+    first, kernel = shapes[0], canonical(shapes[0].kernel, canonical_names(shapes[0].kernel))
+    variables = {v: Symbol(v.name, names.get(v.size, v.size)) for v in first.variables}
+
+    def index(e: Int) -> Int:
+        value = names.get(rest, rest) if (rest := substitute(e, {v: 0 for v in first.variables})) else 0
+        for v in first.variables:
+            factor = coefficient(e, v)
+            value = add(value, mul(names.get(factor, factor), variables[v].expr))
+        return value
+
+    def rewritten(loop):
+        into = Values()
+
+        def step(value, args):
+            if value.op in ("load", "store"):
+                args = args[0], index(args[1]), *args[2:]
+            return into.write(*args) if value.op == "store" else into.make(value.op, args, value.dtype)
+
+        remake(body_of(loop.stores), into, step)
+        return replace(loop, vars=tuple(variables[v] for v in loop.vars), stores=tuple(into.stores),
+                       reduction_vars=tuple(variables[v] for v in loop.reduction_vars))
+
+    parameters = tuple(next(iter(symbols(e))) for e in names.values())
+    buffers = {n: replace(b, layout=Layout((), ())) for n, b in kernel.buffers.items()}
+    body = replace(kernel, vars=tuple(variables[v] for v in kernel.vars), buffers=buffers, loops=list(map(rewritten, kernel.loops)),
+                   reduction_vars=tuple(variables[v] for v in kernel.reduction_vars),
+                   symbols=parameters + kernel.symbols)
+    return body, vary
+
+
+def make_list(groups: list[list[Shape]], buffers: dict[str, Buffer], number: int) -> KernelList:
+    """One kernel for all pieces; each group has a body."""
+    kernels = [s.kernel for group in groups for s in group]
+    inputs, outputs, notes, origins, known = (
+        tuple(dict.fromkeys(n for k in kernels for n in getattr(k, field)))
+        for field in ("inputs", "outputs", "notes", "origins", "symbols"))
+    roots = {n: root_of(buffers, n) for n in (*inputs, *outputs)}
+    memory = {root: i for i, root in enumerate(dict.fromkeys(roots.values()))}
+    bodies, pieces = [], []
+    for b, group in enumerate(groups):
+        body, vary = body_for(group)
+        bodies.append(replace(body, name=f"{group[0].kernel.name}_{b}"))
+        for s in group:
+            values = tuple(s.numbers)
+            pieces.append(Piece(s.kernel, b, tuple(memory[roots[n]] for n in s.kernel.tensors), tuple(values[k] for k in vary)))
+    first = kernels[0]
+    name = f"{first.name.rpartition('_')[0]}_list_{number}"
+    return KernelList(
+        name, first.device, (), (), [l for k in kernels for l in k.loops], frozenset().union(*(k.local for k in kernels)),
+        {n: b for k in kernels for n, b in k.buffers.items()}, inputs, outputs, known, origins,
+        [f"a list of {len(kernels)} loops of {len(groups)} kinds", *notes], roots=roots, bodies=bodies, pieces=pieces)
+
+# %% [markdown]
+# ## Which kernels, in which order
+#
+# Pieces run side by side, so none may need another, and joining them must not close a circle through what stands between
+# them. Both follow from one count. Let the *level* of a step be the largest number of members of a class on a way that leads to it.
+# A member that needs another one has a larger level. So members of equal level are independent; and each step's level
+# is at least that of what it needs, so lists of one level after the other are an order. Classes are treated in turn, each on what the
+# last one left.
+
+# %%
+def levels(before: dict[int, set[int]], members: set[int]) -> dict[int, int]:
+    """For each member, how many members are on the longest way that ends with it. before: what each step needs."""
+    after: dict[int, list[int]] = {i: [] for i in before}
+    missing = {i: len(needed) for i, needed in before.items()}
+    for i, needed in before.items():
+        for j in needed:
+            after[j].append(i)
+    level = dict.fromkeys(before, 0)
+    ready = [i for i, n in missing.items() if not n]
+    while ready:
+        i = ready.pop()
+        level[i] += i in members
+        for j in after[i]:
+            level[j] = max(level[j], level[i])
+            missing[j] -= 1
+            if not missing[j]:
+                ready.append(j)
+    return {i: level[i] for i in members}
+
+
+def contract(before: dict[int, set[int]], group: list[int]) -> None:
+    """Make the steps of a group one step, named after the first."""
+    first, gone = group[0], set(group[1:])
+    for i in gone:
+        before[first] |= before.pop(i)
+    before[first] -= {first} | gone
+    for needed in before.values():
+        if not gone.isdisjoint(needed):
+            needed -= gone
+            needed.add(first)
+
+
+def grouped(before: dict[int, set[int]], classes: Iterable[list[int]], fewest: int) -> list[list[int]]:
+    """The groups of at least `fewest` independent members of a class; `before` is contracted to them."""
+    found = []
+    for members in classes:
+        by_level: dict[int, list[int]] = {}
+        if len(members) >= fewest:
+            for i, level in sorted(levels(before, set(members)).items()):
+                by_level.setdefault(level, []).append(i)
+        for group in by_level.values():
+            if len(group) >= fewest:
+                contract(before, group)
+                found.append(group)
+    return found
+
+# %% [markdown]
+# The parts of one buffer, as in a `stack` of the norms of all gradients, are written one after the other as far as names tell: each is an
+# update of the last. Here it is enough that they do not overlap. Only the first, who has the buffer allocated, stays
+# the first; and who reads a part comes after all that its writer came after.
+
+# %%
+def without_order_of_parts(before: dict[int, set[int]], steps: dict[int, Kernel | Extern], buffers: dict[str, Buffer]) -> None:
+    """Take from `before` what only orders the writes of kernels to different parts of one buffer."""
+    kernels = {i: step for i, step in steps.items() if isinstance(step, Kernel)}
+    reads = {i: {root_of(buffers, n) for n in k.inputs} for i, k in kernels.items()}
+    written: dict[int, dict[str, list]] = {i: {} for i in kernels}
+    starts = {i: set(k.outputs) for i, k in kernels.items()}            # of these, names that are roots count
+    for i, k in kernels.items():
+        for store in (s for loop in k.loops for s in loop.stores if s.buffer in starts[i]):
+            low, high = (None, None) if store.anywhere else bounds(store.index)
+            written[i].setdefault(root_of(buffers, store.buffer), []).append((low, high))
+
+    def apart(i: int, j: int) -> bool:
+        both = written[i].keys() & written[j].keys()
+        return bool(both) and reads[i].isdisjoint(written[j]) and reads[j].isdisjoint(written[i]) and starts[j].isdisjoint(both) and all(
+            None not in (*a, *b) and (a[1] < b[0] or b[1] < a[0]) for root in both for a in written[i][root] for b in written[j][root])
+
+    dropped = {i: {j for j in before[i] if j in kernels and apart(i, j)} for i in kernels}
+    for i in kernels:
+        before[i] -= dropped[i]
+    for i, needed in before.items():
+        more = set().union(*(dropped.get(j, ()) for j in needed))
+        needed |= more - dropped.get(i, set()) - {i}
+
+# %% [markdown]
+# On a CPU lists of different bodies become one launch as well: what counts there is the parallel region, which all threads enter
+# and leave together, and a branch per block costs nothing. On a GPU a kernel takes the registers of its largest
+# branch, so there each body is a launch of its own.
+#
+# A list runs when the last of its pieces can, and until then what all of them read stays in memory. So the lists of long pieces are made
+# only if the peak stays as it is; short ones, which hold little, and gain most, in any case.
+
+# %%
+def make_lists(program: Program, steps: dict[int, Kernel | Extern], short: bool = False,
+               mixed: bool = True) -> tuple[dict[int, Kernel | Extern], dict[int, set[int]]] | None:
+    """The same steps with lists in the place of equal kernels, each at the position of its first piece, and what each needs; None
+    if there are no lists. `short`: only of pieces that move little memory. `mixed`: join lists of different bodies on a CPU."""
+    shapes: dict[int, Shape] = {}
+    classes: dict[tuple, list[int]] = {}
+    for i, step in steps.items():
+        if isinstance(step, Kernel) and not (short and sum(nbytes(program.buffers[n]) for n in step.tensors) > LITTLE):
+            if (found := shape_key(step)) is not None:
+                classes.setdefault(found[0], []).append(i)
+                shapes[i] = found[1]
+    if all(len(members) < FEWEST for members in classes.values()):
+        return None
+    reads, writes = ({i: names for i, step in steps.items() for names in [of(step)]} for of in (lambda s: s.inputs, written_by))
+    before = dependency_edges(steps, reads, writes, program.buffers)
+    without_order_of_parts(before, steps, program.buffers)
+    lists = {group[0]: [group] for group in grouped(before, classes.values(), FEWEST)}
+    for together in grouped(before, [[i for i in lists if mixed and steps[i].device.type == "cpu"]], 2):
+        lists[together[0]] = [group for i in together for group in lists.pop(i)]
+    result = {i: step for i, step in steps.items() if i in before}
+    for i, groups in lists.items():
+        result[i] = make_list([[shapes[k] for k in group] for group in groups], program.buffers, i)
+    return (result, before) if lists else None
