@@ -24,6 +24,7 @@ import minicompile
 from chapters import tiny
 from chapters._lib import Block, Table, Walk, bars, best_time, drawing, head, tidy, watch, watching
 from minicompile.ch01_graphs.graph import print_graph
+from minicompile.ch05_autograd.joint import trace_joint
 from minicompile.ch08_fusion.kernel import Kernel
 
 # %% [markdown]
@@ -414,12 +415,10 @@ Walk("Recording a graph that contains backward()", frames)
 # idea, and this is the reason to do it here and not later. The whole step of the beginning, before anything is fused:
 
 # %%
-def step_graph(compiled_step, number=-1):
-    """The captured graph of a step, recorded: ATen operators."""
-    from minicompile.ch05_autograd.joint import trace_joint
-
-    graph = compiled_step.graphs[number]
-    return trace_joint(graph, [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"])
+def step_graph(seen):
+    """The captured graph of the last call, recorded: ATen operators."""
+    graph = seen.graphs[-1]
+    return trace_joint(graph, [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")])
 
 
 recorded = [n for n in step_graph(seen_step).gm.graph.nodes if n.op == "call_function"]
@@ -710,12 +709,12 @@ Table(["output", "eager", "compiled"], list(zip(("loss", "hidden", "w.sum()"), *
 # computes in Python floats, which are float64, and the tensor is float32. How much is that?
 
 # %%
-rows_ = []
+found = []
 for t in (1, 10, 100, 1000, 10000):
     exact = 1 - 0.999**t
     on_device = float(1 - torch.tensor(0.999) ** torch.tensor(float(t)))
-    rows_.append((t, f"{exact:.10f}", f"{on_device:.10f}", f"{abs(on_device - exact) / exact:.1e}"))
-Table(["step", "1 - 0.999 ** t in float64", "in float32", "relative difference"], rows_)
+    found.append((t, f"{exact:.10f}", f"{on_device:.10f}", f"{abs(on_device - exact) / exact:.1e}"))
+Table(["step", "1 - 0.999 ** t in float64", "in float32", "relative difference"], found)
 
 # %% [markdown]
 # The first steps differ in the fifth digit: 0.999 is rounded, and then almost everything cancels. That is two
@@ -768,17 +767,18 @@ for text, sources in guards:
 # %%
 minicompile.reset()
 compiled = minicompile.compile(training(*made()), fullgraph=True, backend="eager")
-rows_, whys = [], []
+found = []
 for call in range(1, 6):
     with watching() as seen:
         compiled(x, y)
     why = sorted({r["why"].partition(":")[0].partition("  #")[0] for r in seen.recompiles}, key=len)
-    rows_.append((call, "yes" if seen.graphs else "no", why[-1] if why and seen.graphs else ""))
-Table(["call", "compiled", "the guard that failed"], rows_)
+    found.append((call, "yes" if seen.graphs else "no", why[-1] if why and seen.graphs else ""))
+Table(["call", "compiled", "the guard that failed"], found)
 
 # %% [markdown]
-# The first miss is the state, or what comes first of all that has changed with it: there are gradients now. By then the
-# learning rate has had its second value, and has become a symbol. A scheduler inside of the step counts in a plain
+# The second call is reported for a gradient. Before the first call there was none, and this guard comes first; the
+# optimizer's state has changed as well, and so has the learning rate, which becomes a symbol with its second value. A
+# scheduler inside of the step counts in a plain
 # Python integer, and this number is a constant until it has changed once ([chapter 2](chapter:02)), which makes one
 # version more. From then on a step is a check, a graph and an epilogue. To tell which calls of a program compile is the
 # subject of [an exercise](exercise:predict-steps).
@@ -815,11 +815,12 @@ def tied_step(model, x, cache=True):
     out.float().square().sum().backward()
 
 
+# %%
 torch.manual_seed(0)
 tied, numbers = Tied(), torch.randn(32, 16)
 seen = watch(tied_step, tied, numbers)
-weights = [n for n in step_graph(seen).gm.graph.nodes if n.op == "placeholder" and n.meta["val"].requires_grad]
-print("casts of the weight in the recording:", sum("_to_copy" in str(user.target) for n in weights for user in n.users))
+(weight,) = [n for n in step_graph(seen).gm.graph.find_nodes(op="placeholder") if n.meta["val"].requires_grad]
+print("casts of the weight in the recording:", sum("_to_copy" in str(user.target) for user in weight.users))
 ours = tied.w.grad
 tied_step(tied, numbers)
 cached = tied.w.grad
@@ -831,8 +832,8 @@ print(f"eager without the cache, from eager: {(tied.w.grad - cached).abs().max()
 # %% [markdown]
 # ## What one launch saves
 #
-# Back to the question of the beginning. Here is the step without autocast, on this machine's CPU, three times: as it is,
-# with only the model compiled, and as one graph. All three train, and they begin with the same numbers.
+# Back to the question of the beginning. Here is the step without autocast and scheduler, on this machine's CPU, three
+# times: as it is, with only the model compiled, and as one graph. All three begin with the same numbers.
 
 
 # %%
@@ -848,11 +849,13 @@ def plain_training(model, optimizer, forward):
     return step
 
 
+# %%
 minicompile.reset()
 contenders = {}
 for name in ("eager", "model compiled", "step compiled"):
     model, optimizer, _ = made()
-    contenders[name] = plain_training(model, optimizer, minicompile.compile(model) if name == "model compiled" else model)
+    forward = minicompile.compile(model) if name == "model compiled" else model
+    contenders[name] = plain_training(model, optimizer, forward)
 contenders["step compiled"] = minicompile.compile(contenders["step compiled"], fullgraph=True)
 losses, halves = {}, {}
 for name, f in contenders.items():
@@ -939,15 +942,17 @@ def second_time(layer, rows, targets):
     loss.backward()
 
 
-rows_ = []
+# %% tags=["fold"]
+found = []
 for function in (differentiates_twice, decides, second_time):
     minicompile.reset()
     try:
         minicompile.compile(function, fullgraph=True, backend="eager")(layer, rows, targets)
-        rows_.append((function.__name__, "one graph"))
+        found.append((function.__name__, "it is one graph"))
     except minicompile.GraphBreakError as error:
-        rows_.append((function.__name__, str(error).splitlines()[0].partition(": ")[2][:100]))
-Table(["program", "why the graph ends"], rows_)
+        reason = str(error).splitlines()[0].partition(": ")[2].partition(" (")[0]
+        found.append((function.__name__, reason.rstrip(".")))
+Table(["program", "why the graph ends"], found)
 
 # %% [markdown]
 # ## What torch.compile does differently
@@ -972,5 +977,4 @@ Table(["program", "why the graph ends"], rows_)
 # - A. Paszke and others, *Automatic differentiation in PyTorch* (2017), on the engine and its graph.
 # - D. Kingma and J. Ba, *Adam: A Method for Stochastic Optimization* (2015), section 3, on the correction by the count.
 # - P. Micikevicius and others, *Mixed Precision Training* (2018).
-# - H. Chen and others: *TVM* and later systems also compile whole training graphs; JAX's `jit` of an update function is
-#   the same idea for programs without attributes.
+# - *Autograd mechanics* and *Compiled Autograd*, in PyTorch's documentation.

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # `backward()` inside the graph
+# # Backward inside the graph
 #
 # A training step calls the autograd engine in its middle. The engine is C++ that walks a graph of its own,
 # so one might expect capture to end there. But the engine is also an ordinary function: from some outputs
