@@ -22,10 +22,13 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Block, Table, Walk, bars, best_time, drawing, head, tidy, watch, watching
+from chapters._lib import Block, Table, Walk, bars, best_time, drawing, head, size, tidy, watch, watching
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch05_autograd.joint import trace_joint
+from minicompile.ch05_autograd.partition import size_in_bytes
+from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch08_fusion.kernel import Kernel
+from minicompile.ch12_training.memory import recompute_in_backward
 
 # %% [markdown]
 # ## Line by line
@@ -410,9 +413,9 @@ Walk("Recording a graph that contains backward()", frames)
 # The fourth frame has one operator more than was said. `empty_like` is asked for its strides only; nobody reads the
 # node, so it is dropped. We will come back to why the strides matter.
 #
-# What follows in the program, clipping and the update, is recorded behind it. In the end there is one straight list in
-# which nothing says where forward ends. Functionalization, decompositions, fusion and the memory plan need no new
-# idea, and this is the reason to do it here and not later. The whole step of the beginning, before anything is fused:
+# What follows in the program, clipping and the update, is recorded behind it. In the end there is one straight list of
+# operators. Functionalization, decompositions, fusion and the memory plan need no new idea, and this is the reason to
+# do it here and not later. The whole step of the beginning, before anything is fused:
 
 # %%
 def step_graph(seen):
@@ -678,6 +681,42 @@ Table(["output", "eager", "compiled"], list(zip(("loss", "hidden", "w.sum()"), *
 # The second row is the interesting one. `hidden` is no loss, and its history is one product. But that product's node
 # had saved `rows`, and the backward pass through the loss has freed it. The third output shares only the leaf, which
 # saves nothing, and can still be differentiated. ([Say for six programs](exercise:predict-spent) which outputs raise.)
+
+# %% [markdown]
+# ## What lives until backward
+#
+# Two graphs carry saved tensors from one to the other, and [chapter 5](chapter:05) chooses them with a minimum cut. One
+# graph carries nothing. What backward reads is read later, that is all, and each value dies after its last reader. It
+# sounds as if memory took care of itself, and the opposite is true. The engine has recorded the derivative formulas as
+# they are, and they read what eager saves. So the values of a GELU, which a kernel could compute again in registers, stay
+# in memory from forward to backward. A whole step would need more memory than a compiled model with its optimizer beside
+# it. And what the program put under a *checkpoint*, in order not to keep it, would be kept.
+#
+# So the same question is asked again, with the [same function](ref:minicompile.ch05_autograd.partition.choose_saved). The
+# recorder marks the nodes that are written while `gradients` runs. They are one side of the cut, and what stands before
+# them is the other. Only the answer is used differently. No graph is cut. A value that is not worth keeping is computed a
+# second time, by copies of its nodes in front of the first reader in backward:
+
+# %%
+def wide(x, w, v):
+    (F.gelu(x @ w) @ v).sum().backward()
+
+
+def carried(gm):
+    """What is computed before the first marked node and read behind it: name -> bytes."""
+    nodes = [n for n in gm.graph.nodes if n.op == "call_function"]
+    begin = next(i for i, n in enumerate(nodes) if "backward" in n.meta)
+    return {n.name: size(size_in_bytes(n)) for n in nodes[:begin] if set(n.users) & set(nodes[begin:])}
+
+
+factors = torch.randn(64, 16), torch.randn(16, 256, requires_grad=True), torch.randn(256, 16, requires_grad=True)
+primitives = decompose(step_graph(watch(wide, *factors)).gm)
+print("as recorded:", carried(primitives))
+print("after it:   ", carried(recompute_in_backward(primitives)))
+
+# %% [markdown]
+# The matrix product is kept. The two other values come from a chain of cheap operators behind it, and backward computes
+# them again. No kernel is added for it: the copies stand next to their reader, and fusion takes them into its kernel.
 
 # %% [markdown] tags=["page"]
 # ## Optimizers are programs
