@@ -363,7 +363,10 @@ print(print_graph(captured))
 # the results are to be kept as `.grad`s. The function behind the node is short, and it is the one that runs with
 # `backend="eager"`:
 #
-# %show minicompile.ch12_training.backward.gradients "with torch.autograd" to "if not to_keep"
+# %show minicompile.ch12_training.backward.gradients "with backward_pass"
+#
+# (`backward_pass` marks what is recorded meanwhile; a later section needs the marks. `to_be_kept` is a later section,
+# too.)
 #
 # Now the next stage. [Chapter 5](chapter:05) records a captured graph by running it once more on fakes, with a recorder
 # below the dispatcher. It comes to this node like to any other, and calls it. The engine runs, *on fakes and under the
@@ -570,7 +573,7 @@ print("the epilogue assigns:", "grad" in seen.captured[0].body, " the same tenso
 # them, in C++: if somebody else still holds the gradient, it copies. We asked the engine only to compute, so we look
 # ourselves. Inside a recording it is clear who shares what: two fakes are aliases if their storages are one.
 #
-# %show minicompile.ch12_training.backward.gradients "taken, kept" to "kept.append"
+# %show minicompile.ch12_training.backward.to_be_kept
 #
 # The second condition, the strides, is visible with a transposed weight. The formula of the product returns the
 # gradient transposed, as a view. Eager's engine would copy it into the parameter's strides, and so do we, in the graph,
