@@ -166,7 +166,9 @@ for kind, outputs in (("eager", eager), ("compiled", compiled)):
 # All three matter to the caller. Whoever writes to `y` expects to see it in `y[0]`, and gradients that arrive
 # at the view have to flow on into `x`. If the graph returned five tensors with the right numbers, programs
 # would go wrong later, and far from here. So the graph computes only what has to be computed, and each output
-# has a *recipe* that ordinary PyTorch carries out afterwards:
+# has a *recipe* that ordinary PyTorch carries out afterwards. There are three kinds. `Result(k)` is the graph's
+# result number k. `Input(k)` is the caller's own tensor. A `View` is made from one of the other two by a list of
+# view operators, its `steps`:
 
 # %%
 from minicompile.ch05_autograd.joint import trace_joint
@@ -179,9 +181,8 @@ print(print_graph(made.gm))
 
 # %% [markdown]
 # Capture has taken care of two of the five already: the code that it generated returns the input and the number.
-# The graph has three outputs, and it computes one result. A `View` names what it is a view of, `Input` or `Result`,
-# and the steps that lead there; the steps are run again on the real tensor. To find them, each output is followed
-# back through the recording, as long as the node shows the memory of one of its arguments:
+# The graph has three outputs, and it computes one result. The steps of a view are run again on the real tensor. To find
+# them, each output is followed back through the recording, as long as the node shows the memory of one of its arguments:
 #
 # %show minicompile.ch05_autograd.joint.view_chain
 #
@@ -402,10 +403,11 @@ made = joint_of(layer, *args)
 print(print_graph(made.gm))
 
 # %% [markdown]
-# The operators are smaller than before: [chapter 6](chapter:06) has taken GELU apart into additions,
-# multiplications and one `erf`. That comes first on purpose. As long as GELU is one operator, the only choice is
-# to keep its input or not. Taken apart, there are a dozen values between its input and its slope, and some of
-# them are better to keep than others.
+# The operators are smaller than before: `simplify` with `decompose` has taken GELU apart into additions,
+# multiplications and one `erf`. How that is done is the subject of [chapter 6](chapter:06); here we only need its
+# result. It comes before the cut on purpose. As long as GELU is one operator, the only choice is to keep its
+# input or not. Taken apart, there are a dozen values between its input and its slope, and some of them are better
+# to keep than others.
 #
 # A node that depends on the tangent can only run in backward. A node that an output needs has to run in forward.
 # Which values go across the border between them? There are two naive answers. The first is *everything that
@@ -435,16 +437,12 @@ for words, nodes in (("read by backward:", crossing(made, halves)), ("chosen:", 
     print(f"{words:17} {', '.join(n.name for n in nodes)}: {size(weight(nodes))} besides inputs")
 
 # %% [markdown]
-# `w` is free: it is in memory anyway, and since eager's product saves it, autograd complains if the
-# program changes it before backward. The result of GELU is saved: the library call that computes the
-# gradient of `w` needs it, and forward has just written it. And the slope of GELU, `add_tensor_3`, is
-# computed in the forward kernel and saved as one tensor. Why is it not computed again from `x` and `bias`, which
-# are inputs? Because eager's addition saves neither. A program may overwrite them before it calls
-# `backward`, and eager gives the right gradient. To need them later is to save copies of them, and that
-# costs more than the slope.
-#
-# These are three arguments about three values. What is needed is one rule that weighs all of them at once, also in
-# a graph of ten thousand nodes. It comes from a question about water.
+# The two transposed tensors that backward reads are views, of the result of GELU and of `w`. `add_tensor_3` is the
+# slope of GELU. The compiler keeps these three, `w` as one of the inputs, and the other two as computed values. It
+# does not keep `x` and `bias` instead, from which both could be computed again. Each of these decisions has a reason,
+# but to give the reasons one needs to know what it costs to keep a value, and when a value may be computed again.
+# Both come below, and then we return to this graph. What is needed is one rule that weighs all values at once, also
+# in a graph of ten thousand nodes. It comes from a question about water.
 #
 # ### Pipes
 #
@@ -561,10 +559,68 @@ flow_picture(room, inside=marked)
 #
 # ### From values to pipes
 #
-# Now the graph. Water stands for "backward needs this". It rises from what exists in any case, the inputs, to what
-# backward reads, and it is stopped by saving values: whatever lies behind a saved value can be computed from it
-# again. A set of saved values is sufficient when it cuts every way from the source to the sink. Give each value the
-# price of saving it as a capacity, and the cheapest sufficient set is a minimum cut.
+# Now the graph. The pipes are the edges of the program: one leads from each operand to its result. The source feeds what
+# exists in any case, the inputs, and the sink is backward: whatever value backward reads has a pipe to it. So a way
+# from the source to the sink is a chain of computations that begins with an input and ends with something that
+# backward reads.
+#
+# To save a value is to cut the ways that lead through it. Backward then begins at this value, and computes again
+# what lies between it and the sink. If one way were left without a saved value on it, then backward would have to
+# compute along it from an input which it does not have, since an input is kept for it only if it is among the
+# saved values as well. So a set of saved values is sufficient when it cuts every way from the source to the sink.
+# Give each value the price of saving it as a capacity, and the cheapest sufficient set is a minimum cut.
+#
+# A value that must not be computed again, such as a matrix product, gets a pipe from the source, as if it were an
+# input. Then it has to be saved itself, or a saved value has to stand between it and backward.
+#
+# ### Five values, by hand
+#
+# Take `exp(relu(x @ w))`, with 64 by 64 floats in each tensor. Let h be the product, r the result of relu, and e
+# that of the exponential. Backward reads three values of forward. It multiplies by e, which is the slope of the
+# exponential. It sets the gradient to zero where m says so, which is the comparison r <= 0. And it multiplies by
+# x, for the gradient of w. (w itself is not read by backward, since x needs no gradient, so it is left out.)
+#
+# A tensor of floats has 16 kB, and the booleans of m have 4. Whoever saves a value pays for a write and a read,
+# and only for the read if forward writes the value anyway. Forward writes h, because a library computes it, and
+# e, because it is the output. So the prices are 16 for h, 32 for r, 8 for m, 16 for e, and nothing for x.
+
+# %% tags=["fold"]
+pipes(
+    {"S": (25, 75), "x": (115, 30), "h": (205, 110), "r": (315, 110), "m": (425, 45), "e": (425, 150), "T": (545, 90)},
+    [("S", "x", "∞", "plain"), ("S", "h", "∞", "plain"), ("x", "h", "∞", "plain"), ("h", "r", "∞", "plain"), ("r", "m", "∞", "plain"),
+     ("r", "e", "∞", "plain"), ("m", "T", "∞", "plain"), ("e", "T", "∞", "plain"), ("x", "T", "∞", "plain")],
+    "Five values between the source and the sink. Their prices are: x 0, h 16, r 32, m 8, e 16.",
+    "Prices: x 0, h 16, r 32, m 8, e 16. S also feeds the product h, which is never computed again. The green value is saved.",
+    inside=("h",),
+)
+
+# %% [markdown]
+# Find the flow. The way S, h, r, m, T takes 8, and then m is full. The way S, h, r, e, T takes another 8, and
+# then h is full, because both ways lead through it. Nothing gets through x, whose price is 0. So the flow is 16,
+# and the cut is h, with x for nothing. The alternatives cost more: r alone costs 32, and m with e costs 24.
+# Backward gets the product, and its kernel computes r, m and e again.
+#
+# Now leave out the exponential: `relu(x @ w)`. Then r is the output, e is gone, and backward reads m and x. The
+# only way through h takes 8, and m is full. The cut is m. Nothing needs the product any more. Here is what the
+# compiler finds, with its own names and the sizes in memory:
+
+
+# %%
+def with_exp(x, w):
+    return torch.exp(F.relu(x @ w))
+
+
+def without_exp(x, w):
+    return F.relu(x @ w)
+
+
+pair = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
+for function in (with_exp, without_exp):
+    joint = joint_of(function, *pair)
+    print(f"{function.__name__:12}", [f"{n.name}: {size(weight([n]))}" for n in choose_saved(joint, split_nodes(joint))])
+
+# %% [markdown]
+# ### A value is two vertices
 #
 # One thing does not fit yet. Prices belong to values, and capacities to pipes. A value that three operators read is
 # saved once and paid for once, but in the network three pipes would leave it. So each value becomes *two* vertices,
@@ -600,17 +656,26 @@ pipes(
 )
 
 # %% [markdown]
-# The function that builds the network is short enough to be read in three pieces. The first collects what counts: the
-# nodes that do not depend on tangents, and among them those that backward reads.
+# The function that builds the network is short enough to be read in four pieces. The first collects what counts:
+# `nodes` are those that do not depend on tangents, `consumed` are those among them that backward reads, and
+# `wanted` are these and all that they are computed from. (A gradient may not depend on a tangent at all, for
+# example a gradient of zeros. It is returned by backward, so it counts as read. `halves.gradients` has all
+# gradients.)
 #
 # %show minicompile.ch05_autograd.partition.choose_saved "nodes =" to "source, sink"
 #
-# The second makes the two vertices of each value. A value that must not be computed again hangs directly on
-# the source, as inputs do: some saved value has to stand between it and whoever needs it.
+# The second makes the two vertices of each value and the pipe between them. `use` says how forward uses the
+# value, and `written` is what follows for the price; both are explained below. `again` is true of a value inside
+# of `torch.utils.checkpoint`: the user has asked that it be computed again, so no price is high enough. The last
+# line hangs inputs, and what must not be computed again, on the source.
 #
-# %show minicompile.ch05_autograd.partition.choose_saved "enter, leave" to "add_edge(net, leave"
+# %show minicompile.ch05_autograd.partition.choose_saved "enter, leave" to "add_edge(net, source"
 #
-# The third asks for the flow, and reads off the cut: the values whose `leave` can reach the sink and whose `enter`
+# Then come the wide pipes, from each operand and to the sink:
+#
+# %show minicompile.ch05_autograd.partition.choose_saved "for argument in" to "add_edge(net, leave"
+#
+# The last piece asks for the flow, and reads off the cut: the values whose `leave` can reach the sink and whose `enter`
 # cannot.
 #
 # %show minicompile.ch05_autograd.partition.choose_saved "if maximum_flow"
@@ -651,17 +716,33 @@ drawing(
 # ### What a value costs
 #
 # The price is counted in bytes that have to be moved. Saving a value means a write in forward and a read in
-# backward, unless forward writes it anyway; then only the read is left, and it is half as expensive. An input
-# that stays as it is costs nothing. A view is never saved, because it has no memory of its own: what it shows
-# is saved instead.
+# backward, unless forward writes it anyway; then only the read is left, and it is half as expensive. A view is never saved,
+# because it has no memory of its own: what it shows is saved instead.
+#
+# An input costs nothing if it is sure to be the same when backward runs. The program that is compiled may write
+# to it; then it is in `joint.mutated`. Or the user may write to it between forward and backward. If eager saves
+# this input, autograd notices the write and raises an error, in compiled code as in eager. If eager saves it
+# nowhere, then eager gives the right gradient after the write, and so must we. Such an input is in
+# `joint.exposed`. An input in neither of the two is safe, and so are a module's parameters, which change between
+# steps. An input that is not safe has to be copied, which is a read and a write:
+#
+# %show minicompile.ch05_autograd.partition.is_safe
 #
 # %show minicompile.ch05_autograd.partition.price
 #
 # Whether forward writes a value is not known yet, since fusion comes later. It is estimated. Library calls
 # divide the program into stages, and the loops between two library calls can share a kernel, in which values
-# stay in registers. A value is written if a library call reads it, or a loop of a later stage. You can see
-# the estimate in the network above: the result of GELU is read by a matrix product, and costs half of what
-# its neighbours cost.
+# stay in registers. So there are three ways in which forward uses a value that make it write the value: a library
+# call reads it (`use.library` in the code), a loop of a later stage reads it (`use.far`), or it is an output of the
+# program (`use.output`). `written` is true if one of the three is, or if a library call computes the value.
+#
+# Now we can give the reasons for the cut of `layer`. `w` is safe and costs nothing, because eager's product saves
+# it. The result of GELU is read by a matrix product, so it is written and costs half of what its neighbours cost,
+# and backward's product for the gradient of `w` reads it from memory in any case. `x` and `bias` are exposed:
+# eager's addition saves neither of them. To compute the slope of GELU from them, both would have to be copied.
+# The sum and the slope are as large as the copy of `x` alone, so one of them is the cheapest. They cost the same,
+# and among equal cuts the compiler takes the one nearest to backward, which leaves least to compute there: the
+# slope.
 #
 # ### A case in which it saves four times
 #
@@ -716,8 +797,10 @@ Table(["what is kept", "bytes", "which values"], rows)
 # Read it from above. A checkpoint is the user's own decision and comes first. Views and casts to a wider
 # dtype are free. Whatever is not cheap (a product, a convolution, a sort, a reduction, a random number) is
 # computed once. So is a cheap operator that reads overlapping windows, because it would read every element
-# several times. What is left are pointwise operators. They may be computed again, unless forward has written
-# their result already and backward's library calls want it from memory.
+# several times. What is left are pointwise operators. They may be computed again, with two exceptions. The first is
+# `use.far`: a loop behind a library call reads the value, so forward has written it, and it is in memory. The
+# second is `again`: a library call of forward reads the value, so it has been written, and a library call of backward
+# reads it from memory, too. In both cases a second computation would only replace a read by more work.
 #
 # To see what it is worth, take the policy away:
 
