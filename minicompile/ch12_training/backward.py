@@ -291,12 +291,16 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
 def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, create_graph=Const(value=False),
          only_inputs=NONE, allow_unused=NONE, is_grads_batched=Const(value=False), materialize_grads=Const(value=False)):
     """torch.autograd.grad(...)"""
-    if is_grads_batched.value or materialize_grads.value:
-        unsupported(tx, "torch.autograd.grad() with batched or materialized gradients")
+    if is_grads_batched.value:
+        unsupported(tx, "torch.autograd.grad() with batched gradients")
+    if materialize_grads.value and allow_unused is not NONE and not allow_unused.value:
+        unsupported(tx, "torch.autograd.grad() that may not leave out gradients, and makes those that it leaves out")
     wanted, tangents = as_list(tx, inputs), grad_outputs if grad_outputs is NONE else as_list(tx, grad_outputs)
     outputs = as_list(tx, outputs)
     found = differentiate(tx, outputs, wanted, tangents, retain_graph, create_graph, to_keep=False)
-    if any(type(g) is Const for g in found) and not (allow_unused is not NONE and allow_unused.value):
+    if materialize_grads.value:
+        found = [emit(tx, "call_function", torch.zeros_like, [w], {}) if type(g) is Const else g for w, g in zip(wanted, found)]
+    elif any(type(g) is Const for g in found) and not (allow_unused is not NONE and allow_unused.value):
         unsupported(tx, "torch.autograd.grad() for a tensor that is not used")
     for i in in_order_of_engine(outputs, wanted):
         found[i] = changed_by_hooks(tx, wanted[i], found[i])

@@ -120,6 +120,11 @@ def functional(net, x, y):
     return loss.detach(), found[0] * 2, found[1]
 
 
+def materialized(net, x, y):
+    found = torch.autograd.grad(net.first(x).sum(), [net.first.bias, net.unused], materialize_grads=True)
+    return found[0] + 1, found[1]
+
+
 def of_an_activation(net, x, y):
     hidden = net.first(x)
     g, = torch.autograd.grad(F.relu(hidden).square().sum(), hidden)
@@ -171,8 +176,8 @@ def own_function(net, x, y):
 
 
 PROGRAMS = [plain, zeroed, deleted, kept_zeros, micro_steps, retained, two_losses, some_inputs, given_gradient, shared_gradient,
-            transposed_gradient, clipped, manual_sgd, functional, of_an_activation, with_autocast, with_dropout, fresh_leaf, own_function,
-            checkpointed]
+            transposed_gradient, clipped, manual_sgd, functional, materialized, of_an_activation, with_autocast,
+            with_dropout, fresh_leaf, own_function, checkpointed]
 
 
 def state(net):
