@@ -107,11 +107,12 @@ except RuntimeError as error:
 print(inspect.getsource(tiny.Fake))
 
 # %% [markdown]
-# `_make_wrapper_subclass` makes a tensor without memory that has a shape, strides, a dtype and a device. To
-# the rest of PyTorch it is a tensor on that device, and autograd will differentiate through it. When a kernel
-# would have to run, PyTorch finds no memory, and calls `__torch_dispatch__` in its place. In tiny nobody may
-# use a fake unless somebody records, so this raises. `__torch_function__` is another hook, which PyTorch calls
-# much earlier; tiny switches it off.
+# `_make_wrapper_subclass` makes a tensor without memory that has a shape, strides, a dtype and a device. To the
+# rest of PyTorch it is a tensor on that device, and autograd will differentiate through it. When a kernel would
+# have to run, PyTorch finds no memory, and calls `__torch_dispatch__` in its place. In tiny nobody may use a fake
+# unless somebody records, so this raises. `__torch_function__` is another hook, which PyTorch calls much earlier,
+# at the call of the Python function. Its ordinary form would make each result a tensor of the same class once more;
+# tiny makes its results itself, and switches the hook off.
 #
 # The attribute `node` belongs to the second half of the chapter's task, to write the program down.
 #
@@ -136,11 +137,12 @@ row_of_boxes(
 )
 
 # %% [markdown]
-# PyTorch lets a Python object stand at the lower end, in front of all kernels: a `TorchDispatchMode`. While it
-# is active, each call that reaches the bottom is handed to it. What arrives there is simpler than what the
-# program wrote. An operator that is only a composition of others, as `linear` is, has come apart on the way
-# down. If autocast is on, its casts have become calls of their own. And autograd has already noted whatever it
-# needs.
+# PyTorch lets a Python object stand at the lower end, in front of all kernels: a `TorchDispatchMode`. While it is
+# active, each call that reaches the bottom is handed to it. What arrives there is simpler than what the program
+# wrote. An operator that is only a composition of others, as `linear` is, has no kernel of its own at any layer.
+# What the dispatcher finds for it is a function that calls those others, and these go down in its place, the first
+# one from the top. If autocast is on, its casts have become calls of their own. And autograd has already noted
+# whatever it needs.
 #
 # A mode that writes down each call that it gets is the whole of *tracing*. Here is what tiny's mode does with a call:
 
@@ -372,10 +374,12 @@ in_all(lambda x: x.nonzero(), torch.randn(4))
 # stage has to pass them on.
 #
 # For forward operators that is easy: capture sets `recorder.provenance` before each call. But the recorder will
-# also see operators that nobody has written, when autograd computes gradients. There is no line of user code
-# under them. However, autograd keeps a node of its own for each forward operation, its *grad_fn*, and PyTorch says
-# which `grad_fn` is at work. So after each forward operation the recorder goes through the new `grad_fn`s and
-# notes the provenance of the operation beside each. When a backward operator arrives, it looks there:
+# also see operators that nobody has written, when autograd computes gradients. There is no line of user code under
+# them. However, autograd keeps a node of its own for each forward operation, its *grad_fn*, and PyTorch says which
+# `grad_fn` is at work. So after each forward operation the recorder goes through the new `grad_fn`s and notes the
+# provenance of the operation beside each. There may be several, since a call like `linear` is differentiated in the
+# parts into which it has come. They form a chain that leads back to the inputs, so the recorder walks along it
+# until it meets one that it knows. When a backward operator arrives, it looks there:
 #
 # %show minicompile.ch01_graphs.trace.Recorder.remember_grad_fns
 #
@@ -572,7 +576,9 @@ for text in dict.fromkeys(g.text() for g in env.guards):
 #
 # A dimension of size 1 broadcasts, and a tensor with a dimension of size 0 is empty, so nearly every operator asks
 # about these two. With the bound the answers are known. Is `s0 == 1`? The difference `s0 - 1` is at least 1, so it
-# is never 0, and the answer is no for all sizes. No guard is needed:
+# is never 0, and the answer is no for all sizes. No guard is needed. The lines below are those for equality. For
+# `<` it is simpler still: the difference is bounded from both sides, and if it lies on one side of zero, the answer
+# is known:
 #
 # %show minicompile.ch01_graphs.shapes._prove "low, high = bounds" to "return op"
 #
@@ -690,8 +696,9 @@ print("holds for this trace:", [g.text() for g in env.guards])
 
 # %% [markdown]
 # The expression of a float is a tree of what the program computed, and it is never simplified. `(a + b) - b` is not
-# `a` in floating point, so any rule of algebra would change numbers. Before the kernels run, Python computes the
-# tree again, operation by operation. One guard is recorded here. A division raises an exception if the
+# `a` in floating point, so any rule of algebra would change numbers. The tree stands in the graph as it is, as the
+# argument of the product: `f0 / (1.0 + (2.0 * f0))`. Before the kernels run, Python computes it again, operation by
+# operation, with the float of the present call. One guard is recorded here. A division raises an exception if the
 # divisor is zero, so the trace is valid as long as the quotient can be computed.
 #
 # ## The running example

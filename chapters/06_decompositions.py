@@ -81,6 +81,11 @@ print(tiny.decompose(tiny.record(lambda x: torch.softmax(x, -1), torch.tensor([[
 #
 # %show minicompile.ch06_decompositions.decompose.Decomposer.__torch_dispatch__
 #
+# Three names in it need a word. `mark` remembers the last node, so that `erase_after` knows where to stop.
+# `literal` is set by the driver when a call is to be written down as it is, because its rule has been found to be
+# wrong for this case. And `_alias` is for rules that give back the very tensor that they got, as the expansion of a
+# tensor to its own shape does. Autograd wants a view to be a new object, so one is made.
+#
 # Here it is at work on a layer norm with a bias of its own. Each frame is one call that arrives. Calls that a rule
 # made are indented under it.
 
@@ -249,7 +254,8 @@ print(print_graph(decompose(mixed)))
 # Which dtype is it? PyTorch does not simply take the larger one. A number from Python should not turn a float16
 # tensor into float64, and neither should a tensor without dimensions. So operands have ranks: tensors with
 # dimensions, then tensors without, then numbers. A lower rank only counts if its *kind* is higher, where the kinds
-# are bool, integer, float and complex (to write this function is an [exercise](exercise:promoted)):
+# are bool, integer, float and complex (to write this function is an [exercise](exercise:promoted)). A number that
+# counts brings its kind's usual dtype: int64 for an integer, the default dtype, mostly float32, for a float:
 
 # %%
 i, h, one = torch.tensor([1, 2]), torch.ones(2).half(), torch.tensor(1.0, dtype=torch.float64)
@@ -294,6 +300,13 @@ for name, compiled in (("tiny", tiny.compile(turned)), ("minicompile", minicompi
 # case, and the operator stays as it is. Other strides are repaired by a copy in the right order:
 #
 # %show minicompile.ch06_decompositions.decompose._ordered
+#
+# Suppose that a result of shape (2, 3, 4) should have the strides (1, 8, 2). The largest stride belongs to
+# dimension 1, then come dimensions 2 and 0, so `order` is (1, 2, 0). `permute` brings the dimensions into this
+# order, and the shape is (3, 4, 2). `clone` lays that out row by row, with the strides (8, 2, 1). The last line
+# turns the dimensions back. Dimension 0 of the result is the last one of the copy and has stride 1, dimension 1 is
+# the first and has 8, dimension 2 has
+# 2: these are the wanted strides.
 
 # %%
 print(print_graph(decompose(trace(lambda x: [turned(x)], [mode.from_real(torch.randn(4, 3))], ["x"]))))
@@ -328,11 +341,13 @@ for name, x in samples.items():
 #
 # Take softmax. Let y be its result for a row, and g the gradient that arrives for y. How does y change when x
 # changes a little? Each exponential grows by the factor of its own change, and the sum in the denominator grows by
-# the average of these changes, weighted by y. So the change of y is `y * (dx - sum(y * dx))`. Element i of y
-# depends on element j of x as much as element j of y depends on element i of x. Therefore the gradient has the same
-# form, with g in the place of dx: `y * (g - sum(g * y))`. In numbers, for y = (0.1, 0.3, 0.6) and g = (1, 0, 0):
-# the sum is 0.1, and the gradient is (0.1 * 0.9, -0.3 * 0.1, -0.6 * 0.1) = (0.09, -0.03, -0.06). Its elements add
-# up to 0, as they must, because adding the same number to all of x changes nothing.
+# the average of these changes, weighted by y. So the change of y is `y * (dx - sum(y * dx))`. Read off what one
+# element does to another: if only x[j] changes, y[i] changes by `-y[i] * y[j]` times as much, for i other than j.
+# This is the same with i and j exchanged. A gradient asks the question the other way round, how much all of y has
+# to do with one x[j]. Where the answer is the same in both directions, the gradient has the same form, with g in
+# the place of dx: `y * (g - sum(g * y))`. In numbers, for y = (0.1, 0.3, 0.6) and g = (1, 0, 0): the sum is 0.1,
+# and the gradient is (0.1 * 0.9, -0.3 * 0.1, -0.6 * 0.1) = (0.09, -0.03, -0.06). Its elements add up to 0, as they
+# must, because adding the same number to all of x changes nothing.
 #
 # %show minicompile.ch06_decompositions.rules.normalization.softmax_backward "weighted =" to "return (weighted"
 #
@@ -425,7 +440,8 @@ drawing(
 # A primitive is more than a name on a list. Chapters 7 to 10 generate code for it without asking questions, so the
 # graph has to be *regular*: operands agree on their dtype, reductions name their dimensions, sums accumulate in at
 # least 32 bits. These promises are written down as a function that lists the nodes which break one. Here is the
-# part about pointwise nodes:
+# part about pointwise nodes. (`alpha` is the factor of `add(x, y, alpha=2)`, which means x + 2 * y. In a regular
+# graph the factor is a product of its own.)
 #
 # %show minicompile.ch06_decompositions.decompose.violations "if primitive.category" to "found.append(f"{node.format_node()}: alpha"
 
@@ -460,8 +476,10 @@ print("new:        ", {op: n for op, n in after.items() if op not in before})
 # ## What it costs
 #
 # The time to decompose grows with the graph, since each new operator is traced as in chapter 1. And the operators
-# that are taken apart, are they not faster as one kernel? Without fusion they are. The rung `decomposed` of the
-# ladder runs the primitives one by one:
+# that are taken apart, are they not faster as one kernel? Without fusion they are. Each stage of the compiler can
+# execute what it has made, and `compile` takes the name of the stage at which it is to stop as its backend. The
+# book calls these names the rungs of a *ladder*. `aot_eager` runs the joint graph, cut in two, and `decomposed`
+# runs the primitives one by one:
 
 # %%
 rows = []
