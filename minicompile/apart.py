@@ -141,7 +141,7 @@ def server() -> Server:
 def serve() -> None:
     """The server's loop: folders on standard input, each with a job; a line on standard output when the
     outcome is there."""
-    from .bisect import warm
+    from .answers import warm
     warm()
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)                      # what jobs print must not look like an answer

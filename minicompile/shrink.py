@@ -22,7 +22,8 @@ from typing import Any
 import torch
 
 from . import apart
-from .bisect import Answers, Bisection, References, Run, compare, evaluate
+from .answers import Answers, Memories, References, Run, compare, evaluate
+from .bisect import Bisection
 from .ch03_capture import hook
 
 MODES = {"enter": re.compile(r"^(\w+) = torch\.amp\.autocast_mode\._enter_autocast\((.*)\)$"),
@@ -101,27 +102,21 @@ class Program:
 
     def arguments(self) -> list:
         """Fresh ones."""
-        bases: dict = {}
+        memories = Memories()
         torch.manual_seed(0)
-        return [fresh(i, bases, self.globals()) for i in self.inputs.values()]
+        return [fresh_argument(i, memories, self.globals()) for i in self.inputs.values()]
 
     def run(self) -> Run:
         return Run(self.load, self.settings, self.calls, strict=self.strict, weighted=self.weighted)
 
 
-def fresh(given: Input, bases: dict, namespace: dict):
+def fresh_argument(given: Input, memories: Memories, namespace: dict):
     """The value of an input, as a new tensor; those that share memory share the new one."""
     value = given.value if given.text is None else eval(given.text, namespace)
     if not isinstance(value, torch.Tensor):
         return value
-    if given.text is None:
-        key = value.untyped_storage()._cdata, value.dtype
-        if key not in bases:
-            bases[key] = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage()).clone().to(given.device)
-        value = bases[key].as_strided(value.shape, value.stride(), value.storage_offset())
-        value = value.detach() if value._base is None or len(bases) == len(set(bases)) else value
-    else:
-        value = value.to(given.device)
+    value = value.to(given.device) if given.text is not None else \
+        memories.view(value, lambda flat: flat.clone().to(given.device)).detach()
     if given.requires_grad:
         value = value.detach().requires_grad_()
         value = value if given.leaf else value.clone()
@@ -168,13 +163,13 @@ def program_of(gm, values, run: Run) -> Program:
     lines = [TRAILING.sub("", line.strip()) for line in gm.code.strip().splitlines()]
     names = [str(n.target) for n in placeholders]          # what the code calls them
     start = next(i for i, line in enumerate(lines) if line.startswith("def forward")) + 1
-    statements, inputs, bases = [], {}, {}
+    statements, inputs, memories = [], {}, Memories()
     for name, node, value in zip(names, placeholders, values):
         size = size_of(node, placeholders, names) if not isinstance(value, torch.Tensor) else None
         if size is not None:
             statements.append(statement(f"{name} = {size}"))
         else:
-            inputs[name] = input_of(value, bases)
+            inputs[name] = input_of(value, memories)
     dynamic = len(statements) > 0 or any(isinstance(n.meta["val"], torch.SymInt) for n in placeholders)
     prelude, classes = "", {}
     for node in gm.graph.nodes:
@@ -210,14 +205,10 @@ def size_of(node, placeholders, names) -> str | None:
     return None
 
 
-def input_of(value, bases: dict) -> Input:
+def input_of(value, memories: Memories) -> Input:
     if not isinstance(value, torch.Tensor):
         return Input(value)
-    key = value.untyped_storage()._cdata, value.dtype
-    if key not in bases:
-        flat = torch.empty(0, dtype=value.dtype, device=value.device).set_(value.untyped_storage())
-        bases[key] = flat.detach().clone().cpu()
-    kept = bases[key].as_strided(value.shape, value.stride(), value.storage_offset())
+    kept = memories.view(value, lambda flat: flat.clone().cpu())
     return Input(kept, str(value.device), value.requires_grad, value.is_leaf)
 
 
@@ -269,8 +260,8 @@ def trace(program: Program, upto: int, names: list) -> dict:
     be inputs are absent. To be run apart."""
     part = dataclasses.replace(program, statements=balanced(program.statements[:upto]), outputs=list(names))
     function, args, _ = part.load()
-    values, bases = function(*args), {}
-    return {n: input_of(v, bases) for n, v in zip(names, values) if isinstance(v, (torch.Tensor, int, float))}
+    values, memories = function(*args), Memories()
+    return {n: input_of(v, memories) for n, v in zip(names, values) if isinstance(v, (torch.Tensor, int, float))}
 
 
 def balanced(statements: list) -> list:

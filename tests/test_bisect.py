@@ -18,7 +18,7 @@ from torch import nn
 
 import minicompile
 from minicompile import apart, backends, shrink, stances
-from minicompile.bisect import Run, compare, evaluate, references
+from minicompile.answers import Run, compare, evaluate, references
 from minicompile.ch05_autograd import runtime
 from minicompile.ch06_decompositions import table
 from minicompile.ch07_loops import reference, table as lowerings

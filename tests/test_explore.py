@@ -11,7 +11,7 @@ from torch import nn
 
 import minicompile
 from minicompile import apart
-from minicompile.bisect import Answers, References, Seen
+from minicompile.answers import Answers, References, Seen
 from minicompile.errors import MinicompileError
 from minicompile.explore import PANES, explore, read_page, record, recording_of, render
 from minicompile.explore.measure import check, measure, verdict

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from .. import apart
-from ..bisect import NOT_FORKED, References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone, warm
+from ..answers import NOT_FORKED, References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone, warm
 from ..explain import Explanation, compile_apart, count, listening
 
 SETTINGS = ("dynamic", "mode", "options", "fullgraph")
