@@ -29,7 +29,6 @@ from typing import Any
 from .identity import held, strongly
 
 
-@dataclass(frozen=True)
 class Source:
     """An access path. Hashable, compared by value, so that two reads of one thing are one source."""
 
@@ -49,6 +48,19 @@ class Source:
 
     def __str__(self) -> str:
         return self.name()
+
+
+def source(cls):
+    """A dataclass that keeps its hash: a path is a key in many tables, and its hash asks all of its bases."""
+    cls = dataclass(frozen=True)(cls)
+    compute = cls.__hash__
+
+    def kept_hash(self):
+        if "hash" not in self.__dict__:
+            self.__dict__["hash"] = compute(self)
+        return self.__dict__["hash"]
+    cls.__hash__ = kept_hash
+    return cls
 
 
 def path_of(source: Source | None):
@@ -75,7 +87,7 @@ def parameter_name(local_name: str) -> str:
 # share their code and therefore their compiled entries, but not their cells.
 
 # %%
-@dataclass(frozen=True)
+@source
 class LocalSource(Source):
     local: str
 
@@ -83,7 +95,7 @@ class LocalSource(Source):
         return None, parameter_name(self.local)
 
 
-@dataclass(frozen=True)
+@source
 class GlobalSource(Source):
     global_name: str
 
@@ -94,7 +106,7 @@ class GlobalSource(Source):
         return self.global_name
 
 
-@dataclass(frozen=True)
+@source
 class GlobalsSource(Source):
     """The globals of the function being called."""
 
@@ -105,7 +117,7 @@ class GlobalsSource(Source):
         return "globals()"
 
 
-@dataclass(frozen=True)
+@source
 class ClosureCellSource(Source):
     """The cell itself, for code that hands it on."""
     index: int
@@ -150,7 +162,7 @@ class ConstantSource(Source):
         return self.number
 
 
-@dataclass(frozen=True)
+@source
 class GlobalStateSource(Source):
     """State of the torch library that a trace depends on and that no user variable holds."""
     kind: str
@@ -177,7 +189,7 @@ def key_text(key) -> str:
     return key.text() if isinstance(key, Source) else repr(key)
 
 
-@dataclass(frozen=True)
+@source
 class AttrSource(Source):
     base: Source
     attribute: str
@@ -186,7 +198,7 @@ class AttrSource(Source):
         return self.base, "{}." + self.attribute
 
 
-@dataclass(frozen=True)
+@source
 class ItemSource(Source):
     """base[key]; key is a constant with a readable repr, or a Source."""
     base: Source
@@ -201,12 +213,12 @@ class ItemSource(Source):
         return super().name()
 
 
-@dataclass(frozen=True)
+@source
 class TupleItemSource(ItemSource):
     """An item of a tuple: as long as the tuple is the same object, so is the item."""
 
 
-@dataclass(frozen=True)
+@source
 class DictGetSource(Source):
     """The value of a *real* dict at a key, never a subclass's `__getitem__` or `__missing__`."""
     base: Source
@@ -219,7 +231,7 @@ class DictGetSource(Source):
         return f"{self.base.name()}[{key_text(self.key)}]"
 
 
-@dataclass(frozen=True)
+@source
 class InstanceDictSource(Source):
     base: Source
 
@@ -227,7 +239,7 @@ class InstanceDictSource(Source):
         return self.base, "{}.__dict__"
 
 
-@dataclass(frozen=True)
+@source
 class ModuleAttrSource(Source):
     """What `nn.Module.__getattr__` would find; kind is `_parameters`, `_buffers` or `_modules`."""
     base: Source
@@ -243,7 +255,7 @@ class ModuleAttrSource(Source):
 
 
 # %%
-@dataclass(frozen=True)
+@source
 class CallSource(Source):
     """base.method(*args) with constant args; only for calls without side effects, such as `size(0)`."""
     base: Source

@@ -215,7 +215,7 @@ def plain_defaults(real) -> bool:
 
 
 REFUSED_ROOTS = frozenset((
-    "numpy", "random", "logging", "threading", "multiprocessing", "subprocess", "socket", "importlib",
+    "numpy", "random", "threading", "multiprocessing", "subprocess", "socket", "importlib",
     "pickle", "json", "tempfile", "shutil", "pathlib", "time"))
 REFUSED_PREFIXES = (
     "torch._dynamo", "torch._inductor", "torch.distributed", "torch.autograd", "torch.cuda",

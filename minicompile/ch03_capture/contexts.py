@@ -143,7 +143,7 @@ def decorate(tx, context, args, kwargs):
 # %% [markdown]
 # ## Making one
 #
-# What `torch.no_grad()`, `torch.autocast("cuda", torch.bfloat16)` or `nullcontext(x)` give when called.
+# What `torch.no_grad()` or `torch.autocast("cuda", torch.bfloat16)` give when called.
 
 # %%
 GRAD_CLASSES = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
@@ -180,8 +180,5 @@ def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
     if cls is torch.inference_mode:              # what is made inside stays such a tensor outside
         unsupported(tx, "inference_mode(), whose results are inference tensors")
     if cls in PROFILER_CLASSES:
-        return ContextVal(kind="null", cls=contextlib.nullcontext, result=NONE)
-    if cls is contextlib.nullcontext:
-        result = args[0] if args else kwargs.get("enter_result", NONE)
-        return ContextVal(kind="null", cls=cls, result=result)
+        return call(tx, wrap(tx, contextlib.nullcontext), [])
     return None

@@ -391,8 +391,6 @@ def context_text(ep, value):
                 f"cache_enabled={cache})")
     if value.kind == "device":
         return pool(ep, value.state[0])
-    if value.kind == "null":
-        return f"{pool(ep, value.cls)}({expression(ep, value.result)})"
     if value.cls is torch.set_grad_enabled:
         return f"{pool(ep, grad_switch)}({value.state[0]}, {value.immediate})"
     return f"{pool(ep, value.cls)}()"

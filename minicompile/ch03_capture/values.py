@@ -389,7 +389,7 @@ class CellVal(Value):
 @dataclass(eq=False)
 class ContextVal(Value):
     """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'device'
-    (device,), 'null' (). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made;
+    (device,). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made;
     result: of `__enter__`."""
     kind: str = ""
     state: tuple = ()

@@ -51,7 +51,7 @@ from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
     SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, told_apart)
 from ..wrap import key_of, part, realize, wrap
-from .builtins_ import folded, function_of
+from .builtins_ import folded, function_of, refused
 
 
 # %% [markdown]
@@ -402,17 +402,9 @@ def get_logger(tx, name=NONE):
     return wrap(tx, logger, constant_source(tx, logger))
 
 
-def logs_at(name, level):
-    """A message below the logger's level does nothing, and a guard says so. Others are written by Python."""
-    @handles(getattr(logging.Logger, name))
-    def log(tx, logger, *args, **kwargs):
-        if truth(tx, logger_is_enabled(tx, logger, const(level))):
-            unsupported(tx, "a message to a log")
-        return NONE
-
-
-for _name, _level in {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}.items():
-    logs_at(_name, _level)
+# `Logger.debug` and its like are inlined: a message below the logger's level does nothing, and a guard says so. Others
+# are written by Python
+HANDLED[logging.Logger._log] = refused("a message to a log")
 
 
 @handles(importlib.import_module)
