@@ -353,7 +353,7 @@ in_all(filtered, image, torch.randn(3, 3, 1, 1), say=strides_of)
 # registered in tables. A convolution has the order of its operands, most pointwise operators borrow the answer of
 # `add`, whose meta kernel is exact, and for a Fourier transform the kernel is asked:
 #
-# %show minicompile.ch01_graphs.fake.fake_call "with _python_dispatcher" to "out = CPU_FORMS"
+# %show minicompile.ch01_graphs.corrections.true_form
 #
 # ### Questions about the data
 #

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
+from .corrections import outside, true_form
 from .layouts import present, symbolic_strides
 from .shapes import NUMBERS, answer_in_numbers, answering, needs_numbers
 
@@ -60,13 +61,6 @@ class FakeTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return fake_call(func, args, kwargs or {})
-
-
-@contextlib.contextmanager
-def outside():
-    """PyTorch as it is outside of every trace."""
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
-        yield
 
 
 def storage_key(t: torch.Tensor) -> int:
@@ -315,12 +309,11 @@ def _kernel_refuses(func, flat, spec):
 # Everything comes together here: refuse what depends on data, unwrap the fakes, run the meta kernel, correct
 # the strides of its result, and wrap it, or hand back the fake that an in-place operator was given.
 #
-# Read `fake_call` in four parts. First come the refusals. Then `unwrap` turns every fake among the arguments
-# into its meta tensor, and collects the tensors on the way, because the device is decided by them. In the
-# middle, inside of `try`, the meta kernel runs, and the tables of strides below correct its answer where it
-# is known to be wrong. Each `except` names a way in which a meta kernel can fail to answer. At the end come
-# the operators that write. Their schema says which arguments they write to, and the fakes of those are
-# returned as they are; all other results get new fakes.
+# Read `fake_call` in four parts. First come the refusals. Then the device is decided by the tensors among the
+# arguments, and every fake is replaced by its meta tensor. `run_meta` runs the meta kernel and corrects its answer
+# where it is known to be wrong (`corrections.py`); each `except` names a way in which a meta kernel can fail to
+# answer. At the end come the operators that write. Their schema says which arguments they write to, and the fakes
+# of those are returned as they are; all other results get new fakes.
 
 # %%
 NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
@@ -337,65 +330,20 @@ def fake_call(func, args, kwargs):
     if func in NUMBERS:
         return answer_in_numbers(NUMBERS[func](args[0]))
     _check_data_dependent(func, args)
-    if func.overloadpacket in QUANTIZING:
-        raise Unsupported(f"{func} gives a quantized tensor")
-    tensors: list[torch.Tensor] = []
-
     args, kwargs = settle_floats(func, args, kwargs)
-
-    def unwrap(x):
-        if isinstance(x, torch.Tensor):
-            tensors.append(x)
-            return x.meta if isinstance(x, FakeTensor) else x.detach().to("meta")
-        return x.node.hint if isinstance(x, torch.SymFloat) else x
-
     flat, spec = pytree.tree_flatten((args, kwargs))
-    meta_args, meta_kwargs = pytree.tree_unflatten([unwrap(x) for x in flat], spec)
-    if func in ONE_DTYPE and len({t.dtype for t in tensors}) > 1:
-        raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
-    if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
-        _check_indices(args[0], args[1])
-    if func.overloadpacket in STRIDED:
-        _check_storage(*args, **kwargs)
+    tensors = [x for x in flat if isinstance(x, torch.Tensor)]
+    _check_call(func, args, kwargs, tensors)
     _check_with_kernel(func, kwargs, flat, spec)
     device = _result_device(func, args, kwargs, tensors)
+    meta_args, meta_kwargs = pytree.tree_unflatten([_without_fakes(x) for x in flat], spec)
     takes_device = any(a.name == "device" for a in func._schema.arguments)
     if takes_device and (not tensors or kwargs.get("device") is not None):
         meta_kwargs["device"] = torch.device("meta")
     if "pin_memory" in meta_kwargs:
         meta_kwargs = {**meta_kwargs, "pin_memory": None}
-    try:
-        with _python_dispatcher(flat):
-            if func in FUSED:               # new values of the first lists, if it does not write to them
-                out = tuple([[torch.empty_like(t) for t in xs] for xs in meta_args[:len(func._schema.returns)]]) or None
-            else:
-                out = func(*meta_args, **meta_kwargs)
-        if func is aten.convolution.default:
-            out = _convolution_layout(out, meta_args[0], meta_args[1], device)
-        elif func in POINTWISE or func in WITH_NUMBER and _has_ones(out):
-            out = _pointwise_layout(out, [_as_operand(x) for x in meta_args[:2]])
-        elif func is aten.index.Tensor:
-            out = _pointwise_layout(out, _index_operands(meta_args[0], meta_args[1], out))
-        elif func in CPU_FORMS and device.type == "cpu":
-            out = CPU_FORMS[func](out, *meta_args)
-    except NotImplementedError as error:
-        if func.namespace not in NAMESPACES:
-            name = func.name().split(".")[0]
-            raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its "
-                              f"result is not known (torch.library.register_fake({name!r}) gives it "
-                              "one)") from error
-        raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
-    except ZeroDivisionError as error:          # the meta kernel of a mean's gradient, for an empty tensor
-        raise Unsupported(f"the meta kernel of {func} divides by a size of zero") from error
-    written = {}                        # from the meta tensor to the fake that the operator was given
-    for schema, value in zip(func._schema.arguments, args):
-        if schema.alias_info is not None and schema.alias_info.is_write:
-            written |= {id(t.meta): t for t in pytree.tree_leaves(value) if isinstance(t, FakeTensor)}
-    if func._schema.name.startswith("aten::_foreach_") or func in FUSED or func.namespace not in NAMESPACES:
-        torch.autograd.graph.increment_version(written.values())        # these count versions themselves
-    for t in written.values():
-        if t.shape != t.meta.shape or t.stride() != t.meta.stride():
-            _take_over_metadata(t)
+    out = run_meta(func, meta_args, meta_kwargs, flat, device)
+    written = _written(func, args)
 
     def wrap(x):
         if not isinstance(x, torch.Tensor):
@@ -407,153 +355,55 @@ def fake_call(func, args, kwargs):
     return pytree.tree_map(wrap, out)
 
 
-# %% [markdown]
-# ### Strides
-#
-# A generated kernel writes its result where the fake says, so the fake's strides have to be eager's, or a
-# later `view` works in one and fails in the other. A few meta kernels are wrong about them, in three ways:
-# cuDNN and oneDNN prefer channels last, pointwise kernels have a rule that meta kernels in Python only
-# approximate, and LAPACK and the Fourier transforms have orders of their own. The corrections are tables
-# from operator to rule. One operator is there for its dtypes: a group norm of halves with float32 parameters, as
-# autocast leaves it on a CPU.
-
-# %%
-def _channels_last(t: torch.Tensor) -> bool:
-    """Do the strides say that channels vary fastest? Strides that could mean either count as row-major. Symbolic
-    ones are asked as they are in the present call: their order is a guard."""
-    if t.dim() not in (4, 5):
-        return False
-    sizes, strides = tuple(map(present, t.shape)), tuple(map(present, t.stride()))
-    smallest = 0
-    for d in (1, *range(t.dim() - 1, 1, -1), 0):
-        if sizes[d] == 0 or strides[d] < smallest or d == 0 and smallest == strides[1]:
-            return False
-        smallest = strides[d] * max(sizes[d], 1)
-    return True
+def _check_call(func, args, kwargs, tensors):
+    """What can be refused without asking a kernel."""
+    if func.overloadpacket in QUANTIZING:
+        raise Unsupported(f"{func} gives a quantized tensor")
+    if func in ONE_DTYPE and len({t.dtype for t in tensors}) > 1:
+        raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
+    if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
+        _check_indices(args[0], args[1])
+    if func.overloadpacket in STRIDED:
+        _check_storage(*args, **kwargs)
 
 
-def _convolution_layout(out, x, weight, device):
-    """cuDNN and oneDNN answer in channels_last if input or weight is; the meta kernel does not know."""
-    if not (_channels_last(x) or _channels_last(weight)):
-        return out
-    if device.type == "cuda" and x.dtype == torch.float64:
-        return out
-    form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
-    return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
+def _without_fakes(x):
+    if isinstance(x, torch.Tensor):
+        return x.meta if isinstance(x, FakeTensor) else x.detach().to("meta")
+    return x.node.hint if isinstance(x, torch.SymFloat) else x
 
 
-def _column_major(out, position):
-    """LAPACK answers column by column where cuSOLVER, which the meta kernels describe, answers row by row."""
-    parts = list(out)
-    if parts[position].dim() > 1:
-        parts[position] = torch.empty_like(parts[position].mT, memory_format=torch.contiguous_format).mT
-    return tuple(parts)
+def run_meta(func, args, kwargs, flat, device):
+    try:
+        with _python_dispatcher(flat):
+            if func in FUSED:               # new values of the first lists, if it does not write to them
+                out = tuple([[torch.empty_like(t) for t in xs] for xs in args[:len(func._schema.returns)]]) or None
+            else:
+                out = func(*args, **kwargs)
+        return true_form(func, out, args, device)
+    except NotImplementedError as error:
+        if func.namespace not in NAMESPACES:
+            name = func.name().split(".")[0]
+            raise Unsupported(f"the custom operator {func} has no fake implementation, so the shape of its "
+                              f"result is not known (torch.library.register_fake({name!r}) gives it "
+                              "one)") from error
+        raise Unsupported(f"{func} has no meta kernel: {str(error).splitlines()[0]}") from error
+    except ZeroDivisionError as error:          # the meta kernel of a mean's gradient, for an empty tensor
+        raise Unsupported(f"the meta kernel of {func} divides by a size of zero") from error
 
 
-def _ask_the_kernel(op):
-    """A Fourier transform orders its result by the strides of its operand, dimension by dimension, in a way
-    that is quicker tried than told."""
-    def layout(out, x, *args):
-        if any(isinstance(s, torch.SymInt) for s in (*x.shape, *x.stride())):
-            return out
-        with outside():
-            real = op(torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).zero_(), *args)
-            return torch.empty_strided(real.shape, real.stride(), dtype=real.dtype, device="meta")
-    return layout
-
-
-# %% [markdown]
-# Pointwise operators come next. `_pointwise_layout` runs an addition on meta tensors with the strides of the
-# operands, and takes the strides of the result. For `x[indices]` the operands are first brought into the
-# shape of the result, as its kernel does.
-
-# %%
-# Most pointwise kernels share one rule for the order of dims in the result: the operands are asked in turn,
-# and one in which a dim is broadcast has no opinion about it. Meta kernels written in Python only approximate
-# it. `add` has an exact one, so these borrow its answer.
-POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.default,
-             aten.logical_xor.default, aten.xlogy.Tensor, aten.special_xlog1py.default,
-             aten.div.Tensor_mode, aten.floor_divide.default,
-             aten.logaddexp.default, aten.logaddexp2.default, aten.heaviside.default,
-             aten.native_dropout_backward.default}
-
-
-# The strides of dims of size 1 are free, and kernels of a tensor and a number choose others than meta kernels
-# do. With the number in a 0-dim tensor the two agree.
-WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
-    "Tensor": "add sub mul div", "Scalar": "add sub mul div rsub remainder fmod floor_divide copysign eq ne "
-    "lt le gt ge bitwise_and bitwise_or bitwise_xor"}.items() for name in names.split()}
-
-
-def _has_ones(out) -> bool:
-    return any(type(s) is int and s == 1 for s in out.shape)
-
-
-def _as_operand(x):
-    return x if isinstance(x, torch.Tensor) else torch.empty((), device="meta")
-
-
-def _pointwise_layout(out, operands):
-    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    if not tensors:
-        return out
-    with _with_symbols_or_outside(out, *tensors):
-        tensors = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]     # of one dtype
-        like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else torch.neg(tensors[0])
-        if like.shape != out.shape:
-            return out
-        return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device="meta")
-
-
-def _with_symbols_or_outside(*tensors):
-    """Sizes that are symbols need the Python dispatcher; numbers need nothing of ours."""
-    symbolic = any(isinstance(s, torch.SymInt) for t in tensors for s in (*t.shape, *t.stride()))
-    return torch._C._EnablePythonDispatcher() if symbolic else outside()
-
-
-def _index_operands(x, indices, out):
-    """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices,
-    and they along the other dims. Indexed dims that are not neighbours move to the front."""
-    places = [d for d, index in enumerate(indices) if index is not None]
-    if not places:
-        return ()
-    kept = [d for d in range(x.dim()) if d not in places]
-    first = places[0] if places[-1] - places[0] < len(places) else 0
-    count = out.dim() - len(kept)
-    strides = [x.stride(d) for d in kept]
-    with _with_symbols_or_outside(out, x, *(i for i in indices if i is not None)):
-        strides[first:first] = [0] * count
-        broadcast = torch.empty(0, device="meta").as_strided(out.shape, strides)
-        after = (1,) * (len(kept) - first)
-        return [broadcast, *(i.reshape((*i.shape, *after)) for i in indices if i is not None)]
-
-
-def _group_norm_dtypes(out, x, weight, bias, *_):
-    """Statistics of halves are float32 if a parameter is; the meta kernel gives them x's dtype."""
-    mixed = any(p is not None and p.dtype is torch.float32 for p in (weight, bias))
-    return (out[0], *(s.to(torch.float32) for s in out[1:])) if mixed and x.dtype.itemsize == 2 else out
-
-
-def _group_norm_backward_dtypes(out, grad, x, *_):
-    """The gradient of x has x's dtype; the meta kernel gives it the weight's."""
-    return (out[0] if out[0] is None else out[0].to(x.dtype), *out[1:])
-
-
-# CPU kernels whose results have other strides or dtypes than their meta kernels say.
-CPU_FORMS = {
-    aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
-    aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),
-    aten._fft_c2r.default: _ask_the_kernel(aten._fft_c2r.default),
-    aten._linalg_svd.default: lambda out, *_: _column_major(out, 2),
-    aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
-    aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
-    aten.max_unpool2d.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
-    aten.pow.Scalar: lambda out, *_: out.contiguous(),
-    aten.native_group_norm.default: _group_norm_dtypes,
-    aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
-    aten.rrelu_with_noise.default: lambda out, *_: out.contiguous(),
-    aten.roll.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
-}
+def _written(func, args) -> dict:
+    """id of a meta tensor -> the fake that the operator was given, for what it has written."""
+    written = {}
+    for schema, value in zip(func._schema.arguments, args):
+        if schema.alias_info is not None and schema.alias_info.is_write:
+            written |= {id(t.meta): t for t in pytree.tree_leaves(value) if isinstance(t, FakeTensor)}
+    if func._schema.name.startswith("aten::_foreach_") or func in FUSED or func.namespace not in NAMESPACES:
+        torch.autograd.graph.increment_version(written.values())        # these count versions themselves
+    for t in written.values():
+        if t.shape != t.meta.shape or t.stride() != t.meta.stride():
+            _take_over_metadata(t)
+    return written
 
 
 def _take_over_metadata(fake: FakeTensor) -> None:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import minicompile
-from minicompile.ch01_graphs.fake import POINTWISE, WITH_NUMBER, FakeMode
+from minicompile.ch01_graphs.corrections import POINTWISE, WITH_NUMBER
+from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.errors import Unsupported
 
 aten = torch.ops.aten
