@@ -4,7 +4,7 @@
 # From a Python function to a graph, without asking the function's author for anything. In reading order:
 #
 # 1. `hook.py` and `frame_hook.c` get hold of a frame before its first instruction runs;
-# 2. `values.py`, `interpreter.py` (with `binding.py`) and `wrap.py`: the records that stand for objects, the
+# 2. `values.py`, `interpreter.py` (with `binding.py`), `wrap.py` and `inputs.py`: the records that stand for objects, the
 #    machine that runs bytecode on them, and how an object of the program becomes such a record;
 # 3. `tensors.py`, where the graph grows; `attributes.py`, `fields.py`, `iterate.py`, `operations.py`,
 #    `methods.py` and `calls.py`, what Python means by `.`, `for`, `+` and `()`; `contexts.py`;

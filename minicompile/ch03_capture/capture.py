@@ -40,11 +40,12 @@ from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, 
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .effects import written_storages
 from .epilogue import Epilogue, expression, refuse_to_leave, source_text, write_effects
+from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, run
 from .tensors import OPERATORS
 from .tracer import Tracer, location
 from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
-from .wrap import fixed_marks, guard_counters, guard_sizes, is_fixed, realize, wrap
+from .wrap import is_fixed, realize, wrap
 
 
 @dataclass

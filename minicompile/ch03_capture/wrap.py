@@ -23,26 +23,23 @@ import collections
 import enum
 import functools
 import operator
-import re
 import types
 
 import numpy
 import torch
 
-from .. import marks
-from ..ch01_graphs.floats import free_names
 from ..ch01_graphs.shapes import is_symbolic
-from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec, TensorSpec
+from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, LocalSource, ModuleAttrSource, Source,
+    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ModuleAttrSource, Source,
     TupleItemSource)
-from .tracer import Tracer, call, constant_source, guard, location, unsupported
+from .inputs import varies, wrap_dynamic_number, wrap_tensor
+from .tracer import Tracer, call, constant_source, guard, unsupported
 from .values import (
     ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal, MethodName,
     MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, const, describe, like,
     python_method, told_apart, user_error)
 
-TENSOR_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
                types.WrapperDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType,
@@ -364,184 +361,6 @@ def as_python(tx: Tracer, value: Value):
 
 FIXED = (type, types.BuiltinFunctionType, types.ModuleType, torch.finfo, torch.iinfo, types.GenericAlias,
          types.UnionType, enum.Enum, torch.torch_version.TorchVersion)
-
-
-# %% [markdown]
-# ## Tensors
-#
-# Parameters, arguments, globals: whatever tensor the trace touches becomes a placeholder, in the order of
-# first use. The backend receives a function of flat tensors and knows nothing about modules.
-#
-# Dimensions named in `dynamic` (because the caller marked them, or because they differed from an earlier
-# call) get a `SymInt` instead of a number. Each symbol is a graph input of its own.
-
-# %%
-def placeholder_name(source: Source) -> str:
-    text = re.sub(r"\W+", "_", source.name()).strip("_").lower()
-    return ("in_" if not text or text[0].isdigit() else "") + text
-
-
-def wrap_tensor(tx, real, source):
-    if type(real) not in TENSOR_TYPES:
-        unsupported(tx, f"a tensor of the subclass {type(real).__qualname__}")
-    if real.layout is not torch.strided or real.is_quantized or real.is_nested:
-        what = "quantized" if real.is_quantized else "nested" if real.is_nested else real.layout
-        unsupported(tx, f"a tensor of layout {what}")
-    if source is None:
-        source = constant_source(tx, real)
-    dynamic = dynamic_dims(tx, real, source)
-    if not isinstance(source, ConstantSource):
-        guard(tx, source, "TENSOR_MATCH", TensorSpec.of(real, dynamic))
-    sizes = tuple(symbol_for(tx, n, CallSource(source, "size", (d,))) if d in dynamic else n
-                  for d, n in enumerate(real.shape)) if dynamic else None
-    fake = tx.fake_mode.from_real(real, sizes)
-    value = TensorVal(node=add_input(tx, real, fake, source), fake=fake, real=real, source=source,
-                      version=fake._version)
-    tx.tensor_of_fake[id(fake)] = value
-    for d, (low, high) in getattr(real, marks.DYNAMIC, {}).items():
-        size = fake.shape[d]
-        tx.symbols.marked.append((source, d, size))
-        if isinstance(size, torch.SymInt):           # to ask is to guard
-            bool(size >= low), high is None or bool(size <= high)
-    return value
-
-
-def is_argument(source) -> bool:
-    """Whether a source is an argument, or an item of one: what `dynamic=True` means by "all sizes"."""
-    while isinstance(source, (ItemSource, DictGetSource)):
-        source = source.base
-    return isinstance(source, LocalSource)
-
-
-def varies(tx, source) -> bool:
-    """Whether a number found here becomes a symbol."""
-    options = tx.options
-    return not options.fixed and (source in options.dynamic or options.everything and is_argument(source))
-
-
-def dynamic_dims(tx, real, source) -> frozenset:
-    """The dims of a tensor whose sizes become symbols. Sizes 0 and 1 never do."""
-    options = tx.options
-    if options.fixed or 0 in real.shape:
-        return frozenset()
-    learned = options.dynamic.get(source, ())
-    learned = () if learned is True else learned         # True: it was a number then
-    dims = {*learned, *getattr(real, marks.DYNAMIC, ())}
-    if options.everything and is_argument(source) and not isinstance(real, torch.nn.Parameter):
-        dims = range(real.dim())
-    return frozenset(d for d in dims if d < real.dim() and real.shape[d] > 1)
-
-
-def fixed_marks(tx) -> list[str]:
-    """What became of `mark_dynamic`: a sentence for each marked dimension that the program fixed."""
-    found = []
-    for source, d, size in tx.symbols.marked:
-        name = str(size)
-        why = [(g, tx.symbols.env.places[g]) for g in tx.symbols.env.guards
-               if g.op == "eq" and g.answer and free_names(g.left) | free_names(g.right) == {name}]
-        if isinstance(size, torch.SymInt) and not why:
-            continue
-        reason = (f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else
-                  f"it cannot vary, because {tx.options.fixed}" if tx.options.fixed else "0 and 1 never vary")
-        found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one "
-                     f"size: {reason}. Drop the mark, or the code that needs the size.")
-    return found
-
-
-def add_input(tx, real, fake, source) -> torch.fx.Node:
-    """A placeholder of the graph, fed from `source`."""
-    node = (tx.outer or tx.graph).placeholder(placeholder_name(source))
-    node.meta.update(val=fake, location=location(tx), origins=(), source=source,
-                     parameter=isinstance(real, torch.nn.Parameter))
-    tx.inputs.append((source, real))
-    return node
-
-
-def symbol_for(tx, size: int, source):
-    """A SymInt of value `size` (an int for 0 and 1), read from `source` at each call. Equal sizes share a
-    symbol, guarded by their equality: a batch size is one number, however many tensors have it."""
-    tx.options.used = True
-    known = tx.symbols.by_size.get(size)
-    if known is not None:
-        name = str(known[0].node.expr)
-        guard(tx, source, "SIZE", (f"{name} == n", ((name, known[1]), ("n", source))))
-        return known[0]
-    symbol = tx.symbols.env.create(size)
-    if isinstance(symbol, torch.SymInt):
-        tx.symbols.by_size[size] = symbol, source
-        tx.symbols.sources[str(symbol.node.expr)] = source
-    return symbol
-
-
-# %% [markdown]
-# Numbers of Python that vary become inputs as well. For an integer, -1, 0 and 1 stay special, and so does the
-# sign: a negative number is the negative of a symbol, so that its bounds are known (`x[:, -n:]`). It is not
-# identified with a size that happens to be equal; if the program needs them equal, it asks, and that is a
-# guard. A float is a symbol whatever it is.
-
-# %%
-def wrap_dynamic_number(tx, real, source):
-    if source in tx.symbols.numbers:
-        return tx.symbols.numbers[source]
-    env, kind = tx.symbols.env, type(real)
-    tx.options.used = True
-    if kind is int and not 1 < abs(real) < 2**31:
-        guard(tx, source, "CONSTANT_MATCH", real)
-        return const(real)
-    guard(tx, source, "TYPE_MATCH", kind)
-    at = CallSource(source, "__neg__") if kind is int and real < 0 else source
-    symbol = env.create_float(real) if kind is float else env.create(abs(real))
-    tx.symbols.sources[str(symbol)] = at
-    if kind is int:
-        guard(tx, source, "SIZE", ("1 < n < 2147483648", (("n", at),)))
-    node = add_input(tx, abs(real) if kind is int else real, symbol, at)
-    if at is not source:
-        node, symbol = tx.graph.call_function(operator.neg, (node,)), -symbol
-        node.meta.update(val=symbol, location=location(tx), origins=())
-    value = tx.symbols.numbers[source] = SymVal(node=node, sym=symbol, source=source)
-    return value
-
-
-# %% [markdown]
-# The number in a tensor on the CPU can be read when the compiled function is called, too. The hundred counters of an
-# optimizer have one number; then they have one symbol, and a guard asks whether they still agree. It also asks whether
-# they are apart, since counting up one must not be seen in another.
-
-# %% tags=["exercise:equal-counters"]
-def counter(tx, source, number: float, limit: int | None):
-    """The number of the 0-d tensor at `source` as a symbol. limit: it has to be whole and smaller than this; otherwise None.
-    `tx.symbols.counters` has, for a number and a limit, the symbol that stands for all such tensors, and the list of their sources."""
-    if limit and not (-limit < number < limit and number == number // 1):
-        return None
-    if (number, limit) not in tx.symbols.counters:
-        tx.symbols.counters[number, limit] = wrap_dynamic_number(tx, number, CallSource(source, "item")), []
-    symbol, sources = tx.symbols.counters[number, limit]
-    sources.append(source)
-    return symbol
-
-
-# %%
-def guard_counters(tx):
-    everyone = []
-    for (_, limit), (_, sources) in tx.symbols.counters.items():
-        everyone += sources
-        names = [f"n{i}" for i in range(len(sources))]
-        whole = f" and n0 == n0 // 1 and -{limit} < n0 < {limit}" if limit else ""
-        guard(tx, sources[0], "SIZE", (" == ".join([names[0], *names]) + whole,
-                                       tuple((n, CallSource(s, "item")) for n, s in zip(names, sources))))
-    if len(everyone) > 1:
-        names = [f"p{i}" for i in range(len(everyone))]
-        guard(tx, everyone[0], "SIZE", (f"len({{{', '.join(names)}}}) == {len(names)}",
-                                        tuple((n, CallSource(s, "data_ptr")) for n, s in zip(names, everyone))))
-
-
-def guard_sizes(tx):
-    """The questions that were asked about symbols, with their answers, become guards."""
-    for g in tx.symbols.env.guards:
-        text = g.text()
-        names = tuple((name, source) for name, source in tx.symbols.sources.items()
-                      if re.search(rf"\b{name}\b", text))
-        tx.guards.add(names[0][1] if names else None, "SIZE", (text, names), tx.symbols.env.places.get(g))
 
 
 # %% [markdown]

@@ -18,11 +18,12 @@ from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..ch01_graphs.fake import storage_key
 from ..ch03_capture.calls import BY_CODE, DISABLED, call_wrapped, handles
+from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import EXACT, call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
 from ..ch03_capture.values import NONE, Const, SymVal, TensorVal, Value, as_number
-from ..ch03_capture.wrap import counter, wrap
+from ..ch03_capture.wrap import wrap
 
 # %% [markdown]
 # ## The decorators
