@@ -89,7 +89,7 @@ def bisect(function, *, then=(), calls: int | None = None, seconds: float = 120.
         name = getattr(plain, "__qualname__", None) or type(plain).__name__
         found = Bisection(name)
         case = Run(lambda: (function, args, kwargs), settings, calls or 2, tuple(then))
-        return search(found, case, calls, seconds, out)
+        return climb(found, case, calls, seconds, out)
     return run
 
 
@@ -101,7 +101,7 @@ def search_recorded(found: Bisection, case: Run, calls: int | None, seconds: flo
         refs = References(evaluate(case, None), None, None)
     rungs = rungs_for(refs.plain, case.settings)
     with undone(case):
-        answers, programs = shrink.record(case)
+        answers, programs = shrink.record_graphs(case)
     found.tried.append("eager")
     if differences := compare(apart.Outcome(answers), refs):
         found.rung, found.before, found.largest, found.differences = "eager", "uncompiled", differences[0], differences
@@ -137,14 +137,14 @@ def bisect_file(what: str, arguments: list[str], *, seconds: float, out: str, **
     from .target import load
     os.environ.update(apart.ASK_NVML)
     settings = {k: v for k, v in settings.items() if v is not None}
-    found = search(Bisection(what.rpartition(":")[2]), Run(functools.partial(load, what, arguments), settings), None,
+    found = climb(Bisection(what.rpartition(":")[2]), Run(functools.partial(load, what, arguments), settings), None,
                    seconds, out)
     if not found.rung and found.largest and found.largest.text.startswith("MinicompileError: "):
         raise MinicompileError(found.largest.text.removeprefix("MinicompileError: "))
     return found
 
 
-def search(found: Bisection, case: Run, calls: int | None, seconds: float, out: str) -> Bisection:
+def climb(found: Bisection, case: Run, calls: int | None, seconds: float, out: str) -> Bisection:
     warm()
     if torch.cuda.is_initialized():
         return search_recorded(found, case, calls, seconds, out)
@@ -172,17 +172,17 @@ def search(found: Bisection, case: Run, calls: int | None, seconds: float, out: 
             if outcome.value is not None and outcome.value.internal and internal is None:
                 internal = below, rung, attempt
             if differences := compare(outcome, refs):
-                return describe(found, attempt, refs, below, rung, differences, seconds, out)
+                return find_cause(found, attempt, refs, below, rung, differences, seconds, out)
     if internal is not None:           # right answers, by running eagerly
         below, rung, attempt = internal
         attempt.strict = True
         if differences := compare(apart.run(evaluate, attempt, rung, seconds=seconds), refs):
             found.notes.append("Outside of bisect the program runs eagerly there, with a warning.")
-            return describe(found, attempt, refs, below, rung, differences, seconds, out)
+            return find_cause(found, attempt, refs, below, rung, differences, seconds, out)
     return found
 
 
-def describe(found: Bisection, case: Run, refs, below, rung, differences, seconds, out) -> Bisection:
+def find_cause(found: Bisection, case: Run, refs, below, rung, differences, seconds, out) -> Bisection:
     """The rung is known: find the graph, and reduce it."""
     from . import shrink
     found.rung, found.before, found.largest, found.differences = rung, below, differences[0], differences
@@ -199,7 +199,7 @@ def describe(found: Bisection, case: Run, refs, below, rung, differences, second
         return found
     number, place = graph
     found.graph = number + 1, place
-    recorded = apart.run(shrink.record, case, number, seconds=seconds)
+    recorded = apart.run(shrink.record_graphs, case, number, seconds=seconds)
     programs = recorded.value[1].get(number) if recorded.value else recorded.error
     if isinstance(programs, list) and programs:
         shrink.reduce(found, programs, rung, seconds, out)

@@ -41,7 +41,7 @@ from .config import config
 from .errors import GraphBreakError, InternalError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
 from .learning import explain_miss
 from .stances import Context, contexts, current
-from .versions import FrameState, compile_frame, compiling, describe, model_of, states, warned
+from .versions import FrameState, compile_frame, compiling, model_of, name_of_code, states, warned
 
 _lock = threading.RLock()
 
@@ -118,7 +118,7 @@ TRACERS = ("<frozen importlib", *(os.path.join(os.path.dirname(torch.__file__), 
                                   for name in ("_dynamo", "_export", "export", "fx", "jit", "onnx")))
 
 
-def outside(function, *values):
+def run_outside(function, *values):
     """Call `function` outside of the region."""
     args, kwargs = arguments_of(function.__code__, values)
     return hook.run(None, function, *args, **kwargs)
@@ -138,7 +138,7 @@ def target_for(function, code, context):
     if code in INSTEAD:
         return INSTEAD[code]
     if code.co_filename.startswith(TRACERS) and "allowed" not in hook.record(code):
-        return outside
+        return run_outside
     from .ch04_breaks.resume import original_code
     if "allowed" not in hook.record(original_code(code)) and hook.is_library_file(file_of(function, code)):
         return False
@@ -175,7 +175,7 @@ def on_miss(state: FrameState, function, *args):
         return EVALUATE if state.unseen is None else state.unseen(function, *args)
     if (obstacle := why_not_here()) is not None:
         if state.context.fullgraph:
-            raise GraphBreakError(f"fullgraph=True, but {describe(state.code)} cannot be compiled here: {obstacle}, "
+            raise GraphBreakError(f"fullgraph=True, but {name_of_code(state.code)} cannot be compiled here: {obstacle}, "
                                   "or allow it to run eagerly with fullgraph=False.")
         return EVALUATE
     if state.full and current.name == "default" and over_limit(state, args):
@@ -235,7 +235,7 @@ def new_entry(state: FrameState, function, args):
     try:
         why = explain_miss(state, function, args) if state.cache.entries else None
         if current.name == "fail_on_recompile":
-            raise RecompileError(f"{describe(state.code)} would be compiled{f' again: {why}' if why else ''}. "
+            raise RecompileError(f"{name_of_code(state.code)} would be compiled{f' again: {why}' if why else ''}. "
                                  "Set the stance to 'default' to allow it.")
         if why is not None:
             if over_limit(state, args):
@@ -286,9 +286,9 @@ def internal_error(code, context: Context, error: Exception, give_up=lambda: Non
     report = ("To report it, set minicompile.config.raise_on_internal_error = True, run it again, and send "
               "that traceback with the function's source.")
     if context.fullgraph:
-        raise InternalError(f"fullgraph=True, but compiling {describe(code)} failed with {what} {report}") from error
+        raise InternalError(f"fullgraph=True, but compiling {name_of_code(code)} failed with {what} {report}") from error
     give_up()
-    logs.warn_once("internal", f"minicompile: {words.format(describe(code))} because of {what} Its results are "
+    logs.warn_once("internal", f"minicompile: {words.format(name_of_code(code))} because of {what} Its results are "
                    f"right, only not faster. {report}", hook.kept(warned, code))
 
 
@@ -338,7 +338,7 @@ def unseen(context: Context):
 
 def reach_limit(state: FrameState) -> None:
     """There are as many versions as the recompile limit allows: a warning, under fullgraph an error."""
-    full = f"{describe(state.code)} was compiled {state.cache.created} times (config.recompile_limit)"
+    full = f"{name_of_code(state.code)} was compiled {state.cache.created} times (config.recompile_limit)"
     worst = f"The guard that failed most: {entries.worst_guard(state.cache)}"
     if state.context.fullgraph:
         raise RecompileError(f"fullgraph=True, but {full}, and no version fits this call. {worst}. "

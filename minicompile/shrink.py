@@ -45,7 +45,7 @@ class Statement:
 
 
 @dataclass
-class Input:
+class Argument:
     """An argument. value: a number, or a tensor on the CPU, where inputs that share memory still do. text: an
     expression that makes it, or None."""
     value: Any
@@ -56,7 +56,7 @@ class Input:
 
 
 @dataclass
-class Program:
+class GraphText:
     inputs: dict
     statements: list
     outputs: list
@@ -110,7 +110,7 @@ class Program:
         return Run(self.load, self.settings, self.calls, strict=self.strict, weighted=self.weighted)
 
 
-def fresh_argument(given: Input, memories: Memories, namespace: dict):
+def fresh_argument(given: Argument, memories: Memories, namespace: dict):
     """The value of an input, as a new tensor; those that share memory share the new one."""
     value = given.value if given.text is None else eval(given.text, namespace)
     if not isinstance(value, torch.Tensor):
@@ -129,7 +129,7 @@ class CannotBeWritten(Exception):
     """The graph has no form as plain Python."""
 
 
-def record(run: Run, number: int | None = None) -> tuple[Answers, dict]:
+def record_graphs(run: Run, number: int | None = None) -> tuple[Answers, dict]:
     """Run the program with all graphs as captured. Returns its answers, and for graph `number` (None: for
     all) a list of Programs, one for each of its first calls, or why it cannot be written. Changes this
     process: to be run apart."""
@@ -158,7 +158,7 @@ def record(run: Run, number: int | None = None) -> tuple[Answers, dict]:
         versions.compile_graph = real
 
 
-def program_of(gm, values, run: Run) -> Program:
+def program_of(gm, values, run: Run) -> GraphText:
     placeholders = gm.graph.find_nodes(op="placeholder")
     lines = [TRAILING.sub("", line.strip()) for line in gm.code.strip().splitlines()]
     names = [str(n.target) for n in placeholders]          # what the code calls them
@@ -192,7 +192,7 @@ def program_of(gm, values, run: Run) -> Program:
     found = [o.strip() for o in outputs[1].split(",")]
     autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
     settings = run.settings | ({"dynamic": True} if dynamic else {})
-    return Program(inputs, statements, [o for o in dict.fromkeys(found) if o.isidentifier() and o != "None"], prelude, settings, 1,
+    return GraphText(inputs, statements, [o for o in dict.fromkeys(found) if o.isidentifier() and o != "None"], prelude, settings, 1,
                    torch.is_grad_enabled(), autocast, run.weighted, run.strict)
 
 
@@ -205,11 +205,11 @@ def size_of(node, placeholders, names) -> str | None:
     return None
 
 
-def input_of(value, memories: Memories) -> Input:
+def input_of(value, memories: Memories) -> Argument:
     if not isinstance(value, torch.Tensor):
-        return Input(value)
+        return Argument(value)
     kept = memories.view(value, lambda flat: flat.clone().cpu())
-    return Input(kept, str(value.device), value.requires_grad, value.is_leaf)
+    return Argument(kept, str(value.device), value.requires_grad, value.is_leaf)
 
 
 IN_PLACE = re.compile(r"\w_\(|\[.*\] = |[-+*/|&^@%]=|set_grad_enabled|_autocast|out *=")
@@ -255,7 +255,7 @@ def function_class(target) -> str:
 
 # ---- values inside of a program ---------------------------------------------------------------------------
 
-def trace(program: Program, upto: int, names: list) -> dict:
+def values_after(program: GraphText, upto: int, names: list) -> dict:
     """The values of `names` in eager, when the first `upto` statements have run, as Inputs; those that cannot
     be inputs are absent. To be run apart."""
     part = dataclasses.replace(program, statements=balanced(program.statements[:upto]), outputs=list(names))
@@ -280,7 +280,7 @@ def balanced(statements: list) -> list:
     return kept
 
 
-def without_dead(program: Program) -> Program:
+def without_dead(program: GraphText) -> GraphText:
     """Without the pure statements and the inputs that nothing needs."""
     needed, kept = set(program.outputs), []
     for s in reversed(program.statements):
@@ -304,7 +304,7 @@ class Oracle:
     found: list = field(default_factory=list)     # the differences of the last program that showed it
     refuted: set = field(default_factory=set)
 
-    def __call__(self, program: Program) -> bool:
+    def __call__(self, program: GraphText) -> bool:
         if time.monotonic() > self.deadline:
             return False
         key = program.prelude, program.source(), program.calls, program.weighted, tuple(
@@ -326,7 +326,7 @@ class Oracle:
         return True
 
 
-def references_of(program: Program) -> References:
+def references_of(program: GraphText) -> References:
     """All of eager's answers in one process: each has inputs of its own. To be run apart."""
     plain = evaluate(program.run(), None)
     moved = evaluate(program.run(), None, "moved")
@@ -347,7 +347,7 @@ def reduce(found: Bisection, programs: list, rung: str, seconds: float, out: str
     found.path = write_script(program, found, rung, out)
 
 
-def first_that_shows(programs: list, oracle: Oracle) -> Program | None:
+def first_that_shows(programs: list, oracle: Oracle) -> GraphText | None:
     for program in programs:
         for calls in (1, 2, MAX_RECORDED):
             for weighted in (True, False):
@@ -357,8 +357,8 @@ def first_that_shows(programs: list, oracle: Oracle) -> Program | None:
     return None
 
 
-def shrink(program: Program, oracle: Oracle) -> Program:
-    def better(candidate: Program | None) -> bool:
+def shrink(program: GraphText, oracle: Oracle) -> GraphText:
+    def better(candidate: GraphText | None) -> bool:
         nonlocal program
         if candidate is None or not oracle(candidate):
             return False
@@ -396,11 +396,11 @@ def shrink(program: Program, oracle: Oracle) -> Program:
     return program
 
 
-def with_input(program: Program, name: str, **changes) -> Program:
+def with_input(program: GraphText, name: str, **changes) -> GraphText:
     return dataclasses.replace(program, inputs=program.inputs | {name: dataclasses.replace(program.inputs[name], **changes)})
 
 
-def fewer_outputs(program: Program, oracle: Oracle) -> list:
+def fewer_outputs(program: GraphText, oracle: Oracle) -> list:
     """Sets of outputs to be tried: those that differ, then each."""
     if len(program.outputs) < 2:
         return []
@@ -410,7 +410,7 @@ def fewer_outputs(program: Program, oracle: Oracle) -> list:
     return first + [program.outputs[:half], program.outputs[half:]] + [[o] for o in program.outputs if [o] not in first]
 
 
-def better_prefix(program: Program, better) -> None:
+def better_prefix(program: GraphText, better) -> None:
     """End earlier: the shortest beginning, found by halving, whose values in use are wrong."""
     low, high = 0, len(program.statements)
     while high - low > 1:
@@ -421,24 +421,24 @@ def better_prefix(program: Program, better) -> None:
             low = middle
 
 
-def ending_at(program: Program, end: int) -> Program | None:
+def ending_at(program: GraphText, end: int) -> GraphText | None:
     made = {s.writes for s in program.statements[:end]} | set(program.inputs)
     later = set(program.outputs).union(*(s.reads for s in program.statements[end:]))
-    values = apart.run(trace, program, end, sorted(made & later)).value or {}
+    values = apart.run(values_after, program, end, sorted(made & later)).value or {}
     outputs = [n for n, i in values.items() if isinstance(i.value, torch.Tensor) and n not in program.inputs]
     if not outputs:
         return None
     return without_dead(dataclasses.replace(program, statements=balanced(program.statements[:end]), outputs=outputs))
 
 
-def without_statements(program: Program, first: int, last: int) -> Program | None:
+def without_statements(program: GraphText, first: int, last: int) -> GraphText | None:
     """What these statements compute becomes inputs, or is no longer needed."""
     last = min(last, len(program.statements))
     removed, rest = program.statements[first:last], program.statements[last:]
     written = {s.writes for s in removed} - {None}
     kept = balanced(program.statements[:first] + rest)
     needed = sorted(written & set(program.outputs).union(*(s.reads for s in kept)))
-    values = apart.run(trace, program, last, needed).value if needed else {}
+    values = apart.run(values_after, program, last, needed).value if needed else {}
     if values is None or len(values) < len(needed):
         return None
     if set(needed) & set(program.outputs):
@@ -450,13 +450,13 @@ def without_statements(program: Program, first: int, last: int) -> Program | Non
     return without_dead(dataclasses.replace(program, statements=kept, inputs=program.inputs | values, outputs=outputs))
 
 
-def bypasses(program: Program, n: int):
+def bypasses(program: GraphText, n: int):
     """One statement's operand in the place of its result."""
     s = program.statements[n] if n < len(program.statements) else None
     if s is None or s.writes is None or s.keeps:
         return
     candidates = sorted(s.reads - {"torch", "device", "inf", "nan"})
-    values = apart.run(trace, program, n + 1, [s.writes, *candidates]).value or {}
+    values = apart.run(values_after, program, n + 1, [s.writes, *candidates]).value or {}
     own = values.get(s.writes)
     for name in candidates:
         same = values.get(name)
@@ -469,7 +469,7 @@ def bypasses(program: Program, n: int):
             yield without_dead(dataclasses.replace(program, statements=program.statements[:n] + renamed, outputs=outputs))
 
 
-def texts_for(given: Input) -> list[str]:
+def texts_for(given: Argument) -> list[str]:
     """Expressions for a tensor that could take the place of this input, simplest first."""
     t = given.value
     if not isinstance(t, torch.Tensor):
@@ -496,7 +496,7 @@ def texts_for(given: Input) -> list[str]:
     return [m + view for m in made]
 
 
-def smaller_sizes(program: Program, better) -> Program | None:
+def smaller_sizes(program: GraphText, better) -> GraphText | None:
     """Each size, wherever its number stands, by a smaller one."""
     numbers = {int(n) for i in program.inputs.values() if i.text for n in re.findall(r"\b\d+\b", i.text.partition("dtype")[0])}
     for number in sorted(numbers - {0, 1, 2}, reverse=True):
@@ -544,7 +544,7 @@ for rung in {rungs}:
 '''
 
 
-def write_script(program: Program, found: Bisection, rung: str, out: str) -> str:
+def write_script(program: GraphText, found: Bisection, rung: str, out: str) -> str:
     os.makedirs(out, exist_ok=True)
     stem = re.sub(r"\W+", "_", found.name).strip("_") or "program"
     path, data = os.path.join(out, f"{stem}_{rung}.py"), os.path.join(out, f"{stem}_{rung}.pt")

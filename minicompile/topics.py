@@ -13,45 +13,45 @@ from .ch01_graphs.graph import print_graph
 from .ch02_guards.guards import in_words
 from .ch04_breaks.breaks import place_of_break
 from .logs import writes
-from .versions import describe
+from .versions import name_of_code
 
 
 @writes("graph_breaks", "captured")
 def breaks(state, captured):
     for b in captured.breaks:
-        yield "\n".join([f"{describe(state.code)}: {b.reason}", *place_of_break(b), f"  -> {b.hint}"])
+        yield "\n".join([f"{name_of_code(state.code)}: {b.reason}", *place_of_break(b), f"  -> {b.hint}"])
 
 
 @writes("graph_breaks", "skipped")
 def skipped(state, reason):
-    yield f"{describe(state.code)} runs as it is: {reason}\n  -> {advice.for_break(reason.reason)}"
+    yield f"{name_of_code(state.code)} runs as it is: {reason}\n  -> {advice.for_break(reason.reason)}"
 
 
 @writes("recompiles", "recompile")
 def recompiled(state, version, why):
-    yield f"{describe(state.code)}: version {version} because {why}\n  -> {advice.for_recompile(why)}"
+    yield f"{name_of_code(state.code)}: version {version} because {why}\n  -> {advice.for_recompile(why)}"
 
 
 @writes("recompiles", "specialized")
 def specialized(state, why):
-    yield f"{describe(state.code)}: compiled for fixed sizes because of {why}"
+    yield f"{name_of_code(state.code)}: compiled for fixed sizes because of {why}"
 
 
 @writes("graph", "graph")
 def captured_graph(state, captured):
-    yield f"{describe(state.code)}\n{print_graph(captured.gm)}"
+    yield f"{name_of_code(state.code)}\n{print_graph(captured.gm)}"
 
 
 @writes("guards", "entry")
 def guards(state, captured, compiled):
     words = [f"  {in_words(g)}{f'  # {g.location}' if g.location else ''}" for g in captured.guards]
-    yield "\n".join([f"{describe(state.code)}: a call for which one of these does not hold is compiled again", *words,
+    yield "\n".join([f"{name_of_code(state.code)}: a call for which one of these does not hold is compiled again", *words,
                      "checked by", compiled.source_text])
 
 
 @writes("bytecode", "entry")
 def bytecode(state, captured, compiled):
-    yield f"{describe(state.code)}\n{dis.Bytecode(state.code).dis()}\nis replaced by\n{compiled.source_text}"
+    yield f"{name_of_code(state.code)}\n{dis.Bytecode(state.code).dis()}\nis replaced by\n{compiled.source_text}"
 
 
 @writes("aot", "stage")

@@ -64,7 +64,7 @@ def warned(code) -> set:
     return set()
 
 
-def describe(code) -> str:
+def name_of_code(code) -> str:
     name, _, resumed = code.co_name.partition("__resume_at_")
     return f"{'the rest of ' if resumed else ''}{name} ({code.co_filename}:{code.co_firstlineno})"
 
@@ -92,7 +92,7 @@ def compile_frame(state: FrameState, function, args):
         try:
             entry = compile_version(state, function, args)
         except GuardFails as error:
-            logs.log("recompiles", "%s: compiled once more because %s", describe(state.code), error)
+            logs.log("recompiles", "%s: compiled once more because %s", name_of_code(state.code), error)
             entry = compile_version(state, function, args)
     except (SkipFrame, StrictError, GuardFails):
         raise
@@ -174,7 +174,7 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
     if callable(state.context.backend):
         return CALL_OF_GRAPH
     gm = captured.gm if captured.traceless else None
-    namespace["__refused"] = functools.partial(hook.run, None, refused, gm, state.context.backend == "eager",
+    namespace["__refused"] = functools.partial(hook.run, None, graph_refused, gm, state.context.backend == "eager",
                                                torch.is_grad_enabled())
     return WATCHED_CALL
 
@@ -196,7 +196,7 @@ WATCHED_CALL = f"""try:
 """
 
 
-def refused(gm, eager: bool, grad: bool, *inputs) -> bool:
+def graph_refused(gm, eager: bool, grad: bool, *inputs) -> bool:
     """Whether the frame is to be evaluated after its graph has raised. gm: the captured graph, or None if it
     leaves traces. eager: whether it was this graph that ran. grad: the grad mode when it began."""
     torch._C._set_grad_enabled(grad)

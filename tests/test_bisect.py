@@ -224,7 +224,7 @@ def test_the_rule_of_numbers():
                                torch.randint(5, (2, 3)), torch.rand(20) > 0.5, torch.tensor(2.0), torch.zeros(0, 2),
                                torch.randn(4).bfloat16()])
 def test_inputs_as_text(t):
-    for text in shrink.texts_for(shrink.Input(t)):
+    for text in shrink.texts_for(shrink.Argument(t)):
         made = eval(text)
         assert (made.shape, made.dtype, made.stride()) == (t.shape, t.dtype, t.stride()), text
 

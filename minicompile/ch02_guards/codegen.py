@@ -109,7 +109,7 @@ def twice(write, parameters=(), **settings) -> tuple[str, Emitter]:
     return write(second), second
 
 
-def tuple_text(reads, answer: int | None = None) -> str:
+def tuple_of_reads(reads, answer: int | None = None) -> str:
     """An expression for a tuple. Neighbours in the memo's answer, which has `answer` items, are taken as a
     slice, or as it is: `(x, ) + __w[0:74]`. (`(x, *__w)` makes a list of it first: better for many parts.)"""
     parts, single, run = [], [], []
@@ -160,7 +160,7 @@ class CheckText:
         def write(emitter):
             for guard in guards:
                 emitter.check(guard)
-            return tuple_text(map(emitter.read, outputs))
+            return tuple_of_reads(map(emitter.read, outputs))
 
         text, emitter = twice(write, parameters, prefix=f"{name}_g")
         signature = ", ".join(f"__a{i}" for i in range(len(parameters)))
@@ -172,7 +172,7 @@ class CheckText:
 
 def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
     return [f"{result} = {name}({', '.join(arguments)})",
-            f"if {result} is None: {result} = __refresh({name}, {name}_full, {tuple_text(arguments)})"]
+            f"if {result} is None: {result} = __refresh({name}, {name}_full, {tuple_of_reads(arguments)})"]
 
 
 def check_text(guards, inputs, written=()) -> CheckText:
@@ -192,7 +192,7 @@ def check_text(guards, inputs, written=()) -> CheckText:
         if loose:
             reads = list(dict.fromkeys(emitter.read(guard.source) for guard in loose))
             emitter.lines += memo_call("__tensors", reads, "__t")
-        return tuple_text([emitter.read(source) for source in inputs], len(outputs))
+        return tuple_of_reads([emitter.read(source) for source in inputs], len(outputs))
 
     states = Emitter(prefix="__s")
     for guard in world:

@@ -63,7 +63,7 @@ def short(value, limit: int = 80) -> str:
     return text if len(text) <= limit else text[:limit - 3] + "..."
 
 
-def changed(what, expected, got) -> str:
+def changed_in_words(what, expected, got) -> str:
     return f"{what} changed: expected {short(expected)}, got {short(got)}"
 
 
@@ -159,7 +159,7 @@ def in_words(g: Guard) -> str:
 @guard("TYPE_MATCH", lambda g: f"{g.source} is a {strongly(g.expected).__qualname__}", weakly, lambda g: [(OBJECT, g.source)])
 def type_match(g, x, const):
     return [Condition(f"type({x}) is {name_of(g.expected, const)}",
-                      lambda v: changed(f"type of {g.source}", strongly(g.expected), type(v)))]
+                      lambda v: changed_in_words(f"type of {g.source}", strongly(g.expected), type(v)))]
 
 
 # %% [markdown]
@@ -204,7 +204,7 @@ def same_constant(a, b) -> bool:
        lambda g: [(SAME, g.source)] if type(g.expected) in FIXED else None)
 def constant_match(g, x, const):
     e = g.expected
-    why = lambda v: changed(g.source, strongly(e), v)
+    why = lambda v: changed_in_words(g.source, strongly(e), v)
     if e is None or isinstance(e, (bool, type, torch.dtype)) or e is Ellipsis:
         return [Condition(f"{x} is {e if e is None or isinstance(e, bool) else const(e)}", why)]
     if type(e) in (int, str, bytes):
@@ -227,12 +227,12 @@ def length_in_words(g) -> str:
 @guard("LENGTH", length_in_words)
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
-                      lambda v: changed(f"length of {g.source}", g.expected, len(v)))]
+                      lambda v: changed_in_words(f"length of {g.source}", g.expected, len(v)))]
 
 
 @guard("DICT_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected))}")
 def dict_keys(g, x, const):
-    why = lambda v: changed(f"keys of {g.source}", list(g.expected), list(v))
+    why = lambda v: changed_in_words(f"keys of {g.source}", list(g.expected), list(v))
     if not g.expected:
         return [Condition(f"not {x}", why)]
     if all(type(k) is str for k in g.expected):
@@ -374,11 +374,11 @@ def module_structure(g, x, const):
     that hide a child."""
     spec, d, module = g.expected, const.read(InstanceDictSource(g.source)), f"module {g.source}"
     result = [Condition(f"type({x}) is {name_of(spec.type, const)}",
-                        lambda v: changed(f"class of {module}", strongly(spec.type), type(v)))]
+                        lambda v: changed_in_words(f"class of {module}", strongly(spec.type), type(v)))]
     for kind, keys in spec.children:
         what = f"{kind.strip('_')} of {module}"
         text = f"[*{d}[{kind!r}]] == {list(keys)!r}" if keys else f"not {d}[{kind!r}]"
-        result.append(Condition(text, lambda v, what=what, kind=kind, keys=keys: changed(
+        result.append(Condition(text, lambda v, what=what, kind=kind, keys=keys: changed_in_words(
             what, list(keys), list(v.__dict__[kind]))))
     if spec.visible:
         result.append(Condition(f"{const(spec.visible)}.isdisjoint({d})",
@@ -610,7 +610,7 @@ def answer(g, x, const):
     function, args, result = g.expected
     now = f"{name_of(function, const)}({', '.join(name_of(a, const) for a in args)})"
     return [Condition(f"__same_constant({now}, {name_of(result, const)})",
-                      lambda v: changed(call_in_words(g), strongly(result), strongly(function)(*map(strongly, args))))]
+                      lambda v: changed_in_words(call_in_words(g), strongly(result), strongly(function)(*map(strongly, args))))]
 
 
 def call_in_words(g) -> str:
@@ -638,7 +638,7 @@ def state(kind: str, read, words, usual=None, test: str = "") -> None:
         e = g.expected
         plain = e if isinstance(e, bool) else const(e)
         text = f"{x} is {plain}" if isinstance(e, (bool, torch.dtype)) else f"{x} == {plain}"
-        return [Condition(test if test and e == usual else text, lambda v: changed(g.source, e, v))]
+        return [Condition(test if test and e == usual else text, lambda v: changed_in_words(g.source, e, v))]
 
     STATE[kind] = read
     guard(kind, lambda g: words(g.expected), lambda expected: read() if expected is None else expected)(conditions)

@@ -177,7 +177,7 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
     told_apart.append(set())
     try:
         with plain_tensors():
-            return interpret(tx, frame, torch.is_grad_enabled())
+            return run_frame(tx, frame, torch.is_grad_enabled())
     finally:
         tx.told_apart = told_apart.pop()
         for (cls, name), found in class_reads.pop().items():
@@ -186,7 +186,7 @@ def trace(func, args: dict, options: CaptureOptions, stop_at: int | None = None)
             tx.guards.add(None, "CLASS_ATTR", (cls, name, found))
 
 
-def interpret(tx: Tracer, frame: Frame, mode: bool) -> Trace:
+def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
     """mode: whether gradients are enabled."""
     try:
         try:
@@ -251,11 +251,11 @@ def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured
     ep = Epilogue(done.tx)
     try:
         result = expression(ep, done.result)
-        lines = finish(ep, done)
+        lines = closing_lines(ep, done)
     except Unsupported as error:
         error.step = step_of(done.tx, getattr(error, "born", 0)) + 1      # it may break before that was made
         raise
-    return assemble(ep, [*lines, f"return {result}"])
+    return finish_capture(ep, [*lines, f"return {result}"])
 
 
 def step_of(tx: Tracer, born: int) -> int:
@@ -263,7 +263,7 @@ def step_of(tx: Tracer, born: int) -> int:
     return bisect.bisect_left([birth for _, birth in tx.path], born) - 1 if born else -1
 
 
-def finish(ep: Epilogue, done: Trace) -> list:
+def closing_lines(ep: Epilogue, done: Trace) -> list:
     """Side effects and the text up to the return. Reading everything comes before writing anything."""
     write_effects(ep)
     if done.grad_mode != torch.is_grad_enabled():
@@ -292,7 +292,7 @@ def guard_aliasing(tx):
             tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))
 
 
-def assemble(ep: Epilogue, lines: list, breaks=()) -> Captured:
+def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     tx = ep.tx
     guard_sizes(tx)
     guard_aliasing(tx)

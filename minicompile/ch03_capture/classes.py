@@ -81,7 +81,7 @@ def build_class(tx, body, name, *bases, metaclass=None, **keywords):
     return make_class(tx, name, bases, namespace, metaclass, keywords, cell)
 
 
-def entries_of(namespace: DictVal):
+def named_values_of(namespace: DictVal):
     return [(key, value) for key, (_, value) in namespace.items.items()]
 
 
@@ -90,9 +90,9 @@ def make_class(tx, name, bases, namespace, metaclass=None, keywords=None, cell=N
     metas = {type(b) for b in reals} | ({metaclass.real} if metaclass is not None else set())
     if keywords or not metas <= set(METACLASSES) or not all(plain_base(b) for b in reals):
         unsupported(tx, f"making the class {name.value}")
-    attributes = {key: stand_in(tx, value) for key, value in entries_of(namespace) if key not in SPECIAL}
+    attributes = {key: stand_in(tx, value) for key, value in named_values_of(namespace) if key not in SPECIAL}
     if "__annotations__" in namespace.items:
-        notes = entries_of(namespace.items["__annotations__"][1])
+        notes = named_values_of(namespace.items["__annotations__"][1])
         attributes["__annotations__"] = {key: stand_in(tx, value) for key, value in notes}
     if "__slots__" in attributes or any(hasattr(type(v), "__set_name__") and type(v) is not property
                                         for v in attributes.values()):

@@ -87,7 +87,7 @@ def close_all(tx: Tracer) -> list:
 # state. Called as a decorator, `@torch.no_grad()`, it wraps a function: each call enters a fresh copy.
 
 # %%
-def fresh(context: ContextVal) -> ContextVal:
+def not_entered(context: ContextVal) -> ContextVal:
     return replace(context, saved=[], immediate=None, source=None)
 
 
@@ -98,7 +98,7 @@ def context_attribute(tx, value, name):
     if name == "__exit__":
         return ContextExit(name=name, call=lambda tx, args, kwargs: leave(tx, value) or FALSE, context=value)
     if name == "clone":
-        return BuiltinVal(name=name, call=lambda tx, args, kwargs: fresh(value))
+        return BuiltinVal(name=name, call=lambda tx, args, kwargs: not_entered(value))
     if name == "__class__":
         return wrap(tx, value.cls)
     if name == "prev" and value.kind == "grad":
@@ -131,7 +131,7 @@ class ContextExit(BuiltinVal):
 @CALLS.of(ContextVal)
 def decorate(tx, context, args, kwargs):
     def apply(tx, call_args, call_kwargs):
-        inner = fresh(context)
+        inner = not_entered(context)
         enter(tx, inner)
         try:
             return call(tx, args[0], call_args, call_kwargs)

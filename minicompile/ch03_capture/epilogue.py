@@ -466,14 +466,14 @@ def write_object(ep, value, before):
         if value.cls is types.ModuleType:
             ep.writes.append(f"{target}.pop({name!r}, None)" if item is DELETED else f"{target}[{name!r}] = {expression(ep, item)}")
         elif item is DELETED:
-            ep.writes.append(f"{pool(ep, forget)}({target}, {name!r})")
+            ep.writes.append(f"{pool(ep, delete_attribute)}({target}, {name!r})")
         elif plain and name.isidentifier() and not name.startswith("__"):
             ep.writes.append(f"{target}.{name} = {expression(ep, item)}")
         else:
             ep.writes.append(f"{pool(ep, object.__setattr__)}({target}, {name!r}, {expression(ep, item)})")
 
 
-def forget(obj, name):
+def delete_attribute(obj, name):
     """Delete an attribute, which the program may have written just before: then there need not be one now."""
     try:
         object.__delattr__(obj, name)

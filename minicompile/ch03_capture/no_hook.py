@@ -55,21 +55,21 @@ def set_missed(missed) -> None:
 
 
 def set_target(code, context, target) -> None:
-    watch(code)
+    forget_with_code(code)
     _rules[id(code)] = {**(_rules.get(id(code)) or {}), context: target}
 
 
 def skip_code(code) -> None:
-    watch(code)
+    forget_with_code(code)
     _rules[id(code)] = None
 
 
 def record_of(code) -> dict:
-    watch(code)
+    forget_with_code(code)
     return _records.setdefault(id(code), {})
 
 
-def watch(code) -> None:
+def forget_with_code(code) -> None:
     key = id(code)
     if key not in _alive:
         _alive[key] = weakref.ref(code, lambda _: [table.pop(key, None) for table in (_rules, _records, _alive)])

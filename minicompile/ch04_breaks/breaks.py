@@ -113,10 +113,10 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
                 cells[name] = expression(ep, value)
         elif name in needed:
             locals_[name] = expression(ep, value)
-    lines = cap.finish(ep, done)
+    lines = cap.closing_lines(ep, done)
     if not ep.writes and not has_graph(tx) and (whole := only_step(done, path)) is not None:
         return cap.Captured(None, [], [], GuardSet(), whole[0], whole[1], [reason], weak=(0,))
-    point = make_step(code, path, set(locals_), kinds)
+    point = step_for(code, path, set(locals_), kinds)
     items = point.call_text(pool(ep, point.code), locals_, slots, cells, frame.code)
     call = f"{pool(ep, resume.TailCall)}(({items}))"
     if resume.is_resume(frame.code):
@@ -126,10 +126,10 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
         lines.append(" = ".join(["__out", "__inputs", *(n for n in ep.names.values() if n.startswith("__t"))])
                      + " = None")
         lines.append(f"return {pool(ep, resume.finish)}(__next_call)")
-    return cap.assemble(ep, lines, [reason])
+    return cap.finish_capture(ep, lines, [reason])
 
 
-def make_step(*args):
+def step_for(*args):
     point = steps.make_step(*args)
     hook.skip_code(point.code)
     return point
@@ -197,7 +197,7 @@ def only_step(done: cap.Trace, path: list):
     origin = resume.origin_of(code)
     whole = [*(origin.offsets[offset] for offset in executed if offset in origin.offsets), path[-1]]
     try:
-        step = make_step(resume.original_code(code), whole, set(origin.locals), origin.stack)
+        step = step_for(resume.original_code(code), whole, set(origin.locals), origin.stack)
     except Unsupported:
         return None
     slots = [LocalSource(f"__stack{n}").text() for n, kind in enumerate(origin.stack)

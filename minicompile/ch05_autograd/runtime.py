@@ -88,11 +88,11 @@ def match_tangent(tangent, shape, stride, dtype, device):
     moved = tangent.stride() != stride and not same_strides(shape, tangent.stride(), stride)
     lazy = tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor()     # memory holds other numbers
     if moved or lazy:
-        return copy_of(tangent, shape, stride, dtype, device)
+        return copy_with_layout(tangent, shape, stride, dtype, device)
     return tangent
 
 
-def copy_of(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
+def copy_with_layout(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
     return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(t)
 
 
@@ -291,7 +291,7 @@ def run_backward(region: Region, ctx, *tangents):
         if not (ctx.hooked or retained):
             copied = (region.shared | kept).intersection(copied)
         for i in copied:
-            arguments[i] = copy_of(arguments[i], *layout_of(arguments[i]))
+            arguments[i] = copy_with_layout(arguments[i], *layout_of(arguments[i]))
         gradients = call_compiled(compiled, arguments)
     out: list[Any] = [None] * region.arity
     for position, gradient in zip(joint.gradients, gradients):

@@ -91,7 +91,7 @@ def from_dict(data: dict) -> Recording:
 def record(found, measured=None) -> Recording:
     """found: an `Explanation`. measured: a `measure.Measured`, or None."""
     r = Recording(found.name)
-    program = Program(r, found)
+    program = Lines(r, found)
     for number, graph in enumerate(found.graphs):
         record_graph(program, number, graph, measured)
     record_guards(program)
@@ -105,7 +105,7 @@ def record(found, measured=None) -> Recording:
 
 # ---- source and bytecode ----------------------------------------------------------------------------------
 
-class Program:
+class Lines:
     """The lines and instructions of everything that was captured, as items."""
 
     def __init__(self, r: Recording, found):
@@ -207,7 +207,7 @@ def holds(code: CodeType, place) -> bool:
 
 # ---- guards and breaks ------------------------------------------------------------------------------------
 
-def record_guards(p: Program) -> None:
+def record_guards(p: Lines) -> None:
     for code, captured in p.found.frames:
         p.r.add("guards", frame_name(code), kind="head")
         first = p.lines.get((code.co_filename, code.co_firstlineno))
@@ -219,7 +219,7 @@ def record_guards(p: Program) -> None:
                     guard=g.kind.lower().replace("_", " "), needed_by=where)
 
 
-def record_breaks(p: Program) -> None:
+def record_breaks(p: Lines) -> None:
     for b in p.found.breaks:
         lines = [i for (file, n), i in p.lines.items() if b.where.startswith(f"{file}:{n} ")]
         p.r.add("graph", f"graph break: {b.reason}", lines, kind="break", where=tidy(b.where), advice=b.advice)
@@ -229,7 +229,7 @@ def record_breaks(p: Program) -> None:
 
 # ---- graphs -----------------------------------------------------------------------------------------------
 
-def record_graph(p: Program, number: int, graph, measured) -> None:
+def record_graph(p: Lines, number: int, graph, measured) -> None:
     r, several = p.r, len(p.found.graphs) > 1
     short = f"graph {number + 1}, " if several else ""
     title = f"graph {number + 1}: {graph.frame}" if several else graph.frame
@@ -266,7 +266,7 @@ def record_graph(p: Program, number: int, graph, measured) -> None:
         r.summary[f"{half.which} of graph {number + 1}" if several else half.which] = half_in_words(half).split(": ", 1)[-1]
 
 
-def origins(p: Program, node, before: dict, own: dict) -> list[str]:
+def origins(p: Lines, node, before: dict, own: dict) -> list[str]:
     """Ids of what a node was made from. A pass that adds nodes to a graph names others of the same graph (`own`)."""
     if node.op == "placeholder" and node.name in before:       # inputs keep their names; those of backward are saved values
         return before[node.name]
@@ -274,7 +274,7 @@ def origins(p: Program, node, before: dict, own: dict) -> list[str]:
     return [i for name in names for i in before.get(name) or own.get(name, ())] or p.at(node.meta.get("location"))
 
 
-def through(p: Program, gm, before: dict) -> dict:
+def through(p: Lines, gm, before: dict) -> dict:
     """Names of a graph that is not shown -> ids of what its nodes were made from."""
     own: dict[str, list[str]] = {}
     for node in gm.graph.nodes:

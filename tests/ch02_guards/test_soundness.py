@@ -1053,7 +1053,7 @@ def test_memory_that_is_not_the_value(name):
     (["__w[3]", "x", "__w[0]", "y", "__w[2]"], 4, "(*__w[3:4], *(x, ), *__w[0:1], *(y, ), *__w[2:3])")])
 def test_inputs_are_put_together(reads, answer, text):
     w = ("a", "b", "c", "d")[:answer]
-    assert codegen.tuple_text(reads, answer) == text
+    assert codegen.tuple_of_reads(reads, answer) == text
     assert eval(text, {"__w": w, "x": 1, "y": 2, "z": 3}) == tuple(eval(r, {"__w": w, "x": 1, "y": 2, "z": 3}) for r in reads)
 
 

@@ -348,7 +348,7 @@ def rows(tx, tuples):
     return IterVal(it=items())
 
 
-def each(tx, sequences):
+def values_of_each(tx, sequences):
     return [values_of(tx, s) for s in sequences]
 
 
@@ -401,12 +401,12 @@ def sliced(tx, items, *bounds):
 
 HANDLED.update({
     len: length,
-    zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*each(tx, sequences), strict=strict.value)),
+    zip: lambda tx, *sequences, strict=FALSE: rows(tx, zip(*values_of_each(tx, sequences), strict=strict.value)),
     map: lambda tx, function, first, *others: IterVal(
-        it=map(function_of(tx, function, None), *each(tx, (first, *others)))),
+        it=map(function_of(tx, function, None), *values_of_each(tx, (first, *others)))),
     sorted: lambda tx, items, *, key=NONE, reverse=FALSE: ListVal(
         items=sort_values(tx, unpack(tx, items), key, reverse)),
-    itertools.chain: lambda tx, *sequences: IterVal(it=itertools.chain(*each(tx, sequences))),
+    itertools.chain: lambda tx, *sequences: IterVal(it=itertools.chain(*values_of_each(tx, sequences))),
     itertools.chain.from_iterable: lambda tx, sequences: IterVal(
         it=itertools.chain.from_iterable(values_of(tx, s) for s in values_of(tx, sequences))),
     itertools.count: lambda tx, start=ZERO, step=const(1): IterVal(
@@ -417,7 +417,7 @@ HANDLED.update({
     itertools.starmap: lambda tx, function, items: IterVal(
         it=(call(tx, function, unpack(tx, row)) for row in values_of(tx, items))),
     itertools.zip_longest: lambda tx, *sequences, fillvalue=NONE: rows(
-        tx, itertools.zip_longest(*each(tx, sequences), fillvalue=fillvalue)),
+        tx, itertools.zip_longest(*values_of_each(tx, sequences), fillvalue=fillvalue)),
 })
 
 
@@ -456,7 +456,7 @@ def is_instance(tx, value, classes):
 
 
 @handles(getattr)
-def get(tx, value, name, default=None):
+def get_attr(tx, value, name, default=None):
     name = attribute_name(name)
     if default is None:
         return get_attribute(tx, value, name)
