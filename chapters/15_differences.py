@@ -18,7 +18,7 @@ import torch
 import minicompile
 from chapters._lib import Table
 from minicompile import apart
-from minicompile.bisect import Run, references
+from minicompile.answers import Run, references
 from minicompile.ch10_cpp.ops import CPP_OPS
 
 minicompile.config.raise_on_internal_error = False  # as it is for users
@@ -108,13 +108,13 @@ Table(["program", "eager's own error", "moved by one rounding"], rows)
 #
 # In the code the three are `want`, which is eager's, `double`, and `moved`. First, what do they agree about?
 #
-# %show minicompile.bisect.numbers "decided = torch" to "finite = want"
+# %show minicompile.answers.numbers "decided = torch" to "finite = want"
 #
 # An integer or a truth value must be equal where the others are equal to eager's, and an infinity must be an
 # infinity. Of the finite numbers, eager's own error is the largest distance of `want` from the float64 evaluation,
 # or from what it becomes on moved inputs. Four times that is allowed, and a floor, since eager may have been lucky:
 #
-# %show minicompile.bisect.numbers "own = 0.0" to "beyond = "
+# %show minicompile.answers.numbers "own = 0.0" to "beyond = "
 #
 # ## A process for each rung
 #
