@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import guards as g
+from . import guards as g, torch_guards
 from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import is_stable, looks_of, make_memo, refresh, start_of, varying_attributes
 
@@ -261,7 +261,7 @@ def base_namespace() -> dict:
     """What the text of sources and guards may name."""
     return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
             "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
-            "__class_has": g.class_has, "__function_has": g.function_has, **g.ASK,
+            "__class_has": g.class_has, "__function_has": g.function_has, **torch_guards.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, "__math": math,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 

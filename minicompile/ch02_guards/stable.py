@@ -37,9 +37,10 @@ import weakref
 
 import torch
 
-from .guards import ALL, CLASS, DICT, FUNCTION, GUARD_KINDS, HELD, OBJECT, PLAIN_TYPES, SAME, TENSOR, TUPLE, WATCHED
+from .guards import ALL, CLASS, DICT, FUNCTION, GUARD_KINDS, HELD, OBJECT, SAME, TENSOR, TUPLE, WATCHED
 from .identity import strongly
 from .sources import InstanceDictSource, ItemSource, ModuleAttrSource, Source, TupleItemSource
+from .torch_guards import PLAIN_TYPES
 
 try:
     from . import unchanged

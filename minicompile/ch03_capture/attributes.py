@@ -18,7 +18,7 @@ import types
 
 import torch
 
-from ..ch02_guards.guards import CHILD_DICTS
+from ..ch02_guards.torch_guards import CHILD_DICTS
 from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .effects import changed, touch
 from .interpreter import unless_raised

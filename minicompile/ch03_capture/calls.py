@@ -23,7 +23,7 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.floats import MATH
-from ..ch02_guards.guards import GLOBAL_HOOKS, HOOK_DICTS
+from ..ch02_guards.torch_guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from .attributes import found_attribute, get_attribute, module_child, store_attribute

@@ -17,7 +17,7 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.floats import free_names
-from ..ch02_guards.guards import TensorSpec
+from ..ch02_guards.torch_guards import TensorSpec
 from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
 from .tracer import constant_source, guard, location, unsupported
 from .values import SymVal, TensorVal, const

@@ -18,7 +18,7 @@ import weakref
 
 import torch
 
-from ..ch02_guards.guards import HOOK_DICTS
+from ..ch02_guards.torch_guards import HOOK_DICTS
 from ..errors import GraphBreakError
 from .binding import bind
 

@@ -29,10 +29,10 @@ import numpy
 import torch
 
 from ..ch01_graphs.shapes import is_symbolic
-from ..ch02_guards.guards import CHILD_DICTS, ModuleSpec
 from ..ch02_guards.sources import (
     AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ModuleAttrSource, Source,
     TupleItemSource)
+from ..ch02_guards.torch_guards import CHILD_DICTS, ModuleSpec
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, unsupported
 from .values import (

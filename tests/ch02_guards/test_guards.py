@@ -8,7 +8,8 @@ import torch
 
 from minicompile.ch02_guards import cache as entries
 from minicompile.ch02_guards import codegen
-from minicompile.ch02_guards.guards import GUARD_KINDS, GuardSet, ModuleSpec, TensorSpec, same_constant
+from minicompile.ch02_guards.guards import GUARD_KINDS, GuardSet, same_constant
+from minicompile.ch02_guards.torch_guards import ModuleSpec, TensorSpec
 from minicompile.ch02_guards.sources import (
     AttrSource, CallSource, ClosureCellSource, ConstantSource, DictGetSource, GlobalSource, ItemSource, LocalSource,
     ModuleAttrSource, parameter_name)

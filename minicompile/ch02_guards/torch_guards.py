@@ -1,0 +1,288 @@
+# %% [markdown]
+# # Guards of PyTorch: modules, tensors, the state of the library
+#
+# The kinds of guards that a program without tensors has no use for.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from ..ch01_graphs.layouts import stride_pattern
+from .guards import ALL, SAME, STATE, TENSOR, Condition, Spec, changed_in_words, guard, name_of, short
+from .identity import held, strongly, weakly
+from .sources import InstanceDictSource, ItemSource
+
+# %% [markdown]
+# ## Modules
+#
+# For a module we inline `forward`, which is right as long as nobody swaps the class, registers a hook, or
+# changes the names of its children. Reading `module.__dict__` once and subscripting it keeps a module's
+# guard near 0.2 microseconds.
+
+# %%
+HOOK_DICTS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+CHILD_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+class ModuleSpec(NamedTuple):
+    """type: the class, held weakly; children: per dictionary its keys in order; hooks: the hook dictionaries that
+    were empty; visible: children that no attribute in the module's `__dict__` hides."""
+    type: Any
+    children: tuple
+    hooks: tuple = HOOK_DICTS
+    visible: frozenset = frozenset()
+
+    @staticmethod
+    def of(module: torch.nn.Module) -> "ModuleSpec":
+        d = module.__dict__
+        children = tuple((k, tuple(d[k])) for k in CHILD_DICTS)
+        return ModuleSpec(weakly(type(module)), children, tuple(h for h in HOOK_DICTS if not d.get(h)),
+                          frozenset(key for _, keys in children for key in keys if key not in d))
+
+
+def module_looks(g) -> list[tuple]:
+    """The dictionaries of children and of hooks."""
+    fields, spec = InstanceDictSource(g.source), g.expected
+    return [*((ALL, ItemSource(fields, name)) for name in (*dict(spec.children), *spec.hooks)),
+            *((SAME, ItemSource(fields, name)) for name in spec.visible)]
+
+
+@guard("MODULE_STRUCTURE", lambda g: f"{g.source} is a {strongly(g.expected.type).__qualname__} with the same children and no hooks",
+       looks=module_looks)
+def module_structure(g, x, const):
+    """expected: a ModuleSpec. The class, the names of children, and the absence of hooks and of attributes
+    that hide a child."""
+    spec, d, module = g.expected, const.read(InstanceDictSource(g.source)), f"module {g.source}"
+    result = [Condition(f"type({x}) is {name_of(spec.type, const)}",
+                        lambda v: changed_in_words(f"class of {module}", strongly(spec.type), type(v)))]
+    for kind, keys in spec.children:
+        what = f"{kind.strip('_')} of {module}"
+        text = f"[*{d}[{kind!r}]] == {list(keys)!r}" if keys else f"not {d}[{kind!r}]"
+        result.append(Condition(text, lambda v, what=what, kind=kind, keys=keys: changed_in_words(
+            what, list(keys), list(v.__dict__[kind]))))
+    if spec.visible:
+        result.append(Condition(f"{const(spec.visible)}.isdisjoint({d})",
+                                lambda v: f"an attribute of {module} hides a child of the same name"))
+    if spec.hooks:
+        text = " or ".join(f"{d}[{h!r}]" for h in spec.hooks)
+        result.append(Condition(f"not ({text})", lambda v: f"a hook was registered on {module}"))
+    return result
+
+
+# %% [markdown]
+# ## Tensors
+#
+# A graph is specialised to a tensor's class, dtype, device, shape, strides and need of gradients. Each
+# condition is one attribute read implemented in C, together about 0.4 microseconds (`stable.py` takes 0.02
+# for metadata that was accepted before). Strides are the interesting one: in the common case of a contiguous
+# tensor, `is_contiguous()` is cheaper than building and comparing a tuple, and ignores the strides of
+# dimensions of size one, which nothing can observe.
+#
+# Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and
+# 1 get their own graph: broadcasting makes them different programs.
+
+# %%
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)       # classes without behaviour of their own
+
+
+@dataclass(frozen=True)
+class TensorSpec(Spec):
+    """What a graph assumes about one strided tensor. `stride` is a tuple (a `stride_pattern` if sizes may
+    vary), "contiguous" or "channels_last". `dynamic_dims` are the dimensions whose size may vary (but stays
+    above 1)."""
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple
+    stride: tuple | str
+    requires_grad: bool
+    is_conj: bool = False
+    is_neg: bool = False
+    is_inference: bool = False
+    dynamic_dims: frozenset = frozenset()
+
+    @staticmethod
+    def of(t: torch.Tensor, dynamic_dims=()) -> "TensorSpec":
+        stride, dynamic_dims = tuple(t.stride()), frozenset(dynamic_dims)
+        if t.is_contiguous():
+            stride = "contiguous"
+        elif dynamic_dims and t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last):
+            stride = "channels_last"
+        elif dynamic_dims:
+            stride = stride_pattern(t, dynamic_dims)
+        return TensorSpec(type(t), t.dtype, t.device, tuple(t.shape), stride, t.requires_grad, t.is_conj(),
+                          t.is_neg(), t.is_inference(), dynamic_dims)
+
+
+# %%
+def tensor_in_words(g) -> str:
+    spec = g.expected
+    shape = ", ".join("any" if d in spec.dynamic_dims else str(n) for d, n in enumerate(spec.shape))
+    layout = spec.stride if isinstance(spec.stride, str) else f"strides {spec.stride}"
+    kind = "tensor" if spec.type is torch.Tensor else spec.type.__name__
+    grad = ", requires grad" if spec.requires_grad else ""
+    return f"{g.source} is a {str(spec.dtype).removeprefix('torch.')} {kind} [{shape}] on {spec.device}, {layout}{grad}"
+
+# %% [markdown]
+# A generated kernel has everything about its operands built in that is not their numbers: the class, the
+# dtype, the sizes, the strides, the device. So the guard of a tensor is the longest of all, one condition
+# for each. They are ordered by how often they fail. If all sizes are fixed, they are one comparison of
+# shapes. Otherwise each dimension has its own: a number for a fixed size, "above 1" for a symbolic one.
+# Strides are a word where possible, *contiguous* or *channels last*, because this word holds for all sizes.
+# Where neither is true and sizes vary, each stride must be the same product of sizes that it was
+# (`stride_pattern`).
+#
+# Four bits come at the end, which most programs never set: conjugation and negation, which PyTorch leaves
+# for later; the zero tensor of forward-mode differentiation; inference tensors, which autograd refuses. A
+# kernel that reads the memory would not see them.
+
+# %%
+@guard("TENSOR_MATCH", tensor_in_words, lambda t: t if isinstance(t, TensorSpec) else TensorSpec.of(t),
+       lambda g: [(TENSOR, g.source)])
+def tensor_match(g, x, const):
+    """expected: a TensorSpec (`add` takes a tensor too)."""
+    s = g.expected
+    name, result = f"tensor '{g.source}'", []
+
+    def condition(text, what, expected, got):
+        result.append(Condition(
+            text, lambda v: f"{name} {what} mismatch: expected {short(expected)}, got {short(got(v))}"))
+
+    condition(f"type({x}) is {const(s.type)}", "class", s.type, type)
+    condition(f"{x}.dtype is {const(s.dtype)}", "dtype", s.dtype, lambda v: v.dtype)
+    if s.dynamic_dims:
+        result.append(Condition(f"{x}.dim() == {len(s.shape)}",
+                                lambda v: f"{name} rank mismatch: expected {len(s.shape)}, got {v.dim()}"))
+        for d, size in enumerate(s.shape):
+            text = f"{x}.size({d}) > 1" if d in s.dynamic_dims else f"{x}.size({d}) == {int(size)}"
+            result.append(Condition(text, lambda v: shape_mismatch(name, s, v)))
+    else:
+        result.append(Condition(f"{x}.shape == {tuple(map(int, s.shape))}",
+                                lambda v: shape_mismatch(name, s, v)))
+    if isinstance(s.stride, str):
+        layout = "" if s.stride == "contiguous" else f"memory_format=__torch.{s.stride}"
+        condition(f"{x}.is_contiguous({layout})", "stride", s.stride, lambda v: v.stride())
+    elif s.dynamic_dims:
+        for d, pattern in enumerate(s.stride):
+            base, dims = (pattern, ()) if isinstance(pattern, int) else pattern
+            text = " * ".join([str(base), *(f"{x}.size({i})" for i in dims)])
+            if s.shape[d] != 1 or d in s.dynamic_dims:
+                condition(f"{x}.stride({d}) == {text}", "stride", text.replace("__x", ""),
+                          lambda v: v.stride())
+    else:
+        condition(f"{x}.stride() == {tuple(map(int, s.stride))}", "stride", s.stride, lambda v: v.stride())
+    condition(f"{x}.device == {const(s.device)}", "device", s.device, lambda v: v.device)
+    condition(f"{x}.requires_grad is {bool(s.requires_grad)}", "requires_grad", s.requires_grad,
+              lambda v: v.requires_grad)
+    if s.dtype.is_complex:
+        condition(f"{x}.is_conj() is {s.is_conj}", "conjugate bit", s.is_conj, lambda v: v.is_conj())
+    # `z.conj().imag` is float32, and can be the `data` of a parameter
+    if s.dtype.is_complex or s.dtype.is_floating_point and s.type in PLAIN_TYPES:
+        condition(f"{x}.is_neg() is {s.is_neg}", "negative bit", s.is_neg, lambda v: v.is_neg())
+    if s.type in PLAIN_TYPES:                          # tangents of forward-mode AD may be without memory
+        condition(f"{x}._is_zerotensor() is False", "zero bit", False, lambda v: v._is_zerotensor())
+    if s.is_inference:
+        condition(f"{x}.is_inference()", "inference flag", True, lambda v: False)
+    return result
+
+
+def shape_mismatch(name, spec, value) -> str:
+    shape = tuple(value.shape)
+    if len(shape) != len(spec.shape):
+        return f"{name} rank mismatch: expected {len(spec.shape)}, got {len(shape)}"
+    for d, (expected, got) in enumerate(zip(spec.shape, shape)):
+        if d in spec.dynamic_dims and got <= 1:
+            return f"{name} size mismatch at dimension {d}: expected a dynamic size above 1, got {got}"
+        if d not in spec.dynamic_dims and expected != got:
+            return f"{name} size mismatch at dimension {d}: expected {expected}, got {got}"
+    return f"{name} size mismatch: expected {spec.shape}, got {shape}"
+
+
+@guard("NOT_A_VIEW", lambda g: f"{g.source} is not a view, and {'a' if g.expected else 'no'} leaf")
+def not_a_view(g, x, const):
+    """expected: whether it is a leaf. Of a view that is not asked: PyTorch would make its `grad_fn` anew."""
+    return [Condition(f"not {x}._is_view()", lambda v: f"{g.source} is a view of another tensor"),
+            Condition(f"{x}.is_leaf is {g.expected}", lambda v: f"is_leaf of {g.source} changed")]
+
+
+# %% [markdown]
+# ## State of the library
+#
+# `torch.no_grad()` around a compiled call, another autocast dtype, a new default dtype: none is an
+# argument, all change what the code means.
+
+# %%
+def autocast_state() -> tuple:
+    """((device, enabled, dtype) for each device with a kernel set here, cache enabled)."""
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d))
+                 for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+
+
+def torch_function_state() -> tuple:
+    """(torch functions enabled, TorchFunctionModes by device or class, number of TorchDispatchModes,
+    inside of torch.func.vmap and its like, inside of forward-mode differentiation)."""
+    modes = torch.overrides._get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    return (torch._C._is_torch_function_enabled(), tuple(str(getattr(m, "device", type(m))) for m in modes),
+            torch._C._len_torch_dispatch_stack(), torch._C._are_functorch_transforms_active(),
+            torch.autograd.forward_ad._current_level >= 0)
+
+
+@guard("ANSWER", lambda g: f"{call_in_words(g)} is {short(strongly(g.expected[2]))}",
+       lambda facts: (held(facts[0]), tuple(map(held, facts[1])), held(facts[2])))
+def answer(g, x, const):
+    """No source; expected: (function, its arguments, what it answered), for other settings of the library."""
+    function, args, result = g.expected
+    now = f"{name_of(function, const)}({', '.join(name_of(a, const) for a in args)})"
+    return [Condition(f"__same_constant({now}, {name_of(result, const)})",
+                      lambda v: changed_in_words(call_in_words(g), strongly(result), strongly(function)(*map(strongly, args))))]
+
+
+def call_in_words(g) -> str:
+    return f"{strongly(g.expected[0]).__name__}{tuple(map(strongly, g.expected[1]))}"
+
+
+def global_hooks() -> tuple:
+    """The hooks that run around every module's call."""
+    return tuple(hook for hooks in GLOBAL_HOOKS for hook in hooks.values())
+
+
+GLOBAL_HOOKS = tuple(vars(torch.nn.modules.module)["_global" + name] for name in HOOK_DICTS)
+
+# What the usual values are tested with, function by function: these run on every compiled call
+ASK = {"__any_autocast": torch._C._is_any_autocast_enabled, "__overrides": torch._C._is_torch_function_enabled,
+       "__function_modes": torch._C._len_torch_function_stack, "__dispatch_modes": torch._C._len_torch_dispatch_stack,
+       "__transforms": torch._C._are_functorch_transforms_active, "__forward_ad": torch.autograd.forward_ad,
+       **{f"__hooks{i}": hooks for i, hooks in enumerate(GLOBAL_HOOKS)}}
+
+
+def state(kind: str, read, words, usual=None, test: str = "") -> None:
+    """A guard for one state. words(expected); test: text that tells whether it has the `usual` value, without making a tuple."""
+    def conditions(g, x, const):
+        e = g.expected
+        plain = e if isinstance(e, bool) else const(e)
+        text = f"{x} is {plain}" if isinstance(e, (bool, torch.dtype)) else f"{x} == {plain}"
+        return [Condition(test if test and e == usual else text, lambda v: changed_in_words(g.source, e, v))]
+
+    STATE[kind] = read
+    guard(kind, lambda g: words(g.expected), lambda expected: read() if expected is None else expected)(conditions)
+
+
+def on_or_off(what: str):
+    return lambda expected: f"{what} {'on' if expected else 'off'}"
+
+
+state("GRAD_MODE", torch.is_grad_enabled, lambda e: f"gradients are {'' if e else 'not '}recorded")
+state("INFERENCE_MODE", torch.is_inference_mode_enabled, on_or_off("inference mode is"))
+state("DEFAULT_DTYPE", torch.get_default_dtype, lambda e: f"default dtype is {e}")
+state("DETERMINISTIC", torch._C._get_deterministic_algorithms, on_or_off("deterministic algorithms are"))
+state("AUTOCAST", autocast_state, lambda e: f"autocast is {short(e) if e else 'off'}", (), "not __any_autocast()")
+state("TORCH_FUNCTION", torch_function_state, lambda e: "no mode sees operations" if e[0] and not any(e[1:]) else
+      f"the modes that see operations are the same ({short(e)})", (True, (), 0, False, False),
+      "__overrides() and not (__function_modes() or __dispatch_modes() or __transforms() "
+      "or __forward_ad._current_level >= 0)")
+state("GLOBAL_HOOKS", global_hooks, lambda e: f"hooks of all modules are {short(e) if e else 'none'}", (),
+      "not (__hooks0 or __hooks1 or __hooks2 or __hooks3)")
