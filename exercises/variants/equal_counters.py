@@ -1,5 +1,5 @@
 from minicompile.ch02_guards.sources import CallSource
-from minicompile.ch03_capture.wrap import wrap_dynamic_number
+from minicompile.ch03_capture.inputs import wrap_dynamic_number
 
 
 def _counter(tx, source, number, limit, *, share=True, whole=True, small=True, note="all", key=None):
