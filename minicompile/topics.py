@@ -37,6 +37,11 @@ def specialized(state, why):
     yield f"{name_of_code(state.code)}: compiled for fixed sizes because of {why}"
 
 
+@writes("recompiles", "again")
+def compiled_again(state, why):
+    yield f"{name_of_code(state.code)}: compiled once more because {why}"
+
+
 @writes("graph", "graph")
 def captured_graph(state, captured):
     yield f"{name_of_code(state.code)}\n{print_graph(captured.gm)}"

@@ -92,7 +92,7 @@ def compile_frame(state: FrameState, function, args):
         try:
             entry = compile_version(state, function, args)
         except GuardFails as error:
-            logs.log("recompiles", "%s: compiled once more because %s", name_of_code(state.code), error)
+            logs.tell("again", state=state, why=error)
             entry = compile_version(state, function, args)
     except (SkipFrame, StrictError, GuardFails):
         raise
