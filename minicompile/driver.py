@@ -40,7 +40,8 @@ from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import warm_up
 from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
-from .ch11_runtime.host import compile_schedule
+from .ch11_runtime.host import compile_apart, compile_schedule
+from .ch11_runtime.numbers import Apart
 from .ch12_training.memory import recompute_in_backward
 from .ch13_tuning.layouts import convolutions_to_channels_last, keep_layouts
 from .config import config
@@ -83,10 +84,10 @@ class timed:
 # raises `Unsupported`, and the graph then runs on the rung below that stage: slower, and right.
 
 # %%
-def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
-                 is_backward: bool = False) -> Callable[[list], list]:
+def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: bool = False,
+                 recorded: bool = False) -> Callable[[list], list]:
     """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it
-    empties, to a list of outputs."""
+    empties, to a list of outputs. recorded: as a CUDA graph."""
     which = "backward" if is_backward else "forward"
     logs.tell("stage", name=which, gm=gm)
     if rung in ("aot_eager", "decomposed"):
@@ -100,11 +101,13 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str,
             verify(program)
             verify_schedule(schedule)
         with timed("emit"):
-            compiled = compile_schedule(schedule, rung)
+            compiled = recorded and compile_apart(schedule, rung) or compile_schedule(schedule, rung)
     except Unsupported as reason:
         logs.tell("fallback", which=which, reason=reason)
         return interpret_aten(gm, fakes)
-    logs.tell("schedule", which=which, program=program, schedule=schedule, compiled=compiled)
+    for part in [p for p in (compiled.host, compiled.device) if p.schedule.steps] if isinstance(compiled, Apart) else [compiled]:
+        told = program if part is compiled else part.schedule.program
+        logs.tell("schedule", which=which, program=told, schedule=part.schedule, compiled=part)
     counters.kernels += sum(isinstance(step, Kernel) for step in schedule.steps)
     return compiled
 
@@ -148,11 +151,13 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
     rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose
     run = None
+    wants_graphs = backend == "cudagraphs" or config.cudagraphs
+    graphs = GraphSet() if device == "cuda" and wants_graphs else None
 
     def lower_half(gm, fakes, *, is_backward):
         try:
             gm = gm if is_backward else recompute_in_backward(gm)
-            return compile_aten(gm, fakes, rung=rung, is_backward=is_backward)
+            return compile_aten(gm, fakes, rung=rung, is_backward=is_backward, recorded=graphs is not None)
         except Exception as error:
             if run is None:
                 raise                   # and the frame runs eagerly
@@ -160,8 +165,6 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
             late_error(error)           # the forward has run: its backward is a graph that can be interpreted
             return interpret_aten(gm, fakes)
 
-    wants_graphs = backend == "cudagraphs" or config.cudagraphs
-    graphs = GraphSet() if device == "cuda" and wants_graphs else None
     if graphs is not None:
         lower_half = graphed(graphs, lower_half)
     with timed("total"):

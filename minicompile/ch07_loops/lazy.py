@@ -235,11 +235,12 @@ def realize(g: Lowering, x: Lazy) -> Lazy:
         realize(g, x.base)
         return x
     name = copy_to_buffer(g, x, dense_strides(x.size, x.stride))
-    _become(x, View(name, g.program.buffers[name].layout))
+    become(x, View(name, g.program.buffers[name].layout))
     return x
 
 
-def _become(x: Lazy, view: View) -> None:
+def become(x: Lazy, view: View) -> None:
+    """From now on `x` is what lies at `view`."""
     x.view, x.reads, x.ops, x.heavy = view, frozenset([view.buffer]), NONE, False
     x.stride, x.inner = view.layout.stride, loader(view.buffer, x.dtype, view.layout)
 

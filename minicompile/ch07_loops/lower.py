@@ -256,6 +256,7 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
 
 def broadcast_cast(g: Lowering, value: Lazy, copy: fx.Node) -> Lazy:
     target = g.values[copy.args[0]]
+    value = pointwise.on_device(g, value, target.device) if value.size == () else value
     if value.device != target.device:
         value = externs.move(g, value, target.device)
     value = views.broadcast_to(g, value, target.size)

@@ -8,6 +8,7 @@
 # %%
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from ..ch01_graphs.symbolic import Expr, Symbol, as_expr
 from ..errors import Unsupported
 from .builder import HALF, Builder, compute_dtype
 from .externs import move
-from .lazy import Lazy, Lowering, footprint, in_memory, make_lazy, product, realize, sizes_of, strides_of
+from .lazy import Lazy, Lowering, become, footprint, in_memory, make_lazy, product, realize, sizes_of, strides_of, window
 from .table import lowering
 
 # Functions that take as long as ten loads on a CPU
@@ -35,10 +36,24 @@ def broadcast_index(x: Lazy, index: tuple) -> tuple:
 
 # %%
 def on_device(g: Lowering, x, device):
-    """A 0-d tensor of another device may take part; it is copied over unless it is a constant."""
-    if isinstance(x, Lazy) and x.device != device and footprint(x)[1]:
-        return move(g, x, device)
-    return x
+    """A 0-d tensor of another device may take part. A constant needs no memory; a number on the CPU goes to the kernel
+    by value; others are copied over."""
+    if not isinstance(x, Lazy) or x.device == device or not footprint(x)[1]:
+        return x
+    return by_value(g, x, device) if is_number(x) else move(g, x, device)
+
+
+def is_number(x: Lazy) -> bool:
+    """Is it a float in a 0-d tensor on the CPU?"""
+    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) and x.size == ()
+
+
+def by_value(g: Lowering, x: Lazy, device) -> Lazy:
+    """The number `x` for loops of another device. They load it from the CPU's memory; the host program (chapter 11)
+    reads it there when it launches them, and makes it an argument, as eager does."""
+    there = replace(x, device=device, base=None, relayout=None)
+    become(there, window(g, x))
+    return there
 
 # %% [markdown]
 # An operand may be three things. A lazy tensor is read at the index that broadcasting gives, and cast. A
@@ -237,7 +252,9 @@ def div_mode(g, x, y, *, rounding_mode):
 @lowering("_to_copy")
 def to_copy(g, x, **kwargs):
     if x.device != g.val.device:
-        return NotImplemented
+        if not is_number(x):
+            return NotImplemented
+        x = on_device(g, x, g.val.device)
     out = cast(g, x, g.val.dtype)
     out.stride = strides_of(g.val)
     return out

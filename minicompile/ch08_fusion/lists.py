@@ -82,8 +82,11 @@ def is_real(e: Int) -> bool:
 
 def shape_key(kernel: Kernel) -> tuple[tuple, Shape] | None:
     """The key of the list that a kernel may belong to, and its numbers; None for kernels that scatter, gather, mask,
-    draw random numbers or sum columns on their way, and where sizes vary from call to call."""
+    draw random numbers or sum columns on their way, that read numbers of another device, and where sizes vary from call
+    to call."""
     values = [v for loop in kernel.loops for v in loop.body]
+    if any(kernel.buffers[n].device != kernel.device for n in kernel.inputs):
+        return None
     if kernel.walked or any(v.op in ("philox", "indirect") or v.op in ("load", "store") and v.mask is not None or
                             v.op == "store" and v.mode is not None or v.op == "index" and not is_real(v.args[0]) or
                             v.op == "reduce" and v.args[2] is not None for v in values):

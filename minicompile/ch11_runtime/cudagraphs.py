@@ -44,7 +44,8 @@ import contextlib
 import gc
 import threading
 import weakref
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Sequence
 
 import torch
@@ -52,6 +53,7 @@ import torch
 from .. import logs
 from ..ch07_loops.ir import written_by
 from .host import raise_versions
+from .numbers import Apart
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 MAX_KEYS = 64             # combinations of integers and floats; beyond, they change at every call
@@ -215,10 +217,11 @@ class GraphedCallable:
                  mutated: frozenset):
         self.group, self.fn, self.is_backward = group, fn, is_backward
         self.results, self.mutated = results, mutated
+        self.outputs: list[int] | None = None                   # their positions, where they are a part of what there is
         self.seen: dict[tuple, list] = {}
         self.recordings: dict[tuple, Recording] = {}
         self.made = 0
-        self.moved: set[int] = set()
+        self.moves: Counter[int] = Counter()                    # how often an input was no more where it was
         self.counts = {"plain": 0, "recorded": 0, "replayed": 0}
         self.disabled: str | None = None
         self.overwritten = getattr(fn, "overwritten", ())       # positions of inputs whose memory `fn` reuses
@@ -288,7 +291,7 @@ class GraphedCallable:
         if self.made >= MAX_RECORDINGS:
             reason = f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses"
             return self.disable(reason)
-        static = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in self.moved and
+        static = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and self.moves[i] < 2 and
                   self.is_static(a, self.seen[key][i])]
         if self.is_backward and any(self.group.stays.get(args[i].data_ptr(), 0) is None for i in static):
             return None                       # another backward graph was recorded over these activations
@@ -309,13 +312,16 @@ class GraphedCallable:
 
     def relocated(self, key: tuple, args: list, recording: Recording) -> list | None:
         """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the
-        same way. A parameter that was replaced: record again, and copy that input from now on."""
+        same way. A parameter that was replaced, as by loading a state: begin anew. If it moves again, record again, and
+        copy that input from now on."""
         moved = [i for i, old in zip(recording.static, recording.addresses) if args[i].data_ptr() != old]
         if self.is_backward and not all(self.group.is_fixed(args[i].data_ptr()) for i in moved):
             return None
-        if not self.is_backward:
-            self.moved.update(moved)
         del self.recordings[key]
+        if not self.is_backward:
+            self.moves.update(moved)
+            if any(self.moves[i] == 1 for i in moved):
+                del self.seen[key]
         return self.start(key, args)
 
 # %% [markdown]
@@ -421,12 +427,18 @@ def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
         inputs = gm.graph.find_nodes(op="placeholder")
         mutated = [inputs.index(n.args[0]) for n in gm.graph.find_nodes(op="call_function", target=COPY)]
         compiled = compile_aten(gm, fakes, is_backward=is_backward)
-        reason = graphs.recorder.objection(compiled)
+        parts = compiled.parts if isinstance(compiled, Apart) else None
+        device = compiled.device if parts else compiled
+        reason = graphs.recorder.objection(device)
         if reason is not None:
             logs.log("perf_hints", OFF, reason)
             return compiled
-        graphs.members.append(graphs.wrap(compiled, is_backward=is_backward, mutated=mutated))
-        return graphs.members[-1]
+        if parts:
+            mutated = [k for k, i in enumerate(parts.device_inputs) if i in mutated]
+        member = graphs.wrap(device, is_backward=is_backward, mutated=mutated)
+        member.outputs = parts and parts.device_outputs
+        graphs.members.append(member)
+        return replace(compiled, device=member) if parts else member
     return compile_graph
 
 
@@ -436,4 +448,4 @@ def outputs_that_leave(graphs: GraphSet, count: int) -> None:
     if any(m.is_backward for m in graphs.members):
         for m in graphs.members:
             if not m.is_backward:
-                m.results = count
+                m.results = count if m.outputs is None else sum(k < count for k in m.outputs)

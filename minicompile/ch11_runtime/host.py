@@ -55,6 +55,7 @@ from ..ch10_cpp.build import load_cpp
 from ..ch10_cpp.emit import emit_cpp
 from ..config import config
 from ..errors import MinicompileError, Unsupported
+from .numbers import Apart, as_arguments, take_apart
 
 # %% [markdown]
 # ## Names
@@ -254,9 +255,9 @@ allocate = torch.empty_strided          # a test fills what it returns, to see w
 
 
 # %% tags=["exercise:host-bug"]
-def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | None]) -> tuple[str, dict]:
+def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | View]] | None]) -> tuple[str, dict]:
     """Text of the module with `call(args)`, and its globals. `calls`: for each step that is a kernel, its
-    callable and the buffer and symbol names to pass."""
+    callable and the buffer and symbol names to pass, or where to read a number that is passed."""
     p = schedule.program
     w = Writer(p)
     w.globals.update(torch=torch, empty=allocate, as_strided=torch.as_strided, relayout=relayout,
@@ -281,7 +282,8 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str]] | N
             write_reuse(w, new, old)
         if isinstance(step, Kernel):
             fn, arguments = calls[k]
-            texts = [w.local(a) if a in p.buffers else a for a in arguments]
+            texts = [f"bits_of_float({view_text(w, a)}.item())" if isinstance(a, View) else
+                     w.local(a) if a in p.buffers else a for a in arguments]
             w.emit(f"{w.constant(fn, 'k')}({', '.join(texts)})  # {step.name}")
         else:
             write_extern(w, step)
@@ -423,11 +425,12 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
     unique: dict[tuple, int] = {}
     sources: list[KernelSource] = []
     kernels: list[Kernel] = []
-    bindings: list[tuple[int, list[str]] | None] = []
+    bindings: list[tuple[int, list[str | View]] | None] = []
     for step in schedule.steps:
         if not isinstance(step, Kernel):
             bindings.append(None)
             continue
+        step, reads = as_arguments(step)
         listed = isinstance(step, KernelList)            # its bodies are canonical
         names = {} if listed else canonical_names(step)
         key = ("list", len(bindings)) if listed else canonical_key(step, names)
@@ -437,7 +440,7 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
             unique[key] = len(sources)
             sources.append(emit(twin))
             kernels.append(twin)
-        bindings.append((unique[key], list(step.args)))
+        bindings.append((unique[key], [reads.get(a, a) for a in step.args]))
     functions: list[Callable] = [None] * len(sources)
     for language in dict.fromkeys(s.language for s in sources):
         which = [i for i, s in enumerate(sources) if s.language == language]
@@ -447,3 +450,9 @@ def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], Kerne
     numbers = {name: i for i, fn in enumerate(functions) for name, value in namespace.items() if value is fn}
     run = define(text, "call", namespace, "host")
     return HostProgram(schedule, text, sources, kernels, namespace, numbers, run, [b and b[0] for b in bindings])
+
+
+def compile_apart(schedule: Schedule, backend: str) -> Apart | None:
+    """The schedule in two programs, so that the one of the device can be recorded; None if it is one already."""
+    parts = take_apart(schedule)
+    return parts and Apart(parts, compile_schedule(parts.host, backend), compile_schedule(parts.device, backend))

@@ -8,6 +8,7 @@ from functools import partial
 
 import pytest
 import torch
+from recorders import FakeRecorder
 from threading_help import eager_switching
 
 import minicompile
@@ -18,37 +19,6 @@ from minicompile.ch11_runtime.cudagraphs import CudaRecorder, GraphSet, graphed,
 from minicompile.driver import compile_aten
 
 KINDS = [pytest.param("cpu", id="fake"), pytest.param("cuda", id="real", marks=pytest.mark.gpu)]
-
-
-class FakeRecorder:
-    """A graph for machines without one: same addresses, same overwriting."""
-
-    def usable(self, tensors) -> bool:
-        return True
-
-    def objection(self, compiled):
-        return None
-
-    def record(self, fn, inputs):
-        values = [t.clone() for t in inputs if isinstance(t, torch.Tensor)]
-        owned = {t.untyped_storage()._cdata for t in inputs if isinstance(t, torch.Tensor)}
-        outputs = [o.clone() if isinstance(o, torch.Tensor) and o.untyped_storage()._cdata not in owned else o
-                   for o in fn(list(inputs))]
-        for t, value in zip((t for t in inputs if isinstance(t, torch.Tensor)), values):
-            if not torch.equal(t, value):
-                t.copy_(value)
-
-        def replay():
-            for kept, new in zip(outputs, fn(list(inputs))):
-                if isinstance(kept, torch.Tensor) and kept is not new:
-                    kept.data.copy_(new)          # a graph does not raise version counters
-        return replay, outputs
-
-    def borrow(self, tensor):
-        return tensor
-
-    def queue_behind(self, last):
-        return None
 
 
 class SlowRecorder(FakeRecorder):
