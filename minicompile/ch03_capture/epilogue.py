@@ -110,7 +110,10 @@ def constant_text(ep, value) -> str:
     if value is Ellipsis:
         return "..."
     if kind is Identity:
-        refuse_to_leave(ep, "the id() of an object")
+        found = [v for v in ep.tx.keep if ep.tx.identities.get(id(v)) == int(value)]
+        if not found:
+            refuse_to_leave(ep, "the id() of an object")
+        return f"{pool(ep, id)}({expression(ep, found[0])})"
     return pool(ep, value)
 
 

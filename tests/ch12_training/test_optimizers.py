@@ -155,6 +155,40 @@ def test_a_scheduler_that_is_made_for_a_compiled_step():
         compare(net, optimizer, twin, other, f"step {number}")
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_gradient_scalers(fused):
+    """Infinite gradients skip a step. Where the optimizer asks the device for that, it is one graph; else the graph breaks."""
+    def make():
+        net = network()
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(net(x), y)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            return loss.detach(), norm
+        return net, optimizer, scaler, step
+    (net, optimizer, scaler, step), (twin, other, its, eager) = make(), make()
+    twin.load_state_dict(net.state_dict())
+    compiled = minicompile.compile(step, fullgraph=fused)
+    for number, (x, y) in enumerate(batches(7)):
+        if number == 3:
+            x[0, 0] = torch.inf
+        torch.testing.assert_close(compiled(x, y), eager(x, y), **TOLERANCE, equal_nan=True)
+        for p, q in zip(net.parameters(), twin.parameters()):
+            torch.testing.assert_close(p, q, **TOLERANCE)
+        assert scaler.state_dict() == its.state_dict(), number
+        for p, q in zip(net.parameters(), twin.parameters()):
+            torch.testing.assert_close(optimizer.state[p]["exp_avg"], other.state[q]["exp_avg"], **TOLERANCE)
+            assert optimizer.state[p]["step"] == other.state[q]["step"]
+    assert explain(step)(*batches(1)[0]).graph_count == (1 if fused else 2)
+
+
 def test_a_loaded_state_is_used():
     net, twin = network(), network()
     twin.load_state_dict(net.state_dict())

@@ -149,3 +149,25 @@ def _sgd_update(param, grad, buffer, weight_decay, momentum, lr, dampening, nest
         buffer = grad if first else buffer * momentum + grad * (1 - dampening)
         grad = grad + buffer * momentum if nesterov else buffer
     return param - lr * grad, buffer
+
+
+# %% [markdown]
+# ## Scaled gradients
+#
+# A `GradScaler` multiplies the loss, so that small gradients of float16 are not lost, and divides the gradients again before they are
+# used. If one is infinite then, the fused operators above skip the update, and the scale is lowered; after `interval` steps
+# without such an accident it grows.
+
+# %%
+@decomposition("_amp_foreach_non_finite_check_and_unscale")
+def unscale(grads, found_inf, inv_scale):
+    bad = torch.stack([g.isfinite().logical_not().any() for g in grads]).any()
+    return [in_float32(torch.mul)(g, inv_scale).to(g.dtype) for g in grads], torch.where(bad, torch.ones_like(found_inf), found_inf)
+
+
+@decomposition("_amp_update_scale")
+def update_scale(scale, tracker, found_inf, growth, backoff, interval):
+    bad, count, bigger = found_inf != 0, tracker + 1, scale * growth
+    full = count == interval
+    grown = torch.where(full & bigger.isfinite(), bigger, scale)
+    return torch.where(bad, scale * backoff, grown), torch.where(bad | full, torch.zeros_like(count), count)
