@@ -960,6 +960,11 @@ Table(
 # graph can be recorded as one CUDA graph, and [chapter 11](chapter:11) shows what this brings to a model that a slow
 # host has to launch.
 #
+# A recording has no arguments, and a step has numbers that change: the learning rate, the corrections, the counters.
+# So the program is taken apart first ([`take_apart`](ref:minicompile.ch11_runtime.numbers.take_apart)). The host's part
+# computes the numbers, and counts up the counters. The device's part is what is recorded; it loads the numbers from a
+# small tensor, which is filled before each replay.
+#
 # ## What stays outside
 #
 # Some programs cannot be one graph, and it is better to know which. Each line below is the reason that `explain` gives.
