@@ -15,6 +15,7 @@ import dis
 import inspect
 import sys
 import textwrap
+import types
 import weakref
 
 import torch
@@ -123,9 +124,11 @@ print(text[text.index("    def body") :])
 # %% [markdown]
 # Read it by hand. `out` holds what the graph computed, `y` and `loss`. The dictionary is the table of local
 # variables. Two things wait on the stack: the method `history.append`, which Python loads before it computes the
-# argument, and the method `loss.item`, which is about to be called. Each has CPython's mark of an empty slot below
-# it. `Frame(...)` puts all of it together, and the number at its end says which instruction is the next. The last
-# line returns the list of frames, and no result yet.
+# argument, and the method `loss.item`, which is about to be called. For every call CPython reserves two slots, one
+# for the function and one for the `self` of a method. Our two methods know their objects already, so one slot of each
+# stays empty. A special mark stands in an empty slot, which Python's listings call NULL and this text calls `k6`.
+# `Frame(...)` puts all of it together, and the number at its end says which instruction is the next. The last line
+# returns the list of frames, and no result yet.
 #
 # What runs this is a loop. It looks for compiled code for the present state. The code leads to a new state. If this
 # is not the end, the interpreter executes *one* instruction, the one that broke, and the loop begins again:
@@ -180,7 +183,10 @@ print("minicompile:", len(found.graphs), "graphs")
 # The cut cannot be planned. It is wherever the trace fails, and by then the trace may be deep inside of a function
 # that the user's function called, with half of its side effects noted down. One could roll all of that back. It is
 # simpler to forget the trace and to trace the frame a second time, with an order to stop *before* the instruction
-# under which the first trace failed:
+# under which the first trace failed. The trace counts the instructions of the outermost frame. `error.step` says how
+# many had been begun when it failed, so the second trace executes one less, and stops there (`stop_at`). If it came
+# to the end of the function nevertheless, it has a result, something has not happened twice in the same way, and the
+# frame is left to CPython:
 #
 # %show minicompile.ch04_breaks.breaks.capture_until "stop = error.step" to "return cut(done"
 #
@@ -222,8 +228,10 @@ Table(["function", "its graph"], rows)
 #
 # Sometimes the state before the instruction cannot be handed over. A generator that has run half of its body exists
 # only inside of the trace; there is no Python object for it. But some instruction has created it. So the cut moves
-# back to *that* instruction. Python executes it, and from then on there is a real generator. This is the second
-# half of the loop:
+# back to *that* instruction. Python executes it, and from then on there is a real generator. Each description that the trace
+# makes is numbered in the order of making, and the error brings along the number of the one that cannot be handed over: it
+# is `born`. `step_of` finds the instruction of the outermost frame during which it was made. This is the second half
+# of the loop:
 #
 # %show minicompile.ch04_breaks.breaks.capture_until "except Unsupported as inner" to "stop = earlier"
 #
@@ -311,8 +319,18 @@ for name, graph in (("live variables", sparing), ("all variables", generous)):
 # ## The first part
 #
 # What the first part has to do is known now: run the graph, carry out its effects, read what else is on the stack,
-# and hand everything over. That can be said in Python, as in [chapter 3](chapter:03). These lines follow the call
-# of the graph, whose results are `__out`:
+# and hand everything over. It hands over to a function that executes the breaking instruction. Such a function is
+# called a *step*. (From here on that is what the word means. It has nothing to do with the counting of instructions.)
+# The step will hand over to the function that has the rest.
+#
+# No piece calls the next one, for a reason that comes in "Who calls whom". It *returns* a pair, the next function and
+# its arguments. So that nobody takes the pair for a result of the program, it has a class of its own, `TailCall`,
+# which is a tuple and nothing else. A loop, `finish`, calls what such a pair says, as long as what comes back is
+# again such a pair.
+#
+# All of this can be said in Python, as in [chapter 3](chapter:03). In the text below, `__out` are the results of the
+# graph and `__G` are the globals of the user's function. `__K` is a list of objects that cannot be spelled in a text:
+# here `__K[2]` is `TailCall` and `__K[3]` is `finish`. `__k1` is the bytecode of the step:
 
 # %%
 seen = watch(training_loss, x, w, backend="eager")
@@ -320,12 +338,11 @@ entry = seen.entry_text(0)
 print(textwrap.dedent(entry[entry.index("        __t0 = ") : entry.rindex("    return __next")]))
 
 # %% [markdown]
-# `__k1` is the bytecode of a function that will execute the breaking instruction. Such a function is called a
-# *step*. The generated code makes a function of it, in the globals of the user's function, and puts it beside its
-# arguments: the two live variables, and the two values from the stack. `__K` holds objects that the text cannot
-# spell. Here they are the class `TailCall`, which marks such a pair, and the function `finish`, which calls it;
-# both are explained below. (The bytecode is held weakly, and that it is still there is one of the guards. It lives
-# as long as the function that it was made from.)
+# The first three lines fetch the two methods that wait on the stack. The fourth makes a function of the step's
+# bytecode and puts it into a `TailCall`, together with its four arguments: the live variables `y` and `loss`, and the
+# two methods. The fifth forgets what is not needed any more, so that memory is free while the rest runs. The last one
+# starts the loop. (The bytecode is held weakly, and that it is still there is one of the guards. It lives as long as
+# the function that it was made from.)
 
 # %% [markdown] tags=["page"]
 # ## Beginning in the middle
@@ -334,6 +351,23 @@ print(textwrap.dedent(entry[entry.index("        __t0 = ") : entry.rindex("    r
 # on the interpreter's stack. Bytecode can do that. So the step and the resume function are made of bytecode: *the
 # original bytecode behind a new beginning*. The new beginning takes the state as ordinary arguments, puts the
 # values back on the stack, and jumps.
+#
+# ### One by hand
+#
+# Take the smallest case, in which one value waits on the stack:
+
+
+# %%
+def twice(x):
+    return x.sum().item() * 2
+
+
+# %% [markdown]
+# The trace breaks at the call of `item`. The step executes this call. Then the number is on the stack, and nothing
+# else. The rest is to multiply it by 2 and to return it. So the resume function has one parameter, which we name
+# after its place on the stack, `__stack0`. It is the original, with two instructions in front: the first pushes the
+# parameter, and the second jumps over everything that has happened already. In the first column is the end of
+# `twice`, in the second the resume function as we would write it, and in the third what the compiler makes:
 
 
 # %% tags=["fold"]
@@ -359,9 +393,44 @@ def signature(code):
     return f"{code.co_name}({', '.join(code.co_varnames[: code.co_argcount])})"
 
 
+def resume_function(found):
+    """The code of the last resume function of a run, and where it goes on in the original."""
+    code = found.states[-1].code
+    return code, int(code.co_name.rpartition("_")[2])
+
+
+rest, resumed_at = resume_function(watch(twice, torch.ones(3), backend="eager"))
+jump = jump_of(rest)
+middle = listing(twice.__code__, resumed_at)
+Listings(
+    [
+        ("twice, the end", " ...\n" + middle),
+        ("rest(__stack0), by hand", f"push __stack0\njump to {resumed_at}\n ...\n" + middle),
+        (signature(rest), listing(rest, 0, jump.offset) + "\n ...\n" + listing(rest, jump.argval)),
+    ]
+)
+
+# %% [markdown]
+# Two things differ. The compiler's function has `RESUME` in front, with which every function begins, and all that follows has
+# other offsets, as it has been moved. And it pushes `__stack0` in a way that also empties the variable; why is explained
+# below. It is an ordinary function, and can be called:
+
+# %%
+print("the rest of twice, for 3:", types.FunctionType(rest, {})(3))
+
+# %% [markdown]
+#
+# ### The one of `training_loss`
+#
+# In `training_loss` the step has more to put back, and more to hand over. It is the second listing. It begins as a
+# resume function does. Then it executes the call, empties the stack into the variables `__exit0`, `__exit1` and
+# `__exit2`, and returns a `TailCall` with the resume function, which is the third listing:
+
+# %% tags=["fold"]
+seen = watch(training_loss, x, w, backend="eager")
 step = next(c() for c in seen.captured[0].constants if isinstance(c, weakref.ref) and c().co_name == "training_loss")
-rest = seen.states[-1].code
-resumed_at, jump = int(rest.co_name.rpartition("_")[2]), jump_of(rest)
+rest, resumed_at = resume_function(seen)
+jump = jump_of(rest)
 Listings(
     [
         ("training_loss, the end", listing(training_loss.__code__, resumed_at - 40)),
@@ -371,11 +440,12 @@ Listings(
 )
 
 # %% [markdown]
-# The first listing is the end of the function that the user wrote. The second is the step. It pushes what waited on
-# the stack, executes a copy of the one instruction that broke, and then undoes its beginning: it empties the stack
-# into variables, and returns the resume function with its arguments. The third is the resume function. It pushes
-# `history.append` and the number that `loss.item()` gave, and jumps over everything before the break. From there on
-# it is the original.
+# Follow the stack. The step's arguments `__stack1` and `__stack3` are numbered by their places: below each of them is
+# an empty slot, at places 0 and 2, which `PUSH_NULL` makes. `CALL 0` takes the upper two and leaves the number. So
+# three things are on the stack now: the empty slot, `history.append`, and the number. The upper two become arguments
+# of the resume function. The empty slot is no object, so it is not handed over. The resume function makes it anew,
+# pushes `history.append` and the number, and jumps over everything before the break. From there on it is the
+# original.
 #
 # ### Building one
 #
@@ -454,10 +524,15 @@ Walk("A resume function is built", building(training_loss.__code__, point))
 #
 # Which instructions restore the stack depends on the release. 3.12 and 3.13 have `LOAD_FAST_AND_CLEAR`, made for
 # comprehensions: it pushes a variable and empties it. 3.11 has no such instruction. There `LOAD_CLOSURE` pushes any
-# slot as it is, and `DELETE_FAST` empties it. The variable has to be emptied, because a value should not live
-# longer than it would have lived on the stack. And neither instruction *looks* at the value. Capture makes a guard
-# for a value when the program uses it, so what only passes through has none. In a loop, the iterator passes
-# through.
+# variable as it is, and `DELETE_FAST` empties it. A plain `LOAD_FAST` would push it as well, but two things would be wrong.
+#
+# The variable would keep its value until the function returns. On the original's stack the value lived only until it was
+# used. If it is a large tensor, that is a difference in memory.
+#
+# And the value would get a guard. The resume function is captured, too, and capture makes a guard for each variable
+# that the program loads. But a value that only goes back to its place has not been used yet. A loop's iterator, for
+# example, is another object at each call, and the loop's body does not depend on it. So capture treats these two
+# instructions as a mere move. A guard is made when the program does something with the value.
 #
 # ### What it is guarded by
 #
@@ -556,7 +631,12 @@ print(print_graph(inside.graphs[1]))
 #
 # A `try` is the reason why the step *copies* the instruction, where the text `loss.item()` would be shorter. If the
 # line raises an exception, it belongs to the user's handler. CPython finds handlers in a table: from this offset to
-# that one, go there. An instruction that is copied gets a copy of its entry, and the handlers are copied behind it:
+# that one, go there. An instruction that is copied gets a copy of its entry, and the handlers are copied behind it.
+#
+# In the code below, `w` is the walk along the instructions, and `w.draft` is the function that is being built.
+# `position` gives the place of each original instruction. An entry `h` of the table covers the instructions from
+# `h.first` to `h.last`. The copy is appended to the body, and for every entry that covers the original, a new entry
+# covers the copy alone:
 #
 # %show minicompile.ch04_breaks.steps.copy_of
 
@@ -596,12 +676,36 @@ for graph in found.graphs:
 # fails, `i` becomes an input, and the third graph serves all other rounds.
 #
 # Each round has a second break. After `item()`, the rest appends the number, jumps back, and asks the iterator for
-# the next value. That is a real iterator by now, which the trace cannot advance without changing it. But if the
-# step executed only this `FOR_ITER`, the next resume function would begin by storing the result in `i`, and that is
-# no work for a graph. So a step goes on as long as the instructions only put a result away. At each place where the
-# program may leave this path there is an *exit*, which returns the resume function for that place. Here is the step
-# of the loop. It has an exit for the next round, and one for the end, to which `FOR_ITER` jumps when there is no
-# next value:
+# the next value. That is a real iterator by now, which the trace cannot advance without changing it. So the graph
+# ends, and a step executes `FOR_ITER`.
+#
+# Should the step end there? Think of a loop whose body ends with `print(i)`. After this call, three instructions
+# follow: drop the result, jump back to the head of the loop, and `FOR_ITER`, which breaks again. A resume function
+# for these three would have guards, and an empty graph. So a step goes on, as long as the instructions only put a
+# result away: storing it in a variable, dropping it, appending it to the list of a comprehension. A jump that is
+# always taken is followed. `FOR_ITER` and conditional jumps are copied, and they can go two ways. One way is walked
+# on. The other one, and the place where the walk ends, is an *exit*. An exit returns a `TailCall` with the resume
+# function for that place. Here is the step of `rounds`:
+
+# %% tags=["fold"]
+drawing(
+    {
+        "begin": ("push the iterator", "from __stack0", "input"),
+        "for": ("FOR_ITER", "copied", "bad"),
+        "store": ("STORE_FAST i", "copied: puts away", "compute"),
+        "next": ("exit: the next round", "body(x, i, iterator)", "library"),
+        "end": ("exit: the end", "after the loop(x)", "library"),
+    },
+    [("begin", "for"), ("for", "store"), ("store", "next"), ("for", "end")],
+    "The step pushes the iterator and executes FOR_ITER. If there is a next value, the step stores it in i and leaves by the exit for the "
+    "next round, with x, i and the iterator. If there is none, it leaves by the exit for the end, with x.",
+    "One instruction, two exits. The walk stops behind STORE_FAST, because the body's first instruction does more than put away.",
+    width=170,
+)
+
+# %% [markdown]
+# And this is its bytecode. The second exit, the one for the end, is written first. Each exit empties the stack into variables, builds
+# the `TailCall`, and returns it:
 
 # %%
 steps = [p.code for p in kept(resume.pieces, rounds.__code__).values() if "resume" not in p.name]
