@@ -127,7 +127,8 @@ Layer.scale = lambda self, x: x * 100
 print("eager:", use(minus).item(), " tiny:", small(minus).item(), " minicompile:", ours(minus).item())
 
 # %% [markdown]
-# **It is slow.** The check of the GPT block, with which this book is concerned from [chapter 3](chapter:03) on, has
+# **It is slow.** The running example of this book is a block of a GPT: attention and a perceptron, each behind a
+# norm. Its check has
 # 80 lines. Each costs a step of the interpreter, and `describe` asks a tensor five questions. Further down both are
 # measured.
 #
@@ -324,31 +325,40 @@ tiny_time = best_time(lambda: [tiny_check(frames) for _ in range(50)]) / 50
 print(f"tiny: {len(tiny_check.text.splitlines())} lines, {tiny_time * 1e6:.1f} us")
 
 # %% [markdown]
-# Both checks are Python functions made of text. Here is ours:
+# Both checks are Python functions made of text. Ours has three parts. The first is a list of conditions on what a
+# number or a flag says: the state of PyTorch, and the globals of the function. They are evaluated at each call. The
+# second part is one call, `__stable(...)`. It answers for all that is reached through dictionaries and classes, which
+# rarely change: children, parameters, methods, hooks. The third is another call, `__tensors(...)`, and answers for
+# the tensors among the arguments. Both of these calls are short cuts. They say whether everything is as it was when
+# it was last checked in full, and `None` means that they cannot say so. Then `__refresh` calls the full check,
+# `__stable_full` or `__tensors_full`, and if that holds, the short cut notes what it has seen.
+#
+# In the text, `__F` is the function and `__G` are its globals. `__K`, `__s0` and `__g0` stand for objects that the
+# guards compare with. `raise __Miss` ends the check: this version does not fit. At the end the inputs of the graph
+# are returned, `x` and what `__stable` has read on its way, the parameters.
 
 # %%
 text = check.source_text
 head(text[text.index("def __check(") :], 40)
 
 # %% [markdown]
-# Most guards are not even in there as conditions, but in functions of their own. This one has what is assumed
-# about `x`, whose metadata is checked again only when it differs from what was accepted before:
+# This is the full check of the third part, with what is assumed about `x`:
 
 # %%
 start = text.index("def __tensors_full(")
 print(text[start : text.index("def __", start + 1)].replace(" and ", "\n            and "))
 
 # %% [markdown]
-# The other, `__stable_full`, has all that is reached through dictionaries and classes, which rarely change:
-# children, parameters, methods, global variables. That is most of the guards. How can they be true without being
-# evaluated? That takes an argument of its own.
+# The short cut `__tensors` compares the metadata of `x` with what was accepted before, in C. The other full check,
+# `__stable_full`, has most of the guards. How can these be true without being evaluated? That takes an argument of its own.
 
 # %% [markdown] tags=["page"]
 # ## Not looking twice
 #
 # All those guards are read through dictionaries, because the attributes of an object, the children of a module and
 # the variables of a file are entries of dictionaries. CPython gives each dictionary a number, and a new one at each
-# write. So if we have evaluated all guards once, and noted the numbers of all dictionaries that were read on the
+# write. All dictionaries draw their numbers from one counter, so no two ever have the same one, not even one after the
+# other. So if we have evaluated all guards once, and noted the numbers of all dictionaries that were read on the
 # way, then the next time it is enough to compare numbers. If no dictionary was written, whatever was true is true.
 # Such a notebook is called a *memo*. Here is one in Python, for dictionaries that count their writes:
 
@@ -422,12 +432,19 @@ print("by address:", [slope_of(Settings(s)) for s in (0.1, 0.5, 0.9)])
 # another object, or from memory that does not belong to any object.
 #
 # So each step needs a reason why the thing at the address is still the thing that was there. It goes by induction
-# again. The memo begins at the *arguments*, which the caller holds: these are alive, and their addresses can be
-# compared. Suppose that a dictionary is known to be the same object, alive, and that its number is the same. Then
-# it has not been written, so it holds the same values as before. Whatever it holds is alive, since a dictionary
-# keeps its values alive, and is the same object as before. So the memo may go on to the values, and read *their*
-# numbers. At no point does it read through an address before it has seen that something alive still holds what is
-# there.
+# again.
+#
+# - **The beginning.** The memo begins at the *arguments*. The caller holds them, so they are alive, and it is safe to read from them.
+# - **From an object to its dictionary.** An object that is alive keeps its dictionary alive. So its number may be read.
+# - **The number.** It is compared with the one that was noted. Another dictionary may lie at the same address now, or this one
+#   may have been written. In both cases the number is another one, because a number is never given twice, neither to two
+#   dictionaries nor to one dictionary before and after a write. So if the number is the same, it is the same dictionary,
+#   and it has not been written.
+# - **From a dictionary to its values.** Then it holds the same objects as before, at the same addresses. A dictionary keeps its
+#   values alive. So the memo may go on to these objects, and read *their* numbers.
+#
+# At no point does the memo read through an address before it has seen that something alive still holds what is there. In the
+# example above, the three objects may lie at one address, but each has a dictionary of its own, with a number of its own.
 
 # %% tags=["fold"]
 drawing(
@@ -447,12 +464,15 @@ drawing(
 )
 
 # %% [markdown]
-# The memo is written in C (`unchanged.c`), and its head has the
-# argument in full. In the check above it is called as `__stable(...)`. It answers with the tuple of parameters that
-# the graph takes as inputs. If a number differs and a value with it, the answer is None: then `__stable_full`
-# evaluates all guards, and if they hold, the memo looks at everything anew. Nothing is believed that a full check
-# has not confirmed. Which guards a memo can vouch for is a field of their kind. A list, for one, carries no number,
-# so what is read from a list is compared at every call.
+# The memo is written in C (`unchanged.c`), and its head has the argument in full. In the check above it is called as
+# `__stable(...)`. If a number differs and a value with it, the answer is None: then `__stable_full` evaluates all
+# guards, and if they hold, the memo looks at everything anew. Nothing is believed that a full check has not
+# confirmed.
+#
+# Not every guard can be left to the memo. It can vouch for a fact only if nobody can change the fact without writing
+# a dictionary or a class. That an entry of a dictionary is a certain object is such a fact. What a list contains is
+# not: a list has no number. Each kind of guard says in one of its fields to which group it belongs, and what is read
+# from a list is compared at every call.
 #
 # The numbers are no part of the language, and releases of CPython treat them differently. In 3.11 a number changes
 # with every write. Since 3.12 its lowest bits say who *watches* the dictionary, so it changes without a write, too.
@@ -554,14 +574,17 @@ for guard in varying.captured[-1].guards:
         print(guard.kind, "-", in_words(guard))
 
 # %% [markdown]
-# `rate` and `step` were guarded by value in the first graph; in the second they are inputs, and two questions that
-# Python's arithmetic asks have become guards: `0.9**step` is a float (it would be complex for a negative base and a
-# fraction), and the quotient is one (no division by zero). A float that a program branches on is an input as well,
-# and the guard is the condition: `if rate > 0.5` leaves `not (f0 > 0.5)`, which holds for all rates up to one half.
-# Only where an operator wants a constant, such as the probability of a dropout, does the guard by value stay.
+# `rate` and `step` were guarded by value in the first graph. In the second they are inputs. But Python's arithmetic
+# itself asks questions about numbers, and the answers to two of them have become guards. What kind of number is
+# `0.9**step`? A power may also be a complex number, namely of a negative base and a fraction. And is the divisor
+# zero? Then the quotient would be an error. A float that a program branches on is an input as well, and the guard is
+# the condition: `if rate > 0.5` leaves `not (f0 > 0.5)`, which holds for all rates up to one half. Only where an
+# operator wants a constant, such as the probability of a dropout, does the guard by value stay.
 #
-# The versions form a chain. An entry whose guards fail calls the next with the same arguments; the last
-# calls the compiler.
+# The versions form a chain. An *entry* is one version: a function that checks its guards and runs its graph, or returns
+# `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others in order, and
+# at last calls the *tail*, which calls the compiler. An entry that serves two calls in a row moves to the front. That is
+# what `candidate` is for: it is the entry that has served the last call. `link` connects the chain again:
 #
 # %show minicompile.ch02_guards.cache.search
 #

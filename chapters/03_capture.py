@@ -223,8 +223,14 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 # ## The real version
 #
 # The loop is the same. The instructions are in a table, filled by decorated functions whose parameters are what the
-# instruction pops and whose result is what it pushes. Here is one of a loop. It asks the iterator for its next
-# value. If there is one, the iterator stays on the stack below it. If not, the handler jumps behind the loop.
+# instruction pops and whose result is what it pushes. Three parameters come before these. `tx` is the *tracer*, the
+# state of one whole capture: the graph so far, the guards, the inputs, and the writes that are postponed. `frame` is
+# one function that is being executed: its code, its variables, its stack, and `ip`, the number of the next instruction.
+# When the program calls a Python function, a new frame is made, with the same tracer. The third is the instruction
+# itself, and `i.argval` is what it refers to: the name of a variable, a constant, the target of a jump.
+#
+# Here is one instruction of a loop. It asks the iterator for its next value. If there is one, the iterator stays on the
+# stack below it. If not, the handler jumps behind the loop.
 #
 # %show minicompile.ch03_capture.opcodes.for_iter
 #
@@ -238,13 +244,16 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 # %show minicompile.ch03_capture.interpreter.run "if type(pushed) is list" to "stack.append(pushed)"
 #
 # Between the two stands the call of the handler, and two kinds of exceptions may come out of it. They must not be
-# confused. A `UserError` belongs to the *program*: it would have been raised in eager code as well. The function's
-# exception table says where its handler is, and how high the stack is there. So `unwind` cuts the stack to this
-# height, pushes the exception and jumps, as CPython does ([exercise](exercise:unwind)). `Unsupported` belongs to
-# the *compiler*: it does not know what to do here, and the graph ends. The errors of tensor operators are of the
-# second kind. When an addition on fakes fails because shapes do not fit, eager would raise as well, but its message
-# and perhaps its type are the kernel's affair. So the graph ends in front of that line, CPython executes it, and
-# whatever it raises is raised for real, inside of the program's own `try`.
+# confused. A `UserError` belongs to the *program*: it would have been raised in eager code as well. Beside the
+# bytecode of a function CPython keeps its *exception table*. For each range of instructions inside of a `try` or a
+# `with`, it says where the handler begins, and how high the stack is there. So `unwind` cuts the stack to this
+# height, pushes the exception and jumps, as CPython does ([exercise](exercise:unwind)). A frame without a handler
+# ends, and the search goes on in the frame that called it. If no frame has one, the program raises this exception in
+# eager, too. The capture is given up, CPython evaluates the whole frame, and the exception is raised for real.
+# `Unsupported` belongs to the *compiler*: it does not know what to do here, and the graph ends. The errors of tensor
+# operators are of the second kind. When an addition on fakes fails because shapes do not fit, eager would raise as
+# well, but its message and perhaps its type are the kernel's affair. So the graph ends in front of that line, CPython
+# executes it, and whatever it raises is raised for real, inside of the program's own `try`.
 #
 # ### What stands on the stack
 #
@@ -311,20 +320,34 @@ facts = seen.captured[0].guards
 Table(["kind", "in words", "asked by"], [(g.kind, in_words(g), line(g.location)) for g in facts])
 
 # %% [markdown]
-# And the text of a function around the two, which [chapter 2](chapter:02) completes with the checks:
+# And the text of a function around the two, which [chapter 2](chapter:02) completes with the checks. In it, `__out` is the
+# list of the graph's results:
 
 # %%
 print(seen.captured[0].body)
 
 # %% [markdown]
 # This is *specialisation*. Its price is in the table: `steps == 2` is a guard, and another number of steps
-# is another graph.
+# is another graph. With `steps == 0` there would be no graph at all: a way through the program that meets no tensor operation
+# makes no node, and the generated function only checks its guards and returns `x`.
 #
 # ### One function makes nodes
 #
 # Whatever the program does to a tensor ends in one function, [`emit`](ref:minicompile.ch03_capture.tensors.emit). It
 # gets the operation and its arguments as values. Every value that stands for a tensor has two sides: a node, which is
-# its name in the graph, and a fake, which knows its shape. So the arguments are written down twice:
+# its name in the graph, and a fake, which knows its shape. If all arguments were tensors, and if each operation gave one
+# new tensor, the function would have six lines:
+#
+#     def emit(tx, target, args):
+#         nodes = [value.node for value in args]
+#         fakes = [value.fake for value in args]
+#         result = target(*fakes)
+#         node = tx.graph.call_function(target, nodes)
+#         return TensorVal(node, result)
+#
+# The real one has the same order. The arguments, which may be numbers and lists of tensors as well, are written down
+# twice, once with nodes and once with fakes. All fakes among them are collected in the list `fakes`, and their
+# version numbers are noted:
 #
 # %show minicompile.ch03_capture.tensors.emit "fx_args" to "before = "
 #
@@ -515,15 +538,15 @@ frames.append(("The end of the trace: the epilogue writes the differences as sta
 Walk("Writes to a list, a dictionary and an object", frames)
 
 # %% [markdown]
-# Look at the statements in the last frame. The list gets one assignment, of the slice that differs; that `"end"`
-# was there for a moment cannot be seen any more. `"old"` is removed from the dictionary, and `"calls"` is assigned.
-# Both numbers are constants, because the trace has read them, and a guard says that `totals["calls"]` is 0. At the
-# next call it is 1, and the guard fails. Numbers that change with every call would mean a version
-# for every call. So such a number soon becomes an input of the function, and its third version serves all later calls
-# ([chapter 2](chapter:02)). The list has no
-# such guard. Nobody asked what its first item is, and the statement is right whatever it is: that item was *not
-# looked at* before and after. That is why items are compared by identity, and never by asking whether they are
-# equal:
+# Look at the statements in the last frame. The list gets one assignment, of the slice that differs; that `"end"` was
+# there for a moment cannot be seen any more. `"old"` is removed from the dictionary, and `"calls"` is assigned. Both
+# numbers are constants, because the trace has read them, and a guard says that `totals["calls"]` is 0. At the next
+# call it is 1, and the guard fails. Numbers that change with every call would mean a version for every call. So such
+# a number soon becomes an input of the function, and its third version serves all later calls ([chapter
+# 2](chapter:02)). The list has no such guard. An append does not look at what is in the list, so it needs no guard
+# about the contents or the length; `len(log)` would ask for the length, and get one. Nobody asked what its first item
+# is, and the statement is right whatever it is: that item was *not looked at* before and after. That is why items are
+# compared by identity, and never by asking whether they are equal:
 #
 # %show minicompile.ch03_capture.effects.difference_of_lists
 #
@@ -570,12 +593,12 @@ drawing(
 )
 
 # %% [markdown]
-# The hook is one C file, and there is little in it. What is known about a code object is attached to the code
-# object, so a lookup is one pointer. A target is an ordinary Python function, the one that chapter 2 generates: it
-# gets the arguments of the frame, and its result becomes the result of the call. It may also decline, and then the
-# untouched frame is evaluated. A skipped function is never asked about again. And the hook is installed only while
-# a compiled function runs, because CPython has a faster way of calling Python functions that is switched off while
-# a hook is there.
+# The hook is one C file, and there is little in it. What is known about a code object is attached to the code object,
+# so a lookup is one pointer. A target is an ordinary Python function, the one that chapter 2 generates: it gets the
+# arguments of the frame, and its result becomes the result of the call. It may also decline, when no version fits and
+# none is to be made any more, and then the untouched frame is evaluated. A skipped function is never asked about
+# again. And the hook is installed only while a compiled function runs, because CPython has a faster way of calling
+# Python functions that is switched off while a hook is there.
 #
 # What all that costs on top of a plain call:
 
