@@ -478,7 +478,7 @@ bars(rows, "ms", "Transposing and doubling a square matrix.", form="{:.2f}")
 # Pointwise kernels, row reductions and column reductions each have a plan of their own. The entry to all of
 # them makes the graph of values, and asks whether anything in it reduces:
 #
-# %show minicompile.ch10_cpp.emit.emit_cpp "e = Emitter" to "emit_pointwise"
+# %show minicompile.ch10_cpp.emit.emitted "e = Emitter" to "emit_pointwise"
 #
 # What these functions leave behind are the lines of the loops, in `function`. In front of them go the pointers. A
 # kernel gets one array of addresses, and gives each a name and a type:

@@ -1,5 +1,6 @@
 """The narratives: every cell runs, every name and every chapter that they point at exists."""
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 
 import minicompile
 from chapters import _lib
+from tools.site import chapter_pages, links, names
+from tools.site.chapter_pages import SHOW
 
 minicompile.config.raise_on_internal_error = False        # which _lib sets for the pages
 
@@ -38,6 +41,20 @@ def defined(dotted: str) -> bool:
     return False
 
 
+def not_there(dotted: str, begin: str | None, end: str | None) -> list[str]:
+    """The words of a `%show` with which no line of the definition begins."""
+    try:
+        chapter_pages.place_of(book(), dotted, begin, end)
+    except KeyError as error:
+        return [str(error)]
+    return []
+
+
+@functools.cache
+def book():
+    return links.Book(names.read_package())
+
+
 def test_there_is_a_page_for_each_chapter():
     written = {path.stem[:2] for path in PAGES}
     assert written >= {"00"} | {name[2:4] for name in minicompile.CHAPTERS if int(name[2:4]) <= 11}
@@ -49,6 +66,8 @@ def test_links(path):
     missing = [name for name in re.findall(r"\]\(ref:([\w.]+)\)", text) + re.findall(r"^(?:# )?%show +(\S+)", text, re.M)
                if not defined(name)]
     numbers = {page.stem[:2] for page in PAGES} | {"tiny"}
+    missing += [f"{shown[1]} {words}" for shown in SHOW.finditer(re.sub("^# ?", "", text, flags=re.M)) if defined(shown[1])
+                for words in not_there(*shown.groups())]
     missing += [n for n in re.findall(r"\]\(chapter:(\w+)\)", text) if n not in numbers]
     missing += [file for file in re.findall(r"\]\(code:([^)#]+)", text) if not (ROOT / file).exists()]
     assert not missing
