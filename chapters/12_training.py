@@ -10,6 +10,7 @@
 # tensors, and decides with the count. All three have to be understood before they can be put into a graph.
 
 # %%
+import bisect
 import inspect
 import json
 import linecache
@@ -27,7 +28,9 @@ from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch05_autograd.joint import trace_joint
 from minicompile.ch05_autograd.partition import size_in_bytes
 from minicompile.ch06_decompositions.decompose import decompose
-from minicompile.ch08_fusion.kernel import Kernel
+from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.kernel import Kernel, KernelList
+from minicompile.ch08_fusion.lists import levels
 from minicompile.ch12_training.memory import recompute_in_backward
 
 # %% [markdown]
@@ -872,6 +875,62 @@ print(f"relative difference from eager: {(ours - cached).abs().max() / scale:.1e
 print(f"eager without the cache, from eager: {(tied.w.grad - cached).abs().max() / scale:.1e}")
 
 # %% [markdown]
+# ## A list of tensors as one loop
+#
+# Twenty parameters are updated, all in the same way. Fusion ([chapter 8](chapter:08)) joins loops that share memory, and
+# these share none. So the update would be twenty kernels, many of them over 64 or 256 elements. A launch on a GPU costs as
+# much time as moving a megabyte; these move a kilobyte.
+#
+# What they have in common is their code. So launch the code once, for all of them. The work is divided into blocks, as
+# always, and a *table* says at which block each tensor begins. A block looks up to which tensor it belongs, and where in it
+# it has to work. By hand, for tensors of 5, 2 and 3 elements, in blocks of 2:
+
+# %%
+sizes, length, first = [5, 2, 3], 2, [0]
+for n in sizes:
+    first.append(first[-1] + -(-n // length))
+print("the table:", dict(enumerate(first[:-1])))
+for block in range(first[-1]):
+    tensor = bisect.bisect_right(first, block) - 1
+    begin = (block - first[tensor]) * length
+    print(f"block {block}: tensor {tensor}, elements {begin} to {min(begin + length, sizes[tensor]) - 1}")
+
+# %% [markdown]
+# The code does not grow with the list, only the table does. This matters for the time of compilation as well: for a
+# compiler that knows sizes, tensors of ten sizes are ten kernels, and here they are one, with the size as a parameter.
+#
+# Two things have to be true. First, the loops are *equal up to numbers*: the same operations, with other buffers, sizes,
+# strides and offsets. Second, they *need nothing from each other*, since nobody says in which order blocks run. The
+# second condition is less innocent than it looks. When gradients are accumulated, the same addition occurs once for each
+# parameter *and once for each part of the batch*, and of these only the ones of one part may run side by side. So each
+# loop of a kind gets a *level*: how many loops of its kind lie on the longest way that leads to it. Whoever needs
+# another one has a larger level. Loops of one level are independent, and become one launch:
+
+# %%
+needs = {"a += 1st": set(), "b += 1st": set(), "a += 2nd": {"a += 1st"}, "b += 2nd": {"b += 1st"}}
+found = levels(needs, set(needs))
+print({name: found[name] for name in needs})
+
+# %% [markdown]
+# Lists are found at the end of fusion, among finished kernels, wherever these come from: `_foreach_` operators, a loop in
+# the program, the layers of a model. Here is the second version of our step with and without them, and the lists that it
+# has:
+
+# %%
+program = seen_step.halves[-1]["program"]
+for lists in (False, True):
+    steps = fuse(program, FusionOptions(lists=lists)).steps
+    print("with lists:" if lists else "without:   ", sum(isinstance(s, Kernel) for s in steps), "kernels")
+lists = [s for s in steps if isinstance(s, KernelList)]
+Table(["list", "pieces", "kinds of code"], [(s.name, len(s.pieces), len(s.bodies)) for s in lists])
+
+# %% [markdown]
+# Each row is one launch, and a *piece* is what one tensor, or one group of them, needs. The casts of the weights to
+# bfloat16 are pieces, the counters are, and so is what AdamW does to one parameter. On a CPU a list may hold loops of
+# several kinds, since its blocks are shared among threads and a branch costs nothing there. What limits lists is
+# memory. A list needs all that its pieces read at once, so what could have died early has to live on. If that raises
+# the peak, only short loops are joined.
+#
 # ## What one launch saves
 #
 # Back to the question of the beginning. Here is the step without autocast and scheduler, on this machine's CPU, three
