@@ -143,6 +143,7 @@ class Fuser:
         self.parent = list(range(len(nodes)))
         self.decisions: dict[tuple, Decision] = {}
         self.root = {name: root_of(self.buffers, name) for name in self.buffers}
+        self.kept = set(program.inputs) - program.owned
         self.aliased = {self.root[n] for n, b in self.buffers.items() if b.alias_of is not None}
         self.readers: dict[str, set[int]] = defaultdict(set)
         self.writer: dict[str, int] = {}
@@ -164,6 +165,12 @@ class Fuser:
             self.parent[i] = self.parent[self.parent[i]]
             i = self.parent[i]
         return i
+
+    def permanent(self, g: Group) -> bool:
+        """Does the group touch only its own values, and memory that is there before and after, as an update of a parameter does?"""
+        own = set(g.members)
+        return all(self.root[n] in self.kept or self.writer.get(n) in own and self.readers.get(n, own) <= own
+                   for names in (g.reads, g.writes) for n in names)
 
     def name(self, g: Group) -> str:
         names = [self.nodes[i].name for i in g.members[:6]]
@@ -293,7 +300,8 @@ def score(f: Fuser, a: Group, b: Group, flows, common) -> int:
 # between the two. A buffer that is written at computed positions is complete only when the kernel has
 # ended, and one that is read at computed positions needs to be in memory. Then usefulness: two loops that
 # only read something in common must share a good part of their traffic, and must not lie far apart in the
-# program, since fusing them keeps everything between them alive for longer. Then the cycle test.
+# program, since fusing them keeps everything between them alive for longer. (That is no reason where both touch nothing but
+# inputs that stay: `_foreach` operators do all of a parameter's work in places far apart.) Then the cycle test.
 #
 # Only now is a common nest looked for. Mostly the nests agree already and all accesses are equal (`same`);
 # that is decided by comparing, with no search. The last questions need the alignment: whether the buffers
@@ -374,7 +382,7 @@ def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
         if n in b.guarded:
             return refuse(f"{n} is read under a mask or at a computed position")
     if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
-            abs(b.members[-1] - a.members[0]) > f.options.max_distance:
+            abs(b.members[-1] - a.members[0]) > f.options.max_distance and not (f.permanent(a) and f.permanent(b)):
         return refuse("far apart in the program: intermediates would have to live longer")
     if not flows and common and 5 * points < min(_traffic(f, a), _traffic(f, b)):
         return refuse("too little in common")

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import minicompile
+from minicompile import logs
 from minicompile.ch08_fusion.kernel import KernelList
 from minicompile.ch08_fusion.lists import contract, levels
 from minicompile.driver import counters
@@ -149,6 +150,20 @@ def test_one_tensor_twice_in_a_list_and_views_of_one(backend):
         torch._foreach_add_(parts, 1.0)
         return x * 2
     same_as_eager(in_place, lambda seed: tensors([(100,)], seed=seed), backend)
+
+
+def test_updates_of_one_tensor_are_one_loop_however_far_apart(monkeypatch):
+    """`_foreach` operators go over all tensors one after the other: what happens to one tensor is spread over the program."""
+    def step(ps, gs, ms):
+        torch._foreach_mul_(ms, 0.5)
+        torch._foreach_add_(ms, gs)
+        torch._foreach_addcmul_(ps, gs, ms, value=-0.1)
+
+    seen = []
+    monkeypatch.setattr(logs, "watchers", [*logs.watchers, lambda kind, schedule=None, **data: seen.append(schedule)])
+    same_as_eager(step, lambda seed: [tensors([(n % 7 + 2, 3) for n in range(110)], seed=seed + k) for k in range(3)], "loops")
+    (k,) = next(s for s in seen if s is not None).steps
+    assert len(k.pieces) == 110 and all(len(p.kernel.outputs) == 2 for p in k.pieces)
 
 
 def test_adamw_over_a_model_is_one_loop_on_a_cpu():
