@@ -183,6 +183,8 @@ def write(f: Functionalizer, alias: Alias, new: fx.Node) -> None:
         new = restride(f, new, alias.fake)
         alias.memory.value, alias.memory.version = new, alias.memory.version + 1
     else:
+        if not each_has_its_place(alias.parent.fake):
+            raise Unsupported("writing through a view of a tensor that overlaps itself")
         write(f, alias.parent, undo(f, alias.step, read(f, alias.parent), new))
     if same_layout(new.meta["val"], alias.fake):
         alias.node, alias.version = new, alias.memory.version

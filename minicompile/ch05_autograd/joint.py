@@ -146,6 +146,10 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
     for o, chain in zip(outputs, chains):
         if chain is not None:
             members.setdefault(chain[0], {})[id(o)] = o
+    sources = {root: entries[position[root]] if root in position else root.meta["val"] for root in members}
+    for root, views in members.items():
+        if len(views) > 1 and root not in position and not any(o.requires_grad for o in views.values()):
+            sources[root] = sources[root].detach()                # nobody differentiates it, or can any more
     results, index_of, recipes = [], {}, []
 
     def result(fake) -> Result:
@@ -159,7 +163,7 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
             recipes.append(Constant(expr_of(o)))
             continue
         root, steps = chain
-        source = entries[position[root]] if root in position else root.meta["val"]
+        source = sources[root]
         # One of several views that an operator gives may not be written in place, which autograd remembers
         one_of_several = any(step.index is not None for step in steps) and o.requires_grad and \
             o._base is source and not has_own_gradient(o, source)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod, present
+from ..ch01_graphs.layouts import contiguous_strides, same_strides
+from ..ch01_graphs.shapes import expr_of
+from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod, present, product
+from ..errors import Unsupported
 from .ir import Layout
-from .lazy import Lazy, Lowering, contiguous_strides, from_buffer, linear, make_lazy, make_view, realize, sizes_of, window
+from .lazy import Lazy, Lowering, as_view, from_buffer, linear, make_lazy, make_view, sizes_of, strides_of, window
 from .table import lowering
 
 
@@ -251,26 +254,28 @@ def reshape_layout(base: Layout, size, groups) -> Layout | None:
 # ## Memory as such
 #
 # `as_strided` speaks of storage, not of elements: it is only meaningful for a tensor that is in memory with
-# the strides of eager. `view.dtype` reads the same bytes as another dtype of equal width.
+# the strides of eager. A tensor that has its memory for itself is copied into them where it lies otherwise, as the result of
+# `flip` may, which here is a view. `view.dtype` reads the same bytes as another dtype of equal width.
 
 # %%
-def memory_of(g: Lowering, x: Lazy) -> Lazy:
-    while x.view is None and x.base is not None:
-        x = x.base
-    return realize(g, x)
-
-
 @lowering("as_strided", view=True)
 def as_strided(g, x, size, stride, storage_offset=None):
-    node, root = g.node.args[0], memory_of(g, x).view.buffer
+    node = g.node.args[0]
+    val, wanted = node.meta["val"], strides_of(node.meta["val"])
+    place = as_view(g, x)
+    if place is None or not same_strides(x.size, place.layout.stride, wanted):
+        memory = val.meta.untyped_storage().nbytes() // val.element_size()
+        place = window(g, x, wanted) if present(expr_of(memory)) == present(product(x.size)) else None
+        if place is None or not same_strides(x.size, place.layout.stride, wanted):
+            raise Unsupported("as_strided of a tensor that does not lie in memory as in eager")
     sources = {n.name: n.meta["val"] for n in node.graph.nodes if n.op in ("placeholder", "get_attr")}
-    start = offset_of(sources[root]) if root in sources else 0          # our own buffers start at 0
+    start = offset_of(sources[place.buffer]) if place.buffer in sources else 0          # our own buffers start at 0
     offset = offset_of(node.meta["val"]) if storage_offset is None else storage_offset
-    return from_buffer(g, root, Layout(tuple(size), tuple(stride), offset - start))
+    return from_buffer(g, place.buffer, Layout(tuple(size), tuple(stride), offset - start))
 
 
 def offset_of(fake) -> Int:
-    return getattr(fake, "meta", fake).storage_offset()
+    return expr_of(getattr(fake, "meta", fake).storage_offset())
 
 
 @lowering("view.dtype", view=True)

@@ -244,6 +244,22 @@ def test_a_second_backward_raises_as_in_eager(rung):
 
 
 @pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("other", [torch.Tensor.detach, torch.t, lambda h: h[0], lambda h: h.view(-1)])
+def test_what_was_used_up_leaves_beside_a_view_of_it(rung, other):
+    def step(net, x):
+        h = net.first(x).tanh()
+        h.square().mean().backward()
+        return h, other(h)
+    net, (x, *_) = Net(), batch()
+    got, want = minicompile.compile(step, backend=rung, fullgraph=True)(net, x), step(net, x)
+    torch.testing.assert_close(got, want)
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in want]
+    assert got[0].untyped_storage().data_ptr() == got[1].untyped_storage().data_ptr()
+    with pytest.raises(RuntimeError, match="second time"):
+        got[0].sum().backward()
+
+
+@pytest.mark.parametrize("rung", RUNGS)
 def test_what_backward_did_not_free_can_be_differentiated(rung):
     net = Net()
 
