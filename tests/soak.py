@@ -80,6 +80,10 @@ def tensor_programs(seconds, seed, jobs, number) -> Found:
     return programs("tensors", RUNGS[number % len(RUNGS)], seconds, seed, jobs)
 
 
+def training_steps(seconds, seed, jobs, number) -> Found:
+    return programs("training", None, seconds, seed, jobs)
+
+
 def zoo(seconds, seed, jobs, number) -> Found:
     """As many of a group of models as there is time for."""
     with tempfile.TemporaryDirectory(prefix="soak-zoo-") as folder:
@@ -113,7 +117,7 @@ def short_lived(seconds, seed, jobs, number) -> Found:
     return Found(words, "" if status == 0 else f"ended with {status}\n{tail(said)}")
 
 
-PARTS = {python_programs: 0.2, tensor_programs: 0.35, threads: 0.1, short_lived: 0.1, zoo: 0.25}    # shares of a round
+PARTS = {python_programs: 0.2, tensor_programs: 0.25, training_steps: 0.1, threads: 0.1, short_lived: 0.1, zoo: 0.25}    # shares of a round
 
 
 # ---- threads, in the child ---------------------------------------------------------------------------------

@@ -171,9 +171,8 @@ def counter(tx, source, number: float, limit: int | None):
 
 # %%
 def guard_counters(tx):
-    everyone = []
+    everyone = list(dict.fromkeys(s for _, sources in tx.symbols.counters.values() for s in sources))    # some were read twice
     for (_, limit), (_, sources) in tx.symbols.counters.items():
-        everyone += sources
         names = [f"n{i}" for i in range(len(sources))]
         whole = f" and n0 == n0 // 1 and -{limit} < n0 < {limit}" if limit else ""
         guard(tx, sources[0], "SIZE", (" == ".join([names[0], *names]) + whole,

@@ -264,6 +264,24 @@ def test_counters_that_are_changed_from_outside(change):
         compare(net, optimizer, twin, other, f"step {number}")
 
 
+def test_two_steps_in_one_call():
+    """The second step reads the counters again."""
+    net = network()
+    twin = copy.deepcopy(net)
+    one, two = (torch.optim.Adam(n.parameters(), lr=torch.tensor(0.05), foreach=False) for n in (net, twin))
+
+    def step(net, optimizer, x):
+        optimizer.zero_grad()
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.step()
+    compiled = minicompile.compile(step, backend="eager", fullgraph=True)
+    for x, _ in batches(4):
+        compiled(net, one, x)
+        step(twin, two, x)
+        compare(net, one, twin, two, "two steps")
+
+
 def test_a_counter_that_two_parameters_share():
     net, twin = network(), network()
     twin.load_state_dict(net.state_dict())

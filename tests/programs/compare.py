@@ -30,7 +30,7 @@ OPAQUE = (types.ModuleType, types.BuiltinFunctionType, types.GeneratorType, stat
           types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType, types.GetSetDescriptorType)
 ATOMS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, range, type(Ellipsis))
 UNBOUND = re.compile("cannot access (local|free) variable")
-FRAMES = re.compile(r"\nException raised from .*", re.DOTALL)
+FRAMES = re.compile(r"\nException raised from .*|(?<=already been freed\)\.) .*", re.DOTALL)
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
 OVERWRITTEN = "backward raised one of the variables needed for gradient computation has been"
@@ -112,7 +112,7 @@ def is_leaf(t):
 
 def plain_words(argument):
     """A function that goes on after a graph break has its cells as free variables, and the words of an unbound one differ. Some errors of
-    PyTorch list the C++ functions through which they came."""
+    PyTorch list the C++ functions through which they came, and the advice about a graph that is used up says where it was used."""
     if type(argument) is not str:
         return argument
     return FRAMES.sub("", UNBOUND.sub("cannot access variable", argument).replace(" in enclosing scope", ""))

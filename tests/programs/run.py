@@ -10,17 +10,19 @@ import torch
 
 import minicompile
 
-from . import generate, tensors
+from . import generate, tensors, training
 from .compare import check
 from .reduce import reduce
 
-KINDS = {"python": generate.program, "tensors": tensors.program}
+KINDS = {"python": generate.program, "tensors": tensors.program, "training": training.program}
 
 
 def backend_of(seed: int, kind: str, device: str) -> str:
     """The rung for a seed where none was asked for."""
     if kind == "tensors":
         return "triton" if device == "cuda" else "cpp"
+    if kind == "training":
+        return ["eager", "aot_eager", "cpp"][seed % 3]
     return "aot_eager" if seed % 10 == 9 else "eager"
 
 
