@@ -575,6 +575,15 @@ def read_result(f: Functionalizer, x):
     return node
 
 
+def copy_constants(f: Functionalizer, results) -> None:
+    """`torch.tensor([1.0, 2.0])` is a new tensor at each call, but one constant of the graph. What leaves the graph may be written by
+    its receiver: it is a copy, in which results that share memory still do."""
+    for x in pytree.tree_leaves(results):
+        alias = f.env[x] if isinstance(x, fx.Node) else None
+        if isinstance(alias, Alias) and (alias.memory.value.op == "get_attr" or alias.memory.value.target is aten.lift_fresh.default):
+            alias.memory.value, alias.memory.version = emit(f, aten.clone.default, (alias.memory.value,)), alias.memory.version + 1
+
+
 def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, fx.Node]]:
     """A graph that writes nothing, and for each placeholder that `gm` writes (by name) the node of its
     final contents."""
@@ -587,10 +596,11 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
             if isinstance(f.env[node], Alias):
                 f.inputs[node.name] = f.env[node]
         elif node.op == "output":
+            mutations = {name: alias.memory.value for name, alias in f.inputs.items() if alias.memory.version > 0}
+            copy_constants(f, node.args[0])
             f.graph.output(pytree.tree_map(lambda x: read_result(f, x), node.args[0]))
         else:
             visit_call(f, node)
-    mutations = {name: alias.memory.value for name, alias in f.inputs.items() if alias.memory.version > 0}
     keys = [storage_key(a.fake) for a in f.inputs.values() if isinstance(a.fake, FakeTensor)]
     for name in mutations:
         if not isinstance(f.inputs[name].fake, FakeTensor):

@@ -5,6 +5,7 @@ import torch
 from helpers import check, same
 from hypothesis import given, settings, strategies as st
 
+import minicompile
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import interpret
 from minicompile.ch01_graphs.trace import trace
@@ -201,3 +202,26 @@ def test_drawing_into_a_window_is_left_to_eager():
     with pytest.raises(Unsupported, match="draws other numbers"):
         functional(lambda x: (x[:, 1:].normal_(), x), torch.ones(6, 6))
     agree(lambda x: (x.t().normal_(), x[2:].uniform_(), x[:, 1:].bernoulli_(0.5), x), torch.ones(6, 6))
+
+
+LITERALS = {
+    "number": lambda x: (torch.tensor(0.0), x + 1), "row": lambda x: (torch.tensor([1.0, 2.0]), x + 1),
+    "shared": lambda x: ((y := torch.tensor([[1.0, 2.0], [3.0, 4.0]])).t(), y[0], x * y[1]),
+    "only": lambda x: (torch.tensor([1, 2])[1:],), "made": lambda x: (torch.arange(4), torch.ones(2), torch.eye(2), x),
+    "written": lambda x: ((y := torch.tensor([1.0, 2.0])).add_(x.detach()), y[:1]),
+}
+
+
+@pytest.mark.parametrize("rung", ["eager", "aot_eager", "decomposed", "loops", "cpp"])
+@pytest.mark.parametrize("f", LITERALS.values(), ids=LITERALS)
+def test_a_literal_is_a_new_tensor_at_each_call(f, rung):
+    """It is a constant of the graph, which the receiver of a result must not be able to write."""
+    for requires_grad in (False, True):
+        fast = minicompile.compile(f, backend=rung)
+        x = torch.ones(2, requires_grad=requires_grad)
+        for _ in range(3):
+            got, expected = fast(x), f(x)
+            for results in (got, expected):
+                results[0].mul_(5)
+            for a, b in zip(got, expected):
+                assert torch.equal(a, b) and a.stride() == b.stride()
