@@ -879,7 +879,7 @@ print(f"eager without the cache, from eager: {(tied.w.grad - cached).abs().max()
 #
 # Twenty parameters are updated, all in the same way. Fusion ([chapter 8](chapter:08)) joins loops that share memory, and
 # these share none. So the update would be twenty kernels, many of them over 64 or 256 elements. A launch on a GPU costs as
-# much time as moving a megabyte; these move a kilobyte.
+# much time as moving several megabytes; these move a kilobyte.
 #
 # What they have in common is their code. So launch the code once, for all of them. The work is divided into blocks, as
 # always, and a *table* says at which block each tensor begins. A block looks up to which tensor it belongs, and where in it
