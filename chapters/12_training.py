@@ -679,14 +679,14 @@ for function in (returns_three, minicompile.compile(returns_three, fullgraph=Tru
             value.sum().backward()
             said.append("can be differentiated")
         except RuntimeError as error:
-            said.append(str(error)[:52])
+            said.append(str(error).partition(" (")[0])
     answers.append(said)
 Table(["output", "eager", "compiled"], list(zip(("loss", "hidden", "w.sum()"), *answers)))
 
 # %% [markdown]
 # The second row is the interesting one. `hidden` is no loss, and its history is one product. But that product's node
 # had saved `rows`, and the backward pass through the loss has freed it. The third output shares only the leaf, which
-# saves nothing, and can still be differentiated. ([Say for six programs](exercise:predict-spent) which outputs raise.)
+# saves nothing, and can still be differentiated. ([Say for eight programs](exercise:predict-spent) which outputs raise.)
 
 # %% [markdown]
 # ## What lives until backward
