@@ -169,7 +169,10 @@ def read(f: Functionalizer, alias: Alias) -> fx.Node:
         if alias.parent is None:
             alias.node = alias.memory.value
         else:
-            alias.node = emit_step(f, read(f, alias.parent), alias.step)
+            base = read(f, alias.parent)
+            if alias.step.target is aten.view.default and not same_layout(base.meta["val"], alias.parent.fake):
+                base = emit(f, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
+            alias.node = emit_step(f, base, alias.step)
         alias.version = alias.memory.version
     return alias.node
 

@@ -359,6 +359,8 @@ class ListKernel:
         if known is None:
             kernel, table = self.choose(addresses), torch.tensor(self.rows(addresses))
             if recording:
+                if not self.slots:
+                    raise RuntimeError(f"a kernel of a list of tensors has tables for {SLOTS} recordings")
                 slot = self.slots.pop()
                 self.recorded.append(slot.copy_(table))
                 table = torch.empty_like(slot, device=args[0].device).copy_(slot, non_blocking=True)

@@ -119,7 +119,7 @@ def smooth_l1_loss_backward(grad, x, target, reduction, beta):
     d = x - target
     grad = spread(grad, x, reduction)
     outside = torch.sign(d) * grad
-    return outside if beta == 0 else torch.where(torch.abs(d) < beta, d / beta * grad, outside)
+    return outside if beta == 0 else torch.where(torch.abs(d) >= beta, outside, d / beta * grad)
 
 
 @decomposition("huber_loss", float32=True)
@@ -132,7 +132,7 @@ def huber_loss(x, target, reduction=MEAN, delta=1.0):
 def huber_loss_backward(grad, x, target, reduction, delta):
     d = x - target
     grad = spread(grad, x, reduction)
-    return torch.where(torch.abs(d) <= delta, d * grad, torch.sign(d) * delta * grad)
+    return torch.where(torch.abs(d) > delta, torch.sign(d) * delta * grad, d * grad)
 
 
 # %% [markdown]
