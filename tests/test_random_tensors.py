@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 from programs import compare, tensors
-from programs.run import run_seeds
+from programs.run import indexes_outside, run_seeds
 
 from minicompile.ch01_graphs import symbolic
 from minicompile.ch05_autograd import functionalize
@@ -47,6 +47,12 @@ for path in {[str(p) for p in FOUND]}:
 assert not failures, failures
 """], env=dict(os.environ, TRITON_INTERPRET="1"), cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
+
+
+def test_programs_that_would_end_a_process_on_a_gpu_are_known():
+    program = "import torch\ndef entry(x):\n    return x[torch.tensor([{}])]\n" \
+              "def drive(compile_, call):\n    call(compile_(entry), torch.ones(3))\n"
+    assert indexes_outside(program.format(3)) and not indexes_outside(program.format(2))
 
 
 def test_same_seed_same_program():
