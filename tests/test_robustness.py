@@ -71,7 +71,7 @@ def warned(function, *args):
 
 # ---- errors of the compiler itself ---------------------------------------------------------------------------------
 
-STAGES = {"capture": (capture, "trace"), "epilogue": (capture, "finish"), "guards": (codegen, "build_entry"),
+STAGES = {"capture": (capture, "trace"), "epilogue": (capture, "finish_capture"), "guards": (codegen, "build_entry"),
           "callback": (frames, "target_for"),
           "differentiate": (driver, "compile_training"), "decompose": (driver, "decompose"), "lower": (driver, "lower"),
           "fuse": (driver, "fuse"), "emit": (driver, "compile_schedule")}

@@ -255,7 +255,9 @@ def without_order_of_parts(before: dict[int, set[int]], steps: dict[int, Kernel 
 # branch, so there each body is a launch of its own.
 #
 # A list runs when the last of its pieces can, and until then what all of them read stays in memory. So the lists of long pieces are made
-# only if the peak stays as it is; short ones, which hold little, and gain most, in any case.
+# only if the peak stays as it is; short ones, which hold little, and gain most, in any case. But where one graph holds several backward
+# passes, pieces of one list belong to one of them (its `turn`), and what is computed again late, so that it need not be kept,
+# is in no list.
 
 # %%
 def make_lists(program: Program, steps: dict[int, Kernel | Extern], short: bool = False,
@@ -266,8 +268,9 @@ def make_lists(program: Program, steps: dict[int, Kernel | Extern], short: bool 
     classes: dict[tuple, list[int]] = {}
     for i, step in steps.items():
         if isinstance(step, Kernel) and not (short and sum(nbytes(program.buffers[n]) for n in step.tensors) > LITTLE):
-            if (found := shape_key(step)) is not None:
-                classes.setdefault(found[0], []).append(i)
+            turns = {loop.turn for loop in step.loops}
+            if not any(turn % 2 for turn in turns) and (found := shape_key(step)) is not None:
+                classes.setdefault((found[0], max(turns, default=0)), []).append(i)
                 shapes[i] = found[1]
     if all(len(members) < FEWEST for members in classes.values()):
         return None
