@@ -24,7 +24,7 @@ RUNS = {"eager": ["graph"], "aot_eager": ["joint"], "decomposed": ["primitives",
 
 @dataclass
 class Measured:
-    """steps: (number of the graph, which half) -> seconds of each step of its host program. compiled, eager: seconds of
+    """steps: (number of the graph, which of its host programs) -> seconds of each step. compiled, eager: seconds of
     a whole call, forward and, where the result needs it, backward. All are the shortest of many, which other work on the
     machine disturbs least. checks: pane -> words. problem: why there are no times."""
     steps: dict[tuple, list] = field(default_factory=dict)
@@ -133,10 +133,11 @@ def steps_of(found: Explanation, clocks: dict) -> dict[tuple, list]:
     """clocks: id of a host program -> Clocks."""
     steps = {}
     for number, graph in enumerate(found.graphs):
-        for kind, data in graph.told:
-            clock = clocks.get(id(data["compiled"])) if kind == "schedule" else None
+        schedules = [data for kind, data in graph.told if kind == "schedule"]
+        for n, data in enumerate(schedules):
+            clock = clocks.get(id(data["compiled"]))
             if clock is not None and (times := clock.shortest()) is not None:
-                steps[number, data["which"]] = times
+                steps[number, n] = times
     return steps
 
 

@@ -242,6 +242,7 @@ def record_graph(p: Lines, number: int, graph, measured) -> None:
     stage = names                                    # name of a node -> ids, for the origins of the stage after
     told = {}                                        # the last graphs that are no half
     halves: dict[str, dict] = {}
+    schedules = 0
     for kind, data in graph.told:
         if kind == "stage" and data["name"] in ("forward", "backward"):
             gm = data["gm"]
@@ -258,7 +259,10 @@ def record_graph(p: Lines, number: int, graph, measured) -> None:
             record_cut(r, stage, **data)
         elif kind == "schedule":
             which = data["which"]
-            times = measured.steps.get((number, which)) if measured is not None else None
+            times = measured.steps.get((number, schedules)) if measured is not None else None
+            schedules += 1
+            if times is not None and len(times) != len(data["schedule"].steps):
+                times = None                                   # compiled once more, it has become another program
             record_half(r, short + which, halves.get(which, {}), data, times, measured)
         elif kind == "fallback":
             r.add("loops", f"{data['which']}: operator by operator, because {data['reason']}", kind="break")
