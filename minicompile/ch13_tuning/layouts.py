@@ -108,12 +108,13 @@ class Turned:
     def call(self, node: fx.Node, args, kwargs):
         operands = [(a, self.values[a]) for a in node.all_input_nodes if isinstance(self.values.get(a), FakeTensor)]
         versions = [value._version for _, value in operands]
-        if any(map(self.is_turned, node.all_input_nodes)) and reads_memory(node):
-            self.seen |= set().union(*(memories(a.meta["val"]) for a, _ in operands if self.is_turned(a)))
+        turned = set().union(*(memories(a.meta["val"]) for a, _ in operands if self.is_turned(a)))
+        if reads_memory(node):
+            self.seen |= turned
         try:
             value = node.meta["val"] if node.target is gradients else call_node(self.gm, node, args, kwargs)
         except RuntimeError:
-            self.seen |= set().union(*(memories(a.meta["val"]) for a, _ in operands if self.is_turned(a)))
+            self.seen |= turned
             value = node.meta["val"]
         for (a, operand), version in zip(operands, versions):
             if operand._version != version:
