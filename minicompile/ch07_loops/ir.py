@@ -232,6 +232,19 @@ def remake(body: Iterable[Value], into: Values, step: Callable[[Value, tuple], A
 
     replay(body, with_indices)
 
+
+def with_places(stores: Iterable[Value], place: Callable[[str, Int], tuple], mapping: dict[Symbol, Int] | None = None) -> tuple[Value, ...]:
+    """These stores and all behind them, made anew: what was loaded from or stored to a buffer at an index is at `place(buffer, index)`."""
+    into = Values()
+
+    def step(value: Value, args: tuple) -> Value:
+        if value.op in ("load", "store"):
+            args = (*place(*args[:2]), *args[2:])
+        return into.write(*args) if value.op == "store" else into.make(value.op, args, value.dtype)
+
+    remake(body_of(stores), into, step, mapping)
+    return tuple(into.stores)
+
 # %% [markdown]
 # `identity` belongs to the meaning of `reduce`: it is what a reduction of no elements gives, what an
 # accumulator starts with, and what a masked lane contributes.

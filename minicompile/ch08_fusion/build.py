@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, symbols
 from ..ch07_loops.builder import normal
-from ..ch07_loops.ir import Value, Values, body_of, remake
+from ..ch07_loops.ir import Value, body_of, with_places
 from .iteration import merge_dims
 from .kernel import Kernel
 
@@ -32,15 +32,7 @@ if TYPE_CHECKING:
 # %%
 def rewrite(stores: Iterable[Value], mapping: dict[Symbol, Int], names: dict[str, str] = {}) -> tuple[Value, ...]:
     """A new body: these stores, with loop variables replaced by expressions and buffers renamed."""
-    into = Values()
-
-    def step(value: Value, args: tuple) -> Value:
-        if value.op in ("load", "store"):
-            args = (names.get(args[0], args[0]), normal(args[1]), *args[2:])
-        return into.write(*args) if value.op == "store" else into.make(value.op, args, value.dtype)
-
-    remake(body_of(stores), into, step, mapping)
-    return tuple(into.stores)
+    return with_places(stores, lambda name, at: (names.get(name, name), normal(at)), mapping)
 
 
 def kernel_name(members, number: int) -> str:

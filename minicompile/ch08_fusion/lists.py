@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import Any, Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, add, bounds, coefficient, mul, substitute, symbols
-from ..ch07_loops.ir import Buffer, Extern, Layout, Program, Values, body_of, remake, root_of, written_by
+from ..ch07_loops.ir import Buffer, Extern, Layout, Program, root_of, with_places, written_by
 from .canonical import canonical, canonical_names, code_key
 from .dependencies import dependency_edges, nbytes
 from .kernel import Kernel, KernelList, Piece
@@ -123,15 +123,8 @@ def body_for(shapes: list[Shape]) -> tuple[Kernel, list[int]]:
         return value
 
     def rewritten(loop):
-        into = Values()
-
-        def step(value, args):
-            if value.op in ("load", "store"):
-                args = args[0], index(args[1]), *args[2:]
-            return into.write(*args) if value.op == "store" else into.make(value.op, args, value.dtype)
-
-        remake(body_of(loop.stores), into, step)
-        return replace(loop, vars=tuple(variables[v] for v in loop.vars), stores=tuple(into.stores),
+        stores = with_places(loop.stores, lambda name, at: (name, index(at)))
+        return replace(loop, vars=tuple(variables[v] for v in loop.vars), stores=stores,
                        reduction_vars=tuple(variables[v] for v in loop.reduction_vars))
 
     parameters = tuple(next(iter(symbols(e))) for e in names.values())

@@ -4,6 +4,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from test_optimizers import training as plain
 
 import minicompile
 from minicompile import driver
@@ -34,17 +35,6 @@ def network():
 
 def batch(size=32):
     return torch.randn(size, 16, device="cuda"), torch.randint(0, 8, (size,), device="cuda")
-
-
-def plain(net, optimizer):
-    def step(x, y):
-        optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(net(x), y)
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach(), norm
-    return step
 
 
 def stable(net, optimizer):
@@ -79,7 +69,7 @@ def autocast(net, optimizer):
     return step
 
 
-PROGRAMS = {f.__name__: f for f in (plain, stable, micro, autocast)}
+PROGRAMS = {"plain": plain} | {f.__name__: f for f in (stable, micro, autocast)}
 TOLERANCE = dict(rtol=1e-3, atol=2e-4)
 ROUGH = dict(rtol=0.1, atol=0.02)
 
