@@ -451,6 +451,30 @@ theirs = normalise(x, weight)[0]
 print("equal to the last bit:", torch.equal(ours, theirs))
 
 # %% [markdown]
+# The same holds for everything else that a program does *to* its tensors. A batch norm in training mode counts its
+# calls, and moves its running statistics a little towards those of the batch. Trace one, and look at its statistics
+# before and after:
+
+
+# %%
+def normalised(x, mean, var, count):
+    count.add_(1)
+    return [F.batch_norm(x, mean, var, training=True)]
+
+
+state = torch.zeros(3), torch.ones(3), torch.tensor(0)
+graph = trace(normalised, [mode.from_real(t) for t in (torch.randn(8, 3), *state)], ["x", "mean", "var", "count"])
+print(print_graph(graph))
+print("after tracing:", *state)
+interpret(graph, [torch.randn(8, 3), *state])
+print("after a run:  ", *state)
+
+# %% [markdown]
+# While the graph was recorded the statistics were fakes, so nothing happened to the real ones. The writes are *in the
+# graph*: `add_` counts, and `native_batch_norm` gets `mean` and `var` and writes to them. They happen when the graph
+# runs, once in each run, as in eager. ([Chapter 5](chapter:05) turns such writes into values, so that later stages
+# need not know about them.)
+#
 # ### What it costs
 #
 # Back to the attention layer from the beginning. A fake run takes the same time for every size, because it

@@ -355,9 +355,25 @@ Table(["pair", "flows", "read by both", "bytes saved"], rows)
 
 # %% [markdown]
 # The exponentials (`buf1`) flow from loop1 to loop2, but loop3 reads them as well. So one reading is saved and the
-# writing is not: 2048 bytes, and not 4096. Loop0 and loop1 both read `x`, at indices that look different as long as
-# nobody has found a common nest; that counts half. Such a score is an estimate, and a fact about the groups of the
-# moment: when two groups have become one, their scores with all others change. So each round computes them anew.
+# writing is not: 2048 bytes, and not 4096. Loop0 and loop1 both read `x`, one at `64*i0 + r0` and the other at
+# `64*i0 + i1`. These indices look different, since nobody has looked for a common nest yet, and in a common nest they
+# may turn out to be the same. Until that is known, such a buffer counts half. The half orders the candidates, and decides
+# nothing: if the indices are still different *in the common nest*, then what one loop has in a register is never what the
+# other one needs, nothing would be saved, and the pair is refused. Here is such a pair. Both
+# loops read nearly all of `x`, but in the same iteration they read different rows:
+
+
+# %%
+def neighbours(x):
+    return x[1:] * 2, x[:-1] * 3
+
+
+for d in watch(neighbours, torch.randn(65, 64), dynamic=False).half()["schedule"].decisions:
+    print(f"scored {d.score:,} bytes, {'fused' if d.accepted else 'refused'}: {d.reason}")
+
+# %% [markdown]
+# A score is also a fact about the groups of the moment. When two groups have become one, their scores with all others
+# change. So each round computes them anew.
 #
 # ## The decision, piece by piece
 #

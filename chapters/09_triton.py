@@ -288,9 +288,13 @@ print(text_of(emit_triton(kernel)))
 
 # %% [markdown]
 # The tile has two axes, a row of outputs by a row of inputs. 500 elements are padded to 512, since tiles are
-# powers of two, and `rmask` hides the last twelve. What a hidden lane contributes depends on the fold: to a
-# maximum it contributes minus infinity, to a sum zero. The number that changes nothing is the *identity* of
-# the reduction, and forgetting it is a classic mistake:
+# powers of two, and `rmask` hides the last twelve. It is used in two places, for two purposes. In `tl.load` and
+# `tl.store` it protects *memory*, as before: what lies behind the row is not touched. But a hidden lane of a loaded tile
+# still holds something, and a fold takes all lanes of the tile. So in front of each fold stands
+# `tl.where(rmask, ..., identity)`, which protects the *result*: it replaces whatever the hidden lanes hold by the number
+# that changes nothing. This number is the *identity* of the reduction, minus infinity for a maximum and zero for a sum.
+# If the mask of the load were forgotten, the sum would still be right, and the program would read memory that is not its
+# own. If the identity is wrong, no memory is touched and the number is wrong. That is a classic mistake:
 
 # %%
 row = np.array([-3, -1, -2, -9, -4, -5], np.float32)

@@ -167,16 +167,38 @@ Table(["graph", "calls", "the first ones"], [(n, len(ops), ", ".join(ops[:4])) f
 # all graphs. Clipping is a graph, and so is the update. This is a working program, and it is what most people train
 # with. Each border costs four things:
 #
-# - **Memory traffic.** Whatever crosses is written by one side and read by the other. Take one gradient of *n* float32
-#   numbers. The product that computes it writes 4*n* bytes. The norm reads them. Clipping reads and writes them. The
-#   update reads them. That is 20*n* bytes. If clipping and update are one kernel, the gradient is read once by both,
-#   and the total is 16*n*; if nobody needs the gradient afterwards, it is 12*n*.
+# - **Memory traffic.** Whatever crosses a border is written to memory on one side and read again on the other. The
+#   table below counts this for one gradient.
 # - **What neither side can see.** The weights were cast for the forward pass and change in the update. A buffer that
 #   dies at the end of one graph cannot become the memory of a value in the next.
 # - **The host.** Each graph has guards and an entry. Between forward and backward stand autograd's node and the
 #   engine. The optimizer, where it is not compiled, is Python over hundreds of tensors.
 # - **A recording each.** A CUDA graph ([chapter 11](chapter:11)) replays one graph. Between two of them everything has
 #   to be where the other one will look for it.
+#
+# To see what the first point amounts to, follow one gradient of *n* float32 numbers, which is 4*n* bytes, through a
+# step. Four parts of the step touch it: the matrix product in backward that computes it, the norm, the clipping, and
+# the update of the parameter. Each time one of them reads or writes the gradient in memory, 4*n* bytes move:
+
+# %%
+parts = {
+    "the product writes it": (4, 4, 4),
+    "the norm reads it": (4, 4, 4),
+    "clipping reads it": (4, 4, 4),
+    "clipping writes it back, scaled": (4, 4, 0),
+    "the update reads it": (4, 0, 0),
+}
+rows = [(part, *(f"{b}n" if b else "-" for b in moved)) for part, moved in parts.items()]
+rows.append(("bytes in all", *(f"{sum(column)}n" for column in zip(*parts.values()))))
+Table(["", "a graph each", "clipping and update in one kernel", "and nobody needs the gradient afterwards"], rows)
+
+# %% [markdown]
+# In the second column, the kernel that scales an element of the gradient still has it in a register when it updates the
+# parameter, so the update reads nothing. It does write the scaled gradient. `clip_grad_norm_` changes `p.grad` in
+# place, the program can look at `p.grad` after the step, and so the new numbers have to be there. Only if the step
+# itself lets go of the gradient, by calling `zero_grad()` at its end and not at its beginning, can nobody see them. Then
+# they are never written, which is the third column. (The norm stays a reading of its own in all three. Until the last
+# element has been added to it, no element can be scaled.)
 #
 # And here is the same function as this chapter compiles it. `fullgraph=True` forbids breaks. The step is called twice:
 
@@ -691,17 +713,28 @@ Table(["output", "eager", "compiled"], list(zip(("loss", "hidden", "w.sum()"), *
 # %% [markdown]
 # ## What lives until backward
 #
-# Two graphs carry saved tensors from one to the other, and [chapter 5](chapter:05) chooses them with a minimum cut. One
-# graph carries nothing. What backward reads is read later, that is all, and each value dies after its last reader. It
-# sounds as if memory took care of itself, and the opposite is true. The engine has recorded the derivative formulas as
-# they are, and they read what eager saves. So the values of a GELU, which a kernel could compute again in registers, stay
-# in memory from forward to backward. A whole step would need more memory than a compiled model with its optimizer beside
-# it. And what the program put under a *checkpoint*, in order not to keep it, would be kept.
+# Forward computes values that backward reads. Until backward has read them, they take up memory, and in training they
+# take up most of it.
 #
-# So the same question is asked again, with the [same function](ref:minicompile.ch05_autograd.partition.choose_saved). The
-# recorder marks the nodes that are written while `gradients` runs. They are one side of the cut, and what stands before
-# them is the other. Only the answer is used differently. No graph is cut. A value that is not worth keeping is computed a
-# second time, by copies of its nodes in front of the first reader in backward:
+# A compiled model has two graphs, and whatever backward reads has to be carried from the first to the second.
+# [Chapter 5](chapter:05) chooses what is carried, with a minimum cut. What is cheap to compute is not carried, and the
+# backward graph computes it again.
+#
+# A step that is one graph carries nothing from one graph to another. Backward is simply the later part, and a value
+# lives until its last reader has run. At first this sounds as if there were nothing left to choose. But who are these
+# readers? The engine has recorded the derivative formulas as PyTorch wrote them, and a formula reads what eager has
+# saved for it. The formula of the GELU, for example, reads the GELU's input. So this large tensor stays in memory from
+# forward to backward, although a kernel could compute it again in registers. Without a choice, a compiled step would
+# need *more* memory than a compiled model with an eager optimizer beside it. And if the program put a part of the model
+# under a *checkpoint*, which means "do not keep this, compute it again", it would be kept all the same.
+#
+# So the choice of chapter 5 is made here as well, by the
+# [same function](ref:minicompile.ch05_autograd.partition.choose_saved). It needs to know which nodes belong to
+# backward. The recorder marks every node that is written down while a `gradients` node runs. The marked nodes are one
+# side of the cut, and the nodes in front of the first of them are the other. The answer is a set of values that are worth
+# their memory. Chapter 5 then cuts the graph in two. Here it stays in one piece. For each value that is *not* in the
+# set, the nodes that compute it are copied to the place right before its first reader in backward, and the readers in
+# backward use the copy. The original then dies in forward:
 
 # %%
 def wide(x, w, v):
@@ -721,8 +754,12 @@ print("as recorded:", carried(primitives))
 print("after it:   ", carried(recompute_in_backward(primitives)))
 
 # %% [markdown]
-# The matrix product is kept. The two other values come from a chain of cheap operators behind it, and backward computes
-# them again. No kernel is added for it: the copies stand next to their reader, and fusion takes them into its kernel.
+# The lines list what is computed in forward and read in backward. As recorded, three values of equal size live that
+# long: the result of the first matrix product, a part of the GELU that its derivative needs again (`add_tensor`), and the
+# GELU's result (`mul_tensor_2`), which the gradient of `v` multiplies. After the choice only the product is left. It is
+# dear to compute, and the two others follow from it by a few cheap operators. These operators now occur twice in the
+# graph, but the copies do not become a kernel of their own. Backward has a kernel for the GELU's derivative, which reads
+# the product anyway, and fusion takes the copies into it.
 
 # %% [markdown] tags=["page"]
 # ## Optimizers are programs
@@ -784,10 +821,17 @@ print("\n".join(line.strip() for line in program_text.splitlines() if "bits_of_f
 #
 # ### A hundred counters, one number
 #
-# There is a counter for each parameter. A hundred symbols would make a hundred divisors, which are all equal. So while
-# the trace runs, counters that hold the same number share one symbol, and a guard says that they are equal. If
-# somebody loads a state in which they differ, the guard fails and the step is compiled once more, with as many symbols
-# as there are different numbers. ([The function](exercise:equal-counters) is short.)
+# The optimizer keeps a counter for *each* parameter. In a model of a hundred parameters there are a hundred tensors with
+# one element each, and after seven steps all of them hold a 7. If the trace gave each counter a symbol of its own, there
+# would be a hundred guards for their range, the host would compute `1 - 0.999 ** t` a hundred times with the same result,
+# and the updates of two parameters would differ in the number that they divide by.
+#
+# So the trace looks at what the counters hold *now*. The first one whose number is asked for gets a symbol. When
+# another counter is asked that holds the same number, it gets the same symbol. This assumes that the two will be
+# equal at later calls as well, and what a trace assumes has to be checked at each call. So the counters that share a
+# symbol become one guard, "all of these are equal". ([The function](exercise:equal-counters) is short.)
+#
+# Here are the guards of the step above, which has twenty parameters:
 
 # %%
 guards = [g.expected for g in seen_step.captured[-1].guards if g.kind == "SIZE" and len(g.expected[1]) > 2]
@@ -795,8 +839,14 @@ for text, sources in guards:
     print(f"{len(sources)} counters: {text[:46]} ... {text[-34:]}")
 
 # %% [markdown]
-# The second guard is needed because a counter is a tensor, after all. If two parameters had one counter, eager would
-# count it up twice a step.
+# The first guard is the one that was just described: the twenty numbers `n0`, `n1` and so on are equal, whole, and
+# below 2^24. When does it fail? Suppose that the program adds a parameter to the optimizer later, or loads a
+# checkpoint in which some counters are behind. Then there are two different numbers, the guard fails, and the step is
+# compiled once more, with two symbols.
+#
+# The second guard compares addresses: twenty counters, twenty places in memory. Sharing a symbol is sharing a *number*,
+# but each counter is also a tensor to which the step adds one. If two parameters shared one counter *tensor*, eager
+# would count it up twice in each step, and this graph, which was made for twenty tensors, would not.
 #
 # Only PyTorch's own code is answered with a symbol. Where *your* program asks for `.item()`, the graph breaks as ever.
 # A program that takes a number out of a tensor often decides something with it, and a decision on a symbol is a guard
@@ -1014,10 +1064,9 @@ Table(
 
 # %% [markdown]
 # Compiling the model removed its own operators. The optimizer's stayed. With the step as one graph nothing of eager is
-# left: the host program calls kernels and libraries, and there is one set of guards in front of it. The updates of all parameters are one
-# kernel, a list of tensors ([chapter 8](chapter:08)). On a GPU the same
-# graph can be recorded as one CUDA graph, and [chapter 11](chapter:11) shows what this brings to a model that a slow
-# host has to launch.
+# left: the host program calls kernels and libraries, and there is one set of guards in front of it. The updates of all twenty
+# parameters are one launch, a list as in the section before. On a GPU the same graph can be recorded as one CUDA graph,
+# and [chapter 11](chapter:11) shows what this brings to a model that a slow host has to launch.
 #
 # A recording has no arguments, and a step has numbers that change: the learning rate, the corrections, the counters.
 # So the program is taken apart first ([`take_apart`](ref:minicompile.ch11_runtime.numbers.take_apart)). The host's part
