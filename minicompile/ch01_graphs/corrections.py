@@ -95,6 +95,13 @@ WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
     "lt le gt ge bitwise_and bitwise_or bitwise_xor"}.items() for name in names.split()}
 
 
+# %% [markdown]
+# The rule is not written down here. It is asked: meta tensors with the strides of the operands, all of one dtype
+# so that no promotion interferes, are added, and the sum has the strides that any pointwise kernel would choose.
+# With one operand, `neg` takes the place of `add`. If the shapes differ from those of `out`, the operator was no
+# plain pointwise one, and its own answer stays.
+
+# %%
 def _has_ones(out) -> bool:
     return any(type(s) is int and s == 1 for s in out.shape)
 
@@ -121,6 +128,13 @@ def _with_symbols_or_outside(*tensors):
     return torch._C._EnablePythonDispatcher() if symbolic else outside()
 
 
+# %% [markdown]
+# `x[indices]` is pointwise in disguise. Its kernel runs over the shape of the *result*, and reads `x` and the
+# index tensors as if they had that shape. The function builds just these operands: a tensor with the strides of
+# `x` in the dimensions that are not indexed, and 0, the stride of a broadcast dimension, where the indices'
+# dimensions are. The index tensors get dimensions of size 1 behind their own.
+
+# %%
 def _index_operands(x, indices, out):
     """`x[indices]` is a pointwise kernel over the shape of its result: `x` is broadcast along the indices,
     and they along the other dims. Indexed dims that are not neighbours move to the front."""
@@ -138,6 +152,12 @@ def _index_operands(x, indices, out):
         return [broadcast, *(i.reshape((*i.shape, *after)) for i in indices if i is not None)]
 
 
+# %% [markdown]
+# What is left are single operators whose meta kernel is wrong about a dtype or about the order of dimensions. They
+# stand in one table by operator, and each entry takes the meta kernel's answer and the operands, and returns the
+# answer of the real kernel.
+
+# %%
 def _group_norm_dtypes(out, x, weight, bias, *_):
     """Statistics of halves are float32 if a parameter is; the meta kernel gives them x's dtype."""
     mixed = any(p is not None and p.dtype is torch.float32 for p in (weight, bias))

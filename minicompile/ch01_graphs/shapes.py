@@ -310,6 +310,13 @@ class FloatNode(Node):
     def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
 
 
+# %% [markdown]
+# The methods of a float that are left all have one of two forms, so they are made in loops. Rounding to an integer
+# has to know the number, so it fixes the value. Arithmetic makes a new expression, and gives PyTorch a node for
+# it. If an operation could fail for other values of the symbols (a division by zero), that it can be computed
+# becomes a guard as well: an error that eager would raise must not be lost.
+
+# %%
 for _fn in (math.trunc, math.floor, math.ceil):
     setattr(FloatNode, _fn.__name__, lambda self, fn=_fn: SizeNode(fn(self.guard_float()), self.env))
 
@@ -335,6 +342,13 @@ for _name in COMPARISONS:
     setattr(FloatNode, _name, _comparison(_name))
 
 
+# %% [markdown]
+# The last functions lead out of PyTorch's protocol and back. `expr_of` takes the expression out of a `SymInt` or
+# `SymFloat`; graphs and the later stages store expressions. `at_run_time` is the way back, when all symbols have
+# values. `float_function` is what a captured graph calls for an operation on floats, so that interpreting the
+# graph with symbols gives symbols, and with numbers numbers.
+
+# %%
 def expr_of(size: "int | torch.SymInt | torch.SymFloat") -> "Int | Float":
     """The expression behind a number: the node's `Expr` for a SymInt, its `Float` for a SymFloat, an int for
     an int."""

@@ -217,7 +217,7 @@ def mul(a: Int, b: Int) -> Int:
 # `_divide_terms` takes out of a sum what divides exactly. `_without_common_factor` shortens a fraction.
 # `floordiv` and `mod` try these in turn, from cheap to expensive, and only then make a new atom.
 
-# %% tags=["exercise:bounds"]
+# %%
 def symbols(e: Int) -> set[Symbol]:
     """All symbols in an expression, those inside divisions and those of loop sizes excluded."""
     e = as_expr(e)
@@ -233,6 +233,12 @@ def symbols(e: Int) -> set[Symbol]:
     return found
 
 
+# %% [markdown]
+# The bounds of an expression come from those of its *atoms*, the things that are multiplied in its terms. A symbol
+# knows its own. A division is bounded by the bounds of what is divided, as long as the divisor is positive. A
+# remainder lies between 0 and the divisor less one, and below the dividend if that is not negative.
+
+# %% tags=["exercise:bounds"]
 def _atom_bounds(atom: Atom) -> tuple[int | None, int | None]:
     if isinstance(atom, Symbol):
         if atom.size is None:
@@ -281,6 +287,13 @@ def bounds(e: Int) -> tuple[int | None, int | None]:
     return low, high
 
 
+# %% [markdown]
+# Numbers are not enough for a loop over `s0` rows: the largest value of `i0` is `s0 - 1`, which no number bounds.
+# So `provably_less` works on expressions. It puts each loop variable of `a` at its largest value, subtracts that
+# from `b`, and asks whether the difference, in which sizes may cancel now, has a lower bound above zero. For `i0 <
+# s0` the difference is `s0 - (s0 - 1)`, which is 1. A False means "not proved", and never "not true".
+
+# %%
 def _maximised(e: Int) -> Int:
     """An upper bound that keeps size symbols: loop variables with positive coefficients go to size - 1."""
     if isinstance(e, int):
@@ -308,6 +321,13 @@ def provably_nonnegative(a: Int) -> bool:
     return low is not None and low >= 0 or provably_less(mul(a, -1), 1)
 
 
+# %% [markdown]
+# `_divide_terms` is the first fact of the text above. By a number, each term goes to the quotient if its
+# coefficient is a multiple, and to the rest otherwise; by a product such as `4*s0`, a term goes to the quotient if
+# it contains the product's atoms, each as often, and its coefficient is a multiple. A divisor that is a sum is
+# only recognised if it is the dividend.
+
+# %%
 def _divide_terms(a: Expr, b: Int) -> tuple[Int, Int]:
     """Split `a` into (q, r) with a == q*b + r, taking out of `a` whatever divides exactly."""
     if isinstance(b, int):
@@ -334,6 +354,12 @@ def _divide_terms(a: Expr, b: Int) -> tuple[Int, Int]:
     return (1, 0) if a == b else (0, a)
 
 
+# %% [markdown]
+# If nothing leaves the division, numerator and divisor may still have a factor in common: `(8*s0*s1 + 4*s0) //
+# (4*s0)` is `2*s1 + 1`. The factor is the greatest common divisor of all coefficients, times the atoms that occur
+# in every term. The small functions behind it take an expression into a list of terms and back.
+
+# %%
 def _without_common_factor(a: Int, b: Int) -> list[Int]:
     """a and b, divided by what divides all of their terms: 8*s0*s1 + 4*s0 and 4*s0 become 2*s1 + 1 and 1."""
     both = _terms(a), _terms(b)
@@ -364,6 +390,14 @@ def _without(term: tuple, atoms: list) -> tuple:
     return tuple(left)
 
 
+# %% [markdown]
+# Now the two divisions. Both go from cheap to expensive: numbers, dividing by one, a constant that is smaller than
+# the divisor, then the two facts, then shortening the fraction. `floordiv` knows one rule more, `(x // a) // b ==
+# x // (a*b)`. A quotient that none of this removes becomes an atom, and is treated like a symbol from then on.
+# `mod` is parallel, with what remains in the place of what leaves. (A shortened remainder has to be multiplied by
+# the factor again.)
+
+# %%
 def floordiv(a: Int, b: Int) -> Int:
     a, b = as_expr(a), as_expr(b)
     if isinstance(a, int) and isinstance(b, int):

@@ -97,6 +97,12 @@ class Emitter:
             self.lines.append(f"if not ({' and '.join(c.text for c in conditions)}): raise __Miss")
 
 
+# %% [markdown]
+# `twice` is the trick of two passes. In the first pass every source gets a variable, so that each use of a source
+# is a use of its variable's name, and counting names counts uses. A name that occurs more than twice (its
+# definition is one occurrence) is worth a variable. The second pass writes the same text with only these.
+
+# %%
 def twice(write, parameters=(), **settings) -> tuple[str, Emitter]:
     """`write(emitter) -> text`, with every common prefix read once: the text and the emitter of the second
     time. parameters: sources that are the parameters `__a0`, `__a1`, ... of the function written."""
@@ -109,6 +115,12 @@ def twice(write, parameters=(), **settings) -> tuple[str, Emitter]:
     return write(second), second
 
 
+# %% [markdown]
+# In the end a check returns the inputs of the graph as a tuple. Most of them come from the memo, which answers
+# with a tuple `__w` of its own, and taking a slice of a tuple is much cheaper than taking 74 items one by one. So
+# neighbours are put together.
+
+# %%
 def tuple_of_reads(reads, answer: int | None = None) -> str:
     """An expression for a tuple. Neighbours in the memo's answer, which has `answer` items, are taken as a
     slice, or as it is: `(x, ) + __w[0:74]`. (`(x, *__w)` makes a list of it first: better for many parts.)"""
@@ -175,6 +187,16 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
             f"if {result} is None: {result} = __refresh({name}, {name}_full, {tuple_of_reads(arguments)})"]
 
 
+# %% [markdown]
+# `check_text` sorts the guards into four groups. `stable` are guards that a memo can vouch for, because it can
+# watch all that they look at (`looks`). `world` is the state of the library. `loose` are tensors' metadata that no
+# memo of a dictionary covers. All others are written by `write_rest` in the order of the trace. That order
+# matters. A guard on `x.shape[0]` must not run before the guard that says that `x` is a tensor.
+#
+# The order of the writing is different from the order of the lines. The rest is written before the memo of the
+# stable guards is made, because writing it tells which values (`outputs`) the memo has to answer with.
+
+# %%
 def check_text(guards, inputs, written=()) -> CheckText:
     guards, result = list(guards), CheckText()
     varying = varying_attributes(guards, written)

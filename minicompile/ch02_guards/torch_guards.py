@@ -44,6 +44,13 @@ class ModuleSpec(NamedTuple):
                           frozenset(key for _, keys in children for key in keys if key not in d))
 
 
+# %% [markdown]
+# A module's guard has four conditions: the class, the names of its children in each of three dictionaries, no
+# attribute that hides a child, and no hooks. `module_looks` says which dictionaries these read, so that a memo can
+# watch them: the condition holds as long as none of them was changed. The second function writes the conditions as
+# text for the case that they have to be checked in full, and each with a sentence for the user.
+
+# %%
 def module_looks(g) -> list[tuple]:
     """The dictionaries of children and of hooks."""
     fields, spec = InstanceDictSource(g.source), g.expected
@@ -245,6 +252,13 @@ def call_in_words(g) -> str:
     return f"{strongly(g.expected[0]).__name__}{tuple(map(strongly, g.expected[1]))}"
 
 
+# %% [markdown]
+# Hooks that were registered for *all* modules lie in four dictionaries of PyTorch. They are nearly always empty,
+# as there is nearly never a mode, and autocast is off in most calls. The exact comparison would build tuples at
+# every call to find that out. So each state may come with a faster test for its usual value, a few C functions
+# that answer True or False. `ASK` names these functions in the generated text.
+
+# %%
 def global_hooks() -> tuple:
     """The hooks that run around every module's call."""
     return tuple(hook for hooks in GLOBAL_HOOKS for hook in hooks.values())
@@ -259,6 +273,11 @@ ASK = {"__any_autocast": torch._C._is_any_autocast_enabled, "__overrides": torch
        **{f"__hooks{i}": hooks for i, hooks in enumerate(GLOBAL_HOOKS)}}
 
 
+# %% [markdown]
+# `state` makes a guard kind of a function that reads a state: the condition is `is` for booleans and dtypes, `==`
+# for tuples, or the fast test if the expected value is the usual one.
+
+# %%
 def state(kind: str, read, words, usual=None, test: str = "") -> None:
     """A guard for one state. words(expected); test: text that tells whether it has the `usual` value, without making a tuple."""
     def conditions(g, x, const):

@@ -306,6 +306,13 @@ def no_module_attribute(real, name):
     user_error(AttributeError, f"module '{real.__name__}' has no attribute '{name}'")
 
 
+# %% [markdown]
+# For a class the rules are those of `type.__getattribute__`. A function found in the class comes as it is, a
+# classmethod is bound to the class, and a descriptor is asked. What is left is data, and data of the program's own
+# classes may be rebound, so it gets a source and with it a guard. The classes of torch and the standard library
+# are trusted.
+
+# %%
 LIBRARY_PACKAGES = ("torch", "builtins", "collections", "typing", "enum", "functools")
 C_DESCRIPTORS = (types.MethodDescriptorType, types.WrapperDescriptorType, types.MemberDescriptorType,
                  types.GetSetDescriptorType)
@@ -354,6 +361,11 @@ def bind_to_class(tx, obj, found):
     return wrap(tx, found.__func__ if type(found) is staticmethod else found)
 
 
+# %% [markdown]
+# If the class and its bases do not have the name, the class is asked as an object: its metaclass may have it.
+# `Enum` makes most use of this.
+
+# %%
 def metaclass_attribute(tx, obj, name):
     """What a class gets from its metaclass, and everything of an Enum."""
     cls, found = obj.real, lookup(type(obj.real), name)
@@ -375,6 +387,11 @@ def in_python(found) -> bool:
     return isinstance(found.fget if type(found) is property else found, types.FunctionType)
 
 
+# %% [markdown]
+# Functions, builtins and members of Enums have attributes as well, few of which ever change. A name that is
+# missing from a function is guarded, since programs use functions as a place to hang things on.
+
+# %%
 FIXED_FACTS = ("__name__", "__qualname__", "__module__", "__code__")
 
 

@@ -85,6 +85,14 @@ HANDLED_KINDS = (type, types.FunctionType, types.BuiltinFunctionType, functools.
 NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
 
+# %% [markdown]
+# In order: a function with a handler is handled. A class is instantiated. A function that belongs into the graph,
+# which is what most of torch's functions are, becomes a node, unless one of its arguments is something that a node
+# cannot have, a function of the trace for example; then it is inlined like any Python function. Then decides the
+# type of the callable: Python functions, methods of C classes, partials. A module of PyTorch is called by its
+# `forward`, and an object by the `__call__` of its class. What is left breaks the graph.
+
+# %%
 @CALLS.of(ObjVal)
 def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     real, kind = function.real, type(function.real)
@@ -134,6 +142,18 @@ def call_numpy(tx, function, args, kwargs) -> Value:
 # that has the globals is an object that the entry can own, so the source is short:
 # `__K[3].__dict__['scale']`. The code, the defaults and the cells of a function are guarded too, unless it
 # belongs to torch or the standard library: nobody changes those from inside.
+#
+# This is the longest decision of the chapter, in three parts. The first half looks for reasons not to inline: a
+# function that is compiled already (its original is inlined), disabled, marked as constant, has a handler under
+# its name or its code, or belongs to a module whose functions no graph can do (`REFUSED_ROOTS`).
+#
+# The second part are guards. `is_made_per_call` (in `wrap.py`) tells the two kinds of functions apart. A function
+# that is made anew at each call may come with other defaults and cells, so these are read through its source and
+# guarded one by one. A function of a file stays the same object, so one guard, `FUNCTION`, says that nobody has
+# exchanged its code or its defaults. A library's function gets no guard.
+#
+# The last part collects what its frame needs: for each default a function that wraps it when it is used, and the
+# cells of the closure with their sources.
 
 # %%
 @REAL_CALLS.of(types.FunctionType)
@@ -194,6 +214,11 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
                   kwargs)
 
 
+# %% [markdown]
+# Decorators make functions that all have one code object. So a handler can be registered for that code, and
+# applies to whatever the decorator was put around.
+
+# %%
 BY_CODE = Table()                    # code of the functions that a decorator makes -> handler, given the function, too
 DISABLED = "_torchdynamo_disable"    # in the place of a code: what torch.compile, once it was used, has put around functions of PyTorch
 
@@ -208,6 +233,10 @@ def call_wrapped(tx, function, *args, **kwargs):
 DISPATCH = functools.singledispatch(len).dispatch.__code__
 
 
+# %% [markdown]
+# Two questions remain: whether defaults could be changed in place, and which modules are never entered.
+
+# %%
 def plain_defaults(real) -> bool:
     """Whether all defaults are immutable, so that only rebinding `__defaults__` could change them."""
     return all(type(v) in CONSTANT_TYPES or isinstance(v, (type, types.FunctionType))
@@ -347,6 +376,16 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     return make_instance(tx, function, args, kwargs)
 
 
+# %% [markdown]
+# `make_instance` is what `type.__call__` does: `__new__` makes the object, `__init__` fills it. Before that come
+# the classes that the trace treats in its own way: context managers, exceptions, and immutable ones such as
+# `torch.device`, whose constructor is called at once if its arguments are constants. A class that derives from
+# `dict` gets a dictionary as its content. A class with a `__new__` in Python is asked, by tracing it. In the plain
+# case, at the end, the object is an `ObjVal` without a real object (`NEW`), and `__init__` is traced with it as
+# `self`. What this writes are attributes of the value. A class that is made in C, or has no `__dict__`, could hold
+# state that the trace would not see, so it breaks the graph.
+
+# %%
 def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     """type.__call__(cls, *args): `__new__`, then `__init__`."""
     cls = function.real
@@ -386,6 +425,11 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     return obj
 
 
+# %% [markdown]
+# Exceptions are made by the trace for `raise` and `except`. Their arguments are kept, and the class is only
+# instantiated for real if the exception leaves the compiled function.
+
+# %%
 def make_exception(tx, cls, args, kwargs):
     """`BaseException.__new__` keeps the arguments, whatever a class's own `__init__` does with them."""
     new, init = lookup(cls, "__new__"), python_method(cls, "__init__")

@@ -348,6 +348,12 @@ def leaves_no_trace(tx) -> bool:
         harmless(n) for n in tx.graph.nodes if n.op == "call_function")
 
 
+# %% [markdown]
+# The last steps put the graph in order. Guards about sizes are written now, and `frozen` makes any later question
+# an error that does not follow from them. Nodes that compute sizes nobody reads are dropped, and the placeholders,
+# which were made wherever the trace first touched a tensor, go to the front.
+
+# %%
 def close_guards(tx) -> list[str]:
     """Decompositions and meta kernels of later stages ask about sizes, too. Now the guards get written: from
     here on a question that they do not answer is an error. Returns a sentence for each dimension that was

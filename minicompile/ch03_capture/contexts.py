@@ -158,6 +158,14 @@ def grad_switch(mode: bool, previous: bool) -> torch.set_grad_enabled:
     return context
 
 
+# %% [markdown]
+# `make_context` is asked by `make_instance` for each class. For autocast and `set_grad_enabled` it makes a real
+# object first, so that PyTorch itself checks the arguments and fills in defaults, and takes the state from it.
+# `set_grad_enabled` is odd: it switches the mode when it is *made*, not when it is entered, so this is undone and
+# done again as an effect of the trace. `inference_mode` is refused, because tensors that are made inside stay
+# different from others for ever.
+
+# %%
 def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
     """The context value for a call of a known class, or None when the class is not known."""
     autocast = issubclass(cls, torch.amp.autocast_mode.autocast)

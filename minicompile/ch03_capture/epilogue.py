@@ -200,9 +200,12 @@ def with_spent_history(tensor):
         return Spent.apply(torch.empty(0, requires_grad=True), tensor)
 
 
+# %% [markdown]
+# Now the kinds, one function each. Containers first. `expressions` writes the items, `pool` gives a name to an
+# object that the generated code has to know, such as the class of a named tuple, and what cannot be built outside
+# of the trace is refused, which makes the trace break before it.
+
 # %%
-
-
 @reconstructs(TupleVal)
 def tuple_text(ep, value):
     items = expressions(ep, value.items)
@@ -259,6 +262,12 @@ def slice_text(ep, value):
     return f"slice({expressions(ep, (value.start, value.stop, value.step))})"
 
 
+# %% [markdown]
+# An iterator has a position. If it runs over a container that exists outside of the trace, the code makes a new
+# one over this container and takes as many items as the trace has taken. If not, the values that are left are put
+# into a tuple.
+
+# %%
 @reconstructs(IterVal)
 def iterator_text(ep, value):
     """Where the loop has come to: a real iterator over the real container, or over the values that are left.
@@ -327,6 +336,12 @@ def exception_text(ep, value):
     return with_attributes(ep, name, {**value.attrs, **{k: v for k, v in links.items() if v is not None}})
 
 
+# %% [markdown]
+# A function is made by `types.FunctionType`, from the parts that the trace knows. Cells can be shared by several
+# functions, and a recursive function is in a cell of its own closure. So the empty cells are made first, then the
+# function, and then the cells are filled. Defaults of keywords and attributes have to be set afterwards.
+
+# %%
 @reconstructs(FuncVal)
 def function_text(ep, value):
     globals_text = namespace_text(ep, value.globals)
@@ -369,6 +384,10 @@ def fill_cell(ep, value, name):
         ep.reads.append(f"{name}.cell_contents = {content}")
 
 
+# %% [markdown]
+# The others are small: a bound method, a partial, a context manager as a call of its class.
+
+# %%
 @reconstructs(MethodVal)
 def method_text(ep, value):
     return f"{pool(ep, types.MethodType)}({expressions(ep, (value.func, value.self))})"

@@ -30,6 +30,16 @@ def placeholder_name(source: Source) -> str:
     return ("in_" if not text or text[0].isdigit() else "") + text
 
 
+# %% [markdown]
+# `wrap_tensor` does this for one tensor. First it refuses what no fake can stand for: subclasses, sparse and
+# quantized tensors. (A tensor without a source was made at compile time, and gets one in the entry's tuple of
+# constants.) Then it decides which dimensions vary, writes the guard on the metadata, with exactly these
+# dimensions left open, and makes the fake, with a symbol in each of them. The placeholder and the fake go into a
+# `TensorVal`, and `tensor_of_fake` leads from a fake back to it, for whoever meets only the fake, as the gradients
+# of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the end, since a question about a symbol
+# is what makes a guard.
+
+# %%
 def wrap_tensor(tx, real, source):
     if type(real) not in TENSOR_TYPES:
         unsupported(tx, f"a tensor of the subclass {type(real).__qualname__}")
@@ -55,6 +65,13 @@ def wrap_tensor(tx, real, source):
     return value
 
 
+# %% [markdown]
+# Which dimensions vary? Three people may say so: the caller, by a mark on the tensor or with `dynamic=True`, which
+# means the sizes of all arguments but not those of parameters, and the earlier calls, whose differences the driver
+# has collected in `options.dynamic` under the source. A size of 0 or 1 never becomes a symbol, since such sizes
+# behave differently from all others (chapter 1).
+
+# %%
 def is_argument(source) -> bool:
     """Whether a source is an argument, or an item of one: what `dynamic=True` means by "all sizes"."""
     while isinstance(source, (ItemSource, DictGetSource)):
@@ -81,6 +98,11 @@ def dynamic_dims(tx, real, source) -> frozenset:
     return frozenset(d for d in dims if d < real.dim() and real.shape[d] > 1)
 
 
+# %% [markdown]
+# A mark is a promise to the caller: one version for all sizes. The program can break it, for example with
+# `x.view(8, -1)`, which is a guard that the size is 8. The caller is told, with the guard that did it.
+
+# %%
 def fixed_marks(tx) -> list[str]:
     """What became of `mark_dynamic`: a sentence for each marked dimension that the program fixed."""
     found = []
@@ -97,6 +119,14 @@ def fixed_marks(tx) -> list[str]:
     return found
 
 
+# %% [markdown]
+# `add_input` makes the placeholder. `tx.inputs` has the source of each, in the same order, and the entry reads the
+# inputs by these at each call. `symbol_for` gives a size its symbol. A batch of 8 usually occurs as the first size
+# of several tensors. It would be of little use to the program if these were different symbols, since the first
+# addition of two of the tensors would have to ask whether they are equal. So equal sizes are taken for the same
+# symbol, and a guard checks at each call that they still are.
+
+# %%
 def add_input(tx, real, fake, source) -> torch.fx.Node:
     """A placeholder of the graph, fed from `source`."""
     node = (tx.outer or tx.graph).placeholder(placeholder_name(source))
@@ -168,6 +198,13 @@ def counter(tx, source, number: float, limit: int | None):
     sources.append(source)
     return symbol
 
+
+# %% [markdown]
+# When the trace is over the counters are guarded, with one guard for all that share a symbol: their numbers, `n0`,
+# `n1` and so on, are equal to each other, and whole and below the limit where that was relied upon. One guard more
+# asks for all their addresses to differ. `guard_sizes` does the same for the questions that the trace has asked
+# about sizes: each is a condition on symbols, and is guarded together with the sources from which the symbols in
+# it are read.
 
 # %%
 def guard_counters(tx):

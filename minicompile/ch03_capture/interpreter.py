@@ -186,6 +186,22 @@ class StopTrace(Exception):
     """The outermost frame has reached the instruction at which the graph breaks."""
 
 
+# %% [markdown]
+# One round of the loop takes the next step: a handler, how many values it takes from the stack, and the
+# instruction. It pops the values and calls the handler. What the handler returns is pushed: one value, a list of
+# several, nothing, or `Leave`, with which the frame ends. `ip` points to the following instruction before the
+# handler runs, so that a jump is an assignment to it.
+#
+# Only the outermost frame counts its steps. If the trace before this one ended in a break at step `stop_at`, this
+# trace stops there (`StopTrace`), with the stack and the variables as they are in front of the instruction.
+#
+# The `except` clauses sort what may go wrong in a handler. A `UserError` carries an exception that the *program*
+# raises. As in CPython, it is linked to the exception that is being handled at the moment, and `unwind` looks for
+# a handler of the program in the frame's table; without one the error goes on to the calling frame. `NotConstant`
+# and `Unsupported` are breaks, and note the place. The last test ends traces that would never end, such as a loop
+# of a million rounds that is being unrolled.
+
+# %%
 def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
     """Execute `frame` until it returns or yields. thrown: an exception that is raised where it stands."""
     if len(tx.frames) >= 180:
@@ -236,6 +252,11 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
         tx.frames.pop()
 
 
+# %% [markdown]
+# Three helpers around exceptions. The second lets a handler try something that may raise in the traced program,
+# for example `next()` at the end of an iterator.
+
+# %%
 def handled_exception(tx: Tracer) -> Value | None:
     """What `sys.exception()` is: the exception in whose handler the program is, or None."""
     return next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
@@ -250,6 +271,11 @@ def unless_raised(cls, function):
             return None
         raise
 
+
+# %% [markdown]
+# CPython has a table of which instructions are covered by which `try`. `unwind` finds the entry for the
+# instruction that has raised, cuts the stack to the depth that it had at the `try`, pushes the exception, and
+# jumps to the handler's first instruction.
 
 # %% tags=["exercise:unwind"]
 def unwind(frame: Frame, offset: int, exc: ExcVal) -> bool:

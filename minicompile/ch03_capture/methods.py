@@ -310,6 +310,11 @@ def dict_update(tx, self, other=None, /, **kwargs):
         set_item(tx, self, const(key), value)
 
 
+# %% [markdown]
+# `update` and `dict(...)` take a mapping or an iterable of pairs. `pairs_of` makes a list of pairs of either, as
+# Python does: an object with a method `keys` is a mapping.
+
+# %%
 def pairs_of(tx, value) -> list:
     """The (key, value) pairs of what one may pass to dict(): a mapping with keys(), or an iterable of
     pairs."""
@@ -368,6 +373,11 @@ def dict_move_to_end(tx, self, key, last=TRUE):
 #
 # Which keys a set operation gives is for Python to say: its own method is called on the keys. The values behind
 # them are found again in the operands.
+#
+# A `SetVal` has two parts. `items` maps keys to the values of the trace, and `order` is a *real* set of the same
+# keys. The methods run on the real set. So what `a & b` contains, and in which order an iteration will meet it, is
+# not computed by rules of ours. `known` finds the value behind each key of the result. (Two equal keys may be
+# different objects, 1 and True for example, so it is found by identity.)
 
 # %%
 def set_of(tx, value, cls=set) -> SetVal:
@@ -471,6 +481,12 @@ def result_of(generator) -> list:
     return [] if result in (None, NONE) else [result]
 
 
+# %% [markdown]
+# An iterator of the trace has its next value or is at its end, in which case the program gets a `StopIteration`. A
+# generator is a frame that is interrupted: `send` and `throw` resume it (`advance`), and `close` throws a
+# `GeneratorExit` into it, which it has to let pass.
+
+# %%
 @method(IterVal, "__next__")
 def iterator_next(tx, self):
     return next_value(tx, self) or stop_iteration()

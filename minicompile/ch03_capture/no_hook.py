@@ -100,6 +100,12 @@ def is_installed() -> bool:
 _HOOKS = (*HOOK_DICTS, "_compiled_call_impl")
 
 
+# %% [markdown]
+# The hook in C sees every frame. Here only the call of the compiled function itself is seen, so it has to be found
+# out what frame that call would make. `python_function` peels off partials, bound methods, modules without hooks
+# and objects with a `__call__`, until a function with code is left.
+
+# %%
 def python_function(function, args, kwargs):
     """(function with code, args, kwargs) of the frame that function(*args, **kwargs) would make, or None."""
     while not isinstance(function, types.FunctionType):
@@ -118,6 +124,12 @@ def python_function(function, args, kwargs):
             return None
     return function, args, kwargs
 
+
+# %% [markdown]
+# `run` then asks as the hook would: is there a target for this code in this region? If not, `target_of` calls the
+# callback, which compiles and answers with one, or with False for "never again". The target gets the values of the
+# frame's arguments, bound as Python binds them, and answers with a result, or says that the frame is to be
+# evaluated as it is.
 
 # %%
 def run(context, function, /, *args, **kwargs):

@@ -83,6 +83,12 @@ def named_values(tx, dictionary) -> dict:
     return {name: realize(tx, value) for name, (_, value) in dictionary.items.items()}
 
 
+# %% [markdown]
+# A `def` inside of the traced program makes a function of the trace, a `FuncVal`. What the statement brings along,
+# the closure, annotations and defaults, lies on the stack. Up to 3.12 the bits of the argument say which of these
+# there are; since 3.13 each has an instruction of its own.
+
+# %%
 @opcode("MAKE_FUNCTION")
 def make_function(tx, frame, i, code):
     function = FuncVal(code=code.value, globals=frame.globals, name=code.value.co_name)
@@ -225,6 +231,11 @@ def call_intrinsic_2(tx, frame, i, first, second):
     return prep_reraise_star(tx, frame, i, first, second)
 
 
+# %% [markdown]
+# Raising in the trace is raising a Python exception in the compiler, `UserError`, that carries the value of the
+# program's exception. The loop of the interpreter catches it there, and looks for a handler of the program.
+
+# %%
 @opcode("RERAISE")
 def reraise(tx, frame, i, exc):
     raise made_here(tx, exc)
@@ -260,6 +271,12 @@ def load_assertion_error(tx, frame, i):
     return wrap(tx, AssertionError)
 
 
+# %% [markdown]
+# `with` looks up both methods first and then calls `__enter__`, as Python does: an object without `__exit__` is
+# never entered. If the body raises, `__exit__` is called with the exception, and its answer says whether the
+# exception is over.
+
+# %%
 @opcode("BEFORE_WITH")
 def before_with(tx, frame, i, context):
     if type(context) is Const and type(context.value) is torch.device:

@@ -84,6 +84,15 @@ SIZE_OPERATORS = ("+", "-", "*", "//", "%")
 FLOAT_OPERATORS = (*SIZE_OPERATORS, "/", "**")
 
 
+# %% [markdown]
+# `binary` looks at the kinds of the operands. Symbolic numbers stay symbolic where the result is an expression
+# that sizes or floats can have, and are fixed to their value otherwise (`specialize`). If both operands are plain,
+# that is, constants, symbols or tensors, the operator is computed at once for two constants, and becomes a node
+# for anything else. All other operands have methods: those of the program's classes, or ours for containers.
+# `candidates` is the order in which Python asks them. A subclass with a reflected method of its own is asked
+# before its base.
+
+# %%
 def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -> Value:
     """a <symbol> b, or a <symbol>= b when inplace."""
     name = BINARY[symbol]
@@ -122,6 +131,11 @@ def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
 
 
+# %% [markdown]
+# If nobody answers, the program gets a TypeError, in the words that Python would use. The words depend on the
+# operands' classes, so the operator is applied to empty objects whose classes have the same names.
+
+# %%
 def raise_as_python(tx, function, name, *operands):
     """An operator that no operand knows: let Python say so, of an empty object with the same class name."""
     reals = []
@@ -169,6 +183,11 @@ def ask(tx, candidates) -> Value | None:
     return None
 
 
+# %% [markdown]
+# The others are simpler. A float operation on symbols is one node, and the same operation on the same operands is
+# emitted only once: an optimizer divides by the same correction for each of its parameters.
+
+# %%
 def unary(tx: Tracer, name: str, a: Value) -> Value:
     """name: 'neg', 'pos', 'abs' or 'invert'."""
     if type(a) is TensorVal or type(a) is SymVal:

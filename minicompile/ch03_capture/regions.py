@@ -224,6 +224,12 @@ class Joined:
     graphs: dict
 
 
+# %% [markdown]
+# `joined_function` makes the `autograd.Function` that the recording will meet. Its forward computes nothing: the
+# operators of the program's forward are in the graph already, and it hands on what they have computed, with a node
+# of its own as the history. Its backward runs the graph that was captured of the program's backward. Which graph
+# depends on which tangents there are, because the program may have asked for `None`.
+
 # %% tags=["exercise:own-backward"]
 def joined_function(spec: Joined):
     """The target of the node: `f(*outputs, *inputs, *others) -> tuple of outputs`, which autograd differentiates by

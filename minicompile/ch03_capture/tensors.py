@@ -177,6 +177,13 @@ EXACT = 2**24
 COUNTS = frozenset((operator.iadd, "add_", "__iadd__", torch._foreach_add_))
 
 
+# %% [markdown]
+# `count_up` says which tensors an operation has counted up. It has to be an addition of one constant (times a
+# constant `alpha`) whose value is whole. A tensor that the trace itself has made has a known number, which
+# changes; for one that came in, the sum of what was added is kept beside it, together with the version counter, so
+# that any other write makes it invalid.
+
+# %%
 def count_up(tensors: list, args, kwargs) -> list[tuple]:
     """(tensor, what is added to it in all) for the 0-d tensors to which an operation adds a whole number, once the
     operation has run."""
@@ -210,6 +217,12 @@ def guard_not_a_view(tx: Tracer, written):
     guard(tx, value.source, "NOT_A_VIEW", value.real.is_leaf)
 
 
+# %% [markdown]
+# `run_fake` runs the operation on fakes, which is how the trace learns shape and dtype of the result, and every
+# error that depends on them. `wrap_result` turns what comes out into values: one for a tensor, one for a symbolic
+# number, and for several results one node each that picks it out of the tuple.
+
+# %%
 def run_fake(tx, op, target, args, kwargs):
     try:
         with tx.fake_mode, torch._C.DisableTorchFunction():
@@ -488,6 +501,12 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: Value) -> Value:
     return TupleVal(items=outs, cls=type(checked)) if len(outs) > 1 else outs[0]
 
 
+# %% [markdown]
+# Two kinds of calls need their arguments changed. Under `with torch.device("cuda"):` a call such as
+# `torch.zeros(3)` makes a tensor on the GPU, because a mode adds the device. The graph will run without this mode,
+# so the device is written down.
+
+# %%
 def name_device(function, kwargs) -> dict:
     """The arguments of a call that makes a tensor, with the default device spelled out. The compiler itself
     must not run under it."""
@@ -497,6 +516,12 @@ def name_device(function, kwargs) -> dict:
     return {**kwargs, "device": const(torch.overrides._get_current_function_mode().device)}
 
 
+# %% [markdown]
+# And `torch.tensor([[1, 2], [3, 4]])` has data, not tensors, for arguments. The call is made once, here and now on
+# the CPU, to see which shape and dtype PyTorch gives to this data, and becomes a node, since each call of the
+# program has to get a new tensor. A tensor of a single number keeps the number in the trace.
+
+# %%
 def make_tensor(tx, function, args, kwargs) -> Value:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
     numbers, which become Python's in the graph, decide on the dtype."""

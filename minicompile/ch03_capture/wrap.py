@@ -47,6 +47,14 @@ BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.Function
                functools._lru_cache_wrapper)
 
 
+# %% [markdown]
+# Step by step: a constant is guarded by value, unless the driver has seen it vary, and it becomes a symbol. An
+# object that was met before has its value already; if it was found by another path this time, a guard says that
+# both paths lead to one object (`ALIASED`), or, where objects are guarded by identity anyway, that this path leads
+# to it, too. Everything else is new: `build` makes the value. `keep` holds the object until the trace is over,
+# because `tracked` is a table by `id`, and the id of an object that dies is given to another one.
+
+# %%
 def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
     """The value for a real object found at `source` (None: a constant of the trace, not guarded)."""
     kind = type(real)
@@ -70,6 +78,13 @@ def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
     return value
 
 
+# %% [markdown]
+# Functions need care. A function at the top level of a file is one object as long as the program runs, so its
+# identity is a good guard. A lambda or a closure is made anew each time its `def` is executed, and a guard on
+# identity would fail at each call. Such a function is guarded by its code object, which is shared by all of them,
+# and what it closes over is read through it and guarded by itself.
+
+# %%
 def is_made_per_call(function) -> bool:
     """Whether a function is likely made anew for each call, as closures and lambdas are. Then only its code
     can be guarded; its cells and defaults are read through it."""
@@ -101,6 +116,11 @@ def realize(tx, item) -> Value:
     return item.value
 
 
+# %% [markdown]
+# Some functions are simply called at compile time, such as `math.sqrt(2)` or `torch.Size.numel`, and give a fresh
+# object. It is a constant of the trace and cannot change, so nothing in it has a source or a guard.
+
+# %%
 def wrap_constant(tx, result) -> Value:
     """The value of a fresh object made of constants, such as the result of a call: containers are new and
     unguarded."""
@@ -140,6 +160,14 @@ BUILDERS = Table()                   # class -> function(tx, real, kind, source)
 BOUND_TO = (list, dict, set, collections.deque, frozenset, tuple, str)
 
 
+# %% [markdown]
+# A tensor is dealt with in `inputs.py`. A bound method of a container, `log.append` in a variable, is a new object
+# each time, so it is taken apart: the guards are on its type and name, and the container is wrapped by itself.
+# Classes, functions and the members of Enums are guarded by identity. A module of PyTorch is guarded by its
+# structure, that is, its class and the names of its children. Then come the builders below. What none of them
+# wants is an ordinary object, guarded by its class.
+
+# %%
 def build(tx, real, kind, source) -> Value:
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
@@ -162,6 +190,13 @@ def build(tx, real, kind, source) -> Value:
     return ObjVal(real=real, cls=kind, source=source)
 
 
+# %% [markdown]
+# Containers come first. Their items are not wrapped. They wait in a `Lazy`, which has the real item and its
+# source, until somebody reads them (`realize`), because a guard should exist only for what the program has looked
+# at. A tuple cannot change its length, so it is guarded at once. For a list the length is guarded when it is asked
+# for (`guard_keys` below): a program that appends to a long list of losses does not depend on how long it is.
+
+# %%
 @BUILDERS.of(tuple)
 def wrap_tuple(tx, real, kind, source):
     structural = kind in (tuple, torch.Size) or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")
@@ -188,6 +223,11 @@ def lazy_items(real, source, step=ItemSource) -> list:
     return [Lazy(item, part(step, source, i)) for i, item in enumerate(real)]
 
 
+# %% [markdown]
+# A dictionary is the same with keys. `owner` is a case of its own: the dictionaries `_parameters`, `_buffers` and
+# `_modules` of a module, whose keys the module's own guard covers, and whose items have a shorter way to be read.
+
+# %%
 def key_source(tx, key):
     """How the text of a subscript names a key: itself when its repr reads back, else the constant pool."""
     plain = type(key) in (str, int, bool, type(None)) or type(key) is tuple and all(
@@ -237,6 +277,12 @@ def wrap_mapping_proxy(tx, real, kind, source):
     return wrap_dict(tx, dict(real), dict, None) if source is None else None
 
 
+# %% [markdown]
+# A set is guarded as a whole, by value, so it may only contain constants and classes. Its *order* is not part of
+# its value: two equal sets may give their items in different orders. A program that iterates over one depends on
+# it, and then `order_of` guards the text of its `repr`, in which the order is visible.
+
+# %%
 @BUILDERS.of(set, frozenset)
 def wrap_set(tx, real, kind, source):
     if kind not in (set, frozenset) or not all(
@@ -383,6 +429,13 @@ def key_of_real(tx, key):
     unsupported(tx, f"a dictionary key of type {type(key).__qualname__}")
 
 
+# %% [markdown]
+# The rest are keys that are not that simple. An object with a `__hash__` and an `__eq__` of its own is a key whose
+# hash must be computed by the program's code, so `by_value` asks it, by tracing the call. `key_of` gives the key
+# of a value of the trace, for a subscript such as `d[k]`. Here constants, tuples and real objects are their own
+# keys, and what the trace has made itself is a key by identity.
+
+# %%
 def by_value(tx, value) -> ByValue:
     """The key for an object with a hash and an equality of its own, which are asked as a program would."""
     def ask(function, *args):
@@ -414,6 +467,12 @@ def key_of(tx, value: Value, among=()):
     unsupported(tx, f"{describe(value)} as a dictionary key")
 
 
+# %% [markdown]
+# The last functions guard what a program has learned about the keys. `guard_keys` is for somebody who looked at
+# all of them: the length of a list, the keys of a dictionary in order. `guard_missing` is for somebody who found
+# nothing: the dictionary may change as it likes, as long as this one key stays away.
+
+# %%
 def keyed(tx, values) -> dict:
     """The items of a set of `values`: of equal ones, the first."""
     found = {}

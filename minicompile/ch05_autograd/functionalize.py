@@ -135,6 +135,11 @@ class Functionalizer:
                     self.shapes = size.node.env
 
 
+# %% [markdown]
+# Every node that the pass adds needs a fake value, as all nodes have. `emit` computes it, by running the operator
+# on the fakes of its operands, and gives the node the provenance of the node that is being rewritten.
+
+# %%
 def fake_args(tree, env: ShapeEnv | None):
     """Arguments of a node, with nodes replaced by their fake values, expressions by SymInts and SymFloats."""
     def convert(x):
@@ -163,6 +168,14 @@ def emit_step(f: Functionalizer, base: fx.Node, step: Step) -> fx.Node:
     return node if step.index is None else emit(f, operator.getitem, (node, step.index))
 
 
+# %% [markdown]
+# `read` is one half of the idea. A tensor of the old program is an `Alias`: some memory, and the steps that lead
+# to this view of it. `version` tells how often the memory had been written when the node `alias.node` was made. If
+# it was written since, the node is out of date. For the memory itself the new contents are at hand
+# (`memory.value`). For a view the parent is read, which may have to be brought up to date in turn, and the view's
+# step is repeated on it.
+
+# %%
 def read(f: Functionalizer, alias: Alias) -> fx.Node:
     """The node that holds the present contents of a tensor of the old program."""
     if alias.version != alias.memory.version:
@@ -321,6 +334,11 @@ def undo_view_as_dtype(f, step, parent, new):
     return emit(f, aten.view.dtype, (new, parent.meta["val"].dtype))
 
 
+# %% [markdown]
+# `undo` asks the table first. If a step has no entry, the fallback computes where in the parent's memory the view
+# lies, its sizes, strides and offset, and overwrites these positions.
+
+# %%
 def undo(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
     """The contents of `parent` after its view `step` was overwritten with `new`."""
     if step.target in UNDO:

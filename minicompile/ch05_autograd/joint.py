@@ -126,6 +126,15 @@ def view_chain(node: fx.Node) -> tuple[fx.Node, list[Step]]:
     return node, steps[::-1]
 
 
+# %% [markdown]
+# Why does this matter? An output that is a view of an input has to be a view of *that* tensor when the compiled
+# function returns, since the program may write to one and look at the other. A compiled graph returns new tensors.
+# So such an output is not returned by the graph at all. What is returned is a *recipe*: take input 2, transpose
+# it, take row 3. The recipe is carried out on the real tensor after the graph has run. This is right only if the
+# views have the gradient that eager's have, which is not so if a function of the program with a backward of its
+# own stands between.
+
+# %%
 def has_own_gradient(view, source) -> bool:
     """Is there an autograd function of the program between a view and its source, or a view taken while
     gradients were off? Then repeating the view operators outside of the graph would give another gradient."""
@@ -137,6 +146,14 @@ def has_own_gradient(view, source) -> bool:
     return node is not end
 
 
+# %% [markdown]
+# `plan_outputs` writes the recipes. `members` groups the outputs by the root whose memory they show. If an output
+# is the only one of its root, and the root is no input, nobody can see that it is a view, so it is an ordinary
+# result. Otherwise the root itself becomes a result (or is the input), and each output is a list of view steps
+# from it. `detach` and `no_grad` say with which history the steps are to be repeated. Combinations that no recipe
+# can reproduce are refused with a reason, and the graph runs operator by operator.
+
+# %%
 def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
                  position: dict[fx.Node, int]) -> tuple[list, list]:
     """Recipes for the outputs, and the fakes of the results that they need. position: of each input, by its
@@ -400,6 +417,12 @@ def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
         behind[node] = {tangents[node]} if node in tangents else set().union(*(behind[a] for a in node.all_input_nodes))
     return [behind[g] if isinstance(g, fx.Node) else set() for g in gradients]
 
+
+# %% [markdown]
+# After the tracing come small clean-ups of the joint graph. Compilers remove what is equal, so two results may
+# have become one node, while the program expects two tensors that can be written to independently.
+# `separate_results` puts a `clone` in front of each result that shares its memory with another one or with an
+# input.
 
 # %%
 def is_window(t: FakeTensor) -> bool:

@@ -23,6 +23,13 @@ class Network:
     room: list[int] = field(default_factory=list)
 
 
+# %% [markdown]
+# An edge is two entries: one from `a` to `b` with its capacity as room, and one from `b` to `a` without room. To
+# push flow over an edge takes room from it and gives as much to its reverse, over which a later path can take the
+# flow back. `_distances` is a breadth-first search from the source over edges with room left. It ends with None
+# when the sink cannot be reached any more, and then the flow is maximal.
+
+# %%
 def add_vertex(net: Network) -> int:
     net.out.append([])
     return len(net.out) - 1
@@ -47,6 +54,12 @@ def _distances(net: Network, source: int, sink: int) -> list[int] | None:
                 queue.append(w)
     return distance if distance[sink] >= 0 else None
 
+
+# %% [markdown]
+# One round of the outer loop has fixed distances. The inner loop walks from the source, at each vertex over the
+# next edge that has room and leads one step further away (`following` remembers which edges of a vertex have been
+# tried). At the sink it pushes as much as the narrowest edge of the path allows, and goes back to where the first
+# edge became full. From a dead end it steps back and never tries that edge again in this round.
 
 # %% tags=["exercise:flow-bug"]
 def maximum_flow(net: Network, source: int, sink: int) -> int:
@@ -85,6 +98,11 @@ def maximum_flow(net: Network, source: int, sink: int) -> int:
                 following[v] += 1
     return total
 
+
+# %% [markdown]
+# When the flow is maximal, the vertices fall into two sides. Whoever can still reach the sink over edges with room
+# is on the sink's side. All edges that lead into this side are full, and they are the minimum cut. There may be
+# several cuts of the same price, and this is the one nearest to the sink, that is, to backward.
 
 # %% tags=["exercise:sink-side"]
 def sink_side(net: Network, sink: int) -> set[int]:

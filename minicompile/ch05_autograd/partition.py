@@ -291,6 +291,15 @@ def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> 
     return use.far or (again and prefer == "speed")
 
 
+# %% [markdown]
+# Now the network. Each forward value that can matter becomes *two* vertices, `enter` and `leave`, with an edge
+# between them whose capacity is the price of saving the value. To cut this edge is to save it. Everything else
+# gets infinite capacity, so that no cut goes through it: the edges from a value to those that are computed from
+# it, the edges from the source to what is there anyway (placeholders) or must not be computed twice, and the edges
+# to the sink from what backward reads. A cut of finite price is then a set of values such that everything that
+# backward reads can be computed from them.
+
+# %%
 def with_ancestors(nodes) -> set[fx.Node]:
     """The nodes, and all that they are computed from."""
     return closure(nodes, lambda node: node.all_input_nodes)
@@ -336,6 +345,12 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed", prices=Non
     behind = sink_side(net, sink)
     return [n for n, (enter, leave) in inner.items() if leave in behind and enter not in behind]
 
+
+# %% [markdown]
+# What is the price? A value that is in memory in any case, because a library call has written it, costs its bytes
+# once, for reading it in backward. One that fusion would have kept in registers has to be written as well, which
+# is twice. A view cannot be saved, only what it is a view of. An input costs nothing, unless the program could
+# write to it before backward runs; then what is saved would be a copy.
 
 # %%
 def is_safe(node: fx.Node, joint: Joint) -> bool:

@@ -223,6 +223,12 @@ def sharing_memory(saved: list, others: list) -> set[int]:
     return {i for i, key in enumerate(keys[:len(saved)]) if times[key] > 1}
 
 
+# %% [markdown]
+# A `Region` holds what is known before any call: how many results there are, which of them have no gradient, which
+# layout is expected of each tangent, which saved values are tensors and which are numbers. `shared` is found out
+# at the first call: the positions of saved tensors that share memory with others, and that the backward graph must
+# therefore not overwrite.
+
 # %%
 class Region:
     """A partitioned graph as one node of the engine: what of it is known at compile time."""
@@ -241,6 +247,14 @@ class Region:
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
 
 
+# %% [markdown]
+# `run_forward` is what the engine sees as this node's forward. It calls the compiled graph, whose first outputs
+# are results and whose further ones are saved. A saved value that is an input is taken from the inputs. Tensors go
+# through `save_for_backward`, so that hooks see them and the engine frees them; numbers lie on `ctx`. The versions
+# of what was saved are noted where backward may run several times. At the end the results are made to look to the
+# engine as eager's: none of them is a view, and those without a gradient are marked.
+
+# %%
 def run_forward(region: Region, ctx, *inputs):
     joint, count = region.joint, region.results
     outputs = call_forward(region.forward, inputs, joint)
@@ -300,6 +314,11 @@ def run_backward(region: Region, ctx, *tangents):
     return tuple(out)
 
 
+# %% [markdown]
+# `take_saved` also decides what may be freed. If several outputs have gradients, the program can call `backward()`
+# on one after the other. Those that are still possible are `alive`, and what they will read is kept.
+
+# %%
 def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained: bool) -> tuple[list, set[int]]:
     """(the saved values, `kept`); what nobody will need again is let go of."""
     order, every = region.order, region.every
@@ -327,6 +346,10 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
 #
 # `finish` carries out the recipes. In the common case, where every output is simply a result, it is the
 # identity.
+#
+# `finish` has two jobs. It copies into the inputs what the program wrote to them, which the graph has returned as
+# values. And it makes the outputs by their recipes: a result as it is, an input, a constant, or a view that is
+# taken step by step from one of these.
 
 # %%
 def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
@@ -366,6 +389,12 @@ def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
 # `compile_training` is what the driver calls. It needs no flag that says whether this is training: if no
 # output depends on an input that requires a gradient, there is no backward, and the compiled forward is
 # called directly.
+#
+# The function reads from top to bottom as the chapter does: record the joint graph, run the decompositions on it,
+# cut it in two, compile both halves, make one node of the engine of them. `backward_versions` compiles the
+# backward half for a set of tangents that are absent when it is first needed, and the call after it does so for
+# the set that is expected. Inputs whose gradient is known to be absent (`apart`) are detached, so that the engine
+# does not walk on from them.
 
 # %%
 def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,

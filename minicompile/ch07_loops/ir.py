@@ -302,6 +302,12 @@ class Loop:
         return tuple(dict.fromkeys(s.buffer for s in self.stores))
 
 
+# %% [markdown]
+# A library call is a node of the program as well. Its arguments are what the operator takes, with a `View` (a
+# buffer and a layout) in the place of each tensor. `Program` at the end is the whole: named buffers, and nodes in
+# an order in which each reads only what was written before.
+
+# %%
 @dataclass
 class Extern:
     """A call of an ATen operator that writes nothing. `args`/`kwargs` are pytrees with `View`s for tensors

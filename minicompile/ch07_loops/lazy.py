@@ -113,6 +113,12 @@ def gpu_processors() -> int:
     return torch.cuda.get_device_properties(0).multi_processor_count if torch.cuda.is_available() else 132
 
 
+# %% [markdown]
+# `Lowering` is the record that all lowerings pass around. The buffers and loops made so far are in `program`;
+# `values` leads from a graph node to its `Lazy` or its number. `Options` are the limits that depend on the machine
+# or the user.
+
+# %%
 @dataclass
 class Options:
     """What the machine and the user ask of the lowering."""
@@ -153,6 +159,13 @@ class Lowering:
         return self.node.meta["val"]
 
 
+# %% [markdown]
+# Buffers get their names in one place. `alias` is for writes in place: the memory of an input gets a second name,
+# so that a loop that reads the old contents and one that reads the new ones name different buffers, and the
+# scheduler sees the order. `loader` turns a buffer into an element function: the address is the sum of index times
+# stride.
+
+# %%
 def sizes_of(fake) -> tuple[Int, ...]:
     return tuple(expr_of(s) for s in fake.shape)
 
@@ -217,6 +230,12 @@ def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset
     g.program.nodes.append(Loop(f"loop{len(g.program.nodes)}", variables, reduction_vars, tuple(b.stores), location, tuple(origins), turn))
 
 
+# %% [markdown]
+# `store_into` is where lazy values end. It makes variables for the space, evaluates the value at them in a
+# `Builder`, which records each operation, and emits a loop that stores the result. `realize` does this for a new
+# buffer, and from then on the value is a load from it (`become`).
+
+# %%
 def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
     """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`."""
     if x.dtype not in SUPPORTED:
@@ -252,6 +271,12 @@ def copy_to_buffer(g: Lowering, x: Lazy, stride) -> str:
     return name
 
 
+# %% [markdown]
+# A library call wants memory, and not an element function. `as_view` gives it: if the value is a view, its base is
+# put into memory, and the view becomes another layout of that memory. Where no strides describe the view, or the
+# library needs other ones, `window` makes a copy.
+
+# %%
 def as_view(g: Lowering, x: Lazy) -> View | None:
     """`x` as strided memory, realising its base; None for a view that strides cannot express."""
     if x.view is None and x.base is not None:
