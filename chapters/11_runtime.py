@@ -389,7 +389,7 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 # that it reads in place lies where it lay. If the user replaces a parameter by another one, it runs without its
 # graph from then on, which is right and slower.)
 #
-# %show minicompile.ch11_runtime.cudagraphs.GraphedCallable "if [args[i].data_ptr()" to "return run_recording"
+# %show minicompile.ch11_runtime.cudagraphs.GraphedCallable "if not lie_at(" to "return run_recording"
 #
 # (These lines stand in the method that is called instead of the host program. `recording` is what the second call
 # has left behind. The *first* call of each size runs as it is, because at that time libraries still allocate their

@@ -15,6 +15,7 @@ import torch
 
 from .ch01_graphs.fake import plain_tensors
 from .ch01_graphs.layouts import present, same_strides
+from .ch02_guards.memory import Spans
 from .ch02_guards.sources import ModuleAttrSource
 from .ch03_capture import hook
 from .config import config
@@ -55,7 +56,9 @@ def input_fakes(captured) -> list:
 #
 # A graph that writes to an input was made functional, on the assumption that its inputs are apart. Which
 # tensors are the same object is guarded; whether two different ones overlap depends on addresses, which
-# change with every call. So it is looked up at each call, but only where the graph writes to something.
+# change with every call. So it is looked up at each call, but only where the graph writes to something. Most
+# tensors are where they were at the last call, which was found harmless. `Spans` (chapter 2) remembers it, and
+# sorts those that have moved into their new places: 600 tensors take 4 microseconds.
 
 # %%
 def watch_overlaps(captured, compiled) -> Callable:
@@ -76,19 +79,15 @@ def watch_overlaps(captured, compiled) -> Callable:
         return compiled
     eager, items = eager_callable(captured.gm), [item[:2] for item in (*loose, *owned)]
     kinds = [(is_written, of_module) for group, of_module in ((loose, False), (owned, True)) for *_, is_written in group]
-    apart = [None]                     # the last ranges that were found not to overlap
+    spans = Spans and Spans([(i, -1 if size is None else size, captured.example_inputs[i].element_size(), *kind)
+                             for (i, size), kind in zip(items, kinds)])
 
     def call(*inputs):
-        spans = []
-        for i, size in items:
-            t = inputs[i]
-            at = t.data_ptr()
-            spans.append((at, at + (extent(t) if size is None else size)))
-        if spans != apart[0]:
-            if harm_each_other(spans, kinds):
-                return eager(*inputs)
-            apart[0] = spans
-        return compiled(*inputs)
+        are_apart = spans and spans(*inputs)
+        if are_apart is None:
+            where = ((inputs[i].data_ptr(), extent(inputs[i]) if size is None else size) for i, size in items)
+            are_apart = not harm_each_other([(at, at + size) for at, size in where], kinds)
+        return compiled(*inputs) if are_apart else eager(*inputs)
     return call
 
 

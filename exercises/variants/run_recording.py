@@ -4,7 +4,7 @@ from functools import partial
 import torch
 
 from minicompile.ch11_runtime.cudagraphs import _alias_of_input
-from minicompile.ch11_runtime.host import raise_versions
+from minicompile.ch02_guards.memory import raise_versions
 
 
 def _run(g, r, args, *, copy_in=True, write_back=True, versions=True, copy_out=True, alias=True, note=True, clear=True, of_call=True,

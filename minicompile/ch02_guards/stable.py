@@ -72,8 +72,11 @@ else:
 
 # %%
 QUESTIONS = (*(f"aoti_torch_get_{fact}" for fact in (
-    "dim", "sizes", "strides", "dtype", "device_type", "device_index", "layout")),
-    "_ZNK3c1010TensorImpl13requires_gradEv")           # c10::TensorImpl::requires_grad() const
+    "dim", "sizes", "strides", "dtype", "device_type", "device_index", "layout", "data_ptr")),
+    "_ZNK3c1010TensorImpl13requires_gradEv",                       # c10::TensorImpl::requires_grad() const
+    "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE")        # torch::autograd::impl::bump_version(const at::Tensor&)
+# Tensors made in inference mode have neither this key nor a version
+HAS_VERSION = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView).raw_repr()
 
 
 def examples() -> list[torch.Tensor]:
@@ -92,7 +95,7 @@ def find_tensors() -> bool:
         addresses = tuple(ctypes.cast(library[name], ctypes.c_void_p).value for name in QUESTIONS)
     except (OSError, AttributeError):
         return False
-    return unchanged.setup(PLAIN_TYPES, addresses, [
+    return unchanged.setup(PLAIN_TYPES, addresses, HAS_VERSION, [
         (t, t._cdata, torch._C._dispatch_keys(t).raw_repr()) for t in examples()])
 
 

@@ -63,12 +63,15 @@ typedef struct {
     int32_t (*device_type)(Handle, int32_t *);
     int32_t (*device_index)(Handle, int32_t *);
     int32_t (*layout)(Handle, int32_t *);
+    int32_t (*data_ptr)(Handle, void **);
     _Bool (*requires_grad)(const void *impl);
+    void (*bump_version)(Handle);
 } Questions;
 
 static Questions ask;
 static PyObject *plain_types = NULL; /* tuple of tensor classes without behaviour of their own; NULL: no tensor is known */
 static Py_ssize_t impl_at, keys_at;  /* offsets in bytes: in the Python object, in the TensorImpl */
+static uint64_t with_version;        /* the dispatch key of a tensor that has a version, which those of inference mode have not */
 
 typedef struct {
     PyTypeObject *type;
@@ -81,15 +84,20 @@ typedef struct {
 static inline Handle handle_of(PyObject *t) { return (Handle)((char *)t + impl_at); }
 static inline uint64_t keys_of(Handle h) { return *(const uint64_t *)((const char *)*h + keys_at); }
 
+static inline int is_plain(PyObject *t)
+{
+    for (Py_ssize_t i = 0; plain_types != NULL && i < PyTuple_GET_SIZE(plain_types); i++)
+        if ((PyObject *)Py_TYPE(t) == PyTuple_GET_ITEM(plain_types, i))
+            return 1;
+    return 0;
+}
+
 /* 1 and the facts, or 0 when this tensor cannot be described by them. */
 static int tensor_facts(PyObject *t, Facts *facts)
 {
     int64_t *sizes, *strides;
     int32_t layout;
-    int plain = 0;
-    for (Py_ssize_t i = 0; plain_types != NULL && i < PyTuple_GET_SIZE(plain_types) && !plain; i++)
-        plain = (PyObject *)Py_TYPE(t) == PyTuple_GET_ITEM(plain_types, i);
-    if (!plain)
+    if (!is_plain(t))
         return 0;
     Handle h = handle_of(t);
     memset(facts, 0, sizeof(Facts));
@@ -519,6 +527,186 @@ static PyTypeObject memo_type = {
     .tp_methods = memo_methods,
 };
 
+/* ---- the memory of tensors -------------------------------------------------------------------------------------- */
+
+/* Where a tensor begins, or NULL with an exception. */
+static int memory_of(PyObject *t, void **address)
+{
+    if (is_plain(t) && ask.data_ptr(handle_of(t), address) == 0)
+        return 1;
+    PyObject *found = PyObject_CallMethod(t, "data_ptr", NULL);
+    *address = found == NULL ? NULL : PyLong_AsVoidPtr(found);
+    Py_XDECREF(found);
+    return !PyErr_Occurred();
+}
+
+/* lie_at(tensors, positions, addresses) -> whether the tensors at those positions of a list begin where they did: all lists. */
+static PyObject *lie_at(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyList_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "lie_at(list, list, list)");
+    if (PyList_GET_SIZE(args[1]) != PyList_GET_SIZE(args[2]))
+        Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[1]) && i < PyList_GET_SIZE(args[2]); i++) {
+        Py_ssize_t position = PyLong_AsSsize_t(PyList_GET_ITEM(args[1], i));
+        void *before = PyLong_AsVoidPtr(PyList_GET_ITEM(args[2], i)), *address = NULL;
+        if (position < 0 || position >= PyList_GET_SIZE(args[0]))
+            PyErr_SetString(PyExc_IndexError, "no such tensor");
+        if (PyErr_Occurred() || !memory_of(PyList_GET_ITEM(args[0], position), &address))
+            return NULL;
+        if (address != before)
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+/* raise_versions(*tensors) -> whether it did: False, and nothing done, if one is not known to have a version. */
+static PyObject *raise_versions(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    for (Py_ssize_t i = 0; i < count; i++)
+        if (!is_plain(args[i]) || !(keys_of(handle_of(args[i])) & with_version))
+            Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < count; i++)
+        ask.bump_version(handle_of(args[i]));
+    Py_RETURN_TRUE;
+}
+
+/* A range of memory that some argument of a function occupies. */
+typedef struct {
+    uintptr_t start, end;
+    Py_ssize_t position, bytes, item; /* which argument; from its first byte to the last, or -1: to be computed, of items this large */
+    int is_written, of_module;
+} Span;
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc call;
+    Py_ssize_t count;
+    int are_apart; /* as they were last seen */
+    Span *span;
+    Span **order; /* by address */
+} Spans;
+
+static int by_address(const void *a, const void *b)
+{
+    uintptr_t x = (*(Span *const *)a)->start, y = (*(Span *const *)b)->start;
+    return x < y ? -1 : x > y;
+}
+
+/* Where few have moved, the order is almost the one of before. */
+static void sort_spans(Spans *self, Py_ssize_t moved)
+{
+    if (moved > 16) {
+        qsort(self->order, self->count, sizeof(Span *), by_address);
+        return;
+    }
+    for (Py_ssize_t i = 1; i < self->count; i++) {
+        Span *span = self->order[i];
+        Py_ssize_t k = i;
+        for (; k > 0 && self->order[k - 1]->start > span->start; k--)
+            self->order[k] = self->order[k - 1];
+        self->order[k] = span;
+    }
+}
+
+static int harm_each_other(const Spans *self)
+{
+    uintptr_t farthest[2][2] = {{0, 0}, {0, 0}};
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        const Span *s = self->order[i];
+        if (s->start == s->end)
+            continue;
+        for (int of_module = 0; of_module < (s->of_module ? 1 : 2); of_module++)
+            if (s->start < farthest[of_module][!s->is_written])
+                return 1;
+        for (int only_written = 0; only_written < (s->is_written ? 2 : 1); only_written++)
+            if (farthest[s->of_module][only_written] < s->end)
+                farthest[s->of_module][only_written] = s->end;
+    }
+    return 0;
+}
+
+static PyObject *spans_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names)
+{
+    Spans *self = (Spans *)object;
+    Py_ssize_t moved = 0;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        Span *s = &self->span[i];
+        int64_t ndim, *sizes, *strides;
+        void *address;
+        if (s->position >= PyVectorcall_NARGS(flags) || !is_plain(args[s->position]))
+            goto unknown;
+        Handle h = handle_of(args[s->position]);
+        if (ask.data_ptr(h, &address))
+            goto unknown;
+        Py_ssize_t bytes = s->bytes;
+        if (bytes < 0) {
+            if (ask.dim(h, &ndim) || ask.sizes(h, &sizes) || ask.strides(h, &strides))
+                goto unknown;
+            bytes = s->item;
+            for (int64_t d = 0; d < ndim; d++)
+                bytes = sizes[d] == 0 || bytes == 0 ? 0 : bytes + (sizes[d] - 1) * strides[d] * s->item;
+        }
+        if (s->start != (uintptr_t)address || s->end != s->start + bytes) {
+            s->start = (uintptr_t)address, s->end = s->start + bytes;
+            moved++;
+        }
+    }
+    if (moved > 0 || !self->are_apart) {
+        sort_spans(self, moved);
+        self->are_apart = !harm_each_other(self);
+    }
+    return PyBool_FromLong(self->are_apart);
+unknown:
+    self->are_apart = 0;
+    Py_RETURN_NONE;
+}
+
+static PyObject *spans_new(PyTypeObject *type, PyObject *args, PyObject *names)
+{
+    PyObject *list;
+    if (!PyArg_ParseTuple(args, "O!", &PyList_Type, &list))
+        return NULL;
+    Spans *self = (Spans *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    self->call = spans_call;
+    Py_ssize_t count = PyList_GET_SIZE(list);
+    self->span = PyMem_Calloc(count + 1, sizeof(Span));
+    self->order = PyMem_Calloc(count + 1, sizeof(Span *));
+    for (; self->span != NULL && self->order != NULL && self->count < count; self->count++) {
+        Span *s = self->order[self->count] = &self->span[self->count];
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, self->count), "nnnpp", &s->position, &s->bytes, &s->item, &s->is_written,
+                              &s->of_module))
+            break;
+    }
+    if (self->count == count && self->order != NULL)
+        return (PyObject *)self;
+    Py_DECREF(self);
+    return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+}
+
+static void spans_free(PyObject *object)
+{
+    PyMem_Free(((Spans *)object)->span);
+    PyMem_Free(((Spans *)object)->order);
+    Py_TYPE(object)->tp_free(object);
+}
+
+static PyTypeObject spans_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Spans",
+    .tp_basicsize = sizeof(Spans),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_doc = "Spans([(position, bytes or -1, bytes of an element, is it written, is it of a module), ...]): spans(*arguments) -> "
+              "whether `backends.harm_each_other` finds no harm in where they are; None when that cannot be found out",
+    .tp_new = spans_new,
+    .tp_dealloc = spans_free,
+    .tp_call = PyVectorcall_Call,
+    .tp_vectorcall_offset = offsetof(Spans, call),
+};
+
+/* ---- the module ------------------------------------------------------------------------------------------------- */
+
 /* The offset of the word `wanted` in memory from `start` on, or -1. */
 static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
 {
@@ -528,14 +716,14 @@ static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
     return -1;
 }
 
-/* setup(tensor classes, addresses of the functions, [(tensor, address of its TensorImpl, its dispatch keys), ...]) -> bool
+/* setup(tensor classes, addresses of the functions, key of a version, [(tensor, address of its TensorImpl, its dispatch keys), ...]) -> bool
  * False: the examples are not laid out in one way, and no tensor will be known. */
 static PyObject *setup(PyObject *self, PyObject *args)
 {
     PyObject *types, *list;
-    unsigned long long f[8], impl, keys;
-    if (!PyArg_ParseTuple(args, "O!(KKKKKKKK)O!", &PyTuple_Type, &types, &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6],
-                          &f[7], &PyList_Type, &list))
+    unsigned long long f[10], impl, keys, key;
+    if (!PyArg_ParseTuple(args, "O!(KKKKKKKKKK)KO!", &PyTuple_Type, &types, &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6],
+                          &f[7], &f[8], &f[9], &key, &PyList_Type, &list))
         return NULL;
     Py_CLEAR(plain_types);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
@@ -551,13 +739,16 @@ static PyObject *setup(PyObject *self, PyObject *args)
     ask.dim = (void *)(uintptr_t)f[0], ask.sizes = (void *)(uintptr_t)f[1], ask.strides = (void *)(uintptr_t)f[2];
     ask.dtype = (void *)(uintptr_t)f[3], ask.device_type = (void *)(uintptr_t)f[4];
     ask.device_index = (void *)(uintptr_t)f[5], ask.layout = (void *)(uintptr_t)f[6];
-    ask.requires_grad = (void *)(uintptr_t)f[7];
+    ask.data_ptr = (void *)(uintptr_t)f[7], ask.requires_grad = (void *)(uintptr_t)f[8];
+    ask.bump_version = (void *)(uintptr_t)f[9], with_version = key;
     plain_types = Py_NewRef(types);
     Py_RETURN_TRUE;
 }
 
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Tell what a tensor is."},
+    {"lie_at", (PyCFunction)(void (*)(void))lie_at, METH_FASTCALL, "lie_at(tensors, positions, addresses) -> bool"},
+    {"raise_versions", (PyCFunction)(void (*)(void))raise_versions, METH_FASTCALL, "raise_versions(*tensors) -> whether it did"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -565,10 +756,11 @@ static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "unchanged", "Have th
 
 PyMODINIT_FUNC PyInit_unchanged(void)
 {
-    if (PyType_Ready(&memo_type) < 0)
+    if (PyType_Ready(&memo_type) < 0 || PyType_Ready(&spans_type) < 0)
         return NULL;
     PyObject *m = PyModule_Create(&module);
-    if (m == NULL || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0)
+    if (m == NULL || PyModule_AddObjectRef(m, "Memo", (PyObject *)&memo_type) < 0 ||
+        PyModule_AddObjectRef(m, "Spans", (PyObject *)&spans_type) < 0)
         return NULL;
     return m;
 }

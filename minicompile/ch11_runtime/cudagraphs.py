@@ -51,8 +51,8 @@ from typing import Any, Callable, Sequence
 import torch
 
 from .. import logs
+from ..ch02_guards.memory import lie_at, raise_versions
 from ..ch07_loops.ir import written_by
-from .host import raise_versions
 from .numbers import Apart
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
@@ -249,7 +249,7 @@ class GraphedCallable:
             return self.start(key, args)
         if self.must_run_plainly(args):
             return None
-        if [args[i].data_ptr() for i in recording.static] != recording.addresses:
+        if not lie_at(args, recording.static, recording.addresses):
             return self.relocated(key, args, recording)
         return self.replay(recording, args)
 

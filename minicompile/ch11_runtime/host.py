@@ -42,6 +42,7 @@ from .. import logs
 from ..ch01_graphs.floats import Float, float_text
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
+from ..ch02_guards.memory import raise_versions
 from ..ch07_loops.ir import Extern, Layout, Program, View
 from ..ch08_fusion.canonical import canonical, canonical_key, canonical_names
 from ..ch08_fusion.dependencies import root_of
@@ -330,11 +331,6 @@ def mutated_inputs(schedule: Schedule) -> list[str]:
             if n is not None and (root := root_of(p.buffers, n)) in owned:
                 found[root] = True
     return list(found)
-
-
-# %%
-def raise_versions(*tensors: torch.Tensor) -> None:
-    torch.autograd.graph.increment_version(tensors)      # those of inference mode have none, and are left out
 
 # %% [markdown]
 # ## The stage

@@ -1011,7 +1011,7 @@ def test_tensors_that_cannot_be_asked_are_checked_in_full(monkeypatch):
     wrong = [(t, t._cdata, torch._C._dispatch_keys(t).raw_repr() + i) for i, t in enumerate(stable.examples())]
     real_setup, memo = stable.unchanged.setup, memo_of([], tensors=(0,))
     try:
-        assert not real_setup(stable.PLAIN_TYPES, (0,) * len(stable.QUESTIONS), wrong)
+        assert not real_setup(stable.PLAIN_TYPES, (0,) * len(stable.QUESTIONS), stable.HAS_VERSION, wrong)
         assert not memo.record(x) and memo(x) is None
         compiled = minicompile.compile(apply, backend="eager")
         for _ in range(3):

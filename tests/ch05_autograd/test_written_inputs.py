@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile.backends import harm_each_other
+from minicompile.backends import extent, harm_each_other
+from minicompile.ch02_guards.memory import Spans, lie_at, raise_versions
+
+needs_extension = pytest.mark.skipif(Spans is None, reason="the C extension is not built")
 
 PROGRAMS = {
     "setitem": lambda x, w: (x.__setitem__(0, 1), x * w)[1],
@@ -76,3 +79,71 @@ def test_ranges_that_overlap_are_found_in_order_of_address():
         assert harm_each_other(spans, kinds) == every_pair(spans, kinds), (spans, kinds)
         found += harm_each_other(spans, kinds)
     assert 300 < found < 2700
+
+
+@needs_extension
+@pytest.mark.parametrize("most_that_move", [1, 40])
+def test_spans_answer_as_the_ranges_do(most_that_move):
+    """Windows onto one memory that move a few at a time, or all; sizes known in advance, and read from the tensors."""
+    draw, found = random.Random(1), []
+    for many in (2, 5, 40):
+        memory = torch.zeros(16 * many, dtype=torch.int16)
+        window = lambda: memory[(at := draw.randrange(15 * many)):at + draw.choice((0, 1, 2, 3, 5))]  # noqa: B023
+        kinds = [(draw.random() < .2, draw.random() < .4) for _ in range(many)]
+        sizes = [draw.choice((None, 6)) for _ in range(many)]
+        make = lambda size: window() if size is None else memory[(at := draw.randrange(15 * many)):at + 3]  # noqa: B023
+        tensors, spans = [make(size) for size in sizes], Spans([(i, size or -1, 2, *kind) for i, (size, kind) in enumerate(zip(sizes, kinds))])
+        for _ in range(400):
+            for i in draw.sample(range(many), draw.randint(0, min(most_that_move, many))):
+                tensors[i] = make(sizes[i])
+            ranges = [(t.data_ptr(), t.data_ptr() + extent(t)) for t in tensors]
+            found.append(spans(*tensors))
+            assert found[-1] is not harm_each_other(ranges, kinds)
+    assert 100 < sum(found) < len(found) - 100
+
+
+@needs_extension
+def test_spans_of_strided_tensors_and_of_what_is_no_plain_tensor():
+    memory = torch.zeros(100)
+    dynamic = Spans([(0, -1, 4, True, False), (1, -1, 4, False, False)])
+    assert dynamic(memory.as_strided((3, 2), (10, 2), 5), memory[28:]) is True           # 5 ... 27
+    assert dynamic(memory.as_strided((3, 2), (10, 2), 5), memory[27:]) is False
+    assert dynamic(memory.as_strided((3, 0), (10, 2), 5), memory) is True
+    assert dynamic(memory[:3], 5) is None and dynamic(memory[:3]) is None
+    assert dynamic(memory[:3], memory[2:]) is False and dynamic(memory[:3], memory[3:]) is True
+
+
+@needs_extension
+def test_what_was_apart_is_looked_at_again_after_an_overlap():
+    def f(a, b):
+        a.add_(1)
+        return b * a.sum()
+
+    compiled, memory = minicompile.compile(f), torch.arange(12.0)
+    for start in (4, 4, 3, 3, 4, 3):
+        there = memory.clone()
+        got = compiled(memory[:4], memory[start:start + 4])
+        assert torch.equal(got, f(there[:4], there[start:start + 4])) and torch.equal(memory, there)
+
+
+def test_versions_are_raised_once_and_not_in_inference_mode():
+    with torch.inference_mode():
+        without = torch.ones(2)
+    for others in ([], [without], [torch.ones(2).to_sparse()]):
+        tensors = [torch.ones(2), torch.nn.Parameter(torch.ones(2)), torch.ones(2, dtype=torch.complex64).conj(), *others]
+        before = [t._version for t in tensors if t is not without]
+        raise_versions(*tensors)
+        assert [t._version for t in tensors if t is not without] == [n + 1 for n in before]
+    raise_versions()
+
+
+def test_tensors_lie_where_they_lay():
+    a, b = torch.zeros(4), torch.zeros(4)
+    there = [a.data_ptr(), b.data_ptr()]
+    assert lie_at([5, a, None, b], [1, 3], there) and not lie_at([5, b, None, a], [1, 3], there)
+    assert lie_at([torch.nn.Parameter(a), b[:2]], [0, 1], there) and not lie_at([a, b[1:]], [0, 1], there)
+    assert lie_at([5], [], [])
+    with pytest.raises(IndexError):
+        lie_at([a], [1], there[:1])
+    with pytest.raises(AttributeError):
+        lie_at([5], [0], there[:1])
