@@ -3,8 +3,8 @@ from functools import partial
 
 import torch
 
-from minicompile.ch11_runtime.cudagraphs import _alias_of_input
 from minicompile.ch02_guards.memory import raise_versions
+from minicompile.ch11_runtime.cudagraphs import _alias_of_input
 
 
 def _run(g, r, args, *, copy_in=True, write_back=True, versions=True, copy_out=True, alias=True, note=True, clear=True, of_call=True,
