@@ -384,10 +384,11 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 #
 # **An input is static or it is copied in.** A tensor that is the same object at the same address in two calls in a
 # row, such as a parameter, is read in place, and its address is compared at every call. Anything else is copied
-# into a placeholder that never moves. If a static input turns out to have moved, the recording is thrown away and
-# that input is copied from then on. (A recorded backward pass is more careful. It is replayed only if everything
-# that it reads in place lies where it lay. If the user replaces a parameter by another one, it runs without its
-# graph from then on, which is right and slower.)
+# into a placeholder that never moves. If a static input turns out to have moved, the recording is thrown away. The
+# first time, a parameter was probably replaced, as by loading a state, and the graph is recorded anew with the new
+# address. An input that moves again is no parameter. It is copied from then on. (A recorded backward pass is more
+# careful. It is replayed only if everything that it reads in place lies where forward has found it. Once forward copies
+# an input, backward finds it in a new place each time, and runs without its graph, which is right and slower.)
 #
 # %show minicompile.ch11_runtime.cudagraphs.GraphedCallable "if not lie_at(" to "return run_recording"
 #

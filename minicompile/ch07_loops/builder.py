@@ -126,6 +126,13 @@ def normal(e: Int) -> Int:
 # small body but take exponential time to find it: a chain of thirty `y = y * y` would visit a billion paths.
 # What was evaluated outside of a mask holds inside it too: each write into a part of a tensor reads the tensor
 # before it twice, once where it is kept and once, under a mask, where it is written.
+#
+# From the top: `constant`, `index` and `number` make leaves. `read` is the entrance for lazy tensors: it evaluates
+# the operand's element function at an index, once for each index and mask. `load` and `store` touch memory and
+# carry the mask of the moment. `op` makes an operation, unless its result is known already. If all operands are
+# constants, it is computed now, by the same PyTorch function that a kernel would imitate; and arithmetic on
+# indices stays an index expression, so that it can be simplified. `between` asks the bounds of chapter 1 which
+# half of a border test is needed at all.
 
 # %%
 class Builder(Values):
@@ -263,6 +270,12 @@ class Builder(Values):
         return self.make("get", (value, i), value.dtype)
 
 
+# %% [markdown]
+# `indirect` above is how data becomes a position, as in an embedding. A negative index counts from the end, so a
+# value that may be negative goes through a `where`. These two functions find out when that can be left away: the
+# value is an index expression after all, or it cannot be negative.
+
+# %%
 def as_index(value: Value) -> Int | None:
     """The index expression that an int64 value is, or None if it depends on data."""
     return value.args[0] if value.op in ("index", "constant") and value.dtype is torch.int64 else None

@@ -171,6 +171,11 @@ def select_scatter(g, x, source, dim, where):
     return make_lazy(g, inner, [x, source])
 
 
+# %% [markdown]
+# In `cat` the pieces are nested from the last to the first: `piece0 if i < n0 else (piece1 if i < n1 else ...)`.
+# Each is evaluated under a mask, so no element is read from a piece to which it does not belong.
+
+# %%
 @lowering("cat", reindex=True)
 def cat(g, tensors, dim=0):
     dtype, size = g.val.dtype, sizes_of(g.val)

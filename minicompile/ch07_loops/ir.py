@@ -149,6 +149,12 @@ class Value:
         return self.mask is not None or any(o.op == "indirect" for o in self.operands)
 
 
+# %% [markdown]
+# `make` looks up whether the same operation on the same operands was made before. An index expression may contain
+# a symbol that stands for a value, in `x[table[i0]]` for example: then this value must be there before the load,
+# so `new` counts it among the operands. `position` makes such symbols.
+
+# %%
 class Values:
     """Makes the values of one body, equal ones once."""
 
@@ -186,6 +192,13 @@ class Values:
         return self.stores[-1]
 
 
+# %% [markdown]
+# The other functions walk. `behind` collects what some values are computed from. `replay` goes through a body
+# forwards and hands each value, with its arguments replaced, to a function. What the function does is the meaning:
+# to compute with tensors runs the body, to write text prints it, to make values in another `Values` rewrites it
+# (`remake`). `with_places` is such a rewriting, in which loads and stores get other buffers and indices.
+
+# %%
 def behind(ends: Iterable[Value], keep: Callable[[Value], bool] = lambda value: True) -> list[Value]:
     """All values with `keep(value)` that the `ends` are computed from, in order."""
     found: set[Value] = set()

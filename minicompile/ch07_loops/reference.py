@@ -28,6 +28,13 @@ CHUNK = 1 << 22
 # A body runs forwards, `replay(body, handler.step)`. Most operations are the PyTorch function of the same name, the others
 # a method here. Index expressions are evaluated
 # with tensors for symbols: `4*i0 + r0` is then the index at every point.
+#
+# An example. In a loop over 2 rows of 3 elements `env` holds a tensor of shape [2, 1] for `i0` and one of shape
+# [3] for `r0`. The index `3*i0 + r0`, evaluated with these by broadcasting, is a tensor of six addresses. A load
+# indexes the buffer's storage with it, and every operation after it works on tensors of shape [2, 3]. A `reduce`
+# folds the dimensions of the reduction variables and leaves them with size 1, so that the result broadcasts
+# against what follows. Every load and store checks that its addresses lie in the buffer. That makes this slow
+# interpreter a good test: a kernel would silently read something else.
 
 # %%
 class GridHandler:
@@ -203,6 +210,12 @@ def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((extent,), (1,))
 
 
+# %% [markdown]
+# `run_program` is a host program by interpretation. It names the inputs (numbers go to `sizes`, tensors to
+# `storages`), allocates a buffer when the first step writes it, runs loops by `run_loop` and library calls by
+# calling them, and hands out the outputs as views of the storages.
+
+# %%
 def run_program(program: Program, inputs) -> list:
     """Run `program` on tensors and integers (one per `program.inputs`). Returns the list of outputs."""
     sizes: dict[str, int] = {}

@@ -84,6 +84,12 @@ def only_feeds(nest: list[fx.Node], copy: fx.Node) -> bool:
 # %% [markdown]
 # `x` is what is written to: the input, or a view of it. A source that reads the memory at other places than it
 # is stored to (`x[1:] = x[:-1]`) goes through a temporary.
+#
+# An example: the program runs `x[1:4] = y`, which functionalization has made into a `slice_scatter` whose result
+# is copied back to `x`. `window_layout` computes where the slice lies in the memory of `x`: offset one row, three
+# rows. `update_window` gives this memory a new name, which is an alias of the old, and emits a loop that stores
+# `y` there. The other rows are not touched. If the source was written there already, as by an inner slice of a
+# slice, nothing is left to do.
 
 # %%
 def update_window(g: Lowering, x: Lazy, source: Lazy, *where) -> Lazy:
@@ -111,6 +117,12 @@ def window_layout(base: Layout, source: Lazy, target, dim=0, start=None, end=Non
                   as_expr(base.offset) + as_expr(stride[dim]) * start)
 
 
+# %% [markdown]
+# In `x[1:] = x[:-1]` the loop would read elements that other iterations overwrite. `reads_elsewhere` finds this
+# out by trying: it evaluates the source at an index and compares the addresses of its loads with the address that
+# will be stored. If they differ, the source is computed into memory of its own first (`apart`).
+
+# %%
 def temporary(g: Lowering, x: Lazy) -> Lazy:
     return from_buffer(g, copy_to_buffer(g, x, dense_strides(x.size, x.stride)))
 

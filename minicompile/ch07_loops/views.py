@@ -97,6 +97,14 @@ def select(g, x, dim, index):
     return make_view(g, x, size, lambda index: index[:dim] + (where,) + index[dim:], relayout)
 
 
+# %% [markdown]
+# Every view here is the same pair of functions. `pick` maps an index of the view to an index of what is viewed,
+# and is used when the operand is computed on the fly. `relayout` maps the layout of the base to that of the view,
+# sizes, strides and offset, and is used when the operand lies in memory and somebody, a library call or the
+# caller, wants the view as memory. The two must agree: the address that `relayout`'s strides give for an index is
+# the address of `pick`'s index in the base.
+
+# %%
 @lowering("unsqueeze", view=True)
 def unsqueeze(g, x, dim):
     dim, size = dim % (len(x.size) + 1), sizes_of(g.val)
@@ -123,6 +131,12 @@ def squeeze(g, x, dims):
     return make_view(g, x, [x.size[d] for d in kept], pick, relayout)
 
 
+# %% [markdown]
+# In a diagonal one index moves along two dimensions at once. So `pick` puts the last index into both, and
+# `relayout` adds the two strides. `unfold`, which makes windows of `length` elements, does the opposite: two
+# indices of the view, the number of the window and the place in it, move along one dimension.
+
+# %%
 @lowering("diagonal", view=True)
 def diagonal(g, x, offset=0, dim1=0, dim2=1):
     a, c = dim1 % len(x.size), dim2 % len(x.size)

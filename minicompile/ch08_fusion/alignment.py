@@ -25,6 +25,13 @@ def numel(dims) -> Int:
     return product(d.size for d in dims)
 
 
+# %% [markdown]
+# `base` is the group whose nest is kept, `other` the one that adapts. If the sizes of the nests do not match at
+# all, there is nothing to look for. If only the base reduces, the other may cover all of its dimensions or just
+# those of its output; in the second case the row's dimensions are `absent` from it. Then each candidate is
+# completed to an alignment and tested.
+
+# %%
 def find_alignment(a: Group, b: Group, shared: list[str]) -> Alignment | str:
     """How a and b share a nest, or a reason why they do not."""
     flip = b.reduces and not a.reduces
@@ -62,6 +69,13 @@ def find_alignment(a: Group, b: Group, shared: list[str]) -> Alignment | str:
 _ABSENT = Symbol("_absent")
 
 
+# %% [markdown]
+# A candidate pairs pieces of the two nests. The first ones come from memory: for a buffer that both touch, the
+# variables are paired by their strides in it. The last one pairs them in order. `_first_mismatch` is the test: a
+# value that `a` writes and `b` reads must have the same index in the common nest. `same_reads` asks the same of a
+# buffer that both only read.
+
+# %%
 def _candidates(base: Group, other: Group, dims, shared):
     for name in shared:
         x, y = (g.writes[name] if name in g.writes else min(g.reads.get(name, ()), key=repr, default=None)
@@ -85,6 +99,11 @@ def same_reads(a: Group, b: Group, name: str, alignment: Alignment) -> bool:
     return not mine.isdisjoint(apply(e, alignment.b) for e in b.reads[name])
 
 
+# %% [markdown]
+# A legal nest can be a slow one. If one group's memory is contiguous along one variable and the other's along
+# another one, a kernel for both jumps through memory somewhere.
+
+# %%
 def scattered_stores(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
     """A large buffer of one group that is not contiguous along the variable along which the other group's
     memory is. Pointwise kernels can be tiled in two dimensions and absorb a transposition; it is no good

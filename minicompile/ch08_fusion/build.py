@@ -46,6 +46,14 @@ def kernel_name(members, number: int) -> str:
     return "_".join(["fused", *words[:5], str(number)])
 
 
+# %% [markdown]
+# `build_kernel` first decides about memory. A buffer of the group that nobody outside reads is `local`, and lives
+# in a register. If nobody at all reads it, its store is dropped. Then every loop is rewritten to the group's
+# common variables. Dimensions that all loops pass through in one go are merged (`merge_dims`): a nest of 8 by 64
+# whose every address is `64*i0 + i1` is a nest of 512, which leaves the code generators fewer loops. Last, each
+# loop is told its shape: over the output variables, over these and the row, or folding the row.
+
+# %%
 def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel | None:
     """The finished kernel of a group, or None if it has nothing to do. `visible`: names wanted after the
     program ends."""
@@ -84,6 +92,11 @@ def build_kernel(f: Fuser, g: Group, visible: set[str], number: int) -> Kernel |
     return finish_kernel(f, g, loops, vars, rvars, walked, local - dead, number)
 
 
+# %% [markdown]
+# `finish_kernel` collects what the generators and the host program ask for: the buffers that are read and written,
+# and the symbols that are mentioned anywhere and become arguments.
+
+# %%
 def finish_kernel(f: Fuser, g: Group, loops, vars, rvars, walked, local, number: int) -> Kernel:
     written = [s.buffer for loop in loops for s in loop.stores]
     read = [v.buffer for loop in loops for v in loop.loads]

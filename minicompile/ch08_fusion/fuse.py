@@ -422,6 +422,12 @@ def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
 
 # %% [markdown]
 # ## Merging two groups
+#
+# A fusion has been decided; now the books are kept. Both groups are rewritten to the common variables. What a
+# pointwise loop reads becomes a `wide` read if the loop now runs inside of a reduction's row. Reads and writes are
+# united. Then the ancestors: who is above `a` or `b` is above the new group, and who has one of them above it has
+# all of the new group's ancestors above it now. To go through all groups for each fusion would be quadratic, so
+# `settled` finds out when it changes nothing.
 
 # %%
 def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:

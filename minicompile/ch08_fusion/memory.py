@@ -51,6 +51,12 @@ def order_for_memory(program: Program, steps: dict[int, Kernel | Extern],
     return orders[1] if peaks[1] < 0.95 * peaks[0] else orders[0]
 
 
+# %% [markdown]
+# A step is *ready* when everything that it needs has run. The program's own order takes the first ready step each
+# time. The greedy order compares up to sixteen of them: `_balance` adds the bytes of what a step writes, and
+# subtracts those of every input that it is the last to read.
+
+# %%
 def _topological(program: Program, steps, before: dict[int, set[int]], greedy: bool) -> list[int]:
     """Kahn's algorithm; the next step is the first ready one, or the one with the best balance of bytes."""
     buffers = program.buffers

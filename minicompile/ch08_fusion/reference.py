@@ -80,6 +80,10 @@ def load_reference(sources: list[KernelSource]) -> list:
 # ## What a kernel must obey
 #
 # The contract with the code generators, as assertions. The driver checks it in debug mode, the tests always.
+#
+# Of a kernel: its loops run over its own variables, what one loop reads of another is at the index at which it was
+# written, and each store is either local or an output. Of a schedule: nothing is read before it is written, or
+# after it was freed.
 
 # %%
 def verify_kernel(kernel: Kernel) -> None:

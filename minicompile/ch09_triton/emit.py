@@ -119,6 +119,12 @@ class Printer:
         return " & ".join(parts) if parts else None
 
 
+# %% [markdown]
+# Each statement remembers the loop that it came from, and behind the statement stands the user's line as a
+# comment. `value_text` gives the text of an operand, its variable or a literal. `offset_text` gives an address as
+# a tile. If an address does not vary along an axis although the tile has it, the text is broadcast.
+
+# %%
 _comments: dict = {}
 
 
@@ -176,6 +182,12 @@ def print_load(p: Printer, value: Value):
     p.say(f"{p.names[value]} = tl.load({p.parameters[value.buffer]} + ({offset}){tail})", value.loop)
 
 
+# %% [markdown]
+# A store covers all axes if its value is an element of the row, and only the output's axes if it is a result per
+# row. Values that were computed for fewer axes, such as a constant, are broadcast. Where several elements may hit
+# one address, as in a scatter, the store is an atomic addition.
+
+# %%
 def print_store(p: Printer, s: Value):
     axes = p.everything if p.graph.is_element(s) else p.per_row
     target = p.graph.kernel.buffers[s.buffer].dtype
@@ -233,6 +245,11 @@ def print_value(p: Printer, value: Value):
         p.say(f"{name} = {text}", value.loop)
 
 
+# %% [markdown]
+# A reduction is described by texts, and `reductions.py` writes its statements. `print_step` is the table of
+# contents of the printer: every step of a kernel is a load, a store, a reduction or a value.
+
+# %%
 def philox_text(p: Printer, seed: Value, offset: Value, index: Int, layout: tuple) -> str:
     """`layout` of the random stream: (elements per thread at a time, threads)."""
     start = f"{value_text(p, seed)}, {value_text(p, offset)}"
@@ -283,6 +300,12 @@ def print_passes(p: Printer) -> None:
             p.policy = {}
 
 
+# %% [markdown]
+# One pass is printed into a list of its own, because the lines in front of the loop are only known when its body
+# has been printed: each reduction in it contributes a start, an update in the loop, and an end. Then the parts are
+# put together, with the index of the row and its mask at the top of the loop's body.
+
+# %%
 def print_pass(p: Printer, inside: list[Value]) -> None:
     """One loop along the row."""
     outer, p.lines = p.lines, []

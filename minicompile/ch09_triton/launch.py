@@ -107,6 +107,13 @@ def load_plain(source: KernelSource) -> Callable:
 ENDED = "the compile server ended"
 
 
+# %% [markdown]
+# A task is pickled, with its length in front, and written to the server's standard input; the server answers with
+# one line per task on its standard output, in any order. So each task has a number, and `waiting` maps it to a
+# future. If the server dies, its output ends, and everybody who waits is told so. A process that forks must not
+# share these pipes with its parent, so a child forgets the pool and starts its own when it needs one.
+
+# %%
 class Pool:
     """Compiles tasks in other processes."""
 
@@ -218,6 +225,9 @@ def read_result(task: dict) -> dict | None:
 
 # %% [markdown]
 # ## The launcher
+#
+# The launcher is a file in C. It is compiled once for a machine and a version of Python, kept in the cache, and
+# loaded as an extension module. `cubin` is the machine code that Triton has produced.
 
 # %%
 def build_launcher(path: Path) -> None:
@@ -251,6 +261,12 @@ def launcher():
     return _launcher[0]
 
 
+# %% [markdown]
+# `make_callable` makes a function of machine code. The grid is a number if all sizes are known, and a function of
+# them otherwise. The kernel was compiled under the assumption that pointers are multiples of 16 bytes, which the
+# launcher checks at each call. If one is not, `fallback` compiles the kernel once more without the assumption.
+
+# %%
 def make_callable(source: KernelSource, result: dict, device: int, aligned: bool) -> Callable:
     """Load a compiled kernel on `device`; the callable launches it on the device's current stream."""
     symbols = symbol_names(source)

@@ -59,6 +59,12 @@ def float_floordiv(a, b):
     return tl.where(b == 0, a / b, tl.where(quotient == 0, libdevice.copysign(floor, a / b), floor))
 
 
+# %% [markdown]
+# Powers of integers are repeated squaring. The loop has a fixed number of rounds, as the lanes of a tile cannot
+# leave it one by one. `digamma` shifts its argument up until the asymptotic series is accurate, and uses the
+# reflection formula on the left.
+
+# %%
 def int_pow(base, exponent):
     result = base * 0 + 1
     power = base

@@ -63,6 +63,12 @@ SIMPLE = {
 }
 
 
+# %% [markdown]
+# The pieces that all kinds need: in which dtype to accumulate, the value as a full tile (`_tile`), the tile with
+# its hidden lanes replaced by a harmless number (`_masked`), and the folded result as a column with one number per
+# row (`_result`).
+
+# %%
 def compute_dtype(r: Reduction) -> torch.dtype:
     """The dtype in which a simple reduction accumulates."""
     if r.kind == "any":
@@ -100,6 +106,9 @@ def _result(r: Reduction, folded: str) -> str:
 # index that has it; a NaN is the extreme value, as in eager. Welford's single pass is needed only where a
 # second pass would load again: in registers, the mean and then the sum of squared differences is both
 # simpler and more accurate.
+#
+# In this form the row lies in registers as one tile, so a fold is a single call, `tl.sum(tile, 1)`. The statements
+# are those that one would write by hand for a whole row: for a softmax, mask, maximum, sum of exponentials.
 
 # %%
 def persistent(r: Reduction) -> tuple[list[str], list[str]]:
@@ -184,6 +193,11 @@ def _full(r: Reduction, value, dtype: torch.dtype) -> str:
 # Welford's update keeps mean and squared differences per lane. All lanes have seen equally many values, so
 # the division is one scalar reciprocal per iteration; at the end the lanes are merged by the formula for
 # combining the statistics of two samples, over all lanes at once.
+#
+# Here a row is longer than a tile, so each lane keeps an accumulator through the loop, and only behind the loop
+# are the lanes folded into one number. For a sum: a tile of zeros, one addition in the loop, `tl.sum` behind it.
+# `keep` leaves the accumulator as it was where the last tile hangs over the end of the row. `argmax` needs a
+# second accumulator for the position.
 
 # %%
 def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str], list[str]]:

@@ -87,6 +87,11 @@ def run_task(task: dict) -> str:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+# %% [markdown]
+# The server compiles one small kernel before it accepts tasks. All that Triton loads and parses for it is
+# inherited by every child that is forked later.
+
+# %%
 WARM_UP = """
 import triton
 import triton.language as tl
@@ -109,6 +114,12 @@ def warm_up() -> None:
                       path=os.path.join(scratch, "result")))
 
 
+# %% [markdown]
+# `serve` is a loop over three things: read tasks that have arrived, collect children that have ended, and start
+# new ones while there are free slots. A child answers by itself, with one line on the standard output that it has
+# inherited. If it died before, by a crash in the compiler for example, the server answers in its place.
+
+# %%
 def serve(slots: int) -> None:
     """Read tasks until standard input closes; at most `slots` children at a time."""
     results = os.dup(1)

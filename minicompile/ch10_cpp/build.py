@@ -116,6 +116,12 @@ def _named(source: KernelSource) -> tuple[str, str]:
     return name, bare.replace("KERNEL", name)
 
 
+# %% [markdown]
+# A file is the helpers, the kernels, and one small wrapper per kernel, which makes it callable from Python. The
+# compiler reads it from its standard input and writes a shared library into the cache. A library that cannot be
+# loaded, because the file was damaged or comes from another machine, is built once more.
+
+# %%
 def _file_text(group: list[tuple[str, str, KernelSource]]) -> str:
     prelude, launch = _companions()
     wrappers = [f"MC_FUNCTION({name}, {s.options['tensors']}, {s.options['sizes']})" for name, _, s in group]
@@ -187,6 +193,12 @@ class LazyKernel:
         return (self.function or self.resolve())(*args)
 
 
+# %% [markdown]
+# Compiling takes a tenth of a second per file, so files are compiled by threads, one for each core (the compiler
+# is a process of its own, so Python's lock does not matter). `_loaded` remembers for every kernel the file that it
+# is in, as long as anybody uses it: a kernel that another program has already is not compiled again.
+
+# %%
 _loaded: weakref.WeakValueDictionary[str, Future] = weakref.WeakValueDictionary()     # kernel -> its file
 _pool: list[ThreadPoolExecutor] = []
 
@@ -224,6 +236,11 @@ def failed(file: Future) -> bool:
     return file.done() and file.exception() is not None
 
 
+# %% [markdown]
+# The kernels that are missing are dealt out to files, the longest texts first, so that all files take about
+# equally long.
+
+# %%
 def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
     """Start compiling `sources`; one callable each, taking tensors then ints in the order of
     `KernelSource.args`. The tensors must have the layouts that the kernel was generated for. Raises

@@ -344,6 +344,10 @@ def parallel_pragma(e: Emitter, work: Int, collapse: int) -> list[str]:
 # A transposition is contiguous for one variable where it writes and for another where it reads, and neither
 # order is good: each element read brings in a whole cache line of which 15 in 16 elements are needed much
 # later. So the nest is *tiled*: it finishes squares small enough that their lines are still in the cache.
+#
+# The *lane* is the variable of the innermost loop, the one that is vectorised. `lane_block` decides whether this
+# loop has to be cut into blocks. It need not be, if the loops around it have iterations enough for all threads.
+# Otherwise each thread should get a share, in multiples of 16 elements and not larger than `largest`.
 
 # %%
 def lane_block(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...], largest: int) -> int | None:
@@ -379,6 +383,12 @@ def crossing_variable(e: Emitter, lane: Symbol, outer: tuple[Symbol, ...]) -> Sy
                  None)
 
 
+# %% [markdown]
+# In `x + y.t()` one operand jumps. `crossing_variable` finds the variable along which such an access would be
+# contiguous, and the nest is written in squares of `TILE` by twice that: two loops over squares, and inside of
+# them the two variables.
+
+# %%
 def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: tuple[Symbol, ...]) -> None:
     """The pointwise nest in tiles of `other` x `lane`."""
     rest = tuple(v for v in outer if v is not other)
@@ -397,6 +407,13 @@ def emit_tiled(e: Emitter, function: Scope, lane: Symbol, other: Symbol, outer: 
     close(rows, shared(e, product(v.size for v in (*outer, lane)), loops))
 
 
+# %% [markdown]
+# The general case is a nest with the lane innermost: `#pragma omp simd` on it, and `#pragma omp parallel for` on
+# the loops around it. Atomic additions, as in a scatter, are the exception. Two lanes may add to one address, so
+# their loop is not vectorised, and the threads are given parts of a variable that leads to different addresses, if
+# there is one (`direct_variable`).
+
+# %%
 def emit_pointwise(e: Emitter, function: Scope, variables: tuple[Symbol, ...]) -> None:
     """All loops of a kernel without reductions, as one loop nest."""
     stores, atomic = e.graph.stores, any(s.mode == "atomic_add" for s in e.graph.stores)
@@ -451,6 +468,11 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     return KernelSource(kernel.name, "cpp", text, options, loops)
 
 
+# %% [markdown]
+# `emit_cpp` above puts the nest into a function of a fixed signature: pointers to tensors, sizes, and a place to
+# report a bad index. `emitted` chooses between the two kinds of nests.
+
+# %%
 def emitted(kernel: Kernel, **options) -> tuple[Emitter, Scope]:
     """The nest of a kernel, in the scope of its function. options: for the `Emitter`."""
     from .reductions import emit_reductions

@@ -97,6 +97,11 @@ def passes(e: Emitter) -> list[tuple[list[Value], list[Value]]]:
 # The lane is the row's own variable. A value that is expensive (an `exp`, an `erf`) and used in two passes is
 # kept in an array as long as the row; everything else is computed again from its loads, which are in the
 # cache by then.
+#
+# `passes` (above) has divided the work: each pass walks along the row once, computes some reductions, and stores
+# what is known by then. A softmax has two. In the first both the maximum and the sum are found, in the second the
+# quotients are stored. `twice` are the values worth an array: they are expensive, and a later pass needs them
+# again.
 
 # %%
 def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
@@ -120,6 +125,13 @@ def emit_rows(e: Emitter, function: Scope, lane: Symbol) -> None:
         close(nest, shared(e, work, loops, None if not atomic else int(direct is not None)))
 
 
+# %% [markdown]
+# The row is walked in chunks. Inside of a chunk the compiler vectorises the loop, and keeps the sum of a chunk in
+# several partial sums, one for each element of a vector. After the chunk these go into the row's accumulator,
+# which for a float sum is a double. So a `RowStep` has text for five places: before the row, before a chunk, for
+# an element, after a chunk, and the result.
+
+# %%
 @dataclass(eq=False)
 class RowStep:
     """What one reduction adds to a row pass: declarations before the row and before a chunk, the statement
@@ -133,6 +145,11 @@ class RowStep:
     result: str | tuple[str, ...]
 
 
+# %% [markdown]
+# `_row_pass` puts the pieces in their places. `nest` is the code of one row, `chunk` that of one chunk, `inner`
+# the lane loop.
+
+# %%
 def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: dict) -> None:
     others = tuple(v for v in e.kernel.reduction_vars if v is not lane)
     middle = child(nest, others)
@@ -183,6 +200,9 @@ def _named_results(e: Emitter, r: Value, result, nest: Scope):
 
 # %% [markdown]
 # Each kind of reduction over a row, as a `RowStep`. In the texts, `n` is a number that makes names unique.
+#
+# A maximum takes more than one text. C++'s `>` is false for a NaN, so a second accumulator notes whether there was
+# one, and the result is NaN then. For sums and products OpenMP's `reduction` clause does the work.
 
 # %% tags=["exercise:row-bug"]
 def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
@@ -250,6 +270,11 @@ def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
 # One accumulator per lane, in arrays. Every statement on them is a lane loop, so all kinds vectorise alike,
 # including the position of a maximum. Values of the row's phase that the elements need, such as `rsqrt(var +
 # eps)` per column, are computed once per column and kept in an array as well.
+#
+# A sum over the *rows* of a matrix is laid out differently. The memory is contiguous along the columns, so the
+# lanes are columns, and each lane has an accumulator of its own: an array `acc[lane]`, to which every row is
+# added. Columns are divided among threads in blocks of at most 512, whose accumulators stay in the first-level
+# cache.
 
 # %%
 def emit_columns(e: Emitter, function: Scope, lane: Symbol) -> None:
@@ -315,6 +340,11 @@ def _materialise(e: Emitter, nest: Scope, lane: Symbol, values: list[Value], wid
         lanes(nest, loop.lines)
 
 
+# %% [markdown]
+# A float that has summed up a million rows has lost digits. So after every `FLUSH` rows the float accumulators are
+# added to double ones and begin again at zero.
+
+# %%
 def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"], lanes) -> None:
     """The loop over the rows. Float accumulators are flushed into double ones, every `FLUSH` rows and at the
     end."""
@@ -335,6 +365,11 @@ def _flushed_rows(e: Emitter, nest: Scope, rows: Scope, steps: list["ColumnStep"
         nest.lines += counts
 
 
+# %% [markdown]
+# As for rows, a reduction is described by texts for each place in the nest, and one function has a case for each
+# kind.
+
+# %%
 @dataclass(eq=False)
 class ColumnStep:
     """What one reduction adds to a column pass. `state`: arrays with one element per lane, as (type, name,

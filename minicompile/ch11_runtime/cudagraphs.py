@@ -83,6 +83,14 @@ def without_collection():
             gc.enable()
 
 
+# %% [markdown]
+# `record` is PyTorch's context manager with three precautions. A recording starts by waiting for the device, so no
+# other thread may record meanwhile. The garbage collector must not run, since it might free another graph. And the
+# workspaces that cuBLAS keeps are given back around it, because they would be held for ever. `queue_behind` keeps
+# calls on different streams in order, since all graphs of a function write to one pool. `borrow` makes a tensor
+# that looks at the pool's memory without owning it.
+
+# %%
 class CudaRecorder:
     """Records on a private memory pool that all graphs of one compiled function share. Sharing is sound as
     long as they replay in the order of recording (forward, then backward), and tensors that must survive in
@@ -156,6 +164,12 @@ class Recording:
     leaving: list[torch.Tensor]                  # outputs to be copied out
 
 
+# %% [markdown]
+# Forward and backward of one compiled function belong together. Forward leaves activations in the pool, and
+# backward finds them there at known addresses. `GraphSet` knows these addresses, and holds weak references to all
+# activations that were handed out (`inside`): as long as one of them is alive, a backward pass is still to come.
+
+# %%
 @dataclass
 class GraphSet:
     """What the graphs of one compiled function share: the pool, and whether a backward pass is pending."""
@@ -326,6 +340,12 @@ class GraphedCallable:
 
 # %% [markdown]
 # ## Making and running a recording
+#
+# A recording reads from fixed addresses. `static` inputs are there already. All others get a placeholder, memory
+# of the same layout into which the input is copied before each replay. Then the function is recorded, and each
+# output gets a *recipe*, which says how to hand it out after a replay: a constant as it is; an output that is an
+# input, as this input; a result is copied out of the pool, since the next replay will overwrite it; what is saved
+# for backward stays where it is.
 
 # %%
 def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recording:

@@ -414,6 +414,13 @@ def resolve_kernels(program: HostProgram) -> None:
     program.resolved = True
 
 
+# %% [markdown]
+# `compile_schedule` goes through the steps. Two kernels that differ only in the names of their buffers, as in two
+# equal layers, have the same *canonical* form, which is emitted once. All texts of a language are loaded together.
+# `bindings` remembers for each step which function it calls and with which arguments, and `generate_host` writes
+# the program.
+
+# %%
 def compile_schedule(schedule: Schedule, backend: str | Callable[[Kernel], KernelSource]) -> HostProgram:
     """Emit, build and bind all kernels, and generate the host program.
 

@@ -92,6 +92,12 @@ def in_memory(kernel: Kernel, numbers: Buffer, place: dict[Symbol, int]) -> Kern
     return with_values(kernel, change, inputs=(*kernel.inputs, numbers.name), buffers=kernel.buffers | {numbers.name: numbers},
                        symbols=tuple(s for s in kernel.symbols if not s.real))
 
+
+# %% [markdown]
+# A list of tensors (chapter 8) has one body for many pieces, and a table that says which tensors each piece has.
+# The numbers are one more tensor in each row of the table whose body uses them.
+
+# %%
 def list_in_memory(kernel: KernelList, numbers: Buffer, place: dict[Symbol, int]) -> KernelList:
     """The same for a list: every piece has the numbers as one more input, after the others."""
     bodies = [in_memory(body, replace(numbers, layout=Layout((), ())), place) for body in kernel.bodies]
@@ -152,6 +158,13 @@ def side(schedule: Schedule, step) -> str:
     return "cpu" if devices == {"cpu"} else next((d for d in devices if d != "cpu"), "none")
 
 
+# %% [markdown]
+# `take_apart` first says on which side each step runs. `sources` becomes the list of numbers that cross:
+# expressions of the program's arguments, and elements of CPU tensors that a kernel of the GPU reads. Each gets a
+# place in one small tensor, and the device's kernels load it from there. Then both programs are made with the
+# inputs, buffers and outputs that are theirs, and each gets a memory plan of its own.
+
+# %%
 def take_apart(schedule: Schedule) -> Parts | None:
     """The program in two parts; None where there is nothing for the host to do, or where it cannot be divided."""
     p = schedule.program
@@ -199,6 +212,11 @@ def is_changed(p: Program, name: str) -> bool:
     return any(b.alias_of == name for b in p.buffers.values())
 
 
+# %% [markdown]
+# `part` cuts out one of the two: the buffers on its side, and of the inputs and symbols those that its steps
+# mention.
+
+# %%
 def part(schedule: Schedule, steps: list, outputs: list, cpu: bool, more: Sequence[Buffer] = ()) -> Schedule:
     """A program of some of the steps, with what it needs of the inputs, and `more` inputs."""
     p = schedule.program

@@ -159,6 +159,13 @@ def tell_hooks(hooks, leaf):
         torch.set_grad_enabled(previous)
 
 
+# %% [markdown]
+# The two functions above are Python of ours that is *traced*, as if the program contained it. So a hook is
+# inlined, and what it does becomes a part of the graph. `in_order_of_engine` finds out in which order the engine
+# would reach the leaves. It repeats the engine's own walk: a node is ready when all that need it have run, and
+# among the ready ones the node that forward made last comes first.
+
+# %%
 def changed_by_hooks(tx: Tracer, tensor: TensorVal, gradient: Value) -> Value:
     hooks = hooks_of(tx, tensor, TENSOR_HOOKS)
     if type(gradient) is not TensorVal or hooks is NONE or not getattr(tensor.real, TENSOR_HOOKS):
@@ -205,6 +212,10 @@ def check_leaf(tx: Tracer, leaf: TensorVal):
 
 # %% [markdown]
 # ## The calls
+#
+# `differentiate` emits the node and notes which autograd nodes have lost what they had saved, for a later second
+# `backward()`. It is used by both entrances: `backward`, which finds the leaves itself and accumulates into them,
+# and `torch.autograd.grad`, which is told for what the gradients are wanted, and returns them.
 
 # %%
 def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: Value, retain_graph: Value, create_graph: Value,
@@ -230,6 +241,12 @@ def as_list(tx: Tracer, value: Value) -> list[Value]:
     return [value] if type(value) in (TensorVal, Const) else unpack(tx, value)
 
 
+# %% [markdown]
+# In `backward` the order of steps is the engine's. All gradients come from one node. Then, leaf by leaf, the
+# tensor's hooks may change the gradient, it is accumulated, and hooks that wait for this are told. A gradient that
+# came out of a hook may be shared with somebody else, so it goes through `to_be_kept` once more.
+
+# %%
 @handles(torch.autograd.backward)
 def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_graph=Const(value=False),
              inputs=NONE) -> Value:
