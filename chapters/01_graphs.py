@@ -171,7 +171,7 @@ print(inspect.getsource(tiny.on_meta))
 
 
 # %% tags=["fold"]
-from minicompile.ch01_graphs.fake import FakeMode, storage_key
+from minicompile.ch01_graphs.fake import FakeMode, storage_key, with_symbols
 
 mode = FakeMode()
 
@@ -729,6 +729,8 @@ print("holds for this trace:", [g.text() for g in env.guards])
 #
 # Here is the GPT block of the later chapters, recorded with names for the batch and the length. Each `linear` has
 # become a transposition and a matrix product, and attention has become one particular kernel for this device.
+# (Some versions of PyTorch have a `linear` that asks for sizes as plain numbers. `with_symbols` then runs their
+# version in Python, which takes symbols.)
 
 # %%
 block, inputs = example()
@@ -738,7 +740,7 @@ parameters = {name: mode.from_real(p.detach()) for name, p in block.named_parame
 
 
 def run(x, *values):
-    return [torch.func.functional_call(block, dict(zip(parameters, values)), (x,))]
+    return [with_symbols(torch.func.functional_call, block, dict(zip(parameters, values)), (x,))]
 
 
 graph = trace(run, [x, *parameters.values()], ["x", *[name.replace(".", "_") for name in parameters]])

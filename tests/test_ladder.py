@@ -202,6 +202,8 @@ HALVES = {
 }
 HALF_GRADIENTS = {"amax": lambda q: q.amax(0), "norm": lambda q: q.norm(p=float("inf")), "aminmax": lambda q: sum(q.aminmax()),
                   "dist": lambda q: torch.dist(q, q.detach() * 0.3, p=float("inf"))}
+if torch.__version__.startswith("2.11"):         # where `aminmax` has no derivative
+    del HALF_GRADIENTS["aminmax"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

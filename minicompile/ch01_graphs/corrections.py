@@ -6,7 +6,7 @@
 # cuDNN and oneDNN prefer channels last, pointwise kernels have a rule that meta kernels in Python only
 # approximate, and LAPACK and the Fourier transforms have orders of their own. The corrections are tables
 # from operator to rule. One operator is there for its dtypes: a group norm of halves with float32 parameters, as
-# autocast leaves it on a CPU.
+# autocast leaves it on a CPU. And PyTorch 2.11 lacks two meta kernels that later versions have, and gets a shape wrong.
 
 # %%
 from __future__ import annotations
@@ -169,6 +169,17 @@ def _group_norm_backward_dtypes(out, grad, x, *_):
     return (out[0] if out[0] is None else out[0].to(x.dtype), *out[1:])
 
 
+def _norm_shape(out, x, ord=2, dim=None, keepdim=False, *_):
+    """PyTorch 2.11 does not reduce a dim of size 1 that is counted from the end."""
+    if keepdim or not dim or out.dim() == x.dim() - len(dim):
+        return out
+    return out.reshape([size for d, size in enumerate(x.shape) if d not in dim and d - x.dim() not in dim])
+
+
+# Results like the first operand, where PyTorch 2.11 has no meta kernel.
+LIKE_THE_FIRST = {aten._transformer_encoder_layer_fwd.default, aten._standard_gamma.default}
+
+
 # CPU kernels whose results have other strides or dtypes than their meta kernels say.
 CPU_FORMS = {
     aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
@@ -190,6 +201,8 @@ def true_form(func, out, operands, device):
     """`out`, the answer of a meta kernel, as the kernel of the device would give it."""
     if func is aten.convolution.default:
         return _convolution_layout(out, operands[0], operands[1], device)
+    if func is aten.linalg_vector_norm.default:
+        return _norm_shape(out, *operands)
     if func in POINTWISE or func in WITH_NUMBER and _has_ones(out):
         return _pointwise_layout(out, [_as_operand(x) for x in operands[:2]])
     if func is aten.index.Tensor:

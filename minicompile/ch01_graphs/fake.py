@@ -26,7 +26,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import Unsupported
-from .corrections import outside, true_form
+from .corrections import LIKE_THE_FIRST, outside, true_form
 from .layouts import present, symbolic_strides
 from .shapes import NUMBERS, answer_in_numbers, answering, needs_numbers
 
@@ -222,7 +222,7 @@ def _check_indices(tensor, indices) -> None:
 # %%
 # Words of refusals that are not about the numbers in the tensors, which are zeros here
 REFUSALS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
-                      "|same (data ?)?type|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
+                      "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
 TRIED_BYTES = 1 << 20
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
 
@@ -378,6 +378,8 @@ def run_meta(func, args, kwargs, flat, device):
         with _python_dispatcher(flat):
             if func in FUSED:               # new values of the first lists, if it does not write to them
                 out = tuple([[torch.empty_like(t) for t in xs] for xs in args[:len(func._schema.returns)]]) or None
+            elif func in LIKE_THE_FIRST:
+                out = torch.empty_like(args[0])
             else:
                 out = func(*args, **kwargs)
         return true_form(func, out, args, device)

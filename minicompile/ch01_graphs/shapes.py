@@ -416,4 +416,5 @@ def answering():
 
 def needs_numbers(error) -> bool:
     return isinstance(error, NumbersNeeded) or bool(re.search(
-        "operator aten::.* does not exist|SymIntArrayRef expected to contain only concrete", str(error)))
+        "operator aten::.* does not exist|SymIntArrayRef expected to contain only concrete|Cannot call .* on tensor with symbolic",
+        str(error)))
