@@ -424,7 +424,7 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
 # %show minicompile.ch01_graphs.trace.trace
 
 
-# %%
+# %% tags=["explore:normalise(x, weight)"]
 def normalise(x, weight):
     y = F.layer_norm(x, (64,), weight)
     return [F.dropout(y, 0.1, training=True) * 2]
@@ -456,7 +456,7 @@ print("equal to the last bit:", torch.equal(ours, theirs))
 # before and after:
 
 
-# %%
+# %% tags=["explore:normalised(torch.randn(8, 3), torch.zeros(3), torch.ones(3), torch.tensor(0))"]
 def normalised(x, mean, var, count):
     count.add_(1)
     return [F.batch_norm(x, mean, var, training=True)]

@@ -99,7 +99,11 @@ except KeyError as missing:
 # on fakes that require gradients, and then call `torch.autograd.grad`. The engine executes PyTorch's own
 # derivative formulas, operator by operator, and the recorder writes those down as well.
 
-# %%
+# %% tags=["explore:layer(torch.randn(16, 8), torch.randn(8, 8, requires_grad=True))"]
+def layer(x, w):
+    return F.gelu(x @ w)
+
+
 mode = FakeMode()
 x = mode.from_real(torch.randn(16, 8))
 w = mode.from_real(torch.randn(8, 8, requires_grad=True))
@@ -108,14 +112,14 @@ recorder = Recorder()
 for name, fake in (("x", x), ("w", w), ("tangent", tangent)):
     recorder.placeholder(name, fake)
 with recorder:
-    y = F.gelu(x @ w)
+    y = layer(x, w)
     forward_nodes = len(recorder.graph.nodes)
     (gradient,) = torch.autograd.grad(y, w, tangent)
 joint = recorder.finish([y, gradient])
 print(print_graph(joint))
 
 # %% [markdown]
-# Fifteen lines, and every operator that PyTorch can differentiate. Follow it once by hand. `x @ w` reaches the
+# That is all, and it covers every operator that PyTorch can differentiate. Follow it once by hand. `x @ w` reaches the
 # dispatcher twice. Autograd sees it first: it notes that the result needs the derivative of `mm`, remembers
 # `x` for it, and passes the call on. The recorder sees it second, writes `mm`, and answers with a fake. `gelu`
 # goes the same way. Up to here the recording holds the two operators of forward, and the fakes carry what real
@@ -193,7 +197,7 @@ print(print_graph(made.gm))
 # nodes that nobody reads.
 
 
-# %%
+# %% tags=["explore:program(torch.zeros(2, 3))"]
 def program(x):
     v = x[0]  # a view
     x.add_(1)  # changes x, and so v
@@ -215,7 +219,7 @@ print("eager:                           ", program(torch.zeros(2, 3))[0].tolist(
 # *are* arguments, once, and to let every pass be naive again. That is *functionalization*: every write gets a
 # new name, and whoever looks at the memory afterwards reads the new name.
 
-# %%
+# %% tags=["explore:program(torch.zeros(2, 3))"]
 from minicompile.ch05_autograd.functionalize import functionalize
 
 graph = trace(program, [mode.from_real(torch.zeros(2, 3))], ["x"])
@@ -251,7 +255,7 @@ print(print_graph(functionalize(graph)))
 # The harder half is a write through a view. In this program `end` is a part of a row of `x`:
 
 
-# %%
+# %% tags=["explore:through(torch.zeros(2, 4))"]
 def through(x):
     row = x[1]
     end = row[2:]
@@ -349,7 +353,8 @@ for function in (overlapping, minicompile.compile(overlapping)):
 # traffic, so have we given that away? Not in a chain: loops that are fused keep their values in registers, and
 # the memory plan of [chapter 8](chapter:08) lets a result take over the memory of a value that is read for the
 # last time, which makes `add` into `add_` again wherever that is legal. What does cost is a small write into a
-# large block, since the `scatter` copies what it does not change:
+# large block, since the `scatter` makes a new block and copies what it does not change. Here is a chain, and two
+# writes to the first row of a block:
 
 
 # %%
@@ -364,16 +369,24 @@ def corner(x):
     return x[:1] * 2
 
 
+def corner_of_result(x):
+    y = x[:, :4] @ x[:4]
+    y[:1].add_(1)
+    return y
+
+
 x, rows = torch.randn(1000, 1000), []
-for function in (chain, corner):
+for function in (chain, corner, corner_of_result):
     compiled = minicompile.compile(function)
     eager_s, ours_s = best_time(function, x), best_time(compiled, x)
     rows.append((function.__name__, f"{1e6 * eager_s:.0f} us", f"{1e6 * ours_s:.0f} us"))
 Table(["program", "eager", "compiled"], rows)
 
 # %% [markdown]
-# The chain of four operators is one pass over memory. The corner is the bad case: eager touches one row of
-# a thousand, the compiled version copies all of them twice.
+# The chain of four operators is one pass over memory. In `corner` the block is an input, and what the graph makes of it
+# is copied back into the input at the end. [Chapter 7](chapter:07) sees that only the first row differs, and writes this
+# row alone. The bad case is the last one. There the block is the result of a matrix product: eager touches one of its
+# thousand rows, and the compiled version copies all of them.
 
 # %% [markdown] tags=["page"]
 # ## Cutting the graph in two

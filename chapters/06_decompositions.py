@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Table, Walk, bars, best_time, drawing, example, watch
+from chapters._lib import Table, Walk, bars, best_time, drawing, example, row_of_boxes, watch
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.trace import trace
@@ -204,7 +204,29 @@ against_eager("minicompile", minicompile.compile(activation))
 
 # %% [markdown]
 # Eager's kernel reads a bfloat16, computes in float32, and rounds once, at its end. tiny's formula rounds after
-# each of its operations. For x = -4, `1 + erf(...)` is a difference of two numbers near 1, and with eight bits it
+# each of its operations:
+
+# %% tags=["fold"]
+row_of_boxes(
+    [("load", "8 bits", "input"), ("x * 0.7071", "float32", "compute"), ("erf", "float32", "compute"), ("1 + erf", "float32", "compute"),
+     ("times x / 2", "float32", "compute"), ("store", "rounds to 8 bits", "bad")],
+    "Eager's kernel loads a bfloat16 and computes in float32. It rounds to eight bits once, at the store.",
+    "Eager's kernel: one rounding.",
+    per_row=6,
+)
+
+# %% tags=["fold"]
+row_of_boxes(
+    [("load", "8 bits", "input"), ("x * 0.7071", "rounds to 8 bits", "bad"), ("erf", "rounds to 8 bits", "bad"),
+     ("1 + erf", "rounds to 8 bits", "bad"), ("times x / 2", "rounds to 8 bits", "bad"), ("store", "8 bits already", "plain")],
+    "In tiny's formula the product, the error function, the sum and the last product are operators of their own, and each of them "
+    "rounds its result to eight bits.",
+    "tiny's formula: a rounding after each operator.",
+    per_row=6,
+)
+
+# %% [markdown]
+# For x = -4, `1 + erf(...)` is a difference of two numbers near 1, and with eight bits it
 # is 0. A model that is trained with such a rule has another loss curve, and nobody finds out why.
 #
 # So a rule can say that it computes in float32 as eager's kernel does, `float32=True`:
@@ -308,12 +330,12 @@ for name, compiled in (("tiny", tiny.compile(turned)), ("minicompile", minicompi
 # the first and has 8, dimension 2 has
 # 2: these are the wanted strides.
 
-# %%
+# %% tags=["explore:turned(torch.randn(4, 3))"]
 print(print_graph(decompose(trace(lambda x: [turned(x)], [mode.from_real(torch.randn(4, 3))], ["x"]))))
 
 # %% [markdown]
-# The `clone` is a pointwise operator. The kernel that computes the product before it writes it in the other order,
-# and there is no copy at run time.
+# The `clone` is a pointwise operator. The kernel that computes the numbers writes them in this order, so there is no
+# copy at run time.
 #
 # ### Cases that are not covered
 #

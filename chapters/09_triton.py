@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Listings, Table, example, kernel_walk, lines, measured, results, row_of_boxes, run_statements, watch
+from chapters._lib import Listings, Table, drawing, example, kernel_walk, lines, measured, results, row_of_boxes, run_statements, watch
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch09_triton.emit import emit_triton
 from minicompile.ch09_triton.heuristics import Config
@@ -207,7 +207,26 @@ print("\nblock sizes", source.options["constants"], " grid", source.options["gri
 # the numbers from 384 to 511. `xmask` is a tile of truth values, and says which of these positions exist,
 # since 1000 is not a multiple of 128 and the eighth program hangs over the end. Both loads and the store get
 # it: a hidden lane reads and writes nothing. Between them stands the arithmetic as one would write it for
-# numbers. Below, the last of three programs runs on ten elements with a block of four.
+# numbers. Here are ten elements in blocks of four. They take three programs, of which the last one hangs over:
+
+# %% tags=["fold"]
+drawing(
+    {
+        "x": ("x", "10 elements", "input"),
+        "p0": ("program 0", "elements 0 to 3", "compute"),
+        "p1": ("program 1", "elements 4 to 7", "compute"),
+        "p2": ("program 2", "8, 9, two hidden", "bad"),
+        "out": ("buf0", "10 elements", "saved"),
+    },
+    [("x", "p0"), ("x", "p1"), ("x", "p2"), ("p0", "out"), ("p1", "out"), ("p2", "out")],
+    "Ten elements are read by three programs of four lanes each. Program 0 has elements 0 to 3, program 1 elements 4 to 7, program 2 "
+    "elements 8 and 9 and two lanes that are hidden by the mask. Each writes the same elements of the result.",
+    "The programs run in any order, and at the same time.",
+    width=140,
+)
+
+# %% [markdown]
+# Step through the last one:
 
 # %%
 source = emit_triton(kernels_of(scaled, torch.randn(10), torch.randn(10))[0], Config({"x": 4}, 1))

@@ -11,7 +11,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from chapters._lib import Table, bars, best_time, drawing, results, watch
+from chapters._lib import Table, bars, best_time, drawing, results, row_of_boxes, watch
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor
 from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch01_graphs.trace import trace
@@ -30,6 +30,24 @@ for name, form in (("NCHW", torch.contiguous_format), ("channels last", torch.ch
     t = image.contiguous(memory_format=form)
     print(f"{name:14} shape {tuple(t.shape)}, strides {t.stride()}, equal: {torch.equal(t, image)}")
 
+# %% [markdown]
+# Take an image of two channels and three pixels. The arrows lead from one address to the next:
+
+# %% tags=["fold"]
+row_of_boxes(
+    [(f"channel {c}", f"pixel {p}", "compute" if c else "library") for c in range(2) for p in range(3)],
+    "In NCHW, memory holds pixels 0, 1 and 2 of channel 0, and then pixels 0, 1 and 2 of channel 1.",
+    "NCHW: a whole channel, then the next one.",
+    per_row=6,
+)
+
+# %% tags=["fold"]
+row_of_boxes(
+    [(f"channel {c}", f"pixel {p}", "compute" if c else "library") for p in range(3) for c in range(2)],
+    "In channels last, memory holds channels 0 and 1 of pixel 0, then both channels of pixel 1, then those of pixel 2.",
+    "Channels last: a whole pixel, then the next one.",
+    per_row=6,
+)
 
 # %% [markdown]
 # Here is one convolution of ResNet-50, run by eager PyTorch on this machine's CPU, in both orders:

@@ -449,6 +449,36 @@ def test_a_generated_listing_opens_in_the_explorer_of_its_graph(folder, modules)
     assert not list((folder / "files" / "explore").iterdir())
 
 
+MADE_BY_HAND = """# %%
+import torch
+from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.graph import print_graph
+from minicompile.ch01_graphs.trace import trace
+
+def doubled(x):
+    x.mul_(2)
+    return [x + torch.rand(3)]
+
+x = torch.ones(3)
+
+# %% tags=["explore:doubled(x)"]
+print(print_graph(trace(doubled, [FakeMode().from_real(x)], ["x"])))
+
+# %%
+print(x.tolist())
+"""
+
+
+def test_a_listing_of_one_stage_opens_in_the_explorer_of_the_call_that_its_tag_names(folder):
+    import torch
+    before = torch.get_rng_state()
+    _, (listing,), (after,) = execute.run_page(page_in(folder, MADE_BY_HAND), folder)
+    assert torch.equal(torch.get_rng_state(), before) and "[1.0, 1.0, 1.0]" in after["text"]
+    assert listing["explorer"].startswith("explore/42_tiny-1.html#at=a-") and "x.mul_(2)" in listing["page"]
+    with pytest.raises(SiteError):
+        execute.run_page(page_in(folder, MADE_BY_HAND.replace("explore:doubled(x)", "explore:abs(1)")), folder)
+
+
 def test_explorers_have_a_budget_of_their_own(tmp_path):
     (tmp_path / "explore").mkdir()
     text = '<p id="a-cpp-1"></p>' + "x" * 300_000

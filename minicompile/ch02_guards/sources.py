@@ -126,6 +126,10 @@ class ClosureCellSource(Source):
         return None, f"__F.__closure__[{self.index}]"
 
 
+# %% [markdown]
+# A constant has no path. It is an object that the trace has met or made, such as the module that holds a
+# function's globals, and that the entry keeps in its tuple `__K`, mostly weakly.
+
 # %%
 @dataclass(frozen=True, eq=False)
 class ConstantSource(Source):

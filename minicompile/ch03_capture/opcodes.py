@@ -72,6 +72,11 @@ def swap(tx, frame, i):
 
 # %% [markdown]
 # ## Variables
+#
+# `frame.locals` is a dictionary of values by name. Reading a variable that is not there is the program's own
+# error, `UnboundLocalError`, which `read_local` raises. 3.13 packs two accesses into one instruction, whose
+# argument is a pair of names. `LOAD_FAST_AND_CLEAR` comes from comprehensions that are inlined: it saves a
+# variable of the function that has the name of the comprehension's, and empties it.
 
 # %%
 @opcode("LOAD_FAST", "LOAD_FAST_CHECK")
@@ -129,6 +134,10 @@ def constant_value(tx, value):
 
 # %% [markdown]
 # Cells.
+#
+# A variable that an inner function uses as well lies in a *cell*, an object with one slot, which both functions
+# have. A cell that existed before the call is a real object, and writing to it is a side effect, so it is touched
+# first. The cells that a function gets from outside are its `closure`.
 
 # %%
 @opcode("MAKE_CELL")
@@ -167,6 +176,10 @@ def delete_deref(tx, frame, i):
 # %% [markdown]
 # Globals. A name that is not in the globals is a builtin; a later call is guarded against somebody
 # shadowing it.
+#
+# The order in `read_global` is Python's: what the trace itself has written to the globals, the globals of the
+# frame's module, the builtins. Each answer comes with the guard that makes it true at the next call, and that a
+# name is *not* among the globals is one of them.
 
 # %%
 def global_source(tx, namespace: dict, name: str) -> Source:
@@ -218,6 +231,11 @@ def in_namespace(tx, frame, name) -> Value | None:
     return entry and entry[1]
 
 
+# %% [markdown]
+# Until a name is stored there, reading it goes on to the cells and globals around the class. At the end the
+# namespace is what the class is made of (`classes.py`).
+
+# %%
 @opcode("LOAD_NAME")
 def load_name(tx, frame, i):
     return in_namespace(tx, frame, i.argval) or read_global(tx, frame, i.argval)

@@ -32,6 +32,11 @@ from .wrap import as_python, guard_keys, realize, wrap
 #
 # Before 3.13 the stack of a call is `NULL, callable, args` or `method, self, args`; since 3.13 the first
 # two have changed places.
+#
+# The names of keyword arguments are a constant of the code. Before 3.13 an instruction in front of the call
+# announces it, and the frame remembers the names until then; since 3.13 they lie on top of the stack. A call with
+# `*args` or `**kwargs` is an instruction of its own, for which the trace has to know how many items there are: so
+# a dictionary that came from outside is guarded by its keys.
 
 # %%
 @opcode("KW_NAMES")

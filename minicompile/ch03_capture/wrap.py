@@ -306,6 +306,9 @@ def order_of(tx, value: Value) -> set:
 # parts are wrapped in turn, with sources that say how to reach them: the `__func__` of the method, the
 # `start` of the slice. The context managers that PyTorch's users keep in variables, such as a `no_grad`
 # made in an `__init__`, are known by kind, and what they will set is a constant that is guarded.
+#
+# For example, a bound method that a program keeps in a variable is guarded by its type, by the code of its
+# function, and, as far as the program reads it, by its object.
 
 # %%
 @BUILDERS.of(types.MethodType)

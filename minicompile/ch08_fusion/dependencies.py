@@ -90,6 +90,11 @@ def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], wri
     return before
 
 
+# %% [markdown]
+# A node may be left out if nobody needs what it writes. The walk goes backwards from the outputs. Memory that
+# belongs to an input counts as needed, because the caller will see it, and so does a call that draws random
+# numbers, because later draws depend on it.
+
 # %%
 def remove_dead(program: Program) -> list[Loop | Extern]:
     """The nodes whose results are used: by an output, by another live node, or because they write memory that

@@ -43,6 +43,10 @@ def register_type(dtype: torch.dtype) -> str:
     return "float" if dtype in HALVES else "bool" if dtype is torch.bool else memory_type(dtype)
 
 
+# %% [markdown]
+# A constant must be the same number in C++ that it is in the loop IR, to the last bit. Nine digits name every
+# float, and Python's `repr` names every double.
+
 # %% tags=["exercise:cpp-literal"]
 def literal(value: float | int | bool, dtype: torch.dtype) -> str:
     """A C++ constant of `dtype`, as an expression. Floats are exact: the text of a float or half `dtype` ends
@@ -90,6 +94,11 @@ def cpp_op(*names: str):
     return register
 
 
+# %% [markdown]
+# Most operations are a text with holes. `form` registers one, or several for different kinds of types. In C++ `a +
+# b` of two 8-bit integers is an `int`, so the text casts its result; for wider types the cast is left out.
+
+# %%
 def form(name: str, **forms: str) -> None:
     """Register an operation by its text for each kind of type that the last operand may have, the most specific counts.
     `{0}`, `{1}` stand for operands, `{t}` for the type of the result, `{f}` for the suffix of libm's functions, `{by}` for a divisor that

@@ -235,6 +235,10 @@ def _row_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
                    [f"{acc} {op}= {part};"], f" reduction({op}:{part})", result)
 
 
+# %% [markdown]
+# For mean and variance, softmax and the position of a maximum there is no clause. There the values of a chunk go
+# into a small array, and a function of `reductions.h` folds it into the row's result.
+
 # %%
 def _chunked_step(e: Emitter, r: Value, x: str, lane: Symbol) -> RowStep:
     """The kinds that OpenMP does not know: a chunk goes to an array, which a function merges into the row's
@@ -384,6 +388,10 @@ class ColumnStep:
     each_flush: Sequence[str] = ()
 
 
+# %% [markdown]
+# Each kind is an update of one lane's accumulator by one value, as text.
+
+# %%
 def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:
     kind, source, index = r.args
     dtype = accumulator_type(r)

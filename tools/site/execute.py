@@ -103,13 +103,15 @@ def run_page(path: pathlib.Path, root: pathlib.Path = ROOT, only_recorded: bool 
         module.__name__ = "__main__"
     linecache.checkcache(shown)
     from . import explorers
-    results = []
+    results, asked = [], {}
     with explorers.listening() as compiled:
         for cell in found:
             if cell.kind == "code":
                 recorded = "gpu-result" in cell.tags and not measurements(cell) and only_recorded
                 results.append(None if recorded else run_cell(cell, module.__dict__, shown))
-    return explorers.listings(compiled, results, path.stem) if only_recorded else results
+                for call in (tag.partition(":")[2] for tag in cell.tags if tag.startswith("explore:")):
+                    asked[len(results) - 1] = explorers.graph_of(compiled, call, module.__dict__)
+    return explorers.listings(compiled, results, path.stem, asked) if only_recorded else results
 
 
 # ---- what an answer depends on ----------------------------------------------------------------------------

@@ -5,11 +5,12 @@ explorer of the graph that the text was generated from.
 """
 from __future__ import annotations
 
+import ast
 import contextlib
 import pathlib
 import re
 
-from . import ROOT, cells, execute, links, names
+from . import ROOT, SiteError, cells, execute, links, names
 from .page import Page, write
 
 FOLDER = "explore"
@@ -160,19 +161,35 @@ def listening():
         yield found
 
 
-def listings(found, outputs: list, name: str) -> list:
-    """For the outputs of a page's cells: where one shows a generated text, a further output with the explorer of its graph."""
+def graph_of(found, call: str, namespace: dict):
+    """The captured graph of a call such as `f(x, w)`, compiled for this: of a listing that a chapter has made with one stage alone."""
+    import torch
+
+    import minicompile
+    tree = ast.parse(call, mode="eval").body
+    function, *args = (eval(ast.unparse(part), namespace) for part in (tree.func, *tree.args))
+    before, stream = len(found.graphs), torch.get_rng_state()
+    minicompile.explain(function)(*[a.detach().clone().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a for a in args])
+    torch.set_rng_state(stream)
+    if len(found.graphs) == before:
+        raise SiteError([f"explore:{call} compiles no graph"])
+    return found.graphs[before]
+
+
+def listings(found, outputs: list, name: str, asked: dict) -> list:
+    """For the outputs of a page's cells: where one shows a generated text, a further output with the explorer of its graph. asked: for
+    a cell the graph that its tag `explore:` names."""
     from minicompile.explain import Explanation
     from minicompile.explore import record as recorded, render
     texts = [(graph, {significant(line) for text in texts_of(graph) for line in text.split("\n")} - {""}) for graph in found.graphs]
     made: dict = {}
-    for cell in outputs:
+    for number, cell in enumerate(outputs):
         for output in list(cell or ()):
             lines = {significant(line) for line in re.sub(r"<[^>]+>", "\n", output["text"]).split("\n")} - {""}
             best = max(texts, key=lambda t: len(lines & t[1]), default=None)
-            if best is None or len(lines & best[1]) < ENOUGH:
+            if number not in asked and (best is None or len(lines & best[1]) < ENOUGH):
                 continue
-            graph = best[0]
+            graph = asked.get(number) or best[0]
             if id(graph) not in made:
                 own = [(code, c) for code, c in found.frames if c is graph.captured]
                 part = Explanation(graph.frame, [graph], frames=own)
