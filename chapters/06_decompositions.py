@@ -212,7 +212,7 @@ row_of_boxes(
      ("times x / 2", "float32", "compute"), ("store", "rounds to 8 bits", "bad")],
     "Eager's kernel loads a bfloat16 and computes in float32. It rounds to eight bits once, at the store.",
     "Eager's kernel: one rounding.",
-    per_row=6,
+    per_row=3,
 )
 
 # %% tags=["fold"]
@@ -222,7 +222,7 @@ row_of_boxes(
     "In tiny's formula the product, the error function, the sum and the last product are operators of their own, and each of them "
     "rounds its result to eight bits.",
     "tiny's formula: a rounding after each operator.",
-    per_row=6,
+    per_row=3,
 )
 
 # %% [markdown]

@@ -38,7 +38,7 @@ row_of_boxes(
     [(f"channel {c}", f"pixel {p}", "compute" if c else "library") for c in range(2) for p in range(3)],
     "In NCHW, memory holds pixels 0, 1 and 2 of channel 0, and then pixels 0, 1 and 2 of channel 1.",
     "NCHW: a whole channel, then the next one.",
-    per_row=6,
+    per_row=3,
 )
 
 # %% tags=["fold"]
@@ -46,7 +46,7 @@ row_of_boxes(
     [(f"channel {c}", f"pixel {p}", "compute" if c else "library") for p in range(3) for c in range(2)],
     "In channels last, memory holds channels 0 and 1 of pixel 0, then both channels of pixel 1, then those of pixel 2.",
     "Channels last: a whole pixel, then the next one.",
-    per_row=6,
+    per_row=2,
 )
 
 # %% [markdown]

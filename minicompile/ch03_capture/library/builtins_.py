@@ -92,6 +92,10 @@ def make_range(tx, *args):
 
 # %% [markdown]
 # ## Numbers and strings
+#
+# A conversion has three cases. A tensor has no number at compile time, so it breaks the graph. A symbolic number
+# stays one if the conversion keeps its kind. An object of the program may have a method for it, `__int__` for
+# example, which is traced. What is left are constants, for which the function itself is called.
 
 # %%
 @handles(int)
@@ -134,6 +138,12 @@ def to_float(tx, value=ZERO):
     return own_conversion(tx, value, "__float__", "__index__") or fold(tx, float, [value])
 
 
+# %% [markdown]
+# `str(x)` of an object asks its class for a method written in Python, and traces it. Containers are harder, since
+# `str([a, b])` calls `repr` of each item from inside of C. So the real function is called, on a container of
+# stand-ins (`Shown`), whose `__repr__` calls the interpreter.
+
+# %%
 def text_handler(function, methods):
     """str, repr and their like: the program's own method if it has one, else the text of a constant."""
     def handler(tx, *args, **kwargs):
@@ -207,6 +217,11 @@ def printf(tx, text, value):
         return const(text.value % tuple(printable(tx, v) for v in unpack(tx, value)))
 
 
+# %% [markdown]
+# The text of an exception is made of its arguments, which the trace knows: of none it is empty, of one it is that
+# one's text, of several the text of a tuple.
+
+# %%
 def text_of_exception(tx, function, value):
     """str() or repr() of an exception: by a method of the program, or as BaseException and KeyError do it."""
     own = lookup(value.cls, f"__{function.__name__}__")
@@ -236,6 +251,11 @@ def to_format(tx, value, spec=const("")):
     return special(tx, value, "__format__", spec) or HANDLED[str](tx, value)
 
 
+# %% [markdown]
+# A function that only computes, such as `hex`, is called at compile time if all of its arguments are constants
+# (`folded`).
+
+# %%
 def folded(function):
     """The handler of a pure function: constants only."""
     return lambda tx, *args, **kwargs: fold(tx, function, args, kwargs)
@@ -245,6 +265,11 @@ for _function in (ord, chr, hex, bin, oct, int.from_bytes, str.maketrans, issubc
     HANDLED[_function] = folded(_function)
 
 
+# %% [markdown]
+# `hash(x)` may be an address, which is another number in each process, so only hashes that follow from contents
+# are constants. Of a tuple they are computed by Python itself, from stand-ins that have the items' hashes.
+
+# %%
 class Hashed:
     """An object with a given hash, for the hash of the tuple it is in."""
 
@@ -268,6 +293,12 @@ def hash_of(tx, value) -> int:
 HANDLED[hash] = lambda tx, value: const(hash_of(tx, value))
 
 
+# %% [markdown]
+# The functions that are left are written with the operators of `operations.py`, item by item, so that each step
+# may be on tensors, symbols or objects. `max` over symbolic numbers asks a question for each comparison, and each
+# answer is a guard.
+
+# %%
 @handles(abs)
 def absolute(tx, value):
     if type(value) is TensorVal:
@@ -357,6 +388,13 @@ def function_of(tx, function, default):
     return default if function is NONE else lambda *args: call(tx, function, list(args))
 
 
+# %% [markdown]
+# Two helpers serve all of these. `values_of` gives a Python iterator over the *values* of an iterable, and
+# `function_of` a Python function that calls a traced one. With them the real `itertools.accumulate` runs on
+# values, calls the program's function by tracing it, and is as lazy as it is in the program: a value is made when
+# somebody asks for it.
+
+# %%
 @handles(next)
 def take_next(tx, iterator, default=None):
     return next_value(tx, iterator) or default or stop_iteration(*result_of(iterator))
@@ -437,6 +475,9 @@ for _function in (itertools.product, itertools.combinations, itertools.permutati
 
 # %% [markdown]
 # ## Classes and attributes
+#
+# `isinstance` asks about classes, which are known for every value. A class may answer by itself, by a metaclass
+# with an `__instancecheck__`, which is traced if it is the program's.
 
 # %%
 @handles(isinstance)
@@ -469,6 +510,12 @@ def attribute_name(name) -> str:
     return name.value
 
 
+# %% [markdown]
+# `super()` without arguments finds its class in a cell that the compiler has made for it, `__class__`, and its
+# object in the first argument of the method. The other functions of this part are other names for what
+# `attributes.py` does.
+
+# %%
 @handles(super)
 def make_super(tx, cls=None, obj=None):
     # The class is in a cell of the method, the object is its first argument

@@ -73,6 +73,9 @@ def slice_indices(tx, self, length):
 
 # %% [markdown]
 # ## Iterators and functions of functions
+#
+# These work as the iterators of `builtins_.py` do: the real function runs on values. `groupby` compares keys with
+# `==`, which has to be the program's, so keys are wrapped into objects whose `==` is traced.
 
 # %%
 @handles(itertools.tee)
@@ -357,6 +360,12 @@ def identity_of(tx, value):
 HANDLED[_thread.get_ident] = lambda tx: const(Identity(0))
 
 
+# %% [markdown]
+# The other handlers ask the process for something that can change between two calls: whether an exception is being
+# handled, what a weak reference leads to, the value of a context variable, the level of a logger. Each answer is
+# guarded, mostly by a source that asks again.
+
+# %%
 @handles(sys.exception)
 def current_exception(tx):
     exc = handled_exception(tx)
