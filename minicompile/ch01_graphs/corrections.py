@@ -3,7 +3,7 @@
 #
 # A generated kernel writes its result where the fake says, so the fake's strides have to be eager's, or a
 # later `view` works in one and fails in the other. A few meta kernels are wrong about them, in three ways:
-# cuDNN and oneDNN prefer channels last, pointwise kernels have a rule that meta kernels in Python only
+# convolutions and batch norms prefer channels last, pointwise kernels have a rule that meta kernels in Python only
 # approximate, and LAPACK and the Fourier transforms have orders of their own. The corrections are tables
 # from operator to rule. One operator is there for its dtypes: a group norm of halves with float32 parameters, as
 # autocast leaves it on a CPU. And PyTorch 2.11 lacks two meta kernels that later versions have, and gets a shape wrong.
@@ -50,6 +50,14 @@ def _convolution_layout(out, x, weight, device):
         return out
     form = torch.channels_last if out.dim() == 4 else torch.channels_last_3d
     return torch.empty(out.shape, dtype=out.dtype, device="meta", memory_format=form)
+
+
+def _batch_norm_layout(out, x):
+    """Channels last if `x` lies so, and otherwise row by row; meta kernels keep the order of `x`, whatever it is."""
+    if out[0] is None:
+        return out
+    form = (torch.channels_last if x.dim() == 4 else torch.channels_last_3d) if _channels_last(x) else torch.contiguous_format
+    return torch.empty(out[0].shape, dtype=out[0].dtype, device="meta", memory_format=form), *out[1:]
 
 
 def _column_major(out, position):
@@ -182,6 +190,9 @@ LIKE_THE_FIRST = {aten._transformer_encoder_layer_fwd.default, aten._standard_ga
 
 # CPU kernels whose results have other strides or dtypes than their meta kernels say.
 CPU_FORMS = {
+    **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
+                     aten._native_batch_norm_legit_functional.default], lambda out, x, *_: _batch_norm_layout(out, x)),
+    aten.native_batch_norm_backward.default: lambda out, grad, x, *_: _batch_norm_layout(out, x),
     aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
     aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),
     aten._fft_c2r.default: _ask_the_kernel(aten._fft_c2r.default),

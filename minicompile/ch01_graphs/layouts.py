@@ -56,6 +56,11 @@ def is_dense(t: torch.Tensor) -> bool:
 
 
 # %%
+def is_window(t: torch.Tensor) -> bool:
+    """Can one see that there is more memory than that of its elements?"""
+    return t.storage_offset() != 0 or not is_dense(t)
+
+
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Do two windows without gaps onto one memory share elements, and not simply all in the same order?"""
     if a.numel() == 0 or b.numel() == 0 or not (is_dense(a) and is_dense(b)):

@@ -46,7 +46,7 @@ from torch.utils import _pytree as pytree
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import copy_provenance, graph_module
-from ..ch01_graphs.layouts import each_has_its_place, is_dense, memory_order, overlap, same_layout
+from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, memory_order, overlap, same_layout
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
@@ -574,8 +574,9 @@ def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
 # %% [markdown]
 # ## From graph to graph
 #
-# A result that is a view shows a place in a larger memory, and the caller can see which (`storage_offset`).
-# What was last written through it need not be laid out like that; then the view is taken once more.
+# A result that is a view shows a place in a larger memory, and the caller can see which (`storage_offset`, strides).
+# What was last written through it need not be laid out like that, or has no larger memory around it, which then only
+# its fake would have; the view is taken once more.
 #
 # Two graph inputs that share memory are refused when one of them is written: which bytes overlap would have
 # to become part of the graph.
@@ -589,11 +590,11 @@ def view_again(f: Functionalizer, alias: Alias) -> fx.Node:
 def read_result(f: Functionalizer, x):
     node = read_args(f, x)
     alias = f.env[x] if isinstance(x, fx.Node) else None
-    if isinstance(alias, Alias) and not (
-            node.meta["val"].storage_offset() == alias.fake.storage_offset() and
-            same_layout(node.meta["val"], alias.fake)):
-        return view_again(f, alias)
-    return node
+    if not isinstance(alias, Alias):
+        return node
+    val, memory = node.meta["val"], alias.memory.value.meta["val"]
+    lies_so = val.storage_offset() == alias.fake.storage_offset() and same_layout(val, alias.fake)
+    return node if lies_so and (storage_key(val) == storage_key(memory) or not is_window(val)) else view_again(f, alias)
 
 
 def copy_constants(f: Functionalizer, results) -> None:

@@ -33,7 +33,7 @@ from .. import logs
 from ..ch01_graphs.fake import Enter, FakeTensor, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
 from ..ch01_graphs.graph import history_of
-from ..ch01_graphs.layouts import each_has_its_place, is_dense
+from ..ch01_graphs.layouts import each_has_its_place, is_window
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
@@ -365,12 +365,13 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
         return []
     tangents = []
     for i, out in enumerate(outputs):
+        layout = "of the output" if each_has_its_place(out) else "row by row"
         with _disable_current_modes():
             meta = torch.empty(out.shape, dtype=out.dtype, device="meta")
-            if each_has_its_place(out):
+            if layout == "of the output":
                 meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta")
         tangents.append(FakeTensor(meta, out.device))
-        recorder.placeholder(f"tangent{i}", tangents[-1]).meta["tangent"] = True
+        recorder.placeholder(f"tangent{i}", tangents[-1]).meta["tangent"] = layout
     with _backward_state():
         return list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))
 
@@ -425,10 +426,6 @@ def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
 # input.
 
 # %%
-def is_window(t: FakeTensor) -> bool:
-    return t.storage_offset() != 0 or not is_dense(t)
-
-
 def simplify(joint: Joint, rewrite=None) -> Joint:
     """Apply a pass (graph -> graph) to the joint graph, and clean up."""
     joint.gm = clean(rewrite(joint.gm) if rewrite is not None else joint.gm)

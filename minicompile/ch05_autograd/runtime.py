@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.graph import interpret
-from ..ch01_graphs.layouts import same_strides
+from ..ch01_graphs.layouts import contiguous_strides, same_strides
 from ..ch03_capture import hook
 from ..errors import MinicompileError
 from .joint import Constant, Input, Joint, Result, resolve, simplify, trace_joint
@@ -76,7 +76,8 @@ class _NotTwice(torch.autograd.Function):
 # %% [markdown]
 # ## Tangents
 #
-# The backward graph was compiled for tangents with the strides of the outputs. The engine may deliver
+# The backward graph was compiled for tangents with the strides of the outputs, or, where an output overlaps itself,
+# for row-major ones. The engine may deliver
 # others (an expanded scalar, after `sum`), or none, where the caller did not use an output. Each set of
 # missing tangents has a backward graph of its own, compiled when it first occurs. The set that is compiled in
 # advance, together with forward, is a guess: if one of the outputs is a scalar, it is a loss, and only losses
@@ -147,8 +148,8 @@ def _tangent_layouts(joint: Joint) -> list[tuple | None]:
     return layouts
 
 
-def layout_of(t: torch.Tensor) -> tuple:
-    return tuple(t.shape), t.stride(), t.dtype, t.device
+def layout_of(t: torch.Tensor, form="of the output") -> tuple:
+    return tuple(t.shape), t.stride() if form == "of the output" else contiguous_strides(t.shape), t.dtype, t.device
 
 # %% [markdown]
 # ## The function
@@ -239,7 +240,8 @@ class Region:
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
         self.arity = sum(n.op == "placeholder" for n in halves.forward.graph.nodes)
         self.layouts = _tangent_layouts(joint)
-        self.sizes_of = [i for i, layout in zip(joint.differentiable, self.layouts) if layout is None]
+        forms = [n.meta["tangent"] for n in joint.gm.graph.nodes if "tangent" in n.meta]
+        self.sizes_of = [(i, form) for i, form, layout in zip(joint.differentiable, forms, self.layouts) if layout is None]
         self.every = frozenset(range(len(joint.differentiable)))
         saved = halves.backward.graph.find_nodes(op="placeholder")[:len(self.from_inputs)]
         self.is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in saved]
@@ -275,7 +277,7 @@ def run_forward(region: Region, ctx, *inputs):
     # same version counter.
     results = tuple([r.detach() if isinstance(r, torch.Tensor) and r._is_view() else r
                      for r in outputs[:count]])
-    ctx.layouts = [layout_of(results[i]) for i in region.sizes_of]
+    ctx.layouts = [layout_of(results[i], form) for i, form in region.sizes_of]
     if region.plain:
         ctx.mark_non_differentiable(*[results[i] for i in region.plain])
     return results

@@ -77,6 +77,31 @@ def test_kernels_whose_meta_kernels_have_other_strides():
         check(lambda x: torch.roll(x, 1, -1), x)
 
 
+def test_batch_norm():
+    """Channels last only where the operand lies so without gaps."""
+    forms = set()
+    for shape in ((4, 3), (2, 3, 4), (2, 3, 4, 6), (2, 3, 4, 5, 6)):
+        statistics, orders = [torch.ones(3), torch.ones(3)], list(itertools.permutations(range(len(shape))))
+        for order in [*orders[::1 if len(shape) < 5 else 9], (0, *range(2, len(shape)), 1)]:
+            for x in (strided(shape, order), strided([2 * n for n in shape], order)[tuple(slice(n) for n in shape)]):
+                for training in (True, False):
+                    op, rest = aten.native_batch_norm.default, (None, None, *statistics, training, 0.1, 1e-5)
+                    forms.add(op(x, *rest)[0].is_contiguous())
+                    check(lambda x, *s: op(x, None, None, *s, training, 0.1, 1e-5)[0], x, *statistics)
+                    check(lambda g, x, *s: aten.native_batch_norm_backward(g, x, None, *s, *s, training, 1e-5, [True] * 3)[0],
+                          strided(shape, order[::-1]), x, *statistics)
+    assert forms == {True, False}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+def test_one_hot_fills_in_a_new_tensor(backend):
+    def f(x, n=5):
+        return torch.nn.functional.one_hot(x, n), torch.nn.functional.one_hot(x, num_classes=n)
+    x = torch.arange(24).reshape(4, 6).t() % 5
+    for got, want in zip(minicompile.compile(f, backend=backend, fullgraph=True)(x), f(x)):
+        assert got.stride() == want.stride() and got.equal(want)
+
+
 def test_a_kernel_that_refuses_empty_tensors_is_asked():
     for op in (aten.min.default, aten.argmax.default):
         with pytest.raises((RuntimeError, IndexError), match="empty|numel"):

@@ -20,7 +20,7 @@ from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold, truth
-from ..tensors import make_tensor, name_device
+from ..tensors import emit, make_tensor, name_device
 from ..tracer import guard, is_library, line_of, location, unsupported
 from ..values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, const
 from ..wrap import wrap, wrap_constant
@@ -89,6 +89,13 @@ HANDLED.update({
     torch.jit.annotate: lambda tx, the_type, the_value: the_value,
     torch.nn.attention.sdpa_kernel: refused("sdpa_kernel(), which chooses kernels for all that runs inside"),
 })
+
+
+@handles(torch.nn.functional.one_hot)
+def one_hot(tx, *args, **kwargs):
+    """Of fakes PyTorch computes it by a comparison, whose result lies as its operand does; otherwise it fills in a new tensor."""
+    compared = emit(tx, "call_function", torch.nn.functional.one_hot, args, kwargs)
+    return emit(tx, "call_method", "contiguous", [compared], {})
 
 
 @handles(torch.as_tensor, torch.asarray)
