@@ -174,6 +174,12 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 #
 # One region may hold what are several graphs in eager: `d_loss.backward()` frees one of them, and then comes
 # `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept.
+#
+# With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region,
+# and whoever asks for that derivative gets an error (`_NotTwice`). A saved value that the region has computed
+# does not say which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the
+# region has one more output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved
+# output back with the node that made it, and this one leads to all inputs.
 
 # %%
 def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
@@ -234,7 +240,7 @@ def sharing_memory(saved: list, others: list) -> set[int]:
 class Region:
     """A partitioned graph as one node of the engine: what of it is known at compile time."""
 
-    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward):
+    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool):
         self.joint, self.forward, self.backward, self.from_inputs = joint, forward, backward, halves.saved_inputs
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
@@ -247,6 +253,7 @@ class Region:
         self.is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in saved]
         self.order = {i: place for place, i in enumerate(i for i, tensor in enumerate(self.is_tensor) if tensor)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
+        self.anchored = anchored
 
 
 # %% [markdown]
@@ -267,7 +274,8 @@ def run_forward(region: Region, ctx, *inputs):
     ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     ctx.numbers = [s for s, tensor in zip(saved, region.is_tensor) if not tensor]
     tensors = [s for s, tensor in zip(saved, region.is_tensor) if tensor]
-    ctx.save_for_backward(*tensors)
+    anchor = (torch.empty(0),) if region.anchored else ()
+    ctx.save_for_backward(*tensors, *anchor)
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
     ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
@@ -280,7 +288,7 @@ def run_forward(region: Region, ctx, *inputs):
     ctx.layouts = [layout_of(results[i], form) for i, form in region.sizes_of]
     if region.plain:
         ctx.mark_non_differentiable(*[results[i] for i in region.plain])
-    return results
+    return results + anchor
 
 
 # %% [markdown]
@@ -294,8 +302,9 @@ def run_backward(region: Region, ctx, *tangents):
     check_watched(ctx.watched, absent)
     with torch.no_grad():
         compiled, reads = region.backward(absent)
+    again = what_leads_back(region, ctx) if torch.is_grad_enabled() else ()
     arguments, kept = take_saved(region, ctx, absent, reads, retained)
-    causes = [t for t in (*arguments, *tangents) if isinstance(t, torch.Tensor) and t.requires_grad] \
+    causes = [t for t in (*arguments, *tangents, *again) if isinstance(t, torch.Tensor) and t.requires_grad] \
         if torch.is_grad_enabled() else ()
     dynamic = iter(ctx.layouts)
     with torch.no_grad():
@@ -311,9 +320,15 @@ def run_backward(region: Region, ctx, *tangents):
         gradients = call_compiled(compiled, arguments)
     out: list[Any] = [None] * region.arity
     for position, gradient in zip(joint.gradients, gradients):
-        again = causes and gradient is not None
-        out[position] = _NotTwice.apply(gradient, *causes) if again else gradient
+        out[position] = _NotTwice.apply(gradient, *causes) if causes and gradient is not None else gradient
     return tuple(out)
+
+
+def what_leads_back(region: Region, ctx) -> list[torch.Tensor]:
+    """Tensors that depend on the inputs of the region as its gradients do."""
+    if region.anchored:
+        return [ctx.saved_tensors[-1]]
+    return [node.variable for node, _ in ctx.next_functions if node is not None]
 
 
 # %% [markdown]
@@ -336,9 +351,10 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
     return arguments, kept
 
 
-def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward) -> type[torch.autograd.Function]:
-    """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values."""
-    region = Region(joint, halves, forward, backward)
+def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward,
+                   anchored: bool = True) -> type[torch.autograd.Function]:
+    """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values (and the anchor)."""
+    region = Region(joint, halves, forward, backward, anchored)
     backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured
     return type("CompiledRegion", (torch.autograd.Function,),
                 {"forward": staticmethod(functools.partial(run_forward, region)), "backward": staticmethod(backward)})
@@ -357,7 +373,7 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
 def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
     """`finish(results, inputs) -> outputs`, the last step of every call."""
     if joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written:
-        return lambda results, inputs: tuple(results)
+        return lambda results, inputs: tuple(results[:joint.results])
 
     def make(recipe, results, inputs):
         if isinstance(recipe, Result):
@@ -416,7 +432,9 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     forward = compile_aten(halves.forward, _fakes(halves.forward), is_backward=False)
     backward = backward_versions(halves, compile_aten)
     backward(expected_absent(joint))
-    apply = build_function(joint, halves, forward, backward).apply
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    anchored = not all(placeholders[i].meta.get("parameter") for i in joint.gradients)
+    apply = build_function(joint, halves, forward, backward, anchored).apply
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]

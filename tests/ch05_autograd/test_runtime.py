@@ -414,6 +414,20 @@ def test_double_backward_is_an_error():
         g.sum().backward()
 
 
+@pytest.mark.parametrize("given", ["a parameter", "a leaf", "an activation"])
+def test_a_second_derivative_by_way_of_what_forward_computed_is_an_error(given):
+    """Backward reads intermediates only, which do not say what they were computed from."""
+    layer, w = torch.nn.Linear(3, 3), rand(3)
+    if given == "a parameter":
+        of, value = layer.weight, minicompile.compile(lambda: layer.weight.exp().sum().tanh())()
+    else:
+        of = w if given == "a leaf" else w * 1
+        value, = compile_function(lambda x: x.exp().sum().tanh(), [of])(of)
+    g, = torch.autograd.grad(value, of, create_graph=True)
+    with pytest.raises(MinicompileError, match="differentiated twice"):
+        torch.autograd.grad(g.sum() + of.sum(), of)
+
+
 def test_modifying_a_saved_input_is_noticed():
     x, w = rand(3, grad=False), rand(3)
     out, = compile_function(lambda x, w: x * w, [x, w])(x, w)
