@@ -4,7 +4,8 @@
 # Under `TRITON_INTERPRET=1` Triton runs a kernel in Python, block after block, with NumPy arrays for tiles.
 # It is slow, and it lets the tests of this chapter run anywhere. It has no libdevice; this stands in, with
 # PyTorch's own functions. It cuts off the bits that bfloat16 has not, where a GPU rounds to nearest: a NaN can
-# become infinite. And it makes numbers of a truth value when it spreads it over a tile. `repair` mends both.
+# become infinite. It makes numbers of a truth value when it spreads it over a tile. And where a scalar bounds a loop,
+# Triton 3.6 relies on a conversion that NumPy gave up in version 2.4. `repair` mends all three.
 
 # %%
 from __future__ import annotations
@@ -40,8 +41,9 @@ def _apply(function, tiles):
 
 def repair() -> None:
     """Conversions from and to bfloat16 in Triton's interpreter are those of PyTorch (Triton keeps the bits as uint16),
-    and a tile has the type of the value that fills it."""
+    a tile has the type of the value that fills it, and a scalar can bound a loop."""
     import triton.language as tl
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
 
     truncating = InterpreterBuilder.cast_impl
@@ -63,4 +65,11 @@ def repair() -> None:
         shape = kind.shape if hasattr(kind, "shape") else kind
         return TensorHandle(np.full(shape, np.ravel(value.data)[0], dtype=value.data.dtype), value.dtype.scalar)
 
+    adding_methods = interpreter._patch_lang_tensor
+
+    def add_methods(tensor, scope):
+        adding_methods(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(np.ravel(self.handle.data)[0]))
+
     InterpreterBuilder.cast_impl, InterpreterBuilder.create_splat = cast_rounding, create_splat
+    interpreter._patch_lang_tensor = add_methods
