@@ -571,8 +571,9 @@ print("as eager:", torch.allclose(mine, layer.w.grad))
 # %% [markdown]
 # The first `gradients` fills an empty slot, and nothing is emitted for it. The second finds a tensor, and `add_` is
 # emitted. If the loop ran on for ten parts there would be nine `add_`s, and functionalization makes of them a sum that
-# can be fused. What the slots hold at the end is assigned by the code behind the graph, the *epilogue*, and only where
-# it is another tensor than before:
+# can be fused. With `zero_grad(set_to_none=False)` no slot is emptied. The old tensor stays in it and is filled with
+# zeros, which is a node, `zero_`, and then already the first gradient is added to it. What the slots hold at the end is
+# assigned by the code behind the graph, the *epilogue*, and only where it is another tensor than before:
 
 # %%
 print(tidy(seen.captured[0].body))
