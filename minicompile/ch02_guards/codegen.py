@@ -298,6 +298,18 @@ def build_check(guards, input_sources, code, constants=()):
     return define(text, "__check", namespace, "guards")
 
 
+def reading_inputs(lines: list[str], sources) -> list[str]:
+    """The lines with what they read, or drop the gradient of, taken from `__inputs` where it is there: a path of six
+    dictionaries for each of 150 parameters takes longer than some graphs."""
+    at = {source.text(): f"__inputs[{i}]" for i, source in enumerate(sources) if not isinstance(source, FREE)}
+
+    def shorter(line: str) -> str:
+        target, equals, value = line.partition(" = ")
+        owner = target.removesuffix(".grad")
+        return at[owner] + target[len(owner):] + equals + value if owner in at else target + equals + at.get(value, value)
+    return list(map(shorter, lines))
+
+
 def build_entry(guards, input_sources, code, body: str, namespace: dict, written=(), weak=()):
     """One compiled call: entry(function, *frame_args). `__inputs` in the body is the tuple of inputs.
 
@@ -308,7 +320,7 @@ def build_entry(guards, input_sources, code, body: str, namespace: dict, written
     check, parameters = check_text(guards, input_sources, written), frame_parameters(code)
     for i in weak:
         check.lines += [f"__k{i} = __K[{i}]()", f"if __k{i} is None: raise __Miss"]
-    hit = [f"__inputs = {check.inputs}", *body.splitlines()]
+    hit = [f"__inputs = {check.inputs}", *reading_inputs(body.splitlines(), input_sources)]
     miss = f"__next[0]({', '.join(['__F', *parameters])})"
     name = f"__compiled_{code.co_name}" if code.co_name.isidentifier() else "__compiled_frame"
     text = generate_function(name, parameters, check, hit, miss)

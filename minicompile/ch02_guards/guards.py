@@ -104,6 +104,10 @@ class GuardSet:
         if key not in self.guards:
             self.guards[key] = Guard(source, kind, expected, location)
 
+    def has_none(self, source: Source) -> bool:
+        """Whether it is guarded that the source reads None."""
+        return (source, "CONSTANT_MATCH", identity_key(None)) in self.guards
+
     def __iter__(self):
         return iter(self.guards.values())
 

@@ -29,7 +29,7 @@ import torch
 
 from ..ch01_graphs.graph import history_of
 from ..ch02_guards.identity import HEAP_TYPE
-from ..ch02_guards.sources import ConstantSource, LocalSource
+from ..ch02_guards.sources import AttrSource, ConstantSource, LocalSource
 from ..errors import Unsupported
 from .contexts import grad_switch
 from .effects import difference_of_dicts, difference_of_lists, settled
@@ -38,7 +38,7 @@ from .tensors import finish_node
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal, MethodName,
-    MethodVal, NEW, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, ViewVal, describe, like)
+    MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, ViewVal, describe, like)
 
 
 @dataclass(eq=False)
@@ -431,6 +431,8 @@ def write_effects(ep: Epilogue):
         WRITERS[type(value)](ep, value, before)
     for leaf, gradient in ep.tx.effects.gradients.items():
         if leaf.source is not None or leaf in ep.names:
+            if gradient is NONE and leaf.source is not None and ep.tx.guards.has_none(AttrSource(leaf.source, "grad")):
+                continue                             # a step that ends with `zero_grad()` finds none and leaves none
             ep.writes.append(f"{expression(ep, leaf)}.grad = {expression(ep, gradient)}")
     for function, args, kwargs in ep.tx.effects.calls:
         ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")

@@ -232,6 +232,7 @@ class GraphedCallable:
         self.group, self.fn, self.is_backward = group, fn, is_backward
         self.results, self.mutated = results, mutated
         self.outputs: list[int] | None = None                   # their positions, where they are a part of what there is
+        self.numbers: list[int] | None = None                   # positions of the arguments that are no tensors, at each call
         self.seen: dict[tuple, list] = {}
         self.recordings: dict[tuple, Recording] = {}
         self.made = 0
@@ -257,7 +258,9 @@ class GraphedCallable:
     def with_graph(self, args: list) -> list | None:
         """The outputs, or None if this call is to run without the graph. The first call of its sizes runs
         here, too, so that none is recorded before another has finished it."""
-        key = tuple(a.hex() if type(a) is float else a for a in args if not isinstance(a, torch.Tensor))
+        if self.numbers is None:
+            self.numbers = [i for i, a in enumerate(args) if not isinstance(a, torch.Tensor)]
+        key = tuple([a.hex() if type(a := args[i]) is float else a for i in self.numbers])
         recording = self.recordings.get(key)
         if recording is None:
             return self.start(key, args)

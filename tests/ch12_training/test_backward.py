@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile import logs
 from minicompile.explain import explain
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -413,3 +414,46 @@ def test_an_old_gradient_that_is_needed_is_not_dropped(program, rung):
         a.grad.tag = {"written": "by the program"}
         found.append(str((function(a, b, torch.ones(2) * 7), a.grad, b.grad)))
     assert found[0] == found[1]
+
+
+def ends_without_gradients(net, x, y):
+    loss = plain(net, x, y)
+    for p in net.parameters():
+        p.grad = None
+    return loss
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_gradient_that_is_none_before_and_after_is_not_assigned(asks):
+    """Where the slot was read it is guarded; where it was only written, a gradient that is there has to go."""
+    def step(net, x):
+        assert not asks or net.first.weight.grad is None
+        net.first.weight.grad = None
+        return net.first(x)
+
+    nets = [Net(), Net()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    (x, _), texts, compiled = batch(), [], minicompile.compile(step)
+    logs.watchers.append(watch := lambda kind, **data: texts.append(data["captured"].body) if kind == "captured" else None)
+    try:
+        for given in (None, None, torch.ones(1), None):
+            for net, run in zip(nets, (step, compiled)):
+                net.first.weight.grad = None if given is None or asks else given.expand_as(net.first.weight).clone()
+            torch.testing.assert_close(*(run(net, x) for net, run in zip(nets, (step, compiled))))
+            assert nets[1].first.weight.grad is None
+    finally:
+        logs.watchers.remove(watch)
+    assert [".grad" in text for text in texts] == [not asks]
+
+
+def test_a_step_that_ends_without_gradients_also_ends_without_those_that_it_finds():
+    nets = [Net(), Net()]
+    nets[1].load_state_dict(nets[0].state_dict())
+    x, y = batch()
+    compiled = minicompile.compile(ends_without_gradients)
+    for found in (False, False, True, False, True):
+        for net, run in zip(nets, (ends_without_gradients, compiled)):
+            for p in net.parameters():
+                p.grad = torch.ones_like(p) if found else None
+            run(net, x, y)
+            assert all(p.grad is None for p in net.parameters())
