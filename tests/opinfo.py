@@ -162,7 +162,8 @@ class Observed:
     aliases: list = field(default_factory=list)             # for each output, the inputs whose memory it shares
 
 
-def observe(function, inputs) -> Observed:
+def observe(function, inputs, change_seed=lambda seed: seed) -> Observed:
+    """change_seed: to be applied to the incoming gradients."""
     leaves = [twin(t) for t in inputs]
     torch.manual_seed(7)
     result = pytree.tree_leaves(function(*leaves))
@@ -175,7 +176,7 @@ def observe(function, inputs) -> Observed:
     wanted = [t for t in leaves if t.requires_grad]
     if roots and wanted:
         generator = torch.Generator().manual_seed(1)
-        seeds = [torch.randn(r.shape, dtype=torch.float64, generator=generator).to(r.dtype) for r in roots]
+        seeds = [change_seed(torch.randn(r.shape, dtype=torch.float64, generator=generator).to(r.dtype)) for r in roots]
         out.gradients = list(torch.autograd.grad(roots, wanted, seeds, allow_unused=True))
     return out
 
@@ -247,6 +248,50 @@ def check_program(program: Program, backend: str, **tolerances) -> Outcome:
         outcome.state, outcome.reason = "broke", outcome.reason or "no graph"
     outcome.problems = compare(got, want, **tolerances)
     return outcome
+
+
+# %% Numbers that are not finite
+
+def spoiled(t, values=(float("nan"), float("inf"), float("-inf"))):
+    """`t` with every third element replaced by one of `values`, in turn."""
+    if not isinstance(t, torch.Tensor) or not t.is_floating_point():
+        return t
+    new, place = twin(t), torch.arange(t.numel()).reshape(t.shape)
+    with torch.no_grad():
+        for i, value in enumerate(values):
+            new[place % (3 * len(values)) == 3 * i] = value
+    return new
+
+
+def spoil(sample) -> SampleInput:
+    first, args, kwargs = (pytree.tree_map(spoiled, part) for part in (sample.input, sample.args, sample.kwargs))
+    return SampleInput(first, args=args, kwargs=kwargs)
+
+
+def with_gaps(t):
+    """The same numbers in every second place of a larger memory, for which kernels take numbers one by one."""
+    return torch.stack([t.detach(), t.detach()], -1)[..., 0].requires_grad_(t.requires_grad)
+
+
+def differences_of_spoiled(program: Program, backend: str, change_seed) -> list[str]:
+    """Eager kernels that take several numbers at once treat a NaN otherwise than those that take one. What the two give is compared
+    where it is the same."""
+    try:
+        want, again = observe(program.function, program.inputs, change_seed), observe(program.function, program.inputs, change_seed)
+        single = observe(program.function, list(map(with_gaps, program.inputs)), lambda seed: with_gaps(change_seed(seed)))
+    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError):
+        return []
+    if compare(again, want):
+        return []
+    minicompile.reset()
+    with minicompile.config.patch(raise_on_internal_error=True):
+        got = observe(minicompile.compile(program.function, backend=backend), program.inputs, change_seed)
+    for a, b, other in zip(*(o.outputs + o.gradients for o in (got, want, single))):
+        if isinstance(b, torch.Tensor) and isinstance(a, torch.Tensor) and b.shape == a.shape == other.shape and b.is_floating_point():
+            with torch.no_grad():
+                undecided = (b.isnan() != other.isnan()) | (b.isinf() != other.isinf()) | ((b - other).abs() > 1e-3 * (1 + b.abs()))
+                a[undecided] = b[undecided] = 0
+    return compare(got, want, strides=False)
 
 
 # %% Tolerances

@@ -58,6 +58,41 @@ IN_PLACE_VIEWS = {
 }
 
 
+# %% [markdown]
+# A few derivatives look at numbers to choose their way: that of a product divides by its factors if none of them is
+# zero. For tensors without numbers PyTorch takes another way, which agrees with the first but for infinities and NaN. Hooks
+# replace what such a derivative has given by what eager would have chosen.
+
+# %%
+def derivative_of_product(given, grads):
+    node, [safe] = torch._C._current_autograd_node(), given
+    x, result, grad = node._saved_self, node._saved_result, grads[0]
+    if safe is None or grad is None or x.is_complex() or x.dim() == 0:
+        return None
+    zeros = (x == 0).sum()
+    if not hasattr(node, "_saved_dim"):
+        safe = torch.where(zeros > 1, 0, safe)
+    elif not node._saved_keepdim:
+        dim = node._saved_dim - (2**64 if node._saved_dim >= 2**63 else 0)
+        result, grad = result.unsqueeze(dim), grad.unsqueeze(dim)
+    return (torch.where(zeros > 0, safe, grad * (result / x)),)
+
+
+def derivative_of_extreme(given, grads):
+    """A CPU kernel writes a share of the gradient to where the extreme is; on a GPU, and for fakes, a mask is multiplied by it."""
+    node, [shares] = torch._C._current_autograd_node(), given
+    x, result = node._saved_self, node._saved_result
+    if shares is None or x.device.type != "cpu":
+        return None
+    return (torch.where((x == result) | (x.isnan() & result.isnan()), shares, 0),)
+
+
+DERIVED_OTHERWISE = {"ProdBackward0": derivative_of_product, "ProdBackward1": derivative_of_product,
+                     **{f"{name}Backward{i}": derivative_of_extreme for name, i in (("Max", 1), ("Min", 1), ("Median", 0),
+                                                                                    ("Nanmedian", 0))}}
+
+
+# %%
 class Recorder(DispatchMode):
     """Records each dispatched operator as a node of `graph`, with its `val`, `location` and `origins`."""
 
@@ -159,6 +194,8 @@ class Recorder(DispatchMode):
             if fn is None or fn in self.grad_provenance:
                 continue
             self.grad_provenance[fn] = self.provenance
+            if fn.name() in DERIVED_OTHERWISE:
+                fn.register_hook(DERIVED_OTHERWISE[fn.name()])
             pending.extend(next_fn for next_fn, _ in fn.next_functions)
 
     def finish(self, outputs: Sequence) -> fx.GraphModule:

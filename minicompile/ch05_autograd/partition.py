@@ -33,7 +33,9 @@
 # - *values that live long in forward*, like the residual stream of a transformer: recomputing one would
 #   recompute all that came before it. "Long" means across a library call: the value is in memory then, too;
 # - *windows that overlap*: the maximum of a 3x3 pool reads every pixel two to nine times; the place of the
-#   maximum is one byte a window.
+#   maximum is one byte a window;
+# - *equality of floats*, the `x == x.amax()` in the gradient of a maximum: computed again from what was rounded when it
+#   was saved, x may nowhere be equal to its maximum, and the gradient would be lost.
 #
 # Views and casts from a saved half-precision copy are free or nearly so; inputs cost nothing to save, unless
 # somebody may write to them before backward runs.
@@ -248,6 +250,11 @@ def rereads(node: fx.Node) -> bool:
     return any(2 * sum(w.values()) >= 3 * size_in_bytes(base) for base, w in windows.items())
 
 
+def is_equality_of_floats(node: fx.Node) -> bool:
+    return node.target is aten.eq.Tensor and all(
+        isinstance(a, fx.Node) and a.meta["val"].is_floating_point() for a in node.args)
+
+
 @dataclass
 class Use:
     """How forward uses a value: a `library` call reads it, a later stage does (`far`), it is an `output`."""
@@ -283,7 +290,7 @@ def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> 
         return leaves_region(node, halves) and not is_view(node)
     if is_view(node) or is_widening(node) or node.op == "get_attr":
         return False
-    if not is_cheap(node) or rereads(node):
+    if not is_cheap(node) or rereads(node) or is_equality_of_floats(node):
         return True
     if node not in halves.forward or not node.all_input_nodes:
         return False

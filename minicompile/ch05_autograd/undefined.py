@@ -6,9 +6,10 @@
 # be right, and for the logits of a language model would cost a gigabyte written and read again.
 #
 # The backward graph is linear in its tangents, as every derivative is. So `None` can be followed through the
-# graph by three rules: what only scales, moves or sums an absent gradient is absent itself; a sum of an
+# graph by three rules: what only scales, moves or sums absent gradients is absent itself; a sum of an
 # absent gradient and another is the other; everything else sees zeros. The result is another, smaller
-# backward graph. Gradients that absent tangents lead to and no other are `None`, as in eager, and zeros otherwise.
+# backward graph. It is also the right one where a derivative is infinite: eager computes nothing there, and zero times
+# infinity is NaN. Gradients that absent tangents lead to and no other are `None`, as in eager, and zeros otherwise.
 #
 # torch.compile decides this when it traces and supposes that every output will be differentiated; what is
 # left of the question at run time it answers with zeros.
@@ -21,6 +22,7 @@ from typing import Iterable
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.graph import copy_provenance, graph_module
 from ..ch01_graphs.shapes import expr_of
@@ -35,15 +37,25 @@ LINEAR = {
     aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.as_strided.default,
     aten.t.default, aten.transpose.int, aten.permute.default, aten.expand.default, aten.unsqueeze.default,
     aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int,
-    aten.select_backward.default, aten.slice_backward.default, aten.threshold_backward.default,
-    aten.gelu_backward.default, aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
-    aten.nll_loss_backward.default, aten.embedding_dense_backward.default, aten.convolution_backward.default,
-    aten.native_layer_norm_backward.default, aten.native_batch_norm_backward.default,
-    aten.native_dropout_backward.default, aten.tanh_backward.default, aten.sigmoid_backward.default,
+    aten._softmax_backward_data.default, aten._log_softmax_backward_data.default,
     aten.mul.Scalar, aten.div.Scalar, aten.flip.default, aten.index.Tensor, aten.masked_fill.Scalar,
+    aten.roll.default, aten.rot90.default, aten.tril.default, aten.triu.default, aten.diagonal.default, aten.unfold.default,
+    aten.repeat.default, aten.constant_pad_nd.default, aten.cumsum.default, aten.mean.dim, aten.mean.default, aten.index_select.default,
+    aten.gather.default, aten.squeeze.default, aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int,
 }
 ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
 PRODUCTS = {aten.mul.Tensor, aten.mm.default, aten.bmm.default}      # zero as soon as either operand is
+# Zero if the operands at these positions are.
+JOINS = {aten.add.Tensor: (0, 1), aten.sub.Tensor: (0, 1), aten.where.self: (1, 2), aten.cat.default: (0,), aten.stack.default: (0,),
+         aten.slice_scatter.default: (0, 1), aten.select_scatter.default: (0, 1), aten.diagonal_scatter.default: (0, 1),
+         aten.as_strided_scatter.default: (0, 1), aten.index_put.default: (0, 2), aten.scatter.src: (0, 3),
+         aten.scatter_add.default: (0, 3), aten.index_add.default: (0, 3)}
+
+
+def is_derivative(op) -> bool:
+    """Is it a derivative of PyTorch's, whose first operand is the incoming gradient?"""
+    schema = getattr(op, "_schema", None)
+    return schema is not None and schema.name.endswith("_backward") and schema.arguments[0].name.startswith("grad")
 
 
 def _is_absent(node: fx.Node, absent: set[fx.Node]) -> bool:
@@ -54,13 +66,11 @@ def _is_absent(node: fx.Node, absent: set[fx.Node]) -> bool:
 
     if node.target in PRODUCTS:
         return any(a in absent for a in node.args[:2])
-    if node.target is aten.where.self:
-        return all(map(is_zero, node.args[1:3]))
-    if node.target is aten.index_put.default:
-        return is_zero(node.args[0]) and node.args[2] in absent
+    if node.target in JOINS:
+        return all(map(is_zero, pytree.tree_leaves([node.args[i] for i in JOINS[node.target]])))
     if node.target is aten.masked_fill.Scalar and node.args[2] != 0:
         return False
-    return node.target in LINEAR and node.args[0] in absent
+    return (node.target in LINEAR or is_derivative(node.target)) and node.args[0] in absent
 
 
 def _same_kind(a: fx.Node, b: fx.Node) -> bool:
@@ -89,7 +99,7 @@ def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = 
         is_sum = node.target is aten.add.Tensor and not node.kwargs
         if is_sum and all(isinstance(a, fx.Node) for a in node.args):
             kept = [a for a in node.args if a not in absent]
-        if node.name in names or _is_absent(node, absent) or kept == []:
+        if node.name in names or _is_absent(node, absent):
             absent.add(node)
         elif kept is not None and len(kept) == 1 and _same_kind(kept[0], node):
             env[node] = env[kept[0]]

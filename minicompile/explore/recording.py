@@ -361,12 +361,13 @@ def alternative(node, joint, halves, saved, prefer, asked) -> str:
 
 
 def why_not_again(node, halves, use, prefer, must_not_recompute) -> str:
-    from ..ch05_autograd.partition import is_cheap, is_random, rereads
+    from ..ch05_autograd.partition import is_cheap, is_equality_of_floats, is_random, rereads
     if not must_not_recompute(node, halves, use, prefer):
         return ""
     reasons = {"a second draw would give other numbers": lambda: is_random(node),
                "it is a library call or a reduction: dear to compute, or small": lambda: not is_cheap(node),
                "it reads overlapping windows several times": lambda: rereads(node),
+               "computed again from rounded numbers it might be false everywhere": lambda: is_equality_of_floats(node),
                "it lives across a library call, so that it is in memory anyway": lambda: use.far}
     return next((words for words, holds in reasons.items() if holds()), "a library call reads it in both halves")
 

@@ -994,3 +994,25 @@ def test_a_copy_of_an_input_is_taken_before_the_input_is_written(backend, needs_
     for got, want in zip(minicompile.compile(kept, backend=backend)(a, y), kept(b, y)):
         torch.testing.assert_close(got, want)
     torch.testing.assert_close(a, b)
+
+
+FACTORS = [[1.0, 2, 3, 4, 5, 6], [1, 2, float("nan"), 3, 4, 5], [1, 0, float("inf"), 3, 4, 5], [3, 0, 5, 5, 4, 0], [3, 1, 5, 5, 4, 3]]
+
+
+@pytest.mark.parametrize("name", ["prod", "max", "min", "median", "nanmedian"])
+def test_derivatives_that_look_at_numbers(name):
+    """Eager's choose their way by what they see, PyTorch's for fakes cannot; of NaN and infinities they make different things."""
+    forms = [getattr(torch, name)] + [lambda x: x.prod(-1), lambda x: x.prod(0, keepdim=True)] * (name == "prod")
+    for f in forms:
+        compiled = minicompile.compile(f, backend="aot_eager")
+        for factors in FACTORS:
+            for first in (1.0, float("nan")):
+                gradients = []
+                for function in (f, compiled):
+                    x = torch.tensor(factors, dtype=torch.float32).reshape(2, 3).requires_grad_()
+                    y = function(x)
+                    tangent = torch.linspace(1, 2, y.numel())
+                    tangent[0] = first
+                    y.backward(tangent.reshape(y.shape))
+                    gradients.append(x.grad)
+                torch.testing.assert_close(*gradients, equal_nan=True)

@@ -218,9 +218,12 @@ def hardsigmoid(x):
     return torch.clamp(x + 3, 0, 6) / 6
 
 
+SIXTH = 0.16666667163372040             # in float32 also where eager's kernel computes in float64
+
+
 @decomposition("hardsigmoid_backward", float32=True)
 def hardsigmoid_backward(grad, x):
-    return torch.where((x > -3) & (x < 3), grad * (1 / 6), constant(0, grad))
+    return torch.where((x > -3) & (x < 3), grad * SIXTH, constant(0, grad))
 
 
 @decomposition("hardswish", float32=True)

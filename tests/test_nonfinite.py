@@ -1,0 +1,45 @@
+"""NaN and infinities through PyTorch's operators: among the inputs, and in incoming gradients. Where eager gives NaN or an infinity,
+the compiled program does, and nowhere else."""
+import pytest
+import torch
+from opinfo import NOT_CLOSE, OPERATORS, differences_of_spoiled, program_of, samples_of, spoil, spoiled
+
+from minicompile.ch01_graphs import trace
+
+FLOATING = {op.formatted_name: op for op in OPERATORS if torch.float32 in op.supported_dtypes("cpu")}
+# Eager's CPU kernel of a GELU gives NaN for +inf, on a GPU inf; a grid sample reads memory that is not its own where a coordinate is NaN;
+# the second derivative of a softmax is arithmetic in another order, and infinities meet elsewhere.
+EXCEPT = {"nn_functional_gelu", "nn_functional_grid_sample", "grid_sampler_2d", "_softmax_backward_data"}
+SOME = {"max_reduction_no_dim", "median", "prod", "cumprod", "amax", "norm_inf", "nn_functional_huber_loss", "nn_functional_smooth_l1_loss",
+        "nn_functional_softplus", "logsumexp", "std", "where", "clamp", "nn_functional_layer_norm", "nn_functional_max_pool2d"}
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def check(name, backend, count):
+    torch.set_num_threads(1)
+    op = FLOATING[name]
+    samples = [] if name in EXCEPT else samples_of(op, torch.float32, count)
+    for sample in samples:
+        found = differences_of_spoiled(program_of(op, [spoil(sample)]), backend, lambda seed: seed)
+        if op.supports_autograd:
+            found += differences_of_spoiled(program_of(op, [sample]), backend, lambda seed: spoiled(seed, [float("nan")]))
+        assert not found or NOT_CLOSE.get(op.name), (found, sample)
+
+
+@pytest.mark.parametrize("name", sorted(SOME & set(FLOATING)))
+def test_some(name, reset):
+    check(name, "decomposed", 1)
+
+
+def test_what_is_looked_for_is_found(monkeypatch, reset):
+    monkeypatch.setattr(trace, "DERIVED_OTHERWISE", {})
+    with pytest.raises(AssertionError, match="nan"):
+        check("max_reduction_no_dim", "decomposed", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["decomposed", "cpp"])
+@pytest.mark.parametrize("name", FLOATING)
+def test_all(name, backend, reset):
+    check(name, backend, 4)
