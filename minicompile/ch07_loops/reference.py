@@ -69,7 +69,8 @@ class GridHandler:
     def load(self, buffer, index, mask, *, dtype):
         if mask is not None and not bool(mask.any()):
             return torch.zeros((), dtype=dtype)
-        value = self.storages[buffer][self.position(buffer, index, mask)]
+        storage, where = self.storages[buffer], self.position(buffer, index, mask)
+        value = storage[where.to(storage.device)].to(where.device)          # a number of the host is elsewhere
         return value if mask is None else torch.where(mask, value, torch.zeros((), dtype=value.dtype))
 
     def store(self, buffer, index, mask, value, mode, *, dtype):
@@ -165,7 +166,7 @@ OTHERS = {"where": torch.where, "to_dtype": lambda x: x, "round_to": lambda x, h
 # ## Running a loop
 #
 # A grid too large for memory is cut along the first output variable. All stores of a chunk happen after all
-# its loads.
+# its loads. Positions and constants are made where the loop writes.
 
 # %%
 def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:
@@ -174,17 +175,23 @@ def run_loop(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int
     if 0 in shape:
         return
     rows = max(1, CHUNK // max(1, math.prod(shape[1:])))
-    for start in range(0, shape[0], rows) if loop.vars else [0]:
-        grid = (min(rows, shape[0] - start), *shape[1:]) if loop.vars else shape
-        env = {name: torch.tensor(size, dtype=torch.float64 if type(size) is float else None)
-               for name, size in sizes.items()}
-        for d, symbol in enumerate(variables):
-            first = start if d == 0 else 0
-            env[symbol.name] = torch.arange(first, first + grid[d]).reshape([-1] + [1] * (len(grid) - 1 - d))
-        handler = GridHandler(storages, env, grid, len(loop.vars))
-        replay(loop.body, handler.step)
-        for buffer, where, value, mode, mask in handler.stores:
-            write(storages[buffer], where, value, mode, mask, grid, len(loop.vars))
+    with torch.device(storages[loop.outputs[0]].device):
+        for start in range(0, shape[0], rows) if loop.vars else [0]:
+            grid = (min(rows, shape[0] - start), *shape[1:]) if loop.vars else shape
+            run_chunk(loop, storages, sizes, grid, start)
+
+
+def run_chunk(loop: Loop, storages: dict[str, torch.Tensor], sizes: dict[str, int], grid: tuple[int, ...], start: int) -> None:
+    """The part of a loop that begins at `start` of its first variable and has the sizes `grid`."""
+    env = {name: torch.tensor(size, dtype=torch.float64 if type(size) is float else None)
+           for name, size in sizes.items()}
+    for d, symbol in enumerate(loop.vars + loop.reduction_vars):
+        first = start if d == 0 else 0
+        env[symbol.name] = torch.arange(first, first + grid[d]).reshape([-1] + [1] * (len(grid) - 1 - d))
+    handler = GridHandler(storages, env, grid, len(loop.vars))
+    replay(loop.body, handler.step)
+    for buffer, where, value, mode, mask in handler.stores:
+        write(storages[buffer], where, value, mode, mask, grid, len(loop.vars))
 
 
 def write(storage, where, value, mode, mask, grid, out_dims) -> None:
@@ -263,8 +270,7 @@ def run_program(program: Program, inputs) -> list:
         if isinstance(node, Loop):
             for name in node.outputs:
                 allocate(name)
-            with torch.device(storages[node.outputs[0]].device):
-                run_loop(node, storages, sizes)
+            run_loop(node, storages, sizes)
         else:
             run_extern(node)
     return [value(o) for o in program.outputs]

@@ -12,7 +12,7 @@ from minicompile.ch07_loops.ir import Loop
 from minicompile.ch07_loops.lower import Options, lower
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.kernel import Kernel
-from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
+from minicompile.ch08_fusion.reference import run_kernel, run_schedule, verify_schedule
 from minicompile.ch11_runtime.host import compile_schedule
 
 aten = torch.ops.aten
@@ -244,3 +244,13 @@ def test_empty_result_of_an_accumulation_has_memory():
         return torch.zeros_like(x).scatter_add(0, torch.zeros_like(x, dtype=torch.long), x)
     x = torch.randn(0, 6)
     assert minicompile.compile(scatter, backend="loops", fullgraph=True)(x).shape == (0, 6)
+
+
+def test_what_a_kernel_makes_is_on_the_device_that_it_writes():
+    """And not on the one where new tensors are by default: the loops of a GPU were run with positions on the CPU."""
+    x, out = torch.arange(12.0).reshape(3, 4), torch.full((3, 7), -1.0)
+    gm = trace(lambda a: [torch.ops.aten.constant_pad_nd.default(a, [1, 2], 0.5)], [FakeMode().from_real(x)])
+    [kernel] = fuse(lower(gm)).steps
+    with torch.device("meta"):
+        run_kernel(kernel, {kernel.inputs[0]: x, kernel.outputs[0]: out}, {})
+    torch.testing.assert_close(out, F.pad(x, [1, 2], value=0.5))
