@@ -25,8 +25,8 @@ from .interpreter import unless_raised
 from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, unsupported, written_global
 from .values import (
-    CONSTANT_TYPES, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, Table, TensorVal,
-    TupleVal, UserError, Value, const, describe, is_class, lookup, python_method, user_error)
+    CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, Table,
+    TensorVal, TupleVal, UserError, Value, const, describe, is_class, lookup, python_method, user_error)
 from .wrap import entries, part, realize, wrap
 
 GETATTR = Table()
@@ -445,6 +445,8 @@ def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
         return
     if type(obj) is TensorVal and name == "grad":
         return set_gradient(tx, obj, NONE if value is None else value)
+    if type(obj) is TensorVal and name == "requires_grad" and type(value) is Const:
+        return call(tx, MethodName(self=obj, name="requires_grad_"), [value])
     if type(obj) is ExcVal and value is not None:
         return set_exception_attribute(tx, obj, name, value)
     if is_class(obj) and obj.real in tx.made_classes:

@@ -298,18 +298,21 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     guard_aliasing(tx)
     guard_counters(tx)
     gm, before = None, forget_gradients(ep)
+    flags = [f"{source_text(ep, leaf.source)}.requires_grad_({flag})" for leaf, flag in tx.effects.flags.items()]
     if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
         output = tx.graph.output(tuple(ep.outputs))
         output.meta.update(val=tuple(n.meta["val"] for n in ep.outputs), location=None, origins=())
         order_placeholders(tx.graph)
         drop_dead(tx.graph)
         gm = graph_module(torch.nn.Module(), tx.graph)
+        before += "".join(line + "\n" for line in flags)
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
     inputs = tx.inputs if gm is not None else []
     written = [(value.source, name) for value, _ in tx.effects.changed.values()
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
-    return Captured(gm, [source for source, _ in inputs], [real for _, real in inputs], tx.guards, "\n".join(lines),
+    return Captured(gm, [source for source, _ in inputs], [real for _, real in inputs], tx.guards,
+                    "\n".join(lines if gm is not None else flags + lines),
                     tuple(held(real) for _, real in tx.constants.values()), list(breaks), functools.partial(close_guards, tx),
                     tuple(written), leaves_no_trace(tx), tuple(ep.weak), tx.symbols.sources, before)
 

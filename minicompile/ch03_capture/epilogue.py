@@ -45,7 +45,7 @@ from .values import (
 class Epilogue:
     """The text under construction. `reads` come before `writes`, and iterators over what is written to are
     made `late`, name -> text; `outputs` are the nodes that the graph returns, `weak` the indices of constants
-    that the text names but the entry does not own."""
+    that the text names but the entry does not own, `unspent` the tensors that leave and can be differentiated."""
     tx: Tracer
     reads: list = field(default_factory=list)
     writes: list = field(default_factory=list)
@@ -53,6 +53,7 @@ class Epilogue:
     outputs: list = field(default_factory=list)
     names: dict = field(default_factory=dict)
     weak: dict = field(default_factory=dict)
+    unspent: list = field(default_factory=list)
     building: set = field(default_factory=set)
 
 
@@ -90,8 +91,9 @@ def expression(ep: Epilogue, value) -> str:
 
 def refuse_to_leave(ep, what, value=None):
     """What cannot be rebuilt. If it is known when it was made, the graph can break there, before it is."""
-    error = Unsupported(f"{what} leaves the compiled function", location(ep.tx))
-    error.born = getattr(value, "born", 0)
+    made = value.node.meta if type(value) is TensorVal else vars(value) if value is not None else {}
+    error = Unsupported(f"{what} leaves the compiled function", made.get("location") or location(ep.tx))
+    error.born = made.get("born", 0)
     raise error
 
 
@@ -157,10 +159,23 @@ def keywords(ep, named) -> str:
 # %%
 @reconstructs(TensorVal, SymVal)
 def tensor_text(ep, value):
-    if type(value) is TensorVal and ep.tx.effects.consumed and is_consumed(ep.tx, value.fake):
+    if type(value) is TensorVal and value.fake.requires_grad:
+        return differentiable_text(ep, value)
+    ep.names[value] = output_text(ep, value.node)
+    return ep.names[value]
+
+
+def differentiable_text(ep, value):
+    effects = ep.tx.effects
+    if effects.consumed and is_consumed(ep.tx, value.fake):
         node = ep.tx.graph.call_method("detach", (value.node,))
         finish_node(ep.tx, node, value.fake.detach())
-        return f"{pool(ep, with_spent_history)}({output_text(ep, node)})"
+        return f"{pool(ep, with_spent_history)}({output_text(ep, node)}, {value in effects.retained})"
+    if effects.points or effects.hooks or effects.retained:
+        refuse_hooks(ep, value)
+    ep.unspent.append(value)
+    if value.fake.grad_fn is None and not value.fake._is_view():
+        return f"{pool(ep, new_leaf)}({output_text(ep, value.node)})"
     ep.names[value] = output_text(ep, value.node)
     return ep.names[value]
 
@@ -195,9 +210,44 @@ class Spent(torch.autograd.Function):
                            "retain_graph=True there.")
 
 
-def with_spent_history(tensor):
+def with_spent_history(tensor, retains_grad):
     with torch.enable_grad():
-        return Spent.apply(torch.empty(0, requires_grad=True), tensor)
+        spent = Spent.apply(torch.empty(0, requires_grad=True), tensor)
+        if retains_grad:
+            spent.retain_grad()
+        return spent
+
+# %% [markdown]
+# A leaf that the trace has made leaves as a new leaf. Nothing else that leaves may lead back to it, since the graph
+# has another one. And where a history is not used up, a later `backward()` comes through it without the hooks that the trace has
+# seen. Either ends the graph before the leaf, or the hook, is made.
+
+# %%
+def new_leaf(tensor):
+    return tensor.detach().requires_grad_()
+
+
+def leaves_in(history) -> dict:
+    return {id(n.variable): n.variable for n in history if type(n).__name__ == "AccumulateGrad"}
+
+
+def refuse_hooks(ep, value):
+    effects, history = ep.tx.effects, history_of([value.fake])
+    leaves = leaves_in(history)
+    hooks = [h for node, point in effects.points.items() if node in history for h in point.hooks]
+    hooks += [h for leaf, found in effects.hooks.items() if leaf.source is None and id(leaf.fake) in leaves for h in found]
+    hooks += [h for tensor, h in effects.retained.items() if tensor is value]
+    if hooks:
+        refuse_to_leave(ep, "a tensor on which a hook waits, or that depends on one,", hooks[0])
+
+
+def refuse_two_leaves(ep):
+    made = [v for v in ep.unspent if v.fake.grad_fn is None and not v.fake._is_view()]
+    for value in ep.unspent if made else ():
+        leaves = leaves_in(history_of([value.fake]))
+        for leaf in made:
+            if id(leaf.fake) in leaves:
+                refuse_to_leave(ep, "a leaf that the function has made, together with what depends on it,", leaf)
 
 
 # %% [markdown]
@@ -434,6 +484,10 @@ def write_effects(ep: Epilogue):
             if gradient is NONE and leaf.source is not None and ep.tx.guards.has_none(AttrSource(leaf.source, "grad")):
                 continue                             # a step that ends with `zero_grad()` finds none and leaves none
             ep.writes.append(f"{expression(ep, leaf)}.grad = {expression(ep, gradient)}")
+    for leaf, hooks in (*ep.tx.effects.hooks.items(), *ep.tx.effects.later_hooks.items()):
+        if hooks and leaf.source is not None:
+            refuse_to_leave(ep, "a tensor with a hook that the function has registered", next(iter(hooks)))
+    refuse_two_leaves(ep)
     for function, args, kwargs in ep.tx.effects.calls:
         ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
 

@@ -30,7 +30,7 @@ from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
-    Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
+    BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
     as_number, boolean, const, describe, user_error)
 from .wrap import as_python, entries, part, realize, wrap, wrap_constant
 
@@ -245,7 +245,7 @@ def holds_tensor(result) -> bool:
 
 
 def finish_node(tx, node, result):
-    node.meta.update(val=result, location=location(tx), origins=())
+    node.meta.update(val=result, location=location(tx), origins=(), born=next(BIRTHS))
     if tx.region:
         node.meta["recompute"] = tx.region
 
@@ -326,8 +326,10 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
         node = (real if real is not None else fake).grad_fn
         guard(tx, part(AttrSource, tensor.source, name), "TYPE_MATCH", type(node))
         return ObjVal(real=node, cls=type(node))
-    if name == "grad" and fake.is_leaf:
+    if name == "grad" and (fake.is_leaf or tensor in tx.effects.retained):
         return gradient_of(tx, tensor)
+    if name == "retains_grad" and (fake.is_leaf or real is None):
+        return const(tensor in tx.effects.retained)
     if real is not None and name in READ_FROM_INPUT:
         return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
@@ -352,7 +354,7 @@ def gradient_of(tx: Tracer, leaf: TensorVal) -> Value:
 
 def set_gradient(tx: Tracer, leaf: TensorVal, gradient: Value):
     """`leaf.grad = gradient`; it happens at the end of the compiled function."""
-    if not leaf.fake.is_leaf or leaf.real is not None and not leaf.real.is_leaf:
+    if leaf not in tx.effects.retained and not leaf.fake.is_leaf or leaf.real is not None and not leaf.real.is_leaf:
         unsupported(tx, "the attribute grad of a tensor that is no leaf")
     if gradient is not NONE and (type(gradient) is not TensorVal or gradient is leaf or any(
             getattr(gradient.fake, fact) != getattr(leaf.fake, fact) for fact in ("shape", "dtype", "device"))):

@@ -34,15 +34,25 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
 from ..ch01_graphs.trace import backward_pass
-from ..ch02_guards.sources import AttrSource
 from ..ch03_capture.calls import handles
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
-from ..ch03_capture.tensors import emit, gradient_of, set_gradient
+from ..ch03_capture.tensors import emit, finish_node, gradient_of, set_gradient
 from ..ch03_capture.tracer import Tracer, call, unsupported
 from ..ch03_capture.values import NONE, Const, TensorVal, TupleVal, Value
-from ..ch03_capture.wrap import part, wrap
+from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
+from .hooks import (
+    LATER_HOOKS,
+    TENSOR_HOOKS,
+    changed_at_point,
+    changed_by_hooks,
+    hooks_of,
+    points_before,
+    retain_grad,
+    tell_hooks,
+    until_points,
+)
 
 # %% [markdown]
 # ## The node
@@ -55,14 +65,27 @@ from ..ch05_autograd.joint import saved_by
 # `torch.autograd.grad`, which only computes, leaves them to its caller.
 
 # %%
-def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool):
+def gradients(outputs, leaves, tangents, retain_graph: bool, to_keep: bool, create_graph: bool = False, stops=()):
     """The gradients of `outputs` for `leaves`, a tuple; None for a leaf that they do not depend on. tangents: the
     gradients that flow into the outputs, or None. to_keep: whether each result is to be a tensor of its own,
-    with the strides of its leaf."""
+    with the strides of its leaf. create_graph: whether the results can be differentiated. stops: tensors beyond which nothing
+    flows."""
     # A recorder belongs to its thread
-    with backward_pass(), without_hooks(leaves), torch.autograd.set_multithreading_enabled(False):
-        found = torch.autograd.grad(outputs, leaves, tangents, retain_graph=retain_graph, allow_unused=True)
+    with backward_pass(), without_hooks(leaves), stopped_at(stops), torch.autograd.set_multithreading_enabled(False):
+        found = torch.autograd.grad(outputs, leaves, tangents, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True)
         return to_be_kept(found, leaves, tangents) if to_keep else found
+
+
+@contextlib.contextmanager
+def stopped_at(stops):
+    nodes = [t.grad_fn for t in stops]
+    try:
+        for node in nodes:
+            node.stopped = True
+        yield
+    finally:
+        for node in nodes:
+            node.stopped = False
 
 
 @contextlib.contextmanager
@@ -116,69 +139,16 @@ def leaves_of(tx: Tracer, outputs: list[TensorVal]) -> list[TensorVal]:
 
 
 # %% [markdown]
-# ## Hooks
+# ## In which order
 #
-# A leaf may have hooks, Python that the engine calls when it gets there: hooks on the tensor change its gradient before it
-# is accumulated, others run afterwards, with `.grad` in place. Capture interprets them as if the program called them there.
-# All gradients come from one node, so the hooks of all leaves run after it, one leaf after the other, in the order in
-# which the engine would have reached them. The engine takes the ready node that forward made last, and accumulates at once;
-# that is a few lines to repeat.
+# Hooks (`hooks.py`) are interpreted leaf by leaf, in the order in which the engine would have reached the leaves. This
+# repeats the engine's own walk: a node is ready when all that need it have run, and among the ready ones the node that
+# forward made last comes first.
 
 # %%
-TENSOR_HOOKS, LATER_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
-
-
-def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> Value:
-    """The dictionary of hooks, guarded; None where there are none."""
-    return NONE if tensor.real is None else wrap(tx, getattr(tensor.real, name), part(AttrSource, tensor.source, name))
-
-
-def change_gradient(hooks, gradient):
-    """What the hooks of a tensor make of its gradient."""
-    previous = torch.is_grad_enabled()
-    try:
-        torch.set_grad_enabled(False)
-        for hook in list(hooks.values()):
-            changed = hook(gradient)
-            if changed is not None:
-                gradient = changed
-        return gradient
-    finally:
-        torch.set_grad_enabled(previous)
-
-
-def tell_hooks(hooks, leaf):
-    """The hooks that run when the gradient of a leaf has been accumulated."""
-    previous = torch.is_grad_enabled()
-    try:
-        torch.set_grad_enabled(False)
-        for hook in list(hooks.values()):
-            if hook(leaf) is not None:
-                raise RuntimeError("Tensor post accumulate grad hooks should return None.")
-    finally:
-        torch.set_grad_enabled(previous)
-
-
-# %% [markdown]
-# The two functions above are Python of ours that is *traced*, as if the program contained it. So a hook is
-# inlined, and what it does becomes a part of the graph. `in_order_of_engine` finds out in which order the engine
-# would reach the leaves. It repeats the engine's own walk: a node is ready when all that need it have run, and
-# among the ready ones the node that forward made last comes first.
-
-# %%
-def changed_by_hooks(tx: Tracer, tensor: TensorVal, gradient: Value) -> Value:
-    hooks = hooks_of(tx, tensor, TENSOR_HOOKS)
-    if type(gradient) is not TensorVal or hooks is NONE or not getattr(tensor.real, TENSOR_HOOKS):
-        return gradient
-    changed = call(tx, wrap(tx, change_gradient), [hooks, gradient], {})
-    if type(changed) is not TensorVal or changed.fake.shape != gradient.fake.shape or changed.fake.dtype != gradient.fake.dtype:
-        unsupported(tx, "a hook that makes something else of a gradient")
-    return changed
-
-
-def in_order_of_engine(outputs: list[TensorVal], leaves: list[TensorVal]) -> list[int]:
+def in_order_of_engine(tx: Tracer, outputs: list[TensorVal], leaves: list[TensorVal]) -> list[int]:
     """The positions of `leaves` in the order in which the engine gets to them, where that can be seen."""
-    if not any(leaf.real is not None and (getattr(leaf.real, TENSOR_HOOKS) or getattr(leaf.real, LATER_HOOKS)) for leaf in leaves):
+    if not any(hooks_of(tx, leaf, TENSOR_HOOKS) or hooks_of(tx, leaf, LATER_HOOKS) for leaf in leaves):
         return list(range(len(leaves)))
     nodes = history_of([o.fake for o in outputs])
     waiting = {node: 0 for node in nodes}
@@ -219,21 +189,79 @@ def check_leaf(tx: Tracer, leaf: TensorVal):
 
 # %%
 def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: Value, retain_graph: Value, create_graph: Value,
-                  to_keep: bool) -> list[Value]:
-    """Emit the node. Afterwards what forward had saved is gone, unless the graph is retained."""
-    if create_graph.value:
-        unsupported(tx, "create_graph=True: derivatives of derivatives")
+                  arrived, to_keep: bool = False) -> None:
+    """Emit the node, or one for each pass from point to point (`hooks.py`). `arrived(leaf, gradient)` is called for each leaf when its
+    gradient, or None, is complete. Afterwards what forward had saved is gone, unless the graph is retained."""
     if any(type(t) is not TensorVal for t in (*outputs, *leaves)):
         unsupported(tx, "gradients of something that is no tensor")
-    retain = retain_graph.value if retain_graph is not NONE else False
+    create = bool(create_graph.value)
+    retain = create if retain_graph is NONE else bool(retain_graph.value)
+    found: dict = {}
+
+    def one_pass(outputs, wanted, tangents, stops, nodes):
+        saving = {node for node in nodes if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
+        if several and not saving.isdisjoint(tx.effects.consumed):
+            unsupported(tx, "backward() through a graph a second time")
+        result = emit(tx, "call_function", gradients, [
+            TupleVal(items=outputs), TupleVal(items=wanted), tangents, Const(value=retain or several), Const(value=to_keep),
+            Const(value=create), TupleVal(items=stops)], {})
+        if not retain:
+            tx.effects.consumed |= saving
+        for leaf, gradient in zip(wanted, result.items):
+            if type(gradient) is TensorVal:
+                before = found.get(leaf)
+                found[leaf] = gradient if before is None else emit(tx, "call_function", torch.add, [before, gradient], {})
+
     given = NONE if tangents is NONE else TupleVal(items=tangents)
-    before = history_of([o.fake for o in outputs])
-    saving = {node for node in before if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
-    result = emit(tx, "call_function", gradients, [
-        TupleVal(items=outputs), TupleVal(items=leaves), given, Const(value=bool(retain)), Const(value=to_keep)], {})
-    if not retain:
-        tx.effects.consumed |= saving
-    return list(result.items)
+    waiting = [p for p in points_before(tx, outputs) if any(leads_to(p.before, t) or t in p.after for t in leaves)]
+    several = bool(waiting)                                 # where a pass stops, the engine would free what lies behind, too
+    if not waiting:
+        one_pass(outputs, leaves, given, [], history_of([o.fake for o in outputs]))
+    elif to_keep:
+        to_keep = False
+    pending, point = dict.fromkeys(leaves), None
+    while waiting or point is not None:
+        nodes = until_points(tx, outputs)
+        here = [p for p in waiting if any(t.fake.grad_fn in nodes for t in p.after)]
+        if any(t.fake.requires_grad and tx.effects.points.get(t.fake.grad_fn) is not p for p in here for t in p.after):
+            unsupported(tx, "a tensor with a hook that was written to")
+        wanted = dict.fromkeys([t for t in leaves if is_at(t, nodes)] + [t for p in here for t in p.after if t.fake.requires_grad])
+        if wanted:
+            stops = [next(t for t in p.after if t.fake.requires_grad) for p in here]
+            one_pass(outputs, list(wanted), given, stops, nodes)
+        for i in in_order_of_engine(tx, outputs, leaves):
+            leaf = leaves[i]
+            if leaf in pending and not any(leads_to(p.before, leaf) or leaf in p.after for p in waiting):
+                del pending[leaf]
+                arrived(leaf, found.get(leaf, NONE))
+        point = None
+        while waiting and point is None:
+            point = waiting.pop(0)
+            arriving = [found.get(t, NONE) for t in point.after]
+            if all(g is NONE for g in arriving):
+                point = None
+                continue
+            flowing = changed_at_point(tx, point, arriving, create)
+            for t, g in zip(point.after, arriving if point.of_module else flowing):
+                if t in pending:
+                    del pending[t]
+                    arrived(t, g)
+            through = [(t, g) for t, g in zip(point.before, flowing) if g is not NONE and t.fake.requires_grad]
+            outputs, given = [t for t, _ in through], TupleVal(items=[g for _, g in through])
+    for i in in_order_of_engine(tx, outputs, leaves):
+        if leaves[i] in pending:
+            arrived(leaves[i], found.get(leaves[i], NONE))
+
+
+def is_at(leaf: TensorVal, nodes) -> bool:
+    """Whether a pass that comes to `nodes` of the autograd graph has a gradient for `leaf`."""
+    if leaf.fake.grad_fn is not None:
+        return leaf.fake.grad_fn in nodes
+    return any(type(n).__name__ == "AccumulateGrad" and n.variable is leaf.fake for n in nodes)
+
+
+def leads_to(tensors: list[TensorVal], leaf: TensorVal) -> bool:
+    return is_at(leaf, history_of([t.fake for t in tensors]))
 
 
 def as_list(tx: Tracer, value: Value) -> list[Value]:
@@ -254,27 +282,38 @@ def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_g
     outputs = as_list(tx, tensors)
     if any(type(o) is not TensorVal or not o.fake.requires_grad for o in outputs):
         unsupported(tx, "backward() of a tensor that does not require a gradient")
-    leaves = leaves_of(tx, outputs)
+    if create_graph.value:
+        unsupported(tx, "backward(create_graph=True), which leaves gradients that have a history; torch.autograd.grad() returns them")
+    leaves, history = leaves_of(tx, outputs), history_of([o.fake for o in outputs])
+    retained = [t for t in tx.effects.retained if t.fake.grad_fn in history]
     if inputs is not NONE:
         wanted = as_list(tx, inputs)
-        if any(w not in leaves for w in wanted):
-            unsupported(tx, "backward(inputs=...) with tensors that are no leaves of the graph")
-        leaves = [leaf for leaf in leaves if leaf in wanted]
+        for w in wanted:
+            if type(w) is not TensorVal or not is_at(w, history):
+                unsupported(tx, "backward(inputs=...) with something that is not in the history")
+            retain_grad(tx, w)
+        if any(t not in wanted for t in retained):
+            unsupported(tx, "backward(inputs=...) where other tensors retain their gradients")
+        leaves, retained = [leaf for leaf in leaves if leaf in wanted], [w for w in wanted if not w.fake.is_leaf]
     for leaf in leaves:
         check_leaf(tx, leaf)
-    tangents = grad_tensors if grad_tensors is NONE else as_list(tx, grad_tensors)
-    found = differentiate(tx, outputs, leaves, tangents, retain_graph, create_graph, to_keep=True)
-    for i in in_order_of_engine(outputs, leaves):
-        leaf, gradient = leaves[i], found[i]
-        changed, later = changed_by_hooks(tx, leaf, gradient), hooks_of(tx, leaf, LATER_HOOKS)
+
+    def arrived(leaf, gradient):
+        if not leaf.fake.is_leaf:
+            return retain(tx, leaf, gradient)
+        hooks, later = hooks_of(tx, leaf, TENSOR_HOOKS), hooks_of(tx, leaf, LATER_HOOKS)
+        changed = changed_by_hooks(tx, hooks, gradient, False)
         if type(changed) is not TensorVal:
-            continue
-        if getattr(leaf.real, TENSOR_HOOKS, None):                      # a hook may have kept it, or returned what is used elsewhere
+            return
+        if hooks or points_before(tx, outputs):                         # a hook may have kept it, or returned what is used elsewhere
             one = TupleVal(items=[changed])
             changed, = emit(tx, "call_function", to_be_kept, [one, TupleVal(items=[leaf]), one], {}).items
         accumulate(tx, leaf, changed)
-        if later is not NONE and getattr(leaf.real, LATER_HOOKS):
-            call(tx, wrap(tx, tell_hooks), [later, leaf], {})
+        if later:
+            call(tx, wrap(tx, tell_hooks), [TupleVal(items=later), leaf], {})
+
+    tangents = grad_tensors if grad_tensors is NONE else as_list(tx, grad_tensors)
+    differentiate(tx, outputs, [*leaves, *retained], tangents, retain_graph, create_graph, arrived, to_keep=not retained)
     return NONE
 
 
@@ -290,6 +329,17 @@ def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal):
         emit(tx, "call_method", "add_", [present, gradient], {})
 
 
+# %% [markdown]
+# An activation that retains its gradient gets one that is contiguous, and is never written in place.
+
+# %%
+def retain(tx: Tracer, tensor: TensorVal, gradient: Value):
+    if type(gradient) is TensorVal:
+        present = gradient_of(tx, tensor)
+        tx.effects.gradients[tensor] = emit(tx, "call_function", torch.add, [present, gradient], {}) if type(present) is TensorVal else \
+            emit(tx, "call_method", "clone", [gradient], {"memory_format": Const(value=torch.contiguous_format)})
+
+
 # %%
 @METHODS.of((TensorVal, "backward"))
 def tensor_backward(tx, self, gradient=NONE, retain_graph=NONE, create_graph=Const(value=False), inputs=NONE):
@@ -298,9 +348,19 @@ def tensor_backward(tx, self, gradient=NONE, retain_graph=NONE, create_graph=Con
 
 @METHODS.of((TensorVal, "requires_grad_"))
 def requires_grad_(tx, self, requires_grad=Const(value=True)):
-    """Where it changes nothing, as for the gradients in `Optimizer.zero_grad`."""
-    if self.fake.requires_grad != requires_grad.value:
-        unsupported(tx, "Tensor.requires_grad_() that changes what the tensor is")
+    """What the trace has made becomes a leaf there and then. An input does before the graph runs, if the graph has not used it yet."""
+    if self.fake.requires_grad == requires_grad.value:
+        return self
+    if self.fake.grad_fn is not None or tx.effects.pure_since or tx.outer is not None:
+        unsupported(tx, "Tensor.requires_grad_() of a tensor with a history, or in code that is not run exactly once")
+    if self.real is None:
+        node = tx.graph.call_method("requires_grad_", (self.node, requires_grad.value))
+        finish_node(tx, node, self.fake)
+    elif self.node.users or self.real._is_view() or self.source is None:
+        unsupported(tx, "Tensor.requires_grad_() of an input that the graph has used, or of a view")
+    else:
+        tx.effects.flags[self] = requires_grad.value
+    self.fake.requires_grad_(requires_grad.value)
     return self
 
 
@@ -313,12 +373,19 @@ def grad(tx: Tracer, outputs, inputs, grad_outputs=NONE, retain_graph=NONE, crea
     if materialize_grads.value and allow_unused is not NONE and not allow_unused.value:
         unsupported(tx, "torch.autograd.grad() that may not leave out gradients, and makes those that it leaves out")
     wanted, tangents = as_list(tx, inputs), grad_outputs if grad_outputs is NONE else as_list(tx, grad_outputs)
-    outputs = as_list(tx, outputs)
-    found = differentiate(tx, outputs, wanted, tangents, retain_graph, create_graph, to_keep=False)
+    outputs, found = as_list(tx, outputs), {}
+    if len(wanted) > 1 and any(w in p.after and p.hooks for p in tx.effects.points.values() for w in wanted):
+        unsupported(tx, "torch.autograd.grad() for several tensors, one of which has a hook")
+    if any(t.fake.grad_fn in history_of([o.fake for o in outputs if type(o) is TensorVal]) for t in tx.effects.retained):
+        unsupported(tx, "torch.autograd.grad() where a tensor retains its gradient")
+
+    def arrived(leaf, gradient):
+        found[leaf] = changed_by_hooks(tx, hooks_of(tx, leaf, TENSOR_HOOKS), gradient, bool(create_graph.value))
+
+    differentiate(tx, outputs, wanted, tangents, retain_graph, create_graph, arrived)
+    result = [found[w] for w in wanted]
     if materialize_grads.value:
-        found = [emit(tx, "call_function", torch.zeros_like, [w], {}) if type(g) is Const else g for w, g in zip(wanted, found)]
-    elif any(type(g) is Const for g in found) and not (allow_unused is not NONE and allow_unused.value):
+        result = [emit(tx, "call_function", torch.zeros_like, [w], {}) if type(g) is Const else g for w, g in zip(wanted, result)]
+    elif any(type(g) is Const for g in result) and not (allow_unused is not NONE and allow_unused.value):
         unsupported(tx, "torch.autograd.grad() for a tensor that is not used")
-    for i in in_order_of_engine(outputs, wanted):
-        found[i] = changed_by_hooks(tx, wanted[i], found[i])
-    return TupleVal(items=found)
+    return TupleVal(items=result)

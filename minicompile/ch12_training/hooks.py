@@ -1,0 +1,303 @@
+# %% [markdown]
+# # Hooks
+#
+# A hook is Python that the engine calls when it has the gradient of some tensor. Capture interprets it where the program
+# calls `backward()`, as if the program called it there. For a *leaf* this is easy, because nothing follows: the gradient
+# comes out of the `gradients` node, and the hook is interpreted behind it. A hook on an *activation* is called in the
+# middle of a backward pass, and what it returns flows on from there. One node for the whole pass cannot give it that.
+#
+# So such a tensor becomes a *point*, at which a backward pass can be stopped. It is the identity, and one node of the
+# graph. `backward()` then takes several passes: from the loss to the points, and from each point on, with
+# what its hooks have made of the gradient:
+#
+#     h = x @ w                              h = x @ w
+#     h.register_hook(clamp)                 p, = passed(h)
+#     loss = h.square().sum()                loss = p.square().sum()
+#     loss.backward()                        g, _ = gradients((loss,), (p, w), ..., stops=(p,))
+#                                            c = clamp(g)
+#                                            _, dw = gradients((h,), (p, w), (c,))
+#
+# Hooks of modules are made of the same piece. `register_full_backward_hook` passes the inputs of the module through one
+# function that does nothing, and its outputs through another, and hangs hooks on the nodes of these two. Here each of
+# them is a point with several tensors.
+
+# %%
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.hooks import BackwardHook
+
+from ..ch01_graphs.graph import closure, history_of
+from ..ch02_guards.sources import AttrSource
+from ..ch03_capture.attributes import attributes_of
+from ..ch03_capture.calls import handles
+from ..ch03_capture.capture import step_of
+from ..ch03_capture.iterate import unpack
+from ..ch03_capture.methods import call_method
+from ..ch03_capture.operations import METHODS
+from ..ch03_capture.tensors import emit
+from ..ch03_capture.tracer import Tracer, call, location, unsupported
+from ..ch03_capture.values import NONE, DictVal, MethodName, TensorVal, TupleVal, Value, birth, const
+from ..ch03_capture.wrap import part, wrap
+from ..errors import Unsupported
+
+
+class Point(torch.autograd.Function):
+    """The identity, at which a backward pass can be stopped."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        ctx.set_materialize_grads(False)
+        ctx.stopped = False
+        results = tuple([t.detach() for t in tensors])
+        ctx.mark_non_differentiable(*[r for t, r in zip(tensors, results) if not t.requires_grad])
+        return results
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return (None,) * len(gradients) if ctx.stopped else gradients
+
+
+def passed(*tensors):
+    return Point.apply(*tensors)
+
+
+# %% [markdown]
+# ## Points of the trace
+#
+# A tensor becomes a point when its first hook is registered: from here on its value in the trace is what `passed` returns.
+# What was computed from it before goes past the point, and the hook would not see the gradient that comes from there.
+# That is a graph break, and it comes before this use. Otherwise both would leave the same graph, where the real
+# tensor, which gets the hook, has no part in what was computed from it.
+
+# %%
+@dataclass(eq=False)
+class Crossing(Value):
+    """What stands for a point, and for the node of autograd's graph that a module's hooks are registered on. before, after: the
+    tensors that go in, and come out. hooks: handle -> function; of one tensor, or, where `of_module`, of all of them."""
+    before: list
+    after: list
+    of_module: bool
+    hooks: dict = field(default_factory=dict)
+    cls = torch.autograd.graph.Node
+
+
+@dataclass(eq=False)
+class Handle(Value):
+    """What `register_hook` returns. hooks: those among which it is. location: the line that registered it."""
+    hooks: dict
+    location: Any
+    born: int = birth()
+    cls = torch.utils.hooks.RemovableHandle
+
+
+@attributes_of(Crossing, Handle)
+def attribute(tx, self, name):
+    return MethodName(self=self, name=name)
+
+
+@METHODS.of((Handle, "remove"))
+def remove(tx, self):
+    self.hooks.pop(self, None)
+
+
+@METHODS.of((Crossing, "register_hook"))
+def register(tx, self, hook):
+    handle = Handle(hooks=self.hooks, location=location(tx))
+    self.hooks[handle] = hook
+    return handle
+
+
+def cross(tx: Tracer, tensors: list[TensorVal], of_module: bool) -> Crossing:
+    """A new point that `tensors` pass."""
+    if tx.effects.pure_since or tx.outer is not None:
+        unsupported(tx, "a hook that is registered in code that is not run exactly once")
+    before = [TensorVal(node=t.node, fake=t.fake) for t in tensors]
+    after = emit(tx, "call_function", passed, tensors, {}).items
+    point = Crossing(before=before, after=after, of_module=of_module)
+    tx.effects.points[next(t.fake.grad_fn for t in after if t.fake.grad_fn is not None)] = point
+    return point
+
+
+def used_since(tx: Tracer, tensor: TensorVal) -> int | None:
+    """The number of the first node that computes from it something that autograd knows; None where there is none."""
+    edge = tensor.fake.grad_fn, tensor.fake.output_nr
+    return min((v.node.meta["born"] for v in tx.tensor_of_fake.values() if "born" in v.node.meta
+                and any(edge in node.next_functions for node in history_of([v.fake]))), default=None)
+
+
+@METHODS.of((TensorVal, "register_hook"))
+def register_hook(tx: Tracer, self: TensorVal, hook: Value) -> Value:
+    """tensor.register_hook(hook)"""
+    if not self.fake.requires_grad:
+        unsupported(tx, "a hook on a tensor that does not require a gradient")
+    if self.fake.is_leaf:
+        return register_at_leaf(tx, self, hook, tx.effects.hooks)
+    point = tx.effects.points.get(self.fake.grad_fn)
+    if point is None or point.of_module:
+        if self.real is not None:
+            unsupported(tx, "a hook on a tensor that was computed before the compiled function was called")
+        if (since := used_since(tx, self)) is not None:
+            try:
+                unsupported(tx, "a hook on a tensor that was used before")
+            except Unsupported as error:
+                error.step = step_of(tx, since) + 1
+                raise
+        point = cross(tx, [self], of_module=False)
+        self.node, self.fake = point.after[0].node, point.after[0].fake
+        point.after[0] = tx.tensor_of_fake[id(self.fake)] = self
+    return register(tx, point, hook)
+
+
+def register_at_leaf(tx, leaf, hook, table) -> Value:
+    if tx.effects.pure_since or tx.outer is not None:
+        unsupported(tx, "a hook that is registered in code that is not run exactly once")
+    handle = Handle(hooks=table.setdefault(leaf, {}), location=location(tx))
+    handle.hooks[handle] = hook
+    return handle
+
+
+@METHODS.of((TensorVal, "register_post_accumulate_grad_hook"))
+def register_later_hook(tx: Tracer, self: TensorVal, hook: Value) -> Value:
+    if not self.fake.is_leaf or not self.fake.requires_grad:
+        unsupported(tx, "a hook for accumulated gradients of a tensor that is no leaf")
+    return register_at_leaf(tx, self, hook, tx.effects.later_hooks)
+
+
+@METHODS.of((TensorVal, "retain_grad"))
+def retain_grad(tx: Tracer, self: TensorVal) -> Value:
+    """tensor.retain_grad(): a backward pass leaves its gradient in `.grad`, as for a leaf."""
+    if not self.fake.requires_grad or not self.fake.is_leaf and self.real is not None or tx.effects.pure_since:
+        unsupported(tx, "retain_grad() of a tensor that was computed before the compiled function was called, or needs no gradient")
+    if not self.fake.is_leaf:
+        tx.effects.retained[self] = Handle(hooks={}, location=location(tx))
+    return NONE
+
+
+@handles(BackwardHook._apply_on_tensors)
+def apply_on_tensors(tx: Tracer, self, fn: Value, args: Value) -> Value:
+    """Pass the tensors among `args` through a node, and call `fn` with it. Returns the new `args` and the positions of the tensors."""
+    items = unpack(tx, args)
+    places = [i for i, item in enumerate(items) if type(item) is TensorVal]
+    if not torch.is_grad_enabled() or not any(items[i].fake.requires_grad for i in places):
+        return TupleVal(items=[args, NONE])
+    if type(args) is not TupleVal:
+        unsupported(tx, "backward hooks of a module with such arguments or results")
+    point = cross(tx, [items[i] for i in places], of_module=True)
+    call(tx, fn, [point])
+    for i, new in zip(places, point.after):
+        items[i] = new
+    return TupleVal(items=[TupleVal(items=items, cls=args.cls), wrap(tx, places)])
+
+
+# %% [markdown]
+# ## Calling them
+#
+# The first three functions are Python of ours that is *traced*, as if the program contained it. So a hook is inlined, and
+# what it does becomes a part of the graph.
+
+# %%
+TENSOR_HOOKS, LATER_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
+
+
+def change_gradient(hooks, gradient, grad_mode):
+    """What the hooks of a tensor make of its gradient."""
+    previous = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(grad_mode)
+        for hook in list(hooks):
+            changed = hook(gradient)
+            if changed is not None:
+                gradient = changed
+        return gradient
+    finally:
+        torch.set_grad_enabled(previous)
+
+
+def change_gradients(hooks, results, gradients, grad_mode):
+    """What the hooks of a node make of its results."""
+    previous = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(grad_mode)
+        for hook in list(hooks):
+            changed = hook(results, gradients)
+            if changed is not None:
+                results = changed
+        return results
+    finally:
+        torch.set_grad_enabled(previous)
+
+
+def tell_hooks(hooks, leaf):
+    """The hooks that run when the gradient of a leaf has been accumulated."""
+    previous = torch.is_grad_enabled()
+    try:
+        torch.set_grad_enabled(False)
+        for hook in list(hooks):
+            if hook(leaf) is not None:
+                raise RuntimeError("Tensor post accumulate grad hooks should return None.")
+    finally:
+        torch.set_grad_enabled(previous)
+
+
+def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[Value]:
+    """The hooks of a leaf: those that it came with, guarded, and those of the trace."""
+    table = tx.effects.hooks if name == TENSOR_HOOKS else tx.effects.later_hooks
+    own = list(table.get(tensor, {}).values())
+    if tensor.real is None or not tensor.fake.is_leaf:
+        return own
+    hooks = wrap(tx, getattr(tensor.real, name), part(AttrSource, tensor.source, name))
+    return [*(unpack(tx, call_method(tx, hooks, "values", [])) if type(hooks) is DictVal else ()), *own]
+
+
+def changed_by_hooks(tx: Tracer, hooks: list[Value], gradient: Value, create_graph: bool) -> Value:
+    if type(gradient) is not TensorVal or not hooks:
+        return gradient
+    changed = call(tx, wrap(tx, change_gradient), [TupleVal(items=hooks), gradient, const(create_graph)])
+    check_changed(tx, changed, gradient)
+    return changed
+
+
+def check_changed(tx, changed, gradient):
+    if type(changed) is not TensorVal or changed.fake.shape != gradient.fake.shape or changed.fake.dtype != gradient.fake.dtype:
+        unsupported(tx, "a hook that makes something else of a gradient")
+
+
+def changed_at_point(tx: Tracer, point: Crossing, gradients: list[Value], create_graph: bool) -> list[Value]:
+    """What flows on from a point, for each of its tensors a gradient or None."""
+    if not point.of_module:
+        return [changed_by_hooks(tx, list(point.hooks.values()), gradients[0], create_graph)]
+    results = [g if type(g) is TensorVal else emit(tx, "call_function", torch.zeros_like, [t], {})
+               for g, t in zip(gradients, point.before)]
+    if not point.hooks:
+        return results
+    changed = call(tx, wrap(tx, change_gradients), [
+        TupleVal(items=list(point.hooks.values())), TupleVal(items=results), TupleVal(items=gradients), const(create_graph)])
+    items = unpack(tx, changed)
+    if len(items) != len(results):
+        unsupported(tx, "a hook that returns another number of gradients")
+    for new, old in zip(items, results):
+        if new is not NONE:
+            check_changed(tx, new, old)
+    return items
+
+
+# %% [markdown]
+# ## Passes from point to point
+#
+# Points are numbered by their order in the program, and backward comes to later ones first.
+
+# %%
+def points_before(tx: Tracer, outputs: list[TensorVal]) -> list[Crossing]:
+    """The points in the history of `outputs`, later ones first."""
+    history = history_of([o.fake for o in outputs]) if tx.effects.points else ()
+    return [point for node, point in reversed(tx.effects.points.items()) if node in history]
+
+
+def until_points(tx: Tracer, outputs: list[TensorVal]) -> set:
+    """The nodes of the autograd graph that a pass from `outputs` comes to, if it stops at points."""
+    return closure([o.fake.grad_fn for o in outputs if o.fake.grad_fn is not None], lambda node: () if node in tx.effects.points else
+                   filter(None, (before for before, _ in node.next_functions)))

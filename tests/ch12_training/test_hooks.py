@@ -1,0 +1,342 @@
+"""Hooks on activations and modules, retained gradients, leaves made inside and derivatives of derivatives: in one graph, as eager."""
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile
+
+pytestmark = pytest.mark.usefixtures("fresh")
+RUNGS = ("eager", "aot_eager", "default")
+
+
+class Several(torch.nn.Module):
+    def forward(self, x, n, z):
+        return x * 2 + z, x.tanh(), n
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = torch.nn.Linear(6, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3)
+        self.several, self.seen = Several(), []
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))))
+
+
+def changed(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: g * 2)
+    h.register_hook(torch.sign)
+    F.cross_entropy(net.last(F.relu(h) + h), y).backward()
+
+
+def watched(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: net.seen.append(g.sum()))
+    F.cross_entropy(net.last(F.relu(h)), y).backward()
+
+
+def one_after_the_other(net, x, y):
+    """The second hook sees what the first has made of the gradient; the bias is reached behind both, and past them."""
+    a = net.first(x)
+    a.register_hook(lambda g: net.seen.append(g.norm()))
+    b = torch.tanh(a)
+    b.register_hook(lambda g: g.clamp(-0.01, 0.01))
+    loss = F.cross_entropy(net.last(b), y) + net.first.bias.square().sum()
+    loss.backward()
+    return loss.detach()
+
+
+def side_by_side(net, x, y):
+    a, b = net.first(x), net.first(x * 2)
+    a.register_hook(lambda g: g * 3)
+    b.register_hook(lambda g: g.flip(0))
+    F.cross_entropy(net.last(a * b.detach() + b), y).backward()
+
+
+def removed(net, x, y):
+    h = net.first(x)
+    handle, other = h.register_hook(lambda g: g * 100), h.register_hook(lambda g: g * 3)
+    handle.remove()
+    F.cross_entropy(net.last(h), y).backward()
+    other.remove()
+
+
+def of_parameters(net, x, y):
+    handles = [net.first.weight.register_hook(lambda g: g * 3),
+               net.first.weight.register_post_accumulate_grad_hook(lambda p: net.seen.append(p.grad.sum()))]
+    F.cross_entropy(net(x), y).backward()
+    for handle in handles:
+        handle.remove()
+
+
+def twice(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: g + 1)
+    loss = F.cross_entropy(net.last(h), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def asked_for(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: g * 2)
+    return torch.autograd.grad(F.cross_entropy(net.last(h.tanh()), y), [net.first.weight, net.last.bias])
+
+
+def asked_for_the_hooked(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: g * 2)
+    return torch.autograd.grad(F.cross_entropy(net.last(h.tanh()), y), h)
+
+
+def not_on_the_way(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: net.seen.append(g))
+    loss = F.cross_entropy(net.last(h), y) + net.norm.bias.sum()
+    found = torch.autograd.grad(loss, net.norm.bias, retain_graph=True)
+    loss.backward()
+    return found
+
+
+def of_modules(net, x, y):
+    F.cross_entropy(net(x), y).backward()
+
+
+def of_a_module_with_several(net, x, y):
+    for which in range(2):
+        net.several(net.first(x), y, torch.ones(8))[which].sum().backward()
+
+
+def retained(net, x, y):
+    h = net.first(x).t()
+    h.retain_grad()
+    loss = F.cross_entropy(net.last(h.t().relu()), y)
+    loss.backward(retain_graph=True)
+    first = h.grad
+    loss.backward()
+    return first, h.grad, h.grad is first, h.retains_grad
+
+
+def retained_and_hooked(net, x, y):
+    h = net.first(x)
+    h.retain_grad()
+    h.register_hook(lambda g: g * 2)
+    F.cross_entropy(net.last(h), y).backward()
+    return h.grad
+
+
+def for_an_activation(net, x, y):
+    h = net.first(x)
+    F.cross_entropy(net.last(h.relu()), y).backward(inputs=[h, net.last.bias])
+    return h.grad
+
+
+def penalty(net, x, y):
+    x = x.detach().requires_grad_()
+    out = net(x)
+    g, = torch.autograd.grad(out.sum(), x, create_graph=True)
+    loss = F.cross_entropy(out, y) + (g.norm(dim=1) - 1).square().mean()
+    loss.backward()
+    return loss.detach(), g.detach(), x.grad
+
+
+def penalty_of_parameters(net, x, y):
+    loss = F.cross_entropy(net(x), y)
+    found = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+    (loss + sum(g.square().sum() for g in found)).backward()
+
+
+def product_with_the_hessian(net, x, y):
+    parameters = list(net.parameters())
+    found = torch.autograd.grad(F.cross_entropy(net(x), y), parameters, create_graph=True)
+    return torch.autograd.grad(found, parameters, [torch.ones_like(p) for p in parameters])
+
+
+def inner_steps(net, x, y):
+    w = net.first.weight
+    for _ in range(2):
+        g, = torch.autograd.grad(torch.tanh(x @ w.t()).square().mean(), w, create_graph=True)
+        w = w - 0.1 * g
+    torch.tanh(x @ w.t()).abs().sum().backward()
+
+
+def third(net, x, y):
+    x = x.detach().requires_grad_()
+    g, = torch.autograd.grad((x ** 4).sum(), x, create_graph=True)
+    h, = torch.autograd.grad(g.sum(), x, create_graph=True)
+    return g.detach(), h.detach(), torch.autograd.grad(h.sum(), x)[0]
+
+
+def hooked_twice_differentiated(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: g * g)
+    found = torch.autograd.grad(net.last(h.tanh()).square().sum(), list(net.first.parameters()), create_graph=True)
+    (0.01 * sum(g.square().sum() for g in found)).backward()
+
+
+def made_a_leaf(net, x, y):
+    z, other = x * 2, torch.zeros(6).requires_grad_()
+    z.requires_grad = True
+    net(z + other).sum().backward()
+    return z.grad, other.grad, z, other
+
+
+def attacked(net, x, y):
+    a = x.clone()
+    for _ in range(2):
+        a.requires_grad_(True)
+        g, = torch.autograd.grad(F.cross_entropy(net(a), y), a)
+        a = (a.detach() + 0.1 * g.sign()).clamp(-1, 1)
+    return a
+
+
+def of_the_input(net, x, y):
+    x.requires_grad_()
+    F.cross_entropy(net(x), y).backward()
+    return x.grad
+
+
+def only_the_flag(net, x, y):
+    x.requires_grad_()
+
+
+def frozen_from_here_on(net, x, y):
+    for p in net.first.parameters():
+        p.requires_grad_(False)
+    F.cross_entropy(net(x), y).backward()
+
+
+PROGRAMS = [changed, watched, one_after_the_other, side_by_side, removed, of_parameters, twice, asked_for, asked_for_the_hooked,
+            not_on_the_way, of_modules, of_a_module_with_several, retained, retained_and_hooked, for_an_activation, penalty,
+            penalty_of_parameters, product_with_the_hessian, inner_steps, third, hooked_twice_differentiated, made_a_leaf, attacked,
+            of_the_input, only_the_flag, frozen_from_here_on]
+
+
+def same(a, b, where):
+    assert type(a) is type(b), where
+    if isinstance(b, torch.Tensor):
+        assert (a.dtype, a.stride(), a.requires_grad, a.is_leaf) == (b.dtype, b.stride(), b.requires_grad, b.is_leaf), where
+        torch.testing.assert_close(a, b, msg=lambda m: f"{where}: {m}")
+    else:
+        assert a == b, where
+
+
+def hooks_on_modules(net):
+    net.last.register_full_backward_hook(lambda m, i, o: net.seen.extend([i[0].norm(), o[0].norm()]))
+    net.norm.register_full_backward_hook(lambda m, i, o: (i[0] * 2,))
+    net.norm.register_full_backward_pre_hook(lambda m, o: (o[0] + 1,))
+    net.first.register_full_backward_hook(lambda m, i, o: net.seen.extend([i[0], o[0].norm()]))
+    net.several.register_full_backward_hook(
+        lambda m, i, o: net.seen.extend([*(g.double().sum() for g in i), *(g if g is None else g.sum() for g in o)]))
+
+
+def compare(program, net, twin, compiled, calls=3):
+    """Several calls, each from eager's state: outputs, parameters, gradients and whether they are the tensors they were, hooks."""
+    for call in range(calls):
+        torch.manual_seed(call)
+        inputs = torch.randn(5, 6), torch.randint(0, 3, (5,))
+        copies = [t.clone() for t in inputs]
+        before = [[p.grad for p in n.parameters()] for n in (net, twin)]
+        found, expected = compiled(net, *inputs), program(twin, *copies)
+        outputs = [torch.utils._pytree.tree_leaves(r) for r in (found, expected)]
+        for i, (a, b) in enumerate(zip(*outputs, strict=True)):
+            same(a, b, f"call {call}, output {i}")
+        for (name, p), q, *old in zip(net.named_parameters(), twin.parameters(), *before):
+            same(p, q, f"call {call}, {name}")
+            same(p.grad, q.grad, f"call {call}, {name}.grad")
+            assert (p.grad is old[0]) == (q.grad is old[1]), f"call {call}, {name}.grad"
+        same(inputs[0], copies[0], f"call {call}, the input")
+        same(inputs[0].grad, copies[0].grad, f"call {call}, the gradient of the input")
+        assert len(net.seen) == len(twin.seen)
+        for a, b in zip(net.seen, twin.seen):
+            same(a, b, f"call {call}, what a hook saw")
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_as_eager(program, rung):
+    torch.manual_seed(0)
+    net = Net()
+    twin = copy.deepcopy(net)
+    if program in (of_modules, of_a_module_with_several):
+        hooks_on_modules(net), hooks_on_modules(twin)
+    compare(program, net, twin, minicompile.compile(program, backend=rung, fullgraph=True))
+
+
+def later(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: g * 2)
+    return net.last(h).sum()
+
+
+def after_a_use(net, x, y):
+    h = net.first(x)
+    loss = net.last(h).sum()
+    h.register_hook(lambda g: g * 2)
+    (loss + h.sum()).backward()
+
+
+def written_afterwards(net, x, y):
+    h = net.first(x)
+    h.register_hook(lambda g: g * 2)
+    h.mul_(3)
+    h.square().sum().backward()
+
+
+def stays_on_a_parameter(net, x, y):
+    net.first.weight.register_hook(lambda g: g * 2)
+    net(x).sum().backward()
+
+
+def with_its_leaf(net, x, y):
+    z = torch.zeros(6, requires_grad=True)
+    return z, net(x + z).sum()
+
+
+def used_before(net, x, y):
+    out = (x * 2).sum()
+    x.requires_grad_()
+    (net(x).sum() + out).backward()
+    return x.grad
+
+
+BREAKS = {later: ("a hook waits", "register_hook"), after_a_use: ("used before", "register_hook"),
+          written_afterwards: ("that was written to", "backward"),
+          stays_on_a_parameter: ("has registered", "register_hook"), with_its_leaf: ("a leaf that the function has made", "torch.zeros"),
+          used_before: ("graph has used", "requires_grad_")}
+
+
+def parameters_lose_their_hooks(net):
+    for p in net.parameters():
+        p._backward_hooks = p.grad = None
+
+
+@pytest.mark.parametrize("program", BREAKS, ids=lambda p: p.__name__)
+def test_what_stays_a_break_says_why_and_where_and_is_as_eager(program):
+    reason, line = BREAKS[program]
+    torch.manual_seed(0)
+    net = Net()
+    with pytest.raises(minicompile.GraphBreakError, match=reason) as error:
+        minicompile.compile(program, fullgraph=True)(copy.deepcopy(net), torch.randn(5, 6), torch.zeros(5, dtype=torch.int64))
+    assert line in str(error.value)
+    twin = copy.deepcopy(net)
+    compiled = minicompile.compile(program)
+    for call in range(3):
+        torch.manual_seed(call)
+        x = torch.randn(5, 6)
+        results = []
+        for f, n, given in ((compiled, net, x.clone()), (program, twin, x.clone())):
+            parameters_lose_their_hooks(n)
+            outputs = torch.utils._pytree.tree_leaves(f(n, given, None))
+            for out in outputs:
+                if isinstance(out, torch.Tensor) and out.grad_fn is not None:
+                    out.backward()
+            results.append([*outputs, *(o.grad for o in outputs if isinstance(o, torch.Tensor) and o.is_leaf),
+                            *(p.grad for p in n.parameters()), given.grad])
+        for i, (a, b) in enumerate(zip(*results, strict=True)):
+            same(a, b, f"call {call}, {i}")
