@@ -518,6 +518,13 @@ drawing(
 # lies outside, and the gradient would have to go on there. The fake of such an input ends in a node of its own kind,
 # and the graph breaks with that reason. And a parameter may have *hooks*, which are Python functions that the engine
 # calls when it has a gradient for it. Capture interprets them as it interprets any call, leaf by leaf, in the engine's order.
+# A hook on an activation is called in the middle of a backward pass, and what it returns flows on. There the pass is divided:
+# one `gradients` node goes from the loss to this tensor, the hook is interpreted, and another node [goes on from
+# there](code:minicompile/ch12_training/hooks.py).
+#
+# With `create_graph=True` the gradients are differentiable themselves, as a gradient penalty needs it. For the
+# recorder this is nothing special. The engine notes what it does, on fakes, and the next `gradients` node walks
+# through that.
 
 
 # %%
@@ -1080,9 +1087,10 @@ Table(
 
 
 # %%
-def differentiates_twice(layer, rows, targets):
-    (g,) = torch.autograd.grad(layer(rows, targets), layer.w, create_graph=True)
-    return g.square().sum()
+def hook_that_stays(layer, rows, targets):
+    hidden = rows @ layer.w
+    hidden.register_hook(torch.sign)
+    return F.mse_loss(hidden, targets)
 
 
 def decides(layer, rows, targets):
@@ -1100,7 +1108,7 @@ def second_time(layer, rows, targets):
 
 # %% tags=["fold"]
 found = []
-for function in (differentiates_twice, decides, second_time):
+for function in (hook_that_stays, decides, second_time):
     minicompile.reset()
     try:
         minicompile.compile(function, fullgraph=True, backend="eager")(layer, rows, targets)

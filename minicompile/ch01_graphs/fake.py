@@ -324,6 +324,19 @@ FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in 
 QUANTIZING = {aten.quantize_per_tensor, aten.quantize_per_tensor_dynamic, aten.quantize_per_channel}
 
 
+def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
+    steps, batch = log_probs.shape[:2]
+    if targets.dim() == 2 and targets.shape[1] < max(target_lengths, default=0) or len(target_lengths) != batch or \
+            len(input_lengths) != batch or any(n > steps for n in input_lengths) or log_probs.dim() != 3:
+        raise RuntimeError("lengths that do not fit the tensors")
+    return log_probs.new_empty(batch), log_probs.new_empty(batch, steps, 2 * max(target_lengths, default=0) + 1)
+
+
+WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
+                aten._ctc_loss_backward.default: lambda grad, log_probs, *_: torch.empty_like(
+                    log_probs, memory_format=torch.contiguous_format)}
+
+
 def fake_call(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
@@ -380,6 +393,8 @@ def run_meta(func, args, kwargs, flat, device):
                 out = tuple([[torch.empty_like(t) for t in xs] for xs in args[:len(func._schema.returns)]]) or None
             elif func in LIKE_THE_FIRST:
                 out = torch.empty_like(args[0])
+            elif func in WITHOUT_META:
+                out = WITHOUT_META[func](*args)
             else:
                 out = func(*args, **kwargs)
         return true_form(func, out, args, device)

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from .. import marks
 from ..ch01_graphs.graph import Location
 from ..ch01_graphs.shapes import ShapeEnv
 from ..ch02_guards.guards import GuardSet
@@ -103,8 +104,12 @@ def line_of(frame) -> int:
     return frame.decoded.lines[max(frame.ip - 1, 0)]
 
 
+OURS = marks.__file__.removesuffix("marks.py") + "ch"        # chapters write some functions of PyTorch in Python
+
+
 def user_frame(tx: Tracer):
-    return next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename)), tx.frames[0])
+    return next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename) and not f.code.co_filename.startswith(OURS)),
+                tx.frames[0])
 
 
 def location(tx: Tracer):

@@ -202,9 +202,11 @@ def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: Value, reta
         saving = {node for node in nodes if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
         if several and not saving.isdisjoint(tx.effects.consumed):
             unsupported(tx, "backward() through a graph a second time")
+        further = {"create_graph": Const(value=True)} if create else {}
+        if stops:
+            further["stops"] = TupleVal(items=stops)
         result = emit(tx, "call_function", gradients, [
-            TupleVal(items=outputs), TupleVal(items=wanted), tangents, Const(value=retain or several), Const(value=to_keep),
-            Const(value=create), TupleVal(items=stops)], {})
+            TupleVal(items=outputs), TupleVal(items=wanted), tangents, Const(value=retain or several), Const(value=to_keep)], further)
         if not retain:
             tx.effects.consumed |= saving
         for leaf, gradient in zip(wanted, result.items):

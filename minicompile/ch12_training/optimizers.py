@@ -14,10 +14,11 @@
 from __future__ import annotations
 
 import torch
+from torch.optim import adagrad
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..ch01_graphs.fake import storage_key
-from ..ch03_capture.calls import BY_CODE, DISABLED, call_wrapped, handles
+from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import EXACT, call_tensor_method, emit
@@ -116,6 +117,34 @@ def handle_fused(operator):
 
 for _name in ("adam", "adamw", "sgd"):
     handle_fused(getattr(torch, f"_fused_{_name}_"))
+
+
+# %% [markdown]
+# Adagrad's has no such overload. It computes what the loop over single tensors computes, so the loop is interpreted.
+
+# %%
+@handles(adagrad._fused_adagrad)
+def fused_adagrad(tx: Tracer, params, grads, state_sums, state_steps, grad_scale=NONE, found_inf=NONE, **options):
+    if grad_scale is not NONE or found_inf is not NONE:
+        unsupported(tx, "fused Adagrad with a GradScaler")
+    return call(tx, wrap(tx, adagrad._single_tensor_adagrad), [params, grads, state_sums, state_steps, NONE, NONE], options)
+
+
+# %% [markdown]
+# `foreach_map(op, *lists)` is a loop as well. In PyTorch it is an operator of its own, to tell the compiler that the
+# calls are independent; here this is found out (chapter 8).
+
+# %%
+def foreach_map(op, *operands):
+    if not any(isinstance(one, (list, tuple)) for one in operands):
+        return op(*operands)
+    count = min([len(one) for one in operands if isinstance(one, (list, tuple))])
+    return [op(*[one[i] if isinstance(one, (list, tuple)) else one for one in operands]) for i in range(count)]
+
+
+@NAMED.of(("torch._higher_order_ops.foreach_map", "foreach_map"))
+def map_over_lists(tx: Tracer, op, *operands):
+    return call(tx, wrap(tx, foreach_map), [op, *operands])
 
 
 # %% [markdown]

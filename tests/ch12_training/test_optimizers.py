@@ -15,7 +15,8 @@ CONFIGURATIONS = [
     ("SGD", dict(maximize=True, foreach=False)), ("Adam", {}), ("Adam", dict(amsgrad=True, maximize=True)),
     ("Adam", dict(foreach=True, weight_decay=0.1)), ("Adam", dict(fused=True)), ("AdamW", dict(foreach=True, amsgrad=True)),
     ("AdamW", dict(weight_decay=0.1)), ("AdamW", dict(fused=True, weight_decay=0.1)), ("RMSprop", dict(momentum=0.5, centered=True)),
-    ("RMSprop", dict(foreach=True)), ("Adagrad", {}), ("Adagrad", dict(foreach=True, lr_decay=0.1)), ("Adadelta", {}),
+    ("RMSprop", dict(foreach=True)), ("Adagrad", {}), ("Adagrad", dict(foreach=True, lr_decay=0.1)),
+    ("Adagrad", dict(fused=True, weight_decay=0.1, lr_decay=0.1)), ("Adadelta", {}),
     ("Adadelta", dict(foreach=True)), ("Adamax", {}), ("Adamax", dict(foreach=True)),
     ("RAdam", {}), ("RAdam", dict(foreach=True)), ("Rprop", {}), ("Rprop", dict(foreach=True)),
 ]
@@ -342,3 +343,62 @@ def test_a_step_is_one_graph_where_torch_compile_was_used_before(monkeypatch):
     net = network()
     step = training(net, torch.optim.Adam(net.parameters()))
     assert explain(step)(*batches(1)[0]).graph_count == 1
+
+
+def test_parameters_of_several_dtypes():
+    def network():
+        return torch.nn.ModuleList([torch.nn.Linear(4, 8), torch.nn.Linear(8, 3, dtype=torch.float64)])
+    net, twin = network(), network()
+    twin.load_state_dict(net.state_dict())
+    optimizer, other = (torch.optim.AdamW(n.parameters(), lr=0.01, foreach=True) for n in (net, twin))
+
+    def step(net, optimizer, x, y):
+        optimizer.zero_grad()
+        F.cross_entropy(net[1](net[0](x).double()), y).backward()
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1, foreach=True)
+        optimizer.step()
+        return norm
+    compiled = minicompile.compile(step, fullgraph=True)
+    for number, (x, y) in enumerate(batches(4)):
+        torch.testing.assert_close(compiled(net, optimizer, x, y), step(twin, other, x, y), **TOLERANCE)
+        compare(net, optimizer, twin, other, f"step {number}")
+
+
+def test_foreach_map_and_marks_of_steps():
+    from torch._higher_order_ops import foreach_map
+
+    def program(a, b):
+        torch.compiler.cudagraph_mark_step_begin()
+        return foreach_map(lambda x, y, s: x * y + s, a, b, 3.0), foreach_map(torch.add, a, 2)
+    a, b = [torch.randn(3), torch.randn(2, 4)], [torch.randn(3), torch.randn(2, 4)]
+    found = minicompile.compile(program, fullgraph=True)(a, b)
+    torch.testing.assert_close(found, ([x * y + 3 for x, y in zip(a, b)], [x + 2 for x in a]))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("form", ["rows", "flat", "one"])
+def test_ctc_loss_with_lengths_that_are_numbers(form, reduction):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(6, 5)
+    twin = copy.deepcopy(layer)
+    inputs, lengths = (10,) if form == "one" else (10, 3), [3] if form == "one" else [3, 2]
+    targets = {"rows": torch.tensor([[1, 2, 3], [4, 4, 0]]), "flat": torch.tensor([1, 2, 3, 4, 4]), "one": torch.tensor([1, 2, 3])}[form]
+
+    def program(layer, x):
+        loss = F.ctc_loss(layer(x).log_softmax(-1), targets, inputs, lengths, reduction=reduction, zero_infinity=form == "rows")
+        loss.sum().backward()
+        return loss.detach()
+    compiled = minicompile.compile(program, fullgraph=True)
+    for _ in range(3):
+        x = torch.randn(10, 6) if form == "one" else torch.randn(10, 2, 6)
+        torch.testing.assert_close(compiled(layer, x), program(twin, x), **TOLERANCE)
+        torch.testing.assert_close(layer.weight.grad, twin.weight.grad, **TOLERANCE)
+
+
+def test_ctc_loss_with_lengths_that_are_tensors_is_a_break_at_its_line():
+    def program(x, targets, lengths):
+        return F.ctc_loss(x.log_softmax(-1), targets, lengths, lengths - 7)
+    given = torch.randn(10, 2, 5), torch.randint(1, 5, (2, 3)), torch.tensor([10, 9])
+    with pytest.raises(minicompile.GraphBreakError, match="lengths that are tensors(.|\n)*return F.ctc_loss"):
+        minicompile.compile(program, fullgraph=True)(*given)
+    torch.testing.assert_close(minicompile.compile(program)(*given), program(*given))

@@ -87,6 +87,7 @@ HANDLED.update({
     torch.is_inference_mode_enabled: lambda tx: boolean(tx.inference),
     torch.is_tensor: lambda tx, value: boolean(type(value) is TensorVal),
     torch.jit.annotate: lambda tx, the_type, the_value: the_value,
+    torch.compiler.cudagraph_mark_step_begin: constant_answer(None),         # outputs are never overwritten (chapter 11)
     torch.nn.attention.sdpa_kernel: refused("sdpa_kernel(), which chooses kernels for all that runs inside"),
 })
 
@@ -110,15 +111,45 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 
 @handles(torch._C._group_tensors_by_device_and_dtype)
 def group_tensors(tx, lists, with_indices=FALSE):
-    """{(device, dtype): ([the tensors of each list that belong there], their positions)}; one group only."""
+    """{(device, dtype): ([the tensors of each list that belong there], their positions)}; the first list decides."""
     lists = [unpack(tx, one) for one in unpack(tx, lists)]
-    kinds = {(t.fake.device, t.fake.dtype) for t in lists[0]}
-    if len(kinds) > 1:
-        unsupported(tx, "grouping tensors of several dtypes or devices")
-    positions = range(len(lists[0])) if truth(tx, with_indices) else ()
-    group = TupleVal(items=[ListVal(items=[ListVal(items=one) for one in lists]),
-                            wrap_constant(tx, list(positions))])
-    return DictVal(items={kind: (wrap_constant(tx, kind), group) for kind in kinds})
+    places: dict = {}
+    for i, tensor in enumerate(lists[0]):
+        if type(tensor) is not TensorVal:
+            unsupported(tx, "grouping what is no tensor")
+        places.setdefault((tensor.fake.device, tensor.fake.dtype), []).append(i)
+    indexed = truth(tx, with_indices)
+
+    def group(chosen):
+        parts = [ListVal(items=[one[i] for i in chosen] if one else []) for one in lists]
+        return TupleVal(items=[ListVal(items=parts), wrap_constant(tx, chosen if indexed else [])])
+    return DictVal(items={kind: (wrap_constant(tx, kind), group(chosen)) for kind, chosen in places.items()})
+
+
+# %% [markdown]
+# `ctc_loss` makes a tensor of the lengths and reads it at once, which no fake can. What it does around its kernel is
+# written out. If the lengths are tensors, what the kernel keeps for the derivative has a size that depends on them.
+
+# %%
+def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity):
+    batched = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    loss = torch.ops.aten._ctc_loss.default(
+        batched, targets.to(log_probs.device, torch.int64), input_lengths, target_lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        loss = torch.where(loss == float("inf"), torch.zeros_like(loss), loss)
+    if reduction == "mean":
+        return (loss / torch.tensor(target_lengths, dtype=loss.dtype, device=loss.device).clamp_min(1)).mean()
+    return loss.sum() if reduction == "sum" else loss if log_probs.dim() == 3 else loss.squeeze(0)
+
+
+@handles(torch.nn.functional.ctc_loss)
+def call_ctc_loss(tx, log_probs, targets, input_lengths, target_lengths, blank=const(0), reduction=const("mean"), zero_infinity=FALSE):
+    lengths = [unpack(tx, one) if type(one) in (ListVal, TupleVal) else None for one in (input_lengths, target_lengths)]
+    if None in lengths or any(type(n) is not Const for one in lengths for n in one):
+        unsupported(tx, "ctc_loss() with lengths that are tensors: what its derivative keeps has a size that depends on them")
+    if log_probs.fake.device.type != "cpu" or torch._C._is_any_autocast_enabled() or reduction.value not in ("mean", "sum", "none"):
+        unsupported(tx, "ctc_loss() on a GPU, or under autocast")
+    return call(tx, wrap(tx, ctc_loss), [log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity])
 
 
 # %% [markdown]
