@@ -22,6 +22,7 @@ BREAKS = [                       # (pattern in the reason, what to do); the firs
     (r"sdpa_kernel", "Enter it around the call of the compiled function."),
     (r"of parameters on a GPU", "Call it outside of the compiled function; the graph before it, backward included, stays one."),
     (r"backward\(\)|optimizer|\btorch\.optim\b|autograd\.grad$", "Call it outside of the compiled function."),
+    (r"a hook waits|has registered", "Call backward() in the same function, or register the hook outside of it."),
     (r"Tensor\.(requires_grad_|detach_|register_hook|retain_grad|set_|resize_)\(",
      "Do it before or after the compiled function; inside of it, make a new tensor."),
     (r"marks an input as dirty", "Return a new tensor instead of writing to the input."),
