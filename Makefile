@@ -8,8 +8,14 @@ BIN := $(VENV)/bin
 run: $(VENV)/installed
 	$(BIN)/python -m minicompile bench nanogpt
 
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
+
 test: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true $(PYTEST_ARGS)
+	$(PYTEST) -m "not processes" $(PYTEST_ARGS)
+
+# Faults, scripts, packages and bisection: tests that start processes, which import PyTorch each.
+test-processes: $(VENV)/installed
+	$(PYTEST) -m processes $(PYTEST_ARGS)
 
 # Unused and undefined names, import order, line length: the rules are in pyproject.toml.
 lint: $(VENV)/installed
@@ -57,4 +63,4 @@ $(VENV)/installed: pyproject.toml setup.py minicompile/ch03_capture/frame_hook.c
 clean:
 	rm -rf $(VENV) build *.egg-info minicompile/*/*.so bench-results site .site
 
-.PHONY: run test soak sanitize lint site serve check-site check-exercises install clean
+.PHONY: run test test-processes soak sanitize lint site serve check-site check-exercises install clean

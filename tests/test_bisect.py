@@ -24,7 +24,7 @@ from minicompile.ch06_decompositions import table
 from minicompile.ch07_loops import reference, table as lowerings
 from minicompile.ch10_cpp import ops
 
-pytestmark = pytest.mark.usefixtures("reset")
+pytestmark = [pytest.mark.usefixtures("reset"), pytest.mark.processes]
 
 
 @pytest.fixture

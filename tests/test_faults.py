@@ -23,7 +23,7 @@ from minicompile import cache
 from minicompile.ch09_triton import launch
 from minicompile.ch10_cpp import build
 
-pytestmark = pytest.mark.usefixtures("reset")
+pytestmark = [pytest.mark.usefixtures("reset"), pytest.mark.processes]
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 X = torch.arange(12.0).reshape(3, 4) / 7
 

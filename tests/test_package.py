@@ -10,6 +10,7 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.processes
 ROOT = pathlib.Path(__file__).parents[1]
 BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
 PROGRAM = """

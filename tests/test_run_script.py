@@ -12,6 +12,8 @@ import minicompile
 from minicompile import target
 from minicompile.errors import MinicompileError
 
+pytestmark = pytest.mark.processes
+
 ROOT = pathlib.Path(minicompile.__file__).parents[1]
 
 

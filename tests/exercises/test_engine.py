@@ -14,6 +14,7 @@ import torch
 
 import minicompile
 from exercises import ExerciseError, reports, validate
+from exercises.__main__ import main
 from exercises.data import NotPlain, decode, difference, encode
 from exercises.grade import grade, solution
 from exercises.source import edited, find_task, load_tasks, original, starter
@@ -249,14 +250,15 @@ def test_text_report_is_small(results):
     assert "expected:" in text and "Traceback" not in text
 
 
-def test_the_loop(tmp_path):
+def test_the_loop(tmp_path, monkeypatch, capsys):
     def call(*args):
-        done = subprocess.run([sys.executable, "-m", "exercises", *args, "--dir", str(tmp_path)], capture_output=True, text=True)
-        assert "Traceback" not in done.stderr
-        return done.returncode, done.stdout + done.stderr
+        monkeypatch.setattr(sys, "argv", ["exercises", *args, "--dir", str(tmp_path)])
+        status, printed = main(), capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return status, printed.out + printed.err
 
     path = tmp_path / f"{ID}.py"
-    assert call("start", ID)[0] == 0
+    assert subprocess.run([sys.executable, "-m", "exercises", "start", ID, "--dir", str(tmp_path)]).returncode == 0
     path.write_text("mine(")
     assert "stays as it is" in call("start", ID)[1] and path.read_text() == "mine("
     assert "syntax error" in call("grade", ID)[1] and "--give-up" in call("solution", ID)[1]
