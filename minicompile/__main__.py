@@ -12,6 +12,9 @@ from .errors import MinicompileError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="minicompile: a torch.compile written from scratch, as a book.")
+Target = Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function or module, such as model.py:step")]
+Arguments = Annotated[Optional[list[str]], typer.Argument(
+    help="what to call it with: a Python expression each, such as 'torch.randn(8, 64)' or scale=2")]
 
 
 @app.command()
@@ -53,9 +56,8 @@ def bench(
 
 @app.command()
 def explain(
-    target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function or module, such as model.py:step")],
-    arguments: Annotated[Optional[list[str]], typer.Argument(
-        help="what to call it with: a Python expression each, such as 'torch.randn(8, 64)' or scale=2")] = None,
+    target: Target,
+    arguments: Arguments = None,
     backend: Annotated[Optional[str], typer.Option(help='such as "eager", which stops after capture')] = None,
     mode: Annotated[Optional[str], typer.Option(help="default or reduce-overhead")] = None,
     fullgraph: Annotated[bool, typer.Option("--fullgraph", help="a graph break is an error")] = False,
@@ -75,9 +77,8 @@ def explain(
 
 @app.command()
 def explore(
-    target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function or module, such as model.py:step")],
-    arguments: Annotated[Optional[list[str]], typer.Argument(
-        help="what to call it with: a Python expression each, such as 'torch.randn(8, 64)' or scale=2")] = None,
+    target: Target,
+    arguments: Arguments = None,
     mode: Annotated[Optional[str], typer.Option(help="default or reduce-overhead")] = None,
     dynamic: Annotated[Optional[bool], typer.Option(help="as for compile")] = None,
     fullgraph: Annotated[bool, typer.Option("--fullgraph", help="a graph break is an error")] = False,
@@ -110,9 +111,8 @@ def explore(
 
 @app.command()
 def bisect(
-    target: Annotated[str, typer.Argument(metavar="FILE:FUNCTION", help="a function or module, such as model.py:step")],
-    arguments: Annotated[Optional[list[str]], typer.Argument(
-        help="what to call it with: a Python expression each, such as 'torch.randn(8, 64)' or scale=2")] = None,
+    target: Target,
+    arguments: Arguments = None,
     dynamic: Annotated[Optional[bool], typer.Option(help="as for compile")] = None,
     mode: Annotated[Optional[str], typer.Option(help="as for compile")] = None,
     seconds: Annotated[float, typer.Option(help="limit for one rung, and for reducing")] = 120.0,

@@ -14,7 +14,8 @@ from typing import Callable
 import torch
 
 from .ch01_graphs.fake import plain_tensors
-from .ch01_graphs.layouts import present, same_strides
+from .ch01_graphs.layouts import same_strides
+from .ch01_graphs.symbolic import present
 from .ch02_guards.memory import Spans
 from .ch02_guards.sources import ModuleAttrSource
 from .ch03_capture import hook

@@ -11,6 +11,7 @@ import contextlib
 import contextvars
 import html
 import os
+import pathlib
 import textwrap
 import threading
 import time
@@ -414,48 +415,7 @@ def pointed(text: str) -> list[str]:
 # ---- HTML ------------------------------------------------------------------------------------------------
 # Colours are the notebook's own (inherited text, translucent greys), so that light and dark themes both work.
 
-TEMPLATE = """
-<div class="mc-explain"><style>
-.mc-explain{font:14px/1.45 system-ui,sans-serif;color:inherit;max-width:64rem}
-.mc-explain h4{margin:0 0 .2rem;font-size:1.05rem}.mc-explain p{margin:.15rem 0}
-.mc-explain section{border:1px solid rgba(128,128,128,.35);border-left:4px solid #4285d8;border-radius:5px;
-  padding:.5rem .8rem;margin:.55rem 0}
-.mc-explain section.mc-break{border-left-color:#d9822b}.mc-explain section.mc-quiet{border-left-color:#888}
-.mc-explain pre{background:rgba(128,128,128,.13);color:inherit;padding:.4rem .6rem;border-radius:4px;
-  margin:.35rem 0;overflow-x:auto;font:12.5px/1.4 ui-monospace,monospace}
-.mc-explain table{border-collapse:collapse;font:12.5px/1.4 ui-monospace,monospace;margin:.35rem 0;
-  color:inherit;background:none}
-.mc-explain td{padding:.1rem 1rem .1rem 0;text-align:left;vertical-align:top;border:0;background:none;
-  color:inherit}
-.mc-explain .mc-dim{opacity:.72}.mc-explain summary{cursor:pointer}
-</style>
-<h4>{{ e.name }}</h4>
-<p>{{ summary(e) }}{% if e.seconds %}<br><span class="mc-dim">{{ times(e.seconds) }}</span>{% endif %}</p>
-{% for g in e.graphs %}<section><details open><summary><b>Graph {{ loop.index }}</b> {{ g.frame }}</summary>
-<table>{% for o in g.operations %}<tr><td>{{ o.call }}</td><td style="white-space:nowrap">{{ o.result }}</td>
-<td class="mc-dim">{{ o.where }} {{ o.source }}</td></tr>{% endfor %}</table></details>
-{% for h in g.halves %}<details><summary>{{ half(h) }}</summary>
-<pre>{{ '\n'.join(h.kernels + h.library_calls) }}
-{%- for r in h.refused %}
-not fused: {{ r }}{% endfor %}</pre></details>{% endfor %}</section>{% endfor %}
-{% for b in e.breaks %}<section class="mc-break"><b>Graph break {{ loop.index }}</b> {{ b.reason }}
-<pre>{{ b.where }}
-  {{ b.source }}{% if b.caret %}
-  {{ b.caret }}{% endif %}{% for line in b.chain|reverse %}
-called from {{ line }}{% endfor %}</pre><p>{{ b.advice }}</p></section>{% endfor %}
-{% for s in e.skipped %}<section class="mc-break"><b>Runs as it is</b> {{ s.frame }}<pre>{{ s.reason }}</pre>
-<p>{{ s.advice }}</p></section>{% endfor %}
-{% for r in e.recompiles %}<section class="mc-break"><b>Version {{ r.version }}</b> of {{ r.frame }}
-<pre>because {{ r.why }}</pre><p>{{ r.advice }}</p></section>{% endfor %}
-{% if e.guards %}<section class="mc-quiet"><details><summary><b>Guards</b> {{ e.guards|length }}</summary>
-{% for frame, facts in by_frame(e.guards).items() %}<p class="mc-dim">{{ frame }}</p>
-<table>{% for f in facts %}
-<tr><td>{{ f.text }}</td><td class="mc-dim">{{ f.where }}</td></tr>{% endfor %}</table>{% endfor %}
-</details></section>{% endif %}
-{% if e.operators %}<section class="mc-quiet"><details>
-<summary><b>Operators</b> {{ e.operators|length }}</summary><table>
-{% for name, n in e.operators.most_common() %}<tr><td>{{ name }}</td><td>{{ n }}</td></tr>{% endfor %}
-</table></details></section>{% endif %}</div>"""
+TEMPLATE = pathlib.Path(__file__).with_suffix(".html")
 
 
 def as_html(e: Explanation) -> str:
@@ -463,5 +423,5 @@ def as_html(e: Explanation) -> str:
         import jinja2
     except ImportError:
         return f"<pre>{html.escape(as_text(e))}</pre>"
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE)
+    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(TEMPLATE.read_text(encoding="utf-8"))
     return template.render(e=e, summary=summary, times=times_in_words, half=half_in_words, by_frame=by_frame)

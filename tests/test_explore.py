@@ -12,6 +12,7 @@ from torch import nn
 import minicompile
 from minicompile import apart
 from minicompile.answers import Answers, References, Seen
+from minicompile.ch01_graphs.graph import closure
 from minicompile.errors import MinicompileError
 from minicompile.explore import PANES, explore, read_page, record, recording_of, render
 from minicompile.explore.measure import check, measure, verdict
@@ -61,7 +62,8 @@ def block():
 
 
 def reaches(r, item, pane):
-    return [i for i in r.sources_of(item) if i.startswith(pane + "-")]
+    made_from = {i.id: i.made_from for i in r.items}
+    return [i for i in closure(item.made_from, made_from.get) if i.startswith(pane + "-")]
 
 
 def test_every_line_of_every_stage_leads_to_the_source(block):

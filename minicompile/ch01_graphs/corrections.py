@@ -16,7 +16,7 @@ import functools
 
 import torch
 
-from .layouts import present
+from .symbolic import present
 
 aten = torch.ops.aten
 

@@ -13,10 +13,7 @@ import math
 
 import torch
 
-
-def present(x):
-    """The value of a symbolic number in the present call, without a guard; anything else as it is."""
-    return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
+from .symbolic import present
 
 
 def same_strides(size, a, b) -> bool:

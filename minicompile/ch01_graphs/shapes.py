@@ -183,11 +183,23 @@ def kept_small(env, *operands) -> tuple:
 # in a loop at the end.
 
 # %%
-class SizeNode(Node):
-    """An integer expression with its environment."""
+class NumberNode(Node):
+    """An expression with its environment."""
 
-    def __init__(self, expr: Int, env: ShapeEnv):
+    def __init__(self, expr: Int | Float, env: ShapeEnv):
         self.expr, self.env = expr, env
+
+    @property
+    def hint(self): return self.env.hint(self.expr)
+    _hint = hint
+
+    def guard_bool(self, file=None, line=None): return self.env.decide("ne", self.expr, 0)
+    def sym_min(self, other): return self if self.env.decide("le", self.expr, other.expr) else other
+    def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
+
+
+class SizeNode(NumberNode):
+    """An integer."""
 
     def is_int(self): return True
     def is_symbolic(self): return not isinstance(self.expr, int)
@@ -196,17 +208,12 @@ class SizeNode(Node):
     def wrap_bool(self, value): return self.wrap_int(int(value))
     def str(self): return str(self.expr)
 
-    @property
-    def hint(self): return self.env.hint(self.expr)
-    _hint = hint
-
     def guard_int(self, file=None, line=None):
         value = self.env.hint(self.expr)
         self.env.decide("eq", self.expr, value)
         return value
 
     int_ = guard_int
-    def guard_bool(self, file=None, line=None): return self.env.decide("ne", self.expr, 0)
     def guard_size_oblivious(self, file=None, line=None): return self.guard_bool()
     def expect_size(self, file=None, line=None): return self.env.decide("ge", self.expr, 0)
 
@@ -215,8 +222,6 @@ class SizeNode(Node):
     def truediv(self, other): return float_node(self.env, "truediv", self.expr, other.expr)
     int_truediv = float_truediv = truediv
 
-    def sym_min(self, other): return self if self.env.decide("le", self.expr, other.expr) else other
-    def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
     def neg(self): return SizeNode(mul(self.expr, -1), self.env)
     def pos(self): return self
     def abs(self): return self if self.env.decide("ge", self.expr, 0) else self.neg()
@@ -282,11 +287,8 @@ class ConditionNode(Node):
 # Meta kernels compute such numbers and rarely look at them. Who does look (`guard_float`) fixes the value.
 
 # %%
-class FloatNode(Node):
+class FloatNode(NumberNode):
     """A float to be computed at run time."""
-
-    def __init__(self, expr: Float, env: ShapeEnv):
-        self.expr, self.env = expr, env
 
     def is_float(self): return True
     def is_symbolic(self): return self.expr.op != "constant"
@@ -295,19 +297,12 @@ class FloatNode(Node):
     def str(self): return float_text(self.expr)
     def sym_float(self): return self
 
-    @property
-    def hint(self): return self.env.hint(self.expr)
-    _hint = hint
-
     def guard_float(self, file=None, line=None):
         if self.is_symbolic():
             self.env.record(SizeGuard("value", self.expr, self.hint))
         return self.hint
 
-    def guard_bool(self, file=None, line=None): return self.env.decide("ne", self.expr, 0)
-    bool_ = guard_bool
-    def sym_min(self, other): return self if self.env.decide("le", self.expr, other.expr) else other
-    def sym_max(self, other): return other if self.env.decide("le", self.expr, other.expr) else self
+    bool_ = NumberNode.guard_bool
 
 
 # %% [markdown]

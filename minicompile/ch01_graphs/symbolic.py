@@ -20,6 +20,8 @@ import math
 from dataclasses import dataclass
 from typing import Callable, Iterable, Union
 
+import torch
+
 from ..errors import Unsupported
 
 # %% [markdown]
@@ -62,16 +64,16 @@ class Symbol:
         return Expr({(self,): 1}, 0)
 
 
-@dataclass(frozen=True)
-class FloorDiv:
-    """`numerator // divisor`, rounding toward minus infinity as Python does."""
+@dataclass(frozen=True, repr=False)
+class Division:
+    """A part of `numerator / divisor`, which does not come out even."""
 
     numerator: "Expr"
     divisor: "int | Expr"
 
     @functools.cached_property
     def text(self):                     # kept: the terms of what surrounds it are sorted by it, at every level again
-        return f"({self.numerator})//({self.divisor})"
+        return f"({self.numerator}){self.sign}({self.divisor})"
 
     @functools.cached_property
     def atoms(self) -> int:
@@ -81,23 +83,14 @@ class FloorDiv:
         return self.text
 
 
-@dataclass(frozen=True)
-class Mod:
+class FloorDiv(Division):
+    """`numerator // divisor`, rounding toward minus infinity as Python does."""
+    sign = "//"
+
+
+class Mod(Division):
     """`numerator % divisor`, with the sign of the divisor as in Python."""
-
-    numerator: "Expr"
-    divisor: "int | Expr"
-
-    @functools.cached_property
-    def text(self):
-        return f"({self.numerator})%({self.divisor})"
-
-    @functools.cached_property
-    def atoms(self) -> int:
-        return count_atoms(self.numerator) + count_atoms(self.divisor)
-
-    def __repr__(self):
-        return self.text
+    sign = "%"
 
 
 Atom = Union[Symbol, FloorDiv, Mod]
@@ -490,9 +483,12 @@ def evaluate(e: "Int | Symbol", values: dict[str, int]):
     return _computed(as_expr(e), lambda symbol: values[symbol.name])
 
 
-def present(e: Int) -> int:
-    """The value of a size in the call that was traced, for decisions that may be wrong."""
-    return _computed(e, lambda symbol: symbol.hint)
+def present(x):
+    """The value of a size or a SymInt, SymFloat or SymBool in the call that was traced, without a guard, for decisions that may
+    be wrong; anything else as it is."""
+    if isinstance(x, Expr):
+        return _computed(x, lambda symbol: symbol.hint)
+    return x.node.hint if isinstance(x, (torch.SymInt, torch.SymFloat, torch.SymBool)) else x
 
 
 def substitute(e: "Int | Symbol", mapping: "dict[Symbol, Int | Symbol]") -> Int:

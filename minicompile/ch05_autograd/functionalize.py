@@ -50,6 +50,7 @@ from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, memor
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
+from ..tables import Table
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, signature, written_arguments
 
 aten = torch.ops.aten
@@ -244,23 +245,15 @@ def restride(f: Functionalizer, node: fx.Node, target: torch.Tensor) -> fx.Node:
 # present contents of the parent and the new contents of the view, and gives the new contents of the parent.
 
 # %%
-UNDO = {}
+UNDO = Table()               # view operator -> rule
 
 
-def undoes(*views):
-    """Register a rule for these view operators."""
-    def register(rule):
-        UNDO.update(dict.fromkeys(views, rule))
-        return rule
-    return register
-
-
-@undoes(aten.alias.default, aten.detach.default, aten.lift_fresh.default)
+@UNDO.of(aten.alias.default, aten.detach.default, aten.lift_fresh.default)
 def undo_nothing(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
     return new
 
 
-@undoes(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
+@UNDO.of(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
         aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
         aten.expand.default)
 def undo_reshape(f, step, parent, new):
@@ -271,16 +264,15 @@ def undo_reshape(f, step, parent, new):
     return emit(f, aten.view.default, (new, [expr_of(s) for s in parent.meta["val"].shape]))
 
 
-@undoes(aten.t.default, aten.transpose.int)
+@UNDO.of(aten.t.default, aten.transpose.int)
 def undo_transpose(f, step, parent, new):
     return emit(f, step.target, (new, *step.args))
 
 
-@undoes(aten.permute.default)
+@UNDO.of(aten.permute.default)
 def undo_permute(f, step, parent, new):
     dims = new.meta["val"].dim()
-    order = [d % dims for d in step.args[0]]
-    return emit(f, aten.permute.default, (new, [order.index(d) for d in range(dims)]))
+    return emit(f, aten.permute.default, (new, inverse([d % dims for d in step.args[0]])))
 
 # %% [markdown]
 # The views that drop elements. `unbind` and `split` give several; `step.index` says which one this is.
@@ -290,17 +282,17 @@ SCATTER = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten
            aten.diagonal.default: aten.diagonal_scatter.default}
 
 
-@undoes(*SCATTER)
+@UNDO.of(*SCATTER)
 def undo_window(f, step, parent, new):
     return emit(f, SCATTER[step.target], (parent, new, *step.args), step.kwargs)
 
 
-@undoes(aten.unbind.int)
+@UNDO.of(aten.unbind.int)
 def undo_unbind(f, step, parent, new):
     return emit(f, aten.select_scatter.default, (parent, new, step.args[0] if step.args else 0, step.index))
 
 
-@undoes(aten.split.Tensor, aten.split_with_sizes.default)
+@UNDO.of(aten.split.Tensor, aten.split_with_sizes.default)
 def undo_split(f, step, parent, new):
     dim = step.args[1] if len(step.args) > 1 else step.kwargs.get("dim", 0)
     sizes = step.args[0] if isinstance(step.args[0], (list, tuple)) else [step.args[0]] * step.index
@@ -312,22 +304,14 @@ def undo_split(f, step, parent, new):
 # positions in memory.
 
 # %%
-@undoes(aten.view_as_real.default)
-def undo_view_as_real(f, step, parent, new):
-    return emit(f, aten.view_as_complex.default, (emit(f, aten.clone.default, (new,)),))
+UNDO.update({
+    aten.view_as_real.default: lambda f, step, parent, new: emit(f, aten.view_as_complex.default, (emit(f, aten.clone.default, (new,)),)),
+    aten.view_as_complex.default: lambda f, step, parent, new: emit(f, aten.view_as_real.default, (new,)),
+    aten._conj.default: lambda f, step, parent, new: emit(f, aten.conj_physical.default, (new,)),
+})
 
 
-@undoes(aten.view_as_complex.default)
-def undo_view_as_complex(f, step, parent, new):
-    return emit(f, aten.view_as_real.default, (new,))
-
-
-@undoes(aten._conj.default)
-def undo_conj(f, step, parent, new):
-    return emit(f, aten.conj_physical.default, (new,))
-
-
-@undoes(aten.view.dtype)
+@UNDO.of(aten.view.dtype)
 def undo_view_as_dtype(f, step, parent, new):
     if parent.meta["val"].element_size() != new.meta["val"].element_size():
         raise Unsupported(f"writing through {step.target}")

@@ -34,26 +34,26 @@ def embedding(g, weight, indices):
 def gather(g, x, dim, indices):
     if not x.size or not indices.size or product(indices.size) == 0:
         return NotImplemented
-    dim = dim % len(x.size)
-
-    def inner(b, index):
-        place = b.indirect(b.read(indices, index), x.size[dim], wrap=False)
-        return b.read(x, index[:dim] + (place,) + index[dim + 1:])
-
-    return make_lazy(g, inner, [x, indices])
+    return taken(g, x, dim, indices, lambda index, dim: index)
 
 
 @lowering("index_select", reindex=True)
 def index_select(g, x, dim, indices):
     if not x.size or not indices.size:
         return NotImplemented
+    return taken(g, x, dim, indices, lambda index, dim: (index[dim],))
+
+
+def taken(g, x, dim, indices, where):
+    """The elements of `x` at positions along `dim` that are data: that of `index` is in `indices` at `where(index, dim)`."""
     dim = dim % len(x.size)
 
     def inner(b, index):
-        place = b.indirect(b.read(indices, (index[dim],)), x.size[dim], wrap=False)
+        place = b.indirect(b.read(indices, where(index, dim)), x.size[dim], wrap=False)
         return b.read(x, index[:dim] + (place,) + index[dim + 1:])
 
     return make_lazy(g, inner, [x, indices])
+
 
 # %% [markdown]
 # ## Indexing with several tensors

@@ -191,6 +191,10 @@ class Values:
         self.stores.append(self.new("store", (buffer, index, mask, value, mode), None))
         return self.stores[-1]
 
+    def again(self, value: Value, args: tuple) -> Value:
+        """The operation of `value`, of any body, on other arguments."""
+        return self.write(*args) if value.op == "store" else self.make(value.op, args, value.dtype)
+
 
 # %% [markdown]
 # The other functions walk. `behind` collects what some values are computed from. `replay` goes through a body
@@ -228,35 +232,30 @@ def replay(body: Iterable[Value], step: Callable[[Value, tuple], Any]) -> dict[V
     return given
 
 
-def remake(body: Iterable[Value], into: Values, step: Callable[[Value, tuple], Any],
-           mapping: dict[Symbol, Int] | None = None) -> None:
-    """`replay` with values of `into` for results: index expressions are rewritten by `mapping`, and symbols of
-    `indirect` values are those of `into`."""
+def remake(body: Iterable[Value], into: Values, step: Callable[[Values, Value, tuple], Any],
+           mapping: dict[Symbol, Int] | None = None) -> tuple[Value, ...]:
+    """`replay` with values of `into` for results, `step(into, value, args)`: index expressions are rewritten by `mapping`, and
+    symbols of `indirect` values are those of `into`. Returns its stores."""
     mapping = dict(mapping or {})
 
     def with_indices(value: Value, args: tuple):
         if mapping:
             args = tuple([substitute(a, mapping) if type(a) is Expr else a for a in args])
         if value.op != "indirect":
-            return step(value, args)
+            return step(into, value, args)
         made = into.position(args[0], args[2])
         mapping[value.args[1]] = made.args[1].expr
         return made
 
     replay(body, with_indices)
+    return tuple(into.stores)
 
 
 def with_places(stores: Iterable[Value], place: Callable[[str, Int], tuple], mapping: dict[Symbol, Int] | None = None) -> tuple[Value, ...]:
     """These stores and all behind them, made anew: what was loaded from or stored to a buffer at an index is at `place(buffer, index)`."""
-    into = Values()
-
-    def step(value: Value, args: tuple) -> Value:
-        if value.op in ("load", "store"):
-            args = (*place(*args[:2]), *args[2:])
-        return into.write(*args) if value.op == "store" else into.make(value.op, args, value.dtype)
-
-    remake(body_of(stores), into, step, mapping)
-    return tuple(into.stores)
+    def step(into: Values, value: Value, args: tuple) -> Value:
+        return into.again(value, (*place(*args[:2]), *args[2:]) if value.op in ("load", "store") else args)
+    return remake(body_of(stores), Values(), step, mapping)
 
 # %% [markdown]
 # `identity` belongs to the meaning of `reduce`: it is what a reduction of no elements gives, what an

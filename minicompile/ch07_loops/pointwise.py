@@ -217,9 +217,7 @@ for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
 # shows the form that all rules have: a function from an index to a value, and `make_lazy` around it.
 
 # %%
-@lowering("signbit")
-def signbit(g, x):
-    return pointwise(g, lambda b, v: b.op("signbit", v), x, dtype=x.dtype)
+lowering("signbit")(lambda g, x: pointwise(g, lambda b, v: b.op("signbit", v), x, dtype=x.dtype))
 
 
 @lowering("where.self")

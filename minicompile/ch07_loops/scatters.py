@@ -12,13 +12,15 @@
 # %%
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from .builder import HALF, Builder
 from .ir import Layout, root_of
 from .indexing import index_plan, indexed_position, integer_indices
 from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, emit_loop, footprint, from_buffer, linear,
-                   make_vars, new_buffer, sizes_of, strides_of)
+                   make_vars, new_buffer, sizes_of, store_into, strides_of)
 from .pointwise import broadcast_index, cast
 from .table import lowering
 
@@ -74,7 +76,7 @@ def index_put(g, x, indices, values, accumulate=False):
                         "atomic_add" if accumulate else None)
 
 
-def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source: Lazy, mode: str | None):
+def scatter_dim(mode: str | None, g: Lowering, x: Lazy, dim: int, indices: Lazy, source: Lazy):
     if not x.size or not indices.size or g.val.dtype is torch.bool and mode:
         return NotImplemented
     dim = dim % len(x.size)
@@ -88,21 +90,15 @@ def scatter_dim(g: Lowering, x: Lazy, dim: int, indices: Lazy, source: Lazy, mod
     return scatter_into(g, x, indices.size, position, value, [indices, source], mode)
 
 
-@lowering("scatter.src", loops=True)
-def scatter(g, x, dim, indices, source):
-    return scatter_dim(g, x, dim, indices, source, None)
-
-
-@lowering("scatter_add", loops=True)
-def scatter_add(g, x, dim, indices, source):
-    return scatter_dim(g, x, dim, indices, source, "atomic_add")
+lowering("scatter.src", loops=True)(partial(scatter_dim, None))
+lowering("scatter_add", loops=True)(partial(scatter_dim, "atomic_add"))
 
 
 @lowering("scatter_reduce.two", loops=True)
 def scatter_reduce(g, x, dim, indices, source, reduce, *, include_self=True):
     if reduce != "sum" or not include_self:
         return NotImplemented
-    return scatter_dim(g, x, dim, indices, source, "atomic_add")
+    return scatter_dim("atomic_add", g, x, dim, indices, source)
 
 
 @lowering("as_strided_scatter", loops=True)
@@ -116,8 +112,5 @@ def as_strided_scatter(g, x, source, size, stride, storage_offset=None):
     if 0 in size:
         return from_buffer(g, name)
     after = new_buffer(g, g.val.dtype, x.device, shape, own, alias_of=name)
-    variables, index = make_vars("i", tuple(size))
-    b = Builder()
-    b.store(after, linear(index, stride, storage_offset or 0), b.read(source, index))
-    emit_loop(g, variables, (), b, footprint(source)[0])
+    store_into(g, source, after, Layout(tuple(size), tuple(stride), storage_offset or 0))
     return from_buffer(g, after)

@@ -28,7 +28,6 @@
 # %%
 from __future__ import annotations
 
-from functools import partial
 from typing import Callable, Iterable
 
 import torch
@@ -37,6 +36,7 @@ from ..ch01_graphs.symbolic import Expr, Int, symbols
 from ..ch07_loops.builder import EXACT, HALF
 from ..ch07_loops.ir import Loop, Value, Values, behind, body_of, remake
 from ..errors import Unsupported
+from ..tables import Table
 from .kernel import Kernel
 
 
@@ -110,32 +110,20 @@ def converted(g: Graph, value: Value, dtype: torch.dtype) -> Value:
 # The bodies are copied into the graph one after the other. Most operations stay what they are; a few have a rule here.
 
 # %%
-RULES: dict[str, Callable] = {}
-
-
-def rule(op: str):
-    """Register how a value of this operation is linked: `(graph, value, args)`, where `args` are linked."""
-    def register(function: Callable) -> Callable:
-        RULES[op] = function
-        return function
-    return register
+RULES = Table()              # operation -> how a value of it is linked: function(graph, value, args), where `args` are linked
 
 
 def link(kernel: Kernel) -> Graph:
     """The graph of `kernel`. Raises Unsupported when a load cannot be resolved."""
     g = Graph(kernel)
     for g.loop in kernel.loops:
-        remake(g.loop.body, g, partial(_link, g))
+        remake(g.loop.body, g, lambda g, value, args: RULES.get(value.op, Graph.again)(g, value, args))
     g.steps = body_of(g.stores)
     return g
 
 
-def _link(g: Graph, value: Value, args: tuple):
-    return RULES[value.op](g, value, args) if value.op in RULES else g.make(value.op, args, value.dtype)
-
-
 def relink(g: Graph, step: Callable[[Graph, Value, tuple], Value]) -> Graph:
-    """The graph again, with `step(new graph, value, its new arguments)` for each value that is no store."""
+    """The graph again, with `step(new graph, value, its new arguments)` for each value."""
     new = Graph(g.kernel)
 
     def steps() -> Iterable[Value]:
@@ -143,8 +131,7 @@ def relink(g: Graph, step: Callable[[Graph, Value, tuple], Value]) -> Graph:
             new.loop = value.loop
             yield value
 
-    remake(steps(), new, lambda value, args: new.write(*args) if value.op == "store" else step(new, value, args))
-    new.steps = body_of(new.stores)
+    new.steps = body_of(remake(steps(), new, step))
     return new
 
 # %% [markdown]
@@ -155,7 +142,7 @@ def relink(g: Graph, step: Callable[[Graph, Value, tuple], Value]) -> Graph:
 # Fusion never produces that, so it is refused.
 
 # %%
-@rule("load")
+@RULES.of("load")
 def _load(g: Graph, load: Value, args: tuple) -> Value:
     buffer, index, mask = args
     if buffer not in g.written:
@@ -171,7 +158,7 @@ def _load(g: Graph, load: Value, args: tuple) -> Value:
     return value
 
 
-@rule("store")
+@RULES.of("store")
 def _store(g: Graph, store: Value, args: tuple) -> None:
     buffer, index, mask, value, mode = args
     if mode is None and mask is None:
@@ -180,18 +167,18 @@ def _store(g: Graph, store: Value, args: tuple) -> None:
         g.write(*args)
 
 
-@rule("to_dtype")
+@RULES.of("to_dtype")
 def _to_dtype(g: Graph, cast: Value, args: tuple) -> Value:
     return converted(g, args[0], cast.dtype)
 
 
-@rule("round_to")
+@RULES.of("round_to")
 def _round_to(g: Graph, rounding: Value, args: tuple) -> Value:
     value, half = args
     return value if value.half == half or value.constant in EXACT else g.make("round_to", args, rounding.dtype)
 
 
-@rule("bitcast")
+@RULES.of("bitcast")
 def _bitcast(g: Graph, cast: Value, args: tuple) -> Value:
     """Of the very bits that a load would have given."""
     return g.make("bitcast", (converted(g, args[0], cast.args[0].dtype),), cast.dtype)
@@ -204,7 +191,7 @@ def _bitcast(g: Graph, cast: Value, args: tuple) -> Value:
 # (As an operand, a reduction with several results stands for the first.)
 
 # %%
-@rule("reduce")
+@RULES.of("reduce")
 def _reduce(g: Graph, fold: Value, args: tuple) -> Value | tuple[Value, ...]:
     kind, value, index = args
     if not g.loop.reduction_vars:
@@ -214,7 +201,7 @@ def _reduce(g: Graph, fold: Value, args: tuple) -> Value | tuple[Value, ...]:
     return g.make("reduce", args, fold.dtype)
 
 
-@rule("get")
+@RULES.of("get")
 def _get(g: Graph, get: Value, args: tuple) -> Value:
     results, i = args
     return results[i] if isinstance(results, tuple) else g.make("get", args, get.dtype)

@@ -73,7 +73,7 @@ def online_softmax(g: Graph) -> Graph:
             return new.make("reduce", ("softmax", args[1], None), value.dtype)
         if value in top_of:
             return new.make("get", (_shifted_by(args[1]), 1), value.dtype)
-        return new.make(value.op, args, value.dtype)
+        return new.again(value, args)
 
     return relink(g, step) if tops else g
 
@@ -119,4 +119,4 @@ def narrow_positions(g: Graph) -> Graph:
         narrow -= wide
     if not narrow:
         return g
-    return relink(g, lambda new, value, args: new.make(value.op, args, torch.int32 if value in narrow else value.dtype))
+    return relink(g, lambda new, value, args: new.make(value.op, args, torch.int32) if value in narrow else new.again(value, args))

@@ -25,19 +25,7 @@ from typing import Iterable, NamedTuple
 import torch
 
 from ..ch01_graphs.symbolic import (
-    Expr,
-    Int,
-    Symbol,
-    bounds,
-    coefficient,
-    present,
-    product,
-    provably_less,
-    provably_nonnegative,
-    substitute,
-    symbols,
-    to_text,
-)
+    Expr, Int, Symbol, bounds, coefficient, present, product, provably_less, provably_nonnegative, substitute, symbols, to_text)
 from ..ch07_loops.ir import Layout, Loop, Value, behind
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
@@ -457,15 +445,15 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     if isinstance(kernel, KernelList):
         return emit_list(kernel)
     e, function = emitted(kernel, threads=torch.get_num_threads())
-    lines = []
-    for k, name in enumerate(kernel.tensors):
-        lines.append(pointer_line(e, name, f"pointers[{k}]"))
-    for i, s in enumerate(kernel.symbols):
-        lines.append(number_line(s, f"sizes[{i}]"))
+    lines = [pointer_line(e, name, f"pointers[{k}]") for k, name in enumerate(kernel.tensors)]
+    lines += [number_line(s, f"sizes[{i}]") for i, s in enumerate(kernel.symbols)]
+    return source_of(kernel, lines + function.lines)
+
+
+def source_of(kernel: Kernel, lines: list[str]) -> KernelSource:
     head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
-    text, loops = taken_off("\n".join([head, *("  " + line for line in lines + function.lines), "}", ""]))
-    options = {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}
-    return KernelSource(kernel.name, "cpp", text, options, loops)
+    text, loops = taken_off("\n".join([head, *("  " + line for line in lines), "}", ""]))
+    return KernelSource(kernel.name, "cpp", text, {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}, loops)
 
 
 # %% [markdown]
@@ -550,6 +538,4 @@ def emit_list(kernel: KernelList) -> KernelSource:
         "  const int64_t end = begin + (rest < length ? rest : length);", "  switch (body_of[piece]) {",
         *(f"    case {b}: body::run{b}(pointers, sizes, rows + row_of[piece], begin, end, problem); break;"
           for b in range(len(emitters))), "  }", "}"]
-    head = f'extern "C" void {kernel.name}(void** pointers, const int64_t* sizes, mc_problem* problem) {{'
-    text, loops = taken_off("\n".join([head, *("  " + line for line in lines), "}", ""]))
-    return KernelSource(kernel.name, "cpp", text, {"tensors": len(kernel.tensors), "sizes": len(kernel.symbols)}, loops)
+    return source_of(kernel, lines)

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import Callable
 
 import torch
 
 from ..ch07_loops.ir import Value
 from ..errors import Unsupported
+from ..tables import Table
 
 MEMORY_TYPE = {torch.float32: "float", torch.float64: "double", torch.bfloat16: "uint16_t",
                torch.float16: "uint16_t",
@@ -78,20 +78,11 @@ def literal(value: float | int | bool, dtype: torch.dtype) -> str:
 # %% [markdown]
 # ## The table
 #
-# `@cpp_op(names...)` registers a rule `(value, args) -> text`: `args` are the texts of the operands. What depends on an
+# `@CPP_OPS.of(names...)` registers a rule `(value, args) -> text`: `args` are the texts of the operands. What depends on an
 # operand's dtype, or on its being a constant, is asked of the node, `value.args`.
 
 # %%
-Rule = Callable[[Value, list[str]], str]
-CPP_OPS: dict[str, Rule] = {}
-
-
-def cpp_op(*names: str):
-    def register(rule: Rule) -> Rule:
-        for name in names:
-            CPP_OPS[name] = rule
-        return rule
-    return register
+CPP_OPS = Table()            # operation -> rule
 
 
 # %% [markdown]
@@ -179,7 +170,7 @@ _POWERS = {2.0: "{0} * {0}", 3.0: "{0} * {0} * {0}", 1.0: "{0}", -1.0: "1 / {0}"
 
 
 # %%
-@cpp_op("pow")
+@CPP_OPS.of("pow")
 def _pow(value, args):
     (x, y), dtype, exponent = args, value.dtype, value.args[1].constant
     if not dtype.is_floating_point:
@@ -217,18 +208,18 @@ def convert(x: str, source: torch.dtype, target: torch.dtype) -> str:
 
 
 # %%
-@cpp_op("to_dtype")
+@CPP_OPS.of("to_dtype")
 def _to_dtype(value, args):
     return convert(args[0], value.args[0].dtype, value.dtype)
 
 
-@cpp_op("round_to")
+@CPP_OPS.of("round_to")
 def _round_to(value, args):
     """The values that a half type can represent, in a float."""
     return from_memory(to_memory(args[0], value.args[1]), value.args[1])
 
 
-@cpp_op("bitcast")
+@CPP_OPS.of("bitcast")
 def _bitcast(value, args):
     given = value.args[0].dtype
     return from_memory(f"mc_bits<{memory_type(value.dtype)}>(({memory_type(given)})({to_memory(args[0], given)}))", value.dtype)

@@ -23,7 +23,7 @@ import torch
 
 from ..ch01_graphs.floats import Float, free_names
 from ..ch01_graphs.symbolic import Expr, Symbol
-from ..ch07_loops.ir import Buffer, Layout, Program, Value, Values, View, body_of, remake, written_by
+from ..ch07_loops.ir import Buffer, Layout, Program, Value, Values, View, remake, written_by
 from ..ch08_fusion.fuse import Schedule
 from ..ch08_fusion.kernel import Kernel, KernelList, Piece
 from ..ch08_fusion.memory import plan_memory
@@ -36,18 +36,11 @@ from ..ch08_fusion.memory import plan_memory
 # such a load becomes an argument of the kernel.
 
 # %%
-def with_values(kernel: Kernel, change: Callable[[Value, tuple, Values], Value | None], **fields) -> Kernel:
-    """The kernel with other values in its loops: those for which `change(value, args, into)` makes one in `into`."""
-    def rewritten(loop):
-        into = Values()
-
-        def step(value: Value, args: tuple):
-            if value.op == "store":
-                return into.write(*args)
-            return change(value, args, into) or into.make(value.op, args, value.dtype)
-        remake(body_of(loop.stores), into, step)
-        return replace(loop, stores=tuple(into.stores))
-    return replace(kernel, loops=[rewritten(loop) for loop in kernel.loops], **fields)
+def with_values(kernel: Kernel, change: Callable[[Values, Value, tuple], Value | None], **fields) -> Kernel:
+    """The kernel with other values in its loops: those for which `change(into, value, args)` makes one in `into`."""
+    def step(into: Values, value: Value, args: tuple) -> Value:
+        return change(into, value, args) or into.again(value, args)
+    return replace(kernel, loops=[replace(loop, stores=remake(loop.body, Values(), step)) for loop in kernel.loops], **fields)
 
 
 def as_arguments(kernel: Kernel) -> tuple[Kernel, dict[str, View]]:
@@ -57,7 +50,7 @@ def as_arguments(kernel: Kernel) -> tuple[Kernel, dict[str, View]]:
         return kernel, {}
     found: dict[tuple, Symbol] = {}
 
-    def change(value: Value, args: tuple, into: Values):
+    def change(into: Values, value: Value, args: tuple):
         if value.op == "load" and args[0] in far:
             symbol = found.setdefault(args[:2], Symbol(f"value{len(found)}", real=True))
             number = into.make("index", (symbol.expr,), torch.float64)
@@ -85,7 +78,7 @@ def in_memory(kernel: Kernel, numbers: Buffer, place: dict[Symbol, int]) -> Kern
         return list_in_memory(kernel, numbers, place)
     at = {s.expr: place[s] for s in own}
 
-    def change(value: Value, args: tuple, into: Values):
+    def change(into: Values, value: Value, args: tuple):
         if value.op == "index" and args[0] in at:
             return into.make("load", (numbers.name, at[args[0]], None), numbers.dtype)
 

@@ -30,7 +30,8 @@ from torch.utils._pytree import tree_leaves
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import call_node, interpret
-from ..ch01_graphs.layouts import memory_order, present
+from ..ch01_graphs.layouts import memory_order
+from ..ch01_graphs.symbolic import present
 from ..ch12_training.backward import gradients
 
 CONVOLUTIONS = {F.conv2d, torch.conv2d}

@@ -70,16 +70,6 @@ class Recording:
         self.items.append(item)
         return item.id
 
-    def sources_of(self, item: Item) -> set[str]:
-        """Ids of all that an item was made from, directly or not."""
-        by_id, seen, pending = {i.id: i for i in self.items}, set(), list(item.made_from)
-        while pending:
-            name = pending.pop()
-            if name not in seen:
-                seen.add(name)
-                pending += by_id[name].made_from
-        return seen
-
     def as_dict(self) -> dict:
         return {"title": self.title, "summary": self.summary, "notes": self.notes, "items": [asdict(i) for i in self.items]}
 
@@ -305,7 +295,7 @@ def add_nodes(r: Recording, pane: str, gm, made_from) -> dict[str, list[str]]:
 
 def record_cut(r: Recording, ids: dict, joint, halves, saved, prefer) -> None:
     """Every saved value with its price and the cheapest cut without it, and marks on the nodes of the joint graph."""
-    from ..ch05_autograd.partition import INFINITE, choose_saved, forward_use, must_not_recompute, price, stages, with_ancestors
+    from ..ch05_autograd.partition import INFINITE, choose_saved, forward_use, must_not_recompute, price, stages
     asked: dict = {}
 
     def prices(node, joint, written):
@@ -316,7 +306,7 @@ def record_cut(r: Recording, ids: dict, joint, halves, saved, prefer) -> None:
     nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
     stage, deadline = stages(nodes, halves), time.perf_counter() + SECONDS_FOR_ALTERNATIVES
     by_id = {i.id: i for i in r.items}
-    again = recomputed(joint, halves, saved, with_ancestors)
+    again = recomputed(halves, set(saved))
     for node in joint.gm.graph.nodes:
         item = by_id.get(ids.get(node.name, [None])[0])
         if item is None:
@@ -372,17 +362,12 @@ def why_not_again(node, halves, use, prefer, must_not_recompute) -> str:
     return next((words for words, holds in reasons.items() if holds()), "a library call reads it in both halves")
 
 
-def recomputed(joint, halves, saved, with_ancestors) -> set:
+def recomputed(halves, saved) -> set:
     """Nodes that do not depend on tangents and run in backward."""
-    found, kept = set(), set(saved)
-    pending = [a for n in halves.backward for a in n.all_input_nodes] + [g for g in halves.gradients if hasattr(g, "op")]
-    while pending:
-        node = pending.pop()
-        if node in found or node in kept or node in halves.backward or node.op == "placeholder":
-            continue
-        found.add(node)
-        pending += node.all_input_nodes
-    return found
+    def again(nodes):
+        return [n for n in nodes if hasattr(n, "op") and n.op != "placeholder" and n not in halves.backward and n not in saved]
+    first = [*halves.gradients, *(a for n in halves.backward for a in n.all_input_nodes)]
+    return printing.closure(again(first), lambda node: again(node.all_input_nodes))
 
 
 # ---- loops, kernels, host program -------------------------------------------------------------------------
