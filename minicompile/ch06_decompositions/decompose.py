@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ch01_graphs.graph import call_node
-from ..ch01_graphs.layouts import present
+from ..ch01_graphs.symbolic import present
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..ch05_autograd.cleanup import clean
 from .primitives import PRIMITIVES, is_primitive

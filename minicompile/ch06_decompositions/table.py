@@ -4,9 +4,14 @@
 # A decomposition is a small function from tensors to tensors, registered for one or more ATen overloads and
 # written in ordinary torch calls:
 #
-#     @decomposition("silu", float32=True)
-#     def silu(x):
-#         return x * torch.sigmoid(x)
+#     @decomposition("softplus_backward", float32=True)
+#     def softplus_backward(grad, x, beta, threshold):
+#         z = torch.exp(x * beta)
+#         return torch.where(x * beta > threshold, grad, grad * z / (z + 1))
+#
+# Where it is a single expression, it is a row of a table, beside its like:
+#
+#     formulas({"silu": lambda x: x * torch.sigmoid(x)}, float32=True)
 #
 # It may call operators that have decompositions themselves; whoever runs the table applies it again to
 # those calls until only primitives are left. The function never looks at data, so it runs as well on real
@@ -57,10 +62,10 @@ def decomposition(*names: str, complex: bool = False, float32: bool = False):
     return register
 
 
-def same_as(pairs: str, **options) -> None:
-    """Register overloads that mean the same as another one: "sgn=sign mul.Scalar=mul.Tensor"."""
-    for name, other in (pair.split("=") for pair in pairs.split()):
-        decomposition(name, **options)(overload(other))
+def formulas(rules: dict[str, Callable], **options) -> None:
+    """Register rules that are one expression each: {names of overloads: function}."""
+    for names, fn in rules.items():
+        decomposition(*names.split(), **options)(fn)
 
 
 # %% [markdown]

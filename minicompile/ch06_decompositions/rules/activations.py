@@ -15,47 +15,25 @@ import math
 
 import torch
 
-from ..table import aten, constant, decomposition, real, widen
+from ..table import aten, constant, decomposition, formulas, real, widen
+
+formulas({
+    "relu": lambda x: torch.maximum(x, constant(0, x)),
+    "threshold": lambda x, threshold, value: torch.where(unrounded(x) <= threshold, value, x).to(x.dtype),
+    "threshold_backward": lambda grad, x, threshold: torch.where(unrounded(x) <= threshold, constant(0, grad), grad),
+})
+formulas({
+    "leaky_relu": lambda x, slope=0.01: torch.where(x > 0, x, x * slope),
+    "leaky_relu_backward": lambda grad, x, slope, x_is_result: torch.where(x > 0, grad, grad * slope),
+    "_prelu_kernel": lambda x, weight: torch.where(x > 0, x, weight * x),
+    "_prelu_kernel_backward": lambda grad, x, weight: (
+        torch.where(x > 0, grad, weight * grad), torch.where(x > 0, constant(0, x), x * grad)),
+}, float32=True)
 
 
-@decomposition("relu")
-def relu(x):
-    return torch.maximum(x, constant(0, x))
-
-
-@decomposition("threshold")
-def threshold(x, threshold, value):
-    return torch.where(_unrounded(x) <= threshold, value, x).to(x.dtype)
-
-
-@decomposition("threshold_backward")
-def threshold_backward(grad, x, threshold):
-    return torch.where(_unrounded(x) <= threshold, constant(0, grad), grad)
-
-
-def _unrounded(x):
+def unrounded(x):
     """What is compared with a number. On a CPU a half-precision kernel does not round the number."""
     return widen(x) if x.device.type == "cpu" else x
-
-
-@decomposition("leaky_relu", float32=True)
-def leaky_relu(x, slope=0.01):
-    return torch.where(x > 0, x, x * slope)
-
-
-@decomposition("leaky_relu_backward", float32=True)
-def leaky_relu_backward(grad, x, slope, x_is_result):
-    return torch.where(x > 0, grad, grad * slope)
-
-
-@decomposition("_prelu_kernel", float32=True)
-def prelu(x, weight):
-    return torch.where(x > 0, x, weight * x)
-
-
-@decomposition("_prelu_kernel_backward", float32=True)
-def prelu_backward(grad, x, weight):
-    return torch.where(x > 0, grad, weight * grad), torch.where(x > 0, constant(0, x), x * grad)
 
 
 # %% [markdown]
@@ -95,19 +73,14 @@ def gelu_backward(grad, x, approximate="none"):
 # where the exponential would overflow.
 
 # %%
-@decomposition("sigmoid_backward", float32=True)
-def sigmoid_backward(grad, y):
-    return grad * (1 - y) * y
-
-
-@decomposition("tanh_backward", float32=True)
-def tanh_backward(grad, y):
-    return grad * (1 - y * y)
-
-
-@decomposition("silu", float32=True)
-def silu(x):
-    return x * torch.sigmoid(x)
+formulas({
+    "sigmoid_backward": lambda grad, y: grad * (1 - y) * y,
+    "tanh_backward": lambda grad, y: grad * (1 - y * y),
+    "silu": lambda x: x * torch.sigmoid(x),
+    "mish": lambda x: x * torch.tanh(torch.log1p(torch.exp(x))),
+    "log_sigmoid_backward": lambda grad, x, buffer: grad * torch.sigmoid(-x),
+    "softplus": lambda x, beta=1, threshold=20: torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta),
+}, float32=True)
 
 
 @decomposition("silu_backward", float32=True)
@@ -116,15 +89,16 @@ def silu_backward(grad, x):
     return grad * s * (1 + x * (1 - s))
 
 
-@decomposition("mish", float32=True)
-def mish(x):
-    return x * torch.tanh(torch.log1p(torch.exp(x)))
-
-
 @decomposition("mish_backward", float32=True)
 def mish_backward(grad, x):
     t = torch.tanh(torch.log1p(torch.exp(x)))
     return grad * (t + x * torch.sigmoid(x) * (1 - t * t))
+
+
+@decomposition("softplus_backward", float32=True)
+def softplus_backward(grad, x, beta, threshold):
+    z = torch.exp(x * beta)
+    return torch.where(x * beta > threshold, grad, grad * z / (z + 1))
 
 
 @decomposition("log_sigmoid_forward", float32=True)
@@ -133,11 +107,6 @@ def log_sigmoid_forward(x):
     z = torch.exp(-torch.abs(x))
     out = torch.minimum(x, constant(0, x)) - torch.log1p(z)
     return out, z if x.device.type == "cpu" else x.new_empty(0)
-
-
-@decomposition("log_sigmoid_backward", float32=True)
-def log_sigmoid_backward(grad, x, buffer):
-    return grad * torch.sigmoid(-x)
 
 
 @decomposition("glu", float32=True)
@@ -176,9 +145,25 @@ def logit_backward(grad, x, eps=None):
 # itself belongs is eager's choice, and matters for gradients.
 
 # %%
-@decomposition("elu", float32=True)
-def elu(x, alpha=1.0, scale=1.0, input_scale=1.0):
-    return torch.where(x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale))
+SIXTH = 0.16666667163372040             # in float32 also where eager's kernel computes in float64
+
+
+formulas({
+    "elu": lambda x, alpha=1.0, scale=1.0, input_scale=1.0: torch.where(
+        x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale)),
+    "hardsigmoid": lambda x: torch.clamp(x + 3, 0, 6) / 6,
+    "hardsigmoid_backward": lambda grad, x: torch.where((x > -3) & (x < 3), grad * SIXTH, constant(0, grad)),
+    "hardswish": lambda x: x * torch.clamp(x + 3, 0, 6) / 6,
+    "softshrink": lambda x, lambd=0.5: torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0)),
+}, float32=True)
+formulas({
+    "celu": lambda x, alpha=1.0: aten.elu.default(x, alpha, 1.0, 1.0 / alpha),
+    "hardtanh": lambda x, low=-1, high=1: torch.clamp(x, low, high) if x.is_floating_point() else NotImplemented,
+    "hardtanh_backward": lambda grad, x, low, high: torch.where((x <= low) | (x >= high), constant(0, grad), grad),
+    "hardshrink": lambda x, lambd=0.5: torch.where((x >= -lambd) & (x <= lambd), constant(0, x), x),
+    "hardshrink_backward softshrink_backward": lambda grad, x, lambd: torch.where(
+        (x >= -lambd) & (x <= lambd), constant(0, grad), grad),
+})
 
 
 @decomposition("elu_backward", float32=True)
@@ -187,69 +172,10 @@ def elu_backward(grad, alpha, scale, input_scale, is_result, x):
     return torch.where(x <= 0, grad * input_scale * slope, grad * scale)
 
 
-@decomposition("celu")
-def celu(x, alpha=1.0):
-    return aten.elu.default(x, alpha, 1.0, 1.0 / alpha)
-
-
-@decomposition("softplus", float32=True)
-def softplus(x, beta=1, threshold=20):
-    return torch.where(x * beta > threshold, x, torch.log1p(torch.exp(x * beta)) / beta)
-
-
-@decomposition("softplus_backward", float32=True)
-def softplus_backward(grad, x, beta, threshold):
-    z = torch.exp(x * beta)
-    return torch.where(x * beta > threshold, grad, grad * z / (z + 1))
-
-
-@decomposition("hardtanh")
-def hardtanh(x, low=-1, high=1):
-    return torch.clamp(x, low, high) if x.is_floating_point() else NotImplemented
-
-
-@decomposition("hardtanh_backward")
-def hardtanh_backward(grad, x, low, high):
-    return torch.where((x <= low) | (x >= high), constant(0, grad), grad)
-
-
-@decomposition("hardsigmoid", float32=True)
-def hardsigmoid(x):
-    return torch.clamp(x + 3, 0, 6) / 6
-
-
-SIXTH = 0.16666667163372040             # in float32 also where eager's kernel computes in float64
-
-
-@decomposition("hardsigmoid_backward", float32=True)
-def hardsigmoid_backward(grad, x):
-    return torch.where((x > -3) & (x < 3), grad * SIXTH, constant(0, grad))
-
-
-@decomposition("hardswish", float32=True)
-def hardswish(x):
-    return x * torch.clamp(x + 3, 0, 6) / 6
-
-
 @decomposition("hardswish_backward", float32=True)
 def hardswish_backward(grad, x):
     middle = torch.where(x < 3, grad * (x / 3 + 0.5), grad)
     return torch.where(x <= -3, constant(0, grad), middle)
-
-
-@decomposition("hardshrink")
-def hardshrink(x, lambd=0.5):
-    return torch.where((x >= -lambd) & (x <= lambd), constant(0, x), x)
-
-
-@decomposition("hardshrink_backward", "softshrink_backward")
-def shrink_backward(grad, x, lambd):
-    return torch.where((x >= -lambd) & (x <= lambd), constant(0, grad), grad)
-
-
-@decomposition("softshrink", float32=True)
-def softshrink(x, lambd=0.5):
-    return torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0))
 
 
 # %% [markdown]
@@ -269,6 +195,4 @@ def native_dropout(x, p, train):
     return x * mask * (1 / (1 - p)), mask
 
 
-@decomposition("native_dropout_backward", float32=True)
-def native_dropout_backward(grad, mask, scale):
-    return grad * mask * scale
+formulas({"native_dropout_backward": lambda grad, mask, scale: grad * mask * scale}, float32=True)

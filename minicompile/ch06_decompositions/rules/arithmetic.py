@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from ..table import HALF, aten, constant, decomposition, in_float32, overload, promoted, real, same_as, widen
+from ..table import HALF, aten, constant, decomposition, formulas, in_float32, overload, promoted, real, widen
 
 # %% [markdown]
 # ## Type promotion, made explicit
@@ -45,17 +45,14 @@ def converted(fn):
     return convert
 
 
-def _promoting(name: str) -> None:
-    op = overload(name)
-    decomposition(name)(lambda a, b, **kwargs: agree(op, (a, b), **kwargs))
+def promoting(op):
+    return lambda a, b, **kwargs: agree(op, (a, b), **kwargs)
 
 
-for _name in ("mul.Tensor fmod.Tensor remainder.Tensor pow.Tensor_Tensor pow.Scalar "
-              "maximum minimum hypot nextafter eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor "
-              "eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar "
-              "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor "
-              "bitwise_left_shift.Tensor bitwise_right_shift.Tensor").split():
-    _promoting(_name)
+formulas({_name: promoting(overload(_name)) for _name in (
+    "mul.Tensor fmod.Tensor remainder.Tensor pow.Tensor_Tensor pow.Scalar maximum minimum hypot nextafter "
+    "eq.Tensor ne.Tensor lt.Tensor le.Tensor gt.Tensor ge.Tensor eq.Scalar ne.Scalar lt.Scalar le.Scalar gt.Scalar ge.Scalar "
+    "bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor").split()})
 
 
 @decomposition("where.self")
@@ -65,19 +62,14 @@ def where(condition, a, b):
     return agree(aten.where.self, (a, b), (condition,))
 
 
-def _of_reals(name: str) -> None:
-    op = overload(name)
-    decomposition(name)(lambda x: NotImplemented if x.is_floating_point() else op(real(x)))
+def of_reals(op):
+    return lambda x: NotImplemented if x.is_floating_point() else op(real(x))
 
 
-for _name in ("exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan "
-              "sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv lgamma digamma").split():
-    _of_reals(_name)
-
-
-@decomposition("floor", "ceil", "trunc", "round")
-def rounded(x):
-    return NotImplemented if x.is_floating_point() else x.clone()
+formulas({_name: of_reals(overload(_name)) for _name in (
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan "
+    "sinh cosh tanh asinh acosh atanh sigmoid erf erfc erfinv lgamma digamma").split()})
+formulas({"floor ceil trunc round": lambda x: NotImplemented if x.is_floating_point() else x.clone()})
 
 
 # %% [markdown]
@@ -116,14 +108,10 @@ def sub(a, b, alpha=1):
     return aten.add.Tensor(a, b, alpha=-alpha)
 
 
-@decomposition("add.Scalar")
-def add_scalar(a, b, alpha=1):
-    return aten.add.Tensor(a, b * alpha)
-
-
-@decomposition("sub.Scalar")
-def sub_scalar(a, b, alpha=1):
-    return aten.sub.Tensor(a, b * alpha)
+formulas({
+    "add.Scalar": lambda a, b, alpha=1: aten.add.Tensor(a, b * alpha),
+    "sub.Scalar": lambda a, b, alpha=1: aten.sub.Tensor(a, b * alpha),
+})
 
 
 @decomposition("rsub.Scalar", "rsub.Tensor")
@@ -173,29 +161,19 @@ def atan2(a, b):
     return agree(aten.atan2.default, (a, b))
 
 
-def _tensor_operand(name: str, tensor_name: str) -> None:
-    op = overload(tensor_name)
-    decomposition(name)(lambda a, b: op(a, constant(b, a, promoted(a, b))))
+def tensor_operand(op):
+    return lambda a, b: op(a, constant(b, a, promoted(a, b)))
 
 
-for _name in "remainder fmod bitwise_and bitwise_or bitwise_xor".split():
-    _tensor_operand(_name + ".Scalar", _name + ".Tensor")
-for _name in "bitwise_left_shift bitwise_right_shift".split():
-    _tensor_operand(_name + ".Tensor_Scalar", _name + ".Tensor")
-
-same_as("mul.Scalar=mul.Tensor div.Scalar=div.Tensor sgn=sign")
+formulas({f"{_name}.{_kind}": tensor_operand(overload(_name + ".Tensor")) for _kind, _names in {
+    "Scalar": "remainder fmod bitwise_and bitwise_or bitwise_xor", "Tensor_Scalar": "bitwise_left_shift bitwise_right_shift"}.items()
+    for _name in _names.split()})
+formulas({"mul.Scalar": aten.mul.Tensor, "div.Scalar": aten.div.Tensor, "sgn": aten.sign.default})
 
 
-@decomposition("addcmul")
-@converted
-def addcmul(x, a, b, value=1):
-    return x + _scaled(a, value) * b
-
-
-@decomposition("addcdiv")
-@converted
-def addcdiv(x, a, b, value=1):
-    return x + _scaled(a, value) / b
+addcmul = converted(lambda x, a, b, value=1: x + _scaled(a, value) * b)
+addcdiv = converted(lambda x, a, b, value=1: x + _scaled(a, value) / b)
+formulas({"addcmul": addcmul, "addcdiv": addcdiv})
 
 
 @decomposition("lerp.Scalar", "lerp.Tensor")
@@ -214,18 +192,8 @@ def lerp(a, b, weight):
 # Small exponents are multiplications: exact, and a hundred times cheaper than a general power.
 
 # %%
-@in_float32
-def _cube(x):
-    return x * x * x
-
-
-@in_float32
-def _inverse_square(x):
-    return torch.reciprocal(x * x)
-
-
-SMALL_POWERS = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1: torch.reciprocal, 1: torch.clone,
-                2: lambda x: x * x, 3: _cube, -2: _inverse_square}
+SMALL_POWERS = {0.5: torch.sqrt, -0.5: torch.rsqrt, -1: torch.reciprocal, 1: torch.clone, 2: lambda x: x * x,
+                3: in_float32(lambda x: x * x * x), -2: in_float32(lambda x: torch.reciprocal(x * x))}
 
 
 @decomposition("pow.Tensor_Scalar")
@@ -274,14 +242,10 @@ def clamp_max(x, max):
     return clamp(x, max=max)
 
 
-@decomposition("fmax")
-def fmax(a, b):
-    return torch.where((a >= b) | (b != b), a, b)
-
-
-@decomposition("fmin")
-def fmin(a, b):
-    return torch.where((a <= b) | (b != b), a, b)
+formulas({
+    "fmax": lambda a, b: torch.where((a >= b) | (b != b), a, b),
+    "fmin": lambda a, b: torch.where((a <= b) | (b != b), a, b),
+})
 
 
 # %% [markdown]
@@ -295,32 +259,20 @@ def truth(x):
     return x if x.dtype is torch.bool else x != 0
 
 
-def _logical(name: str) -> None:
-    bitwise = overload(f"bitwise_{name}.Tensor")
-    decomposition(f"logical_{name}")(lambda a, b: bitwise(truth(a), truth(b)))
+def of_floats(test):
+    return lambda x: test(x) if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool)
 
 
-for _name in ("and", "or", "xor"):
-    _logical(_name)
-
-
-@decomposition("logical_not")
-def logical_not(x):
-    return aten.bitwise_not.default(x) if x.dtype is torch.bool else x == 0
-
-
-@decomposition("isnan")
-def isnan(x):
-    return x != x
-
-
-def _infinite(name: str, test) -> None:
-    decomposition(name)(lambda x: test(x) if x.is_floating_point() else torch.zeros_like(x, dtype=torch.bool))
-
-
-_infinite("isinf", lambda x: torch.abs(x) == math.inf)
-_infinite("isposinf", lambda x: x == math.inf)
-_infinite("isneginf", lambda x: x == -math.inf)
+formulas({
+    "logical_and": lambda a, b: truth(a) & truth(b),
+    "logical_or": lambda a, b: truth(a) | truth(b),
+    "logical_xor": lambda a, b: truth(a) ^ truth(b),
+    "logical_not": lambda x: aten.bitwise_not.default(x) if x.dtype is torch.bool else x == 0,
+    "isnan": lambda x: x != x,
+    "isinf": of_floats(lambda x: torch.abs(x) == math.inf),
+    "isposinf": of_floats(lambda x: x == math.inf),
+    "isneginf": of_floats(lambda x: x == -math.inf),
+})
 
 
 # %% [markdown]
@@ -330,19 +282,16 @@ _infinite("isneginf", lambda x: x == -math.inf)
 # written so that a NaN ends up where eager has it.
 
 # %%
-@decomposition("deg2rad", float32=True)
-def deg2rad(x):
-    return x * (math.pi / 180)
+formulas({
+    "deg2rad": lambda x: x * (math.pi / 180),
+    "rad2deg": lambda x: x * (180 / math.pi),
+    "frac": lambda x: x - torch.trunc(x),
+}, float32=True)
 
 
-@decomposition("rad2deg", float32=True)
-def rad2deg(x):
-    return x * (180 / math.pi)
-
-
-@decomposition("frac", float32=True)
-def frac(x):
-    return x - torch.trunc(x)
+formulas({
+    "heaviside": lambda x, values: torch.where(x == 0, values, torch.where(x > 0, constant(1, x), constant(0, x))),
+})
 
 
 @decomposition("copysign.Tensor", "copysign.Scalar")
@@ -355,11 +304,6 @@ def copysign(a, b):
     return -magnitude if math.copysign(1.0, b) < 0 else magnitude
 
 
-@decomposition("heaviside")
-def heaviside(x, values):
-    return torch.where(x == 0, values, torch.where(x > 0, constant(1, x), constant(0, x)))
-
-
 @decomposition("nan_to_num")
 def nan_to_num(x, nan=None, posinf=None, neginf=None):
     if not x.is_floating_point():
@@ -370,16 +314,15 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
     return torch.where(x == -math.inf, limits.min if neginf is None else neginf, out).to(x.dtype)
 
 
-def _log_of_sum(name: str, exp, scale: float) -> None:
+def log_of_sum(a, b, exp, scale: float):
     """log(exp(a) + exp(b)), computed from the larger one."""
-    @decomposition(name, float32=True)
-    def log_of_sum(a, b):
-        return torch.where((a == b) & torch.isinf(a), a,
-                           torch.maximum(a, b) + torch.log1p(exp(-torch.abs(a - b))) * scale)
+    return torch.where((a == b) & torch.isinf(a), a, torch.maximum(a, b) + torch.log1p(exp(-torch.abs(a - b))) * scale)
 
 
-_log_of_sum("logaddexp", torch.exp, 1)
-_log_of_sum("logaddexp2", torch.exp2, 1 / math.log(2))
+formulas({
+    "logaddexp": lambda a, b: log_of_sum(a, b, torch.exp, 1),
+    "logaddexp2": lambda a, b: log_of_sum(a, b, torch.exp2, 1 / math.log(2)),
+}, float32=True)
 
 
 def _times_log(x, y, log):
@@ -392,16 +335,10 @@ def _times_log(x, y, log):
     return torch.where(y != y, math.nan, torch.where(x == 0, 0.0, x * log(y)))
 
 
-@decomposition("xlogy.Tensor", "xlogy.Scalar_Self", "xlogy.Scalar_Other")
-@converted
-def xlogy(x, y):
-    return _times_log(x, y, torch.log)
-
-
-@decomposition("special_xlog1py")
-@converted
-def xlog1py(x, y):
-    return _times_log(x, y, torch.log1p)
+formulas({
+    "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other": converted(lambda x, y: _times_log(x, y, torch.log)),
+    "special_xlog1py": converted(lambda x, y: _times_log(x, y, torch.log1p)),
+})
 
 
 @decomposition("special_entr", float32=True)

@@ -14,8 +14,8 @@ from functools import partial
 
 import torch
 
-from ...ch01_graphs.layouts import present
-from ..table import HALF, aten, constant, decomposition, dims_of, iota, number_dtype, overload, promoted, same_as, widen
+from ...ch01_graphs.symbolic import present
+from ..table import HALF, aten, constant, decomposition, dims_of, formulas, iota, number_dtype, overload, promoted, widen
 
 # %% [markdown]
 # ## Names for the same views
@@ -27,14 +27,10 @@ from ..table import HALF, aten, constant, decomposition, dims_of, iota, number_d
 # `view` fills in the size that is given as -1.
 
 # %%
-@decomposition("alias", "detach", "lift_fresh", "lift", complex=True)
-def identity(x):
-    return x
-
-
-@decomposition("_unsafe_view", "_reshape_alias", complex=True)
-def reshaped(x, size, stride=None):
-    return aten.view.default(x, size)
+formulas({
+    "alias detach lift_fresh lift": lambda x: x,
+    "_unsafe_view _reshape_alias": lambda x, size, stride=None: aten.view.default(x, size),
+}, complex=True)
 
 
 @decomposition("view", complex=True)
@@ -69,11 +65,6 @@ def expand(x, size, implicit=False):
     return NotImplemented if explicit == list(size) else aten.expand.default(x, explicit)
 
 
-@decomposition("t", complex=True)
-def t(x):
-    return aten.permute.default(x, [1, 0]) if x.dim() == 2 else x
-
-
 @decomposition("transpose.int", complex=True)
 def transpose(x, dim0, dim1):
     order = list(range(x.dim()))
@@ -82,9 +73,11 @@ def transpose(x, dim0, dim1):
     return aten.permute.default(x, order)
 
 
-@decomposition("squeeze", "squeeze.dim", complex=True)
-def squeeze(x, dim=None):
-    return aten.squeeze.dims(x, dims_of(dim, x.dim()))
+formulas({
+    "t": lambda x: aten.permute.default(x, [1, 0]) if x.dim() == 2 else x,
+    "squeeze squeeze.dim": lambda x, dim=None: aten.squeeze.dims(x, dims_of(dim, x.dim())),
+    "unbind.int": lambda x, dim=0: [aten.select.int(x, dim, i) for i in range(x.shape[dim])],
+}, complex=True)
 
 
 @decomposition("split.Tensor", "unsafe_split.Tensor", complex=True)
@@ -102,11 +95,6 @@ def split_with_sizes(x, sizes, dim=0):
         out.append(aten.slice.Tensor(x, dim, at, at + size))
         at = at + size
     return out
-
-
-@decomposition("unbind.int", complex=True)
-def unbind(x, dim=0):
-    return [aten.select.int(x, dim, i) for i in range(x.shape[dim])]
 
 
 def _copy_variant(name: str, kind: str = "") -> None:
@@ -217,14 +205,11 @@ def _zeros(size, like):
     return aten.full.default(list(size), 0, dtype=like.dtype, device=like.device)
 
 
-@decomposition("slice_backward", complex=True)
-def slice_backward(grad, sizes, dim, start, end, step):
-    return aten.slice_scatter.default(_zeros(sizes, grad), grad, dim, start, end, step)
-
-
-@decomposition("select_backward", complex=True)
-def select_backward(grad, sizes, dim, index):
-    return aten.select_scatter.default(_zeros(sizes, grad), grad, dim, index)
+formulas({
+    "slice_backward": lambda grad, sizes, dim, start, end, step: (
+        aten.slice_scatter.default(_zeros(sizes, grad), grad, dim, start, end, step)),
+    "select_backward": lambda grad, sizes, dim, index: aten.select_scatter.default(_zeros(sizes, grad), grad, dim, index),
+}, complex=True)
 
 
 @decomposition("diagonal_scatter", complex=True)
@@ -275,22 +260,13 @@ def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad
 # row and column numbers.
 
 # %%
-@decomposition("gather", complex=True)
-def gather(x, dim, index, sparse_grad=False):
-    return aten.gather.default(x, dim, index) if sparse_grad else NotImplemented
-
-
-@decomposition("take", complex=True)
-def take(x, index):
-    return aten.index.Tensor(x.reshape(-1), [index])
-
-
-same_as("_unsafe_index.Tensor=index.Tensor", complex=True)
-
-
-@decomposition("_unsafe_index_put", "_index_put_impl", complex=True)
-def index_put_variant(x, indices, values, accumulate=False, unsafe=False):
-    return aten.index_put.default(x, indices, values, accumulate)
+formulas({
+    "gather": lambda x, dim, index, sparse_grad=False: aten.gather.default(x, dim, index) if sparse_grad else NotImplemented,
+    "_unsafe_index.Tensor": aten.index.Tensor,
+    "take": lambda x, index: aten.index.Tensor(x.reshape(-1), [index]),
+    "_unsafe_index_put _index_put_impl": lambda x, indices, values, accumulate=False, unsafe=False: (
+        aten.index_put.default(x, indices, values, accumulate)),
+}, complex=True)
 
 
 def _at(x, dim, index):
@@ -308,26 +284,25 @@ def index_add(x, dim, index, source, alpha=1):
     return aten.index_put.default(widen(x), _at(x, dim, index), widen(source), True).to(x.dtype)
 
 
-@decomposition("index_copy", complex=True)
-def index_copy(x, dim, index, source):
-    return aten.index_put.default(x, _at(x, dim, index), source) if x.dim() else NotImplemented
-
-
 @decomposition("index_fill.int_Scalar", "index_fill.int_Tensor", complex=True)
 def index_fill(x, dim, index, value):
     value = value.to(x.dtype) if isinstance(value, torch.Tensor) else constant(value, x)
     return aten.index_put.default(x, _at(x, dim, index), value) if x.dim() else NotImplemented
 
 
-@decomposition("scatter.value", complex=True)
-def scatter_value(x, dim, index, value):
-    return aten.scatter.src(x, dim, index, constant(value, x).expand(index.shape))
+formulas({
+    "index_copy": lambda x, dim, index, source: aten.index_put.default(x, _at(x, dim, index), source) if x.dim() else NotImplemented,
+    "scatter.value": lambda x, dim, index, value: aten.scatter.src(x, dim, index, constant(value, x).expand(index.shape)),
+}, complex=True)
 
 
 @decomposition("masked_fill.Scalar", "masked_fill.Tensor", complex=True)
 def masked_fill(x, mask, value):
     value = value.to(x.dtype) if isinstance(value, torch.Tensor) else constant(value, x)
     return torch.where(mask, value, x)
+
+
+formulas({"trace": lambda x: torch.sum(torch.diagonal(x))})
 
 
 def _triangle(name: str, keep) -> None:
@@ -339,11 +314,6 @@ def _triangle(name: str, keep) -> None:
 
 _triangle("tril", torch.le)
 _triangle("triu", torch.ge)
-
-
-@decomposition("trace")
-def trace(x):
-    return torch.sum(torch.diagonal(x))
 
 
 def _reflected(size, before, after, like):
@@ -428,19 +398,11 @@ def full(size, value, **options):
     return _sized(value, size, **{"dtype": number_dtype(value), **options})
 
 
-@decomposition("full_like", complex=True)
-def full_like(x, value, **options):
-    return _like(value, x, **options)
-
-
-@decomposition("new_full", complex=True)
-def new_full(x, size, value, **options):
-    return _new(value, x, size, **options)
-
-
-@decomposition("scalar_tensor", complex=True)
-def scalar_tensor(value, **options):
-    return _sized(value, [], **options)
+formulas({
+    "full_like": lambda x, value, **options: _like(value, x, **options),
+    "new_full": lambda x, size, value, **options: _new(value, x, size, **options),
+    "scalar_tensor": lambda value, **options: _sized(value, [], **options),
+}, complex=True)
 
 
 @decomposition("fill.Scalar", "fill.Tensor", complex=True)
@@ -450,14 +412,10 @@ def fill(x, value):
     return torch.full_like(x, value)
 
 
-@decomposition("zero", complex=True)
-def zero(x):
-    return torch.zeros_like(x)
-
-
-@decomposition("copy", complex=True)
-def copy(x, src, non_blocking=False):
-    return src.to(device=x.device, dtype=x.dtype).expand(x.shape).clone()
+formulas({
+    "zero": torch.zeros_like,
+    "copy": lambda x, src, non_blocking=False: src.to(device=x.device, dtype=x.dtype).expand(x.shape).clone(),
+}, complex=True)
 
 
 @decomposition("arange", "arange.start")

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from ..table import constant, count, decomposition, iota, widen
+from ..table import constant, count, decomposition, formulas, iota, widen
 from .activations import log_sigmoid_forward
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -153,6 +153,12 @@ def binary_cross_entropy_backward(grad, x, target, weight=None, reduction=MEAN):
     return out if weight is None else out * weight
 
 
+formulas({
+    "soft_margin_loss": lambda x, target, reduction=MEAN: reduced(torch.log1p(torch.exp(-target * x)), reduction),
+    "soft_margin_loss_backward": lambda grad, x, target, reduction: -target * torch.sigmoid(-target * x) * spread(grad, x, reduction),
+}, float32=True)
+
+
 @decomposition("binary_cross_entropy_with_logits", float32=True)
 def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, reduction=MEAN):
     log_p = log_sigmoid_forward(x)[0]
@@ -160,13 +166,3 @@ def binary_cross_entropy_with_logits(x, target, weight=None, pos_weight=None, re
         log_p = log_p * ((pos_weight - 1) * target + 1)
     loss = (1 - target) * x - log_p
     return reduced(loss if weight is None else loss * weight, reduction)
-
-
-@decomposition("soft_margin_loss", float32=True)
-def soft_margin_loss(x, target, reduction=MEAN):
-    return reduced(torch.log1p(torch.exp(-target * x)), reduction)
-
-
-@decomposition("soft_margin_loss_backward", float32=True)
-def soft_margin_loss_backward(grad, x, target, reduction):
-    return -target * torch.sigmoid(-target * x) * spread(grad, x, reduction)

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from ..table import HALF, aten, constant, count, decomposition, dims_of, overload, real, widen
+from ..table import HALF, aten, constant, count, decomposition, dims_of, formulas, overload, real, widen
 from .arithmetic import truth
 
 
@@ -57,14 +57,11 @@ def mean(x, dim=None, keepdim=False, dtype=None):
     return (torch.sum(x, dims, keepdim) / count(x, dims)).to(dtype) if dims else x.to(dtype).clone()
 
 
-@decomposition("nansum")
-def nansum(x, dim=None, keepdim=False, dtype=None):
-    return torch.sum(torch.where(x != x, constant(0, x), x), dims_of(dim, x.dim()), keepdim, dtype=dtype)
-
-
-@decomposition("count_nonzero", "count_nonzero.dim_IntList")
-def count_nonzero(x, dim=None):
-    return torch.sum(truth(x), dims_of(dim, x.dim()))
+formulas({
+    "nansum": lambda x, dim=None, keepdim=False, dtype=None: (
+        torch.sum(torch.where(x != x, constant(0, x), x), dims_of(dim, x.dim()), keepdim, dtype=dtype)),
+    "count_nonzero count_nonzero.dim_IntList": lambda x, dim=None: torch.sum(truth(x), dims_of(dim, x.dim())),
+})
 
 
 @decomposition("prod", "prod.dim_int")
@@ -185,14 +182,11 @@ def var_mean(x, dim=None, *, correction=None, keepdim=False):
     return var.to(x.dtype), mean.to(x.dtype)
 
 
-@decomposition("var.correction")
-def var(x, dim=None, *, correction=None, keepdim=False):
-    return moments(x, dim, correction, keepdim)[0].to(x.dtype)
-
-
-@decomposition("std.correction")
-def std(x, dim=None, *, correction=None, keepdim=False):
-    return torch.sqrt(moments(x, dim, correction, keepdim)[0]).to(x.dtype)
+formulas({
+    "var.correction": lambda x, dim=None, *, correction=None, keepdim=False: moments(x, dim, correction, keepdim)[0].to(x.dtype),
+    "std.correction": lambda x, dim=None, *, correction=None, keepdim=False: (
+        torch.sqrt(moments(x, dim, correction, keepdim)[0]).to(x.dtype)),
+})
 
 
 @decomposition("std_mean.correction")
@@ -219,14 +213,11 @@ def vector_norm(x, ord=2, dim=None, keepdim=False, *, dtype=None):
     return out.to(out_dtype)
 
 
-@decomposition("norm.Scalar", "norm.ScalarOpt_dim")
-def norm(x, p=2, dim=None, keepdim=False):
-    return aten.linalg_vector_norm.default(x, 2 if p is None else p, dim, keepdim)
-
-
-@decomposition("dist")
-def dist(a, b, p=2):
-    return aten.linalg_vector_norm.default(a - b, p)
+formulas({
+    "norm.Scalar norm.ScalarOpt_dim": lambda x, p=2, dim=None, keepdim=False: (
+        aten.linalg_vector_norm.default(x, 2 if p is None else p, dim, keepdim)),
+    "dist": lambda a, b, p=2: aten.linalg_vector_norm.default(a - b, p),
+})
 
 
 @decomposition("logsumexp", float32=True)
