@@ -1,5 +1,6 @@
 """Chapter 4: bytecode, liveness, graph breaks."""
 import contextlib
+import dis
 import io
 import sys
 import textwrap
@@ -45,7 +46,8 @@ def tables(function, source):
     from minicompile.ch04_breaks import bytecode as bc
     code = code_of(source)
     _, table, lines = bc.encode(*bc.decode(code), code.co_firstlineno)
-    return {"exception table": list(bc.parse_exception_table(table)),
+    return {"exception table": [(e.start, e.end, e.target, e.depth, e.lasti)
+                                for e in dis._parse_exception_table(code.replace(co_exceptiontable=table))],
             "lines": [p[0] for p in code.replace(co_linetable=lines).co_positions()]}
 
 

@@ -43,24 +43,13 @@ from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_cal
 
 
 # %%
-@CALLS.of(MethodVal)
-def call_bound(tx, method, args, kwargs):
-    return call(tx, method.func, [method.self, *args], kwargs)
-
-
-@CALLS.of(MethodName)
-def call_by_name(tx, method, args, kwargs):
-    return call_method(tx, method.self, method.name, args, kwargs)
-
-
-@CALLS.of(PartialVal)
-def call_partial(tx, partial, args, kwargs):
-    return call(tx, partial.func, [*partial.args, *args], {**partial.kwargs, **kwargs})
-
-
-@CALLS.of(BuiltinVal, ContextExit)
-def call_builtin_value(tx, builtin, args, kwargs):
-    return builtin.call(tx, args, kwargs)
+CALLS.update({
+    MethodVal: lambda tx, method, args, kwargs: call(tx, method.func, [method.self, *args], kwargs),
+    MethodName: lambda tx, method, args, kwargs: call_method(tx, method.self, method.name, args, kwargs),
+    PartialVal: lambda tx, partial, args, kwargs: call(tx, partial.func, [*partial.args, *args], {**partial.kwargs, **kwargs}),
+    BuiltinVal: lambda tx, builtin, args, kwargs: builtin.call(tx, args, kwargs),
+    ContextExit: lambda tx, builtin, args, kwargs: builtin.call(tx, args, kwargs),
+})
 
 
 @CALLS.of(FuncVal)
@@ -158,8 +147,9 @@ def call_numpy(tx, function, args, kwargs) -> Value:
 # %%
 @REAL_CALLS.of(types.FunctionType)
 def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+    """What is to be done in the place of a function; most are inlined."""
     real = function.real
-    code, source = real.__code__, function.source
+    code = real.__code__
     if (compiled := marks.compiled_by_torch(real) or marks.original(real)) is not real:
         return call(tx, wrap(tx, compiled), args, kwargs)
     if args and type(args[0]) is ContextVal and lookup(args[0].cls, real.__name__) is real:
@@ -184,9 +174,15 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
         found = real(args[0].real)
         tx.guards.add(None, "ANSWER", (real, (args[0].real,), found), location(tx))
         return wrap(tx, found)
+    return inline_code(tx, function, args, kwargs)
+
+
+def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+    """The function's bytecode as a frame of this trace. What else it is made of, defaults and cells, is guarded or read again."""
+    real, source = function.real, function.source
+    code, library = real.__code__, is_library(real.__code__.co_filename)
     if changed(tx, real.__kwdefaults__):
         unsupported(tx, f"a call of {describe(function)}, whose keyword defaults have just been changed")
-    library = is_library(code.co_filename)
     reread = source if is_made_per_call(real) else None        # where defaults are read from again
     enter_namespace(tx, real, reread)
     if reread is not None and not library:      # the next call may bring another function of the same code

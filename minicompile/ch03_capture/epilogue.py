@@ -288,11 +288,6 @@ def dict_text(ep, value):
     return f"{pool(ep, value.cls)}({first}{{{pairs}}})"
 
 
-@reconstructs(SetVal)
-def set_text(ep, value):
-    return f"{pool(ep, value.cls)}({set_content(ep, value)})"
-
-
 def set_content(ep, value) -> str:
     """What an empty set becomes this one by."""
     if any(type(v) is not Const or type(v.value) is Identity for v in value.items.values()):
@@ -300,16 +295,6 @@ def set_content(ep, value) -> str:
     content = like(value.order)
     return refuse_to_leave(ep, "a set whose copy would have another order", value) if content is None else \
         pool(ep, content)
-
-
-@reconstructs(ViewVal)
-def view_text(ep, value):
-    return f"{expression(ep, value.of)}.{value.kind}()"
-
-
-@reconstructs(SliceVal)
-def slice_text(ep, value):
-    return f"slice({expressions(ep, (value.start, value.stop, value.step))})"
 
 
 # %% [markdown]
@@ -435,17 +420,16 @@ def fill_cell(ep, value, name):
 
 
 # %% [markdown]
-# The others are small: a bound method, a partial, a context manager as a call of its class.
+# The others are small: a set, a view, a slice, a bound method, a partial, a context manager as a call of its class.
 
 # %%
-@reconstructs(MethodVal)
-def method_text(ep, value):
-    return f"{pool(ep, types.MethodType)}({expressions(ep, (value.func, value.self))})"
-
-
-@reconstructs(MethodName)
-def method_name_text(ep, value):
-    return f"({expression(ep, value.self)}).{value.name}"
+RECONSTRUCT.update({
+    SetVal: lambda ep, value: f"{pool(ep, value.cls)}({set_content(ep, value)})",
+    ViewVal: lambda ep, value: f"{expression(ep, value.of)}.{value.kind}()",
+    SliceVal: lambda ep, value: f"slice({expressions(ep, (value.start, value.stop, value.step))})",
+    MethodVal: lambda ep, value: f"{pool(ep, types.MethodType)}({expressions(ep, (value.func, value.self))})",
+    MethodName: lambda ep, value: f"({expression(ep, value.self)}).{value.name}",
+})
 
 
 @reconstructs(PartialVal)

@@ -87,7 +87,7 @@ class Frame:
 #
 # The parameters after the instruction `i` are popped, in the order in which they were pushed; `*items` takes
 # as many as the instruction's argument says (`BUILD_LIST 3`). What the handler returns is pushed: nothing, a
-# value, or a list of values. A `Leave` ends the frame.
+# value, or a list of values. A `Leave` ends the frame. A handler that is one expression is a row of a table (`instructions`).
 
 # %%
 HANDLERS: dict = {}
@@ -104,14 +104,10 @@ def opcode(*names):
     return register
 
 
-def computes(functions: dict):
-    """Register instructions that only compute: name -> function(tx, *operands)."""
-    for name, function in functions.items():
-        HANDLERS[name] = ignoring_place(function), len(inspect.signature(function).parameters) - 1, False
-
-
-def ignoring_place(function):
-    return lambda tx, frame, i, *operands: function(tx, *operands)
+def instructions(handlers: dict):
+    """Register handlers that are one expression each: {names of instructions: handler}."""
+    for names, function in handlers.items():
+        opcode(*names.split())(function)
 
 
 @dataclass(eq=False)

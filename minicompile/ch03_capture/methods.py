@@ -74,26 +74,20 @@ def call_handler(tx, name, handler, args, kwargs):
         unsupported(tx, f"{name} of something that is no constant")
 
 
-METHODS.update({(Value, "__len__"): length, (Value, "__iter__"): iterate, (TensorVal, "__iter__"): iterate,
-                (Value, "__getitem__"): get_item, (Value, "__setitem__"): set_item, (Value, "__delitem__"): delete_item})
-
-
-@method(Value, "__contains__")
-def any_contains(tx, self, item):
-    return boolean(contains(tx, self, item))
-
-
-@method(Value, "__eq__")
-def any_eq(tx, self, other):
-    return compare(tx, "==", self, other)
+METHODS.update({
+    (Value, "__len__"): length, (Value, "__iter__"): iterate, (TensorVal, "__iter__"): iterate,
+    (Value, "__getitem__"): get_item, (Value, "__setitem__"): set_item, (Value, "__delitem__"): delete_item,
+    (Value, "__contains__"): lambda tx, self, item: boolean(contains(tx, self, item)),
+    (Value, "__eq__"): lambda tx, self, other: compare(tx, "==", self, other),
+})
 
 
 # %% [markdown]
 # ## list, tuple, deque
 #
 # A list in the trace is a Python list of values. Methods that only move items about can therefore be
-# Python's own, called on that list: `changes_items` makes them from their names, with one converter for
-# each argument (an index has to be a number, and what `extend` takes has to be unpacked first). Before that
+# Python's own, called on that list: `changes_items` makes them from their names, with converters for
+# arguments (an index has to be a number, and what `extend` takes has to be unpacked first). Before that
 # come the two duties of every method that writes. The length of the list is guarded, unless the method does
 # not depend on it, and `touch` notes what the list held.
 #
@@ -102,13 +96,8 @@ def any_eq(tx, self, other):
 # Sorting constants is left to Python; of other keys it gets a comparison that traces.
 
 # %%
-def itself(tx, value):
-    return value
-
-
 def changes_items(name, *converters):
-    """A method that moves items about: Python's own, on the list of values, after converting the
-    arguments."""
+    """A method that moves items about: Python's own, on the list of values, after converting the first arguments."""
     @method(ListVal, name)
     def apply(tx, self, *args):
         converted = [convert(tx, arg) for convert, arg in zip(converters, args)]
@@ -121,9 +110,8 @@ def changes_items(name, *converters):
 
 
 for _name, _converters in {
-        "append": (itself,), "appendleft": (itself,), "insert": (index_of, itself), "extend": (unpack,),
-        "extendleft": (unpack,), "pop": (index_of,), "popleft": (), "clear": (), "reverse": (),
-        "rotate": (index_of,)}.items():
+        "append": (), "appendleft": (), "insert": (index_of,), "extend": (unpack,), "extendleft": (unpack,), "pop": (index_of,),
+        "popleft": (), "clear": (), "reverse": (), "rotate": (index_of,)}.items():
     changes_items(_name, *_converters)
 
 
@@ -487,22 +475,14 @@ def result_of(generator) -> list:
 # `GeneratorExit` into it, which it has to let pass.
 
 # %%
-@method(IterVal, "__next__")
-def iterator_next(tx, self):
-    return next_value(tx, self) or stop_iteration()
-
-
-@method(GenVal, "__next__")
-def generator_next(tx, self):
-    return generator_send(tx, self, NONE)
+@METHODS.of((IterVal, "__next__"), (GenVal, "__next__"))
+def next_or_stop(tx, self):
+    return next_value(tx, self) or stop_iteration(*result_of(self))
 
 
 @method(GenVal, "send")
 def generator_send(tx, self, value):
-    sent = advance(tx, self, value)
-    if sent is None:
-        stop_iteration(*result_of(self))
-    return sent
+    return advance(tx, self, value) or stop_iteration(*result_of(self))
 
 
 @method(GenVal, "throw")

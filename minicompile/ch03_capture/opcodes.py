@@ -30,7 +30,7 @@ import builtins
 from ..ch02_guards.sources import DictGetSource, GlobalSource, InstanceDictSource, ItemSource, Source
 from .attributes import get_attribute, set_attribute
 from .effects import touch
-from .interpreter import computes, jump, opcode, pop_many, read_cell, read_local, store_local
+from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
 from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary
@@ -44,24 +44,12 @@ from .wrap import as_python, keyed, wrap, wrap_constant
 # ## The stack
 
 # %%
-@opcode("RESUME", "NOP", "PRECALL")
-def nop(tx, frame, i):
-    pass
-
-
-@opcode("POP_TOP", "END_FOR")
-def pop_top(tx, frame, i, value):
-    pass
-
-
-@opcode("PUSH_NULL")
-def push_null(tx, frame, i):
-    return NULL
-
-
-@opcode("COPY")
-def copy_(tx, frame, i):
-    return frame.stack[-i.arg]
+instructions({
+    "RESUME NOP PRECALL": lambda tx, frame, i: None,
+    "POP_TOP END_FOR": lambda tx, frame, i, value: None,
+    "PUSH_NULL": lambda tx, frame, i: NULL,
+    "COPY": lambda tx, frame, i: frame.stack[-i.arg],
+})
 
 
 @opcode("SWAP")
@@ -79,29 +67,14 @@ def swap(tx, frame, i):
 # variable of the function that has the name of the comprehension's, and empties it.
 
 # %%
-@opcode("LOAD_FAST", "LOAD_FAST_CHECK")
-def load_fast(tx, frame, i):
-    return read_local(tx, frame, i.argval)
-
-
-@opcode("LOAD_CLOSURE")
-def load_closure(tx, frame, i):
-    return frame.locals[i.argval]
-
-
-@opcode("LOAD_FAST_LOAD_FAST")
-def load_fast_load_fast(tx, frame, i):
-    return [read_local(tx, frame, name) for name in i.argval]
-
-
-@opcode("LOAD_FAST_AND_CLEAR")
-def load_fast_and_clear(tx, frame, i):
-    return frame.locals.pop(i.argval, NULL)
-
-
-@opcode("STORE_FAST")
-def store_fast(tx, frame, i, value):
-    store_local(frame, i.argval, value)
+instructions({
+    "LOAD_FAST LOAD_FAST_CHECK": lambda tx, frame, i: read_local(tx, frame, i.argval),
+    "LOAD_CLOSURE": lambda tx, frame, i: frame.locals[i.argval],
+    "LOAD_FAST_LOAD_FAST": lambda tx, frame, i: [read_local(tx, frame, name) for name in i.argval],
+    "LOAD_FAST_AND_CLEAR": lambda tx, frame, i: frame.locals.pop(i.argval, NULL),
+    "STORE_FAST": lambda tx, frame, i, value: store_local(frame, i.argval, value),
+    "LOAD_CONST": lambda tx, frame, i: constant_value(tx, i.argval),
+})
 
 
 @opcode("STORE_FAST_STORE_FAST")
@@ -123,11 +96,6 @@ def delete_fast(tx, frame, i):
     del frame.locals[i.argval]
 
 
-@opcode("LOAD_CONST")
-def load_const(tx, frame, i):
-    return constant_value(tx, i.argval)
-
-
 def constant_value(tx, value):
     return wrap_constant(tx, value) if type(value) in (tuple, frozenset) else const(value)
 
@@ -147,14 +115,10 @@ def make_cell(tx, frame, i):
         frame.locals[i.argval] = CellVal(content=content)
 
 
-@opcode("COPY_FREE_VARS")
-def copy_free_vars(tx, frame, i):
-    frame.locals.update(zip(frame.code.co_freevars, frame.closure))
-
-
-@opcode("LOAD_DEREF")
-def load_deref(tx, frame, i):
-    return read_cell(tx, frame.locals[i.argval], i.argval)
+instructions({
+    "COPY_FREE_VARS": lambda tx, frame, i: frame.locals.update(zip(frame.code.co_freevars, frame.closure)),
+    "LOAD_DEREF": lambda tx, frame, i: read_cell(tx, frame.locals[i.argval], i.argval),
+})
 
 
 @opcode("STORE_DEREF")
@@ -226,7 +190,7 @@ def load_global(tx, frame, i):
 # The body of a class is a function whose variables are the entries of a dictionary, the namespace.
 
 # %%
-def in_namespace(tx, frame, name) -> Value | None:
+def in_namespace(frame, name) -> Value | None:
     entry = frame.namespace.items.get(name) if frame.namespace is not None else None
     return entry and entry[1]
 
@@ -238,22 +202,17 @@ def in_namespace(tx, frame, name) -> Value | None:
 # %%
 @opcode("LOAD_NAME")
 def load_name(tx, frame, i):
-    return in_namespace(tx, frame, i.argval) or read_global(tx, frame, i.argval)
+    return in_namespace(frame, i.argval) or read_global(tx, frame, i.argval)
 
 
-@opcode("STORE_NAME")
-def store_name(tx, frame, i, value):
-    set_item(tx, frame.namespace, const(i.argval), value)
-
-
-@opcode("DELETE_NAME")
-def delete_name(tx, frame, i):
-    delete_item(tx, frame.namespace, const(i.argval))
-
-
-@opcode("LOAD_LOCALS")
-def load_locals(tx, frame, i):
-    return frame.namespace
+instructions({
+    "STORE_NAME": lambda tx, frame, i, value: set_item(tx, frame.namespace, const(i.argval), value),
+    "DELETE_NAME": lambda tx, frame, i: delete_item(tx, frame.namespace, const(i.argval)),
+    "LOAD_LOCALS": lambda tx, frame, i: frame.namespace,
+    "LOAD_BUILD_CLASS": lambda tx, frame, i: wrap(tx, builtins.__build_class__),
+    "LOAD_FROM_DICT_OR_DEREF": lambda tx, frame, i, namespace: load_classderef(tx, frame, i),
+    "LOAD_FROM_DICT_OR_GLOBALS": lambda tx, frame, i, namespace: load_name(tx, frame, i),
+})
 
 
 @opcode("SETUP_ANNOTATIONS")
@@ -263,22 +222,7 @@ def setup_annotations(tx, frame, i):
 
 @opcode("LOAD_CLASSDEREF")
 def load_classderef(tx, frame, i):
-    return in_namespace(tx, frame, i.argval) or load_deref(tx, frame, i)
-
-
-@opcode("LOAD_FROM_DICT_OR_DEREF")
-def load_from_dict_or_deref(tx, frame, i, namespace):
-    return load_classderef(tx, frame, i)
-
-
-@opcode("LOAD_FROM_DICT_OR_GLOBALS")
-def load_from_dict_or_globals(tx, frame, i, namespace):
-    return load_name(tx, frame, i)
-
-
-@opcode("LOAD_BUILD_CLASS")
-def load_build_class(tx, frame, i):
-    return wrap(tx, builtins.__build_class__)
+    return in_namespace(frame, i.argval) or read_cell(tx, frame.locals[i.argval], i.argval)
 
 
 @opcode("STORE_GLOBAL")
@@ -308,9 +252,11 @@ def load_attr(tx, frame, i, owner):
     return callable_pair(value) if PYTHON >= (3, 12) and i.arg & 1 else value
 
 
-@opcode("LOAD_METHOD")
-def load_method(tx, frame, i, owner):
-    return callable_pair(get_attribute(tx, owner, i.argval))
+instructions({
+    "LOAD_METHOD": lambda tx, frame, i, owner: callable_pair(get_attribute(tx, owner, i.argval)),
+    "STORE_ATTR": lambda tx, frame, i, value, owner: set_attribute(tx, owner, i.argval, value),
+    "DELETE_ATTR": lambda tx, frame, i, owner: set_attribute(tx, owner, i.argval, None),
+})
 
 
 @opcode("LOAD_SUPER_ATTR")
@@ -319,38 +265,27 @@ def load_super_attr(tx, frame, i, super_, cls, self):
     return callable_pair(value) if i.arg & 1 else value
 
 
-@opcode("STORE_ATTR")
-def store_attr(tx, frame, i, value, owner):
-    set_attribute(tx, owner, i.argval, value)
-
-
-@opcode("DELETE_ATTR")
-def delete_attr(tx, frame, i, owner):
-    set_attribute(tx, owner, i.argval, None)
-
-
 # %% [markdown]
 # ## Operators
 #
-# Instructions that only compute, without an argument of their own, need no more than the function that does
-# it.
+# Instructions that only compute need no more than the function that does it.
 
 # %%
-computes({
-    "BINARY_SUBSCR": lambda tx, container, key: get_item(tx, container, key),
-    "STORE_SUBSCR": lambda tx, value, container, key: set_item(tx, container, key, value),
-    "DELETE_SUBSCR": lambda tx, container, key: delete_item(tx, container, key),
-    "BINARY_SLICE": lambda tx, container, start, stop: get_item(tx, container, SliceVal(start, stop, NONE)),
-    "STORE_SLICE": lambda tx, value, container, start, stop: set_item(
-        tx, container, SliceVal(start, stop, NONE), value),
-    "UNARY_NEGATIVE": lambda tx, value: unary(tx, "neg", value),
-    "UNARY_POSITIVE": lambda tx, value: unary(tx, "pos", value),
-    "UNARY_INVERT": lambda tx, value: unary(tx, "invert", value),
-    "UNARY_NOT": lambda tx, value: boolean(not truth(tx, value)),
-    "TO_BOOL": lambda tx, value: boolean(truth(tx, value)),
-    "GET_ITER": lambda tx, value: iterate(tx, value),
-    "GET_YIELD_FROM_ITER": lambda tx, value: iterate(tx, value),
-    "LIST_TO_TUPLE": lambda tx, items: TupleVal(items=unpack(tx, items)),
+instructions({
+    "BINARY_SUBSCR": lambda tx, frame, i, container, key: get_item(tx, container, key),
+    "STORE_SUBSCR": lambda tx, frame, i, value, container, key: set_item(tx, container, key, value),
+    "DELETE_SUBSCR": lambda tx, frame, i, container, key: delete_item(tx, container, key),
+    "BINARY_SLICE": lambda tx, frame, i, container, start, stop: get_item(tx, container, SliceVal(start, stop, NONE)),
+    "STORE_SLICE": lambda tx, frame, i, value, container, start, stop: set_item(tx, container, SliceVal(start, stop, NONE), value),
+    "UNARY_NEGATIVE": lambda tx, frame, i, value: unary(tx, "neg", value),
+    "UNARY_POSITIVE": lambda tx, frame, i, value: unary(tx, "pos", value),
+    "UNARY_INVERT": lambda tx, frame, i, value: unary(tx, "invert", value),
+    "UNARY_NOT": lambda tx, frame, i, value: boolean(not truth(tx, value)),
+    "TO_BOOL": lambda tx, frame, i, value: boolean(truth(tx, value)),
+    "GET_ITER GET_YIELD_FROM_ITER": lambda tx, frame, i, value: iterate(tx, value),
+    "LIST_TO_TUPLE": lambda tx, frame, i, items: TupleVal(items=unpack(tx, items)),
+    "IS_OP": lambda tx, frame, i, a, b: boolean(identical(a, b) != bool(i.arg)),
+    "CONTAINS_OP": lambda tx, frame, i, item, container: boolean(contains(tx, container, item) != bool(i.arg)),
 })
 
 
@@ -365,23 +300,11 @@ def compare_op(tx, frame, i, a, b):
     return boolean(truth(tx, result)) if PYTHON >= (3, 13) and i.arg & 16 else result
 
 
-@opcode("IS_OP")
-def is_op(tx, frame, i, a, b):
-    return boolean(identical(a, b) != bool(i.arg))
-
-
-@opcode("CONTAINS_OP")
-def contains_op(tx, frame, i, item, container):
-    return boolean(contains(tx, container, item) != bool(i.arg))
-
-
 # %% [markdown]
 # ## Jumps
 
 # %%
-@opcode("JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT")
-def jump_(tx, frame, i):
-    jump(frame, i.argval)
+instructions({"JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT": lambda tx, frame, i: jump(frame, i.argval)})
 
 
 def conditional_jump(name, condition):
@@ -435,19 +358,13 @@ def for_iter(tx, frame, i, iterator):
 # is why a format of a tensor's number ends the graph.
 
 # %%
-@opcode("BUILD_TUPLE")
-def build_tuple(tx, frame, i, *items):
-    return TupleVal(items=list(items))
-
-
-@opcode("BUILD_LIST")
-def build_list(tx, frame, i, *items):
-    return ListVal(items=list(items))
-
-
-@opcode("BUILD_SET")
-def build_set(tx, frame, i, *items):
-    return SetVal(items=keyed(tx, items))
+instructions({
+    "BUILD_TUPLE": lambda tx, frame, i, *items: TupleVal(items=list(items)),
+    "BUILD_LIST": lambda tx, frame, i, *items: ListVal(items=list(items)),
+    "BUILD_SET": lambda tx, frame, i, *items: SetVal(items=keyed(tx, items)),
+    "BUILD_SLICE": lambda tx, frame, i, *parts: SliceVal(*(*parts, NONE)[:3]),
+    "BUILD_STRING": lambda tx, frame, i, *parts: const("".join(as_python(tx, p) for p in parts)),
+})
 
 
 @opcode("BUILD_MAP")
@@ -468,16 +385,6 @@ def dict_from(tx, keys, values) -> DictVal:
     return result
 
 
-@opcode("BUILD_SLICE")
-def build_slice(tx, frame, i, *parts):
-    return SliceVal(*(*parts, NONE)[:3])
-
-
-@opcode("BUILD_STRING")
-def build_string(tx, frame, i, *parts):
-    return const("".join(as_python(tx, p) for p in parts))
-
-
 CONVERSIONS = {0: None, 1: str, 2: repr, 3: ascii}
 NO_SPEC = const("")
 
@@ -491,19 +398,15 @@ def format_value(tx, frame, i):
     return format_with_spec(tx, frame, i, value, spec)
 
 
-@opcode("CONVERT_VALUE")
-def convert_value(tx, frame, i, value):
-    return call(tx, wrap(tx, CONVERSIONS[i.arg]), [value])
-
-
-@opcode("FORMAT_SIMPLE")
-def format_simple(tx, frame, i, value):
-    return format_with_spec(tx, frame, i, value, NO_SPEC)
-
-
 @opcode("FORMAT_WITH_SPEC")
 def format_with_spec(tx, frame, i, value, spec):
     return call(tx, wrap(tx, format), [value, spec])
+
+
+instructions({
+    "CONVERT_VALUE": lambda tx, frame, i, value: call(tx, wrap(tx, CONVERSIONS[i.arg]), [value]),
+    "FORMAT_SIMPLE": lambda tx, frame, i, value: format_with_spec(tx, frame, i, value, NO_SPEC),
+})
 
 
 def grows(name, method, spread=()):
@@ -523,9 +426,7 @@ for _row in (("LIST_APPEND", "append"), ("SET_ADD", "add"), ("LIST_EXTEND", "ext
     grows(*_row)
 
 
-@opcode("MAP_ADD")
-def map_add(tx, frame, i, key, value):
-    set_item(tx, frame.stack[-i.arg], key, value)
+instructions({"MAP_ADD": lambda tx, frame, i, key, value: set_item(tx, frame.stack[-i.arg], key, value)})
 
 
 @opcode("DICT_MERGE")

@@ -15,7 +15,7 @@ import torch
 from ..ch02_guards.sources import ItemSource
 from .attributes import get_attribute
 from .contexts import device_context
-from .interpreter import Leave, advance, handled_exception, jump, opcode, pop_many, unless_raised
+from .interpreter import Leave, advance, handled_exception, instructions, jump, opcode, pop_many, unless_raised
 from .iterate import length, next_value, unpack
 from .methods import dict_update
 from .opcodes import constant_value
@@ -122,29 +122,21 @@ def attach(tx, function, flag, value):
         function.defaults = unpack(tx, value)
 
 
-@opcode("RETURN_VALUE")
-def return_value(tx, frame, i, value):
-    return Leave(value)
-
-
-@opcode("RETURN_CONST")
-def return_const(tx, frame, i):
-    return Leave(constant_value(tx, i.argval))
+instructions({
+    "RETURN_VALUE": lambda tx, frame, i, value: Leave(value),
+    "RETURN_CONST": lambda tx, frame, i: Leave(constant_value(tx, i.argval)),
+})
 
 
 # %% [markdown]
 # ## Generators
 
 # %%
-@opcode("RETURN_GENERATOR")
-def return_generator(tx, frame, i):
-    # The frame is already suspended; this is what the first `send` sends
-    return NONE
-
-
-@opcode("YIELD_VALUE")
-def yield_value(tx, frame, i, value):
-    return Leave(value, yielded=True)
+instructions({
+    "RETURN_GENERATOR": lambda tx, frame, i: NONE,       # the frame is already suspended; this is what the first `send` sends
+    "YIELD_VALUE": lambda tx, frame, i, value: Leave(value, yielded=True),
+    "END_SEND": lambda tx, frame, i, iterator, value: value,
+})
 
 
 @opcode("SEND")
@@ -157,15 +149,16 @@ def send(tx, frame, i, iterator, sent):
     return last if PYTHON < (3, 12) else [iterator, last]
 
 
-@opcode("END_SEND")
-def end_send(tx, frame, i, iterator, value):
-    return value
-
-
 # %% [markdown]
 # ## Exceptions and `with`
 
 # %%
+instructions({
+    "CHECK_EXC_MATCH": lambda tx, frame, i, exc, classes: [exc, boolean(issubclass(exc.cls, as_python(tx, classes)))],
+    "LOAD_ASSERTION_ERROR": lambda tx, frame, i: wrap(tx, AssertionError),
+})
+
+
 @opcode("PUSH_EXC_INFO")
 def push_exc_info(tx, frame, i, exc):
     previous, frame.handling = frame.handling, exc
@@ -175,11 +168,6 @@ def push_exc_info(tx, frame, i, exc):
 @opcode("POP_EXCEPT")
 def pop_except(tx, frame, i, handling):
     frame.handling = handling.previous
-
-
-@opcode("CHECK_EXC_MATCH")
-def check_exc_match(tx, frame, i, exc, classes):
-    return [exc, boolean(issubclass(exc.cls, as_python(tx, classes)))]
 
 
 # %% [markdown]
@@ -271,11 +259,6 @@ def raise_varargs(tx, frame, i, *operands):
     raise raised
 
 
-@opcode("LOAD_ASSERTION_ERROR")
-def load_assertion_error(tx, frame, i):
-    return wrap(tx, AssertionError)
-
-
 # %% [markdown]
 # `with` looks up both methods first and then calls `__enter__`, as Python does: an object without `__exit__` is
 # never entered. If the body raises, `__exit__` is called with the exception, and its answer says whether the
@@ -325,9 +308,7 @@ def import_name(tx, frame, i, level, names):
     return wrap(tx, sys.modules[full], ItemSource(constant_source(tx, sys.modules), full))
 
 
-@opcode("IMPORT_FROM")
-def import_from(tx, frame, i):
-    return get_attribute(tx, frame.stack[-1], i.argval)
+instructions({"IMPORT_FROM": lambda tx, frame, i: get_attribute(tx, frame.stack[-1], i.argval)})
 
 
 @opcode("CALL_INTRINSIC_1")
@@ -346,23 +327,15 @@ INTRINSICS = {3: lambda tx, exc: exc, 5: lambda tx, value: unary(tx, "pos", valu
 # ## Pattern matching
 
 # %%
-@opcode("GET_LEN")
-def get_len(tx, frame, i):
-    return length(tx, frame.stack[-1])
-
-
 # CPython's flags of classes, for patterns
 IS_SEQUENCE, IS_MAPPING, MATCHES_ITSELF = 1 << 5, 1 << 6, 1 << 22
 
 
-@opcode("MATCH_SEQUENCE")
-def match_sequence(tx, frame, i):
-    return boolean(frame.stack[-1].cls.__flags__ & IS_SEQUENCE)
-
-
-@opcode("MATCH_MAPPING")
-def match_mapping(tx, frame, i):
-    return boolean(frame.stack[-1].cls.__flags__ & IS_MAPPING)
+instructions({
+    "GET_LEN": lambda tx, frame, i: length(tx, frame.stack[-1]),
+    "MATCH_SEQUENCE": lambda tx, frame, i: boolean(frame.stack[-1].cls.__flags__ & IS_SEQUENCE),
+    "MATCH_MAPPING": lambda tx, frame, i: boolean(frame.stack[-1].cls.__flags__ & IS_MAPPING),
+})
 
 
 @opcode("MATCH_KEYS")

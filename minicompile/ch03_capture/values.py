@@ -48,17 +48,7 @@ import torch
 from ..ch02_guards.guards import MISSING, class_lookup  # noqa: F401 (MISSING is one of the values)
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import Source
-
-
-class Table(dict):
-    """Handlers by key; `@table.of(key, ...)` registers one. Most keys are kinds of values or real
-    functions."""
-
-    def of(self, *keys):
-        def register(function):
-            self.update(dict.fromkeys(keys, function))
-            return function
-        return register
+from ..tables import Table  # noqa: F401 (of handlers by kind of value)
 
 
 @dataclass(eq=False)
@@ -142,8 +132,10 @@ class SymVal(Value):
 BIRTHS = itertools.count(1)
 
 
-def birth():
-    return field(default_factory=BIRTHS.__next__, kw_only=True)
+@dataclass(eq=False)
+class Mutable(Value):
+    """What can change."""
+    born: int = field(default_factory=BIRTHS.__next__, kw_only=True)
 
 
 @dataclass(eq=False)
@@ -162,23 +154,21 @@ class TupleVal(Value):
 
 
 @dataclass(eq=False)
-class ListVal(Value):
+class ListVal(Mutable):
     """A list or a collections.deque; `items` is one, too."""
     items: list = field(default_factory=list)
     cls: type = list
     real: Any = None
-    born: int = birth()
     keys_guarded: bool = False
 
 
 @dataclass(eq=False)
-class DictVal(Value):
+class DictVal(Mutable):
     """dict, OrderedDict or defaultdict. items: key -> (key value, value); keys are plain Python objects
     (see key_of). owner: the object whose `__dict__` this is."""
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
-    born: int = birth()
     factory: Value | None = None
     keys_guarded: bool = False
     owner: Value | None = None
@@ -190,11 +180,10 @@ def dict_of(named: dict, **fields) -> DictVal:
 
 
 @dataclass(eq=False)
-class ViewVal(Value):
+class ViewVal(Mutable):
     """d.keys(), d.values() or d.items() (`kind`) of the dictionary `of`."""
     of: DictVal = None
     kind: str = "keys"
-    born: int = birth()
 
     @property
     def cls(self):
@@ -211,14 +200,13 @@ def like(order):
 
 
 @dataclass(eq=False)
-class SetVal(Value):
+class SetVal(Mutable):
     """set or frozenset. items: key -> value. The order in which a set gives its items depends on all that was ever
     done to it, so there is one, `order`, of the keys, to which the same is done, and which is asked. As long as nothing
     changes, that is the object of the program itself."""
     items: dict = field(default_factory=dict)
     cls: type = set
     real: Any = None
-    born: int = birth()
     order: set | None = None
 
     def __post_init__(self):
@@ -234,12 +222,11 @@ class SliceVal(Value):
 
 
 @dataclass(eq=False)
-class IterVal(Value):
+class IterVal(Mutable):
     """An iterator; `it` is a Python iterator that yields values. over: the container that it has taken
     `taken` items from, if that is all there is to it; unchanged: function() -> whether the container has not
     changed since in a way that the iterator minds."""
     it: Any = None
-    born: int = birth()
     over: Value | None = None
     taken: int = 0
     unchanged: Any = field(default=lambda: True)
@@ -297,12 +284,11 @@ class ByValue:
 
 # %%
 @dataclass(eq=False)
-class ObjVal(Value):
+class ObjVal(Mutable):
     """Any other object. `real` is the object when it existed before the call; `attrs` are the writes since
     then (DELETED marks a deletion). For an object made by the trace `real` is NEW and `attrs` is everything
     it has."""
     real: Any = None
-    born: int = birth()
     cls: type = object
     attrs: dict = field(default_factory=dict)
     contents: Any = None
@@ -377,12 +363,11 @@ class BuiltinVal(Value):
 
 
 @dataclass(eq=False)
-class CellVal(Value):
+class CellVal(Mutable):
     """A closure cell. `content` is a Value, a Lazy, or None when empty; `real` when the cell existed
     before."""
     content: Any = None
     real: Any = None
-    born: int = birth()
     cls = types.CellType
 
 
@@ -401,10 +386,9 @@ class ContextVal(Value):
 
 
 @dataclass(eq=False)
-class GenVal(Value):
+class GenVal(Mutable):
     """A generator: its frame, suspended."""
     frame: Any = None
-    born: int = birth()
     done: bool = False
     started: bool = False
     result: Value | None = None
@@ -412,9 +396,8 @@ class GenVal(Value):
 
 
 @dataclass(eq=False)
-class TracebackVal(Value):
+class TracebackVal(Mutable):
     """The traceback of an exception: the trace has none, so nobody may look into it."""
-    born: int = birth()
     cls = types.TracebackType
 
 

@@ -271,12 +271,6 @@ def dict_contents(tx, obj: ObjVal) -> DictVal | None:
     return obj.contents
 
 
-@BUILDERS.of(types.MappingProxyType)
-def wrap_mapping_proxy(tx, real, kind, source):
-    """A read-only view: of what a constant of the trace shows, a dictionary."""
-    return wrap_dict(tx, dict(real), dict, None) if source is None else None
-
-
 # %% [markdown]
 # A set is guarded as a whole, by value, so it may only contain constants and classes. Its *order* is not part of
 # its value: two equal sets may give their items in different orders. A program that iterates over one depends on
@@ -311,31 +305,29 @@ def order_of(tx, value: Value) -> set:
 # function, and, as far as the program reads it, by its object.
 
 # %%
-@BUILDERS.of(types.MethodType)
-def wrap_method(tx, real, kind, source):
-    guard(tx, source, "TYPE_MATCH", kind)
-    func, self = (wrap(tx, getattr(real, n), part(AttrSource, source, n)) for n in ("__func__", "__self__"))
-    return MethodVal(func=func, self=self, source=source)
+def wrap_parts(tx, real, source, *names) -> list[Value]:
+    """The attributes that an object of this class is made of."""
+    guard(tx, source, "TYPE_MATCH", type(real))
+    return [wrap(tx, getattr(real, n), part(AttrSource, source, n)) for n in names]
+
+
+BUILDERS.update({
+    types.MethodType: lambda tx, real, kind, source: MethodVal(*wrap_parts(tx, real, source, "__func__", "__self__"), source=source),
+    slice: lambda tx, real, kind, source: SliceVal(*wrap_parts(tx, real, source, "start", "stop", "step"), source=source),
+    # a read-only view: of what a constant of the trace shows, a dictionary
+    types.MappingProxyType: lambda tx, real, kind, source: wrap_dict(tx, dict(real), dict, None) if source is None else None,
+})
 
 
 @BUILDERS.of(functools.partial)
 def wrap_partial(tx, real, kind, source):
-    guard(tx, source, "TYPE_MATCH", kind)
-    func, args, keywords = (wrap(tx, getattr(real, n), part(AttrSource, source, n))
-                            for n in ("func", "args", "keywords"))
+    func, args, keywords = wrap_parts(tx, real, source, "func", "args", "keywords")
     named = entries(tx, keywords)
     fields = part(InstanceDictSource, source)
     guard(tx, fields, "DICT_KEYS", tuple(vars(real)))
     attrs = {k: Lazy(v, part(ItemSource, fields, k)) for k, v in vars(real).items()}
     return PartialVal(func=func, args=[realize(tx, a) for a in args.items], attrs=attrs, source=source,
                       kwargs={k: realize(tx, v) for k, (_, v) in named.items()})
-
-
-@BUILDERS.of(slice)
-def wrap_slice(tx, real, kind, source):
-    guard(tx, source, "TYPE_MATCH", kind)
-    return SliceVal(*(wrap(tx, getattr(real, n), part(AttrSource, source, n))
-                      for n in ("start", "stop", "step")), source=source)
 
 
 @BUILDERS.of(types.CellType)

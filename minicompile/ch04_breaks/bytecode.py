@@ -12,8 +12,7 @@
 #
 # Versions differ less than their release notes suggest. 3.11, 3.12 and 3.13 all use two-byte units (opcode,
 # argument), `EXTENDED_ARG` prefixes for large arguments, and `CACHE` units after some opcodes, in which the
-# interpreter keeps what it has learned. `co_code` hides the learned opcodes and shows each cache unit as
-# opcode 0, so we simply count them.
+# interpreter keeps what it has learned. How many belong to an opcode, `dis` knows.
 
 # %%
 from __future__ import annotations
@@ -21,11 +20,11 @@ from __future__ import annotations
 import dis
 from dataclasses import dataclass
 
+from ..ch03_capture import interpreter
 from ..ch03_capture.hook import kept
 from ..errors import Unsupported
 
 OPS = dis.opmap
-CACHE = OPS.get("CACHE", 0)
 EXTENDED_ARG = OPS["EXTENDED_ARG"]
 JUMPS = frozenset(dis.hasjrel)
 LOCAL_OPS = frozenset(dis.haslocal) | frozenset(dis.hasfree)      # their argument is an index into localsplus
@@ -43,8 +42,7 @@ class Instruction:
     target: "Instruction | None" = None
     caches: int = 0
     position: tuple = (None, None, None, None)      # line, end line, column, end column
-    offset: int = -1                                # in the code it was decoded from; -1 for new ones
-    end: int = -1                                   # where its own bytes end there, caches not counted
+    offset: int = -1                                # in the code it was decoded from, behind prefixes; -1 for new ones
 
     @property
     def name(self) -> str:
@@ -74,53 +72,26 @@ def cache_count(name: str) -> int:
 # %% [markdown]
 # ## Taking apart
 #
-# The loop reads two bytes at a time. A prefix `EXTENDED_ARG` shifts its argument into the next instruction's,
-# and cache units are counted and dropped. When all instructions are known, each jump's distance is turned
-# into the instruction it leads to, and each entry of the exception table into a `Handler` that names its
-# first and last instruction.
+# Capture has read the code object already ([chapter 3](ref:minicompile.ch03_capture.interpreter.decode)): prefixes
+# `EXTENDED_ARG` are part of the instruction that follows, and cache units are dropped. What remains is to turn each
+# jump's offset into the instruction that stands there, and each entry of the exception table into a `Handler` that
+# names its first and last instruction.
 
 # %%
 def decode(code) -> tuple[list[Instruction], list[Handler]]:
     """The instructions of a code object with resolved jumps, and its exception handlers."""
-    raw, positions = code.co_code, list(code.co_positions())
-    instructions, at, extended, start = [], {}, 0, None
-    for offset in range(0, len(raw), 2):
-        op, arg = raw[offset], raw[offset + 1]
-        if op == CACHE and instructions and extended == 0:
-            instructions[-1].caches += 1
-            continue
-        start = offset if start is None else start
-        arg |= extended
-        if op == EXTENDED_ARG:
-            extended = arg << 8
-            continue
-        instruction = Instruction(op, arg, None, 0, positions[offset // 2], start, offset + 2)
-        for o in range(start, offset + 2, 2):
-            at[o] = instruction
-        instructions.append(instruction)
-        extended, start = 0, None
-    for i in instructions:
-        if i.op in JUMPS:
-            base = i.end + 2 * i.caches
-            i.target = at[base - 2 * i.arg if "BACKWARD" in i.name else base + 2 * i.arg]
+    known = kept(interpreter.decode, code)
+    instructions = [Instruction(i.opcode, i.arg or 0, None, cache_count(i.opname), tuple(i.positions or (None,) * 4), i.offset)
+                    for i in known.instructions]
+    for made, i in zip(instructions, known.instructions):
+        if i.opcode in JUMPS:
+            made.target = instructions[known.index[i.argval]]
     handlers = []
-    for first, end, target, depth, lasti in parse_exception_table(code.co_exceptiontable):
-        covered = [i for i in instructions if first <= i.offset < end]
+    for entry in known.table:
+        covered = [i for i in instructions if entry.start <= i.offset < entry.end]
         if covered:
-            handlers.append(Handler(covered[0], covered[-1], at[target], depth, lasti))
+            handlers.append(Handler(covered[0], covered[-1], instructions[known.index[entry.target]], entry.depth, entry.lasti))
     return instructions, handlers
-
-
-def parse_exception_table(table: bytes):
-    """Yield (start, end, target, depth, lasti); offsets in bytes, end exclusive."""
-    numbers, value = [], 0
-    for byte in table:
-        value = (value << 6) | (byte & 0x3F)
-        if not byte & 0x40:
-            numbers.append(value)
-            value = 0
-    for start, length, target, depth in zip(*[iter(numbers)] * 4):
-        yield 2 * start, 2 * (start + length), 2 * target, depth >> 1, bool(depth & 1)
 
 
 # %% [markdown]

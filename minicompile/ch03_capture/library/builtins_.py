@@ -45,7 +45,14 @@ HANDLED.update({
     tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real),
     set: lambda tx, items=EMPTY: set_of(tx, items),
     frozenset: lambda tx, items=EMPTY: items if items.cls is frozenset else set_of(tx, items, frozenset),
+    collections.deque: lambda tx, items=EMPTY, maxlen=NONE: ListVal(
+        items=collections.deque(unpack(tx, items), maxlen.value), cls=collections.deque),
+    slice: lambda tx, start, stop=None, step=NONE, /: SliceVal(NONE, start, NONE) if stop is None else SliceVal(start, stop, step),
     dict: lambda tx, other=None, /, **kwargs: filled(tx, DictVal(), other, kwargs),
+    dict.fromkeys: lambda tx, keys, value=NONE: filled(
+        tx, DictVal(), ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)])),
+    collections.defaultdict: lambda tx, factory=NONE, other=None, /, **kwargs: filled(
+        tx, DictVal(cls=collections.defaultdict, factory=None if factory is NONE else factory), other, kwargs),
     collections.OrderedDict: lambda tx, other=None, /, **kwargs: filled(tx, DictVal(cls=collections.OrderedDict), other, kwargs),
 })
 
@@ -60,26 +67,6 @@ def make_tuple(tx, items=EMPTY):
     if type(items) is TupleVal and items.cls is tuple:
         return items
     return TupleVal(items=unpack(tx, items))
-
-
-@handles(collections.defaultdict)
-def make_defaultdict(tx, factory=NONE, other=None, /, **kwargs):
-    return filled(tx, DictVal(cls=collections.defaultdict, factory=None if factory is NONE else factory), other, kwargs)
-
-
-@handles(dict.fromkeys)
-def dict_fromkeys(tx, keys, value=NONE):
-    return filled(tx, DictVal(), ListVal(items=[TupleVal(items=[key, value]) for key in unpack(tx, keys)]))
-
-
-@handles(collections.deque)
-def make_deque(tx, items=EMPTY, maxlen=NONE):
-    return ListVal(items=collections.deque(unpack(tx, items), maxlen.value), cls=collections.deque)
-
-
-@handles(slice)
-def make_slice(tx, start, stop=None, step=NONE, /):
-    return SliceVal(NONE, start, NONE) if stop is None else SliceVal(start, stop, step)
 
 
 @handles(range)
@@ -115,17 +102,12 @@ def own_conversion(tx, value, *names):
             return result
 
 
-@handles(complex)
-def to_complex(tx, *args):
-    return args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args)
-
-
-def converted(function, name):
-    HANDLED[function] = lambda tx, value: own_conversion(tx, value, name) or fold(tx, function, [value])
-
-
-for _function, _method in {math.trunc: "__trunc__", math.floor: "__floor__", math.ceil: "__ceil__"}.items():
-    converted(_function, _method)
+HANDLED.update({
+    complex: lambda tx, *args: args and own_conversion(tx, args[0], "__complex__") or fold(tx, complex, args),
+    math.trunc: lambda tx, value: own_conversion(tx, value, "__trunc__") or fold(tx, math.trunc, [value]),
+    math.floor: lambda tx, value: own_conversion(tx, value, "__floor__") or fold(tx, math.floor, [value]),
+    math.ceil: lambda tx, value: own_conversion(tx, value, "__ceil__") or fold(tx, math.ceil, [value]),
+})
 
 
 @handles(float)
@@ -554,6 +536,7 @@ HANDLED.update({
     torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(
         tx, module, name.value, new),
     torch.nn.Module.__getattr__: lambda tx, module, name: module_child(tx, module, name.value),
+    functools.partial: lambda tx, function, /, *args, **kwargs: PartialVal(func=function, args=list(args), kwargs=kwargs),
     types.MethodType: lambda tx, function, self: MethodVal(func=function, self=self),
     types.SimpleNamespace: lambda tx, /, **attributes: ObjVal(
         real=NEW, cls=types.SimpleNamespace, attrs=attributes),
@@ -564,11 +547,6 @@ HANDLED.update({
 # ## Functions of functions
 
 # %%
-@handles(functools.partial)
-def make_partial(tx, function, /, *args, **kwargs):
-    return PartialVal(func=function, args=list(args), kwargs=kwargs)
-
-
 @handles(inspect.signature)
 def signature(tx, function):
     """The signature of a function or a method, which only its code and its defaults decide."""

@@ -45,7 +45,7 @@ from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
 from ..methods import call_method, method
-from ..operations import contains, equal, fold, set_item, truth, user_errors
+from ..operations import METHODS, contains, equal, fold, set_item, truth, user_errors
 from ..tracer import call, constant_source, guard, location, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
@@ -66,9 +66,7 @@ for _function in (
     HANDLED[_function] = folded(_function)
 
 
-@method(SliceVal, "indices")
-def slice_indices(tx, self, length):
-    return fold(tx, slice.indices, [self, length])
+METHODS[SliceVal, "indices"] = lambda tx, self, length: fold(tx, slice.indices, [self, length])
 
 
 # %% [markdown]
@@ -281,14 +279,11 @@ def reduce_tuple(tx, self, protocol):
     return taken_apart(tx, self.cls, items if hasattr(self.cls, "_fields") else [TupleVal(items=items)])
 
 
-@method(SetVal, "__reduce_ex__")
-def reduce_set(tx, self, protocol):
-    return taken_apart(tx, self.cls, [ListVal(items=unpack(tx, self))])
-
-
-@method(ListVal, "__reduce_ex__")
-def reduce_deque(tx, self, protocol):
-    return taken_apart(tx, self.cls, [TupleVal(), const(self.items.maxlen)], items=iterate(tx, self))
+METHODS.update({
+    (SetVal, "__reduce_ex__"): lambda tx, self, protocol: taken_apart(tx, self.cls, [ListVal(items=unpack(tx, self))]),
+    (ListVal, "__reduce_ex__"): lambda tx, self, protocol: taken_apart(          # of a deque
+        tx, self.cls, [TupleVal(), const(self.items.maxlen)], items=iterate(tx, self)),
+})
 
 
 @method(DictVal, "__reduce_ex__")
