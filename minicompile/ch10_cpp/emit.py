@@ -445,7 +445,9 @@ def emit_cpp(kernel: Kernel) -> KernelSource:
     if isinstance(kernel, KernelList):
         return emit_list(kernel)
     e, function = emitted(kernel, threads=torch.get_num_threads())
-    lines = [pointer_line(e, name, f"pointers[{k}]") for k, name in enumerate(kernel.tensors)]
+    lines = []
+    for k, name in enumerate(kernel.tensors):
+        lines.append(pointer_line(e, name, f"pointers[{k}]"))
     lines += [number_line(s, f"sizes[{i}]") for i, s in enumerate(kernel.symbols)]
     return source_of(kernel, lines + function.lines)
 
