@@ -40,7 +40,7 @@ from ..ch03_capture.methods import call_method
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.tensors import emit
 from ..ch03_capture.tracer import Tracer, call, location, unsupported
-from ..ch03_capture.values import NONE, DictVal, MethodName, TensorVal, TupleVal, Value, birth, const
+from ..ch03_capture.values import NONE, DictVal, MethodName, Mutable, TensorVal, TupleVal, Value, const
 from ..ch03_capture.wrap import part, wrap
 from ..errors import Unsupported
 
@@ -86,11 +86,10 @@ class Crossing(Value):
 
 
 @dataclass(eq=False)
-class Handle(Value):
+class Handle(Mutable):
     """What `register_hook` returns. hooks: those among which it is. location: the line that registered it."""
     hooks: dict
     location: Any
-    born: int = birth()
     cls = torch.utils.hooks.RemovableHandle
 
 
