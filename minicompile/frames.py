@@ -17,7 +17,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import inspect
 import os
@@ -41,7 +40,7 @@ from .config import config
 from .errors import GraphBreakError, InternalError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
 from .learning import explain_miss
 from .stances import Context, contexts, current
-from .versions import FrameState, compile_frame, compiling, model_of, name_of_code, states, warned
+from .versions import FrameState, compile_frame, compiling, model_of, name_of_code, states, warned, without_saved_tensor_hooks
 
 _lock = threading.RLock()
 
@@ -202,13 +201,6 @@ def why_not_here() -> str | None:
         return ("the program has used up half of its recursion limit, and compiling needs the other half. "
                 "Raise it with sys.setrecursionlimit")
     return None
-
-
-def without_saved_tensor_hooks():
-    """The user's hooks are for the tensors that the program saves, not for the fakes of a compilation."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-        return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
 
 
 def watched() -> bool:

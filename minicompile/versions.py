@@ -8,7 +8,11 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
+import sys
+import traceback
 import types
 import weakref
 from contextvars import ContextVar
@@ -185,6 +189,9 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 # graph raises before all side effects that the entry applies. So a graph that has left no trace is forgotten,
 # and the frame evaluated as it is. That would hide a faulty kernel, so the graph as it was captured has to
 # fail, too.
+#
+# What a saved-tensor hook of the program raises is another matter: the graph has run, and the exception is a message to
+# whoever set the hook. Checkpointing stops its second forward pass in this way.
 
 # %%
 CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
@@ -196,16 +203,31 @@ WATCHED_CALL = f"""try:
 """
 
 
+def without_saved_tensor_hooks():
+    """The user's hooks are for the tensors that the program saves, not for those of a compilation or a trial."""
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
+        return contextlib.nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+
+
+def raised_by_hook(error) -> bool:
+    """Whether it comes from the saved-tensor hook that is in force."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    code = hooks and getattr(inspect.unwrap(hooks[0]), "__code__", None)
+    return code is not None and any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
 def graph_refused(gm, eager: bool, grad: bool, *inputs) -> bool:
     """Whether the frame is to be evaluated after its graph has raised. gm: the captured graph, or None if it
     leaves traces. eager: whether it was this graph that ran. grad: the grad mode when it began."""
     torch._C._set_grad_enabled(grad)
-    if gm is None:
+    if gm is None or raised_by_hook(sys.exception()):
         return False
     if eager:
         return True
     try:
-        gm.forward(*inputs)
+        with without_saved_tensor_hooks():
+            gm.forward(*inputs)
     except Exception:
         return True
     finally:

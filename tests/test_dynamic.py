@@ -561,3 +561,20 @@ def test_results_of_varying_size_lie_in_memory_as_in_eager(f, backend):
         x = torch.randn(n, 7)
         assert fast(x).stride() == f(x).stride()
         torch.testing.assert_close(fast(x), f(x))
+
+
+@pytest.mark.parametrize("network", [nn.GRU, nn.LSTM, nn.RNN])
+@pytest.mark.parametrize("packed", (False, True))
+def test_dropout_between_the_layers_of_a_recurrent_network_of_varying_size(network, packed):
+    """PyTorch's version for symbols forgets it."""
+    torch.manual_seed(0)
+    model = network(4, 5, num_layers=3, dropout=0.5, bidirectional=True, batch_first=not packed)
+    fast = minicompile.compile(model, backend="aot_eager", dynamic=True)
+    for n in (3, 4, 7):
+        x = torch.randn(n, 6, 4)
+        x = nn.utils.rnn.pack_sequence([x[0], x[1, :2]]) if packed else x
+        for run in (wanted := [], model), (got := [], fast):
+            torch.manual_seed(1)
+            out, end = run[1](x)
+            run[0].extend((out.data, end, torch.get_rng_state()))
+        torch.testing.assert_close(got, wanted)

@@ -210,6 +210,8 @@ CPU_FORMS = {
 
 def true_form(func, out, operands, device):
     """`out`, the answer of a meta kernel, as the kernel of the device would give it."""
+    if func is aten._native_multi_head_attention.default:       # weights that nobody wants: an empty tensor, really None
+        return out[0], out[1] if out[1].dim() > 1 else None
     if func is aten.convolution.default:
         return _convolution_layout(out, operands[0], operands[1], device)
     if func is aten.linalg_vector_norm.default:

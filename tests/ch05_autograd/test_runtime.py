@@ -1016,3 +1016,30 @@ def test_derivatives_that_look_at_numbers(name):
                     y.backward(tangent.reshape(y.shape))
                     gradients.append(x.grad)
                 torch.testing.assert_close(*gradients, equal_nan=True)
+@pytest.mark.parametrize("backend", ("eager", "aot_eager", "cpp"))
+def test_what_a_saved_tensor_hook_raises_reaches_who_set_it(backend):
+    """Checkpointing around a compiled module stops its second forward pass with an exception from a hook."""
+    class Stop(Exception):
+        pass
+
+    def pack(tensor):
+        seen.append(tensor.shape)
+        if len(seen) == stop:
+            raise Stop
+        return tensor
+
+    seen, stop, model = [], 0, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    fast = minicompile.compile(model, backend=backend)
+    for stop in (0, 1, 0, 2):
+        seen.clear()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            if stop:
+                with pytest.raises(Stop):
+                    fast(torch.randn(2, 4))
+                assert len(seen) == stop
+            else:
+                fast(torch.randn(2, 4))
+    for x in (torch.randn(2, 4, requires_grad=True) for _ in range(3)):
+        gradients = [torch.autograd.grad(torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False).sum(), x)[0]
+                     for f in (fast, model)]
+        torch.testing.assert_close(*gradients)

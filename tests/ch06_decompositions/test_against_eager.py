@@ -161,3 +161,17 @@ def test_the_encoder_layer_of_eager_s_fast_path(dtype, activation, norm_first):
         compiled, exact = minicompile.compile(model), copy.deepcopy(model).double()(x.double())
         assert (compiled(x) - exact).abs().max() <= 2 * (model(x) - exact).abs().max() + torch.finfo(dtype).eps * 4
         torch.testing.assert_close(compiled(x, src_key_padding_mask=mask), model(x, src_key_padding_mask=mask))
+
+
+def test_attention_of_eager_s_fast_path_without_weights():
+    """The operator gives None for weights that nobody wants; its meta kernel gives an empty tensor."""
+    import minicompile
+    model = torch.nn.MultiheadAttention(8, 2, batch_first=True).eval()
+    compiled = minicompile.compile(model)
+    mask = torch.tensor([[False] * 5, [False, False, True, True, True]])
+    with torch.no_grad():
+        for n, wanted in ((4, False), (4, True), (5, False), (6, False)):
+            x = torch.randn(2, n, 8)
+            for given in (None, mask) if n == 5 else (None,):
+                for got, expected in zip(compiled(x, x, x, given, wanted), model(x, x, x, given, wanted), strict=True):
+                    torch.testing.assert_close(got, expected)
