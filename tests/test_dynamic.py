@@ -578,3 +578,11 @@ def test_dropout_between_the_layers_of_a_recurrent_network_of_varying_size(netwo
             out, end = run[1](x)
             run[0].extend((out.data, end, torch.get_rng_state()))
         torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x.sin()[..., None].expand(*x.shape, 3), lambda x: (x.sum(1).broadcast_to(4, x.shape[0]), x * 2),
+    lambda x: x.exp().unfold(0, 2, 1), lambda x: x.cos()[:1].expand_as(x).t(),
+], ids=["expand", "broadcast_to", "unfold", "turned"])
+def test_gradients_of_results_in_which_elements_share_a_place(function):
+    agree(function, [(torch.randn(shape),) for shape in SIZES], graphs=3)
