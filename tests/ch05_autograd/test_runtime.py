@@ -1016,6 +1016,8 @@ def test_derivatives_that_look_at_numbers(name):
                     y.backward(tangent.reshape(y.shape))
                     gradients.append(x.grad)
                 torch.testing.assert_close(*gradients, equal_nan=True)
+
+
 @pytest.mark.parametrize("backend", ("eager", "aot_eager", "cpp"))
 def test_what_a_saved_tensor_hook_raises_reaches_who_set_it(backend):
     """Checkpointing around a compiled module stops its second forward pass with an exception from a hook."""
