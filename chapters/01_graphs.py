@@ -413,11 +413,12 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
 # ## The real one, from end to end
 #
 # One function does the work of a fake operator. It refuses what depends on data, replaces fakes by meta tensors,
-# checks, runs the meta kernel, corrects strides, and wraps the result. An operator that writes in place has to
+# checks, runs the meta kernel, corrects strides, and wraps the result. (It is called for what has not been asked
+# before: programs repeat themselves, and so a fake result is mostly made from a recipe.) An operator that writes in place has to
 # return the very object that it was given, because Python programs compare identities. So `wrap` first looks
 # whether the meta tensor belongs to a fake that was written:
 #
-# %show minicompile.ch01_graphs.fake.fake_call "def wrap" to "return pytree"
+# %show minicompile.ch01_graphs.fake.ask "def wrap" to "return pytree"
 #
 # And `trace` is short, since the recorder does everything:
 #

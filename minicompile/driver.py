@@ -39,7 +39,7 @@ from .ch08_fusion.fuse import FusionOptions, fuse
 from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import warm_up
-from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave
+from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave, without_collection
 from .ch11_runtime.host import compile_apart, compile_schedule
 from .ch11_runtime.numbers import Apart
 from .ch12_training.memory import recompute_in_backward
@@ -156,8 +156,9 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
 
     def lower_half(gm, fakes, *, is_backward):
         try:
-            gm = gm if is_backward else recompute_in_backward(gm)
-            return compile_aten(gm, fakes, rung=rung, is_backward=is_backward, recorded=graphs is not None)
+            with without_collection():          # again, for a backward graph that is compiled when it is needed
+                gm = gm if is_backward else recompute_in_backward(gm)
+                return compile_aten(gm, fakes, rung=rung, is_backward=is_backward, recorded=graphs is not None)
         except Exception as error:
             if run is None:
                 raise                   # and the frame runs eagerly

@@ -23,6 +23,7 @@ import torch
 
 from . import logs
 from .backends import add_size_inputs, compile_graph
+from .ch01_graphs.fake import RECIPES
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import weakly
 from .ch03_capture import hook
@@ -85,6 +86,9 @@ def model_of(args):
 # hand. And while a frame is compiled the program may go on: in other threads, and in finalisers, which run wherever
 # memory is allocated. What they change is seen when the finished guards are checked for the call at hand: one
 # fails. Then the frame is compiled once more. Guards that fail again have another cause, one of ours.
+#
+# A compilation makes hundreds of thousands of small objects, most of which live until its end. Python's collector would
+# walk through all of them again and again, and find nothing: a fifth of the time. So it waits.
 
 # %%
 class GuardFails(RuntimeError):
@@ -92,12 +96,23 @@ class GuardFails(RuntimeError):
 
 
 def compile_frame(state: FrameState, function, args):
+    from .ch11_runtime.cudagraphs import without_collection
+    try:
+        with without_collection():
+            entry = compile_until_it_holds(state, function, args)
+    finally:
+        RECIPES.clear()
+    entries.add_entry(state.cache, entry)
+    return entry
+
+
+def compile_until_it_holds(state: FrameState, function, args):
     try:
         try:
-            entry = compile_version(state, function, args)
+            return compile_version(state, function, args)
         except GuardFails as error:
             logs.tell("again", state=state, why=error)
-            entry = compile_version(state, function, args)
+            return compile_version(state, function, args)
     except (SkipFrame, StrictError, GuardFails):
         raise
     except Exception as error:
@@ -105,9 +120,7 @@ def compile_frame(state: FrameState, function, args):
             raise
         why = f"{type(error).__name__}: {error}"
         logs.tell("specialized", state=state, why=why)
-        entry = compile_version(state, function, args, fixed=why)
-    entries.add_entry(state.cache, entry)
-    return entry
+        return compile_version(state, function, args, fixed=why)
 
 
 def compile_version(state: FrameState, function, args, fixed: str = ""):

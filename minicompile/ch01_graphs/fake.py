@@ -20,6 +20,7 @@ import contextlib
 import functools
 import re
 import weakref
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -157,12 +158,16 @@ FLOATS_ARE_DATA = {op for name in (
     for op in [getattr(getattr(aten, packet, None), kind or "default", None)] if op is not None}
 
 
+def leaves(args, kwargs) -> list:
+    """The arguments of an operator, which are tensors, numbers, other things, and lists of such."""
+    return [x for a in (*args, *kwargs.values()) for x in (a if isinstance(a, (list, tuple)) else (a,))]
+
+
 def settle_floats(func, args, kwargs):
     """The arguments, with symbolic floats fixed to their present values (by guards) unless they are data."""
     if func in FLOATS_ARE_DATA:
         return args, kwargs
-    leaves = pytree.tree_leaves((args, kwargs))
-    if not any(isinstance(x, torch.SymFloat) for x in leaves):
+    if not any(isinstance(x, torch.SymFloat) for x in leaves(args, kwargs)):
         return args, kwargs
     return pytree.tree_map(lambda x: x.node.guard_float() if isinstance(x, torch.SymFloat) else x,
                            (args, kwargs))
@@ -304,19 +309,112 @@ def _kernel_refuses(func, flat, spec):
 
 
 # %% [markdown]
-# ### One call
+# ### Asked before
+#
+# A program asks the same question again and again: each of a hundred equal layers, and each of the stages that run
+# the program, wants to know what an addition of two such tensors gives. A meta kernel, many of which are Python,
+# takes fifty microseconds to answer. So answers are kept, under all that they depend on: the operator, how each tensor
+# lies, and every number that is not data. They are forgotten when the compilation is over.
+#
+# Kept is a *recipe*, and each call makes tensors of its own from it: in new memory, or as views of the first argument.
+# An operator that writes is asked each time, and so are operators of users, which may change. Where sizes are symbolic,
+# so is every operator, since an answer may need a guard.
+
+# %%
+NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
+PLAIN = frozenset((int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format))
+RECIPES: dict[tuple, Any] = {}
+
+
+class NotKept(Exception):
+    """A question or an answer that is of one call only."""
+
+
+@functools.cache
+def _may_be_kept(func) -> bool:
+    return func.namespace in NAMESPACES and func.overloadpacket not in STRIDED and func not in NUMBERS and not func._schema.is_mutable
+
+
+def _asked(x, floats: bool):
+    """What an answer may depend on, of one argument. floats: whether the values of floats are none of it."""
+    kind = type(x)
+    if floats and (kind is float or kind is torch.SymFloat):
+        return float
+    if kind is FakeTensor and not x._has_symbolic_sizes_strides and not x.dtype.is_complex:
+        meta = x.meta
+        return meta.shape, meta.stride(), meta.storage_offset(), meta.dtype, x.device
+    if kind in PLAIN or kind is torch.device and (x.type != "cuda" or x.index is not None):
+        return kind, x
+    if isinstance(x, (list, tuple)):
+        return tuple([_asked(item, floats) for item in x])
+    raise NotKept
+
+
+class View:
+    """In a recipe: memory of the first argument."""
+
+
+def _recipe(x, first, memory: set):
+    """How to make a result like `x`. memory: the storages of the arguments, and of results that were met before."""
+    kind = type(x)
+    if kind in PLAIN:
+        return kind, x
+    if kind is list or kind is tuple:
+        return kind, [_recipe(item, first, memory) for item in x]
+    if kind is not FakeTensor or x.dtype.is_complex or x.meta.is_neg():
+        raise NotKept
+    sizes, strides, offset = form = _form(x)
+    if type(first) is FakeTensor and storage_key(x) == storage_key(first) and x.dtype == first.dtype and x.device == first.device:
+        return View, form
+    if storage_key(x) in memory or offset or \
+            x.meta.untyped_storage().nbytes() != (0 if 0 in sizes else _length(form) * x.dtype.itemsize):
+        raise NotKept
+    memory.add(storage_key(x))
+    return kind, (sizes, strides, x.dtype, x.device)
+
+
+def _made(kind, how, first):
+    """A result by its recipe."""
+    if kind is FakeTensor:
+        sizes, strides, dtype, device = how
+        return FakeTensor(torch.empty_strided(sizes, strides, dtype=dtype, device="meta"), device)
+    if kind is View:
+        return FakeTensor(first.meta.as_strided(*how), first.device)
+    return kind([_made(*part, first) for part in how]) if kind is list or kind is tuple else how
+
+
+def fake_call(func, args, kwargs):
+    """Run one ATen operator on fakes, or make again what it gave for such arguments."""
+    if not _may_be_kept(func):
+        return ask(func, args, kwargs)
+    floats = func in FLOATS_ARE_DATA
+    try:
+        key = func, torch.get_default_dtype(), _asked(args, floats), tuple(kwargs), _asked(tuple(kwargs.values()), floats)
+    except NotKept:
+        return ask(func, args, kwargs)
+    first = args[0] if args else None
+    if (recipe := RECIPES.get(key)) is not None:
+        return _made(*recipe, first)
+    out = ask(func, args, kwargs)
+    with contextlib.suppress(NotKept):
+        recipe = _recipe(out, first, {storage_key(x) for x in leaves(args, kwargs) if isinstance(x, FakeTensor)})
+        RECIPES[key] = recipe
+    return out
+
+
+# %% [markdown]
+# ### One question
 #
 # Everything comes together here: refuse what depends on data, unwrap the fakes, run the meta kernel, correct
 # the strides of its result, and wrap it, or hand back the fake that an in-place operator was given.
 #
-# Read `fake_call` in four parts. First come the refusals. Then the device is decided by the tensors among the
+# Read `ask` in four parts. First come the refusals. Then the device is decided by the tensors among the
 # arguments, and every fake is replaced by its meta tensor. `run_meta` runs the meta kernel and corrects its answer
 # where it is known to be wrong (`corrections.py`); each `except` names a way in which a meta kernel can fail to
 # answer. At the end come the operators that write. Their schema says which arguments they write to, and the fakes
 # of those are returned as they are; all other results get new fakes.
 
 # %%
-NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
 # Fused optimizers: not all of them have meta kernels, and none with the learning rate in a tensor
 FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
          for packet in [getattr(aten, f"_fused_{name}{form}")] for kind in ("default", "tensor_lr")}
@@ -337,7 +435,7 @@ WITHOUT_META = {aten._ctc_loss.default: _ctc_loss,
                     log_probs, memory_format=torch.contiguous_format)}
 
 
-def fake_call(func, args, kwargs):
+def ask(func, args, kwargs):
     """Run one ATen operator on fakes: meta kernel inside, pretended device outside. Real tensors among the
     arguments (constants the program closed over) take part through their metadata."""
     if func in NUMBERS:

@@ -135,7 +135,7 @@ def map_args(fn: Callable[[Any], Any], args):
     """Apply `fn` to every leaf of a node's arguments (nodes, sizes, constants). Keeps tuples, lists, dicts
     and slices, which pytree would not enter."""
     if isinstance(args, (tuple, list)):
-        return type(args)(map_args(fn, a) for a in args)
+        return type(args)([map_args(fn, a) for a in args])
     if isinstance(args, dict):
         return {k: map_args(fn, v) for k, v in args.items()}
     if isinstance(args, slice):

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import Unsupported
 from .fake import DispatchMode, FakeTensor, fake_call, settle_floats
-from .graph import call_node, graph_module, interpret
+from .graph import call_node, graph_module, interpret, map_args
 from .shapes import NUMBERS, expr_of, is_symbolic
 
 aten = torch.ops.aten
@@ -137,7 +137,7 @@ class Recorder(DispatchMode):
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])
         args, kwargs = settle_floats(func, args, kwargs)
-        node_args, node_kwargs = pytree.tree_map(self.node_of, (args, kwargs))
+        node_args, node_kwargs = map_args(self.node_of, (args, kwargs))
         target = func
         if func in IN_PLACE_VIEWS:
             target = IN_PLACE_VIEWS[func]

@@ -35,6 +35,7 @@
 # %%
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,7 +46,7 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.floats import Float
-from ..ch01_graphs.graph import copy_provenance, graph_module
+from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, memory_order, overlap, same_layout
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
@@ -150,7 +151,7 @@ def fake_args(tree, env: ShapeEnv | None):
             return torch.SymFloat(FloatNode(x, env))
         return torch.SymInt(SizeNode(x, env)) if isinstance(x, Expr) else x
 
-    return pytree.tree_map(convert, tree)
+    return map_args(convert, tree)
 
 
 def emit(f: Functionalizer, target, args=(), kwargs=None, val=None) -> fx.Node:
@@ -354,7 +355,7 @@ def read_args(f: Functionalizer, tree):
             return x
         entry = f.env[x]
         return read(f, entry) if isinstance(entry, Alias) else entry
-    return pytree.tree_map(convert, tree)
+    return map_args(convert, tree)
 
 
 def fresh(fake, node: fx.Node) -> Alias:
@@ -365,8 +366,8 @@ def fresh(fake, node: fx.Node) -> Alias:
 def viewed_argument(node: fx.Node, val: FakeTensor) -> fx.Node | None:
     """The tensor argument whose memory the result `val` of `node` shows, if any."""
     key = storage_key(val)
-    for arg in pytree.tree_leaves((node.args, node.kwargs)):
-        fake = arg.meta["val"] if isinstance(arg, fx.Node) else None
+    for arg in node.all_input_nodes:
+        fake = arg.meta["val"]
         if isinstance(fake, FakeTensor) and storage_key(fake) == key:
             return arg
     return None
@@ -454,25 +455,29 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
 
 # %%
 def check_no_overlap(f: Functionalizer, node: fx.Node, targets: list) -> None:
-    operands = [f.env[a] for a in node.all_input_nodes]
+    operands: dict[int, list[Alias]] = {}               # by their memory
+    for alias in (f.env[a] for a in node.all_input_nodes):
+        if isinstance(alias, Alias):
+            operands.setdefault(id(alias.memory), []).append(alias)
     for target in pytree.tree_leaves(targets):
         if not isinstance(target, fx.Node) or not isinstance(target.meta["val"], FakeTensor):
             continue
         val, memory = f.env[target].fake, f.env[target].memory
         if not each_has_its_place(val):
             raise Unsupported(f"{node.target} writes to a tensor that overlaps itself")
-        if any(is_in(memory, a) and overlap(val, a.fake) for a in operands):
+        if any(overlap(val, a.fake) for a in operands[id(memory)]):
             raise Unsupported(f"{node.target} writes to a tensor that overlaps one that it reads")
+    last: dict[int, float] = {}                         # the last place at which each memory is read: after all, if not from a list
+    for argument in node.args:
+        whole = not isinstance(argument, (list, tuple))
+        for i, a in enumerate([argument] if whole else argument):
+            if isinstance(a, fx.Node) and isinstance(f.env[a], Alias):
+                memory = id(f.env[a].memory)
+                last[memory] = max(last.get(memory, -1), math.inf if whole else i)
     for tensors in targets:
         for i, target in enumerate(tensors if isinstance(tensors, (list, tuple)) else ()):
-            later = [a[i + 1:] if isinstance(a, (list, tuple)) else a for a in node.args]
-            if any(is_in(f.env[target].memory, f.env[a]) for a in pytree.tree_leaves(later)
-                   if isinstance(a, fx.Node)):
+            if last.get(id(f.env[target].memory), -1) > i:
                 raise Unsupported(f"{node.target} writes to a tensor before it reads it")
-
-
-def is_in(memory: Memory, entry) -> bool:
-    return isinstance(entry, Alias) and entry.memory is memory
 
 # %% [markdown]
 # ## One write, replaced

@@ -26,7 +26,9 @@ import functools
 from typing import Callable
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
+
+from ..ch01_graphs.fake import leaves
 
 aten = torch.ops.aten
 TABLE: dict[torch._ops.OpOverload, Callable] = {}
@@ -52,7 +54,7 @@ def decomposition(*names: str, complex: bool = False, float32: bool = False):
 
         @functools.wraps(fn)
         def real_only(*args, **kwargs):
-            if any(isinstance(t, torch.Tensor) and t.is_complex() for t in tree_leaves((args, kwargs))):
+            if any(t.is_complex() for t in leaves(args, kwargs) if isinstance(t, torch.Tensor)):
                 return NotImplemented
             return fn(*args, **kwargs)
 
@@ -127,7 +129,7 @@ def in_float32(fn):
 
     @functools.wraps(fn)
     def widened(*args, **kwargs):
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = [t for t in leaves(args, kwargs) if isinstance(t, torch.Tensor)]
         if not any(t.dtype in HALF for t in tensors):
             return fn(*args, **kwargs)
         dtype = promoted(*(t for t in tensors if t.is_floating_point()))

@@ -217,14 +217,14 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
     pool: dict[tuple, list[tuple[int, str]]] = {}        # dead memory: (step of death, name)
     for k, step in enumerate(steps):
         plan, taken = plans[k], set()
+        own = [d for d in dying.get(k, ()) if d in program.owned or times.birth.get(d, k) < k]
+        donors = _donors(program, step, own) if reuse else {}
         for n in written_by(step):
             if times.birth.get(n) != k or isinstance(step, Extern) and step.op not in OUT_FORMS:
                 continue
             donor = None
             if reuse:
-                own = [d for d in dying.get(k, ())
-                       if d not in taken and (d in program.owned or times.birth.get(d, k) < k)]
-                donor = _in_place(program, step, n, own)
+                donor = _in_place(b[n], donors, taken)
                 if donor is not None:
                     live[k] -= nbytes(b[n])          # one memory, not two, during this step
                 else:
@@ -292,16 +292,27 @@ def _postpone_frees(plans: list[StepPlan]) -> None:
 # value, because code generators recompute local values from their inputs.
 
 # %%
-def _in_place(program: Program, step, name: str, candidates: list[str]) -> str | None:
-    if not isinstance(step, Kernel) or program.buffers[name].alias_of is not None:
-        return None
-    b = program.buffers
-    pieces = pieces_of(step)
-    for x in candidates:
-        if x in step.inputs and _memory_class(b[x]) == _memory_class(b[name]) and b[x].alias_of is None:
-            same = {n for n in step.inputs + step.outputs if root_of(b, n) == x}
-            if all(name in p.outputs or x not in p.inputs for p in pieces) and \
-                    any(overwrites_safely(p, x, name, same) for p in pieces):
+def _donors(program: Program, step, dying: list[str]) -> dict[tuple, list[tuple[str, list[Kernel], set[str]]]]:
+    """What a kernel may write over, by class of memory: the name, the pieces of the kernel that read it, and all its names there."""
+    if not isinstance(step, Kernel):
+        return {}
+    b, readers, names = program.buffers, {}, {}
+    for piece in pieces_of(step):
+        for n in piece.inputs:
+            readers.setdefault(n, []).append(piece)
+    for n in step.inputs + step.outputs:
+        names.setdefault(root_of(b, n), set()).add(n)
+    donors: dict[tuple, list] = {}
+    for x in dying:
+        if x in readers and b[x].alias_of is None:
+            donors.setdefault(_memory_class(b[x]), []).append((x, readers[x], names[x]))
+    return donors
+
+
+def _in_place(new: Buffer, donors: dict, taken: set[str]) -> str | None:
+    if new.alias_of is None:
+        for x, pieces, names in donors.get(_memory_class(new), ()):
+            if x not in taken and all(new.name in p.outputs and overwrites_safely(p, x, new.name, names) for p in pieces):
                 return x
     return None
 

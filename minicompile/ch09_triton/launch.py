@@ -33,6 +33,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+from array import array
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -335,8 +336,10 @@ class Pending:
 # %% [markdown]
 # ## Tables
 #
-# The kernel of a list reads addresses from memory, so somebody writes them there. Parameters, gradients and optimizer
-# state mostly stay where they are, and a table is made once per set of addresses; `ListKernel` keeps the last few.
+# The kernel of a list reads addresses from memory, so somebody writes them there. A row of the table has the first
+# program of a piece, its parameters and the addresses of its tensors. All but the addresses is known beforehand, so a
+# table is a copy of `form` with the addresses in the columns that are theirs. Parameters and optimizer state stay where
+# they are; where gradients do as well, a table serves again, and `ListKernel` keeps the last few.
 #
 # A CUDA graph that uses a known table shares it. One with other addresses (its inputs are copied into its pool) writes a table of its own,
 # at each replay, since memory of the pool serves others in between: a copy from pinned memory, which must
@@ -354,7 +357,13 @@ class ListKernel:
         self.source, self.load, self.aligned = source, load, load(source)
         self.unaligned: Callable | None = None
         self.pieces, self.count = source.options["pieces"], source.options["tensors"]
-        self.piece_of = torch.repeat_interleave(torch.tensor([n for n, _, _ in self.pieces])).int()
+        programs = torch.tensor([n for n, _, _ in self.pieces], device="cpu")
+        self.piece_of = torch.repeat_interleave(programs).int()
+        first = (programs.cumsum(0) - programs).tolist()
+        rows = [[start, *parameters, *own] for start, (_, parameters, own) in zip(first, self.pieces)]
+        self.form = torch.tensor(rows, device="cpu")
+        self.addressed = len(rows[0]) - len(self.pieces[0][2])     # the column from which on there are addresses
+        self.own = self.form[:, self.addressed:].clone()
         self.tables: dict[tuple[int, ...], tuple[Callable, torch.Tensor]] = {}
         self.slots: list[torch.Tensor] = []
         self.recorded: list = []                         # what graphs may use as long as they live
@@ -373,7 +382,7 @@ class ListKernel:
         recording = on_gpu and torch.cuda.is_current_stream_capturing()
         known = self.tables.get(addresses)
         if known is None:
-            kernel, table = self.choose(addresses), torch.tensor(self.rows(addresses))
+            kernel, table = self.choose(addresses), self.table(addresses)
             if recording:
                 if not self.slots:
                     raise RuntimeError(f"a kernel of a list of tensors has tables for {SLOTS} recordings")
@@ -395,13 +404,11 @@ class ListKernel:
         kernel, table = known
         kernel(self.piece_of, table, *args[self.count:])
 
-    def rows(self, addresses: tuple[int, ...]) -> list[int]:
+    def table(self, addresses: tuple[int, ...]) -> torch.Tensor:
         """For each piece: its first program, its parameters, the addresses of its tensors."""
-        rows, first = [], 0
-        for programs, parameters, own in self.pieces:
-            rows += [first, *parameters, *(addresses[i] for i in own)]
-            first += programs
-        return rows
+        table = self.form.clone()
+        table[:, self.addressed:] = torch.frombuffer(array("q", addresses), dtype=torch.int64)[self.own]
+        return table.flatten()
 
     def choose(self, addresses: tuple[int, ...]) -> Callable:
         """The version of the kernel for these addresses."""

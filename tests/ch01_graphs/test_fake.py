@@ -194,12 +194,57 @@ def test_kernels_that_trust_their_pivots_are_not_asked_with_zeros(op, factor, mo
     asked = []
     monkeypatch.setattr(fake, "_kernel_refuses", lambda func, flat, spec: asked.append(func))
     monkeypatch.setattr(fake, "_ACCEPTED", set())
+    monkeypatch.setattr(fake, "RECIPES", {})
     solve = getattr(torch.ops.aten, f"linalg_{op}").default
     mode, matrix = fake.FakeMode(), torch.eye(3) + 1
     tensors = [mode.from_real(t) for t in (*factor(matrix), torch.ones(3, 2))]
     assert fake.fake_call(solve, tuple(tensors), {}).shape == (3, 2) and solve not in asked
     fake.fake_call(torch.ops.aten.mul.Tensor, (tensors[0], tensors[0]), {})
     assert asked == [torch.ops.aten.mul.Tensor]
+
+
+aten = torch.ops.aten
+ASKED_TWICE = {
+    "new memory": lambda x, y: (aten.add.Tensor, (x, y)), "a number": lambda x, y: (aten.mul.Tensor, (x, 2.5)),
+    "turned": lambda x, y: (aten.add.Tensor, (x.t(), y.t())), "a view": lambda x, y: (aten.view.default, (x, [2, 12])),
+    "a view of a view": lambda x, y: (aten.t.default, (x[2:],)), "views": lambda x, y: (aten.split.Tensor, (x, 3)),
+    "a view that the schema hides": lambda x, y: (aten._unsafe_view.default, (x, [24])),
+    "several results": lambda x, y: (aten.native_layer_norm.default, (x, [4], None, None, 1e-5)),
+    "a list": lambda x, y: (aten._foreach_add.List, ([x, y], [y, x[:, :1]])), "no memory": lambda x, y: (aten.neg.default, (x[:0],)),
+    "written": lambda x, y: (aten.add_.Tensor, (x, y)), "made": lambda x, y: (aten.full.default, ([2, 3], 1.5)),
+}
+
+
+@pytest.mark.parametrize("name", ASKED_TWICE)
+def test_a_result_that_is_made_again_is_as_the_first(name, monkeypatch):
+    """A recipe gives what the meta kernel gave: where the elements lie, and whose memory it is."""
+    monkeypatch.setattr(fake, "RECIPES", {})
+
+    def result(call):
+        tensors = [fake.FakeTensor(torch.empty(6, 4, dtype=dtype, device="meta"), torch.device("cpu"))
+                   for dtype in (torch.float32, torch.float64)]
+        op, args = ASKED_TWICE[name](*tensors)
+        out = call(op, args, {})
+        memory = list(map(fake.storage_key, tensors))
+        found = [out] if isinstance(out, torch.Tensor) else list(out)
+        keys = [fake.storage_key(t) for t in found]
+        return type(out), [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.meta.untyped_storage().nbytes(),
+                            memory.index(k) if k in memory else keys.index(k) + 2, [t is x for x in tensors])
+                           for t, k in zip(found, keys)]
+    expected = result(fake.ask)
+    assert [result(fake.fake_call) for _ in range(3)] == [expected] * 3
+    assert len(fake.RECIPES) >= (name != "written")
+
+
+def test_a_recipe_is_not_used_under_another_default_dtype():
+    found = []
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            found.append(fake.fake_call(aten.full.default, ([2], 1.5), {}).dtype)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert found == [torch.float32, torch.float64, torch.float32]
 
 
 @contextlib.contextmanager
