@@ -340,7 +340,7 @@ def _asked(x, floats: bool):
     kind = type(x)
     if floats and (kind is float or kind is torch.SymFloat):
         return float
-    if kind is FakeTensor and not x._has_symbolic_sizes_strides and not x.dtype.is_complex:
+    if kind is FakeTensor and not (x._has_symbolic_sizes_strides or x.dtype.is_complex or x.meta.is_neg()):
         meta = x.meta
         return meta.shape, meta.stride(), meta.storage_offset(), meta.dtype, x.device
     if kind in PLAIN or kind is torch.device and (x.type != "cuda" or x.index is not None):
