@@ -219,8 +219,9 @@ def with_spent_history(tensor, retains_grad):
 
 # %% [markdown]
 # A leaf that the trace has made leaves as a new leaf. Nothing else that leaves may lead back to it, since the graph
-# has another one. And where a history is not used up, a later `backward()` comes through it without the hooks that the trace has
-# seen. Either ends the graph before the leaf, or the hook, is made.
+# has another one; nor to such leaves only, since then the graph does not know that it requires a gradient. And
+# where a history is not used up, a later `backward()` comes through it without the hooks that the trace has seen.
+# Each of these ends the graph before the leaf, or the hook, is made.
 
 # %%
 def new_leaf(tensor):
@@ -241,13 +242,15 @@ def refuse_hooks(ep, value):
         refuse_to_leave(ep, "a tensor on which a hook waits, or that depends on one,", hooks[0])
 
 
-def refuse_two_leaves(ep):
-    made = [v for v in ep.unspent if v.fake.grad_fn is None and not v.fake._is_view()]
-    for value in ep.unspent if made else ():
-        leaves = leaves_in(history_of([value.fake]))
+def refuse_made_leaves(ep):
+    for value in ep.unspent:
+        history = history_of([value.fake])
+        leaves = [ep.tx.tensor_of_fake[key] for key in leaves_in(history) if key in ep.tx.tensor_of_fake]
+        made = [leaf for leaf in leaves if leaf.real is None]
+        alone = len(made) == len(leaves) and not any(type(n).__name__ == "EnterBackward" for n in history)
         for leaf in made:
-            if id(leaf.fake) in leaves:
-                refuse_to_leave(ep, "a leaf that the function has made, together with what depends on it,", leaf)
+            if alone or leaf in ep.unspent:
+                refuse_to_leave(ep, "a tensor that depends on a leaf that the function has made", leaf)
 
 
 # %% [markdown]
@@ -471,7 +474,7 @@ def write_effects(ep: Epilogue):
     for leaf, hooks in (*ep.tx.effects.hooks.items(), *ep.tx.effects.later_hooks.items()):
         if hooks and leaf.source is not None:
             refuse_to_leave(ep, "a tensor with a hook that the function has registered", next(iter(hooks)))
-    refuse_two_leaves(ep)
+    refuse_made_leaves(ep)
     for function, args, kwargs in ep.tx.effects.calls:
         ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
 

@@ -298,6 +298,11 @@ def with_its_leaf(net, x, y):
     return z, net(x + z).sum()
 
 
+def of_its_leaf_only(net, x, y):
+    z = torch.ones(6, requires_grad=True)
+    return (z * x).sum()
+
+
 def used_before(net, x, y):
     out = (x * 2).sum()
     x.requires_grad_()
@@ -308,6 +313,7 @@ def used_before(net, x, y):
 BREAKS = {later: ("a hook waits", "register_hook"), after_a_use: ("used before", "register_hook"),
           written_afterwards: ("that was written to", "backward"),
           stays_on_a_parameter: ("has registered", "register_hook"), with_its_leaf: ("a leaf that the function has made", "torch.zeros"),
+          of_its_leaf_only: ("a leaf that the function has made", "torch.ones"),
           used_before: ("graph has used", "requires_grad_")}
 
 
