@@ -306,7 +306,9 @@ def reading_inputs(lines: list[str], sources) -> list[str]:
     def shorter(line: str) -> str:
         target, equals, value = line.partition(" = ")
         owner = target.removesuffix(".grad")
-        return at[owner] + target[len(owner):] + equals + value if owner in at else target + equals + at.get(value, value)
+        if owner != target and owner in at:              # any other target is a place that an input was read from
+            target = f"{at[owner]}.grad"
+        return target + equals + at.get(value, value)
     return list(map(shorter, lines))
 
 

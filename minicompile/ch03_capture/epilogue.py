@@ -174,7 +174,7 @@ def differentiable_text(ep, value):
     if effects.points or effects.hooks or effects.retained:
         refuse_hooks(ep, value)
     ep.unspent.append(value)
-    if value.fake.grad_fn is None and not value.fake._is_view():
+    if not value.fake._is_view() and value.fake.grad_fn is None:
         return f"{pool(ep, new_leaf)}({output_text(ep, value.node)})"
     ep.names[value] = output_text(ep, value.node)
     return ep.names[value]
@@ -191,9 +191,17 @@ def output_text(ep, node) -> str:
 # gradient, and asking for one is an error, the one that eager raises.
 
 # %%
+def known_history(fake) -> set:
+    """The history of a tensor; of a view that autograd has made invalid, which raises when it is asked, none."""
+    try:
+        return history_of([fake])
+    except RuntimeError:
+        return set()
+
+
 def is_consumed(tx, fake) -> bool:
     """Whether a backward pass in the trace has freed what the derivative of `fake` needs."""
-    return not tx.effects.consumed.isdisjoint(history_of([fake]))
+    return not tx.effects.consumed.isdisjoint(known_history(fake))
 
 
 class Spent(torch.autograd.Function):
@@ -233,7 +241,7 @@ def leaves_in(history) -> dict:
 
 
 def refuse_hooks(ep, value):
-    effects, history = ep.tx.effects, history_of([value.fake])
+    effects, history = ep.tx.effects, known_history(value.fake)
     leaves = leaves_in(history)
     hooks = [h for node, point in effects.points.items() if node in history for h in point.hooks]
     hooks += [h for leaf, found in effects.hooks.items() if leaf.source is None and id(leaf.fake) in leaves for h in found]
@@ -244,7 +252,7 @@ def refuse_hooks(ep, value):
 
 def refuse_made_leaves(ep):
     for value in ep.unspent:
-        history = history_of([value.fake])
+        history = known_history(value.fake)
         leaves = [ep.tx.tensor_of_fake[key] for key in leaves_in(history) if key in ep.tx.tensor_of_fake]
         made = [leaf for leaf in leaves if leaf.real is None]
         alone = len(made) == len(leaves) and not any(type(n).__name__ == "EnterBackward" for n in history)

@@ -11,10 +11,10 @@ def test_what_is_an_input_is_read_from_the_inputs():
     gradient = AttrSource(weight, "grad")
     path = weight.text()
     lines = [f"{path}.grad = None", f"__t1 = {path}", f"__t2 = {path}.grad", f"__t3 = {path}.data", "__t4 = x", "__t1.grad = __out[0]",
-             "return __out[1]"]
+             f"{path} = __out[1]", "return __out[1]"]
     assert reading_inputs(lines, [LocalSource("x"), weight]) == [
         "__inputs[1].grad = None", "__t1 = __inputs[1]", f"__t2 = {path}.grad", f"__t3 = {path}.data", "__t4 = x", "__t1.grad = __out[0]",
-        "return __out[1]"]
+        f"{path} = __out[1]", "return __out[1]"]
     assert reading_inputs(lines, [gradient, weight])[2] == "__t2 = __inputs[0]"
     assert reading_inputs(lines, []) == lines
 
