@@ -284,11 +284,11 @@ Table(["stage", "milliseconds"], [(stage, f"{1000 * t:.1f}") for stage, t in fou
 #
 # ## What torch.compile does differently
 #
-# The stages are the same, and so is their order. The names differ: TorchDynamo is chapters 2 to 4,
-# AOTAutograd is chapters 5 and 12, TorchInductor is chapters 6 to 11. [A map](../internals_map.html) pairs its
-# parts with ours, and [a glossary](../glossary.html) explains the terms. The largest difference is size.
-# The other recurring one is that this compiler writes Python text and lets Python compile it where
-# torch.compile assembles bytecode.
+# The stages are the same, and so is their order. The names differ: TorchDynamo is chapters 2 to 4, AOTAutograd is
+# chapter 5, TorchInductor is chapters 6 to 11, and compiled autograd and compiled optimizers are chapter 12.
+# [A map](../internals_map.html) pairs its parts with ours, and [a glossary](../glossary.html) explains the terms. The
+# largest difference is size. The other recurring one is that this compiler writes Python text and lets Python compile
+# it where torch.compile assembles bytecode.
 #
 # ## Read on
 #

@@ -542,12 +542,13 @@ Walk(
 #
 # ### The cut is where the search ends
 #
-# Look at the moment when the search fails. Mark all places from which T can still be reached. Every pipe that
-# leads from an unmarked place into a marked one is full, or its beginning would have been marked. So together
-# these pipes carry all of the flow. A set of pipes whose removal separates S from T is called a *cut*, and
-# all water has to pass through any cut, so no flow is larger than any cut. Here is a cut that is exactly as
-# large as the flow, so the flow is the largest and the cut the smallest. That is the theorem of Ford and
-# Fulkerson, and its proof is the paragraph that you have just read.
+# Look at the moment when the search fails. Mark all places from which T can still be reached. Every pipe that leads
+# from an unmarked place into a marked one is full, or its beginning would have been marked. S is unmarked, or there
+# would be one more path. And no water flows from a marked place back to an unmarked one, since it could be taken back,
+# and that place would have been marked. So together these pipes carry all of the flow. A set of pipes whose removal
+# separates S from T is called a *cut*, and all water has to pass through any cut, so no flow is larger than any cut.
+# Here is a cut that is exactly as large as the flow, so the flow is the largest and the cut the smallest. That is the
+# theorem of Ford and Fulkerson, and its proof is the paragraph that you have just read.
 
 # %%
 marked, queue = {"T"}, ["T"]
@@ -738,8 +739,8 @@ drawing(
 # to it; then it is in `joint.mutated`. Or the user may write to it between forward and backward. If eager saves
 # this input, autograd notices the write and raises an error, in compiled code as in eager. If eager saves it
 # nowhere, then eager gives the right gradient after the write, and so must we. Such an input is in
-# `joint.exposed`. An input in neither of the two is safe, and so are a module's parameters, which change between
-# steps. An input that is not safe has to be copied, which is a read and a write:
+# `joint.exposed`. An input in neither of the two is safe. A module's parameters count as safe, too, because they change
+# only after backward. An input that is not safe has to be copied, which is a read and a write:
 #
 # %show minicompile.ch05_autograd.partition.is_safe
 #
@@ -797,15 +798,16 @@ for words, nodes in (("everything that backward reads", crossing(made, halves)),
 Table(["what is kept", "bytes", "which values"], rows)
 
 # %% [markdown]
-# Eager keeps one tensor for each operator of the formula, since none knows of its neighbours. The joint graph
-# as it stands reads five. The cut goes through the result of the matrix product alone: everything else in the
-# formula can be computed from it, in the backward kernel, from a value that this kernel has to load in any
-# case.
+# Eager keeps four tensors, since no operator knows of its neighbours: the input of the power, the result of tanh, and
+# both operands of the last product. Adding something and multiplying by a number keep nothing. The joint graph as it
+# stands reads five. Besides the input `x`, which is free, the cut goes through the result of the matrix product alone:
+# everything else in the formula can be computed from it, in the backward kernel, from a value that this kernel has to
+# load in any case.
 #
 # ### A case in which computing again costs time
 #
-# Nothing said so far keeps the cut from computing a matrix product a second time. If bytes were all that counts, it
-# would save the inputs, which are free, and nothing else. The policy against that stands in one function:
+# The prices alone would let backward compute matrix products again: they count bytes, and inputs are free. That is why a
+# product got a pipe from the source. The policy that decides which values get one stands in one function:
 #
 # %show minicompile.ch05_autograd.partition.must_not_recompute
 #
@@ -860,9 +862,10 @@ rows = [(words, *facts, f"{1e3 * min(seconds[words]):.1f} ms") for words, (_, *f
 Table(["policy", "kept for backward", "products in a step", "one step"], rows)
 
 # %% [markdown]
-# Without the policy only one of the products is kept, and backward runs the others again. Where memory is
-# short that can be the right trade, and it is what `torch.utils.checkpoint` asks for; a program that uses it
-# is compiled with its marks respected. As a default it is the wrong one.
+# Without the policy only the result of the first relu is kept, and backward runs the other two products again. (Not
+# the first as well: its operand `a` is exposed, so computing it again would need a copy of `a`.) Where memory is
+# short that can be the right trade, and it is what `torch.utils.checkpoint` asks for; a program that uses it is
+# compiled with its marks respected. As a default it is the wrong one.
 
 # %% [markdown] tags=["page"]
 # ## The running example

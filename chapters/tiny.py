@@ -1472,8 +1472,8 @@ def partition(joint):
 
 
 # %% [markdown]
-# GELU as GPT-2's code spells it has eight operations, and eager keeps four of their results for the backward pass.
-# The cut keeps the product. The rest is computed from it once more.
+# GELU as GPT-2's code spells it has eight operations, and eager keeps four tensors for the backward pass: the
+# product and three results of the formula. The cut keeps the product. The rest is computed from it once more.
 
 # %%
 def spelled_gelu(x):
