@@ -237,20 +237,20 @@ print(print_graph(functionalize(graph)))
 # storage: one block that several tensors may show. Its `value` is the node of the new graph that holds the
 # block's contents at present, and its `version` counts the writes.
 #
-# %show minicompile.ch05_autograd.functionalize.Memory
+# %show minicompile.ch05_autograd.aliases.Memory
 #
 # An *alias* is a tensor of the old program. It knows its memory, and how it looks at it: `parent` is the alias
 # that it is a view of, and `step` the view operator. It also remembers the node that held its own contents when
 # it was last asked, and at which version of the memory that was.
 #
-# %show minicompile.ch05_autograd.functionalize.Alias
+# %show minicompile.ch05_autograd.aliases.Alias
 #
 # Reading an alias is then a comparison of two numbers. If nobody has written since, the remembered node will do.
 # If somebody has, the contents are looked up anew: an alias without a parent shows the memory itself, any other
 # reads its parent and takes its view step again. Nothing happens at the moment of the write to the aliases that
 # show the memory; each finds out when it is read, and one that is never read again costs nothing.
 #
-# %show minicompile.ch05_autograd.functionalize.read
+# %show minicompile.ch05_autograd.aliases.read
 #
 # ### Writing through a view
 #
@@ -276,13 +276,13 @@ print(print_graph(graph))
 # `slice_scatter`, a `select` by `select_scatter`. A view that keeps every element is undone by another view, a
 # transpose by a transpose. The function that writes is this recursion and two corrections:
 #
-# %show minicompile.ch05_autograd.functionalize.write
+# %show minicompile.ch05_autograd.aliases.write
 #
 # `conform` and `restride` bring the new value into the dtype, shape and strides of the tensor that was written:
 # an in-place operator keeps them, its functional counterpart may not. The rules that undo one step each are
 # registered functions. This is the one for views that drop elements:
 #
-# %show minicompile.ch05_autograd.functionalize.undo_window
+# %show minicompile.ch05_autograd.aliases.undo_window
 #
 # Below, the real pass runs over the program above, one node of the old graph at a time.
 

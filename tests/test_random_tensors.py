@@ -10,7 +10,7 @@ from programs import compare, tensors
 from programs.run import indexes_outside, run_seeds
 
 from minicompile.ch01_graphs import symbolic
-from minicompile.ch05_autograd import functionalize
+from minicompile.ch05_autograd import aliases, functionalize
 from minicompile.ch08_fusion import fuse
 
 FOUND = sorted((pathlib.Path(__file__).parent / "programs" / "found").glob("tensors_*.py"))
@@ -132,15 +132,16 @@ def test_what_an_operator_rounds_inside_of_itself_is_not_compared():
 
 
 def writes_through_unfold_are_lost(patch):
-    undo = functionalize.undo
-    patch.setattr(functionalize, "undo", lambda f, step, parent, new:
-                  parent if step.target is torch.ops.aten.unfold.default else undo(f, step, parent, new))
+    undo = aliases.undo
+    patch.setattr(aliases, "undo", lambda b, step, parent, new:
+                  parent if step.target is torch.ops.aten.unfold.default else undo(b, step, parent, new))
 
 
 def unfolded_memory_is_not_read_again(patch):
-    read = functionalize.read
-    patch.setattr(functionalize, "read", lambda f, alias: alias.node if alias.node is not None and alias.step is not None and
-                  alias.step.target is torch.ops.aten.unfold.default else read(f, alias))
+    read = aliases.read
+    for module in (aliases, functionalize):
+        patch.setattr(module, "read", lambda b, alias: alias.node if alias.node is not None and alias.step is not None and
+                      alias.step.target is torch.ops.aten.unfold.default else read(b, alias))
 
 
 BUGS = {writes_through_unfold_are_lost: "aot_eager", unfolded_memory_is_not_read_again: "aot_eager",

@@ -433,17 +433,17 @@ task("write-through-view", title="A write through a view", minutes=60, about="""
 Functionalization turns a program that writes into tensors into one that only makes new ones. Each tensor of the old program is an
 `Alias`: its `memory` is shared by all tensors that share storage, and for a view, `parent` is the alias that it looks at and `step`
 the view operation. `memory.value` is the node that holds the contents of the whole block, and `memory.version` counts its writes.
-`alias.node` are the contents of one alias, valid if `alias.version == memory.version`. `read(f, alias)` gives the present contents,
-and makes views again where they are out of date. `undo(f, step, parent, new)` gives the contents of a parent after its view `step`
-was overwritten with `new`. `conform(f, new, fake)` brings a node to the dtype and shape of a tensor, and `restride(f, new, fake)`
+`alias.node` are the contents of one alias, valid if `alias.version == memory.version`. `read(b, alias)` gives the present contents,
+and makes views again where they are out of date. `undo(b, step, parent, new)` gives the contents of a parent after its view `step`
+was overwritten with `new`. `conform(b, new, fake)` brings a node to the dtype and shape of a tensor, and `restride(b, new, fake)`
 to its strides. `same_layout(a, b)` compares them. Write what an in-place operator does: `new` becomes the contents of `alias`.""",
      hints=["y = x.t(); y[0].zero_(): which tensors have other contents now, and how do they find out?",
             "Writing a view is writing its parent, with contents in which the view's part is new. And the parent may be a view. Only the "
             "one that is no view "
             "changes the memory.",
-            "new = conform(f, new, alias.fake). Without a parent: memory.value = restride(f, new, alias.fake); memory.version += 1. Else: "
-            "write(f, alias.parent, "
-            "undo(f, alias.step, read(f, alias.parent), new)). Then alias.node, alias.version = new, memory.version, if the strides of "
+            "new = conform(b, new, alias.fake). Without a parent: memory.value = restride(b, new, alias.fake); memory.version += 1. Else: "
+            "write(b, alias.parent, "
+            "undo(b, alias.step, read(b, alias.parent), new)). Then alias.node, alias.version = new, memory.version, if the strides of "
             "new are those of alias.fake."])
 
 

@@ -1,58 +1,58 @@
-from minicompile.ch05_autograd.functionalize import conform, read, restride, same_layout, undo
+from minicompile.ch05_autograd.aliases import conform, read, restride, same_layout, undo
 
 
-def _write(f, alias, new, *, conformed=True, parents=True, version=True, mine=True, undone=True, always=False):
-    new = conform(f, new, alias.fake) if conformed else new
+def _write(b, alias, new, *, conformed=True, parents=True, version=True, mine=True, undone=True, always=False):
+    new = conform(b, new, alias.fake) if conformed else new
     if alias.parent is None or not parents:
-        new = restride(f, new, alias.fake)
+        new = restride(b, new, alias.fake)
         alias.memory.value = new
         alias.memory.version += version
     else:
-        whole = undo(f, alias.step, read(f, alias.parent), new) if undone else new
-        _write(f, alias.parent, whole, conformed=conformed, version=version, mine=mine, undone=undone)
+        whole = undo(b, alias.step, read(b, alias.parent), new) if undone else new
+        _write(b, alias.parent, whole, conformed=conformed, version=version, mine=mine, undone=undone)
     if always or mine and same_layout(new.meta["val"], alias.fake):
         alias.node, alias.version = new, alias.memory.version
 
 
-def wrong_no_conform(f, alias, new):
-    _write(f, alias, new, conformed=False)
+def wrong_no_conform(b, alias, new):
+    _write(b, alias, new, conformed=False)
 
 
-def wrong_parent_forgotten(f, alias, new):
-    _write(f, alias, new, parents=False)
+def wrong_parent_forgotten(b, alias, new):
+    _write(b, alias, new, parents=False)
 
 
-def wrong_no_version(f, alias, new):
-    _write(f, alias, new, version=0)
+def wrong_no_version(b, alias, new):
+    _write(b, alias, new, version=0)
 
 
-def wrong_only_this_tensor(f, alias, new):
-    alias.node, alias.version = conform(f, new, alias.fake), alias.memory.version
+def wrong_only_this_tensor(b, alias, new):
+    alias.node, alias.version = conform(b, new, alias.fake), alias.memory.version
 
 
-def wrong_not_undone(f, alias, new):
-    _write(f, alias, new, undone=False)
+def wrong_not_undone(b, alias, new):
+    _write(b, alias, new, undone=False)
 
 
-def wrong_two_levels(f, alias, new):
+def wrong_two_levels(b, alias, new):
     base = alias
     while base.parent is not None:
         base = base.parent
     if alias.parent is None or alias.parent is base:
-        _write(f, alias, new)
+        _write(b, alias, new)
     else:
-        alias.node, alias.version = conform(f, new, alias.fake), alias.memory.version
+        alias.node, alias.version = conform(b, new, alias.fake), alias.memory.version
 
 
-def right_in_a_loop(f, alias, new):
+def right_in_a_loop(b, alias, new):
     written = []
     while True:
-        new = conform(f, new, alias.fake)
+        new = conform(b, new, alias.fake)
         written.append((alias, new))
         if alias.parent is None:
             break
-        alias, new = alias.parent, undo(f, alias.step, read(f, alias.parent), new)
-    alias.memory.value = restride(f, new, alias.fake)
+        alias, new = alias.parent, undo(b, alias.step, read(b, alias.parent), new)
+    alias.memory.value = restride(b, new, alias.fake)
     alias.memory.version += 1
     written[-1] = alias, alias.memory.value
     for one, node in written:

@@ -19,18 +19,8 @@
 # end. In-place operators were a way to save memory; the memory planner of a later chapter gives the saving
 # back, for every operator, where it is legal.
 #
-# ## Memory, and the names for it
-#
-# Two notions are enough. A `Memory` is what a storage is to PyTorch: one block that several tensors may
-# show. Its `value` is the node of the new graph that currently holds the contents of the whole block. An
-# `Alias` is a tensor of the old program: a chain of view steps that starts at the memory. Reading an alias
-# gives the node of its current contents: if the memory was written since the alias was last read, its view
-# steps are applied again, lazily. Writing through an alias computes the new contents of the memory, by
-# undoing the view steps one after the other: a `select` is undone by `select_scatter`, a `transpose` by a
-# `transpose`.
-#
-# The real thing does this below the Python level, with one functional wrapper tensor per tensor, while it
-# traces. A pass over a recorded graph is shorter, and the graph before it can still be printed.
+# What each tensor of the old program holds at a point is kept by `aliases.py`; this module goes from node to
+# node.
 
 # %%
 from __future__ import annotations
@@ -44,308 +34,29 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
-from ..ch01_graphs.floats import Float
+from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, memory_order, overlap, same_layout
-from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
-from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
-from ..tables import Table
+from .aliases import Alias, GraphBuilder, Step, emit, emit_step, fresh, inverse, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, signature, written_arguments
 
 aten = torch.ops.aten
 
-
-@dataclass
-class Memory:
-    """One block of memory. `value`: the node of the new graph that holds its contents after `version`
-    writes."""
-
-    value: fx.Node
-    version: int = 0
-
-
-@dataclass
-class Step:
-    """One view operation: `target(parent, *args, **kwargs)`, or its `index`-th result where it gives
-    several."""
-
-    target: Any
-    args: tuple
-    kwargs: dict
-    index: int | None = None
-
-
-@dataclass
-class Alias:
-    """A tensor of the old graph. `node` are its contents as of `version` of the memory. `fake`: its
-    metadata in eager."""
-
-    memory: Memory
-    parent: "Alias | None"
-    step: Step | None
-    fake: FakeTensor
-    node: fx.Node | None = None
-    version: int = -1
-
-# %% [markdown]
-# ## An operator whose schema lies
-#
-# What an operator writes, and what it would be called if it wrote nothing, its schema says (`schemas.py`).
-# Batch norm is the one whose schema lies: `native_batch_norm` updates the running statistics and
-# does not say so. Its backward takes them too, though in training it does not read them; naming them there
-# would keep their old values alive for nothing.
-
-# %%
-def visit_batch_norm(f: "Functionalizer", node: fx.Node):
-    training, statistics = node.args[5], node.args[3:5]
-    if not training or None in statistics:
-        return visit_pure(f, node)
-    op = aten._native_batch_norm_legit_functional.default
-    f.env[node] = new = emit(f, op, read_args(f, node.args))
-    for statistic, position in zip(statistics, (3, 4)):
-        write(f, f.env[statistic], emit(f, operator.getitem, (new, position)))
-
-
-def visit_batch_norm_backward(f: "Functionalizer", node: fx.Node):
-    training = node.args[7]
-    args = read_args(f, (*node.args[:3], None, None, *node.args[5:]) if training else node.args)
-    f.env[node] = emit(f, node.target, args, val=node.meta["val"])
-
 # %% [markdown]
 # ## The pass
 #
-# The state of the pass: the graph under construction, and what each node of the old graph stands for now:
+# The state of the pass, besides the graph under construction: what each node of the old graph stands for now,
 # an `Alias` for a tensor, a plain value or a new node for anything else.
 
 # %%
 @dataclass
-class Functionalizer:
-    old: fx.GraphModule
-    graph: fx.Graph = field(default_factory=fx.Graph)
+class Functionalizer(GraphBuilder):
     env: dict[fx.Node, Any] = field(default_factory=dict)
     inputs: dict[str, Alias] = field(default_factory=dict)
-    current: fx.Node | None = None
-    shapes: ShapeEnv | None = None
-
-    def __post_init__(self):
-        for node in self.old.graph.nodes:
-            val = node.meta.get("val") if node.op == "placeholder" else None
-            for size in val.shape if isinstance(val, torch.Tensor) else [val]:
-                if is_symbolic(size):
-                    self.shapes = size.node.env
-
-
-# %% [markdown]
-# Every node that the pass adds needs a fake value, as all nodes have. `emit` computes it, by running the operator
-# on the fakes of its operands, and gives the node the provenance of the node that is being rewritten.
-
-# %%
-def fake_args(tree, env: ShapeEnv | None):
-    """Arguments of a node, with nodes replaced by their fake values, expressions by SymInts and SymFloats."""
-    def convert(x):
-        if isinstance(x, fx.Node):
-            return x.meta["val"]
-        if isinstance(x, Float):
-            return torch.SymFloat(FloatNode(x, env))
-        return torch.SymInt(SizeNode(x, env)) if isinstance(x, Expr) else x
-
-    return map_args(convert, tree)
-
-
-def emit(f: Functionalizer, target, args=(), kwargs=None, val=None) -> fx.Node:
-    """Append a call to the new graph. Its fake value is computed unless `val` gives it."""
-    kwargs = kwargs or {}
-    node = f.graph.call_function(target, args, kwargs)
-    if val is None:
-        fakes = fake_args((args, kwargs), f.shapes)
-        val = fakes[0][0][args[1]] if target is operator.getitem else fake_call(target, *fakes)
-    node.meta["val"] = val
-    return copy_provenance(node, f.current) if f.current is not None else node
-
-
-def emit_step(f: Functionalizer, base: fx.Node, step: Step) -> fx.Node:
-    node = emit(f, step.target, (base, *step.args), step.kwargs)
-    return node if step.index is None else emit(f, operator.getitem, (node, step.index))
-
-
-# %% [markdown]
-# `read` is one half of the idea. A tensor of the old program is an `Alias`: some memory, and the steps that lead
-# to this view of it. `version` tells how often the memory had been written when the node `alias.node` was made. If
-# it was written since, the node is out of date. For the memory itself the new contents are at hand
-# (`memory.value`). For a view the parent is read, which may have to be brought up to date in turn, and the view's
-# step is repeated on it.
-
-# %%
-def read(f: Functionalizer, alias: Alias) -> fx.Node:
-    """The node that holds the present contents of a tensor of the old program."""
-    if alias.version != alias.memory.version:
-        if alias.parent is None:
-            alias.node = alias.memory.value
-        else:
-            base = read(f, alias.parent)
-            if alias.step.target is aten.view.default and not same_layout(base.meta["val"], alias.parent.fake):
-                base = emit(f, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
-            alias.node = emit_step(f, base, alias.step)
-        alias.version = alias.memory.version
-    return alias.node
-
-
-# %% tags=["exercise:write-through-view"]
-def write(f: Functionalizer, alias: Alias, new: fx.Node) -> None:
-    """Make `new` the contents of a tensor of the old program, and so of everything that shares its memory: `read` of any alias gives
-    the new contents from now on. `new` may have another dtype, shape or other strides than the tensor has, which keeps its own."""
-    new = conform(f, new, alias.fake)
-    if alias.parent is None:
-        new = restride(f, new, alias.fake)
-        alias.memory.value, alias.memory.version = new, alias.memory.version + 1
-    else:
-        if not each_has_its_place(alias.parent.fake):
-            raise Unsupported("writing through a view of a tensor that overlaps itself")
-        write(f, alias.parent, undo(f, alias.step, read(f, alias.parent), new))
-    if same_layout(new.meta["val"], alias.fake):
-        alias.node, alias.version = new, alias.memory.version
-
-# %% [markdown]
-# An in-place operator keeps the dtype and the strides of the tensor it writes. Its functional counterpart
-# may promote, and lays its result out as it likes, so the result is brought into the form of the target.
-# Both corrections are rare and both are pointwise.
-
-# %%
-def conform(f: Functionalizer, new: fx.Node, target: FakeTensor) -> fx.Node:
-    val = new.meta["val"]
-    if val.dtype != target.dtype or val.device != target.device:
-        new = emit(f, aten._to_copy.default, (new,), {"dtype": target.dtype, "device": target.device})
-    if val.shape != target.shape:
-        if val.dim() > target.dim():
-            raise Unsupported("an `out` tensor of another shape would be resized")
-        new = emit(f, aten.expand.default, (new, [expr_of(s) for s in target.shape]))
-    return new
-
-
-def inverse(order: list[int]) -> list[int]:
-    """The permutation that undoes `order`."""
-    return [order.index(d) for d in range(len(order))]
-
-
-def restride(f: Functionalizer, node: fx.Node, target: torch.Tensor) -> fx.Node:
-    """`node` with the strides of `target`, where those are dense (a permutation of a contiguous tensor)."""
-    if same_layout(node.meta["val"], target) or target.numel() == 0 or not is_dense(target):
-        return node
-    order = memory_order(target.shape, target.stride())
-    permuted = emit(f, aten.permute.default, (node, order))
-    copied = emit(f, aten.clone.default, (permuted,), {"memory_format": torch.contiguous_format})
-    return emit(f, aten.permute.default, (copied, inverse(order)))
-
-# %% [markdown]
-# ## Undoing a view
-#
-# `undo` puts the new contents of a view back into its parent. Views that keep every element have an inverse
-# view; views that drop elements have a scatter. Each rule below takes the step that made the view, the
-# present contents of the parent and the new contents of the view, and gives the new contents of the parent.
-
-# %%
-UNDO = Table()               # view operator -> rule
-
-
-@UNDO.of(aten.alias.default, aten.detach.default, aten.lift_fresh.default)
-def undo_nothing(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
-    return new
-
-
-@UNDO.of(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
-        aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default,
-        aten.expand.default)
-def undo_reshape(f, step, parent, new):
-    if new.meta["val"].numel() != parent.meta["val"].numel():
-        raise Unsupported("writing through an expanded tensor")
-    if not new.meta["val"].is_contiguous():
-        new = emit(f, aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
-    return emit(f, aten.view.default, (new, [expr_of(s) for s in parent.meta["val"].shape]))
-
-
-@UNDO.of(aten.t.default, aten.transpose.int)
-def undo_transpose(f, step, parent, new):
-    return emit(f, step.target, (new, *step.args))
-
-
-@UNDO.of(aten.permute.default)
-def undo_permute(f, step, parent, new):
-    dims = new.meta["val"].dim()
-    return emit(f, aten.permute.default, (new, inverse([d % dims for d in step.args[0]])))
-
-# %% [markdown]
-# The views that drop elements. `unbind` and `split` give several; `step.index` says which one this is.
-
-# %%
-SCATTER = {aten.select.int: aten.select_scatter.default, aten.slice.Tensor: aten.slice_scatter.default,
-           aten.diagonal.default: aten.diagonal_scatter.default}
-
-
-@UNDO.of(*SCATTER)
-def undo_window(f, step, parent, new):
-    return emit(f, SCATTER[step.target], (parent, new, *step.args), step.kwargs)
-
-
-@UNDO.of(aten.unbind.int)
-def undo_unbind(f, step, parent, new):
-    return emit(f, aten.select_scatter.default, (parent, new, step.args[0] if step.args else 0, step.index))
-
-
-@UNDO.of(aten.split.Tensor, aten.split_with_sizes.default)
-def undo_split(f, step, parent, new):
-    dim = step.args[1] if len(step.args) > 1 else step.kwargs.get("dim", 0)
-    sizes = step.args[0] if isinstance(step.args[0], (list, tuple)) else [step.args[0]] * step.index
-    start, length = sum(sizes[:step.index]), expr_of(new.meta["val"].shape[dim])
-    return emit(f, aten.slice_scatter.default, (parent, new, dim, start, start + length))
-
-# %% [markdown]
-# Views of the same memory as another dtype, and last what fits any view: `as_strided_scatter`, which states
-# positions in memory.
-
-# %%
-UNDO.update({
-    aten.view_as_real.default: lambda f, step, parent, new: emit(f, aten.view_as_complex.default, (emit(f, aten.clone.default, (new,)),)),
-    aten.view_as_complex.default: lambda f, step, parent, new: emit(f, aten.view_as_real.default, (new,)),
-    aten._conj.default: lambda f, step, parent, new: emit(f, aten.conj_physical.default, (new,)),
-})
-
-
-@UNDO.of(aten.view.dtype)
-def undo_view_as_dtype(f, step, parent, new):
-    if parent.meta["val"].element_size() != new.meta["val"].element_size():
-        raise Unsupported(f"writing through {step.target}")
-    return emit(f, aten.view.dtype, (new, parent.meta["val"].dtype))
-
-
-# %% [markdown]
-# `undo` asks the table first. If a step has no entry, the fallback computes where in the parent's memory the view
-# lies, its sizes, strides and offset, and overwrites these positions.
-
-# %%
-def undo(f: Functionalizer, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
-    """The contents of `parent` after its view `step` was overwritten with `new`."""
-    if step.target in UNDO:
-        return UNDO[step.target](f, step, parent, new)
-    if parent.meta["val"].dtype != new.meta["val"].dtype:
-        raise Unsupported(f"writing through {step.target}")
-    if parent.op != "placeholder" and not is_dense(parent.meta["val"]):     # its gaps are those of an input
-        parent = emit(f, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
-    window = emit_step(f, parent, step).meta["val"]
-    sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
-    offset, own = (expr_of(t.storage_offset()) for t in (window, parent.meta["val"]))
-    place = (sizes, strides) if offset == own else (sizes, strides, offset)     # an input may lie elsewhere
-    try:
-        return emit(f, aten.as_strided_scatter.default, (parent, new, *place))
-    except RuntimeError as error:       # the meta kernel for symbolic sizes knows dense parents only
-        raise Unsupported(f"writing through {step.target}") from error
 
 # %% [markdown]
 # ## One node at a time
-#
-# Whether an operator's result is a view is not asked of a list either: it is one if its fake shares the
-# storage of an argument's fake.
 
 # %%
 def read_args(f: Functionalizer, tree):
@@ -357,20 +68,6 @@ def read_args(f: Functionalizer, tree):
         return read(f, entry) if isinstance(entry, Alias) else entry
     return map_args(convert, tree)
 
-
-def fresh(fake, node: fx.Node) -> Alias:
-    """A tensor with memory of its own."""
-    return Alias(Memory(node), None, None, fake, node, 0)
-
-
-def viewed_argument(node: fx.Node, val: FakeTensor) -> fx.Node | None:
-    """The tensor argument whose memory the result `val` of `node` shows, if any."""
-    key = storage_key(val)
-    for arg in node.all_input_nodes:
-        fake = arg.meta["val"]
-        if isinstance(fake, FakeTensor) and storage_key(fake) == key:
-            return arg
-    return None
 
 # %% [markdown]
 # Each call of the old graph is one of three things. It may write to an argument. Then it is replaced by its
@@ -442,6 +139,30 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
     else:
         part = emit(f, operator.getitem, (entry, index), val=entry.meta["val"][index])
         f.env[node] = fresh(val, part)
+
+# %% [markdown]
+# ## An operator whose schema lies
+#
+# What an operator writes, and what it would be called if it wrote nothing, its schema says (`schemas.py`).
+# Batch norm is the one whose schema lies: `native_batch_norm` updates the running statistics and
+# does not say so. Its backward takes them too, though in training it does not read them; naming them there
+# would keep their old values alive for nothing.
+
+# %%
+def visit_batch_norm(f: "Functionalizer", node: fx.Node):
+    training, statistics = node.args[5], node.args[3:5]
+    if not training or None in statistics:
+        return visit_pure(f, node)
+    op = aten._native_batch_norm_legit_functional.default
+    f.env[node] = new = emit(f, op, read_args(f, node.args))
+    for statistic, position in zip(statistics, (3, 4)):
+        write(f, f.env[statistic], emit(f, operator.getitem, (new, position)))
+
+
+def visit_batch_norm_backward(f: "Functionalizer", node: fx.Node):
+    training = node.args[7]
+    args = read_args(f, (*node.args[:3], None, None, *node.args[5:]) if training else node.args)
+    f.env[node] = emit(f, node.target, args, val=node.meta["val"])
 
 # %% [markdown]
 # An in-place operator: run the counterpart, write what it returned, and let the node stand for the tensors

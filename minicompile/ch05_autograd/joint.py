@@ -38,8 +38,9 @@ from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Expr, Symbol
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..errors import Unsupported
+from .aliases import GraphBuilder, Step, emit, emit_step, restride, viewed_argument
 from .cleanup import clean
-from .functionalize import Functionalizer, Step, append_mutations, emit, emit_step, functionalize_with_mutations, restride, viewed_argument
+from .functionalize import append_mutations, functionalize_with_mutations
 from .schemas import is_mutable
 
 aten = torch.ops.aten
@@ -392,14 +393,14 @@ def _finish(recorded: fx.GraphModule, joint: Joint, entries: list, returned: lis
     joint.copied = [names.index(name) for name in inside]
     joint.windows = {i for i, t in enumerate(returned[:joint.results]) if is_window(t)}
     output = next(iter(reversed(gm.graph.nodes)))
-    f = Functionalizer(gm, gm.graph)
+    b = GraphBuilder(gm, gm.graph)
     values, count = list(output.args[0]), len(returned)
     with gm.graph.inserting_before(output):
         for i, value in enumerate(values):
             if isinstance(value, fx.Node):
-                f.current = value
+                b.current = value
                 target = returned[i] if i < count else entries[joint.gradients[i - count]]
-                values[i] = restride(f, value, target)
+                values[i] = restride(b, value, target)
         output.args = (tuple(values),)
     joint.reached = tangents_behind(gm, values[count:])
     append_mutations(gm, inside)
@@ -441,22 +442,22 @@ def separate_results(joint: Joint) -> None:
     gm, count = joint.gm, joint.results + len(joint.written)
     output = next(iter(reversed(gm.graph.nodes)))
     values, seen = list(output.args[0]), set()
-    f = Functionalizer(gm, gm.graph)
+    b = GraphBuilder(gm, gm.graph)
     end = next((n for n in gm.graph.nodes if n.target is aten.copy_.default), output)     # inputs are written
     with gm.graph.inserting_before(end):
         for i, value in enumerate(values[:count]):
             root, steps = view_chain(value)
             if root in seen or root.op in ("placeholder", "get_attr"):
-                f.current, window = value, i in joint.windows
-                values[i] = emit(f, aten.clone.default, (root if window else value,))
+                b.current, window = value, i in joint.windows
+                values[i] = emit(b, aten.clone.default, (root if window else value,))
                 for step in steps if window else ():
-                    values[i] = emit_step(f, values[i], step)
+                    values[i] = emit_step(b, values[i], step)
             seen.add(root)
         seen.clear()
         for i, value in enumerate(values[count:], count):
             if isinstance(value, fx.Node) and (root := view_chain(value)[0]) in seen:
-                f.current = value
-                values[i] = emit(f, aten.clone.default, (value,))
+                b.current = value
+                values[i] = emit(b, aten.clone.default, (value,))
             elif isinstance(value, fx.Node):
                 seen.add(root)
     output.args = (tuple(values),)
@@ -469,15 +470,15 @@ def separate_results(joint: Joint) -> None:
 
 # %%
 def save_masks_as_bool(gm: fx.GraphModule) -> None:
-    f = Functionalizer(gm, gm.graph)
+    b = GraphBuilder(gm, gm.graph)
     for node in list(gm.graph.nodes):
         if node.target is aten.bernoulli.p and node.meta["val"].is_floating_point():
             users = list(node.users)
-            f.current = node
+            b.current = node
             with gm.graph.inserting_before(node.next):
-                mask = emit(f, aten.ne.Scalar, (node, 0))
+                mask = emit(b, aten.ne.Scalar, (node, 0))
                 mask.meta.pop("recompute", None)         # a checkpoint saves its random numbers, in this form
-                back = emit(f, aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
+                back = emit(b, aten._to_copy.default, (mask,), {"dtype": node.meta["val"].dtype})
             for user in users:
                 user.replace_input_with(node, back)
 

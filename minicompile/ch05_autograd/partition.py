@@ -59,8 +59,8 @@ from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import closure, copy_provenance, graph_module
 from ..ch01_graphs.layouts import is_dense
 from ..errors import Unsupported
+from .aliases import viewed_argument
 from .cleanup import has_effect, is_random
-from .functionalize import viewed_argument
 from .joint import Joint
 from .maxflow import INFINITE, Network, add_edge, add_vertex, maximum_flow, sink_side
 
