@@ -24,6 +24,7 @@ from chapters import tiny
 from chapters._lib import Table, Walk, bars, best_time, draw_fx, drawing, example, measured, pipes, size, watch, watching
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import interpret, print_graph
+from minicompile.ch01_graphs.layouts import is_dense
 from minicompile.ch01_graphs.trace import Recorder, trace
 from minicompile.ch07_loops.ir import Extern
 
@@ -187,8 +188,10 @@ print(print_graph(made.gm))
 
 # %% [markdown]
 # Capture has taken care of two of the five already: the code that it generated returns the input and the number.
-# The graph has three outputs, and it computes one result. The steps of a view are run again on the real tensor. To find
-# them, each output is followed back through the recording, as long as the node shows the memory of one of its arguments:
+# The graph has three outputs, and it computes one result. The steps of a view are run again on the real tensor. The two
+# flags of a view tell with which history: `detach` is true if the program has taken the view behind a `detach()`, so
+# that no gradient may flow through it, and `no_grad` if it has done so under `torch.no_grad()`. To find the steps,
+# each output is followed back through the recording, as long as the node shows the memory of one of its arguments:
 #
 # %show minicompile.ch05_autograd.joint.view_chain
 #
@@ -325,8 +328,48 @@ Walk("Functionalization, one node at a time", [(said(node, new), table) for node
 # Look at the fourth frame. One in-place multiplication has become three nodes, and all three aliases are up to
 # date, because the recursion computed the contents of each on its way. In the fifth frame `x.add_(1)` writes one
 # node, and the two views are stale. In the sixth `row.sum()` reads `row`: only now `select` is taken again, from
-# the new `x`. `end` is still stale at the end, and no node was wasted on it.
+# the new `x`. `end` is still stale at the end, and no node was wasted on it. This is the graph that came of it, with the
+# write for the caller as its last node:
+
+# %%
+print(print_graph(functionalize(graph)))
+
+# %% [markdown]
+# ### The strides stay
 #
+# A write changes the numbers of a tensor, and leaves them in their places. A new tensor has its own places. In the program
+# below the elements of a column of `x` lie side by side in memory, and those of a row of `y`. The program may look at `x.t()` as one list
+# of six, since a row of `x.t()` is a column of `x`. If `y` simply stood for `x` after the write, that view would be an error:
+
+
+# %%
+def overwritten(x, y):
+    x.copy_(y)
+    return [x.t().view(6)]
+
+
+x, y = torch.randn(2, 3).t(), torch.randn(3, 2)
+print("x: strides", x.stride(), " y: strides", y.stride())
+print(print_graph(functionalize(trace(overwritten, [mode.from_real(x), mode.from_real(y)], ["x", "y"]))))
+
+# %% [markdown]
+# The pass has put three nodes after `y` that change no number: the dims in the order in which they lie in the memory of
+# `x`, a contiguous copy in that order, and the dims back in their old order. The copy is now laid out as `x` was. This
+# works for every `x` whose elements fill a piece of memory, each with a place of its own, in whatever order of the dims. Such a
+# tensor is called *dense*. Sort the dims by stride: the smallest stride must be 1, and each next one must be the number
+# of elements that all faster dims have together. (A dim of size 1 is left out, since no address depends on its
+# stride. A tensor without elements has no places at all; the callers let it pass before they ask.)
+
+# %%
+for name, t in (
+    ("x, columns one after the other", x),
+    ("two columns of three", torch.zeros(4, 3)[:, :2]),
+    ("every other element", torch.zeros(6)[::2]),
+    ("a row repeated by expand", torch.zeros(3).expand(2, 3)),
+):
+    print(f"{name:31} sizes {str(tuple(t.shape)):7} strides {str(t.stride()):7} {'dense' if is_dense(t) else 'not dense'}")
+
+# %% [markdown]
 # ### What cannot be expressed
 #
 # Two kinds of writes stay outside of this scheme, and the pass has to notice them. `x -= x.t()` overwrites
@@ -389,6 +432,33 @@ Table(["program", "eager", "compiled"], rows)
 # is copied back into the input at the end. [Chapter 7](chapter:07) sees that only the first row differs, and writes this
 # row alone. The bad case is the last one. There the block is the result of a matrix product: eager touches one of its
 # thousand rows, and the compiled version copies all of them.
+#
+# ### What it allows
+#
+# What a node computes now depends on its arguments and on nothing else. So two nodes with the same operator and the same
+# arguments have the same value, and one of them will do. The joint graph has many such pairs, because the engine
+# transposes and casts in backward what forward has transposed and cast already. To merge equal nodes is a walk with a
+# dictionary, and to remove what nobody reads is a walk backwards. Here the second `sin` and the second `exp` go, the
+# latter because its argument has become the former's:
+
+
+# %%
+from minicompile.ch05_autograd.cleanup import clean
+
+
+def repeated(x, p):
+    n = p.long()
+    return [x.sin().exp() * x.sin().exp(), n + 1, n + 1.0, n + True, torch.bernoulli(p), torch.bernoulli(p), torch.empty(2), torch.empty(2)]
+
+
+print(print_graph(clean(trace(repeated, [mode.from_real(torch.rand(3)) for _ in range(2)], ["x", "p"]))))
+
+# %% [markdown]
+# Three kinds of nodes look equal and are not. To a dictionary of Python the numbers 1, 1.0 and True are one key, but adding
+# 1.0 to integers gives floats: the type is a part of the key (for -0.0 and 0.0 the text is, too). Two draws of random
+# numbers have equal arguments, and what tells them apart is the state of the generator, which is no argument. And two
+# pieces of fresh memory are two, since somebody is about to write to them. Where two nodes become one, the one that is
+# left remembers the lines of both.
 
 # %% [markdown] tags=["page"]
 # ## Cutting the graph in two
@@ -430,16 +500,20 @@ print(print_graph(made.gm))
 # running forward again, with its matrix products. In between lie as many choices as there are sets of nodes.
 
 # %%
-from minicompile.ch05_autograd.partition import choose_saved, partition, size_in_bytes, split_nodes
+from minicompile.ch05_autograd.partition import choose_saved, is_view, partition, size_in_bytes, split_nodes
+
+
+def shown_by(node):
+    """The value whose memory a view shows; any other node itself."""
+    while is_view(node):
+        node = node.args[0]
+    return node
 
 
 def crossing(made, halves):
-    """The computed values of forward that a node of backward reads."""
-    return [
-        n
-        for n in made.gm.graph.nodes
-        if n not in halves.backward and n.op == "call_function" and any(u in halves.backward for u in n.users)
-    ]
+    """The values of forward that nodes of backward read, directly or through a view."""
+    read = [n for n in made.gm.graph.nodes if n not in halves.backward and any(u in halves.backward for u in n.users)]
+    return list(dict.fromkeys(shown_by(n) for n in read))
 
 
 def weight(nodes):
@@ -452,12 +526,14 @@ for words, nodes in (("read by backward:", crossing(made, halves)), ("chosen:", 
     print(f"{words:17} {', '.join(n.name for n in nodes)}: {size(weight(nodes))} besides inputs")
 
 # %% [markdown]
-# The two transposed tensors that backward reads are views, of the result of GELU and of `w`. `add_tensor_3` is the
-# slope of GELU. The compiler keeps these three, `w` as one of the inputs, and the other two as computed values. It
-# does not keep `x` and `bias` instead, from which both could be computed again. Each of these decisions has a reason,
-# but to give the reasons one needs to know what it costs to keep a value, and when a value may be computed again.
-# Both come below, and then we return to this graph. What is needed is one rule that weighs all values at once, also
-# in a graph of ten thousand nodes. It comes from a question about water.
+# Backward reads `w` and the result of GELU, `mul_tensor_2`, through a transpose each, which is a view. The third value,
+# `add_tensor_3`, is the slope of GELU. For this function the compiler keeps exactly what backward reads, and further down
+# is one for which it keeps a quarter of it. Even here there was something to decide. The two computed values could be computed again from
+# `x` and `bias`, which are smaller together, and exist anyway. And backward could begin
+# at the sum `add_tensor`, from which both follow. The compiler does neither, and has a reason for each. To give
+# the reasons one needs to know what it costs to keep a value, and when a value may be computed again. Both come below,
+# and then we return to this graph. What is needed is one rule that weighs all values at once, also in a graph of ten
+# thousand nodes. It comes from a question about water.
 #
 # ### Pipes
 #
@@ -503,8 +579,7 @@ def augment(room, source, sink):
     return path
 
 
-room = {**{(b, a): 0 for a, b in CAPACITY}, **CAPACITY}
-room = {pipe: room[pipe] for pipe in (*CAPACITY, *((b, a) for a, b in CAPACITY))}
+room = {**CAPACITY, **{(b, a): 0 for a, b in CAPACITY}}
 frames, total = [], 0
 while path := augment(room, "S", "T"):
     way = list(zip(path, path[1:]))
@@ -597,8 +672,11 @@ flow_picture(room, inside=marked)
 # x, for the gradient of w. (w itself is not read by backward, since x needs no gradient, so it is left out.)
 #
 # A tensor of floats has 16 kB, and the booleans of m have 4. Whoever saves a value pays for a write and a read,
-# and only for the read if forward writes the value anyway. Forward writes h, because a library computes it, and
-# e, because it is the output. So the prices are 16 for h, 32 for r, 8 for m, 16 for e, and nothing for x.
+# and only for the read if forward writes the value anyway. Forward writes e, because it is the output. It also writes h.
+# A matrix product is not made into a loop by this compiler: it stays a call of PyTorch's own function, a *library
+# call*, as convolutions, attention and sorting do, and a library call reads its operands from memory and writes its result to
+# memory. Everything else becomes loops of the compiler's own, which may share a kernel and keep their values in registers.
+# So the prices are 16 for h, 32 for r, 8 for m, 16 for e, and nothing for x, which exists anyway.
 
 # %% tags=["fold"]
 pipes(
@@ -606,8 +684,9 @@ pipes(
     [("S", "x", "∞", "plain"), ("S", "h", "∞", "plain"), ("x", "h", "∞", "plain"), ("h", "r", "∞", "plain"), ("r", "m", "∞", "plain"),
      ("r", "e", "∞", "plain"), ("m", "T", "∞", "plain"), ("e", "T", "∞", "plain"), ("x", "T", "∞", "plain")],
     "Five values between the source and the sink. Their prices are: x 0, h 16, r 32, m 8, e 16.",
-    "Prices: x 0, h 16, r 32, m 8, e 16. S also feeds the product h, which is never computed again. The green value is saved.",
+    "Below each value its price. S also feeds the product h, which is never computed again. The green value is saved.",
     inside=("h",),
+    notes={"x": "free", "h": "16", "r": "32", "m": "8", "e": "16"},
 )
 
 # %% [markdown]
@@ -617,8 +696,8 @@ pipes(
 # Backward gets the product, and its kernel computes r, m and e again.
 #
 # Now leave out the exponential: `relu(x @ w)`. Then r is the output, e is gone, and backward reads m and x. The
-# only way through h takes 8, and m is full. The cut is m. Nothing needs the product any more. Here is what the
-# compiler finds, with its own names and the sizes in memory:
+# only way through h takes 8, and m is full. The cut is m, with x for nothing. Nothing needs the product any more. Here is
+# what the compiler finds, with its own names. The sizes are those in memory, and 4 kB are saved at a price of 8:
 
 
 # %%
@@ -633,7 +712,8 @@ def without_exp(x, w):
 pair = torch.randn(64, 64), torch.randn(64, 64, requires_grad=True)
 for function in (with_exp, without_exp):
     joint = joint_of(function, *pair)
-    print(f"{function.__name__:12}", [f"{n.name}: {size(weight([n]))}" for n in choose_saved(joint, split_nodes(joint))])
+    saved = choose_saved(joint, split_nodes(joint))
+    print(f"{function.__name__:12}", ", ".join(f"{n.name}: {'an input' if n.op == 'placeholder' else size(weight([n]))}" for n in saved))
 
 # %% [markdown]
 # ### A value is two vertices
@@ -746,7 +826,7 @@ drawing(
 #
 # %show minicompile.ch05_autograd.partition.price
 #
-# Whether forward writes a value is not known yet, since fusion comes later. It is estimated. Library calls
+# Whether forward writes a value is not known yet, since fusion ([chapter 8](chapter:08)) comes later. It is estimated. Library calls
 # divide the program into stages, and the loops between two library calls can share a kernel, in which values
 # stay in registers. So there are three ways in which forward uses a value that make it write the value: a library
 # call reads it (`use.library` in the code), a loop of a later stage reads it (`use.far`), or it is an output of the
@@ -760,9 +840,10 @@ drawing(
 # and among equal cuts the compiler takes the one nearest to backward, which leaves least to compute there: the
 # slope.
 #
-# ### A case in which it saves four times
+# ### A case in which a quarter is kept
 #
-# Write GELU out in Python, as early GPT code did, behind a matrix product:
+# Write GELU out in Python, as early GPT code did, behind a matrix product. What eager keeps for backward can be heard: autograd
+# calls a hook for each tensor that it saves.
 
 
 # %%
@@ -800,9 +881,9 @@ Table(["what is kept", "bytes", "which values"], rows)
 # %% [markdown]
 # Eager keeps four tensors, since no operator knows of its neighbours: the input of the power, the result of tanh, and
 # both operands of the last product. Adding something and multiplying by a number keep nothing. The joint graph as it
-# stands reads five. Besides the input `x`, which is free, the cut goes through the result of the matrix product alone:
-# everything else in the formula can be computed from it, in the backward kernel, from a value that this kernel has to
-# load in any case.
+# stands reads four as well, other ones. Besides the input `x`, which is free, the cut goes through the result of the
+# matrix product alone, and keeps one tensor in the place of four. Everything else in the formula can be computed from the product, in the
+# backward kernel, which would have to load something in any case: now it is one value for each element, and not four.
 #
 # ### A case in which computing again costs time
 #
@@ -954,24 +1035,26 @@ bars(
 # ### What it costs to decide
 #
 # The time to differentiate ahead of time, for one block and for more. The cut is a maximum flow over the
-# nodes of forward; recording runs the autograd engine and every meta kernel once.
+# nodes of forward; recording runs the autograd engine and every meta kernel once. Each figure is the best of three.
 
 # %%
 from minicompile.ch05_autograd.joint import simplify
 from minicompile.ch06_decompositions.decompose import decompose
 
 rows = []
-for depth in (1, 2):
+for depth in (1, 2, 4):
     graph = watch(torch.nn.Sequential(*[type(block)() for _ in range(depth)]), x, backend="eager").graphs[0]
-    inputs = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-    clock = [time.perf_counter()]
-    made = trace_joint(graph, inputs)
-    clock.append(time.perf_counter())
-    simplify(made, decompose)
-    clock.append(time.perf_counter())
-    partition(made)
-    clock.append(time.perf_counter())
-    rows.append((depth, len(made.gm.graph.nodes), *(f"{1000 * (b - a):.0f} ms" for a, b in zip(clock, clock[1:]))))
+    inputs, turns = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"], []
+    for _ in range(3):
+        clock = [time.perf_counter()]
+        made = trace_joint(graph, inputs)
+        clock.append(time.perf_counter())
+        simplify(made, decompose)
+        clock.append(time.perf_counter())
+        partition(made)
+        clock.append(time.perf_counter())
+        turns.append([b - a for a, b in zip(clock, clock[1:])])
+    rows.append((depth, len(made.gm.graph.nodes), *(f"{1000 * min(turn):.0f} ms" for turn in zip(*turns))))
 Table(["blocks", "nodes of the joint graph", "record it", "to primitives", "cut it"], rows)
 
 # %% [markdown]

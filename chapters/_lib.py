@@ -488,9 +488,9 @@ class Walk:
         return f"{self.title}\n" + "\n".join(f"{n}. {text}\n{thing}" for n, (text, thing) in enumerate(self.frames, 1))
 
 
-def pipes(places, edges, alt, caption="", inside=(), width=620, radius=17):
+def pipes(places, edges, alt, caption="", inside=(), width=620, radius=17, notes=None):
     """A network with straight edges. places: {name: (x, y)}; edges: (from, to, label, kind), where kind is "plain", "path" (thick) or
-    "full" (dashed); inside: names that are tinted, one side of a cut."""
+    "full" (dashed); inside: names that are tinted, one side of a cut; notes: {name: what stands below it}."""
     look = {"plain": ("currentColor", 1.4, ""), "path": (ORANGE, 3, ""), "full": (RED, 1.6, ' stroke-dasharray="5 3"')}
     body = []
     for a, b, label, kind in edges:
@@ -511,7 +511,8 @@ def pipes(places, edges, alt, caption="", inside=(), width=620, radius=17):
         body.append(f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{colour}" fill-opacity="{0.45 if name in inside else 0.16}" '
                     f'stroke="{colour}"/>')
         body.append(text_at(x, y + 4, name, "middle"))
-    height = max(y for _, y in places.values()) + radius + 8
+        body += [text_at(x, y + radius + 13, note, "middle", font_size=12, font_weight="600")] if (note := (notes or {}).get(name)) else []
+    height = max(y for _, y in places.values()) + radius + (20 if notes else 8)
     said = "; ".join(f"{a} to {b}: {label}{dict(path=', on the path', full=', full').get(kind, '')}" for a, b, label, kind in edges)
     return Picture("".join(body), width, height, f"{alt} {said}.", caption)
 

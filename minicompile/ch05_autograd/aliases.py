@@ -43,7 +43,7 @@ class Memory:
     version: int = 0
 
 
-@dataclass
+@dataclass(repr=False)
 class Step:
     """One view operation: `target(parent, *args, **kwargs)`, or its `index`-th result where it gives
     several."""
@@ -52,6 +52,10 @@ class Step:
     args: tuple
     kwargs: dict
     index: int | None = None
+
+    def __repr__(self):
+        words = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs.items())]
+        return f"{self.target}({', '.join(words)})" + ("" if self.index is None else f"[{self.index}]")
 
 
 @dataclass
