@@ -258,7 +258,7 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 # ### What stands on the stack
 #
 # tiny has Python's own objects on its stack. The real machine has descriptions of objects, each a
-# [`Value`](ref:minicompile.ch03_capture.values.Value). A description can say more than an object: where the object
+# [`AbstractValue`](ref:minicompile.ch03_capture.values.AbstractValue). A description can say more than an object: where the object
 # was read from (its source), and whether it existed before the call or was made by the trace. A list of tensors,
 # for example, is a description that holds descriptions. The program may append to it. The trace then changes its
 # description, and the real list stays as it is until the graph has run.

@@ -453,7 +453,7 @@ Listings(
 # apart and put together again. Four parts of it depend on positions: the instructions, the jumps among them, the
 # table of exception handlers, and the table of line numbers. If one instruction is inserted, all of them are wrong.
 #
-# So the first step is to get rid of positions. [`decode`](ref:minicompile.ch04_breaks.bytecode.decode) makes a list
+# So the first step is to get rid of positions. [`disassemble`](ref:minicompile.ch04_breaks.bytecode.disassemble) makes a list
 # of objects in which a jump points to *the instruction* that it jumps to. Now instructions can be inserted and
 # dropped like elements of any list. At the very end [`encode`](ref:minicompile.ch04_breaks.bytecode.encode)
 # computes positions anew.

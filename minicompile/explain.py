@@ -49,7 +49,7 @@ class Kernels:
 
 
 @dataclass
-class Graph:
+class CapturedGraph:
     """A captured graph of the frame `frame`. gm: the fx GraphModule. captured: what capture returned. told: what the
     stages below it told, (kind, data)."""
     frame: str
@@ -111,7 +111,7 @@ class Explanation:
     per stage; "call": all of the call. frames: (code, what capture returned) of each frame. call: what was called
     (function, args, kwargs, settings of `compile`)."""
     name: str
-    graphs: list[Graph] = field(default_factory=list)
+    graphs: list[CapturedGraph] = field(default_factory=list)
     breaks: list[Break] = field(default_factory=list)
     guards: list[Fact] = field(default_factory=list)
     recompiles: list[Recompile] = field(default_factory=list)
@@ -268,7 +268,7 @@ def heard_captured(found, code, captured):
 
 def heard_graph(found, code, captured):
     from .ch01_graphs import graph as printing
-    graph = Graph(frame_name(code), captured.gm, captured=captured)
+    graph = CapturedGraph(frame_name(code), captured.gm, captured=captured)
     for node in captured.gm.graph.nodes:
         if node.op in ("call_function", "call_method"):
             place = node.meta.get("location")

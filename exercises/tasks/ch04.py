@@ -45,7 +45,7 @@ behaviour("varint", points=3, name="highest group first", cases=numbers(True, 62
 def tables(function, source):
     from minicompile.ch04_breaks import bytecode as bc
     code = code_of(source)
-    _, table, lines = bc.encode(*bc.decode(code), code.co_firstlineno)
+    _, table, lines = bc.encode(*bc.disassemble(code), code.co_firstlineno)
     return {"exception table": [(e.start, e.end, e.target, e.depth, e.lasti)
                                 for e in dis._parse_exception_table(code.replace(co_exceptiontable=table))],
             "lines": [p[0] for p in code.replace(co_linetable=lines).co_positions()]}
@@ -100,7 +100,7 @@ def show_live(function, source):
     found = {}
     for code in (code, *(c for c in code.co_consts if hasattr(c, "co_code"))):
         names, table = bc.localsplus_names(code), function(code)
-        for i in bc.decode(code)[0]:
+        for i in bc.disassemble(code)[0]:
             found[f"{code.co_name}: before {i.offset} {i.name}"] = sorted(names[v] for v in table[i.offset])
         found[f"{code.co_name}: entries"] = len(table)
     return found

@@ -350,7 +350,7 @@ def _asked(x, floats: bool):
     raise NotKept
 
 
-class View:
+class SameMemory:
     """In a recipe: memory of the first argument."""
 
 
@@ -365,7 +365,7 @@ def _recipe(x, first, memory: set):
         raise NotKept
     sizes, strides, offset = form = _form(x)
     if type(first) is FakeTensor and storage_key(x) == storage_key(first) and x.dtype == first.dtype and x.device == first.device:
-        return View, form
+        return SameMemory, form
     if storage_key(x) in memory or offset or \
             x.meta.untyped_storage().nbytes() != (0 if 0 in sizes else _length(form) * x.dtype.itemsize):
         raise NotKept
@@ -378,7 +378,7 @@ def _made(kind, how, first):
     if kind is FakeTensor:
         sizes, strides, dtype, device = how
         return FakeTensor(torch.empty_strided(sizes, strides, dtype=dtype, device="meta"), device)
-    if kind is View:
+    if kind is SameMemory:
         return FakeTensor(first.meta.as_strided(*how), first.device)
     return kind([_made(*part, first) for part in how]) if kind is list or kind is tuple else how
 

@@ -25,16 +25,16 @@ from .interpreter import unless_raised
 from .tensors import set_gradient, tensor_attribute
 from .tracer import PYTHON, Tracer, call, constant_source, guard, unsupported, written_global
 from .values import (
-    CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, Table,
-    TensorVal, TupleVal, UserError, Value, const, describe, is_class, lookup, python_method, user_error)
+    AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal,
+    PartialVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
 from .wrap import entries, part, realize, wrap
 
 GETATTR = Table()
-attributes_of = GETATTR.of           # function(tx, value, name) -> Value
+attributes_of = GETATTR.of           # function(tx, value, name) -> AbstractValue
 SETATTR = Table()                    # `type`, for classes of the trace -> function(tx, value, name, new value or None)
 
 
-def get_attribute(tx: Tracer, value: Value, name: str) -> Value:
+def get_attribute(tx: Tracer, value: AbstractValue, name: str) -> AbstractValue:
     """value.name; raises AttributeError in the traced program when there is none."""
     handler = GETATTR.get(type(value))
     if handler is None:
@@ -47,14 +47,14 @@ def get_attribute(tx: Tracer, value: Value, name: str) -> Value:
         raise
 
 
-def has_attribute(tx: Tracer, value: Value, name: str) -> bool:
+def has_attribute(tx: Tracer, value: AbstractValue, name: str) -> bool:
     return unless_raised(AttributeError, lambda: get_attribute(tx, value, name)) is not None
 
 
 GETATTR[TensorVal] = tensor_attribute
 
 
-def special(tx: Tracer, value: Value, name: str, *args) -> Value | None:
+def special(tx: Tracer, value: AbstractValue, name: str, *args) -> AbstractValue | None:
     """Call the method `name` that Python would call for an operator, when the program's own class defines it.
 
     None when there is no such method, or one written in C, which the interpreter must know by itself."""
@@ -437,7 +437,7 @@ def constant_attribute(tx, obj, name):
 FIXED_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__closure__", "__globals__")
 
 
-def set_attribute(tx: Tracer, obj: Value, name: str, value: Value | None):
+def set_attribute(tx: Tracer, obj: AbstractValue, name: str, value: AbstractValue | None):
     """obj.name = value, or `del obj.name` when value is None."""
     fixed = FIXED_FUNCTION if type(obj) is FuncVal else ()
     if type(obj) in (FuncVal, PartialVal) and obj.source is None and value is not None and name not in fixed:

@@ -36,9 +36,9 @@ from .operations import emit_float, fold, user_errors
 from .tensors import call_graph_function, is_graph_function
 from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, unsupported
 from .values import (
-    BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName, MethodVal, NEW,
-    NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, Value, boolean, const, describe, is_class, lookup, python_method,
-    user_error)
+    AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName,
+    MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, is_class, lookup,
+    python_method, user_error)
 from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
 
@@ -83,7 +83,7 @@ NO_ARGUMENT = (ObjVal, FuncVal, MethodVal, PartialVal)
 
 # %%
 @CALLS.of(ObjVal)
-def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real, kind = function.real, type(function.real)
     handler = HANDLED.get(real) if isinstance(real, HANDLED_KINDS) else None
     if handler is not None:
@@ -111,7 +111,7 @@ NAMED = Table()                      # (module, name) of a function that is not 
 REAL_CALLS = Table()                 # class of a real callable -> function(tx, callee, args, kwargs)
 
 
-def call_numpy(tx, function, args, kwargs) -> Value:
+def call_numpy(tx, function, args, kwargs) -> AbstractValue:
     """NumPy is not traced. Functions of constants are called, if what they give is a number: an array could
     be changed later."""
     try:
@@ -146,7 +146,7 @@ def call_numpy(tx, function, args, kwargs) -> Value:
 
 # %%
 @REAL_CALLS.of(types.FunctionType)
-def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     """What is to be done in the place of a function; most are inlined."""
     real = function.real
     code = real.__code__
@@ -177,7 +177,7 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
     return inline_code(tx, function, args, kwargs)
 
 
-def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def inline_code(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     """The function's bytecode as a frame of this trace. What else it is made of, defaults and cells, is guarded or read again."""
     real, source = function.real, function.source
     code, library = real.__code__, is_library(real.__code__.co_filename)
@@ -263,7 +263,7 @@ def is_refused_module(name: str) -> bool:
 # hooks (the guard on the module's structure says so) that is all it does.
 
 # %%
-def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     fields = {k: v.items for k, v in function.attrs.items() if k in HOOK_DICTS} if function.real is NEW else \
         function.real.__dict__
     if issubclass(function.cls, torch.jit.ScriptModule):
@@ -295,7 +295,7 @@ PURE_CLASSES = (dict, int, float, bytes, str)
 
 
 @REAL_CALLS.of(types.BuiltinFunctionType)
-def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real = function.real
     owner = real.__self__                        # the module of a function, the object of a bound method
     if isinstance(owner, types.ModuleType):
@@ -319,7 +319,7 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 
 # %%
 @REAL_CALLS.of(types.MethodDescriptorType, types.WrapperDescriptorType)
-def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     """An unbound C method: `torch.Tensor.add(x, y)`, `list.append(l, 1)`, `object.__setattr__(o, n, v)`."""
     real = function.real
     if not args:
@@ -365,7 +365,7 @@ FOLDED_CLASSES = (torch.device, torch.finfo, torch.iinfo, complex, bytes, type)
 REFUSED_CLASSES = (torch.Tensor, torch.autograd.Function)
 
 
-def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     of_metaclass = python_method(type(function.real), "__call__")
     if of_metaclass is not None and not isinstance(function.real, enum.EnumMeta):
         return call(tx, wrap(tx, of_metaclass), [function, *args], kwargs)
@@ -382,7 +382,7 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
 # state that the trace would not see, so it breaks the graph.
 
 # %%
-def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> Value:
+def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     """type.__call__(cls, *args): `__new__`, then `__init__`."""
     cls = function.real
     context = make_context(tx, cls, args, kwargs)

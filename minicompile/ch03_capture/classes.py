@@ -27,7 +27,7 @@ from .iterate import unpack
 from .methods import pairs_of
 from .operations import user_errors
 from .tracer import unsupported
-from .values import BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, Value, const, dict_of, lookup
+from .values import BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, AbstractValue, const, dict_of, lookup
 from .wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)
@@ -50,7 +50,7 @@ def empty_function(value: FuncVal):
     return function
 
 
-def stand_in(tx, value: Value):
+def stand_in(tx, value: AbstractValue):
     """A real object for `value`; `wrap` gives the value back."""
     if type(value) is Const:
         return value.value
@@ -162,7 +162,7 @@ def type_call(tx, value, bases=None, namespace=None, /, **keywords):
 
 
 @SETATTR.of(type)
-def set_class_attribute(tx, cls: ObjVal, name: str, value: Value | None):
+def set_class_attribute(tx, cls: ObjVal, name: str, value: AbstractValue | None):
     """cls.name = value for a class of the trace."""
     if value is None:
         delattr(cls.real, name)

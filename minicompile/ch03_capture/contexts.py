@@ -21,7 +21,7 @@ from .attributes import attributes_of
 from .operations import METHODS, user_errors
 from .tensors import finish_node
 from .tracer import CALLS, Tracer, call, unsupported
-from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, Value, const
+from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast
@@ -35,7 +35,7 @@ def set_grad(tx: Tracer, enabled: bool):
         torch._C._set_grad_enabled(enabled)
 
 
-def enter(tx: Tracer, context: ContextVal) -> Value:
+def enter(tx: Tracer, context: ContextVal) -> AbstractValue:
     """context.__enter__()"""
     if context.kind == "grad":
         context.saved.append(torch.is_grad_enabled() if context.immediate is None else context.immediate)
@@ -166,7 +166,7 @@ def grad_switch(mode: bool, previous: bool) -> torch.set_grad_enabled:
 # different from others for ever.
 
 # %%
-def make_context(tx: Tracer, cls: type, args, kwargs) -> Value | None:
+def make_context(tx: Tracer, cls: type, args, kwargs) -> AbstractValue | None:
     """The context value for a call of a known class, or None when the class is not known."""
     autocast = issubclass(cls, torch.amp.autocast_mode.autocast)
     if (autocast or cls in GRAD_CLASSES) and not all(type(a) is Const for a in (*args, *kwargs.values())):

@@ -31,7 +31,7 @@ from .calls import NAMED, handles
 from .iterate import unpack
 from .tensors import emit, is_pointwise
 from .tracer import Tracer, call, unsupported
-from .values import FALSE, ListVal, TensorVal, TupleVal, Value, const, describe
+from .values import FALSE, ListVal, TensorVal, TupleVal, AbstractValue, const, describe
 
 
 @handles(torch.cond)
@@ -79,7 +79,7 @@ def scan(tx: Tracer, combine, xs, dim, reverse=FALSE, combine_mode=const("pointw
     return out[0] if tree is TensorVal else tree(items=out)
 
 
-def leaves_of(tx, value: Value) -> list:
+def leaves_of(tx, value: AbstractValue) -> list:
     return unpack(tx, value) if type(value) in (TupleVal, ListVal) else [value]
 
 

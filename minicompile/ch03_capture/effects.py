@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 
 from ..ch01_graphs.fake import storage_key
 from ..errors import Unsupported
-from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal, Value, describe, like
+from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal, AbstractValue, describe, like
 
 
 @dataclass(eq=False)
@@ -58,7 +58,7 @@ class Effects:
         return bool(self.changed or self.gradients or self.calls or self.flags)
 
 
-def touch(tx, value: Value):
+def touch(tx, value: AbstractValue):
     """`value` is about to change."""
     effects = tx.effects
     existed = value.real is not None and value.real is not NEW
@@ -84,7 +84,7 @@ SNAPSHOT = {ListVal: lambda value: value.items.copy(), DictVal: lambda value: va
             CellVal: lambda value: value.content, ObjVal: lambda value: None}
 
 
-def changed(tx, real) -> Value | None:
+def changed(tx, real) -> AbstractValue | None:
     """The value that stands for a real object, if the program has written to it."""
     value = tx.tracked.get(id(real))
     return value if id(value) in tx.effects.changed else None

@@ -37,8 +37,8 @@ from .iterate import PLAIN_ITERATORS
 from .tensors import finish_node
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
-    ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal, MethodName,
-    MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, ViewVal, describe, like)
+    AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
+    MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, describe, like)
 
 
 @dataclass(eq=False)
@@ -521,7 +521,7 @@ def key_text(ep, key):
     if isinstance(key, ByValue):
         return expression(ep, key.value)
     if isinstance(key, ByIdentity):
-        return expression(ep, key.value) if isinstance(key.value, Value) else pool(ep, key.value)
+        return expression(ep, key.value) if isinstance(key.value, AbstractValue) else pool(ep, key.value)
     return constant_text(ep, key)
 
 

@@ -56,7 +56,8 @@ from .binding import bind
 from .hook import kept
 from .tracer import Tracer, location, say_where, unsupported
 from .values import (
-    BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TupleVal, UserError, Value, const, dict_of, user_error)
+    AbstractValue, BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TupleVal, UserError, const, dict_of,
+    user_error)
 from .wrap import realize
 
 @dataclass(eq=False)
@@ -68,7 +69,7 @@ class Frame:
     stack: list = field(default_factory=list)
     ip: int = 0
     kw_names: tuple = ()
-    handling: Value = NONE
+    handling: AbstractValue = NONE
     namespace: DictVal | None = None             # of a class body
 
     def __post_init__(self):
@@ -113,7 +114,7 @@ def instructions(handlers: dict):
 @dataclass(eq=False)
 class Leave:
     """The end of a frame's run: it returns a value, or yields one and can go on."""
-    value: Value
+    value: AbstractValue
     yielded: bool = False
 
 
@@ -253,7 +254,7 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
 # for example `next()` at the end of an iterator.
 
 # %%
-def handled_exception(tx: Tracer) -> Value | None:
+def handled_exception(tx: Tracer) -> AbstractValue | None:
     """What `sys.exception()` is: the exception in whose handler the program is, or None."""
     return next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)
 
@@ -356,16 +357,16 @@ def inline(tx, code, name, globals_, closure, defaults, kwdefaults, args, kwargs
     return GenVal(frame=frame) if code.co_flags & inspect.CO_GENERATOR else run(tx, frame).value
 
 
-def as_local(bound) -> Value:
+def as_local(bound) -> AbstractValue:
     """One bound parameter: a value, the arguments of `*args` or `**kwargs`, or a default."""
-    if isinstance(bound, Value):
+    if isinstance(bound, AbstractValue):
         return bound
     if type(bound) is tuple:
         return TupleVal(items=list(bound))
     return dict_of(bound) if type(bound) is dict else bound()
 
 
-def advance(tx, generator: GenVal, sent: Value = NONE, thrown: ExcVal | None = None):
+def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | None = None):
     """next(generator): the yielded value, or None when it has returned (its result is in
     `generator.result`). thrown: an exception to raise inside instead."""
     frame = generator.frame

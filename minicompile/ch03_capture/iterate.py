@@ -17,12 +17,12 @@ from .interpreter import advance, unless_raised
 from .tensors import emit, tensor_shape
 from .tracer import Tracer, unsupported
 from .values import (
-    Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, Value, ViewVal, const, describe, lookup,
-    python_method, user_error)
+    AbstractValue, Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, describe,
+    lookup, python_method, user_error)
 from .wrap import dict_contents, entries, order_of, realize, wrap
 
 
-def as_dict(tx: Tracer, container: Value, method: str) -> Value:
+def as_dict(tx: Tracer, container: AbstractValue, method: str) -> AbstractValue:
     """The dictionary inside an object whose class derives from dict and does not override `method`; another
     value as it is."""
     if type(container) is ObjVal and not python_method(container.cls, method):
@@ -30,7 +30,7 @@ def as_dict(tx: Tracer, container: Value, method: str) -> Value:
     return container
 
 
-def iterate(tx: Tracer, value: Value) -> Value:
+def iterate(tx: Tracer, value: AbstractValue) -> AbstractValue:
     """iter(value)"""
     value = as_dict(tx, value, "__iter__")
     kind = type(value)
@@ -153,7 +153,7 @@ def by_index(tx, value):
 # afterwards, so it lets go of it.
 
 # %%
-def next_value(tx: Tracer, iterator: Value) -> Value | None:
+def next_value(tx: Tracer, iterator: AbstractValue) -> AbstractValue | None:
     """next(iterator), or None when it is exhausted."""
     if type(iterator) is IterVal:
         iterator.taken += 1
@@ -196,7 +196,7 @@ def emptied(container):
 # code is an endless loop that a user can interrupt. Here it counts against the limit of instructions.
 
 # %%
-def values_of(tx: Tracer, value: Value):
+def values_of(tx: Tracer, value: AbstractValue):
     """A Python generator over the values of an iterable value."""
     iterator = iterate(tx, value)
     while (item := next_value(tx, iterator)) is not None:
@@ -206,14 +206,14 @@ def values_of(tx: Tracer, value: Value):
         yield item
 
 
-def unpack(tx: Tracer, value: Value) -> list:
+def unpack(tx: Tracer, value: AbstractValue) -> list:
     """list(value), as a Python list of values."""
     if type(value) is TupleVal or type(value) is ListVal:
         return [realize(tx, item) for item in entries(tx, value)]
     return list(values_of(tx, value))
 
 
-def length(tx: Tracer, value: Value) -> Value:
+def length(tx: Tracer, value: AbstractValue) -> AbstractValue:
     """len(value)"""
     value = as_dict(tx, value, "__len__")
     kind = type(value)

@@ -27,8 +27,8 @@ from .operations import (
 from .tensors import call_tensor_method
 from .tracer import Tracer, call, unsupported
 from .values import (
-    Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE, TensorVal, TupleVal,
-    Value, ViewVal, boolean, const, describe, is_class, user_error)
+    AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE, TensorVal,
+    TupleVal, ViewVal, boolean, const, describe, is_class, user_error)
 from .wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
 
 
@@ -41,13 +41,13 @@ def method(kind, *names):
 FOLDED = (Const, TupleVal, SetVal, SliceVal, ObjVal)      # of these, methods of constants are called now
 
 
-def call_method(tx: Tracer, value: Value, name: str, args, kwargs=None) -> Value:
+def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) -> AbstractValue:
     """value.name(*args, **kwargs) for a value whose methods are written in C."""
     kwargs = kwargs or {}
     function = METHODS.get((type(value), name))
     if function is None and type(value) is TensorVal:
         return call_tensor_method(tx, value, name, args, kwargs)
-    function = function or METHODS.get((Value, name))
+    function = function or METHODS.get((AbstractValue, name))
     if function is not None:
         return call_handler(tx, f"{describe(value)}.{name}", function, [value, *args], kwargs)
     reason = f"the method {name} of {describe(value)}"
@@ -75,10 +75,10 @@ def call_handler(tx, name, handler, args, kwargs):
 
 
 METHODS.update({
-    (Value, "__len__"): length, (Value, "__iter__"): iterate, (TensorVal, "__iter__"): iterate,
-    (Value, "__getitem__"): get_item, (Value, "__setitem__"): set_item, (Value, "__delitem__"): delete_item,
-    (Value, "__contains__"): lambda tx, self, item: boolean(contains(tx, self, item)),
-    (Value, "__eq__"): lambda tx, self, other: compare(tx, "==", self, other),
+    (AbstractValue, "__len__"): length, (AbstractValue, "__iter__"): iterate, (TensorVal, "__iter__"): iterate,
+    (AbstractValue, "__getitem__"): get_item, (AbstractValue, "__setitem__"): set_item, (AbstractValue, "__delitem__"): delete_item,
+    (AbstractValue, "__contains__"): lambda tx, self, item: boolean(contains(tx, self, item)),
+    (AbstractValue, "__eq__"): lambda tx, self, other: compare(tx, "==", self, other),
 })
 
 
@@ -229,7 +229,7 @@ for _kind in ("keys", "values", "items"):
     method(DictVal, _kind)(lambda tx, self, kind=_kind: ViewVal(of=self, kind=kind))
 
 
-def as_set(tx, value) -> Value:
+def as_set(tx, value) -> AbstractValue:
     """A view of keys or items as the set that it also is; other values as they are."""
     return set_of(tx, value) if type(value) is ViewVal and value.kind != "values" else value
 

@@ -36,7 +36,8 @@ from .methods import call_method, dict_update
 from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary
 from .tracer import PYTHON, call, globals_of, is_library, location, unsupported, writable_globals, written_global
 from .values import (
-    CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, Value, boolean, const, describe, user_error)
+    AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const, describe,
+    user_error)
 from .wrap import as_python, keyed, wrap, wrap_constant
 
 
@@ -153,7 +154,7 @@ def global_source(tx, namespace: dict, name: str) -> Source:
     return (ItemSource if isinstance(at, InstanceDictSource) else DictGetSource)(at, name)
 
 
-def read_global(tx, frame, name) -> Value:
+def read_global(tx, frame, name) -> AbstractValue:
     written = written_global(tx, frame.globals, name)
     deleted = written is DELETED
     if written is not None and not deleted:
@@ -190,7 +191,7 @@ def load_global(tx, frame, i):
 # The body of a class is a function whose variables are the entries of a dictionary, the namespace.
 
 # %%
-def in_namespace(frame, name) -> Value | None:
+def in_namespace(frame, name) -> AbstractValue | None:
     entry = frame.namespace.items.get(name) if frame.namespace is not None else None
     return entry and entry[1]
 

@@ -26,8 +26,8 @@ from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, unsupported
 from .values import (
-    Const, DictVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal, SymVal,
-    Table, TensorVal, TupleVal, UserError, Value, ViewVal, as_number, boolean, const, describe, lookup, python_method, told_apart,
+    AbstractValue, Const, DictVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal,
+    SymVal, Table, TensorVal, TupleVal, UserError, ViewVal, as_number, boolean, const, describe, lookup, python_method, told_apart,
     user_error)
 from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap_constant
 
@@ -57,7 +57,7 @@ def user_errors():
         user_error(type(error), *error.args)
 
 
-def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> Value:
+def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> AbstractValue:
     """Call a real function on constants now; what it raises, the traced program raises. If some argument is
     no constant, the graph breaks for this reason; without one, NotConstant is raised."""
     try:
@@ -93,7 +93,7 @@ FLOAT_OPERATORS = (*SIZE_OPERATORS, "/", "**")
 # before its base.
 
 # %%
-def binary(tx: Tracer, symbol: str, a: Value, b: Value, inplace: bool = False) -> Value:
+def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace: bool = False) -> AbstractValue:
     """a <symbol> b, or a <symbol>= b when inplace."""
     name = BINARY[symbol]
     a, b = (enum_number(v, name) for v in (a, b))
@@ -150,7 +150,7 @@ def raise_as_python(tx, function, name, *operands):
         function(*reals)
 
 
-def enum_number(value, name) -> Value:
+def enum_number(value, name) -> AbstractValue:
     """A member of an IntEnum as the int that it is in arithmetic."""
     real = value.real if type(value) is ObjVal else None
     number = isinstance(real, enum.Enum) and isinstance(real, (int, float))
@@ -167,12 +167,12 @@ def has_method(cls, name) -> bool:
     return not all(m in absent or isinstance(m, types.FunctionType) for m in methods)
 
 
-def specialize(value: Value) -> Value:
+def specialize(value: AbstractValue) -> AbstractValue:
     """A symbolic number fixed to its present value, by a guard."""
     return const(value.value) if type(value) is SymVal else value
 
 
-def ask(tx, candidates) -> Value | None:
+def ask(tx, candidates) -> AbstractValue | None:
     """The first answer of the methods (owner, name, argument) that is not NotImplemented."""
     for owner, name, argument in candidates:
         result, function = special(tx, owner, name, argument), METHODS.get((type(owner), name))
@@ -188,7 +188,7 @@ def ask(tx, candidates) -> Value | None:
 # emitted only once: an optimizer divides by the same correction for each of its parameters.
 
 # %%
-def unary(tx: Tracer, name: str, a: Value) -> Value:
+def unary(tx: Tracer, name: str, a: AbstractValue) -> AbstractValue:
     """name: 'neg', 'pos', 'abs' or 'invert'."""
     if type(a) is TensorVal or type(a) is SymVal:
         return emit(tx, "call_function", getattr(operator, name), [a], {})
@@ -196,7 +196,7 @@ def unary(tx: Tracer, name: str, a: Value) -> Value:
         tx, getattr(operator, name), [a], reason=f"{name} of {describe(a)}")
 
 
-def emit_float(tx: Tracer, op: str, args) -> Value:
+def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
     """An operation of Python that gives a float, on numbers of which some are symbolic."""
     function = float_function(op)
     try:
@@ -227,7 +227,7 @@ def emit_float(tx: Tracer, op: str, args) -> Value:
 # such classes, and capture guards that their objects are different ones.
 
 # %%
-def truth(tx: Tracer, value: Value) -> bool:
+def truth(tx: Tracer, value: AbstractValue) -> bool:
     """bool(value)"""
     value = as_number(value)
     kind = type(value)
@@ -249,7 +249,7 @@ def truth(tx: Tracer, value: Value) -> bool:
     return True
 
 
-def identical(a: Value, b: Value) -> bool:
+def identical(a: AbstractValue, b: AbstractValue) -> bool:
     """a is b"""
     if a is b:
         return True
@@ -263,7 +263,7 @@ def identical(a: Value, b: Value) -> bool:
     return False
 
 
-def equal(tx: Tracer, a: Value, b: Value) -> bool:
+def equal(tx: Tracer, a: AbstractValue, b: AbstractValue) -> bool:
     """a is b or a == b, which is how containers compare their items."""
     return identical(a, b) or truth(tx, compare(tx, "==", a, b))
 
@@ -280,7 +280,7 @@ def equal(tx: Tracer, a: Value, b: Value) -> bool:
 # cannot see. `compares_by_identity` lists the ways that it knows; for all others the graph ends.
 
 # %%
-def compare(tx: Tracer, symbol: str, a: Value, b: Value) -> Value:
+def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> AbstractValue:
     """a <symbol> b for one of the six comparisons."""
     function, kinds = getattr(operator, COMPARE[symbol]), {type(a), type(b)}
     if kinds == {Const} and type(a.value) is type(b.value) is Identity and symbol in ("==", "!="):
@@ -372,7 +372,7 @@ def same_dict(tx, a, b) -> bool:
         equal(tx, realize(tx, a.items[k][1]), realize(tx, b.items[k][1])) for k in a.items)
 
 
-def is_missing(tx, dictionary: DictVal, key: Value) -> bool:
+def is_missing(tx, dictionary: DictVal, key: AbstractValue) -> bool:
     """Whether there is no such key, which is then guarded."""
     k = key_of(tx, key, dictionary.items)
     if k not in dictionary.items:
@@ -380,7 +380,7 @@ def is_missing(tx, dictionary: DictVal, key: Value) -> bool:
     return k not in dictionary.items
 
 
-def contains(tx: Tracer, container: Value, item: Value) -> bool:
+def contains(tx: Tracer, container: AbstractValue, item: AbstractValue) -> bool:
     """item in container"""
     container = as_dict(tx, container, "__contains__")
     kind = type(container)
@@ -421,7 +421,7 @@ def contains(tx: Tracer, container: Value, item: Value) -> bool:
 # in range, because a slice that is out of range is empty, and not an error.
 
 # %%
-def index_of(tx, key: Value):
+def index_of(tx, key: AbstractValue):
     """A sequence index as an int or slice."""
     if type(key) is TensorVal:
         unsupported(tx, "a list index that is not a Python constant")
@@ -432,7 +432,7 @@ def index_of(tx, key: Value):
         return index.value
 
 
-def get_item(tx: Tracer, container: Value, key: Value) -> Value:
+def get_item(tx: Tracer, container: AbstractValue, key: AbstractValue) -> AbstractValue:
     """container[key]"""
     whole, container = container, as_dict(tx, container, "__getitem__")
     if whole is not container and python_method(whole.cls, "__missing__") and \
@@ -451,7 +451,7 @@ def get_item(tx: Tracer, container: Value, key: Value) -> Value:
         tx, operator.getitem, [container, key], reason=f"a subscript of {describe(container)}")
 
 
-def select_symbolic(tx, tensor, key) -> Value | None:
+def select_symbolic(tx, tensor, key) -> AbstractValue | None:
     """`x[:, n]` with a symbolic n. PyTorch's indexing would fix n; `x[:, n:n+1].select(1, 0)` does not. None
     where the key is not of this kind, or n may be out of range."""
     parts = key.items if type(key) is TupleVal else [key]
@@ -512,7 +512,7 @@ def get_from_dict(tx, container, key):
     return realize(tx, container.items[key_of(tx, key)][1])
 
 
-def set_item(tx: Tracer, container: Value, key: Value, value: Value):
+def set_item(tx: Tracer, container: AbstractValue, key: AbstractValue, value: AbstractValue):
     """container[key] = value"""
     container = as_dict(tx, container, "__setitem__")
     kind = type(container)
@@ -544,7 +544,7 @@ def refuse_proxy(container, what):
         user_error(TypeError, f"'mappingproxy' object does not support item {what}")
 
 
-def delete_item(tx: Tracer, container: Value, key: Value):
+def delete_item(tx: Tracer, container: AbstractValue, key: AbstractValue):
     """del container[key]"""
     container = as_dict(tx, container, "__delitem__")
     refuse_proxy(container, "deletion")

@@ -38,7 +38,7 @@ from .contexts import set_grad
 from .effects import effect_free
 from .tensors import emit, run_fake, to_arg
 from .tracer import Tracer, call, unsupported
-from .values import NEW, NONE, ObjVal, TensorVal, TupleVal, Value, const, describe
+from .values import NEW, NONE, ObjVal, TensorVal, TupleVal, AbstractValue, const, describe
 
 # %% [markdown]
 # ## The context object
@@ -70,7 +70,7 @@ def noted(ctx: ObjVal, field: str) -> list:
 
 
 @handles(torch.autograd.Function.apply.__func__)
-def apply_function(tx: Tracer, function: ObjVal, *args) -> Value:
+def apply_function(tx: Tracer, function: ObjVal, *args) -> AbstractValue:
     """Function.apply(*args) on values."""
     cls, mode = function.real, torch.is_grad_enabled()
     two_steps = cls.setup_context is not _SingleLevelFunction.setup_context

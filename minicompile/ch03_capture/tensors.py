@@ -30,12 +30,12 @@ from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
-    BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal, TupleVal, Value,
-    as_number, boolean, const, describe, user_error)
+    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal,
+    TupleVal, as_number, boolean, const, describe, user_error)
 from .wrap import as_python, entries, part, realize, wrap, wrap_constant
 
 
-def to_arg(tx: Tracer, value: Value):
+def to_arg(tx: Tracer, value: AbstractValue):
     """An fx argument: tensors as nodes, constants as themselves, containers as containers."""
     kind = type(value)
     if kind is Const:
@@ -91,7 +91,7 @@ def fake_of(arg, tensors: list):
 # real tensors.
 
 # %%
-def emit(tx: Tracer, op: str, target, args, kwargs) -> Value:
+def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     """Add a node for a call on values. op: 'call_function' or 'call_method'."""
     if op == "call_method" and target in TAKES_SIZES:
         args = [args[0], *map(as_number, args[1:])]
@@ -250,7 +250,7 @@ def finish_node(tx, node, result):
         node.meta["recompute"] = tx.region
 
 
-def wrap_result(tx, node, result) -> Value:
+def wrap_result(tx, node, result) -> AbstractValue:
     finish_node(tx, node, result)
     if isinstance(result, torch.Tensor):
         if not isinstance(result, FakeTensor):
@@ -303,7 +303,7 @@ REFUSED_METHODS = frozenset((
 READ_FROM_INPUT = frozenset(("grad", "is_leaf", "grad_fn", "name", "grad_dtype"))
 
 
-def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
+def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     fake, real, cls = tensor.fake, tensor.real, tensor.cls
     if name == "shape":
         return tensor_shape(tx, tensor)
@@ -345,14 +345,14 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> Value:
     return MethodName(self=tensor, name=name)
 
 
-def gradient_of(tx: Tracer, leaf: TensorVal) -> Value:
+def gradient_of(tx: Tracer, leaf: TensorVal) -> AbstractValue:
     """`leaf.grad`, as it is now."""
     if leaf in tx.effects.gradients or leaf.real is None:
         return tx.effects.gradients.get(leaf, NONE)
     return wrap(tx, leaf.real.grad, AttrSource(leaf.source, "grad"))
 
 
-def set_gradient(tx: Tracer, leaf: TensorVal, gradient: Value):
+def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):
     """`leaf.grad = gradient`; it happens at the end of the compiled function."""
     if leaf not in tx.effects.retained and not leaf.fake.is_leaf or leaf.real is not None and not leaf.real.is_leaf:
         unsupported(tx, "the attribute grad of a tensor that is no leaf")
@@ -364,12 +364,12 @@ def set_gradient(tx: Tracer, leaf: TensorVal, gradient: Value):
     tx.effects.gradients[leaf] = gradient
 
 
-def tensor_shape(tx, tensor) -> Value:
+def tensor_shape(tx, tensor) -> AbstractValue:
     return TupleVal(items=[const(int(s)) if type(s) is int else size_node(tx, tensor, d, s)
                            for d, s in enumerate(tensor.fake.shape)], cls=torch.Size)
 
 
-def size_node(tx, tensor, dim, size) -> Value:
+def size_node(tx, tensor, dim, size) -> AbstractValue:
     """A symbolic size as a node of the graph, one per tensor and dimension."""
     if isinstance(size.node.expr, int):
         return const(size.node.expr)
@@ -382,7 +382,7 @@ def size_node(tx, tensor, dim, size) -> Value:
 CONVERSIONS = {"__int__": int, "__float__": float, "__index__": operator.index, "__bool__": bool}
 
 
-def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> Value:
+def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -> AbstractValue:
     if name in ("item", "tolist", "__int__", "__float__", "__index__", "__bool__") and not args:
         if type(known := as_number(tensor)) is Const:
             return known if name in ("item", "tolist") else const(CONVERSIONS[name](known.value))
@@ -459,7 +459,7 @@ INLINED_FUNCTIONS = frozenset(("multi_head_attention_forward", "has_torch_functi
                                "fn", "_get_softmax_dim", "_list_with_default", "_verify_batch_size"))
 
 
-def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
+def call_graph_function(tx: Tracer, function, args, kwargs) -> AbstractValue:
     out = kwargs.get("out", NONE)
     if out is not NONE:
         return call_with_out(tx, function, args, {k: v for k, v in kwargs.items() if k != "out"}, out)
@@ -475,7 +475,7 @@ def call_graph_function(tx: Tracer, function, args, kwargs) -> Value:
 # operation goes element by element). What eager refuses, as a gradient, the operation refuses on fakes, too.
 
 # %%
-def call_with_out(tx: Tracer, function, args, kwargs, out: Value) -> Value:
+def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> AbstractValue:
     outs = [realize(tx, o) for o in entries(tx, out)] if type(out) in (TupleVal, ListVal) else [out]
     reason = f"{function.__name__}(..., out=) that is no copy of the result"
     packet, inputs = getattr(torch.ops.aten, function.__name__, None), []
@@ -524,7 +524,7 @@ def name_device(function, kwargs) -> dict:
 # program has to get a new tensor. A tensor of a single number keeps the number in the trace.
 
 # %%
-def make_tensor(tx, function, args, kwargs) -> Value:
+def make_tensor(tx, function, args, kwargs) -> AbstractValue:
     """torch.tensor(data): the data must be constants. Its fake is taken from a real tensor made here. NumPy's
     numbers, which become Python's in the graph, decide on the dtype."""
     if args and type(args[0]) is Const and type(args[0].value) is numpy.bool_:

@@ -52,7 +52,7 @@ from ..tables import Table  # noqa: F401 (of handlers by kind of value)
 
 
 @dataclass(eq=False)
-class Value:
+class AbstractValue:
     """source: where the generated function can read this object, or None for what the trace made. cls: `type(x)`."""
     source: Source | None = field(default=None, kw_only=True)
     cls = object
@@ -64,7 +64,7 @@ class Value:
 
 
 @dataclass(eq=False)
-class Const(Value):
+class Const(AbstractValue):
     """An immutable object compared by value: numbers, strings, None, dtypes, devices, ranges, slices of
     constants."""
     value: Any = None
@@ -75,7 +75,7 @@ class Const(Value):
 
 
 @dataclass(eq=False)
-class TensorVal(Value):
+class TensorVal(AbstractValue):
     """A tensor: `node` computes it in the graph, `fake` says what it looks like; `real` only for graph
     inputs; `number`, where it is known: its value and the version that has it; `added`: what the trace has
     added to the number that came in, and the version then."""
@@ -91,7 +91,7 @@ class TensorVal(Value):
         return torch.Tensor if self.real is None else type(self.real)
 
 
-def as_number(value: Value) -> Value:
+def as_number(value: AbstractValue) -> AbstractValue:
     """A tensor whose value is known as that number; any other value as it is."""
     if type(value) is TensorVal and value.number is not None and value.number[1] == value.fake._version:
         return value.number[0]
@@ -99,7 +99,7 @@ def as_number(value: Value) -> Value:
 
 
 @dataclass(eq=False)
-class SymVal(Value):
+class SymVal(AbstractValue):
     """A size, int or float that is not known at compile time: a node of the graph and a `torch.SymInt` or
     `torch.SymFloat`."""
     node: torch.fx.Node = None
@@ -133,7 +133,7 @@ BIRTHS = itertools.count(1)
 
 
 @dataclass(eq=False)
-class Mutable(Value):
+class Mutable(AbstractValue):
     """What can change."""
     born: int = field(default_factory=BIRTHS.__next__, kw_only=True)
 
@@ -147,7 +147,7 @@ class Lazy:
 
 
 @dataclass(eq=False)
-class TupleVal(Value):
+class TupleVal(AbstractValue):
     items: list = field(default_factory=list)
     cls: type = tuple
     real: Any = None                         # of a named tuple that existed before
@@ -169,9 +169,9 @@ class DictVal(Mutable):
     items: dict = field(default_factory=dict)
     cls: type = dict
     real: Any = None
-    factory: Value | None = None
+    factory: AbstractValue | None = None
     keys_guarded: bool = False
-    owner: Value | None = None
+    owner: AbstractValue | None = None
 
 
 def dict_of(named: dict, **fields) -> DictVal:
@@ -214,11 +214,11 @@ class SetVal(Mutable):
 
 
 @dataclass(eq=False)
-class SliceVal(Value):
+class SliceVal(AbstractValue):
     cls = slice
-    start: Value = None
-    stop: Value = None
-    step: Value = None
+    start: AbstractValue = None
+    stop: AbstractValue = None
+    step: AbstractValue = None
 
 
 @dataclass(eq=False)
@@ -227,7 +227,7 @@ class IterVal(Mutable):
     `taken` items from, if that is all there is to it; unchanged: function() -> whether the container has not
     changed since in a way that the iterator minds."""
     it: Any = None
-    over: Value | None = None
+    over: AbstractValue | None = None
     taken: int = 0
     unchanged: Any = field(default=lambda: True)
 
@@ -245,7 +245,7 @@ class ByIdentity:
     ident: int = 0
 
     def __hash__(self):
-        return hash(self.ident if isinstance(self.value, Value) else self.value)
+        return hash(self.ident if isinstance(self.value, AbstractValue) else self.value)
 
 
 @dataclass(frozen=True)
@@ -296,11 +296,11 @@ class ObjVal(Mutable):
 
 
 @dataclass(eq=False)
-class HandlingVal(Value):
+class HandlingVal(AbstractValue):
     """The stack slot of a running handler: what was handled before (what CPython keeps there) and what is
     now."""
-    previous: Value = None
-    current: Value = None
+    previous: AbstractValue = None
+    current: AbstractValue = None
 
 
 NEW = types.SimpleNamespace(name="made by the trace")
@@ -308,7 +308,7 @@ DELETED = Const(value="<deleted>")
 
 
 @dataclass(eq=False)
-class FuncVal(Value):
+class FuncVal(AbstractValue):
     """A function made by a MAKE_FUNCTION inside the trace."""
     code: types.CodeType = None
     globals: dict = None
@@ -321,24 +321,24 @@ class FuncVal(Value):
 
 
 @dataclass(eq=False)
-class MethodVal(Value):
+class MethodVal(AbstractValue):
     """A function bound to its first argument."""
-    func: Value = None
-    self: Value = None
+    func: AbstractValue = None
+    self: AbstractValue = None
     cls = types.MethodType
 
 
 @dataclass(eq=False)
-class MethodName(Value):
+class MethodName(AbstractValue):
     """A method, by name, of a value whose methods are in the tables (tensor, list, str, ...)."""
-    self: Value = None
+    self: AbstractValue = None
     name: str = ""
     cls = types.BuiltinFunctionType
 
 
 @dataclass(eq=False)
-class PartialVal(Value):
-    func: Value = None
+class PartialVal(AbstractValue):
+    func: AbstractValue = None
     args: list = field(default_factory=list)
     kwargs: dict = field(default_factory=dict)
     attrs: dict = field(default_factory=dict)
@@ -346,16 +346,16 @@ class PartialVal(Value):
 
 
 @dataclass(eq=False)
-class SuperVal(Value):
+class SuperVal(AbstractValue):
     """after: the class behind which the search begins."""
     after: type = None
-    self: Value = None
+    self: AbstractValue = None
     cls = super
 
 
 @dataclass(eq=False)
-class BuiltinVal(Value):
-    """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> Value`."""
+class BuiltinVal(AbstractValue):
+    """A builtin the interpreter itself implements: `call(tx, args, kwargs) -> AbstractValue`."""
     call: Any = None
     name: str = ""
     stands_for: Any = None
@@ -364,7 +364,7 @@ class BuiltinVal(Value):
 
 @dataclass(eq=False)
 class CellVal(Mutable):
-    """A closure cell. `content` is a Value, a Lazy, or None when empty; `real` when the cell existed
+    """A closure cell. `content` is an AbstractValue, a Lazy, or None when empty; `real` when the cell existed
     before."""
     content: Any = None
     real: Any = None
@@ -372,7 +372,7 @@ class CellVal(Mutable):
 
 
 @dataclass(eq=False)
-class ContextVal(Value):
+class ContextVal(AbstractValue):
     """A known context manager. kind: 'grad' (enabled,), 'autocast' (device, dtype, enabled, cache), 'device'
     (device,). immediate: the grad mode before a `set_grad_enabled`, which acts when it is made;
     result: of `__enter__`."""
@@ -381,7 +381,7 @@ class ContextVal(Value):
     saved: list = field(default_factory=list)
     cls: type = None
     immediate: bool | None = None
-    result: Value | None = None
+    result: AbstractValue | None = None
     entered: int = 0
 
 
@@ -391,7 +391,7 @@ class GenVal(Mutable):
     frame: Any = None
     done: bool = False
     started: bool = False
-    result: Value | None = None
+    result: AbstractValue | None = None
     cls = types.GeneratorType
 
 
@@ -402,19 +402,19 @@ class TracebackVal(Mutable):
 
 
 @dataclass(eq=False)
-class ExcVal(Value):
+class ExcVal(AbstractValue):
     """An exception object. cause: of `raise ... from`; context: what was handled when it was raised; seen:
     whether it has been raised before; attrs: as of any object."""
     cls: type = Exception
     args: list = field(default_factory=list)
-    cause: Value | None = None
-    context: Value | None = None
+    cause: AbstractValue | None = None
+    context: AbstractValue | None = None
     seen: bool = False
     attrs: dict = field(default_factory=dict)
-    traceback: Value = field(default_factory=TracebackVal)
+    traceback: AbstractValue = field(default_factory=TracebackVal)
 
 
-NULL = Value()                       # the NULL that CPython keeps on its stack next to a plain callable
+NULL = AbstractValue()                       # the NULL that CPython keeps on its stack next to a plain callable
 LASTI = Const(value=0)               # where an exception was raised; CPython keeps it for tracebacks only
 NONE, TRUE, FALSE = (Const(value=one) for one in (None, True, False))
 
@@ -470,7 +470,7 @@ class UserError(Exception):
 
 def user_error(cls, *args, **attributes):
     """Raise `cls(*args)` in the traced program; args are values or constants, attributes are values."""
-    args = [a if isinstance(a, Value) else const(a) for a in args]
+    args = [a if isinstance(a, AbstractValue) else const(a) for a in args]
     raise UserError(ExcVal(cls=cls, args=args, attrs=attributes))
 
 

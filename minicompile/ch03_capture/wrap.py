@@ -36,9 +36,9 @@ from ..ch02_guards.torch_guards import CHILD_DICTS, ModuleSpec
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, unsupported
 from .values import (
-    ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal, MethodName,
-    MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, Value, const, describe, like,
-    python_method, told_apart, user_error)
+    AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
+    MethodName, MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, const, describe,
+    like, python_method, told_apart, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -55,7 +55,7 @@ BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.Function
 # because `tracked` is a table by `id`, and the id of an object that dies is given to another one.
 
 # %%
-def wrap(tx: Tracer, real, source: Source | None = None) -> Value:
+def wrap(tx: Tracer, real, source: Source | None = None) -> AbstractValue:
     """The value for a real object found at `source` (None: a constant of the trace, not guarded)."""
     kind = type(real)
     if kind in CONSTANT_TYPES:
@@ -107,7 +107,7 @@ def guard_identity(tx, real, source):
     guard(tx, source, "ID_MATCH" if is_fixed(real) else "FUNCTION_CODE", real)
 
 
-def realize(tx, item) -> Value:
+def realize(tx, item) -> AbstractValue:
     """A Lazy item becomes a value now, and is guarded now."""
     if type(item) is not Lazy:
         return item
@@ -121,7 +121,7 @@ def realize(tx, item) -> Value:
 # object. It is a constant of the trace and cannot change, so nothing in it has a source or a guard.
 
 # %%
-def wrap_constant(tx, result) -> Value:
+def wrap_constant(tx, result) -> AbstractValue:
     """The value of a fresh object made of constants, such as the result of a call: containers are new and
     unguarded."""
     kind = type(result)
@@ -156,7 +156,7 @@ def wrap_constant(tx, result) -> Value:
 # the object to the general case, as for a list subclass with methods of its own.
 
 # %%
-BUILDERS = Table()                   # class -> function(tx, real, kind, source) -> Value | None
+BUILDERS = Table()                   # class -> function(tx, real, kind, source) -> AbstractValue | None
 BOUND_TO = (list, dict, set, collections.deque, frozenset, tuple, str)
 
 
@@ -168,7 +168,7 @@ BOUND_TO = (list, dict, set, collections.deque, frozenset, tuple, str)
 # wants is an ordinary object, guarded by its class.
 
 # %%
-def build(tx, real, kind, source) -> Value:
+def build(tx, real, kind, source) -> AbstractValue:
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
     if kind is types.BuiltinFunctionType and type(real.__self__) in BOUND_TO:
@@ -286,7 +286,7 @@ def wrap_set(tx, real, kind, source):
     return SetVal(items={item: wrap(tx, item) for item in real}, order=real, cls=kind, real=real, source=source)
 
 
-def order_of(tx, value: Value) -> set:
+def order_of(tx, value: AbstractValue) -> set:
     """The keys in the order in which a set gives them. Equal sets may differ in that, which is guarded when
     somebody asks."""
     if type(value) is not SetVal:
@@ -305,7 +305,7 @@ def order_of(tx, value: Value) -> set:
 # function, and, as far as the program reads it, by its object.
 
 # %%
-def wrap_parts(tx, real, source, *names) -> list[Value]:
+def wrap_parts(tx, real, source, *names) -> list[AbstractValue]:
     """The attributes that an object of this class is made of."""
     guard(tx, source, "TYPE_MATCH", type(real))
     return [wrap(tx, getattr(real, n), part(AttrSource, source, n)) for n in names]
@@ -363,7 +363,7 @@ def wrap_autocast(tx, real, kind, source):
 # called at compile time.
 
 # %%
-def as_python(tx: Tracer, value: Value):
+def as_python(tx: Tracer, value: AbstractValue):
     """The Python object that a value made of constants stands for; raises NotConstant."""
     kind = type(value)
     if kind in (Const, SymVal):
@@ -438,7 +438,7 @@ def by_value(tx, value) -> ByValue:
     return ByValue(value, ask(hash, value).value, lambda a, b: a is b or ask(bool, ask(operator.eq, a, b)).value)
 
 
-def key_of(tx, value: Value, among=()):
+def key_of(tx, value: AbstractValue, among=()):
     """The Python key under which `value` is found in a DictVal or SetVal. among: the keys that it may be
     equal to. Numbers there might have come from id(), too."""
     if type(value) in (Const, SymVal):
@@ -484,7 +484,7 @@ def guard_keys(tx, value: ListVal | DictVal):
         guard(tx, value.source, kind, facts)
 
 
-def entries(tx, value: Value):
+def entries(tx, value: AbstractValue):
     """The items of a tuple, a list or a dictionary, for a program that may look at all of them."""
     if type(value) is not TupleVal:
         guard_keys(tx, value)

@@ -6,7 +6,7 @@
 # enough to take one apart and put it together again. Four parts refer to positions and must move together:
 # the instructions, the jumps among them, the exception table, and the table of source positions.
 #
-# The trick that keeps this short: decode into a list of `Instruction` objects in which every jump points to
+# The trick that keeps this short: disassemble into a list of `Instruction` objects in which every jump points to
 # *another object*, not to an offset. Then inserting, dropping and widening need no arithmetic at all, until
 # the very end.
 #
@@ -78,7 +78,7 @@ def cache_count(name: str) -> int:
 # names its first and last instruction.
 
 # %%
-def decode(code) -> tuple[list[Instruction], list[Handler]]:
+def disassemble(code) -> tuple[list[Instruction], list[Handler]]:
     """The instructions of a code object with resolved jumps, and its exception handlers."""
     known = kept(interpreter.decode, code)
     instructions = [Instruction(i.opcode, i.arg or 0, None, cache_count(i.opname), tuple(i.positions or (None,) * 4), i.offset)
@@ -244,10 +244,10 @@ def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict
 def live_table(code) -> dict[int, frozenset]:
     """Offset of each instruction -> the localsplus indices that are live before it: {offset: frozenset}.
 
-    Take the instructions and handlers of `decode`, pairs split by `split_pairs`, and the edges of
+    Take the instructions and handlers of `disassemble`, pairs split by `split_pairs`, and the edges of
     `successors`. An instruction with an op in LOCAL_OPS and not in NO_INDEX names the variable `arg`:
     STORE_FAST writes it, MAKE_CELL neither reads nor writes it, every other one reads it."""
-    instructions, handlers = decode(code)
+    instructions, handlers = disassemble(code)
     instructions = split_pairs(instructions, handlers)
     follow = successors(instructions, handlers)
     live = [frozenset()] * len(instructions)

@@ -251,7 +251,7 @@ class Draft:
 
     def __post_init__(self):
         code = self.code
-        self.instructions, self.handlers = bc.decode(code)
+        self.instructions, self.handlers = bc.disassemble(code)
         self.instructions = bc.split_pairs(self.instructions, self.handlers)
         self.start = next((i for i in self.instructions if i.offset == self.offset), None)
         if self.start is None:
@@ -337,6 +337,6 @@ def restore_stack(draft, slot, firm) -> list:
 
 def new_offsets(resumed, instructions) -> dict[int, int]:
     """Offset in the encoded code -> offset in the original, for every instruction that came from there."""
-    decoded, _ = bc.decode(resumed)
+    decoded, _ = bc.disassemble(resumed)
     return {new.offset: old.offset for new, old in zip(decoded, instructions, strict=True) if old.offset >= 0}
 

@@ -56,7 +56,7 @@ aten = torch.ops.aten
 # - `Constant`: a Python value, or a size computed from the inputs' sizes;
 # - `Result(k)`: the k-th tensor that the compiled graph returns;
 # - `Input(i)`: that input, unchanged as an object;
-# - `View(of, steps, detach, no_grad)`: view operators applied to one of these again. A view that is taken
+# - `ViewOf(of, steps, detach, no_grad)`: view operators applied to one of these again. A view that is taken
 #   while gradients are off does not lead them back, and yet says that it requires them.
 
 # %%
@@ -76,7 +76,7 @@ class Input:
 
 
 @dataclass
-class View:
+class ViewOf:
     of: Result | Input
     steps: list[Step]
     detach: bool
@@ -198,7 +198,7 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
         of = Input(position[root]) if root in position else result(source)
         plain = not steps and (o is source or o.requires_grad)
         detach = not steps or source.requires_grad and not o.requires_grad
-        recipes.append(of if plain else View(of, steps, detach, no_grad))
+        recipes.append(of if plain else ViewOf(of, steps, detach, no_grad))
     return recipes, results
 
 # %% [markdown]

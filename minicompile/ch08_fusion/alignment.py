@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..ch01_graphs.symbolic import Int, Symbol, coefficient, present, product, symbols
 from ..ch07_loops.reductions import ENOUGH_BLOCKS, LONGEST_ROW
 from .dependencies import nbytes
-from .iteration import Alignment, Piece, Space, apply, combine, pieces_by_access, pieces_in_order, roles_agree
+from .iteration import Alignment, Segment, Space, apply, combine, roles_agree, segments_by_access, segments_in_order
 
 if TYPE_CHECKING:
     from .fuse import Fuser, Group
@@ -47,15 +47,15 @@ def find_alignment(a: Group, b: Group, shared: list[str]) -> Alignment | str:
         return f"iteration spaces differ: {_sizes(a)} and {_sizes(b)}"
     tried = set()
     reason = f"no common refinement of {_sizes(a)} and {_sizes(b)}"
-    for pieces in _candidates(base, other, dims, shared):
-        if pieces is None or tuple(pieces) in tried:
+    for segments in _candidates(base, other, dims, shared):
+        if segments is None or tuple(segments) in tried:
             continue
-        if other.reduces and not roles_agree(base.space, other.space, pieces):
+        if other.reduces and not roles_agree(base.space, other.space, segments):
             continue
-        tried.add(tuple(pieces))
+        tried.add(tuple(segments))
         # Dimensions of the base that the other loop does not have stay whole.
-        pieces = pieces + [Piece(d, _ABSENT, d.size) for d in absent]
-        alignment = combine(base.space, pieces, other.space.all)
+        segments = segments + [Segment(d, _ABSENT, d.size) for d in absent]
+        alignment = combine(base.space, segments, other.space.all)
         alignment.b.pop(_ABSENT, None)
         if flip:
             alignment = alignment._replace(a=alignment.b, b=alignment.a)
@@ -70,7 +70,7 @@ _ABSENT = Symbol("_absent")
 
 
 # %% [markdown]
-# A candidate pairs pieces of the two nests. The first ones come from memory: for a buffer that both touch, the
+# A candidate pairs segments of the two nests. The first ones come from memory: for a buffer that both touch, the
 # variables are paired by their strides in it. The last one pairs them in order. `_first_mismatch` is the test: a
 # value that `a` writes and `b` reads must have the same index in the common nest. `same_reads` asks the same of a
 # buffer that both only read.
@@ -81,8 +81,8 @@ def _candidates(base: Group, other: Group, dims, shared):
         x, y = (g.writes[name] if name in g.writes else min(g.reads.get(name, ()), key=repr, default=None)
                 for g in (base, other))
         if x is not None and y is not None:
-            yield pieces_by_access(x, dims, y, other.space.all)
-    yield pieces_in_order(dims, other.space.all)
+            yield segments_by_access(x, dims, y, other.space.all)
+    yield segments_in_order(dims, other.space.all)
 
 
 def _first_mismatch(a: Group, b: Group, alignment: Alignment) -> str | None:
@@ -159,10 +159,10 @@ def align_across(f: Fuser, a: Group, b: Group, shared: list[str]):
         if not sums or not used.isdisjoint(base.members + other.members) or \
                 not isinstance(numel(row), int) or numel(row) > LONGEST_ROW:
             continue
-        for pieces in _candidates(base, other, base.space.all, shared):
-            if pieces is None or any(p.a in row and p.b in other.space.rvars for p in pieces):
+        for segments in _candidates(base, other, base.space.all, shared):
+            if segments is None or any(p.a in row and p.b in other.space.rvars for p in segments):
                 continue
-            found = combine(base.space, pieces, other.space.all)
+            found = combine(base.space, segments, other.space.all)
             walked = set().union(*(symbols(found.b[v]) for v in other.space.rvars))
             blocks = found.space.vars[:-len(walked)]
             if not walked.isdisjoint(blocks) or present(numel(blocks)) < ENOUGH_BLOCKS:

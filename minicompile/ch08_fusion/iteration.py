@@ -11,7 +11,7 @@
 # - `(rows, columns)` and the reduction `(rows | columns)` visit the same elements: the pointwise loop runs
 #   inside the reduction.
 #
-# The tool for all three is an *alignment*: cut the dimensions of both nests into *pieces* until they pair
+# The tool for all three is an *alignment*: cut the dimensions of both nests into *segments* until they pair
 # up one to one. Memory says how. If both loops access buffer `x`, one at `64*a + b` and the other at `c`,
 # then `b` (stride 1, size 64) pairs with the fast 64 of `c` and `a` (stride 64, size 8) with the rest.
 # Without such evidence, dimensions are paired in order.
@@ -37,7 +37,7 @@ class Space(NamedTuple):
         return self.vars + self.rvars
 
 
-class Piece(NamedTuple):
+class Segment(NamedTuple):
     """A part of a dimension of each of two nests that visits the same `size` elements."""
 
     a: Symbol
@@ -70,14 +70,14 @@ def _exact(a: Int, b: Int) -> Int | None:
 # ## Cutting
 #
 # Both nests are lists of (variable, stride, size), fastest first. Look at the fastest dimension of each. If
-# sizes agree they are a piece. If one size divides the other, cut the larger one; what is left of it has a
+# sizes agree they are a segment. If one size divides the other, cut the larger one; what is left of it has a
 # larger stride. If neither divides (`(6, 4)` against `(4, 6)`), no common nest exists without divisions in
 # the inner loop, and the two loops stay apart.
 
 # %%
-def cut(a: list[tuple], b: list[tuple]) -> list[Piece] | None:
+def cut(a: list[tuple], b: list[tuple]) -> list[Segment] | None:
     """Pair up two lists of (variable, stride or None, size), fastest dimension first."""
-    a, b, pieces = a[::-1], b[::-1], []
+    a, b, segments = a[::-1], b[::-1], []
     while a and b:
         (va, sa, na), (vb, sb, nb) = a.pop(), b.pop()
         if sa != sb:
@@ -92,8 +92,8 @@ def cut(a: list[tuple], b: list[tuple]) -> list[Piece] | None:
             b.append((vb, None if sb is None else mul(sb, na), q))
         else:
             return None
-        pieces.append(Piece(va, vb, size))
-    return None if a or b else pieces
+        segments.append(Segment(va, vb, size))
+    return None if a or b else segments
 
 
 def _in_order(dims: tuple[Symbol, ...]) -> list[tuple]:
@@ -116,7 +116,7 @@ def strided(index: Int, dims: tuple[Symbol, ...]) -> tuple[list[tuple], tuple[Sy
     return used, tuple(unused)
 
 
-def pieces_by_access(a_index: Int, a_dims, b_index: Int, b_dims) -> list[Piece] | None:
+def segments_by_access(a_index: Int, a_dims, b_index: Int, b_dims) -> list[Segment] | None:
     """Pair the dimensions of two nests that reach the same elements of one buffer; dimensions that the
     index does not mention are paired in order."""
     a, b = strided(a_index, a_dims), strided(b_index, b_dims)
@@ -126,66 +126,66 @@ def pieces_by_access(a_index: Int, a_dims, b_index: Int, b_dims) -> list[Piece] 
     return None if seen is None or rest is None else seen + rest
 
 
-def pieces_in_order(a_dims, b_dims) -> list[Piece] | None:
+def segments_in_order(a_dims, b_dims) -> list[Segment] | None:
     return cut(_in_order(a_dims), _in_order(b_dims))
 
 # %% [markdown]
-# ## From pieces to a nest
+# ## From segments to a nest
 #
 # The common nest keeps the order of the first one, the *base*: each base dimension is replaced by its
-# pieces. A variable of either nest is the mixed-radix number that its pieces spell.
+# segments. A variable of either nest is the mixed-radix number that its segments spell.
 
 # %%
-def _spell(pieces: list[tuple[Symbol, Int]]) -> Int:
+def _spell(segments: list[tuple[Symbol, Int]]) -> Int:
     """The number spelled by (digit, size) pairs, fastest first."""
     value, scale = 0, 1
-    for digit, size in pieces:
+    for digit, size in segments:
         value = value + mul(digit.expr, scale)
         scale = mul(scale, size)
     return value
 
 
-def combine(base: Space, pieces: list[Piece], other_dims: tuple[Symbol, ...]) -> Alignment:
+def combine(base: Space, segments: list[Segment], other_dims: tuple[Symbol, ...]) -> Alignment:
     """The refined nest of `base` and the substitutions for both sides."""
-    if len(pieces) == len(base.all):
+    if len(segments) == len(base.all):
         # Nothing in the base was cut: its variables stay as they are.
-        digits = {i: p.a for i, p in enumerate(pieces)}
+        digits = {i: p.a for i, p in enumerate(segments)}
         space, of_base = base, {}
     else:
         parts: dict[Symbol, list[int]] = {}
-        for i, p in enumerate(pieces):
+        for i, p in enumerate(segments):
             parts.setdefault(p.a, []).append(i)
         digits, new = {}, ([], [])
         for kind, (letter, dims) in enumerate((("i", base.vars), ("r", base.rvars))):
             for d in dims:
                 for i in reversed(parts[d]):
-                    digits[i] = Symbol(f"{letter}{len(new[kind])}", pieces[i].size)
+                    digits[i] = Symbol(f"{letter}{len(new[kind])}", segments[i].size)
                     new[kind].append(digits[i])
         space = Space(tuple(new[0]), tuple(new[1]))
-        of_base = {d: _spell([(digits[i], pieces[i].size) for i in which]) for d, which in parts.items()}
+        of_base = {d: _spell([(digits[i], segments[i].size) for i in which]) for d, which in parts.items()}
     of_other: dict[Symbol, list] = {}
-    for i, p in enumerate(pieces):
+    for i, p in enumerate(segments):
         of_other.setdefault(p.b, []).append((digits[i], p.size))
     mapping = {d: _spell(ds) for d, ds in of_other.items()}
     if all(e == d.expr for d, e in mapping.items()):
         mapping = {}
-    return Alignment(space, of_base, mapping, not _monotone(base.all, other_dims, pieces))
+    return Alignment(space, of_base, mapping, not _monotone(base.all, other_dims, segments))
 
 
-def _monotone(a_dims, b_dims, pieces: list[Piece]) -> bool:
-    """Do the pieces, in the order of the dimensions of a, also follow the order of the dimensions of b?"""
+def _monotone(a_dims, b_dims, segments: list[Segment]) -> bool:
+    """Do the segments, in the order of the dimensions of a, also follow the order of the dimensions of b?"""
     rank_a, rank_b = ({v: k for k, v in enumerate(reversed(vs))} for vs in (a_dims, b_dims))
-    walk = sorted((p for p in pieces if p.b in rank_b), key=lambda p: rank_a[p.a])
+    walk = sorted((p for p in segments if p.b in rank_b), key=lambda p: rank_a[p.a])
     return all(rank_b[x.b] <= rank_b[y.b] for x, y in zip(walk, walk[1:]))
 
 
-def roles_agree(base: Space, other: Space, pieces: list[Piece]) -> bool:
+def roles_agree(base: Space, other: Space, segments: list[Segment]) -> bool:
     """Two reductions share a nest only if output dimensions meet output dimensions, and if both fold in the
     same order: the first of equal maxima wins."""
     reduced, folded = set(base.rvars), set(other.rvars)
-    if any((p.a in reduced) != (p.b in folded) for p in pieces):
+    if any((p.a in reduced) != (p.b in folded) for p in segments):
         return False
-    return _monotone(base.rvars, other.rvars, [p for p in pieces if p.a in reduced])
+    return _monotone(base.rvars, other.rvars, [p for p in segments if p.a in reduced])
 
 # %% [markdown]
 # ## Fewer, longer loops

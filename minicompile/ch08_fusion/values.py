@@ -40,7 +40,7 @@ from ..tables import Table
 from .kernel import Kernel
 
 
-class Graph(Values):
+class LinkedKernel(Values):
     """A linked kernel: `steps` are its stores and what they are computed from, in order."""
 
     def __init__(self, kernel: Kernel):
@@ -101,7 +101,7 @@ def half_of(op: str, args: tuple) -> torch.dtype | None:
     return halves.pop() if len(halves) == 1 else None
 
 
-def converted(g: Graph, value: Value, dtype: torch.dtype) -> Value:
+def converted(g: LinkedKernel, value: Value, dtype: torch.dtype) -> Value:
     return value if value.dtype == dtype else g.make("to_dtype", (value,), dtype)
 
 # %% [markdown]
@@ -113,18 +113,18 @@ def converted(g: Graph, value: Value, dtype: torch.dtype) -> Value:
 RULES = Table()              # operation -> how a value of it is linked: function(graph, value, args), where `args` are linked
 
 
-def link(kernel: Kernel) -> Graph:
+def link(kernel: Kernel) -> LinkedKernel:
     """The graph of `kernel`. Raises Unsupported when a load cannot be resolved."""
-    g = Graph(kernel)
+    g = LinkedKernel(kernel)
     for g.loop in kernel.loops:
-        remake(g.loop.body, g, lambda g, value, args: RULES.get(value.op, Graph.again)(g, value, args))
+        remake(g.loop.body, g, lambda g, value, args: RULES.get(value.op, LinkedKernel.again)(g, value, args))
     g.steps = body_of(g.stores)
     return g
 
 
-def relink(g: Graph, step: Callable[[Graph, Value, tuple], Value]) -> Graph:
+def relink(g: LinkedKernel, step: Callable[[LinkedKernel, Value, tuple], Value]) -> LinkedKernel:
     """The graph again, with `step(new graph, value, its new arguments)` for each value."""
-    new = Graph(g.kernel)
+    new = LinkedKernel(g.kernel)
 
     def steps() -> Iterable[Value]:
         for value in g.steps:
@@ -143,7 +143,7 @@ def relink(g: Graph, step: Callable[[Graph, Value, tuple], Value]) -> Graph:
 
 # %%
 @RULES.of("load")
-def _load(g: Graph, load: Value, args: tuple) -> Value:
+def _load(g: LinkedKernel, load: Value, args: tuple) -> Value:
     buffer, index, mask = args
     if buffer not in g.written:
         return g.make("load", args, load.dtype)
@@ -159,7 +159,7 @@ def _load(g: Graph, load: Value, args: tuple) -> Value:
 
 
 @RULES.of("store")
-def _store(g: Graph, store: Value, args: tuple) -> None:
+def _store(g: LinkedKernel, store: Value, args: tuple) -> None:
     buffer, index, mask, value, mode = args
     if mode is None and mask is None:
         g.written.setdefault(buffer, {})[index] = value
@@ -168,18 +168,18 @@ def _store(g: Graph, store: Value, args: tuple) -> None:
 
 
 @RULES.of("to_dtype")
-def _to_dtype(g: Graph, cast: Value, args: tuple) -> Value:
+def _to_dtype(g: LinkedKernel, cast: Value, args: tuple) -> Value:
     return converted(g, args[0], cast.dtype)
 
 
 @RULES.of("round_to")
-def _round_to(g: Graph, rounding: Value, args: tuple) -> Value:
+def _round_to(g: LinkedKernel, rounding: Value, args: tuple) -> Value:
     value, half = args
     return value if value.half == half or value.constant in EXACT else g.make("round_to", args, rounding.dtype)
 
 
 @RULES.of("bitcast")
-def _bitcast(g: Graph, cast: Value, args: tuple) -> Value:
+def _bitcast(g: LinkedKernel, cast: Value, args: tuple) -> Value:
     """Of the very bits that a load would have given."""
     return g.make("bitcast", (converted(g, args[0], cast.args[0].dtype),), cast.dtype)
 
@@ -192,7 +192,7 @@ def _bitcast(g: Graph, cast: Value, args: tuple) -> Value:
 
 # %%
 @RULES.of("reduce")
-def _reduce(g: Graph, fold: Value, args: tuple) -> Value | tuple[Value, ...]:
+def _reduce(g: LinkedKernel, fold: Value, args: tuple) -> Value | tuple[Value, ...]:
     kind, value, index = args
     if not g.loop.reduction_vars:
         return _reduce_one(g, kind, value, index, fold.dtype)
@@ -202,12 +202,12 @@ def _reduce(g: Graph, fold: Value, args: tuple) -> Value | tuple[Value, ...]:
 
 
 @RULES.of("get")
-def _get(g: Graph, get: Value, args: tuple) -> Value:
+def _get(g: LinkedKernel, get: Value, args: tuple) -> Value:
     results, i = args
     return results[i] if isinstance(results, tuple) else g.make("get", args, get.dtype)
 
 
-def _reduce_one(g: Graph, kind: str, x: Value, index, dtype: torch.dtype):
+def _reduce_one(g: LinkedKernel, kind: str, x: Value, index, dtype: torch.dtype):
     """A reduction of a single element: its result, or a tuple of results."""
     def make(op, *args, dtype=x.dtype):
         return g.make(op, args, dtype)
@@ -230,7 +230,7 @@ def _reduce_one(g: Graph, kind: str, x: Value, index, dtype: torch.dtype):
 # to its loads. `elements` lists the statements of a pass.
 
 # %%
-def elements(g: Graph, steps: Iterable[Value]) -> list[Value]:
+def elements(g: LinkedKernel, steps: Iterable[Value]) -> list[Value]:
     """What a pass over the row computes for these reductions and stores, in order: the values behind them that vary
     along it."""
     return behind(steps, g.is_element)

@@ -38,7 +38,7 @@ from ..ch07_loops.builder import COMPARISONS
 from ..ch07_loops.ir import Loop, Value
 from ..ch08_fusion.dependencies import storage_size
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
-from ..ch08_fusion.values import Graph, link
+from ..ch08_fusion.values import LinkedKernel, link
 from ..errors import Unsupported
 from . import heuristics, reductions
 from .ops import OPS, constant, convert, pointer_type, triton_type
@@ -53,7 +53,7 @@ from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, fits_in
 # rows or columns are contiguous, and how often a loop would walk along the row.
 
 # %%
-def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
+def plan(g: LinkedKernel) -> tuple[list[Axis], heuristics.Config]:
     """The axes of a linked kernel and the default configuration."""
     kernel = g.kernel
     accesses = [s.index for s in g.steps if s.op in ("load", "store")]
@@ -87,7 +87,7 @@ def plan(g: Graph) -> tuple[list[Axis], heuristics.Config]:
 # %%
 @dataclass
 class Printer:
-    graph: Graph
+    graph: LinkedKernel
     axes: list[Axis]
     indexer: Indexer
     masks: dict[str, str]                                # axis -> mask name, where one is needed
@@ -397,7 +397,7 @@ def header(p: Printer, looped: bool, program: str) -> list[str]:
 # column sums on the way along rows. An axis needs a mask only if its block does not divide its length.
 
 # %%
-def print_kernel(graph: Graph, axes: list[Axis], config: heuristics.Config, index_type: str, program: str = "tl.program_id(0)",
+def print_kernel(graph: LinkedKernel, axes: list[Axis], config: heuristics.Config, index_type: str, program: str = "tl.program_id(0)",
                  exact: bool = False) -> tuple[Printer, list[tuple[str, Loop | None]]]:
     """The statements of a kernel. `exact`: blocks are full, so there are no masks."""
     kernel = graph.kernel

@@ -12,7 +12,7 @@ import torch
 from ..ch07_loops.builder import COMPARISONS
 from ..ch07_loops.ir import Value, in_order
 from ..ch08_fusion.dependencies import root_of
-from ..ch08_fusion.values import Graph, elements, relink
+from ..ch08_fusion.values import LinkedKernel, elements, relink
 
 # %% [markdown]
 # ## Passes
@@ -27,7 +27,7 @@ from ..ch08_fusion.values import Graph, elements, relink
 # moves.
 
 # %%
-def schedule_passes(g: Graph) -> list[tuple[list, list]]:
+def schedule_passes(g: LinkedKernel) -> list[tuple[list, list]]:
     """For each pass, in order: the steps before its loop (once per row), and those inside it. The last pass
     has no loop.
 
@@ -63,12 +63,12 @@ def schedule_passes(g: Graph) -> list[tuple[list, list]]:
 # maximum becomes a `softmax` reduction of two results, and the sum becomes the second of them.
 
 # %%
-def online_softmax(g: Graph) -> Graph:
+def online_softmax(g: LinkedKernel) -> LinkedKernel:
     """The graph with such sums turned into results of their maxima."""
     top_of = {s: top for s in g.reductions if s.args[0] == "sum" and (top := _shifted_by(s.args[1])) and top.dtype == s.dtype}
     tops = set(top_of.values())
 
-    def step(new: Graph, value: Value, args: tuple) -> Value:
+    def step(new: LinkedKernel, value: Value, args: tuple) -> Value:
         if value in tops:
             return new.make("reduce", ("softmax", args[1], None), value.dtype)
         if value in top_of:
@@ -98,7 +98,7 @@ def _shifted_by(value: Value) -> Value | None:
 CHOOSE = {"minimum", "maximum", "where"}
 
 
-def narrow_positions(g: Graph) -> Graph:
+def narrow_positions(g: LinkedKernel) -> LinkedKernel:
     """The graph with int64 values that hold only positions as int32."""
     def may_be(v: Value) -> bool:
         return v.dtype == torch.int64 and (v.op == "index" or v.op in CHOOSE or

@@ -30,7 +30,7 @@ from ..ch07_loops.ir import Layout, Loop, Value, behind
 from ..ch07_loops.lazy import linear
 from ..ch07_loops.pointwise import HEAVY
 from ..ch08_fusion.kernel import Kernel, KernelList, KernelSource
-from ..ch08_fusion.values import Graph, link
+from ..ch08_fusion.values import LinkedKernel, link
 from .ops import convert, from_memory, literal, memory_type, operation, register_type, to_memory
 
 PARALLEL_WORK = 32768        # elements below which starting threads costs more than they save
@@ -58,7 +58,7 @@ class Scope:
 class Emitter:
     """What the emitting functions share."""
 
-    graph: Graph
+    graph: LinkedKernel
     threads: int
     pointers: dict[str, str]             # buffer name -> C++ name, the same for equal kernels
     part: bool = False                   # emit a function for a part of the nest, from `begin` to `end`, by one thread

@@ -39,7 +39,7 @@ from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.tensors import emit, finish_node, gradient_of, set_gradient
 from ..ch03_capture.tracer import Tracer, call, unsupported
-from ..ch03_capture.values import NONE, Const, TensorVal, TupleVal, Value
+from ..ch03_capture.values import NONE, AbstractValue, Const, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
 from .hooks import (
@@ -188,8 +188,8 @@ def check_leaf(tx: Tracer, leaf: TensorVal):
 # and `torch.autograd.grad`, which is told for what the gradients are wanted, and returns them.
 
 # %%
-def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: Value, retain_graph: Value, create_graph: Value,
-                  arrived, to_keep: bool = False) -> None:
+def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractValue, retain_graph: AbstractValue,
+                  create_graph: AbstractValue, arrived, to_keep: bool = False) -> None:
     """Emit the node, or one for each pass from point to point (`hooks.py`). `arrived(leaf, gradient)` is called for each leaf when its
     gradient, or None, is complete. Afterwards what forward had saved is gone, unless the graph is retained."""
     if any(type(t) is not TensorVal for t in (*outputs, *leaves)):
@@ -266,7 +266,7 @@ def leads_to(tensors: list[TensorVal], leaf: TensorVal) -> bool:
     return is_at(leaf, history_of([t.fake for t in tensors]))
 
 
-def as_list(tx: Tracer, value: Value) -> list[Value]:
+def as_list(tx: Tracer, value: AbstractValue) -> list[AbstractValue]:
     """The tensors of an argument that may be one tensor or a sequence of them."""
     return [value] if type(value) in (TensorVal, Const) else unpack(tx, value)
 
@@ -279,7 +279,7 @@ def as_list(tx: Tracer, value: Value) -> list[Value]:
 # %%
 @handles(torch.autograd.backward)
 def backward(tx: Tracer, tensors, grad_tensors=NONE, retain_graph=NONE, create_graph=Const(value=False),
-             inputs=NONE) -> Value:
+             inputs=NONE) -> AbstractValue:
     """torch.autograd.backward(...)"""
     outputs = as_list(tx, tensors)
     if any(type(o) is not TensorVal or not o.fake.requires_grad for o in outputs):
@@ -335,7 +335,7 @@ def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal):
 # An activation that retains its gradient gets one that is contiguous, and is never written in place.
 
 # %%
-def retain(tx: Tracer, tensor: TensorVal, gradient: Value):
+def retain(tx: Tracer, tensor: TensorVal, gradient: AbstractValue):
     if type(gradient) is TensorVal:
         present = gradient_of(tx, tensor)
         tx.effects.gradients[tensor] = emit(tx, "call_function", torch.add, [present, gradient], {}) if type(present) is TensorVal else \

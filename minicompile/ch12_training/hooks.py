@@ -40,7 +40,7 @@ from ..ch03_capture.methods import call_method
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.tensors import emit
 from ..ch03_capture.tracer import Tracer, call, location, unsupported
-from ..ch03_capture.values import NONE, DictVal, MethodName, Mutable, TensorVal, TupleVal, Value, const
+from ..ch03_capture.values import NONE, AbstractValue, DictVal, MethodName, Mutable, TensorVal, TupleVal, const
 from ..ch03_capture.wrap import part, wrap
 from ..errors import Unsupported
 
@@ -75,7 +75,7 @@ def passed(*tensors):
 
 # %%
 @dataclass(eq=False)
-class Crossing(Value):
+class Crossing(AbstractValue):
     """What stands for a point, and for the node of autograd's graph that a module's hooks are registered on. before, after: the
     tensors that go in, and come out. hooks: handle -> function; of one tensor, or, where `of_module`, of all of them."""
     before: list
@@ -129,7 +129,7 @@ def used_since(tx: Tracer, tensor: TensorVal) -> int | None:
 
 
 @METHODS.of((TensorVal, "register_hook"))
-def register_hook(tx: Tracer, self: TensorVal, hook: Value) -> Value:
+def register_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractValue:
     """tensor.register_hook(hook)"""
     if not self.fake.requires_grad:
         unsupported(tx, "a hook on a tensor that does not require a gradient")
@@ -151,7 +151,7 @@ def register_hook(tx: Tracer, self: TensorVal, hook: Value) -> Value:
     return register(tx, point, hook)
 
 
-def register_at_leaf(tx, leaf, hook, table) -> Value:
+def register_at_leaf(tx, leaf, hook, table) -> AbstractValue:
     if tx.effects.pure_since or tx.outer is not None:
         unsupported(tx, "a hook that is registered in code that is not run exactly once")
     handle = Handle(hooks=table.setdefault(leaf, {}), location=location(tx))
@@ -160,14 +160,14 @@ def register_at_leaf(tx, leaf, hook, table) -> Value:
 
 
 @METHODS.of((TensorVal, "register_post_accumulate_grad_hook"))
-def register_later_hook(tx: Tracer, self: TensorVal, hook: Value) -> Value:
+def register_later_hook(tx: Tracer, self: TensorVal, hook: AbstractValue) -> AbstractValue:
     if not self.fake.is_leaf or not self.fake.requires_grad:
         unsupported(tx, "a hook for accumulated gradients of a tensor that is no leaf")
     return register_at_leaf(tx, self, hook, tx.effects.later_hooks)
 
 
 @METHODS.of((TensorVal, "retain_grad"))
-def retain_grad(tx: Tracer, self: TensorVal) -> Value:
+def retain_grad(tx: Tracer, self: TensorVal) -> AbstractValue:
     """tensor.retain_grad(): a backward pass leaves its gradient in `.grad`, as for a leaf."""
     if not self.fake.requires_grad or not self.fake.is_leaf and self.real is not None or tx.effects.pure_since:
         unsupported(tx, "retain_grad() of a tensor that was computed before the compiled function was called, or needs no gradient")
@@ -177,7 +177,7 @@ def retain_grad(tx: Tracer, self: TensorVal) -> Value:
 
 
 @handles(BackwardHook._apply_on_tensors)
-def apply_on_tensors(tx: Tracer, self, fn: Value, args: Value) -> Value:
+def apply_on_tensors(tx: Tracer, self, fn: AbstractValue, args: AbstractValue) -> AbstractValue:
     """Pass the tensors among `args` through a node, and call `fn` with it. Returns the new `args` and the positions of the tensors."""
     items = unpack(tx, args)
     places = [i for i, item in enumerate(items) if type(item) is TensorVal]
@@ -242,7 +242,7 @@ def tell_hooks(hooks, leaf):
         torch.set_grad_enabled(previous)
 
 
-def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[Value]:
+def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[AbstractValue]:
     """The hooks of a leaf: those that it came with, guarded, and those of the trace."""
     table = tx.effects.hooks if name == TENSOR_HOOKS else tx.effects.later_hooks
     own = list(table.get(tensor, {}).values())
@@ -252,7 +252,7 @@ def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[Value]:
     return [*(unpack(tx, call_method(tx, hooks, "values", [])) if type(hooks) is DictVal else ()), *own]
 
 
-def changed_by_hooks(tx: Tracer, hooks: list[Value], gradient: Value, create_graph: bool) -> Value:
+def changed_by_hooks(tx: Tracer, hooks: list[AbstractValue], gradient: AbstractValue, create_graph: bool) -> AbstractValue:
     if type(gradient) is not TensorVal or not hooks:
         return gradient
     changed = call(tx, wrap(tx, change_gradient), [TupleVal(items=hooks), gradient, const(create_graph)])
@@ -265,7 +265,7 @@ def check_changed(tx, changed, gradient):
         unsupported(tx, "a hook that makes something else of a gradient")
 
 
-def changed_at_point(tx: Tracer, point: Crossing, gradients: list[Value], create_graph: bool) -> list[Value]:
+def changed_at_point(tx: Tracer, point: Crossing, gradients: list[AbstractValue], create_graph: bool) -> list[AbstractValue]:
     """What flows on from a point, for each of its tensors a gradient or None."""
     if not point.of_module:
         return [changed_by_hooks(tx, list(point.hooks.values()), gradients[0], create_graph)]

@@ -23,7 +23,7 @@ from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import EXACT, call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
-from ..ch03_capture.values import NONE, Const, SymVal, TensorVal, Value, as_number
+from ..ch03_capture.values import NONE, AbstractValue, Const, SymVal, TensorVal, as_number
 from ..ch03_capture.wrap import wrap
 
 # %% [markdown]
@@ -158,7 +158,7 @@ def map_over_lists(tx: Tracer, op, *operands):
 
 # %%
 @METHODS.of((TensorVal, "item"))
-def item(tx: Tracer, self: TensorVal) -> Value:
+def item(tx: Tracer, self: TensorVal) -> AbstractValue:
     """tensor.item()"""
     known, (added, version) = as_number(self), self.added or (0.0, self.version)
     if type(known) is Const or not can_be_read(tx, self, version):

@@ -12,25 +12,25 @@ import pathlib
 
 from .measure import Measured, check, measure
 from .page import read_page, render
-from .recording import PANES, Item, Recording, record
+from .recording import PANES, Exploration, Item, record
 
 
 def explore(found, path="explore.html", *, against=None, measured: bool = True, checked: bool = True,
             title: str | None = None) -> pathlib.Path:
     """Write the page of an `Explanation`; returns its path.
 
-    against: another one to be shown beside it, an `Explanation`, a `Recording`, or the path of a page that was written
+    against: another one to be shown beside it, an `Explanation`, an `Exploration`, or the path of a page that was written
     earlier. measured: call it some more times, for times and bandwidth. checked: run every stage's result and compare it
     with eager. What these runs change is restored."""
     recording = recording_of(found, measured, checked, title)
-    if against is not None and not isinstance(against, Recording):
+    if against is not None and not isinstance(against, Exploration):
         against = recording_of(against, measured, checked, None) if hasattr(against, "graphs") else read_page(pathlib.Path(against))
     path = pathlib.Path(path)
     path.write_text(render(recording, against), encoding="utf-8")
     return path
 
 
-def recording_of(found, measured: bool = True, checked: bool = True, title: str | None = None) -> Recording:
+def recording_of(found, measured: bool = True, checked: bool = True, title: str | None = None) -> Exploration:
     taken = None
     if found.call is not None and (measured or checked):
         checks = check(found) if checked else {}                  # forks, before anything starts threads here
@@ -44,4 +44,4 @@ def recording_of(found, measured: bool = True, checked: bool = True, title: str 
     return recording
 
 
-__all__ = ["Item", "PANES", "Recording", "check", "explore", "measure", "read_page", "record", "recording_of", "render"]
+__all__ = ["Item", "PANES", "Exploration", "check", "explore", "measure", "read_page", "record", "recording_of", "render"]

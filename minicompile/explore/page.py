@@ -10,13 +10,13 @@ import re
 import zlib
 
 from ..errors import MinicompileError
-from .recording import PANES, Item, Recording, from_dict
+from .recording import PANES, Exploration, Item, from_dict
 
 HERE = pathlib.Path(__file__).parent
 FIRST_SHOWN = {1: ("source", "graph", "primitives", "fusion", "cpp", "host"), 2: ("source", "primitives", "fusion")}
 
 
-def render(recording: Recording, against: Recording | None = None, back: str = "") -> str:
+def render(recording: Exploration, against: Exploration | None = None, back: str = "") -> str:
     """The whole page. against: the version before it. back: HTML in the header."""
     versions = [recording] if against is None else [against, recording]
     letters = "ab"[:len(versions)]
@@ -40,7 +40,7 @@ def text(words: str) -> str:
     return html.escape(str(words), quote=True)
 
 
-def summary(versions: list[Recording]) -> str:
+def summary(versions: list[Exploration]) -> str:
     names = list(dict.fromkeys(name for v in versions for name in v.summary))
     if len(versions) == 1:
         rows = "".join(f"<dt>{text(n)}</dt><dd>{text(versions[0].summary[n])}</dd>" for n in names)
@@ -51,7 +51,7 @@ def summary(versions: list[Recording]) -> str:
             f"<tbody>{rows}</tbody></table></div>")
 
 
-def pane_html(pane: str, versions: list[Recording], letters: str, same: dict) -> str:
+def pane_html(pane: str, versions: list[Exploration], letters: str, same: dict) -> str:
     title, what = PANES[pane]
     notes = [v.notes.get(pane, "") for v in versions]
     said = notes[0] if len(set(notes)) == 1 else " | ".join(notes)
@@ -81,7 +81,7 @@ def line(item: Item, letter: str, same: dict) -> str:
     return f'<li{attributes}>{bar}{text(item.text) or "&nbsp;"}</li>'
 
 
-def partners(before: Recording, after: Recording) -> dict:
+def partners(before: Exploration, after: Exploration) -> dict:
     """(letter, id) -> id in the page of the line that is the same in the other version."""
     found = {}
     for pane in PANES:
@@ -101,11 +101,11 @@ def plain(words: str, pane: str) -> str:
 
 # ---- a page can be read again -----------------------------------------------------------------------------
 
-def packed(recording: Recording) -> str:
+def packed(recording: Exploration) -> str:
     return base64.b64encode(zlib.compress(json.dumps(recording.as_dict(), ensure_ascii=False).encode(), 9)).decode()
 
 
-def read_page(path: pathlib.Path) -> Recording:
+def read_page(path: pathlib.Path) -> Exploration:
     """The recording in a page that was written earlier."""
     try:
         found = re.search(r'<script type="text/plain" id="recording">([^<]*)</script>', path.read_text(encoding="utf-8"))

@@ -52,7 +52,7 @@ class Item:
 
 
 @dataclass
-class Recording:
+class Exploration:
     """notes: pane -> what its heading says besides. summary: name -> text."""
     title: str
     summary: dict[str, str] = field(default_factory=dict)
@@ -74,13 +74,13 @@ class Recording:
         return {"title": self.title, "summary": self.summary, "notes": self.notes, "items": [asdict(i) for i in self.items]}
 
 
-def from_dict(data: dict) -> Recording:
-    return Recording(data["title"], data["summary"], [Item(**i) for i in data["items"]], data["notes"])
+def from_dict(data: dict) -> Exploration:
+    return Exploration(data["title"], data["summary"], [Item(**i) for i in data["items"]], data["notes"])
 
 
-def record(found, measured=None) -> Recording:
+def record(found, measured=None) -> Exploration:
     """found: an `Explanation`. measured: a `measure.Measured`, or None."""
-    r = Recording(found.name)
+    r = Exploration(found.name)
     program = Lines(r, found)
     for number, graph in enumerate(found.graphs):
         record_graph(program, number, graph, measured)
@@ -98,7 +98,7 @@ def record(found, measured=None) -> Recording:
 class Lines:
     """The lines and instructions of everything that was captured, as items."""
 
-    def __init__(self, r: Recording, found):
+    def __init__(self, r: Exploration, found):
         self.r, self.found = r, found
         self.lines: dict[tuple, str] = {}               # (file, line) -> id
         self.instructions: dict[tuple, str] = {}        # (code, offset) -> id
@@ -276,7 +276,7 @@ def through(p: Lines, gm, before: dict) -> dict:
     return own
 
 
-def add_nodes(r: Recording, pane: str, gm, made_from) -> dict[str, list[str]]:
+def add_nodes(r: Exploration, pane: str, gm, made_from) -> dict[str, list[str]]:
     ids = {}
     for node in gm.graph.nodes:
         if node.op == "output":
@@ -293,7 +293,7 @@ def add_nodes(r: Recording, pane: str, gm, made_from) -> dict[str, list[str]]:
 
 # ---- the cut ----------------------------------------------------------------------------------------------
 
-def record_cut(r: Recording, ids: dict, joint, halves, saved, prefer) -> None:
+def record_cut(r: Exploration, ids: dict, joint, halves, saved, prefer) -> None:
     """Every saved value with its price and the cheapest cut without it, and marks on the nodes of the joint graph."""
     from ..ch05_autograd.partition import INFINITE, choose_saved, forward_use, must_not_recompute, price, stages
     asked: dict = {}
@@ -372,7 +372,7 @@ def recomputed(halves, saved) -> set:
 
 # ---- loops, kernels, host program -------------------------------------------------------------------------
 
-def record_half(r: Recording, heading: str, names: dict, data: dict, times, measured) -> None:
+def record_half(r: Exploration, heading: str, names: dict, data: dict, times, measured) -> None:
     program, schedule, host = data["program"], data["schedule"], data["compiled"]
     loops = record_loops(r, heading, program, names)
     steps, members = record_fusion(r, heading, program, schedule, loops, times, measured)
@@ -380,7 +380,7 @@ def record_half(r: Recording, heading: str, names: dict, data: dict, times, meas
     record_host(r, heading, schedule, host, steps, times)
 
 
-def record_loops(r: Recording, heading: str, program, names: dict) -> dict[str, str]:
+def record_loops(r: Exploration, heading: str, program, names: dict) -> dict[str, str]:
     """name of a node of the program -> id."""
     from ..ch07_loops.verify import print_program
     ids, blocks, last = {}, {}, None
@@ -423,7 +423,7 @@ def bytes_of(step, buffers) -> int:
     return total
 
 
-def record_fusion(r: Recording, heading: str, program, schedule, loops: dict, times, measured) -> tuple[list, list]:
+def record_fusion(r: Exploration, heading: str, program, schedule, loops: dict, times, measured) -> tuple[list, list]:
     """(id of each step, for each step that is a kernel the ids of its loops)."""
     r.add("fusion", heading, kind="head")
     steps, members, home = [], [], {}
@@ -482,7 +482,7 @@ def emit(language: str, kernel):
         return str(error) or type(error).__name__
 
 
-def record_kernels(r: Recording, heading: str, schedule, host, steps, members) -> None:
+def record_kernels(r: Exploration, heading: str, schedule, host, steps, members) -> None:
     for language in GENERATORS:
         r.add(language, heading, kind="head")
         for number, (own, kernel) in enumerate(zip(host.sources, host.kernels)):
@@ -505,7 +505,7 @@ def tidy(line: str) -> str:
     return re.sub(r"(?:/[^/\s]+)+/(?=[^/\s]+:\d+)", "", line)
 
 
-def record_host(r: Recording, heading: str, schedule, host, steps, times) -> None:
+def record_host(r: Exploration, heading: str, schedule, host, steps, times) -> None:
     """Each step is one call of `k0`, `k1`, ... (kernels) or `x0`, `x1`, ... (library calls), in the order of the schedule. What
     stands before it is for it, up to what frees memory."""
     r.add("host", heading, kind="head")
@@ -534,7 +534,7 @@ def record_host(r: Recording, heading: str, schedule, host, steps, times) -> Non
 STAGE_PANES = {"capture": "graph", "differentiate": "primitives", "lower": "loops", "fuse": "fusion", "emit": "cpp"}
 
 
-def record_times(r: Recording, found, measured) -> None:
+def record_times(r: Exploration, found, measured) -> None:
     steps = [i for i in r.items if i.pane == "timeline"]
     r.items = [i for i in r.items if i.pane != "timeline"]
     stages = {s: t for s, t in found.seconds.items() if s != "call"}

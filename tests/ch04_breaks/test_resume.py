@@ -22,7 +22,7 @@ class Stop(BaseException):
 
 def stack_depths(code):
     """Offset -> depth of the interpreter's stack before the instruction, by following all paths."""
-    instructions, handlers = bc.decode(code)
+    instructions, handlers = bc.disassemble(code)
     index = {id(i): n for n, i in enumerate(instructions)}
     depth, work = {}, [(0, 0)] + [(index[id(h.target)], h.depth + h.lasti + 1) for h in handlers]
     while work:
@@ -95,7 +95,7 @@ def check_everywhere(f, make_args, visits=(1, 2)):
     """Stop at each instruction, resume there, compare with the whole run. Returns how many points were resumed."""
     expected, resumed = f(*make_args()), 0
     begin = next(i.offset for i in dis.get_instructions(f.__code__) if i.opname == "RESUME")
-    for i in bc.decode(f.__code__)[0]:
+    for i in bc.disassemble(f.__code__)[0]:
         for visit in visits:
             if i.offset <= begin:
                 continue
@@ -246,7 +246,7 @@ def test_resume_everywhere():
 def check_except(f, args, refused):
     """Like check_everywhere, where some points hold something on the stack that cannot be passed."""
     expected, done = f(*args), 0
-    for i in bc.decode(f.__code__)[0][2:]:
+    for i in bc.disassemble(f.__code__)[0][2:]:
         state = run_until(f, args, i.offset, 1)
         if state is None or refused(i, state):
             continue
@@ -261,7 +261,7 @@ def check_except(f, args, refused):
 def test_resume_around_exceptions():
     """At the points outside of the handlers: try blocks keep their handlers after a resume."""
     inside = set()
-    instructions, handlers = bc.decode(exceptions.__code__)
+    instructions, handlers = bc.disassemble(exceptions.__code__)
     first_handler = min(h.target.offset for h in handlers)
     last = max(h.last.offset for h in handlers)
     for i in instructions:
@@ -274,7 +274,7 @@ def test_resume_around_comprehensions():
     def refused(i, state):
         return False
     if sys.version_info >= (3, 12):                    # a local hidden by an inlined comprehension is f_locals' blind spot
-        instructions, handlers = bc.decode(comprehensions.__code__)
+        instructions, handlers = bc.disassemble(comprehensions.__code__)
         spans = []
         begin = None
         for i in instructions:
@@ -293,7 +293,7 @@ def test_methods_and_super():
     expected = d.value(3)
     f = Derived.value
     done = 0
-    for i in bc.decode(f.__code__)[0][2:]:
+    for i in bc.disassemble(f.__code__)[0][2:]:
         state = run_until(f, (d, 3), i.offset, 1)
         if state is not None:
             assert resume_with(f, i.offset, *state) == expected
@@ -331,7 +331,7 @@ def test_active_context_is_entered_again():
 
     for function, x in ((f, 4), (g, 0), (g, 1)):
         code = function.__code__
-        instructions, _ = bc.decode(code)
+        instructions, _ = bc.disassemble(code)
         loads = [n for n, i in enumerate(instructions) if i.name == "BEFORE_WITH"]
         at = instructions[loads[0] + 2]                # after POP_TOP: the first instruction of the block
         point = rs.make_resume(code, at.offset, {"x", "before", "y"} & set(code.co_varnames), (rs.CONTEXT,))
@@ -344,7 +344,7 @@ def test_active_context_is_entered_again():
 
 def test_resume_of_a_resume_uses_the_original():
     code = straight.__code__
-    offsets = [i.offset for i in bc.decode(code)[0]]
+    offsets = [i.offset for i in bc.disassemble(code)[0]]
     third = next(i.offset for i in dis.get_instructions(code) if i.opname == "STORE_FAST")
     point = rs.make_resume(code, third, {"a", "b"}, (rs.VALUE,))
     later = next(o for o in offsets if o > third)
@@ -362,7 +362,7 @@ def test_positions_are_kept():
         c = b // 0
         return c
 
-    offset = [i.offset for i in bc.decode(f.__code__)[0] if i.position[0] == f.__code__.co_firstlineno + 2][0]
+    offset = [i.offset for i in bc.disassemble(f.__code__)[0] if i.position[0] == f.__code__.co_firstlineno + 2][0]
     point = rs.make_resume(f.__code__, offset, {"b"}, ())
     try:
         point.function(globals())(3)
@@ -378,7 +378,7 @@ def test_decode_encode_is_the_identity():
     scope = {}
     exec(big, scope)
     for code in codes + [scope["big"].__code__]:
-        instructions, handlers = bc.decode(code)
+        instructions, handlers = bc.disassemble(code)
         raw, table, lines = bc.encode(instructions, handlers, code.co_firstlineno)
         assert raw == code.co_code, code.co_name
         assert dis._parse_exception_table(code.replace(co_exceptiontable=table)) == dis._parse_exception_table(code)
@@ -392,7 +392,7 @@ def test_large_functions_need_extended_arguments():
     scope = {}
     exec(text, scope)
     f = scope["f"]
-    instructions = bc.decode(f.__code__)[0]
+    instructions = bc.disassemble(f.__code__)[0]
     for n in range(10, len(instructions), len(instructions) // 12):
         state = run_until(f, (3, 2), instructions[n].offset, 1)
         if state:
@@ -410,7 +410,7 @@ def test_liveness():
         return a
 
     def at(line):
-        return min(i.offset for i in bc.decode(f.__code__)[0] if i.position[0] == f.__code__.co_firstlineno + line)
+        return min(i.offset for i in bc.disassemble(f.__code__)[0] if i.position[0] == f.__code__.co_firstlineno + line)
 
     assert bc.live_locals(f.__code__, at(1)) == {"a", "b"}
     assert bc.live_locals(f.__code__, at(2)) == {"b", "c"}

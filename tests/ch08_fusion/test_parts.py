@@ -11,7 +11,7 @@ from minicompile.ch07_loops.verify import print_loop
 from minicompile.ch08_fusion.build import rewrite
 from minicompile.ch08_fusion.dependencies import dependency_edges, remove_dead, storage_size
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
-from minicompile.ch08_fusion.iteration import Space, combine, merge_dims, pieces_by_access, pieces_in_order
+from minicompile.ch08_fusion.iteration import Space, combine, merge_dims, segments_by_access, segments_in_order
 from minicompile.ch08_fusion.memory import overwrites_safely
 from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
 
@@ -79,11 +79,11 @@ def test_a_body_is_what_its_stores_need_and_rewrite_makes_another():
                                             ((6, 4), (4, 6), None), ((3, 5), (3, 5), (3, 5)), ((), (), ())])
 def test_refinement_in_order(a, b, expected):
     a, b = dims("i", *a), dims("j", *b)
-    pieces = pieces_in_order(a, b)
+    segments = segments_in_order(a, b)
     if expected is None:
-        assert pieces is None
+        assert segments is None
         return
-    found = combine(Space(a, ()), pieces, b)
+    found = combine(Space(a, ()), segments, b)
     assert tuple(d.size for d in found.space.vars) == expected and not found.permuted
     flat_a, flat_b = (index(d, [product(x.size for x in d[k + 1:]) for k in range(len(d))]) for d in (a, b))
     assert substitute(flat_a, found.a) == substitute(flat_b, found.b)
@@ -100,7 +100,7 @@ def test_alignment_by_access_visits_the_same_elements(seed):
         v = dims(letter, *[factors[k] for k in order])
         return v, index(v, [strides[k] for k in order])
     (a, index_a), (b, index_b) = nest("i"), nest("j")
-    found = combine(Space(a, ()), pieces_by_access(index_a, a, index_b, b), b)
+    found = combine(Space(a, ()), segments_by_access(index_a, a, index_b, b), b)
     assert substitute(index_a, found.a) == substitute(index_b, found.b)
 
 
