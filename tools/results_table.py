@@ -101,7 +101,10 @@ def zoo_table(records: list[dict]) -> list[str]:
     def cell(value, form):
         return "-" if value is None else form.format(value)
     lines = ["Models of Hugging Face transformers, timm, torchvision and plain PyTorch, each judged against float64 and timed in "
-             "turns with eager; ratios are geometric means over the models that pass:", "", line(head), "|" + "---|" * len(head)]
+             "turns with eager; ratios are geometric means over the models that pass. " +
+             " ".join(f"The zoo has {record['chosen']} models, each for inference and for training. Each compiler had a limited time "
+                      "for its run, and a row counts the models that the run came to, in a mixed order:" for record in records[-1:]), "",
+             line(head), "|" + "---|" * len(head)]
     for record in records:
         for r in record["summary"]:
             lines.append(line([f"{r['work']}, {r['dtype']}", r["compiler"], str(r["models"]), str(r["pass"]), str(r["wrong"]),
