@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minicompile
-from chapters._lib import Table, bars, best_time, draw_fx, head, measured, watch
+from chapters._lib import Table, bars, best_time, draw_fx, folded, head, measured, watch
 
 
 # %%
@@ -121,13 +121,24 @@ for guard in found.guards:
 # %% [markdown]
 # ## 4. The compiled function
 #
-# Guards and graph together are one ordinary Python function. The `try` block is the check, the `else` is
-# what runs when it passes, and `__next` is the next version in line, or the compiler itself. `__tensors` is
-# a memo in C that has seen the conditions of `__tensors_full` hold for such tensors, and looks only at what
-# may have changed. No bytecode is assembled; Python compiles this text.
+# Guards and graph together are one ordinary Python function. No bytecode is assembled; Python compiles this text. Names
+# that begin with two underscores are the compiler's own:
+#
+# - The `try` block is the check. Each line is a guard from the list above, and `raise __Miss` ends the check when one
+#   does not hold. The first six ask for the settings of PyTorch, such as the dtype of new tensors. `__F` is the
+#   function that was called, `__G` are its globals, and `__s0`, `__g0` and `__K[0]` are objects that were noted when
+#   the check was made.
+# - `__stable` and `__tensors` are memos, written in C. They have seen the full checks hold, for the modules that the
+#   function uses and for tensors such as `x` and `w`, and look only at what may have changed since. If a memo cannot
+#   tell, it returns None, and `__refresh` makes the full check, which is a function of its own.
+# - The `else` block runs when all guards hold: `__graph` is the compiled graph. Should it raise, as for an index that
+#   is out of range, then `__refused` makes sure that nothing else has happened yet, and `__EVALUATE` has the original
+#   function raise the error at the right line.
+# - `__next` is the next version in line, or the compiler itself.
 
 # %%
-print(seen.entry_text())
+text = seen.entry_text()
+print(folded(text[text.index("def __compiled_half_block") :]))
 
 # %% [markdown]
 # ## 5. The joint graph
@@ -185,6 +196,13 @@ print("saved for backward:", halves.saved)
 # element of which buffer goes into which element of the result. So each operator becomes a loop nest with a
 # body for one element. The matrix product does not; libraries are better at it, and it stays a call. Views
 # have no code at all, they are index expressions. ([Chapter 7](chapter:07))
+#
+# This is how to read the text. `for i0 < 256 reduce r0 < 64` is two nested loops: the outer one makes a result for each
+# `i0`, and the inner one folds the values of all `r0` into it. `x[64*i0 + r0]` is the element of `x` at that distance
+# from the first one. `welford` is a way of finding mean and variance in one walk along the row. It keeps three numbers:
+# the mean so far, the sum of the squared distances from it, and the count. `get` takes one of them, by number. In the
+# line of the product, each operand has its shape in brackets and its strides behind the colon: `buf2[256, 64]:64,1` has
+# rows of 64 elements, 64 elements apart.
 
 # %%
 from minicompile.ch07_loops.verify import print_program
@@ -198,6 +216,12 @@ print(print_program(forward["program"]))
 # `loop0` computes mean and variance of a row, `loop1` reads the row again and normalises it. Apart, the
 # statistics make a round trip through memory. Together they stay in registers. Each pair that shares data
 # was considered, and each decision has its reason. ([Chapter 8](chapter:08))
+#
+# The bytes are those that the pair would not have to move. `loop0` writes 256 means and 256 variances, 2,048 bytes, and
+# `loop1` reads them: 4,096 bytes. Both loops also read `x`, 65,536 bytes, and one of the two readings would do if both
+# loops came to the same element at the same time. Since that is not known before it has been tried, it counts half:
+# 32,768. Together that is the 36,864 of the second line. `vertical` means that one loop reads what the other writes,
+# and `buf0, buf1` are what.
 
 # %%
 from chapters._lib import draw_fusion

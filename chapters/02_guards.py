@@ -17,7 +17,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Block, Table, Walk, bars, best_time, check_of, drawing, example, head, lines, tidy, watch, watching
+from chapters._lib import Block, Table, Walk, bars, best_time, check_of, drawing, example, folded, head, lines, tidy, watch, watching
 
 # %% [markdown]
 # ## The naive version: a dictionary of shapes
@@ -339,14 +339,14 @@ print(f"tiny: {len(tiny_check.text.splitlines())} lines, {tiny_time * 1e6:.1f} u
 
 # %%
 text = check.source_text
-head(text[text.index("def __check(") :], 40)
+head(folded(text[text.index("def __check(") :]), 40)
 
 # %% [markdown]
 # This is the full check of the third part, with what is assumed about `x`:
 
 # %%
 start = text.index("def __tensors_full(")
-print(text[start : text.index("def __", start + 1)].replace(" and ", "\n            and "))
+print(folded(text[start : text.index("def __", start + 1)]))
 
 # %% [markdown]
 # The short cut `__tensors` compares the metadata of `x` with what was accepted before, in C. The other full check,

@@ -331,18 +331,19 @@ Walk("Functionalization, one node at a time", [(said(node, new), table) for node
 # the new `x`. `end` is still stale at the end, and no node was wasted on it. This is the graph that came of it, with the
 # write for the caller as its last node:
 
-# %%
+# %% tags=["explore:through(torch.zeros(2, 4))"]
 print(print_graph(functionalize(graph)))
 
 # %% [markdown]
 # ### The strides stay
 #
-# A write changes the numbers of a tensor, and leaves them in their places. A new tensor has its own places. In the program
-# below the elements of a column of `x` lie side by side in memory, and those of a row of `y`. The program may look at `x.t()` as one list
-# of six, since a row of `x.t()` is a column of `x`. If `y` simply stood for `x` after the write, that view would be an error:
+# A write changes the numbers of a tensor, and leaves them in their places. A new tensor has its own places. In the
+# program below the elements of a column of `x` lie side by side in memory, and those of a row of `y`. The program may
+# look at `x.t()` as one list of six, since a row of `x.t()` is a column of `x`. If `y` simply stood for `x` after the
+# write, that view would be an error:
 
 
-# %%
+# %% tags=["explore:overwritten(x, y)"]
 def overwritten(x, y):
     x.copy_(y)
     return [x.t().view(6)]
@@ -355,10 +356,10 @@ print(print_graph(functionalize(trace(overwritten, [mode.from_real(x), mode.from
 # %% [markdown]
 # The pass has put three nodes after `y` that change no number: the dims in the order in which they lie in the memory of
 # `x`, a contiguous copy in that order, and the dims back in their old order. The copy is now laid out as `x` was. This
-# works for every `x` whose elements fill a piece of memory, each with a place of its own, in whatever order of the dims. Such a
-# tensor is called *dense*. Sort the dims by stride: the smallest stride must be 1, and each next one must be the number
-# of elements that all faster dims have together. (A dim of size 1 is left out, since no address depends on its
-# stride. A tensor without elements has no places at all; the callers let it pass before they ask.)
+# works for every `x` whose elements fill a piece of memory, each with a place of its own, in whatever order of the
+# dims. Such a tensor is called *dense*. Sort the dims by stride: the smallest stride must be 1, and each next one must
+# be the number of elements that all faster dims have together. (A dim of size 1 is left out, since no address depends
+# on its stride. A tensor without elements has no places at all; the callers let it pass before they ask.)
 
 # %%
 for name, t in (
@@ -527,13 +528,13 @@ for words, nodes in (("read by backward:", crossing(made, halves)), ("chosen:", 
 
 # %% [markdown]
 # Backward reads `w` and the result of GELU, `mul_tensor_2`, through a transpose each, which is a view. The third value,
-# `add_tensor_3`, is the slope of GELU. For this function the compiler keeps exactly what backward reads, and further down
-# is one for which it keeps a quarter of it. Even here there was something to decide. The two computed values could be computed again from
-# `x` and `bias`, which are smaller together, and exist anyway. And backward could begin
-# at the sum `add_tensor`, from which both follow. The compiler does neither, and has a reason for each. To give
-# the reasons one needs to know what it costs to keep a value, and when a value may be computed again. Both come below,
-# and then we return to this graph. What is needed is one rule that weighs all values at once, also in a graph of ten
-# thousand nodes. It comes from a question about water.
+# `add_tensor_3`, is the slope of GELU. For this function the compiler keeps exactly what backward reads, and further
+# down is one for which it keeps a quarter of it. Even here there was something to decide. The two computed values could
+# be computed again from `x` and `bias`, which are smaller together, and exist anyway. And backward could begin at the
+# sum `add_tensor`, from which both follow. The compiler does neither, and has a reason for each. To give the reasons
+# one needs to know what it costs to keep a value, and when a value may be computed again. Both come below, and then we
+# return to this graph. What is needed is one rule that weighs all values at once, also in a graph of ten thousand
+# nodes. It comes from a question about water.
 #
 # ### Pipes
 #
@@ -671,12 +672,12 @@ flow_picture(room, inside=marked)
 # exponential. It sets the gradient to zero where m says so, which is the comparison r <= 0. And it multiplies by
 # x, for the gradient of w. (w itself is not read by backward, since x needs no gradient, so it is left out.)
 #
-# A tensor of floats has 16 kB, and the booleans of m have 4. Whoever saves a value pays for a write and a read,
-# and only for the read if forward writes the value anyway. Forward writes e, because it is the output. It also writes h.
-# A matrix product is not made into a loop by this compiler: it stays a call of PyTorch's own function, a *library
-# call*, as convolutions, attention and sorting do, and a library call reads its operands from memory and writes its result to
-# memory. Everything else becomes loops of the compiler's own, which may share a kernel and keep their values in registers.
-# So the prices are 16 for h, 32 for r, 8 for m, 16 for e, and nothing for x, which exists anyway.
+# A tensor of floats has 16 kB, and the booleans of m have 4. Whoever saves a value pays for a write and a read, and
+# only for the read if forward writes the value anyway. Forward writes e, because it is the output. It also writes h. A
+# matrix product is not made into a loop by this compiler: it stays a call of PyTorch's own function, a *library call*,
+# as convolutions, attention and sorting do, and a library call reads its operands from memory and writes its result to
+# memory. Everything else becomes loops of the compiler's own, which may share a kernel and keep their values in
+# registers. So the prices are 16 for h, 32 for r, 8 for m, 16 for e, and nothing for x, which exists anyway.
 
 # %% tags=["fold"]
 pipes(
@@ -826,11 +827,11 @@ drawing(
 #
 # %show minicompile.ch05_autograd.partition.price
 #
-# Whether forward writes a value is not known yet, since fusion ([chapter 8](chapter:08)) comes later. It is estimated. Library calls
-# divide the program into stages, and the loops between two library calls can share a kernel, in which values
-# stay in registers. So there are three ways in which forward uses a value that make it write the value: a library
-# call reads it (`use.library` in the code), a loop of a later stage reads it (`use.far`), or it is an output of the
-# program (`use.output`). `written` is true if one of the three is, or if a library call computes the value.
+# Whether forward writes a value is not known yet, since fusion ([chapter 8](chapter:08)) comes later. It is estimated.
+# Library calls divide the program into stages, and the loops between two library calls can share a kernel, in which
+# values stay in registers. So there are three ways in which forward uses a value that make it write the value: a
+# library call reads it (`use.library` in the code), a loop of a later stage reads it (`use.far`), or it is an output of
+# the program (`use.output`). `written` is true if one of the three is, or if a library call computes the value.
 #
 # Now we can give the reasons for the cut of `layer`. `w` is safe and costs nothing, because eager's product saves
 # it. The result of GELU is read by a matrix product, so it is written and costs half of what its neighbours cost,
@@ -842,8 +843,8 @@ drawing(
 #
 # ### A case in which a quarter is kept
 #
-# Write GELU out in Python, as early GPT code did, behind a matrix product. What eager keeps for backward can be heard: autograd
-# calls a hook for each tensor that it saves.
+# Write GELU out in Python, as early GPT code did, behind a matrix product. What eager keeps for backward can be heard:
+# autograd calls a hook for each tensor that it saves.
 
 
 # %%
@@ -882,8 +883,9 @@ Table(["what is kept", "bytes", "which values"], rows)
 # Eager keeps four tensors, since no operator knows of its neighbours: the input of the power, the result of tanh, and
 # both operands of the last product. Adding something and multiplying by a number keep nothing. The joint graph as it
 # stands reads four as well, other ones. Besides the input `x`, which is free, the cut goes through the result of the
-# matrix product alone, and keeps one tensor in the place of four. Everything else in the formula can be computed from the product, in the
-# backward kernel, which would have to load something in any case: now it is one value for each element, and not four.
+# matrix product alone, and keeps one tensor in the place of four. Everything else in the formula can be computed from
+# the product, in the backward kernel, which would have to load something in any case: now it is one value for each
+# element, and not four.
 #
 # ### A case in which computing again costs time
 #

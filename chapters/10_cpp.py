@@ -172,7 +172,7 @@ for words, code in (("naive", naive_cpp(kernel)), ("ours", source.code)):
 # column of a matrix:
 
 
-# %%
+# %% tags=["explore:first_column(matrix)"]
 def first_column(x):
     y = x * 2
     y[:, 0].add_(1)

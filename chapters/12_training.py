@@ -70,6 +70,7 @@ def training(model, optimizer, scheduler, forward=None):
     return step
 
 
+torch.manual_seed(0)
 x, y = torch.randn(2, 4, 32, 64)
 
 # %% [markdown]

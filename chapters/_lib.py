@@ -163,6 +163,12 @@ def head(text, lines=40):
         print(f"... {len(all_lines) - lines} more lines")
 
 
+def folded(code, width=100):
+    """Generated Python with the long conditions broken before each `and`."""
+    return "\n".join(line if len(line) <= width else line.replace(" and ", "\n" + " " * (len(line) - len(line.lstrip()) + 8) + "and ")
+                     for line in code.splitlines())
+
+
 def size(number):
     for unit in ("B", "kB", "MB"):
         if number < 1000:
