@@ -143,8 +143,9 @@ bars(rows, "ms", "GELU of 200,000 floats, one thread.", form="{:.2f}")
 #   written. Pointers do not say that they do not overlap;
 # - *a branch*. Sixteen lanes cannot go two ways.
 #
-# Ours has none of them. `mc_erf` is a function of our own, a polynomial written without branches, and the
-# compiler puts it into the loop. The line `#pragma omp simd` is a promise: no iteration reads what another
+# Ours has none of them. `mc_erf_plus_one` is a function of our own, a polynomial written without branches, and the
+# compiler puts it into the loop. (Our generators take the `erf` and the addition of 1 for one function, which needs
+# half the instructions of `erf`: the helpers of the Triton generator, [`prelude.py`](code:minicompile/ch09_triton/prelude.py), say why.) The line `#pragma omp simd` is a promise: no iteration reads what another
 # one wrote. (It is true of every loop that we print, because the fusion of chapter 8 has made sure of it.)
 # How many vector instructions did each version become?
 

@@ -159,7 +159,7 @@ SCALAR = {name: getattr(torch, name) for name in
           "bitwise_or bitwise_xor".split()}
 SCALAR.update(truediv=torch.true_divide, floordiv=torch.floor_divide,
               truncdiv=lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-              lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift)
+              lshift=torch.bitwise_left_shift, rshift=torch.bitwise_right_shift, erf_plus_one=lambda a: 1 + torch.erf(a))
 OTHERS = {"where": torch.where, "to_dtype": lambda x: x, "round_to": lambda x, half: x.to(half), "get": lambda values, i: values[i]}
 
 # %% [markdown]

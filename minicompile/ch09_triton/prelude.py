@@ -96,6 +96,30 @@ def digamma(x):
     return tl.where(x == 0, libdevice.copysign(x * 0 + float("inf"), x * -1), value)
 
 # %% [markdown]
+# ## 1 + erf(x)
+#
+# GELU contains `1 + erf(x)`, twice the probability that a normal number is below x. A general `erf` has to be exact near 0,
+# where it is small itself, and has one polynomial there and another one outside. The sum needs neither: it is `2^Q(|x|)` on
+# the left, with a single polynomial Q for the logarithm of `1 - erf(|x|)`, and 2 minus that on the right. That is half the
+# instructions, and instructions are what a GELU on a GPU waits for: with `erf` it takes twice the time that its memory takes.
+# The coefficients minimize the largest error, which is 1.7e-7, two units in the last place of the result; left of 0, where
+# `1 + erf(x)` computed as written has lost its digits, the relative error is below 3e-4 down to x = -4. Q falls without end,
+# so that the result is 0 from there on.
+
+# %%
+def erf_plus_one(x):
+    t = tl.abs(x)
+    q = -1.9281249478808604e-5 * t + 2.3076169e-4
+    q = q * t - 8.0662564e-4
+    q = q * t - 1.8475127e-3
+    q = q * t + 2.9136388e-2
+    q = q * t - 1.4885111e-1
+    q = q * t - 9.1834682e-1
+    q = q * t - 1.6279128
+    left = tl.exp2(q * t)
+    return tl.where(x > 0, 2 - left, left)
+
+# %% [markdown]
 # ## Random numbers
 #
 # Eager on CUDA draws from Philox4x32-10, a *counter-based* generator: ten rounds of multiplication and xor

@@ -123,7 +123,7 @@ for _name, _text in {
     "isnan": "{0} != {0}", "reciprocal": "({t})1 / {0}", "neg": "({t})(-({0}))", "sign": "({t})(({0} > 0) - ({0} < 0))",
 }.items():
     form(_name, any=_text)
-for _name in "exp exp2 expm1 log log2 log10 log1p tanh erf sin cos sigmoid".split():
+for _name in "exp exp2 expm1 log log2 log10 log1p tanh erf erf_plus_one sin cos sigmoid".split():
     form(_name, any=f"mc_{_name}({{0}})")
 form("abs", float="__builtin_fabs{f}({0})", int="({t})({0} < 0 ? -{0} : {0})", unsigned="{0}", bool="{0}")
 form("isinf", float="__builtin_fabs{f}({0}) == MC_INF", int="false")

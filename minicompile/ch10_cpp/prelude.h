@@ -165,6 +165,20 @@ MC float mc_erf(float x) {
   return a < 0.927f ? near : (x != x ? x : far);
 }
 
+// ---- 1 + erf(x): 2^Q(|x|) left of zero, as in the Triton helpers; below -7 nothing is left of it
+MC float mc_erf_plus_one(float x) {
+  const float a = __builtin_fabsf(x), t = a > 7.0f ? 7.0f : a;
+  float q = MC_FMA(-1.9281249e-05f, t, 0.00023076169f);
+  q = MC_FMA(q, t, -0.00080662564f);
+  q = MC_FMA(q, t, -0.0018475127f);
+  q = MC_FMA(q, t, 0.029136388f);
+  q = MC_FMA(q, t, -0.14885111f);
+  q = MC_FMA(q, t, -0.91834682f);
+  q = MC_FMA(q, t, -1.6279128f);
+  const float left = a > 7.0f ? 0.0f : mc_exp_moderate(q * t * 0.693147182f);
+  return x != x ? x : (x > 0.0f ? 2.0f - left : left);
+}
+
 // ---- sine and cosine: x = n*pi/2 + r, reduced in double. Above 2^24 a float is an integer times 2^e, and
 // 2^e mod 2*pi comes from a table 2^e mod 2*pi as high / 2^24 + low: what a float m*2^e with m < 2^24, e > 0
 // needs for an exact reduction (m * high is exact in double)
@@ -241,6 +255,7 @@ template <class T, class F> MC T mc_integer(F x) { return (T)x; }
 #define MC_DOUBLE(f) MC double mc_##f(double x) { return __builtin_##f(x); }
 MC_DOUBLE(exp) MC_DOUBLE(exp2) MC_DOUBLE(expm1) MC_DOUBLE(log) MC_DOUBLE(log2) MC_DOUBLE(log10)
 MC_DOUBLE(log1p) MC_DOUBLE(tanh) MC_DOUBLE(erf) MC_DOUBLE(sin) MC_DOUBLE(cos)
+MC double mc_erf_plus_one(double x) { return 1.0 + __builtin_erf(x); }
 MC double mc_sigmoid(double x) { return 1.0 / (1.0 + __builtin_exp(-x)); }
 static double mc_erfinv(double y) {  // a rational guess, then Newton on erf
   if (!(y > -1.0 && y < 1.0)) return y == 1.0 ? MC_INF : y == -1.0 ? -MC_INF : (double)MC_NAN;

@@ -1,4 +1,5 @@
 """Pointwise kernels under Triton's interpreter against eager."""
+import math
 import os
 
 import pytest
@@ -53,6 +54,18 @@ def test_unary(op):
     x[:6] = torch.tensor([0.0, -0.0, 0.5, 2.5, -1.5, 4.0])
     expected = {"sigmoid": torch.sigmoid, "erf": torch.erf}.get(op, getattr(torch, op, None))(x)
     check(lambda b, x: getattr(b, op)(x), expected, x, tolerance=3e-5 if op == "digamma" else 3e-6)
+
+
+def test_one_plus_erf_is_one_function():
+    x = torch.cat([torch.linspace(-10, 10, 2001), torch.tensor([math.nan, math.inf, -math.inf, -1e30, 0.0])])
+    out = torch.empty_like(x)
+    made = elementwise(lambda b, x: b.add(b.constant(1.0, dtype=torch.float32), b.erf(x)), (x,), out)
+    assert "erf_plus_one(" in emit_triton(made).code and "tl.erf" not in emit_triton(made).code
+    run(made, x, out)
+    torch.testing.assert_close(out, (1 + torch.erf(x.double())).float(), rtol=0, atol=2.5e-7, equal_nan=True)
+    left = (x < -1) & (x > -4)
+    torch.testing.assert_close(out[left], torch.erfc(-x[left].double()).float(), rtol=5e-4, atol=0)
+    assert out[-3:-1].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("op", ["log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acosh"])

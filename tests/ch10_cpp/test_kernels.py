@@ -266,6 +266,20 @@ def test_vectorised_functions_are_accurate_and_handle_special_values():
             assert torch.equal(outputs[n][zero].signbit(), x[zero].signbit()), f"{n} loses the sign of zero"
 
 
+def test_one_plus_erf_is_one_function():
+    """As exact as the sum where the sum is, more exact left of zero, and 0 without a remainder far out."""
+    x = torch.cat([torch.linspace(-10, 10, 20001), SPECIAL, torch.tensor([-9.0, -1e30, -math.inf])])
+    i, b = variables("i", x.numel()), Body()
+    v, out = b.load("x", i[0].expr, F32), torch.empty_like(x)
+    b.store("y", i[0].expr, b.add(b.erf(v), b.emit("constant", 1.0, dtype=F32)))
+    source = run(kernel(i, (), [(i, (), b)], {"x": x}, {"y": out}), {"x": x}, {"y": out})
+    assert "= mc_erf_plus_one(" in source.code and "= mc_erf(" not in source.code
+    torch.testing.assert_close(out, (1 + torch.erf(x.double())).float(), rtol=0, atol=2.5e-7, equal_nan=True)
+    left = (x < -1) & (x > -4)
+    torch.testing.assert_close(out[left], torch.erfc(-x[left].double()).float(), rtol=5e-4, atol=0)
+    assert out[-3:].tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_conversions_are_exact(dtype):
     every = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
