@@ -173,7 +173,7 @@ def _to_dtype(g: LinkedKernel, cast: Value, args: tuple) -> Value:
 
 
 @RULES.of("add")
-def _add(g: Graph, addition: Value, args: tuple) -> Value:
+def _add(g: LinkedKernel, addition: Value, args: tuple) -> Value:
     """`1 + erf(x)`, which is half of a GELU, costs less than `erf(x)` when it is one function."""
     for one, other in (args, args[::-1]):
         if one.constant == 1 and other.op == "erf" and addition.dtype == torch.float32:
