@@ -1,11 +1,10 @@
 from functools import partial
 
-from minicompile.ch04_breaks.bytecode import LOCAL_OPS, NO_INDEX, disassemble, split_pairs, successors
+from minicompile.ch04_breaks.bytecode import LOCAL_OPS, NO_INDEX, disassemble, successors
 
 
 def _backwards(code, *, rounds=100, union=True, kill=True, with_handlers=True, before=True, stores_read=False):
     instructions, handlers = disassemble(code)
-    instructions = split_pairs(instructions, handlers)
     follow = successors(instructions, handlers if with_handlers else [])
     live = [frozenset()] * len(instructions)
     result = list(live)
@@ -38,7 +37,6 @@ wrong_writes_read = partial(_backwards, stores_read=True)
 
 def right_worklist(code):
     instructions, handlers = disassemble(code)
-    instructions = split_pairs(instructions, handlers)
     follow = successors(instructions, handlers)
     preceding = {n: [] for n in follow}
     for n, targets in follow.items():

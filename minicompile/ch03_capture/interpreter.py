@@ -147,7 +147,7 @@ class Decoded:
 
 
 def decode(code: types.CodeType) -> Decoded:
-    instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG")]
+    instructions = [single for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG") for single in singles(i)]
     index, position = {}, 0
     for offset in range(0, len(code.co_code) + 2, 2):      # a jump may aim at an EXTENDED_ARG prefix
         while position < len(instructions) and instructions[position].offset < offset:
@@ -164,11 +164,17 @@ def decode(code: types.CodeType) -> Decoded:
     return Decoded(instructions, steps, index, dis._parse_exception_table(code), lines)
 
 
+def singles(i) -> list:
+    """3.13 has instructions for two locals, LOAD_FAST_LOAD_FAST and its like, with two indices in one argument: they become two."""
+    first, _, second = i.opname.partition("_FAST_")
+    return [i] if second not in ("LOAD_FAST", "STORE_FAST") else [
+        i._replace(opname=name, opcode=dis.opmap[name], arg=arg, argval=value)
+        for name, arg, value in zip((f"{first}_FAST", second), (i.arg >> 4, i.arg & 15), i.argval)]
+
+
 def second_of_name(code, name, index):
     """The key of a variable of a comprehension in a class body, where a cell may have the same name. (3.13
     loads a cell with LOAD_FAST, too: its index is above those of variables.)"""
-    if type(name) is tuple:
-        return tuple(map(second_of_name, (code, code), name, (index >> 4, index & 15)))
     return f".{name}" if name in code.co_freevars and index < code.co_nlocals else name
 
 

@@ -14,7 +14,7 @@
 # | end of a loop | `FOR_ITER` jumps behind it | to an `END_FOR` | to `END_FOR`, `POP_TOP` |
 # | `return 1` | `LOAD_CONST`, `RETURN_VALUE` | `RETURN_CONST` | |
 # | `x[a:b]` | `BUILD_SLICE`, `BINARY_SUBSCR` | `BINARY_SLICE` | |
-# | two locals | two instructions | | `LOAD_FAST_LOAD_FAST` and its like |
+# | two locals | two instructions | | `LOAD_FAST_LOAD_FAST` and its like: two, once decoded |
 # | `if x` | `POP_JUMP_FORWARD_IF_TRUE` | `POP_JUMP_IF_TRUE` | `TO_BOOL` before it |
 # | `f"{x!r}"` | `FORMAT_VALUE` | | `CONVERT_VALUE`, `FORMAT_SIMPLE` |
 # | extras of a `def` | on the stack of `MAKE_FUNCTION` | | `SET_FUNCTION_ATTRIBUTE` |
@@ -71,23 +71,10 @@ def swap(tx, frame, i):
 instructions({
     "LOAD_FAST LOAD_FAST_CHECK": lambda tx, frame, i: read_local(tx, frame, i.argval),
     "LOAD_CLOSURE": lambda tx, frame, i: frame.locals[i.argval],
-    "LOAD_FAST_LOAD_FAST": lambda tx, frame, i: [read_local(tx, frame, name) for name in i.argval],
     "LOAD_FAST_AND_CLEAR": lambda tx, frame, i: frame.locals.pop(i.argval, NULL),
     "STORE_FAST": lambda tx, frame, i, value: store_local(frame, i.argval, value),
     "LOAD_CONST": lambda tx, frame, i: constant_value(tx, i.argval),
 })
-
-
-@opcode("STORE_FAST_STORE_FAST")
-def store_fast_store_fast(tx, frame, i, second, first):
-    store_local(frame, i.argval[0], first)
-    store_local(frame, i.argval[1], second)
-
-
-@opcode("STORE_FAST_LOAD_FAST")
-def store_fast_load_fast(tx, frame, i, value):
-    store_local(frame, i.argval[0], value)
-    return read_local(tx, frame, i.argval[1])
 
 
 @opcode("DELETE_FAST")

@@ -29,9 +29,6 @@ EXTENDED_ARG = OPS["EXTENDED_ARG"]
 JUMPS = frozenset(dis.hasjrel)
 LOCAL_OPS = frozenset(dis.haslocal) | frozenset(dis.hasfree)      # their argument is an index into localsplus
 NO_INDEX = {OPS["COPY_FREE_VARS"]}
-PAIRS = {"LOAD_FAST_LOAD_FAST": ("LOAD_FAST", "LOAD_FAST"), "STORE_FAST_LOAD_FAST": ("STORE_FAST",
-                                                                                     "LOAD_FAST"),
-         "STORE_FAST_STORE_FAST": ("STORE_FAST", "STORE_FAST")}   # 3.13: two indices in one argument
 
 
 @dataclass(eq=False)
@@ -186,8 +183,8 @@ def encode_position(out: bytearray, position, units: int, previous: int) -> int:
 #
 # In CPython 3.11 and later, arguments, locals, cells and free variables live in one array, `localsplus`,
 # and the instructions name them by index. Adding a parameter shifts the rest, so every index is translated.
-# 3.13 packs two indices below 16 into one argument; after a shift they may not fit any more, so such pairs
-# are split.
+# (3.13 packs two indices below 16 into one argument, and after a shift they might not fit any more. Such pairs were
+# taken apart by `decode`.)
 
 # %%
 def localsplus_names(code) -> list[str]:
@@ -195,22 +192,6 @@ def localsplus_names(code) -> list[str]:
     variables."""
     cells = [name for name in code.co_cellvars if name not in code.co_varnames]
     return [*code.co_varnames, *cells, *code.co_freevars]
-
-
-def split_pairs(instructions: list[Instruction], handlers: list[Handler]) -> list[Instruction]:
-    """Replace 3.13's paired local instructions by single ones (a no-op elsewhere)."""
-    result = []
-    for i in instructions:
-        result.append(i)
-        if i.name in PAIRS:
-            first, second = PAIRS[i.name]
-            follower = Instruction(OPS[second], i.arg & 15, None, 0, i.position, i.offset)
-            i.op, i.arg = OPS[first], i.arg >> 4
-            for h in handlers:
-                if h.last is i:
-                    h.last = follower
-            result.append(follower)
-    return result
 
 
 # %% [markdown]
@@ -244,11 +225,10 @@ def successors(instructions: list[Instruction], handlers: list[Handler]) -> dict
 def live_table(code) -> dict[int, frozenset]:
     """Offset of each instruction -> the localsplus indices that are live before it: {offset: frozenset}.
 
-    Take the instructions and handlers of `disassemble`, pairs split by `split_pairs`, and the edges of
-    `successors`. An instruction with an op in LOCAL_OPS and not in NO_INDEX names the variable `arg`:
-    STORE_FAST writes it, MAKE_CELL neither reads nor writes it, every other one reads it."""
+    Take the instructions and handlers of `disassemble`, and the edges of `successors`. An instruction with
+    an op in LOCAL_OPS and not in NO_INDEX names the variable `arg`: STORE_FAST writes it, MAKE_CELL neither
+    reads nor writes it, every other one reads it."""
     instructions, handlers = disassemble(code)
-    instructions = split_pairs(instructions, handlers)
     follow = successors(instructions, handlers)
     live = [frozenset()] * len(instructions)
     changed = True

@@ -252,7 +252,6 @@ class Draft:
     def __post_init__(self):
         code = self.code
         self.instructions, self.handlers = bc.disassemble(code)
-        self.instructions = bc.split_pairs(self.instructions, self.handlers)
         self.start = next((i for i in self.instructions if i.offset == self.offset), None)
         if self.start is None:
             raise Unsupported(f"no instruction at offset {self.offset} of {code.co_name}")

@@ -36,7 +36,7 @@ def stack_depths(code):
             work.append((index[id(i.target)], d + dis.stack_effect(i.op, argument, jump=True)))
         if i.name not in ("RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD"):
             work.append((n + 1, d + dis.stack_effect(i.op, argument, jump=False)))
-    return {instructions[n].offset: d for n, d in depth.items()}
+    return {instructions[n].offset: d for n, d in sorted(depth.items(), reverse=True)}       # of two with one offset, the first
 
 
 def frame_slots(frame, depth):
@@ -380,6 +380,10 @@ def test_decode_encode_is_the_identity():
     for code in codes + [scope["big"].__code__]:
         instructions, handlers = bc.disassemble(code)
         raw, table, lines = bc.encode(instructions, handlers, code.co_firstlineno)
+        if len({i.offset for i in instructions}) < len(instructions):      # 3.13's pairs are taken apart, for good
+            again = code.replace(co_code=raw, co_exceptiontable=table, co_linetable=lines)
+            assert bc.encode(*bc.disassemble(again), code.co_firstlineno) == (raw, table, lines)
+            continue
         assert raw == code.co_code, code.co_name
         assert dis._parse_exception_table(code.replace(co_exceptiontable=table)) == dis._parse_exception_table(code)
         assert list(code.replace(co_linetable=lines).co_positions()) == list(code.co_positions())
