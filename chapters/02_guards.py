@@ -334,12 +334,12 @@ print(f"tiny: {len(tiny_check.text.splitlines())} lines, {tiny_time * 1e6:.1f} u
 # `__stable_full` or `__tensors_full`, and if that holds, the short cut notes what it has seen.
 #
 # In the text, `__F` is the function and `__G` are its globals. `__K`, `__s0` and `__g0` stand for objects that the
-# guards compare with. `raise __Miss` ends the check: this version does not fit. At the end the inputs of the graph
-# are returned, `x` and what `__stable` has read on its way, the parameters.
+# guards compare with. `raise __Miss` ends the check: this version does not fit, and the last line asks the next one.
+# Otherwise the inputs of the graph are returned, `x` and what `__stable` has read on its way, the parameters.
 
 # %%
 text = check.source_text
-head(folded(text[text.index("def __check(") :]), 40)
+head(folded(text[text.index("def __compiled_") :]), 40)
 
 # %% [markdown]
 # This is the full check of the third part, with what is assumed about `x`:

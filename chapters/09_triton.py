@@ -405,7 +405,7 @@ lines(
 # %show minicompile.ch09_triton.heuristics.reduction
 #
 # The numbers in it were measured on an H100, as the module says where it stands. They are rules, not a
-# search, so that one configuration per kernel is compiled. `alternatives` lists what a search would try.
+# search, so that one configuration per kernel is compiled.
 #
 # ### What is printed once per row
 #

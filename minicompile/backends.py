@@ -43,7 +43,7 @@ def compile_graph(captured, context) -> Callable:
 def input_fakes(captured) -> list:
     """The fakes of the inputs, as they came in. After `x.squeeze_()` an input's fake has the new shape, as
     the tensor itself will have: that is left to eager."""
-    fakes = [n.meta["val"] for n in placeholders_of(captured.gm)]
+    fakes = [n.meta["val"] for n in captured.gm.graph.find_nodes(op="placeholder")]
     for fake, real in zip(fakes, captured.example_inputs):
         if isinstance(real, torch.Tensor):
             sizes, strides = ([present(n) for n in t] for t in (fake.shape, fake.stride()))
@@ -68,7 +68,7 @@ def watch_overlaps(captured, compiled) -> Callable:
     and not again."""
     written = getattr(getattr(compiled, "joint", None), "mutated", ())
     loose, owned = [], []              # (position, bytes from the first to the last or None, is it written)
-    for i, (n, source) in enumerate(zip(placeholders_of(captured.gm), captured.inputs)):
+    for i, (n, source) in enumerate(zip(captured.gm.graph.find_nodes(op="placeholder"), captured.inputs)):
         if isinstance(n.meta["val"], torch.Tensor):
             of_module = isinstance(source, ModuleAttrSource)
             static = of_module or not any(isinstance(v, torch.SymInt) for v in (*n.meta["val"].shape, *n.meta["val"].stride()))
@@ -111,10 +111,6 @@ def harm_each_other(spans: list, kinds: list) -> bool:
     return False
 
 
-def placeholders_of(gm) -> list:
-    return [n for n in gm.graph.nodes if n.op == "placeholder"]
-
-
 def extent(t) -> int:
     """Bytes from the first of a strided tensor to the last."""
     return t.numel() and (1 + sum([(n - 1) * s for n, s in zip(t.shape, t.stride())])) * t.element_size()
@@ -128,7 +124,8 @@ def add_size_inputs(captured) -> None:
     """Give every size symbol a placeholder of its own. Later stages then find the value of a symbol among the
     inputs, and never have to ask a tensor for it. Where it is read was noted when it was made: the program may have
     changed the shape of the input since."""
-    graph, placeholders = captured.gm.graph, placeholders_of(captured.gm)
+    graph = captured.gm.graph
+    placeholders = graph.find_nodes(op="placeholder")
     of_symbol = {str(n.meta["val"]): n for n in placeholders if isinstance(n.meta["val"], torch.SymInt)}
     last = placeholders[-1] if placeholders else None
     for node in placeholders:

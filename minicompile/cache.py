@@ -40,8 +40,7 @@ def _after_fork() -> None:
     _choosing = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def cache_key(*parts: object) -> str:
@@ -74,8 +73,6 @@ def _prepare(path: Path, ours: bool) -> None:
     path.mkdir(0o700, exist_ok=True)
     if not os.access(path, os.W_OK | os.X_OK):
         raise PermissionError(f"{path} is not writable")
-    if not hasattr(os, "geteuid"):
-        return
     found = path.stat()
     if ours and found.st_uid == os.geteuid() and found.st_mode & OTHERS:
         path.chmod(found.st_mode & ~OTHERS & 0o7777)
@@ -116,6 +113,23 @@ def seal(key: str, data: bytes) -> bytes:
     return MARK + hashlib.sha256(key.encode() + data).digest()
 
 
+def write_sealed(path: Path, key: str, build: Callable[[Path], object]) -> None:
+    """Make a file of the cache: `build(temporary_path)` writes it, it is sealed and renamed into place."""
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    _sweep(path.parent)
+    handle, name = tempfile.mkstemp(prefix=key[:8] + "-", suffix=path.suffix, dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        build(temporary)
+        with open(temporary, "r+b") as file:
+            file.write(seal(key, file.read()))
+        temporary.chmod(0o700)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def read_sealed(path: Path | str, key: str) -> bytes | None:
     """The content of a cached file without its seal; None if there is none that is whole and ours."""
     try:
@@ -125,7 +139,7 @@ def read_sealed(path: Path | str, key: str) -> bytes | None:
     except OSError:
         return None
     data = everything[:-len(seal(key, b""))]
-    foreign = hasattr(os, "geteuid") and (found.st_uid != os.geteuid() or found.st_mode & OTHERS)
+    foreign = found.st_uid != os.geteuid() or found.st_mode & OTHERS
     return None if foreign or everything != data + seal(key, data) else data
 
 # %% [markdown]
@@ -139,30 +153,16 @@ def disk_cache(key: str, suffix: str, build: Callable[[Path], None], *, rebuild:
     directory is replaced by a temporary one and the build is tried once more."""
     for attempt in range(2):
         base = cache_dir()
-        directory = base / key[:2]
-        path = directory / (key + suffix)
+        path = base / key[:2] / (key + suffix)
         if not rebuild and read_sealed(path, key) is not None:
             return path
-        temporary = None
         try:
-            directory.mkdir(0o700, exist_ok=True)
-            _sweep(directory)
-            handle, name = tempfile.mkstemp(prefix=key[:8] + "-", suffix=suffix, dir=directory)
-            os.close(handle)
-            temporary = Path(name)
-            build(temporary)
-            with open(temporary, "r+b") as file:
-                file.write(seal(key, file.read()))
-            temporary.chmod(0o700)
-            os.replace(temporary, path)
+            write_sealed(path, key, build)
             return path
         except OSError as error:
             if attempt or base == _fallback:
                 raise
             _use_temporary(base, error)
-        finally:
-            if temporary is not None and temporary.exists():
-                temporary.unlink()
     raise AssertionError("unreachable")
 
 

@@ -352,8 +352,7 @@ def after_fork() -> None:
     _lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=after_fork)
+os.register_at_fork(after_in_child=after_fork)
 
 
 # %% [markdown]

@@ -21,7 +21,7 @@ from ..ch08_fusion.fuse import FusionOptions, fuse
 from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import link
 from ..ch09_triton.emit import emit_triton, plan
-from ..ch09_triton.heuristics import Config, alternatives
+from ..ch09_triton.heuristics import Config
 from ..ch09_triton.passes import online_softmax
 from ..ch11_runtime.host import compile_schedule
 from ..errors import MinicompileError
@@ -147,6 +147,22 @@ def curves() -> dict:
         found["softmax"].append(dict(row=row, **{name: bandwidth(lambda x: F.softmax(x, -1), [rows], config)
                                                  for name, config in (("persistent", held), ("looped", walked))}))
     return found
+
+
+def alternatives(config: Config) -> list[Config]:
+    """The default and its neighbours: the same tile with other numbers of warps, and other tiles."""
+    found = [config]
+    for warps in (config.num_warps // 2, config.num_warps * 2):
+        if 1 <= warps <= 16:
+            found.append(Config(dict(config.blocks), warps, config.persistent))
+    for factor in (2, 4):
+        blocks = dict(config.blocks)
+        if "r" not in blocks:
+            found.append(Config(blocks | {"x": blocks["x"] * factor}, config.num_warps))
+        else:
+            axis, warps = "x" if config.persistent else "r", min(16, config.num_warps * factor)
+            found.append(Config(blocks | {axis: blocks[axis] * factor}, warps, persistent=config.persistent))
+    return list(dict.fromkeys(found))
 
 
 def main():

@@ -255,13 +255,13 @@ def indent(lines, by: int) -> str:
     return "".join(" " * by + line + "\n" for line in lines) or " " * by + "pass\n"
 
 
-def generate_function(name: str, parameters: list[str], check: CheckText, hit: list[str], miss: str) -> str:
-    signature, lines = ", ".join(["__F", *parameters]), check.lines
-    if any("__G" in line for line in (*lines, *hit)):
+def entry_text(name: str, parameters: list[str], check: CheckText, body: list[str]) -> str:
+    arguments, lines = ", ".join(["__F", *parameters]), check.lines
+    if any("__G" in line for line in (*lines, *body)):
         lines = ["__G = __F.__globals__", *lines]
     return ("".join(check.functions) +
-            f"def {name}({signature}):\n    try:\n{indent(lines, 8)}    except __Exception:\n        pass\n"
-            f"    else:\n{indent(hit, 8)}    return {miss}\n")
+            f"def {name}({arguments}):\n    try:\n{indent(lines, 8)}    except __Exception:\n        pass\n"
+            f"    else:\n{indent(body, 8)}    return __next[0]({arguments})\n")
 
 
 _numbers = itertools.count()
@@ -289,15 +289,6 @@ def base_namespace() -> dict:
 
 
 # %%
-def build_check(guards, input_sources, code, constants=()):
-    """check(function, *frame_args) -> tuple of the values of `input_sources`, or None when a guard fails."""
-    check = check_text(guards, input_sources)
-    text = generate_function("__check", frame_parameters(code), check, [f"return {check.inputs}"], "None")
-    namespace = base_namespace()
-    namespace.update(check.names, __K=constants)
-    return define(text, "__check", namespace, "guards")
-
-
 def reading_inputs(lines: list[str], sources) -> list[str]:
     """The lines with what they read, or drop the gradient of, taken from `__inputs` where it is there: a path of six
     dictionaries for each of 150 parameters takes longer than some graphs."""
@@ -322,14 +313,17 @@ def build_entry(guards, input_sources, code, body: str, namespace: dict, written
     check, parameters = check_text(guards, input_sources, written), frame_parameters(code)
     for i in weak:
         check.lines += [f"__k{i} = __K[{i}]()", f"if __k{i} is None: raise __Miss"]
-    hit = [f"__inputs = {check.inputs}", *reading_inputs(body.splitlines(), input_sources)]
-    miss = f"__next[0]({', '.join(['__F', *parameters])})"
     name = f"__compiled_{code.co_name}" if code.co_name.isidentifier() else "__compiled_frame"
-    text = generate_function(name, parameters, check, hit, miss)
+    text = entry_text(name, parameters, check, [f"__inputs = {check.inputs}", *reading_inputs(body.splitlines(), input_sources)])
     scope = base_namespace()
     scope.update(check.names)
     scope.update(namespace)
     return define(text, name, scope, f"entry {code.co_name}")
+
+
+def build_check(guards, input_sources, code, constants=()):
+    """check(function, *frame_args) -> tuple of the values of `input_sources`, or None when a guard fails: an entry without a graph."""
+    return build_entry(guards, input_sources, code, "return __inputs", {"__K": constants, "__next": [lambda *arguments: None]})
 
 
 # %% [markdown]

@@ -24,6 +24,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from typing import Any, Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, add, bounds, coefficient, mul, substitute, symbols
@@ -169,21 +170,9 @@ def make_list(groups: list[list[Shape]], buffers: dict[str, Buffer], number: int
 # %%
 def levels(before: dict[int, set[int]], members: set[int]) -> dict[int, int]:
     """For each member, how many members are on the longest way that ends with it. before: what each step needs."""
-    after: dict[int, list[int]] = {i: [] for i in before}
-    missing = {i: len(needed) for i, needed in before.items()}
-    for i, needed in before.items():
-        for j in needed:
-            after[j].append(i)
-    level = dict.fromkeys(before, 0)
-    ready = [i for i, n in missing.items() if not n]
-    while ready:
-        i = ready.pop()
-        level[i] += i in members
-        for j in after[i]:
-            level[j] = max(level[j], level[i])
-            missing[j] -= 1
-            if not missing[j]:
-                ready.append(j)
+    level: dict[int, int] = {}
+    for i in TopologicalSorter(before).static_order():
+        level[i] = max((level[j] for j in before[i]), default=0) + (i in members)
     return {i: level[i] for i in members}
 
 

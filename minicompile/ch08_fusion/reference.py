@@ -8,33 +8,15 @@
 # %%
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
 from ..ch01_graphs.symbolic import evaluate
-from ..ch07_loops.ir import Extern, Loop, Program, View, written_by
-from ..ch07_loops.reference import flat_storage, run_loop, run_program
+from ..ch07_loops.ir import View, written_by
+from ..ch07_loops.reference import flat_storage, run_loop
 from ..ch07_loops.verify import print_loop, verify_loop
 from .dependencies import root_of, storage_size
 from .fuse import Schedule
 from .kernel import Kernel, KernelList, KernelSource, float_of_bits, pieces_of
-
-
-def as_program(schedule: Schedule) -> Program:
-    """The schedule as an unfused program again: the loops of its kernels, in the order in which they run."""
-    nodes: list[Loop | Extern] = []
-    for step in schedule.steps:
-        nodes.extend(step.loops if isinstance(step, Kernel) else [step])
-    p = schedule.program
-    first = [p.buffers[n] for n in schedule.plan.first]
-    empty = {b.name: torch.empty(0, dtype=b.dtype, device=b.device) for b in first}
-    return replace(p, nodes=nodes, constants={**p.constants, **empty})
-
-
-def run_schedule(schedule: Schedule, inputs) -> list:
-    """Run on tensors and integers, one per program input. Slow; correct by the definition of the loop IR."""
-    return run_program(as_program(schedule), inputs)
 
 
 def run_kernel(kernel: Kernel, tensors: dict[str, torch.Tensor], sizes: dict[str, int]) -> None:

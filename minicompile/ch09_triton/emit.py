@@ -430,7 +430,7 @@ def print_kernel(graph: LinkedKernel, axes: list[Axis], config: heuristics.Confi
 # %%
 def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> KernelSource:
     """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block
-    sizes), `grid` (three Python expressions over the size symbols), `num_warps`, `num_stages`. Raises
+    sizes), `grid` (three Python expressions over the size symbols), `num_warps`. Raises
     Unsupported."""
     if isinstance(kernel, KernelList):
         return emit_list(kernel)
@@ -465,7 +465,7 @@ def source_of(kernel: Kernel, body, signature: dict, constants: dict, grid: str,
         lines += [position.get(id(loop))] * (statement.count("\n") + 1)
     return KernelSource(kernel.name, "triton", before + text, dict(
         signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,
-        num_stages=config.num_stages, device=kernel.device.index, **options), (*lines, None))
+        device=kernel.device.index, **options), (*lines, None))
 
 # %% [markdown]
 # ## A list of kernels

@@ -22,11 +22,10 @@ class Config:
 
     blocks: dict
     num_warps: int
-    num_stages: int = 1
     persistent: bool = False
 
     def __hash__(self):
-        return hash((tuple(self.blocks.items()), self.num_warps, self.num_stages, self.persistent))
+        return hash((tuple(self.blocks.items()), self.num_warps, self.persistent))
 
 
 def power_of_2(n: int) -> int:
@@ -113,25 +112,3 @@ def walking(rows: int, row: int) -> Config:
 def unknown_row(inner: bool) -> Config:
     """A row whose length is known only at run time cannot be held in one tile: always a loop."""
     return Config({"x": 1, "r": 1024}, num_warps=8) if inner else Config({"x": 64, "r": 32}, num_warps=8)
-
-# %% [markdown]
-# ## Alternatives
-#
-# What an autotuner may time against the default: the same tile with other numbers of warps, and other
-# tiles.
-
-# %%
-def alternatives(config: Config) -> list[Config]:
-    """The default and its neighbours, no duplicates."""
-    found = [config]
-    for warps in (config.num_warps // 2, config.num_warps * 2):
-        if 1 <= warps <= 16:
-            found.append(Config(dict(config.blocks), warps, config.num_stages, config.persistent))
-    for factor in (2, 4):
-        blocks = dict(config.blocks)
-        if "r" not in blocks:
-            found.append(Config(blocks | {"x": blocks["x"] * factor}, config.num_warps))
-        else:
-            axis, warps = "x" if config.persistent else "r", min(16, config.num_warps * factor)
-            found.append(Config(blocks | {axis: blocks[axis] * factor}, warps, persistent=config.persistent))
-    return list(dict.fromkeys(found))

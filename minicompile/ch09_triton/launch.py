@@ -90,7 +90,7 @@ def load_plain(source: KernelSource) -> Callable:
     function, grid, pointers = define(source), grid_function(source), len(pointer_names(source))
     options = dict(source.options["constants"])
     if not interpreting():
-        options |= {"num_warps": source.options["num_warps"], "num_stages": source.options["num_stages"]}
+        options |= {"num_warps": source.options["num_warps"], "num_stages": 1}
 
     def run(*args):
         programs = grid(*args[pointers:])
@@ -169,8 +169,7 @@ def _after_fork() -> None:
     _pool, _launcher_lock = None, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def pool() -> Pool:
@@ -201,11 +200,11 @@ def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
     text = re.sub(r"  # .*$", "", source.code, flags=re.M)
     anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
     settings = (sorted(options["signature"].items()), sorted(options["constants"].items()),
-                options["num_warps"], options["num_stages"], arch, aligned)
+                options["num_warps"], arch, aligned)
     key = cache_key("triton", anonymous, settings, triton_version(), os.environ.get("TRITON_DEFAULT_FP_FUSION"))
     return dict(name=source.name, key=key, code=text, signature=options["signature"],
-                constants=options["constants"], num_warps=options["num_warps"],
-                num_stages=options["num_stages"], arch=arch, aligned=pointer_names(source) if aligned else [],
+                constants=options["constants"], num_warps=options["num_warps"], arch=arch,
+                aligned=pointer_names(source) if aligned else [],
                 path=str(cache_dir() / key[:2] / f"{key}.cubin"))
 
 

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+from pathlib import Path
 
 if __package__:
     from .. import cache
@@ -32,7 +33,7 @@ else:                                      # a script, without the package, whic
 
 def compile_kernel(task: dict) -> dict:
     """Compile one kernel. `task`: name, code, signature, constants, aligned (names of 16-byte aligned
-    pointers), num_warps, num_stages, arch (90 for H100). Returns name, cubin, shared (bytes), num_warps."""
+    pointers), num_warps, arch (90 for H100). Returns name, cubin, shared (bytes), num_warps."""
     import linecache
 
     import triton
@@ -50,22 +51,12 @@ def compile_kernel(task: dict) -> dict:
     constants = {(function.arg_names.index(n),): v for n, v in task["constants"].items()}
     source = ASTSource(function, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", task["arch"], 32),
-                              options={"num_warps": task["num_warps"], "num_stages": task["num_stages"]})
+                              options={"num_warps": task["num_warps"], "num_stages": 1})
     data = compiled.metadata
     if getattr(data, "global_scratch_size", 0) or getattr(data, "profile_scratch_size", 0):
         raise RuntimeError("the kernel needs scratch memory")
     return {"name": data.name, "cubin": compiled.asm["cubin"], "shared": data.shared,
             "num_warps": data.num_warps}
-
-
-def write_result(path: str, key: str, result: dict) -> None:
-    """Write a file of the cache (`cache.py`): atomically, and with its seal."""
-    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=key[:8] + "-", dir=os.path.dirname(path))
-    data = pickle.dumps(result)
-    with os.fdopen(handle, "wb") as f:
-        f.write(data + cache.seal(key, data))
-    os.replace(temporary, path)
 
 # %% [markdown]
 # Triton keeps its own cache of every intermediate form on disk. Ours holds the final ones, so each child
@@ -78,7 +69,8 @@ def run_task(task: dict) -> str:
     scratch = tempfile.mkdtemp(prefix="minicompile-", dir=fast)
     os.environ["TRITON_CACHE_DIR"] = scratch
     try:
-        write_result(task["path"], task["key"], compile_kernel(task))
+        result = pickle.dumps(compile_kernel(task))
+        cache.write_sealed(Path(task["path"]), task["key"], lambda file: file.write_bytes(result))
         return ""
     except BaseException:
         lines = traceback.format_exc().strip().splitlines()
@@ -110,7 +102,7 @@ def warm_up() -> None:
     library."""
     with tempfile.TemporaryDirectory() as scratch:
         run_task(dict(name="kernel", key="warm-up", code=WARM_UP, signature={"a": "*bf16", "b": "*fp32"},
-                      constants={"XBLOCK": 128}, aligned=["a", "b"], num_warps=4, num_stages=1, arch=90,
+                      constants={"XBLOCK": 128}, aligned=["a", "b"], num_warps=4, arch=90,
                       path=os.path.join(scratch, "result")))
 
 

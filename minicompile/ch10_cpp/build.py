@@ -210,8 +210,7 @@ def _after_fork() -> None:
         _loaded.pop(name, None)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _executor() -> ThreadPoolExecutor:

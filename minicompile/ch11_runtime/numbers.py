@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Sequence
 
 import torch
+from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.floats import Float, free_names
 from ..ch01_graphs.symbolic import Expr, Symbol
@@ -226,26 +227,17 @@ def part(schedule: Schedule, steps: list, outputs: list, cpu: bool, more: Sequen
 
 def names_needed(steps, buffers, outputs) -> set[str]:
     """The names of all symbols that are mentioned."""
-    found: set[str] = set()
+    def names(tree):
+        for x in pytree.tree_leaves(tree):
+            if isinstance(x, Symbol):
+                yield x.name
+            elif isinstance(x, (Expr, Float)):
+                yield from free_names(x)
+            elif isinstance(x, Layout):
+                yield from names((x.size, x.stride, x.offset))
 
-    def visit(x):
-        if isinstance(x, Symbol):
-            found.add(x.name)
-        elif isinstance(x, (Expr, Float)):
-            found.update(free_names(x))
-        elif isinstance(x, Layout):
-            visit([x.size, x.stride, x.offset])
-        elif isinstance(x, (list, tuple)):
-            for y in x:
-                visit(y)
-        elif isinstance(x, dict):
-            visit(list(x.values()))
-
-    for step in steps:
-        visit(list(step.symbols) if isinstance(step, Kernel) else [step.args, step.kwargs])
-    visit([b.layout for b in buffers])
-    visit(list(outputs))
-    return found
+    mentioned = [step.symbols if isinstance(step, Kernel) else (step.args, step.kwargs) for step in steps]
+    return set(names((mentioned, [b.layout for b in buffers], outputs)))
 
 # %% [markdown]
 # ## From the host to the device

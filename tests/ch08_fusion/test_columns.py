@@ -4,7 +4,8 @@ import torch
 
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.kernel import Kernel
-from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
+from minicompile.ch08_fusion.reference import verify_schedule
+from minicompile.ch11_runtime.host import compile_schedule
 from tests.ch07_loops.helpers import program_of
 
 aten = torch.ops.aten
@@ -42,7 +43,7 @@ def test_layer_norm_backward_is_one_walk_and_one_sum(size):
     (kernel,) = walking(schedule)
     assert len(schedule.steps) == 2 and kernel.vars[-len(kernel.walked):] == kernel.walked
     assert [len(loop.reduction_vars) > 0 and loop.reduction_vars == kernel.walked for loop in kernel.loops].count(True) == 2
-    for got, want in zip(run_schedule(schedule, args), gradients(*args), strict=True):
+    for got, want in zip(compile_schedule(schedule, "loops")(list(args)), gradients(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
@@ -68,7 +69,7 @@ def test_refused(name):
     fn, args = REFUSED[name]
     schedule = schedule_of(fn, args)
     assert not walking(schedule)
-    for got, want in zip(run_schedule(schedule, args), fn(*args), strict=True):
+    for got, want in zip(compile_schedule(schedule, "loops")(list(args)), fn(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
 
 
@@ -81,6 +82,6 @@ def test_rows_that_are_updated_in_place():
     schedule = schedule_of(update, args)
     assert len(walking(schedule)) == 1
     given, kept = [a.clone() for a in args], [a.clone() for a in args]
-    for got, want in zip(run_schedule(schedule, given), update(*kept), strict=True):
+    for got, want in zip(compile_schedule(schedule, "loops")(list(given)), update(*kept), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(given[0], kept[0])

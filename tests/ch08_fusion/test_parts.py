@@ -13,7 +13,8 @@ from minicompile.ch08_fusion.dependencies import dependency_edges, remove_dead, 
 from minicompile.ch08_fusion.fuse import FusionOptions, fuse
 from minicompile.ch08_fusion.iteration import Space, combine, merge_dims, segments_by_access, segments_in_order
 from minicompile.ch08_fusion.memory import overwrites_safely
-from minicompile.ch08_fusion.reference import run_schedule, verify_schedule
+from minicompile.ch08_fusion.reference import verify_schedule
+from minicompile.ch11_runtime.host import compile_schedule
 
 F32, CPU = torch.float32, torch.device("cpu")
 aten = torch.ops.aten
@@ -167,7 +168,7 @@ def test_scattered_writes_end_a_kernel():
     verify_schedule(s)
     assert len(s.steps) == 3
     i, x = torch.tensor([0, 0, 1, 7, 7, 7, 2, 3]), torch.randn(8)
-    torch.testing.assert_close(run_schedule(s, [i, x])[0], -torch.zeros(8).index_add(0, i, x))
+    torch.testing.assert_close(compile_schedule(s, "loops")([i, x])[0], -torch.zeros(8).index_add(0, i, x))
 
 
 def test_something_in_between_prevents_a_cycle():
@@ -210,7 +211,7 @@ def test_the_order_frees_early():
     s = fuse(Program(["x"], bufs, nodes, [View("s", bufs["s"].layout)]))
     assert s.plan.peak < 2 * 4000
     x = torch.randn(1000)
-    torch.testing.assert_close(run_schedule(s, [x])[0], 3 * x.sin().sum())
+    torch.testing.assert_close(compile_schedule(s, "loops")([x])[0], 3 * x.sin().sum())
 
 
 def test_normal_form_joins_remainder_and_quotient():
