@@ -34,7 +34,8 @@ print(inspect.getsource(tiny.refusal))
 
 # %% [markdown]
 # Two loops pass this test only if they run over the same rows and columns in the same order. These two have the
-# same elements in another order. One kernel could do both, and tiny makes two:
+# same elements in another order. One kernel could do both, and tiny makes two. (In its words `r` and `c` are the row
+# and the column of a result.)
 
 
 # %%
@@ -208,9 +209,60 @@ Listings([("two loops", str(two_loops(x))), ("fused", str(one_loop(x)))])
 # nothing else may have to run between them.
 #
 # **Is it worth it?** Count the bytes that need not move: what flows is not read again, and if nobody else
-# wants it, it is never written.
+# wants it, it is never written. Two loops of which one feeds the other are fused *vertically*; two that only read the same
+# buffer, *horizontally*. The compiler's reasons below use these words.
 #
 # Then be greedy: take the pair that saves most, fuse it, look again.
+#
+# ## What has to run before what
+#
+# The order of the program is one order that gives the right answer. Fusion will change it, so it has to know which parts of
+# it matter. Three kinds do. A loop that reads a buffer runs after the one that has written it: *read after write*. A
+# write into memory that already holds something runs after everybody who still wants the old contents: *write after
+# read*. And two writes to one memory keep their order: *write after write*.
+#
+# Chapter 5 has left few of the latter two. Programs are functional, and every buffer of the loop IR is written once,
+# except where the caller will look: an input that the program changes. There a buffer has a new name and is memory that
+# exists already. It is an *alias*, and says of which buffer, in its field `alias_of`. Here is a program with all of
+# that, and with the three kinds of order in one table:
+
+
+# %%
+def changes_input(x, w):
+    old = x @ w
+    x.mul_(2)
+    return old + 1, x.sum(0)
+
+
+def fuser_of(function, *args):
+    """The scheduler's state before anything is fused: a group for each loop."""
+    program = watch(function, *args, backend="loops", dynamic=False).half()["program"]
+    return Fuser(program, remove_dead(program), FusionOptions())
+
+
+f = fuser_of(changes_input, torch.randn(64, 64), torch.randn(64, 64))
+print(print_program(f.program))
+print("\naliases:", {name: buffer.alias_of for name, buffer in f.buffers.items() if buffer.alias_of})
+
+# %%
+rows = []
+for i, node in enumerate(f.nodes):
+    earlier = [f.name(f.groups[j]) for j in f.groups if f.groups[i].ancestors >> j & 1]
+    rows.append((node.name, ", ".join(node.inputs), ", ".join(written_by(node)), ", ".join(earlier) or "-"))
+Table(["step", "reads", "writes", "runs after"], rows)
+
+# %% [markdown]
+# `loop1` needs `buf0`, and so runs after the product. `loop2` does not need `loop3`, although the sum is one of the
+# changed `x`: the multiplication is done in its own body, which costs less than to wait and to read. `loop3` is the
+# write. What it writes is called `buf3` and is the memory of `x`, so all readers of `x` come first, among them the
+# product, whose result has nothing to do with it. What is not in the table is free. `loop1` may run last, or be a part
+# of `loop3`'s kernel.
+#
+# A library call that draws random numbers has one more predecessor, the last call that drew some, since the stream of
+# numbers has to be eager's. The function behind the last column walks over all names that a step writes, and from each
+# along `alias_of` to all earlier names of the memory:
+#
+# %show minicompile.ch08_fusion.dependencies.dependency_edges
 #
 # ## May they? On four loops, by hand
 #
@@ -219,12 +271,6 @@ Listings([("two loops", str(two_loops(x))), ("fused", str(one_loop(x)))])
 # %%
 def softmax(x):
     return torch.softmax(x, 1)
-
-
-def fuser_of(function, *args):
-    """The scheduler's state before anything is fused: a group for each loop."""
-    program = watch(function, *args, backend="loops", dynamic=False).half()["program"]
-    return Fuser(program, remove_dead(program), FusionOptions())
 
 
 f = fuser_of(softmax, torch.randn(8, 64))
@@ -236,12 +282,14 @@ print(print_program(f.program))
 #
 # %show minicompile.ch08_fusion.fuse.make_group
 #
-# A group begins as one loop and ends as a kernel. Its `space` is the nest, with the loop's variables renamed to
-# `i0`, `i1` and `r0`, so that two loops over the same nest look the same. `reads` maps each buffer to the *set* of
-# indices at which it is read, and `writes` to the one index at which it is written. Three more sets hold the
-# exceptions. `guarded` are buffers that are read under a condition or at a position that is itself data, so that
-# nobody knows which elements are read. `scattered` are buffers that are written so. And `wide_reads` are those that
-# are read inside of a reduction, for each element of the row. The table shows the four groups of the softmax:
+# A group begins as one loop and ends as a kernel. Its `space` is the nest, with the loop's variables renamed to `i0`,
+# `i1` and `r0`, so that two loops over the same nest look the same. `mapping` has the new names, and `apply` puts them
+# into an index; most loops have them already (`identity`). `reads` maps each buffer to the *set* of indices at which it
+# is read, and `writes` to the one index at which it is written. `instructions` is the length of the body, for a limit
+# below, and `turns` belongs to [chapter 12](chapter:12). Three more sets hold the exceptions. `guarded` are buffers
+# that are read under a condition or at a position that is itself data, so that nobody knows which elements are read.
+# `scattered` are buffers that are written so. And `wide_reads` are those that are read inside of a reduction, for each
+# element of the row. The table shows the four groups of the softmax:
 
 # %%
 def access_table(f):
@@ -260,7 +308,8 @@ access_table(f)
 # Take loop0 and loop1. `buf0` flows from one to the other. Loop0 writes it at `i0`, and loop1 reads it at
 # `i0`: good. But the nests differ. Loop0 runs over `i0` and folds `r0`; loop1 runs over `i0` and `i1`. Both
 # read `x`, one at `64*i0 + r0`, the other at `64*i0 + i1`. If `i1` were called `r0` the two reads would be
-# the same, and both loops would have the nest `(i0 | r0)`. So rename it. Loop1 then runs *inside* the
+# the same, and both loops would have the nest `(i0 | r0)`: before the bar are the variables of the output, behind it those
+# that are folded. So rename it. Loop1 then runs *inside* the
 # reduction's nest, once for each element of the row; that is, it walks along the row a second time, when the
 # maximum is known, but within the same kernel and for a row that is still at hand.
 #
@@ -311,13 +360,14 @@ f = fuser_of(viewed, torch.randn(8, 64))
 access_table(f)
 
 # %% [markdown]
-# Memory says how they belong together. One loop reaches an element of `x` at `64*i0 + i1`, the other at `i0`. List
-# the variables of each by stride, the fastest first: the first has `i1` (stride 1, size 64) and `i0` (stride 64,
-# size 8); the second has one variable (stride 1, size 512). Both lists begin at stride 1. The smaller size, 64,
-# divides the larger, so cut 64 off the larger: that pairs with `i1`. What is left of the second variable has stride
-# 64 and size 8, and pairs with `i0`. The second loop's variable is therefore `64*i0 + i1`. (Where two loops touch
-# no common buffer there are no strides to compare. Then the strides are None, and the dimensions are paired in
-# order, by size alone.)
+# Memory says how they belong together. One loop reaches an element of `x` at `64*i0 + i1`, the other at `i0`. List the
+# variables of each by stride, the fastest first: the first has `i1` (stride 1, size 64) and `i0` (stride 64, size 8);
+# the second has one variable (stride 1, size 512). Both lists begin at stride 1. The smaller size, 64, divides the
+# larger, so cut 64 off the larger: that pairs with `i1`. What is left of the second variable has stride 64 and size 8,
+# and pairs with `i0`. The second loop's variable is therefore `64*i0 + i1`. (Where two loops touch no common buffer
+# there are no strides to compare. Then the strides are None, and the dimensions are paired in order, by size alone.) In
+# the code both lists are turned around, so that `pop` takes the fastest, and `_exact(na, nb)` is the quotient if `nb`
+# divides `na`, and None otherwise:
 #
 # %show minicompile.ch08_fusion.iteration.cut
 
@@ -329,10 +379,23 @@ alignment_table(f)
 # the innermost loop, `cut` gives up, and the loops stay apart.
 #
 # Whatever alignment is found, it is only a proposal. It counts if every value that flows is read, in the
-# common nest, at the index at which it was written. This is the test that the wrong fusion above would have
-# failed:
+# common nest, at the index at which it was written. `apply` writes an index in the variables of the common nest:
 #
 # %show minicompile.ch08_fusion.alignment._first_mismatch
+#
+# The wrong fusion from above fails this test. To make the compiler store `y` it is enough to return it:
+
+
+# %%
+def stored_transposed(x):
+    y = torch.exp(x)
+    return y, y + y.t()
+
+
+for d in watch(stored_transposed, n, dynamic=False).half()["schedule"].decisions:
+    print("fused:" if d.accepted else "apart:", d.a, "with", d.b, "-", d.reason)
+
+# %% [markdown]
 #
 # ## Is it worth it?
 #
@@ -437,12 +500,19 @@ drawing(
 #
 # ### Updates in place
 #
-# Last come *hazards*. A buffer may be a new name for memory that already holds something, because the program
-# updates a parameter or the statistics of a batch norm. Inside of one kernel the iterations have no order, so
-# an element may be overwritten before another iteration has read it. The rule is the same as for values that
-# flow: each element of such memory must be read and written at the same index. One more thing is forbidden in
-# a reduction. It walks along its rows more than once, and the second walk would read what the first has
-# written.
+# Last come *hazards*. A buffer may be an alias, a new name for memory that already holds something, because the program
+# updates a parameter or the statistics of a batch norm. As two kernels, the one that reads the old contents runs before
+# the one that overwrites them. Inside of one kernel the iterations have no order, so an element may be overwritten
+# before another iteration has read it. Four things are forbidden for the memory of an alias:
+#
+# - It is read at another index than it is written. The rule is the same as for values that flow, also where nothing
+#   flows: both indices have to be equal in the common nest.
+# - It is written at a position that is data, or under a condition, or it is read so. Then nobody can compare indices.
+# - The kernel reduces, and reads the old contents along its rows. It walks along these more than once, and the second
+#   walk would read what the first has written. That concerns the loops that fold, and those that would run over the
+#   folded dimensions because they are aligned with one that folds.
+# - Both loops write it. (Unless the two can be seen never to meet, as the parts of a `cat` do, which write one
+#   result side by side.)
 #
 # Here is a program with such a hazard. It adds up each element and its mirror image, and then adds one to all of
 # them. The two loops, and what one loop would do:
@@ -501,8 +571,9 @@ for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["
     print("fused:" if d.accepted else "apart:", d.a, "with", d.b, "-", d.reason)
 
 # %% [markdown]
-# The test for both, in the middle of a loop over what each group writes. `x` is the group that writes `name`, `y`
-# the other one, `root` the memory. `map_x` and `map_y` take their indices to the common nest:
+# The function asks this of both groups, in turns: `x` is the one that writes `name`, `y` the other one, `root` the
+# memory, and `map_x` and `map_y` take their indices to the common nest. These are its lines about reads. They are the
+# answer to the exercise [when one kernel would be wrong](exercise:fusion-hazard), which gives you the rest:
 #
 # %show minicompile.ch08_fusion.fuse.hazard "for other, indices" to "return f"{root} is read"
 #
@@ -515,7 +586,10 @@ for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["
 #
 # %show minicompile.ch08_fusion.fuse.fuse_groups "for _ in range(rounds)" to "if not fused"
 #
-# A pair that was refused is asked again only if one of the two has grown since; that is what `version` is for.
+# `pairs` are positions of loops, and `find` tells in which group a loop is by now. Of two groups the one that runs first is
+# given first to `shared_buffers`; who that is, says the bit of `ancestors`. Equal scores are tried in the order of their
+# distance, nearest neighbours first. A pair that was refused is asked again only if one of the two has grown since;
+# that is what `version` is for.
 #
 # Below is a layer norm with its GELU and the sum that a bias gradient would be, as the scheduler goes through
 # it. Each frame is one accepted pair, with all groups that exist after it.
@@ -752,14 +826,28 @@ back = halves["backward"]["schedule"].plan
 print("in backward:", ", ".join(f"{new} of {old}" for step in back.steps for new, old in step.reuse))
 
 # %% [markdown]
-# A network that trains keeps most of what forward computes, because backward wants it. So little is reused in
-# forward. In backward gradients take over the memory of the activations they were computed from.
-#
+# A network that trains keeps most of what forward computes, because backward wants it. So little is reused in forward.
+# In the backward pass of the block two matrix products write over gradients that are dead by then. Activations that
+# were saved die there, too. If a kernel reads one for the last time and writes a gradient of its size, the gradient
+# takes its place, as here for the input of a GELU:
+
+# %%
+def activated(x, w):
+    return F.gelu(x @ w)
+
+
+seen_a = watch(activated, torch.randn(64, 64), torch.randn(64, 64, requires_grad=True))
+seen_a.result.sum().backward()
+back = seen_a.half("backward")
+print("backward reads:", ", ".join(back["program"].inputs))
+print("takes over memory:", ", ".join(f"{new} of {old}" for step in back["schedule"].plan.steps for new, old in step.reuse))
+
+# %% [markdown]
 # ## Lists of tensors
 #
 # Fusion counts bytes that two loops share. The loops of an optimizer share none: each updates a parameter of its own.
-# They are many, mostly short, and equal up to their sizes, so a launch for each costs more than it does. Here is an update with momentum,
-# of six parameters, as loops that fusion leaves apart:
+# They are many, mostly short, and equal up to their sizes, so a launch for each costs more than it does. Here is an
+# update with momentum, of six parameters, as loops that fusion leaves apart:
 
 # %%
 def update(parameters, gradients, momenta):
@@ -774,8 +862,8 @@ apart = fuse(half["program"], FusionOptions(lists=False)).steps
 print("kernels:", len(apart), " of", [k.vars[0].size for k in apart], "elements")
 
 # %% [markdown]
-# Since they need nothing from each other, they become one launch, a *list*. What differs is a row of a table: which tensors are a
-# piece's own, and how many elements they have. The code of all pieces is one body, in which the size is a
+# Since they need nothing from each other, they become one launch, a *list*. What differs is a row of a table: which
+# tensors are a piece's own, and how many elements they have. The code of all pieces is one body, in which the size is a
 # symbol, `n0`:
 
 # %%
@@ -788,21 +876,23 @@ Table(
 )
 
 # %% [markdown]
-# A block of the launch looks up the piece that it works on (chapters 9 and 10 print the look-up). So 148 parameters cost one launch,
-# one parallel region on a CPU, and the compilation of one body.
+# A block of the launch looks up the piece that it works on (chapters 9 and 10 print the look-up). So the 148 parameters of
+# GPT-2 cost one launch, or on a CPU one parallel region, and the compilation of one body.
 #
 # Which kernels may be one list? They must not need each other, and no third one may stand between two of them, as in
-# the cycle test above. Testing pairs would be a question for each two of hundreds. Instead each step gets a *level*: how many members of
-# the class are on the longest way that leads to it.
+# the cycle test above. Testing pairs would be a question for each two of hundreds. Kernels that are equal but for their
+# sizes form a *class*. Each step gets a *level*: how many members of the class are on the longest way that leads to it.
+# The function is the usual walk in the order of dependencies, which takes a step when nothing that it needs is missing
+# any more:
 #
 # %show minicompile.ch08_fusion.lists.levels
 #
 # Members of equal level cannot need each other: who needs a member is a level above it. And joined level by level, they
 # leave an order, since no step is below what it needs.
 #
-# A list starts when the last of its pieces can, and ends for all of them together. What its pieces read lives until then. In an optimizer
-# that is free, as parameters and gradients live longer anyway. Elsewhere it can raise the peak: then only pieces that move less than a
-# megabyte are joined, which gain most.
+# A list starts when the last of its pieces can, and ends for all of them together. What its pieces read lives until
+# then. In an optimizer that is free, as parameters and gradients live longer anyway. Elsewhere it can raise the peak:
+# then only pieces that move less than a megabyte are joined, which gain most.
 #
 # ## What it costs
 #

@@ -34,7 +34,8 @@ from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, root_of, writte
 
 # %% tags=["exercise:storage-size"]
 def storage_size(buffer: Buffer) -> Int:
-    """Elements from the first to the last addressed one, inclusive; 0 for an empty tensor."""
+    """Elements from the first to the last addressed one, inclusive; 0 for an empty tensor. `buffer.layout` has `size` and
+    `stride`, both in elements. Sizes may be symbolic."""
     sizes = buffer.layout.size
     if any(isinstance(s, int) and s == 0 for s in sizes):
         return 0
