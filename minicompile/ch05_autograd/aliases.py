@@ -218,12 +218,9 @@ def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor) -> fx.Node:
 # present contents of the parent and the new contents of the view, and gives the new contents of the parent.
 
 # %%
-UNDO = Table()               # view operator -> rule
-
-
-@UNDO.of(aten.alias.default, aten.detach.default, aten.lift_fresh.default)
-def undo_nothing(b: GraphBuilder, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
-    return new
+UNDO = Table()               # view operator -> rule: function(builder, step, node of the parent, node of the view) -> new parent
+UNDO.update({op: lambda b, step, parent, new: new for op in (aten.alias.default, aten.detach.default, aten.lift_fresh.default)})
+UNDO.update({op: lambda b, step, parent, new: emit(b, step.target, (new, *step.args)) for op in (aten.t.default, aten.transpose.int)})
 
 
 @UNDO.of(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten._reshape_alias.default,
@@ -235,11 +232,6 @@ def undo_reshape(b, step, parent, new):
     if not new.meta["val"].is_contiguous():
         new = emit(b, aten.clone.default, (new,), {"memory_format": torch.contiguous_format})
     return emit(b, aten.view.default, (new, [expr_of(s) for s in parent.meta["val"].shape]))
-
-
-@UNDO.of(aten.t.default, aten.transpose.int)
-def undo_transpose(b, step, parent, new):
-    return emit(b, step.target, (new, *step.args))
 
 
 @UNDO.of(aten.permute.default)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from typing import Callable
 
 import torch
 
@@ -121,5 +122,25 @@ class KernelSource:
     name: str
     language: str                           # "triton", "cpp" or "reference"
     code: str
-    options: dict = field(default_factory=dict)   # grid, num_warps, candidate configurations, ...
+    options: dict = field(default_factory=dict)   # grid, num_warps, ...
     lines: tuple[int | None, ...] = ()
+
+# %% [markdown]
+# Building goes on in the background while the compiler carries on, so what a loader gives for a text can be called at
+# once, and waits the first time. A host program that wants no indirection asks for the bare function, `resolve()`.
+
+# %%
+@dataclass(eq=False)
+class LazyKernel:
+    """A kernel that may still be being built. finish: waits for it."""
+
+    finish: Callable[[], Callable]
+    function: Callable | None = None
+
+    def resolve(self) -> Callable:
+        if self.function is None:
+            self.function = self.finish()
+        return self.function
+
+    def __call__(self, *args):
+        return (self.function or self.resolve())(*args)

@@ -42,7 +42,7 @@ from typing import Callable
 import torch
 
 from ..cache import cache_dir, cache_key, disk_cache, read_sealed
-from ..ch08_fusion.kernel import KernelSource
+from ..ch08_fusion.kernel import KernelSource, LazyKernel
 from . import worker
 
 
@@ -279,7 +279,7 @@ def make_callable(source: KernelSource, result: dict, device: int, aligned: bool
     def fallback(*args):
         # A tensor that starts in the middle of a 16-byte word (x[1:]) needs a kernel with narrower loads.
         if not unaligned:
-            unaligned.append(Pending(source, device, aligned=False).resolve())
+            unaligned.append(start(source, device, aligned=False).resolve())
         return unaligned[0](*args)
 
     narrow = any(source.options["signature"][s] == "i32" for s in symbols)
@@ -292,44 +292,33 @@ def make_callable(source: KernelSource, result: dict, device: int, aligned: bool
 # ## Loading a list of kernels
 #
 # `load_triton` starts all compilations and returns at once, so that the compiler's own Python work on the
-# next graph overlaps with them. Each callable resolves itself when it is first called; a host program that
-# wants no indirection asks for `kernel.resolve()`, which waits and returns the bare launcher.
+# next graph overlaps with them. Each callable waits for its kernel when it is first called (`LazyKernel`).
 
 # %%
-class Pending:
-    """A kernel that is being compiled. Call it, or `resolve()` it first."""
+def start(source: KernelSource, device: int, aligned: bool = True, started: dict | None = None) -> LazyKernel:
+    """The kernel on a device, being compiled. started: what is being compiled already, by key."""
+    major, minor = torch.cuda.get_device_capability(device)
+    task, wait, started = make_task(source, 10 * major + minor, aligned), None, {} if started is None else started
+    if not os.path.exists(task["path"]):
+        if task["key"] not in started:
+            started[task["key"]] = pool().submit(task)
+        wait = started[task["key"]]
+    return LazyKernel(lambda: finish(source, device, aligned, task, wait))
 
-    def __init__(self, source: KernelSource, device: int, aligned: bool = True, started: dict | None = None):
-        self.source, self.device, self.aligned, self.ready = source, device, aligned, None
-        major, minor = torch.cuda.get_device_capability(device)
-        self.task = make_task(source, 10 * major + minor, aligned)
-        self.wait = None
-        started = {} if started is None else started
-        if not os.path.exists(self.task["path"]):
-            if self.task["key"] not in started:
-                started[self.task["key"]] = pool().submit(self.task)
-            self.wait = started[self.task["key"]]
 
-    def resolve(self) -> Callable:
-        """Wait for the compiler and load the kernel; by Triton's own launcher where ours cannot be built."""
-        if self.ready is None:
-            error = self.wait() if self.wait else ""
-            result = None if error else read_result(self.task)
-            if result is None:
-                try:
-                    result = worker.compile_kernel(self.task)
-                except Exception as problem:
-                    raise RuntimeError(f"Triton cannot compile {self.source.name}: {problem or error}\n"
-                                       f"{self.source.code}") from problem
-            if launcher() is None:
-                self.ready = load_plain(self.source)
-            else:
-                with torch.cuda.device(self.device):
-                    self.ready = make_callable(self.source, result, self.device, self.aligned)
-        return self.ready
-
-    def __call__(self, *args):
-        return (self.ready or self.resolve())(*args)
+def finish(source: KernelSource, device: int, aligned: bool, task: dict, wait: Callable | None) -> Callable:
+    """Wait for the compiler and load the kernel; by Triton's own launcher where ours cannot be built."""
+    error = wait() if wait else ""
+    result = None if error else read_result(task)
+    if result is None:
+        try:
+            result = worker.compile_kernel(task)
+        except Exception as problem:
+            raise RuntimeError(f"Triton cannot compile {source.name}: {problem or error}\n{source.code}") from problem
+    if launcher() is None:
+        return load_plain(source)
+    with torch.cuda.device(device):
+        return make_callable(source, result, device, aligned)
 
 
 # %% [markdown]
@@ -428,6 +417,6 @@ def load_triton(sources: list[KernelSource]) -> list[Callable]:
         if interpreting():
             return load_plain(s)
         device = s.options.get("device")
-        return Pending(s, torch.cuda.current_device() if device is None else device, started=started)
+        return start(s, torch.cuda.current_device() if device is None else device, started=started)
 
     return [ListKernel(s, load) if "pieces" in s.options else load(s) for s in sources]

@@ -23,14 +23,13 @@ import shutil
 import subprocess
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable
 
 import torch
 
 from ..cache import cache_key, disk_cache
-from ..ch08_fusion.kernel import KernelSource
+from ..ch08_fusion.kernel import KernelSource, LazyKernel
 from ..errors import MinicompileError
 
 # %% [markdown]
@@ -170,30 +169,10 @@ def _load_file(group: list[tuple[str, str, KernelSource]]) -> dict[str, Callable
 # %% [markdown]
 # ## All kernels of a program
 #
-# `load_cpp` returns at once. A `LazyKernel` can be called like the kernel; a host program that wants the
+# `load_cpp` returns at once. What it returns for a kernel can be called like the kernel; a host program that wants the
 # lowest cost per call asks it to `resolve()` to the C function itself, which takes about 70 nanoseconds per
 # tensor: the price of asking each for its address.
-
-# %%
-@dataclass(eq=False)
-class LazyKernel:
-    """A kernel that may still be compiling."""
-
-    name: str
-    file: Future
-    function: Callable | None = field(default=None)
-
-    def resolve(self) -> Callable:
-        """The C function; waits for the compiler."""
-        if self.function is None:
-            self.function = self.file.result()[self.name]
-        return self.function
-
-    def __call__(self, *args):
-        return (self.function or self.resolve())(*args)
-
-
-# %% [markdown]
+#
 # Compiling takes a tenth of a second per file, so files are compiled by threads, one for each core (the compiler
 # is a process of its own, so Python's lock does not matter). `_loaded` remembers for every kernel the file that it
 # is in, as long as anybody uses it: a kernel that another program has already is not compiled again.
@@ -256,4 +235,4 @@ def load_cpp(sources: list[KernelSource]) -> list[LazyKernel]:
             future = _start(group)
             found.update((name, future) for name, _, _ in group)
     _loaded.update(found)
-    return [LazyKernel(name, found[name]) for name, _, _ in named]
+    return [LazyKernel(lambda file=found[name], name=name: file.result()[name]) for name, _, _ in named]
