@@ -1,9 +1,12 @@
 """The compile pool, the cache, and the C launcher against a stand-in for the CUDA driver that records what it is asked to launch."""
+import contextlib
+import dataclasses
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -124,3 +127,28 @@ def test_damaged_cache_file_is_removed(tmp_path, monkeypatch):
     with open(task["path"], "wb") as f:
         f.write(pickle.dumps({"a": 1})[:-3])
     assert launch.read_result(task) is None and not os.path.exists(task["path"])
+
+
+def test_kernels_compile_in_the_background_and_are_loaded_at_their_first_call(tmp_path, monkeypatch):
+    """As on a GPU, up to the driver: equal kernels are compiled once, and one that the pool refuses is compiled here, which says why."""
+    monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(launch.torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(launch.torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch.torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(launch, "interpreting", lambda: False)
+    monkeypatch.setattr(launch, "launcher", lambda: True)
+    monkeypatch.setattr(launch, "make_callable", lambda source, result, device, aligned:
+                        lambda *args: (source.name, result["name"], aligned, args))
+    tasks, pool = [], launch.Pool()
+    monkeypatch.setattr(launch, "pool", lambda: types.SimpleNamespace(submit=lambda task: tasks.append(task["key"]) or pool.submit(task)))
+    try:
+        one, two = emit_triton(small_kernel("one")), emit_triton(small_kernel("two"))
+        first, second = launch.load_triton([one, two])
+        assert len(tasks) == 1 and first.resolve() is first.resolve()
+        assert first(5) == ("one", "one", True, (5,)) and second.resolve()(6) == ("two", "one", True, (6,))
+        assert launch.load_triton([one])[0](7)[3] == (7,) and len(tasks) == 1          # it is on disk
+        broken = dataclasses.replace(one, code=one.code.replace("tl.load", "tl.lode"))
+        with pytest.raises(RuntimeError, match="lode"):
+            launch.load_triton([broken])[0](8)
+    finally:
+        pool.process.kill()
