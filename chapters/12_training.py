@@ -209,13 +209,14 @@ compiled, eager = minicompile.compile(training(*made()), fullgraph=True), traini
 with watching() as seen_step:
     losses = [(compiled(x, y)[0].item(), eager(x, y)[0].item()) for _ in range(2)]
 print("loss, compiled and eager:", *[f"{ours:.4f} {theirs:.4f}" for ours, theirs in losses], sep="   ")
-for call, (graph, half) in enumerate(zip(seen_step.graphs, seen_step.halves), 1):
+for graph, half in zip(seen_step.graphs, seen_step.halves):
     nodes, steps = sum(n.op != "placeholder" for n in graph.graph.nodes), half["schedule"].steps
     own = sum(isinstance(s, Kernel) for s in steps)
-    print(f"call {call}: one graph of {nodes} calls, which becomes {own} kernels and {len(steps) - own} library calls")
+    print(f"one graph of {nodes} calls, which becomes {own} kernels and {len(steps) - own} library calls")
 
 # %% [markdown]
-# Each call made a graph, and there will be one more; why this ends is told on the last page of this chapter.
+# The second call ran what the first had compiled. This is less natural than it sounds, since the first step finds no
+# gradients and no moments; how it comes about is told on the last page of this chapter.
 
 # %% [markdown]
 # ## The smallest form
@@ -641,8 +642,7 @@ print(strides)
 #
 # The trace knows better. If the slot of a leaf has changed, and no node of the graph reads the old tensor, then the
 # only thing that keeps it alive is the attribute. So the attribute is emptied *before* the graph runs, and the old
-# gradient is no input of the graph. These lines stand in front of the call of the graph in the second version of the
-# step:
+# gradient is no input of the graph. These lines stand in front of the call of the graph:
 
 # %%
 head(seen_step.captured[-1].before, 3)
@@ -861,31 +861,56 @@ for text, sources in guards:
 # A program that takes a number out of a tensor often decides something with it, and a decision on a symbol is a guard
 # that fails at the next step.
 #
-# ### Two versions, or three
+# ### The first step
 #
-# An optimizer makes its state when it first needs it. In the first call the moments are new objects of the trace, made
-# in the graph by `zeros_like`, and the epilogue stores them where they belong. In the second call they are inputs. So
-# the first step is one version of the compiled function, and the later ones are another. Here are five calls of the
-# step of the beginning, with a learning rate that changes each time:
+# The first step of a training is not like the second. Before it no parameter has a gradient, and `zero_grad` asks each
+# of them. The optimizer has no state, and makes it (`if len(state) == 0`). The scheduler is at its first count. Each of
+# these answers is a guard that fails in the second call. The trace would have to be made again, and with it everything
+# that follows from it, forward and backward included: a compilation as long as the first.
+#
+# For each of them there is a way not to ask.
+#
+# - What `zero_grad` leaves does not depend on what it finds. The trace assigns `None` to each slot without looking.
+# - The state that an optimizer begins with does not depend on the step. When the trace comes to the method that makes
+#   it, the method is called for real, and the trace finds the moments as later calls will. This happens only if the
+#   program has not looked at the state before, and it is taken back if the step is not taken after all. The momentum of
+#   SGD is the gradient itself in the first step, and `momentum * buffer + gradient` later. If the buffer is made of
+#   `-0.0`, the second formula gives the first one, to the last bit.
+# - The learning rate will vary, so it is a symbol from the beginning.
+# - `scheduler.step()` is mostly the last thing that a step does. Then it need not be interpreted, since nothing is left
+#   that could notice it. The end of the compiled function calls it.
+#
+# Here are five calls of the step of the beginning. Beside it stands a step that looks for itself, in the same words as
+# `zero_grad`:
+
 
 # %%
-minicompile.reset()
-compiled = minicompile.compile(training(*made()), fullgraph=True, backend="eager")
+def asking(model, optimizer, scheduler):
+    def step(x, y):
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad = None
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+    return step
+
+
 found = []
-for call in range(1, 6):
-    with watching() as seen:
-        compiled(x, y)
-    why = sorted({r["why"].partition(":")[0].partition("  #")[0] for r in seen.recompiles}, key=len)
-    found.append((call, "yes" if seen.graphs else "no", why[-1] if why and seen.graphs else ""))
-Table(["call", "compiled", "the guard that failed"], found)
+for program in (training, asking):
+    minicompile.reset()
+    compiled = minicompile.compile(program(*made()), fullgraph=True, backend="eager")
+    for call in range(1, 6):
+        with watching() as seen:
+            compiled(x, y)
+        why = sorted({r["why"].partition(":")[0].partition("  #")[0] for r in seen.recompiles}, key=len)
+        found.append((program.__name__, call, "yes" if seen.graphs else "no", why[-1] if why and seen.graphs else ""))
+Table(["step", "call", "compiled", "the guard that failed"], found)
 
 # %% [markdown]
-# The second call is reported for a gradient. Before the first call there was none, and this guard comes first; the
-# optimizer's state has changed as well, and so has the learning rate, which becomes a symbol with its second value. A
-# scheduler inside of the step counts in a plain
-# Python integer, and this number is a constant until it has changed once ([chapter 2](chapter:02)), which makes one
-# version more. From then on a step is a check, a graph and an epilogue. To tell which calls of a program compile is the
-# subject of [an exercise](exercise:predict-steps).
+# The words are the same, but a program of yours may do anything with the answer. That it will do the same in both cases is
+# known of `zero_grad` only because its text is known. To tell which calls of a program compile is the subject of
+# [an exercise](exercise:predict-steps).
 #
 # ## Autocast's memory
 #
@@ -972,7 +997,7 @@ print({name: found[name] for name in needs})
 
 # %% [markdown]
 # Lists are found at the end of fusion, among finished kernels, wherever these come from: `_foreach_` operators, a loop in
-# the program, the layers of a model. Here is the second version of our step with and without them, and the lists that it
+# the program, the layers of a model. Here is our step with and without them, and the lists that it
 # has:
 
 # %%

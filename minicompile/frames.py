@@ -179,13 +179,23 @@ def on_miss(state: FrameState, function, *args):
         return EVALUATE
     if state.full and current.name == "default" and over_limit(state, args):
         return EVALUATE
-    grad, depth = torch.is_grad_enabled(), torch._C._len_torch_function_stack()
+    from .ch12_training.optimizers import take_back, take_made
+    grad, depth, made, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
     try:
-        with hook.outside_region(), without_saved_tensor_hooks(), _lock:
-            entry = new_entry(state, function, args)
+        try:
+            with hook.outside_region(), without_saved_tensor_hooks(), _lock:
+                try:
+                    entry = new_entry(state, function, args)
+                finally:
+                    made = take_made()
+        finally:
+            restore_modes(grad, depth)
+        if entry is not None:
+            result = entry.function(function, *args)
+        return result
     finally:
-        restore_modes(grad, depth)
-    return EVALUATE if entry is None else entry.function(function, *args)
+        if result is EVALUATE:                    # nothing has run, or it has raised
+            take_back(made)
 
 
 def why_not_here() -> str | None:

@@ -307,20 +307,22 @@ for _points, _name, _cases in ((3, "equal counters share", ["nothing is changed"
 task("forget-gradients", title="Gradients that nobody will read", minutes=40, about="""\
 A step that begins with `zero_grad()` frees the old gradients before it needs memory for anything else. In compiled code, effects happen
 at the end, so without care the old gradients live until the new ones are there. Find the gradients that can be given up before the graph
-runs. `tx.effects.gradients` has an entry for each leaf whose `.grad` the program has changed. If the leaf came in (it has a `source`) and
-had a gradient (`leaf.real.grad`), then `tx.tracked.get(id(...))` is the trace's value for that tensor. It is needed if a node of the
+runs. `tx.effects.gradients` has an entry for each leaf whose `.grad` the program has changed. If the program has looked at what was there
+before, `tx.effects.found` has the trace's value for it, which is a `TensorVal` unless there was None. The tensor is needed if a node of the
 graph reads it (`old.node.users`), if the graph returns it (`ep.outputs` is a list of nodes), or if the text that was written already
 reads it, or something that is reached through it: `ep.names` are the values that this text reads, `value.source` is where from, and
 `path_of(source)` gives the source, its base, and so on to the root. Write the line `PATH.grad = None` for each of the others, where PATH
-is `source_text(ep, leaf.source)`. What is given up must not be an input of the graph any more: erase its node, and remove its entry from
-`tx.inputs`, which has one for each placeholder, in order.""",
+is `source_text(ep, leaf.source)`. If the program has not looked, as in `zero_grad()`, nobody knows whether there is a gradient, and nobody
+needs it: it gets a line as well, if the leaf came in (it has a `source`). What is given up must not be an input of the graph any more:
+erase its node, and remove its entry from `tx.inputs`, which has one for each placeholder, in order.""",
      hints=["Who could still want to see the old tensor after the program has let go of it? Think of a program that returns it, one that "
             "hands it to another "
             "parameter, and one that computes its norm.",
             "Collect two things in one loop: the lines, and the nodes to erase. The sources that are read: for value in ep.names, all of "
             "path_of(value.source). Two "
             "leaves may have had one gradient, so keep the nodes in a set.",
-            "Condition: type(old) is TensorVal and not old.node.users and old.node not in ep.outputs and old.source not in read. Then "
+            "Condition: type(old) is TensorVal and not old.node.users and old.node not in ep.outputs and old.source not in read; or old is "
+            "None and leaf.source is not None. Then "
             "nodes = placeholders of tx.graph; "
             "tx.inputs = [i for n, i in zip(nodes, tx.inputs) if n not in unread]; erase each; return the lines, each with a newline."])
 
@@ -532,8 +534,10 @@ def descent(net, optimizer, x):
             p -= 0.1 * p.grad
 
 
-def with_sgd(net, optimizer, x):
-    optimizer.zero_grad()
+def looks_for_itself(net, optimizer, x):
+    for p in net.parameters():
+        if p.grad is not None:
+            p.grad = None
     net(x).square().sum().backward()
     optimizer.step()
 
@@ -560,10 +564,24 @@ def cleared_at_the_end(net, optimizer, x):
     optimizer.zero_grad()
 
 
-def cleared_with_momentum(net, optimizer, x):
+def with_momentum(net, optimizer, x):
+    optimizer.zero_grad()
     net(x).square().sum().backward()
     optimizer.step()
+
+
+def with_momentum_and_dampening(net, optimizer, x):
     optimizer.zero_grad()
+    net(x).square().sum().backward()
+    optimizer.step()
+
+
+def counts_the_state(net, optimizer, x):
+    known = len(optimizer.state)
+    optimizer.zero_grad()
+    net(x).square().sum().backward()
+    optimizer.step()
+    return known
 
 
 def every_second_call(net, optimizer, x):
@@ -575,13 +593,15 @@ def every_second_call(net, optimizer, x):
 '''
 RUNS = {
     "descent": "descent; before the first call no parameter has a gradient",
-    "with_sgd": "with_sgd; optimizer = torch.optim.SGD(net.parameters(), lr=0.1), without momentum; no gradients before the first call",
+    "looks_for_itself": "looks_for_itself; optimizer = torch.optim.SGD(net.parameters(), lr=0.1); no gradients before the first call",
     "with_adam": "with_adam; optimizer = torch.optim.Adam(net.parameters(), lr=0.1); no gradients before the first call",
     "with_adam_and_a_rate": "with_adam_and_a_rate; Adam as above; before each call but the first, the learning rate of its group is "
                             "multiplied by 0.9",
     "never_cleared": "never_cleared; no gradients before the first call",
     "cleared_at_the_end": "cleared_at_the_end; SGD as above; no gradients before the first call",
-    "cleared_with_momentum": "cleared_with_momentum; SGD with lr=0.1 and momentum=0.9; no gradients before the first call",
+    "with_momentum": "with_momentum; SGD with lr=0.1 and momentum=0.9; no gradients before the first call",
+    "with_momentum_and_dampening": "with_momentum_and_dampening; the same with dampening=0.5; no gradients before the first call",
+    "counts_the_state": "counts_the_state; SGD with lr=0.1 and momentum=0.9; no gradients before the first call",
     "every_second_call": "every_second_call; net.calls is True before the first call; no gradients"}
 
 task("predict-steps", title="How many versions of a step?", minutes=25, kind="predict", about="""\
@@ -589,12 +609,12 @@ The first call of a training step is often not like the second: there is no grad
 of each program are compiled in six calls?""",
      starter=STEPS + questions(**{name.upper(): f"versions of {text}" for name, text in RUNS.items()}),
      hints=["For each program: what does it look at that is different in the second call? In the third?",
-            "`.grad` is looked at by zero_grad and by backward(), and None or not is a guard. The moments of Adam are made in the first "
-            "step. A number that changes "
-            "for the first time becomes an input, and is then free.",
-            "A gradient that was None and is there later costs one version. If the state changes at the same call, that is the same "
-            "version, and so is a number that has its second value "
-            "there. MINICOMPILE_LOGS=recompiles says why each version is made."])
+            "`.grad` is looked at by a program that asks and by backward(), and None or not is a guard; zero_grad does not ask. The state "
+            "of an optimizer is made before the first step is captured, if the program has not looked at it, and if there is a state "
+            "with which the first step computes what the others do.",
+            "A gradient that was None and is there later costs one version. With dampening the first step takes the gradient as it is, and "
+            "later ones half of it: no buffer to begin with does both. What counts_the_state returns is different in the second call. "
+            "MINICOMPILE_LOGS=recompiles says why each version is made."])
 
 
 def versions(name):
@@ -604,7 +624,8 @@ def versions(name):
     torch.manual_seed(1)
     net, found, whys = torch.nn.Linear(3, 2), [], []
     net.calls = True
-    options = {"momentum": 0.9} if "momentum" in name else {}
+    options = {"momentum": 0.9} if "momentum" in name or name == "counts_the_state" else {}
+    options |= {"dampening": 0.5} if "dampening" in name else {}
     optimizer = (torch.optim.Adam if "adam" in name else torch.optim.SGD)(net.parameters(), lr=0.1, **options)
 
     def look(kind, **data):

@@ -325,10 +325,12 @@ def forget_gradients(ep: Epilogue) -> str:
     tx, lines, unread = ep.tx, [], set()
     read = {source for value in ep.names for source in path_of(value.source)}
     for leaf in tx.effects.gradients:
-        old = tx.tracked.get(id(leaf.real.grad)) if leaf.source is not None and leaf.real.grad is not None else None
+        old = tx.effects.found.get(leaf)                 # None: the program has not looked whether there is one
         if type(old) is TensorVal and not old.node.users and old.node not in ep.outputs and old.source not in read:
             unread.add(old.node)
-            lines.append(f"{source_text(ep, leaf.source)}.grad = None\n")
+        elif old is not None or leaf.source is None:
+            continue
+        lines.append(f"{source_text(ep, leaf.source)}.grad = None\n")
     nodes = [n for n in tx.graph.nodes if n.op == "placeholder"]
     tx.inputs = [found for node, found in zip(nodes, tx.inputs) if node not in unread]
     for node in unread:

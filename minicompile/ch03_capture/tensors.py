@@ -349,7 +349,9 @@ def gradient_of(tx: Tracer, leaf: TensorVal) -> AbstractValue:
     """`leaf.grad`, as it is now."""
     if leaf in tx.effects.gradients or leaf.real is None:
         return tx.effects.gradients.get(leaf, NONE)
-    return wrap(tx, leaf.real.grad, AttrSource(leaf.source, "grad"))
+    if leaf not in tx.effects.found:
+        tx.effects.found[leaf] = wrap(tx, leaf.real.grad, AttrSource(leaf.source, "grad"))
+    return tx.effects.found[leaf]
 
 
 def set_gradient(tx: Tracer, leaf: TensorVal, gradient: AbstractValue):

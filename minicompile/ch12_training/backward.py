@@ -34,12 +34,12 @@ from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.graph import history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
 from ..ch01_graphs.trace import backward_pass
-from ..ch03_capture.calls import handles
+from ..ch03_capture.calls import handles, inline_code
 from ..ch03_capture.iterate import unpack
 from ..ch03_capture.operations import METHODS
 from ..ch03_capture.tensors import emit, finish_node, gradient_of, set_gradient
 from ..ch03_capture.tracer import Tracer, call, unsupported
-from ..ch03_capture.values import NONE, AbstractValue, Const, TensorVal, TupleVal
+from ..ch03_capture.values import NONE, AbstractValue, Const, ObjVal, TensorVal, TupleVal
 from ..ch03_capture.wrap import wrap
 from ..ch05_autograd.joint import saved_by
 from .hooks import (
@@ -329,6 +329,52 @@ def accumulate(tx: Tracer, leaf: TensorVal, gradient: TensorVal):
         unsupported(tx, "backward() into a gradient that itself requires a gradient")
     else:
         emit(tx, "call_method", "add_", [present, gradient], {})
+
+
+# %% [markdown]
+# ## Clearing
+#
+# `zero_grad()` asks of each parameter whether it has a gradient, and drops it if it has one. Before the first step there
+# is none and before the second there is, so a trace that asks is a version for the first step alone, forward, backward,
+# update and all. But after the loop all gradients are None, whatever was there. So the trace does not ask. It assigns
+# None to each slot, and the end of the compiled function does the same, for a gradient that is there and for one that
+# is not.
+
+# %%
+def clear_group(optimizer):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            clear_one(p)
+
+
+def clear_module(module):
+    for p in module.parameters():
+        clear_one(p)
+
+
+def clear_one(p):
+    if p.grad is not None:
+        p.grad = None
+
+
+@handles(clear_one)
+def clear_slot(tx: Tracer, p: AbstractValue) -> AbstractValue:
+    if type(p) is not TensorVal or p.real is None or not p.real.is_leaf:
+        return inline_code(tx, wrap(tx, clear_one), [p], {})
+    return set_gradient(tx, p, NONE)
+
+
+def handle_clearing(function, loop, is_plain):
+    @handles(function)
+    def zero_grad(tx: Tracer, self, set_to_none=Const(value=True)) -> AbstractValue:
+        """zero_grad(set_to_none=True)"""
+        if type(set_to_none) is Const and set_to_none.value and type(self) is ObjVal and is_plain(getattr(self.real, "__dict__", {})):
+            return call(tx, wrap(tx, loop), [self])
+        return inline_code(tx, wrap(tx, function), [self, set_to_none], {})
+
+
+handle_clearing(torch.optim.Optimizer.zero_grad, clear_group, lambda fields: "_zero_grad_profile_name" in fields)
+handle_clearing(torch.nn.Module.zero_grad, clear_module, lambda fields: "_is_replica" not in fields)
 
 
 # %% [markdown]

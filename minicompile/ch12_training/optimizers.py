@@ -2,9 +2,8 @@
 # # Optimizers inside the graph
 #
 # `optimizer.step()` is Python around tensor operations: loops over parameter groups, a dictionary from each parameter
-# to its state, a choice among three implementations. All of that is what capture inlines anyway. State that an optimizer
-# makes at its first step are new objects of the trace, which the end of the compiled function stores where
-# they belong; so the first step is one version of the compiled function, and later steps are another.
+# to its state, a choice among three implementations. All of that is what capture inlines anyway. (State that an optimizer
+# makes at its first step would make a version for this step alone, so it is made beforehand: the last section.)
 #
 # Three things stand in the way. PyTorch keeps some of these functions from its own compiler, with decorators. An
 # optimizer counts its steps in a tensor and computes with the number, `1 - beta ** step.item()`. And the step asks
@@ -13,17 +12,22 @@
 # %%
 from __future__ import annotations
 
+import collections
+import functools
+
 import torch
 from torch.optim import adagrad
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..ch01_graphs.fake import storage_key
-from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles
+from ..ch03_capture import hook
+from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles, inline_code
+from ..ch03_capture.effects import changed
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import EXACT, call_tensor_method, emit
 from ..ch03_capture.tracer import Tracer, call, is_library, unsupported
-from ..ch03_capture.values import NONE, AbstractValue, Const, SymVal, TensorVal, as_number
+from ..ch03_capture.values import NONE, AbstractValue, Const, DictVal, Lazy, ObjVal, SymVal, TensorVal, as_number
 from ..ch03_capture.wrap import wrap
 
 # %% [markdown]
@@ -180,3 +184,184 @@ def can_be_read(tx: Tracer, tensor: TensorVal, version: int) -> bool:
         fake._version == version and fake.dim() == 0 and fake.device.type == "cpu" and not fake.requires_grad and \
         fake.dtype in (torch.float32, torch.float64) and not any(
             type(v) is TensorVal and v is not tensor and storage_key(v.fake) == key for v in tx.tracked.values())
+
+
+# %% [markdown]
+# ## The state of the first step
+#
+# An optimizer makes its state when it first needs it: `if len(state) == 0`. Interpreted like anything else, the moments
+# would be new objects of the trace, the first step one version of the compiled function, and all later steps another,
+# in which they are inputs. The second compilation is as long as the first, and all it knows better is where the moments
+# come from.
+#
+# But the state does not depend on anything that the graph computes. It is zeros and counters, made by a method of its own,
+# `_init_group`. So when the trace comes to this method, the method is called, on the program's own optimizer, and what
+# it makes is there when it is interpreted. The first version then is the one for all steps.
+#
+# Only what nobody can see may happen while compiling. The program must not have looked at the state before, or the
+# trace would have been told that there is none (`tx.tracked` knows all that it has met). Nor may it have changed
+# what the state is made from. And if the step is not taken after all, because the compilation fails or the call ends in
+# an exception, what was made is taken back.
+
+# %%
+made: list[tuple] = []                 # (table, key, state, [(name, value, version)]): what the compilation at hand has made
+
+
+def take_made() -> list[tuple]:
+    taken = made.copy()
+    made.clear()
+    return taken
+
+
+def take_back(taken: list[tuple]) -> None:
+    """Remove the state that no step has written to."""
+    for table, key, state, items in taken:
+        if table.get(key) is state and [*state] == [name for name, _, _ in items] and all(
+                state[name] is value and version_of(value) == version for name, value, version in items):
+            del table[key]
+
+
+def version_of(value) -> int | None:
+    return value._version if isinstance(value, torch.Tensor) else None
+
+
+def make_state(tx: Tracer, optimizer: ObjVal, init_group, lists: int) -> None:
+    """Make the state of the parameters that have a gradient by now, in all groups."""
+    real = optimizer.real
+    for group in real.param_groups if can_make_state(tx, optimizer) else ():
+        for p in group["params"]:
+            gradient, before = gradient_to_be(tx, p), p.grad
+            if gradient is None or p in real.state:
+                continue
+            try:
+                with torch.no_grad():
+                    p.grad = gradient
+                    init_group(real, {**group, "params": [p]}, *([] for _ in range(lists)))
+                    momentum_of_first_step(real, group, p)
+            except Exception:                            # the program will raise it
+                real.state.pop(p, None)
+                return
+            finally:
+                p.grad = before
+            if p in real.state:
+                made.append((real.state, p, real.state[p], [(k, v, version_of(v)) for k, v in real.state[p].items()]))
+
+
+def can_make_state(tx: Tracer, optimizer: ObjVal) -> bool:
+    real = optimizer.real
+    table, groups = getattr(real, "state", None), getattr(real, "param_groups", None)
+    seen = optimizer.attrs.keys() & {"state", "param_groups"} or id(table) in tx.tracked or changed(tx, groups) or any(
+        changed(tx, group) or changed(tx, group["params"]) for group in groups or ())
+    elsewhere = tx.inference or torch._C._len_torch_function_stack() or any(c.kind == "device" for c in tx.contexts)
+    return type(table) is collections.defaultdict and not seen and not elsewhere and not any(g.get("differentiable") for g in groups)
+
+
+def gradient_to_be(tx: Tracer, p: torch.Tensor) -> torch.Tensor | None:
+    """A tensor like the gradient that `p` has in the trace; its numbers do not matter."""
+    leaf = tx.tracked.get(id(p))
+    if leaf not in tx.effects.gradients:
+        return p.grad
+    gradient = tx.effects.gradients[leaf]
+    if type(gradient) is not TensorVal or gradient.fake._has_symbolic_sizes_strides:
+        return None
+    return torch.empty_strided(gradient.fake.shape, gradient.fake.stride(), dtype=gradient.fake.dtype, device=gradient.fake.device)
+
+
+# %% [markdown]
+# The momentum of SGD is no zeros: in the first step it is the gradient, and later `momentum * buffer + gradient`. There is
+# a number to begin with for which the second is the first, to the last bit. It is `-0.0`: times a positive momentum it is
+# `-0.0` again, and added to the gradient it changes nothing, not even the sign of a zero. (With `dampening` the later
+# steps scale the gradient, and then the first is another program.)
+
+# %%
+def momentum_of_first_step(optimizer, group: dict, p: torch.Tensor) -> None:
+    """For SGD: the buffer that makes the first step one like the others, if there is one."""
+    if isinstance(optimizer, torch.optim.SGD) and type(group["momentum"]) is float and group["momentum"] > 0 and \
+            type(group["dampening"]) in (int, float) and group["dampening"] == 0 and p.dtype.is_floating_point:
+        optimizer.state[p]["momentum_buffer"] = torch.full_like(p.grad, -0.0)
+
+
+# %% [markdown]
+# What is left that differs between the first steps is the learning rate. A number becomes a symbol with its second value
+# (chapter 2), but of this one it is known beforehand that it will have one. It is a symbol at once.
+
+# %%
+def let_vary(tx: Tracer, group: AbstractValue) -> None:
+    _, lr = group.items.get("lr", (None, None)) if type(group) is DictVal else (None, None)
+    if type(lr) is Lazy and lr.value is None and type(lr.real) is float and lr.source is not None:
+        tx.options.dynamic.setdefault(lr.source, True)
+
+
+def handle_init_group(function):
+    @handles(function)
+    def init_group(tx: Tracer, self, group, *lists, **more):
+        """The lists of tensors that a step works on."""
+        if type(self) is ObjVal and isinstance(self.real, torch.optim.Optimizer) and not more:
+            make_state(tx, self, function, len(lists))
+        let_vary(tx, group)
+        return inline_code(tx, wrap(tx, function), [self, group, *lists], more)
+
+
+for _class in {c for c in vars(torch.optim).values() if isinstance(c, type) and "_init_group" in vars(c)}:
+    handle_init_group(_class._init_group)
+
+
+# %% [markdown]
+# ## The scheduler
+#
+# `scheduler.step()` counts in Python integers, asks whether it is called for the first time, and computes the learning
+# rate of the *next* step. Interpreted, it would make a version for the first count, one for the second, and one in which
+# the count is a symbol. Mostly it is the last thing that a step does. Then there is nothing to interpret: the end of the
+# compiled function calls it.
+#
+# It has to be the last thing that could be noticed. In each frame that is being interpreted, what follows the call is
+# looked at before it is executed: names, constants, tuples, methods of tensors that the trace has made, and the return. No `try`
+# may wait for an exception, either.
+
+# %%
+AFTERWARDS = frozenset("""NOP POP_TOP LOAD_FAST LOAD_FAST_CHECK LOAD_CONST LOAD_METHOD LOAD_ATTR PRECALL CALL
+    BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP""".split())
+QUIET_METHODS = frozenset(("clone", "cpu", "detach", "double", "float", "item", "mean", "sum"))
+
+
+def is_last(tx: Tracer) -> bool:
+    """Whether nothing is left to do after the call at hand that could notice what it does."""
+    inputs = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None}
+    return not tx.effects.pure_since and all(ends_quietly(frame, inputs) for frame in tx.frames)
+
+
+def ends_quietly(frame, inputs: set) -> bool:
+    instructions, methods = frame.decoded.instructions, 0
+    here = instructions[frame.ip - 1].offset
+    if any(entry.start <= here < entry.end for entry in frame.decoded.table):
+        return False
+    for before, i in zip(instructions[frame.ip - 1:], instructions[frame.ip:]):
+        if i.opname in ("RETURN_VALUE", "RETURN_CONST"):
+            return True
+        if i.opname not in AFTERWARDS:
+            return False
+        if i.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+            owner = frame.locals.get(before.argval) if before.opname.startswith("LOAD_FAST") else None
+            if type(owner) is not TensorVal or storage_key(owner.fake) in inputs or i.argval not in QUIET_METHODS:
+                return False
+            methods += 1
+        elif i.opname == "CALL":
+            methods -= 1
+            if methods < 0:
+                return False
+    return False
+
+
+def handle_scheduler(function):
+    @handles(function)
+    def step(tx: Tracer, self, *args, **kwargs) -> AbstractValue:
+        """scheduler.step()"""
+        if args or kwargs or type(self) is not ObjVal or self.source is None or not is_last(tx):
+            return inline_code(tx, wrap(tx, function), [self, *args], kwargs)
+        tx.effects.calls.append((ObjVal(real=functools.partial(hook.run, None, function), cls=functools.partial), [self], {}))
+        return NONE
+
+
+for _class in {c for c in vars(torch.optim.lr_scheduler).values() if isinstance(c, type) and "step" in vars(c)}:
+    if _class is not torch.optim.lr_scheduler.ReduceLROnPlateau:         # it is given a metric
+        handle_scheduler(_class.step)
