@@ -255,8 +255,8 @@ Table(["step", "reads", "writes", "runs after"], rows)
 # `loop1` needs `buf0`, and so runs after the product. `loop2` does not need `loop3`, although the sum is one of the
 # changed `x`: the multiplication is done in its own body, which costs less than to wait and to read. `loop3` is the
 # write. What it writes is called `buf3` and is the memory of `x`, so all readers of `x` come first, among them the
-# product, whose result has nothing to do with it. What is not in the table is free. `loop1` may run last, or be a part
-# of `loop3`'s kernel.
+# product, whose result has nothing to do with it. What is not in the table is free: `loop1` may
+# run last.
 #
 # A library call that draws random numbers has one more predecessor, the last call that drew some, since the stream of
 # numbers has to be eager's. The function behind the last column walks over all names that a step writes, and from each

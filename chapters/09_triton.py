@@ -12,7 +12,7 @@
 # The page is built without a GPU. Kernels are generated all the same, they run in Triton's interpreter, and further
 # down you can step through one. What a GPU measured is marked as such.
 
-# %%
+# %% tags=["fold"]
 import dataclasses
 import os
 
@@ -95,11 +95,12 @@ lines(
 )
 
 # %% [markdown]
-# One element per program moves 20 GB/s, less than a processor does. Up to 128 elements the curve is a
-# straight line on this scale: each doubling of the block doubles what is on its way, and nothing else
-# changes. From 256 on the memory is busy, at 3 TB/s, and larger blocks gain nothing. The compiler takes 1024
-# for a tensor of this size, eight elements a thread, and fewer where the tensor is so small that some
-# multiprocessors would get no program at all:
+# One element per program moves 20 GB/s, less than a processor does. 32 elements move 32 times as much, since they take no
+# longer. Up to 128 each doubling of the block doubles what is on its way, and with it the bytes per second. From 256 on the
+# memory is busy, at 3 TB/s, and larger blocks gain nothing. (Blocks of 4096 and 8192 were measured with 16 warps only. Why
+# 4096 is slower than its neighbours on both sides, this measurement does not say.) The compiler takes 1024 for a tensor
+# of this size, with four warps, which is eight elements a thread. It takes fewer where the tensor is so small that some
+# multiprocessors would get no program at all, and where a kernel has many operands, each of which needs registers:
 #
 # %show minicompile.ch09_triton.heuristics.pointwise
 #
@@ -193,6 +194,13 @@ def text_of(source):
     return "\n".join(line.split("  #")[0] for line in code.strip().splitlines())
 
 
+def how(source):
+    """Block sizes, number of programs and warps of a kernel."""
+    sizes = " by ".join(f"{name} {size}" for name, size in source.options["constants"].items())
+    programs = " by ".join(str(eval(text, dict(source.options["constants"]))) for text in source.options["grid"] if text != "1")
+    return f"{sizes}; programs: {programs or 1}; warps in each: {source.options['num_warps']}"
+
+
 def scaled(x, y):
     return x * 2 + y
 
@@ -200,14 +208,15 @@ def scaled(x, y):
 (kernel,) = kernels_of(scaled, torch.randn(1000), torch.randn(1000))
 source = emit_triton(kernel)
 print(text_of(source))
-print("\nblock sizes", source.options["constants"], " grid", source.options["grid"], " warps", source.options["num_warps"])
+print("\n" + how(source))
 
 # %% [markdown]
-# Read it line by line. `xpid` is the number of this program. `xindex` is a tile of positions: for program 3
-# the numbers from 384 to 511. `xmask` is a tile of truth values, and says which of these positions exist,
-# since 1000 is not a multiple of 128 and the eighth program hangs over the end. Both loads and the store get
-# it: a hidden lane reads and writes nothing. Between them stands the arithmetic as one would write it for
-# numbers. Here are ten elements in blocks of four. They take three programs, of which the last one hangs over:
+# Read it line by line. `xpid` is the number of this program. `xindex` is a tile of positions: for program 3 the numbers
+# from 384 to 511. `xmask` is a tile of truth values, and says which of these positions exist, since 1000 is not a
+# multiple of 128 and the eighth program hangs over the end. Both loads and the store get it: a hidden lane reads and
+# writes nothing. Between them stands the arithmetic as one would write it for numbers. `XBLOCK` is a `tl.constexpr`, a
+# number that is known when the text is compiled; below the text stands which. Here are ten elements in blocks of four.
+# They take three programs, of which the last one hangs over:
 
 # %% tags=["fold"]
 drawing(
@@ -270,21 +279,25 @@ def across(x, y):
 
 (flat,) = kernels_of(straight, torch.randn(256, 256), torch.randn(256, 256))
 (crossed,) = kernels_of(across, torch.randn(256, 256), torch.randn(256, 256))
-Listings([("x + y", text_of(emit_triton(flat))), ("x + y.t()", text_of(emit_triton(crossed)))])
+Listings([(name, f"{text_of(s)}\n\n{how(s)}") for name, s in (("x + y", emit_triton(flat)), ("x + y.t()", emit_triton(crossed)))])
 
 # %% [markdown]
-# On the right `yindex` is a column of positions and `xindex` a row of them; that is what `[:, None]` and
-# `[None, :]` say. Their sum is a tile of 32 by 64. The decision between the two forms is a vote. For each
-# access that is large enough to matter the variable is found along which it is contiguous:
+# In the second kernel `yindex` is a column of positions and `xindex` a row of them; that is what `[:, None]` and
+# `[None, :]` say. `256*yindex + xindex` is a tile of 32 by 64 addresses. (32 of them in each direction are enough for whole
+# pieces of memory; 64 give each program more to ask for.) There are 8 by 4 such tiles, and the first two lines make of the
+# number of the program the position of its tile: the remainder says in which column of tiles it is, the quotient in
+# which row.
+#
+# The decision between the two forms is a vote. A nest of less than 4096 elements is not worth it. Otherwise each access
+# that visits more than half of the nest votes for the variable along which it is contiguous:
 #
 # %show minicompile.ch09_triton.tiling.contiguous_var
 #
 # If some access votes for another variable than the last one, the nest is cut behind that variable: it and the
 # variables before it are one axis, the rest are the other. Take `x.transpose(0, 1).contiguous()` with `x` of shape
 # (16, 32, 64). The store goes along `i2`, and so does the load, so both vote for the last variable, and one axis
-# will do: rows of 64 move as a whole. For `x.permute(1, 2, 0)` of the same tensor the load goes along `i1` of the
-# nest (32, 64,
-# 16). So the cut is behind `i1`, the axes are `(i0, i1)` and `(i2)`, and a tile is a piece of both:
+# will do: rows of 64 move as a whole. For `x.permute(1, 2, 0).contiguous()` of the same tensor the load goes along `i1`
+# of the nest (32, 64, 16). So the cut is behind `i1`, the axes are `(i0, i1)` and `(i2)`, and a tile is a piece of both:
 #
 # %show minicompile.ch09_triton.tiling.choose_axes "total =" to "return [Axis("x", vars, 0, 1)]"
 #
@@ -313,7 +326,9 @@ print(text_of(emit_triton(kernel)))
 # `tl.where(rmask, ..., identity)`, which protects the *result*: it replaces whatever the hidden lanes hold by the number
 # that changes nothing. This number is the *identity* of the reduction, minus infinity for a maximum and zero for a sum.
 # If the mask of the load were forgotten, the sum would still be right, and the program would read memory that is not its
-# own. If the identity is wrong, no memory is touched and the number is wrong. That is a classic mistake:
+# own. If the identity is wrong, no memory is touched and the number is wrong. That is a classic mistake. (Two names are
+# there for the sake of equal numbers: `nan_max` is a maximum that is NaN if one of the numbers is, as PyTorch's, and
+# `tl.div_rn` divides with the rounding that the standard asks for, while Triton's `/` is faster and less exact.)
 
 # %%
 row = np.array([-3, -1, -2, -9, -4, -5], np.float32)
@@ -366,10 +381,14 @@ for shift in (0, -200):
 #
 # Each lane runs this rule on the elements that it meets. At the end there is one pair per lane, and pairs are
 # combined in the same way: the largest maximum is that of the row, and each sum is multiplied by the
-# exponential of its own maximum minus the largest. Step through a row of six, in tiles of four:
+# exponential of its own maximum minus the largest. Here is the kernel for rows of six, in tiles of four, and the way of
+# one row through it:
 
 # %%
 looped = emit_triton(kernel, Config({"x": 1, "r": 4}, 1))
+print(text_of(looped))
+
+# %%
 x = np.zeros(18, np.float32)
 x[6:12] = [3, 1, 2, 9, 4, 0]
 kernel_walk("One row of a softmax through its looped kernel", looped, {"x": x, "buf3": np.zeros(18, np.float32)}, program=1)
@@ -400,7 +419,9 @@ lines(
 # it would be walked (`passes`), and at how many full-size values are alive (`live`). `inner` says whether the row
 # lies along memory. If it does, the first half decides: up to a limit the row is held, with as many rows in a
 # program as make 1024 elements, beyond it the row is walked. If it does not, as in a sum of columns, the second half
-# takes many columns side by side, so that neighbouring threads still read neighbours:
+# takes many columns side by side, so that neighbouring threads still read neighbours. `xnumel` is the number of results:
+# if it is small, a program takes fewer of them, so that there are programs for all multiprocessors. `sums` counts the
+# tiles that a sum of columns accumulates, since each of them takes registers:
 #
 # %show minicompile.ch09_triton.heuristics.reduction
 #
@@ -420,7 +441,9 @@ lines(
 # A *phase* counts how many reductions a value is behind. The elements of the row have phase 0. A reduction of them has
 # phase 1, and so has everything that is computed from its result. A reduction of that, such as the sum of the squared
 # distances from a mean, has phase 2. So loop `k` computes the reductions of phase `k + 1`, with all elements that they
-# need. A store of elements belongs to the loop of its own phase.
+# need. A store of elements belongs to the loop of its own phase. In the code, `when` has for each store the loop that
+# it belongs to, `is_element` says whether a value varies along the row, and `elements` finds the elements that a list
+# of values is computed from.
 #
 # There is one exception. If the kernel writes over memory that a later loop will load once more, as an update in
 # place does, the store has to wait for that loop. Waiting may move loads, and these may make other stores wait. So
@@ -478,23 +501,15 @@ sources = [emit_triton(k) for k in forward]
 print(text_of(max(sources, key=lambda s: len(s.code))))
 
 # %% [markdown]
-# Every line of it has been explained by now. Rows of 64 are held in registers, one row to a program, because
-# there are only 128. The two sums of a layer norm are folds along `r`; what is computed from them has the
-# shape of a column; and the result is stored next to the residual that the rest of the block reads.
+# Rows of 64 are held in registers, one row to a program, because there are only 128. Nothing is masked, since 64 is a
+# power of two. The mean and the sum of the squared distances from it are two folds along `r` (0.015625 is 1/64). What
+# is computed from them has the shape of a column. The result is stored next to the residual that the rest of the block
+# reads. `red4_n` is the count, which belongs to every variance and which nobody reads here; Triton's compiler drops it.
 
 # %%
 Table(
-    ["kernel", "blocks", "grid", "warps", "lines"],
-    [
-        (
-            s.name[:48],
-            s.options["constants"],
-            s.options["grid"],
-            s.options["num_warps"],
-            len(s.code.splitlines()),
-        )
-        for s in sources
-    ],
+    ["kernel", "block sizes", "programs", "warps in each", "lines"],
+    [(s.name, *(part.partition(": ")[2] or part for part in how(s).split("; ")), len(text_of(s).splitlines())) for s in sources],
 )
 
 # %% [markdown]
@@ -521,7 +536,7 @@ header = ["work, bf16", "eager", "minicompile", "torch.compile", "over eager", "
 Table(header, table)
 
 # %% [markdown]
-# Fewer kernels is not the aim. Inductor fuses a GPT into fewer of them and takes slightly longer; what
+# Fewer kernels is not the aim. Inductor fuses nanoGPT into fewer of them and takes slightly longer; what
 # counts is the bytes that go through memory. ResNet-50 gains most: between its convolutions stand batch
 # norms, ReLUs and additions, which are memory traffic and little else.
 #

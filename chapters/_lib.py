@@ -423,7 +423,7 @@ def lines(series, x_label, y_label, alt, caption="", log_y=False):
     def at(x, y):
         return (
             left + (width - left - 110) * (x - min(xs)) / ((max(xs) - min(xs)) or 1),
-            height - bottom - (height - bottom - 14) * scale(y),
+            height - bottom - (height - bottom - 28) * scale(y),
         )
 
     body = [
@@ -437,7 +437,7 @@ def lines(series, x_label, y_label, alt, caption="", log_y=False):
         )
     for y in (low, high):
         body.append(
-            text_at(left - 5, at(min(xs), y)[1] + 4, f"{y:,.3g}", "end", font_size=10, opacity=0.75)
+            text_at(left - 5, at(min(xs), y)[1] + 4, f"{y:,.0f}" if y >= 100 else f"{y:.3g}", "end", font_size=10, opacity=0.75)
         )
     for (name, curve), colour in zip(series.items(), (BLUE, ORANGE, GREEN, RED)):
         spots = [at(*p) for p in curve]
@@ -458,10 +458,10 @@ class Listings:
         self.parts = [(title, tidy(text)) for title, text in parts]
 
     def _repr_html_(self):
-        wide = min(20, 2 + 0.36 * max(len(line) for _, text in self.parts for line in text.splitlines()))
+        wide = min(60, 2 + 0.5 * max(len(line) for _, text in self.parts for line in text.splitlines()))
         cells = "".join(
             f'<div style="flex:1 1 {wide:g}em;min-width:0"><p><strong>{html.escape(t)}</strong></p>'
-            f'<pre tabindex="0" style="overflow-x:auto"><code>{html.escape(c.strip(chr(10)))}</code></pre></div>'
+            f'<pre class="mc-out" tabindex="0" style="overflow-x:auto"><code>{html.escape(c.strip(chr(10)))}</code></pre></div>'
             for t, c in self.parts
         )
         return f'<div style="display:flex;flex-wrap:wrap;gap:1em">{cells}</div>'
