@@ -160,6 +160,7 @@ def _compile_function(function, context):
     frames.check_code(target, context)
     frames.allow(target)
 
+    @marks.passed_over
     def compiled(*args, **kwargs):
         if stance.name == "force_eager":       # also when Python ends, and the names below are gone
             return run(None, function, *args, **kwargs)
@@ -216,6 +217,7 @@ class OptimizedModule(torch.nn.Module):
         self.__dict__["_run"], self.__dict__["_stance"] = frames.hook.run, current
         frames.allow(module.forward)
 
+    @marks.passed_over
     def forward(self, *args, **kwargs):
         module = self._modules["_orig_mod"]
         if self._stance.name == "force_eager":

@@ -102,6 +102,7 @@ def arguments_of(code, values) -> tuple[tuple, dict]:
     return args, {**dict(zip(named, values[positional:])), **(rest[0] if rest else {})}
 
 
+@marks.passed_over
 def checkpoint_uncompiled(function, *values):
     """`checkpoint(inner, ...)` that capture could not have as part of a graph. It runs `inner` now and again
     in backward, and compares what autograd saves: compiled now and not compiled then is an error."""
@@ -117,12 +118,14 @@ TRACERS = ("<frozen importlib", *(os.path.join(os.path.dirname(torch.__file__), 
                                   for name in ("_dynamo", "_export", "export", "fx", "jit", "onnx")))
 
 
+@marks.passed_over
 def run_outside(function, *values):
     """Call `function` outside of the region."""
     args, kwargs = arguments_of(function.__code__, values)
     return hook.run(None, function, *args, **kwargs)
 
 
+@marks.passed_over
 def cond_uncompiled(function, *values):
     """`torch.cond` on the value of a tensor. Its own implementation calls torch.compile; here the branch that is
     taken is a frame like any other."""
@@ -150,6 +153,7 @@ def target_for(function, code, context):
 
 def partial_of(state: FrameState, function):
     """function(state, *args), which does not keep the state: its code does, until all is forgotten."""
+    @marks.passed_over
     def call(*args, weak=weakref.ref(state)):
         state = weak()
         return EVALUATE if state is None else function(state, *args)
@@ -166,6 +170,7 @@ def file_of(function, code) -> str:
 # ## On a miss
 
 # %%
+@marks.passed_over
 def on_miss(state: FrameState, function, *args):
     """No entry fits this call: compile one and run it, or decline. The tail of every chain."""
     if current.name in ("force_eager", "eager_on_recompile") or exporting():
@@ -332,6 +337,7 @@ def unseen(context: Context):
     """A target that runs a frame, and all that it calls, in such a context."""
     other = replace(context, unseen=context)
 
+    @marks.passed_over
     def run_unseen(function, *values):
         args, kwargs = arguments_of(function.__code__, values)
         return hook.run(other, function, *args, **kwargs)

@@ -17,6 +17,21 @@ def is_compiling() -> bool:
     return False
 
 
+@functools.cache
+def _as_passed_over(code):
+    return code.replace(co_filename=PASSED_OVER.format(code.co_qualname))
+
+
+def passed_over(function):
+    """`function`, whose frames neither `warnings.warn(stacklevel=...)` nor `logging` counts: the caller of a compiled function is
+    who called it. Both pass over the frames of the import system, which they know by these two words in the name of a file."""
+    function.__code__ = _as_passed_over(function.__code__)
+    return function
+
+
+PASSED_OVER = "<minicompile {}, like importlib._bootstrap>"
+
+
 def is_disabled(function) -> bool:
     return own_mark(function, DISABLED) is not None
 
@@ -65,8 +80,8 @@ def allow_in_graph(function):
 
 def mark_dynamic(tensor, dim, *, min=None, max=None) -> None:
     """Treat dimension `dim` (an int or several) of this tensor as a symbol: other sizes, from `min` to `max` if
-    these are given, do not recompile. If the program fixes the size all the same, a warning says where; under
-    fullgraph=True it is a MarkError."""
+    these are given, do not recompile. If the program fixes the size all the same, that is a MarkError, which
+    says where; if the compiler cannot vary it, a warning, and under fullgraph=True a MarkError."""
     if not isinstance(tensor, torch.Tensor):
         raise MinicompileError(f"mark_dynamic needs a tensor, not {tensor!r}.")
     dims = dim if isinstance(dim, (list, tuple)) else [dim]
@@ -86,6 +101,7 @@ def mark_dynamic(tensor, dim, *, min=None, max=None) -> None:
 
 def mark_disabled(function, run_disabled, reason=None):
     """A wrapper that calls `function` through `run_disabled` and carries the mark, with a reason."""
+    @passed_over
     def disabled(*args, **kwargs):
         return run_disabled(function, *args, **kwargs)
     try:

@@ -162,8 +162,8 @@ def make_entry(state: FrameState, function, args, captured):
         inputs = captured.inputs
     elif not captured.breaks:
         body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold
-    for problem in captured.close():
-        if state.context.fullgraph:
+    for problem, of_the_program in captured.close():
+        if of_the_program or state.context.fullgraph:
             raise MarkError(problem)
         logs.warn_once(problem, f"minicompile: {problem}", hook.kept(warned, state.code))
     compiled = codegen.build_entry(captured.guards, inputs, state.code, body, namespace, captured.written,

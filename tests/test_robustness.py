@@ -2,6 +2,7 @@
 import copy
 import cProfile
 import gc
+import logging
 import os
 import pathlib
 import pickle
@@ -1059,3 +1060,54 @@ def test_what_the_first_trace_imports_is_not_a_change():
         f = lambda x: torch.utils._pytree.tree_map(lambda v: v + 1, {"t": x})["t"]
         print(minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2)).tolist())
     """) == "[2.0, 2.0]\n"
+
+
+# ---- who called it -------------------------------------------------------------------------------------------------
+
+def says(x):
+    logging.getLogger("test").warning("logged", stacklevel=2)
+    warnings.warn("warned", stacklevel=2)
+    return x + 1
+
+
+def says_after_a_break(x):
+    y = x * 2
+    print(end="")
+    return says_directly(y)
+
+
+def says_directly(x):
+    warnings.warn("deeper", stacklevel=3)
+    logging.getLogger("test").warning("deeper", stacklevel=3)
+    return x
+
+
+class Says(torch.nn.Module):
+    def forward(self, x):
+        return says(x)
+
+
+@pytest.mark.parametrize("make", (lambda f: f, lambda f: minicompile.disable(f), lambda f: minicompile.compile(f),
+                                  lambda f: minicompile.compile(f, backend="eager")))
+def test_warnings_and_logs_name_the_caller(make, caplog):
+    """Not a frame of the compiler's: neither of a compiled function nor of what runs its pieces after a break."""
+    for function in (says, says_after_a_break):
+        compiled = make(function)
+        for _ in range(3):
+            caplog.clear()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                here = sys._getframe().f_lineno + 1
+                compiled(torch.ones(2))
+            found = [(w.filename, w.lineno) for w in caught] + [(r.pathname, r.lineno) for r in caplog.records]
+            assert found == [(__file__, here)] * 2
+
+
+def test_a_module_that_warns(caplog):
+    compiled, lines = minicompile.compile(Says()), []
+    for module in (Says(), compiled, compiled):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            module(torch.ones(2))
+        lines.append([(w.filename, w.lineno) for w in caught])
+    assert lines[0] == lines[1] == lines[2] and len(lines[0]) == 1

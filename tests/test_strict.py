@@ -143,8 +143,19 @@ def test_a_mark_that_the_program_contradicts(dynamic):
     minicompile.mark_dynamic(x, 0)
     words = ("dimension 0 of x was marked with mark_dynamic", "s0 == 3", "test_strict.py")
     refused(MarkError, words, strict(three_rows, dynamic=dynamic), x)
-    with pytest.warns(RuntimeWarning, match=words[0]):
-        minicompile.compile(three_rows, backend="eager", dynamic=dynamic)(x)
+    for rung in ("eager", "cpp"):
+        refused(MarkError, words, minicompile.compile(three_rows, backend=rung, dynamic=dynamic), x)
+
+
+def rows_after_a_break(x):
+    print(end="")
+    return three_rows(x + 1)
+
+
+def test_a_mark_that_the_rest_after_a_break_contradicts():
+    x = torch.ones(3, 2)
+    minicompile.mark_dynamic(x, 0)
+    refused(MarkError, ("mark_dynamic", "== 3"), minicompile.compile(rows_after_a_break, backend="eager"), x)
 
 
 def test_a_mark_where_only_fixed_sizes_can_be_compiled(monkeypatch):
@@ -582,3 +593,52 @@ def test_tools_around_compiled_functions(name, backend):
         torch.testing.assert_close(tool(f, compiled, x), want)
         torch.testing.assert_close(f(x), summed_wave(x))            # the second time there is a compiled version
         compiled(x).sum().backward()
+
+
+# ---- transforms inside, and around what is compiled --------------------------------------------------------------------
+
+def value(x):
+    return x.sin() * x
+
+
+def total(x):
+    return value(x).sum()
+
+
+def many_gradients(x):
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(value(x), x, torch.eye(3), is_grads_batched=True)[0]
+
+
+def mapped_gradients(x):
+    x = x.detach().requires_grad_()
+    y = value(x)
+    return torch.vmap(lambda v: torch.autograd.grad(y, x, v, retain_graph=True)[0])(torch.eye(3).t())
+
+
+TRANSFORMS = {
+    "linearize": lambda x: torch.func.linearize(value, x)[1](x), "vjp": lambda x: torch.func.vjp(value, x)[1](x)[0],
+    "jvp": lambda x: torch.func.jvp(value, (x,), (x,))[1], "hessian": lambda x: torch.func.hessian(total)(x),
+    "jacfwd": lambda x: torch.func.jacfwd(value)(x), "jacrev": lambda x: torch.func.jacrev(value)(x),
+    "vmap of grad": lambda x: torch.vmap(torch.func.grad(total))(x.expand(2, 3) + torch.ones(2, 1)),
+    "jacobian": lambda x: torch.autograd.functional.jacobian(value, x),
+    "vectorized jacobian": lambda x: torch.autograd.functional.jacobian(value, x, vectorize=True),
+    "functional vjp": lambda x: torch.autograd.functional.vjp(value, x, x)[1],
+    "many gradients": many_gradients, "mapped gradients": mapped_gradients,
+}
+
+
+@pytest.mark.parametrize("rung", ("aot_eager", "cpp"))
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_give_what_eager_gives_without_a_warning(name, rung, monkeypatch):
+    transform, x = TRANSFORMS[name], torch.tensor([0.5, 1.0, -2.0])
+    wanted = transform(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inside = minicompile.compile(transform, backend=rung)
+        for _ in range(3):
+            torch.testing.assert_close(inside(x), wanted)
+        for part in (value, total):
+            monkeypatch.setitem(globals(), part.__name__, minicompile.compile(part, backend=rung))
+        for _ in range(3):
+            torch.testing.assert_close(transform(x), wanted)

@@ -68,6 +68,15 @@ def storage_key(t: torch.Tensor) -> int:
     """Equal for two fakes, or two real tensors, exactly when they share memory."""
     return (t.meta if isinstance(t, FakeTensor) else t).untyped_storage()._cdata
 
+
+def has_memory(t: torch.Tensor) -> bool:
+    """False of what a transform (`vmap`, `grad`) has wrapped: a batch of tensors that says it is one, and the like."""
+    try:
+        t.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True
+
 # %% [markdown]
 # ## Running an operator on fakes
 #

@@ -98,8 +98,9 @@ def copy_provenance(node: fx.Node, source: fx.Node) -> fx.Node:
     return node
 
 
-# What one stage says of a node to a later one: the checkpoint that it belongs to, and the backward pass of the program.
-MARKS = "recompute", "backward"
+# What one stage says of a node to a later one: the checkpoint that it belongs to, the backward pass of the program, and that the
+# program itself calls it, so that what the operator refuses has to be refused.
+MARKS = "recompute", "backward", "asked"
 
 # %% [markdown]
 # ## An executable meaning

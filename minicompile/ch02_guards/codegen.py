@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
 from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import is_stable, looks_of, make_memo, refresh, start_of, varying_attributes
@@ -270,7 +271,7 @@ _numbers = itertools.count()
 def define(text: str, name: str, namespace: dict, what: str):
     """Execute the text of a function and return it. Tracebacks show its lines, and `source_text` is all of
     it."""
-    filename = f"<minicompile {what} {next(_numbers)}>"
+    filename = PASSED_OVER.format(f"{what} {next(_numbers)}")
     exec(compile(text, filename, "exec"), namespace)
     function = namespace.pop(name)                         # whoever drops it frees it: no cycle
     function.source_text = text

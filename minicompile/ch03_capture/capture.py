@@ -359,10 +359,9 @@ def leaves_no_trace(tx) -> bool:
 # which were made wherever the trace first touched a tensor, go to the front.
 
 # %%
-def close_guards(tx) -> list[str]:
+def close_guards(tx) -> list[tuple[str, bool]]:
     """Decompositions and meta kernels of later stages ask about sizes, too. Now the guards get written: from
-    here on a question that they do not answer is an error. Returns a sentence for each dimension that was
-    marked as dynamic and is not."""
+    here on a question that they do not answer is an error. Returns `fixed_marks`."""
     guard_sizes(tx)
     tx.symbols.env.frozen = True
     return fixed_marks(tx)

@@ -16,6 +16,7 @@ import re
 import torch
 
 from .. import marks
+from ..ch01_graphs.fake import has_memory
 from ..ch01_graphs.floats import free_names
 from ..ch02_guards.torch_guards import TensorSpec
 from ..ch02_guards.sources import CallSource, ConstantSource, DictGetSource, ItemSource, LocalSource, Source
@@ -32,11 +33,11 @@ def placeholder_name(source: Source) -> str:
 
 # %% [markdown]
 # `wrap_tensor` does this for one tensor. First it refuses what no fake can stand for: subclasses, sparse and
-# quantized tensors. (A tensor without a source was made at compile time, and gets one in the entry's tuple of
-# constants.) Then it decides which dimensions vary, writes the guard on the metadata, with exactly these
-# dimensions left open, and makes the fake, with a symbol in each of them. The placeholder and the fake go into a
-# `TensorVal`, and `tensor_of_fake` leads from a fake back to it, for whoever meets only the fake, as the gradients
-# of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the end, since a question about a symbol
+# quantized tensors, and those that a transform of `torch.func` has wrapped. (A tensor without a source was made at compile
+# time, and gets one in the entry's tuple of constants.) Then it decides which dimensions vary, writes the guard on the
+# metadata, with exactly these dimensions left open, and makes the fake, with a symbol in each of them. The placeholder and the
+# fake go into a `TensorVal`, and `tensor_of_fake` leads from a fake back to it, for whoever meets only the fake, as the
+# gradients of chapter 12 do. Marks of `mark_dynamic` with limits are asked about at the end, since a question about a symbol
 # is what makes a guard.
 
 # %%
@@ -46,6 +47,8 @@ def wrap_tensor(tx, real, source):
     if real.layout is not torch.strided or real.is_quantized or real.is_nested:
         what = "quantized" if real.is_quantized else "nested" if real.is_nested else real.layout
         unsupported(tx, f"a tensor of layout {what}")
+    if not has_memory(real):
+        unsupported(tx, "a tensor that a transform of torch.func has wrapped")
     if source is None:
         source = constant_source(tx, real)
     dynamic = dynamic_dims(tx, real, source)
@@ -100,11 +103,13 @@ def dynamic_dims(tx, real, source) -> frozenset:
 
 # %% [markdown]
 # A mark is a promise to the caller: one version for all sizes. The program can break it, for example with
-# `x.view(8, -1)`, which is a guard that the size is 8. The caller is told, with the guard that did it.
+# `x.view(8, -1)`, which is a guard that the size is 8. That is an error, which names the guard. So is a mark on a size of 0
+# or 1. Where the compiler can only compile fixed sizes, the program is not to blame, and unless `fullgraph=True` asks for more, it
+# is a warning.
 
 # %%
-def fixed_marks(tx) -> list[str]:
-    """What became of `mark_dynamic`: a sentence for each marked dimension that the program fixed."""
+def fixed_marks(tx) -> list[tuple[str, bool]]:
+    """What became of `mark_dynamic`: for each marked dimension that is fixed a sentence, and whether the program did it."""
     found = []
     for source, d, size in tx.symbols.marked:
         name = str(size)
@@ -114,8 +119,8 @@ def fixed_marks(tx) -> list[str]:
             continue
         reason = (f"the program fixed it ({why[0][0].text()}, {why[0][1]})" if why else
                   f"it cannot vary, because {tx.options.fixed}" if tx.options.fixed else "0 and 1 never vary")
-        found.append(f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one "
-                     f"size: {reason}. Drop the mark, or the code that needs the size.")
+        found.append((f"dimension {d} of {source} was marked with mark_dynamic, but it is compiled for one "
+                      f"size: {reason}. Drop the mark, or the code that needs the size.", not tx.options.fixed))
     return found
 
 

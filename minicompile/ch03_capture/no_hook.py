@@ -20,6 +20,7 @@ import torch
 
 from ..ch02_guards.torch_guards import HOOK_DICTS
 from ..errors import GraphBreakError
+from ..marks import passed_over
 from .binding import bind
 
 EVALUATE = object()
@@ -132,6 +133,7 @@ def python_function(function, args, kwargs):
 # evaluated as it is.
 
 # %%
+@passed_over
 def run(context, function, /, *args, **kwargs):
     """Call function(*args, **kwargs) as the C hook's `run` does, seeing this one frame only."""
     saved, _region.context = _region.context, context

@@ -52,6 +52,7 @@ import types
 import weakref
 from dataclasses import dataclass, field
 
+from .. import marks
 from ..ch03_capture.hook import kept, record
 from ..errors import Unsupported
 from . import bytecode as bc
@@ -120,6 +121,7 @@ class TailCall(tuple):
     __slots__ = ()
 
 
+@marks.passed_over
 def finish(call):
     """Run the pieces of a function that are left, one after the other."""
     while type(call) is TailCall:

@@ -5,9 +5,12 @@
 # needs them: functionalization leaves views that nobody reads, and the autograd engine computes the same
 # transpose or cast in forward and in backward.
 #
-# Two kinds of node are not values. Copies into inputs are effects. And an operator that draws random
+# Three kinds of node are not only values. Copies into inputs are effects. An operator that draws random
 # numbers advances the generator: dropping one, merging two, or reordering them would give every later draw
-# other numbers than eager gives.
+# other numbers than eager gives. And an operator that looks at its numbers may refuse them: `table[indices]` raises
+# for an index out of range, also where nobody uses the result. On a GPU nothing is raised, or later and
+# for the whole process, so there such a node may go. It may also go where it is not the program that calls it
+# (it is not marked `asked`): a derivative looks at indices that forward has looked at.
 
 # %%
 from __future__ import annotations
@@ -34,11 +37,36 @@ def is_random(node: fx.Node) -> bool:
     return not any(a.name == "dropout_p" for a in op._schema.arguments) or argument_of(node, "dropout_p") != 0.0
 
 
+# Operators that raise for values of their operands; those of the second list only for integers, divided by 0 or to a negative power.
+REFUSING = set("""
+    embedding embedding_bag _embedding_bag _embedding_bag_forward_only embedding_renorm gather take take_along_dim index index_select
+    index_put index_add index_copy index_fill index_reduce put scatter scatter_add scatter_reduce nll_loss_forward nll_loss2d_forward
+    nll_loss_nd multi_margin_loss multilabel_margin_loss_forward binary_cross_entropy max_unpool2d max_unpool3d masked_scatter
+    histc _linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq cholesky cholesky_inverse ormqr linalg_matrix_exp _ctc_loss
+    """.split())
+REFUSING_INTEGERS = set("remainder fmod floor_divide div pow".split())
+
+
+def may_refuse(node: fx.Node) -> bool:
+    """Whether the program asks for what the operator may decline to do, depending on the numbers that it is given."""
+    if "asked" not in node.meta or "backward" in node.meta or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    name = node.target._schema.name.removeprefix("aten::")
+    operands = [n.meta["val"] for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+    if any(t.device.type != "cpu" for t in operands):
+        return False
+    if name in REFUSING_INTEGERS:
+        divisor = node.args[1] if len(node.args) > 1 else None
+        refused = isinstance(divisor, fx.Node) or isinstance(divisor, (int, float)) and divisor <= 0
+        return refused and not any(t.is_floating_point() or t.is_complex() for t in operands)
+    return name in REFUSING
+
+
 def has_effect(node: fx.Node) -> bool:
-    """True for a node that must stay even if nothing reads it: it draws, writes, or only checks."""
+    """True for a node that must stay even if nothing reads it: it draws, writes, only checks, or may refuse and is not read."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return is_random(node) or node.target._schema.is_mutable or not node.target._schema.returns
+    return is_random(node) or node.target._schema.is_mutable or not node.target._schema.returns or not node.users and may_refuse(node)
 
 
 def eliminate_dead_code(gm: fx.GraphModule) -> None:

@@ -272,6 +272,8 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     versions = [e._version if isinstance(e, torch.Tensor) else None for e in entries]
     with _tracing(recorder):
         outputs = run_recorded(recorder, gm, entries)
+        for node in recorder.graph.nodes:
+            node.meta["asked"] = True
         if layouts != [_layout(e) for e in entries]:
             raise Unsupported("the shape or the strides of an input are changed in place")
         constants = [n.meta["val"] for n in recorder.graph.nodes if n.op == "get_attr"]

@@ -21,6 +21,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import fx
 
+from ..ch01_graphs.fake import has_memory
 from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.layouts import contiguous_strides, same_strides
 from ..ch03_capture import hook
@@ -113,7 +114,7 @@ Backward = Callable[[frozenset], tuple[Callable, set[int]]]
 
 def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
     """`version(absent)` is the compiled backward without those tangents, and the positions of the saved
-    values that it reads; `version.reads(absent)` only those."""
+    values that it reads; `version.reads(absent)` only those, and `version.interpreted(absent)` runs it operator by operator."""
     tangents = [n.name for n in halves.backward.graph.nodes if n.op == "placeholder"][len(halves.saved):]
     context, lock, known = contextvars.copy_context(), threading.Lock(), {}
 
@@ -136,6 +137,7 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
         return found
 
     version.reads = lambda absent: graph(absent)[1]
+    version.interpreted = lambda absent: interpret_aten(graph(absent)[0], [])
     return version
 
 
@@ -294,6 +296,9 @@ def run_forward(region: Region, ctx, *inputs):
 # %% [markdown]
 # `run_backward` goes in three steps: take what was saved (`take_saved`), add the tangents as the compiled code
 # expects them, and call it. `kept` are the positions of what a later backward of other outputs will need.
+#
+# Under `vmap`, which is also what `torch.autograd.grad(..., is_grads_batched=True)` does, a tangent stands for many, and has
+# no memory of its own. Each operator knows what to do with it, a compiled kernel does not: then the graph is interpreted.
 
 # %%
 def run_backward(region: Region, ctx, *tangents):
@@ -307,17 +312,18 @@ def run_backward(region: Region, ctx, *tangents):
     causes = [t for t in (*arguments, *tangents, *again) if isinstance(t, torch.Tensor) and t.requires_grad] \
         if torch.is_grad_enabled() else ()
     dynamic = iter(ctx.layouts)
+    many = not all(has_memory(t) for t in tangents if t is not None)
     with torch.no_grad():
         for k, (i, layout) in enumerate(zip(joint.differentiable, region.layouts)):
             layout = layout or next(dynamic)
             if k not in absent:
-                arguments.append(match_tangent(tangents[i], *layout))
+                arguments.append(tangents[i].contiguous() if many else match_tangent(tangents[i], *layout))
         copied = getattr(compiled, "overwritten", ())
         if not (ctx.hooked or retained):
             copied = (region.shared | kept).intersection(copied)
         for i in copied:
             arguments[i] = copy_with_layout(arguments[i], *layout_of(arguments[i]))
-        gradients = call_compiled(compiled, arguments)
+        gradients = call_compiled(region.backward.interpreted(absent) if many else compiled, arguments)
     out: list[Any] = [None] * region.arity
     for position, gradient in zip(joint.gradients, gradients):
         out[position] = _NotTwice.apply(gradient, *causes) if causes and gradient is not None else gradient

@@ -88,7 +88,8 @@ def call_extern(g: Lowering, op):
 
 def emit_extern(g: Lowering, op, args, kwargs, names) -> None:
     name, location = f"extern{len(g.program.nodes)}", g.node.meta.get("location")
-    call = Extern(name, op, tuple(args), dict(kwargs), tuple(names), location, (g.node.name,))
+    call = Extern(name, op, tuple(args), dict(kwargs), tuple(names), location, (g.node.name,),
+                  asked=g.node in g.refusals and not g.node.users)
     g.program.nodes.append(call)
 
 

@@ -324,7 +324,7 @@ class Loop:
 class Extern:
     """A call of an ATen operator that writes nothing. `args`/`kwargs` are pytrees with `View`s for tensors
     and `Int`s for sizes. `outputs`: one name per tensor result, None where a result is not used or not a
-    tensor."""
+    tensor. `asked`: it is called although nothing reads its results, because it may refuse its operands."""
 
     name: str
     op: Any
@@ -333,6 +333,7 @@ class Extern:
     outputs: tuple[str | None, ...]
     location: Location | None = None
     origins: tuple[str, ...] = ()
+    asked: bool = False
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -143,6 +143,7 @@ class Lowering:
     reuse: dict[fx.Node, int] = field(default_factory=dict)
     windows: dict[fx.Node, int] = field(default_factory=dict)
     wanted: set[fx.Node] = field(default_factory=set)
+    refusals: set[fx.Node] = field(default_factory=set)
     node: fx.Node | None = None            # the graph node being lowered
     count: int = 0
     moved: dict = field(default_factory=dict)

@@ -20,8 +20,8 @@ from torch import fx
 from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.shapes import expr_of, is_symbolic
-from ..ch01_graphs.symbolic import Expr, Symbol, symbols
-from ..ch05_autograd.cleanup import has_effect
+from ..ch01_graphs.symbolic import Expr, Symbol, present, symbols
+from ..ch05_autograd.cleanup import has_effect, may_refuse
 from ..errors import Unsupported
 from .builder import SUPPORTED
 from .ir import Buffer, Layout, Program, root_of
@@ -60,7 +60,7 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if "saved" in node.meta:
             g.wanted.add(node)
-        stays_lazy = node.target in LOWERINGS or is_view(node)
+        stays_lazy = node.target in LOWERINGS and node not in g.refusals or is_view(node)
         if not stays_lazy and node.target is not aten.copy_.default:
             g.wanted.update(node.all_input_nodes)
         if node in g.wanted and is_view(node):
@@ -83,6 +83,46 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
             later.add(node)
         g.reuse[node] = 1 if node in later else len(found)
         g.windows[node] = max(same, moved)
+
+# %% [markdown]
+# ## What may refuse
+#
+# A lazy value is evaluated where it is read. `table[indices][:1]` then looks at one index, where eager looks at all of them and raises
+# if one is out of range. The same if the table is made of one number: nothing is read, so nothing can be out of range. What may
+# refuse its numbers is therefore a library call, as in eager, unless everything that it is given will be looked at: each of
+# its elements is read, through operators that read all they are given, and a table is in memory.
+
+# %%
+READ_ALL = {*WHOLE, aten.expand.default, aten.flip.default, aten.cat.default, aten.copy_.default}
+
+
+def refusals(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that may refuse and of which not all would be evaluated."""
+    read, found = set(), set()
+    for node in reversed(graph.nodes):
+        if any(user.op == "output" or user in read and (
+                user.target not in LOWERINGS and not is_view(user) or user.target in LOOPS or user.target not in REINDEXING
+                or user.target in READ_ALL or node not in user.all_input_nodes[:1] and user.target in TABLES) for user in node.users):
+            read.add(node)
+        if not node.users and has_effect(node):
+            read.add(node)
+        if may_refuse(node) and (node not in read or not node.users or node.target in TABLES and not in_memory(node.args[0])):
+            found.add(node)
+    return found
+
+
+TABLES = {aten.embedding.default, aten.gather.default, aten.index_select.default, aten.index.Tensor}
+
+
+def in_memory(table: fx.Node) -> bool:
+    """Whether reading two rows of it reads two places: it was not made of one number."""
+    while table.target in WHOLE:
+        table = table.args[0]
+    val = table.meta["val"]
+    spread = all(present(n) > 1 and present(s) != 0 for n, s in zip(val.shape, val.stride()))
+    given = table.op == "placeholder" or table.target not in LOWERINGS
+    return spread and (given or table.target not in REINDEXING and any(
+        n.meta["val"].shape == val.shape and in_memory(n) for n in table.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)))
 
 # %% [markdown]
 # ## The walk
@@ -110,6 +150,7 @@ def lower(gm: fx.GraphModule, options: Options | None = None) -> Program:
     """
     program = Program([], {}, [], [])
     g = Lowering(options or Options(), program)
+    g.refusals = refusals(gm.graph)
     count_readers(g, gm.graph)
     g.in_place = in_place_updates(gm.graph)
     copies = []
@@ -190,7 +231,7 @@ def lower_node(g: Lowering, node: fx.Node):
         rule = update_window
     elif node in g.in_place:
         args = args[0], *map_args(lambda x: apart(g, x, args[0]), args[1:])
-    if rule is not None and (node.target in VIEWS or all_supported(node)):
+    if rule is not None and node not in g.refusals and (node.target in VIEWS or all_supported(node)):
         out = rule(g, *args, **kwargs)
     if out is NotImplemented:
         out = externs.call_extern(g, node.target)

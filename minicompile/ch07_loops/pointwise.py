@@ -19,7 +19,7 @@ from ..errors import Unsupported
 from .builder import HALF, Builder, compute_dtype
 from .externs import move
 from .lazy import Lazy, Lowering, become, footprint, in_memory, make_lazy, product, realize, sizes_of, strides_of, window
-from .table import lowering
+from .table import LOWERINGS, aten, lowering
 
 # Functions that take as long as ten loads on a CPU
 HEAVY = set("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
@@ -182,7 +182,16 @@ for _name in (*"neg abs sqrt rsqrt reciprocal sign floor ceil round trunc bitwis
 for _name in "add sub mul fmod remainder bitwise_and bitwise_or bitwise_xor".split():
     simple(_name, f"{_name}.Tensor")
 simple("truediv", "div.Tensor")
-simple("pow", "pow.Tensor_Tensor", "pow.Tensor_Scalar", "pow.Scalar")
+simple("pow", "pow.Tensor_Tensor", "pow.Scalar")
+
+
+@lowering("pow.Tensor_Scalar")
+def power(g, x, exponent):
+    """Of integers a negative power is refused, which is left to the kernel."""
+    refused = not x.dtype.is_floating_point and not isinstance(exponent, Expr) and exponent < 0
+    return NotImplemented if refused else LOWERINGS[aten.pow.Tensor_Tensor](g, x, exponent)
+
+
 simple("lshift", "bitwise_left_shift.Tensor")
 simple("rshift", "bitwise_right_shift.Tensor")
 

@@ -94,7 +94,7 @@ def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], wri
 # %% [markdown]
 # A node may be left out if nobody needs what it writes. The walk goes backwards from the outputs. Memory that
 # belongs to an input counts as needed, because the caller will see it, and so does a call that draws random
-# numbers, because later draws depend on it.
+# numbers, because later draws depend on it, or one that may raise.
 
 # %%
 def remove_dead(program: Program) -> list[Loop | Extern]:
@@ -125,8 +125,8 @@ def remove_dead(program: Program) -> list[Loop | Extern]:
 
 
 def has_effect(node: Extern) -> bool:
-    """Does the call change something besides its results: the state of the random number generator?"""
+    """Does the call do something besides its results: change the state of the random number generator, or raise?"""
     schema = getattr(node.op, "_schema", None)
     if torch.Tag.nondeterministic_seeded in getattr(node.op, "tags", ()):
         return True                                     # it advances the generator
-    return bool(schema is not None and not schema.returns)
+    return node.asked or bool(schema is not None and not schema.returns)

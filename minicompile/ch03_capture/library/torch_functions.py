@@ -94,8 +94,15 @@ HANDLED.update({
 
 @handles(torch.nn.functional.one_hot)
 def one_hot(tx, *args, **kwargs):
-    """Of fakes PyTorch computes it by a comparison, whose result lies as its operand does; otherwise it fills in a new tensor."""
+    """Of fakes PyTorch computes it by a comparison, whose result lies as its operand does; otherwise it fills in a new tensor,
+    after a look at the classes on a CPU."""
     compared = emit(tx, "call_function", torch.nn.functional.one_hot, args, kwargs)
+    x = args[0] if args else kwargs["input"]
+    if type(x) is TensorVal and x.fake.device.type == "cpu":
+        for compare, bound, error in (("ge", const(0), "Class values must be non-negative."),
+                                      ("lt", wrap_constant(tx, compared.fake.shape[-1]), "Class values must be smaller than num_classes.")):
+            holds = emit(tx, "call_function", torch.all, [emit(tx, "call_method", compare, [x, bound], {})], {})
+            emit(tx, "call_function", torch._assert_async, [holds, const(error)], {})
     return emit(tx, "call_method", "contiguous", [compared], {})
 
 

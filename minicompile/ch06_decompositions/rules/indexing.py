@@ -269,9 +269,10 @@ formulas({
 }, complex=True)
 
 
-def _at(x, dim, index):
-    """Indices that select `index` along `dim` of x."""
-    return [None] * (dim % max(x.dim(), 1)) + [index.reshape(-1)]
+def _at(x, dim, index, wrap=True):
+    """Indices that select `index` along `dim` of x. wrap: negative ones count from the end; else they are out of range."""
+    index = index.reshape(-1)
+    return [None] * (dim % max(x.dim(), 1)) + [index if wrap else torch.where(index < 0, x.shape[dim] if x.dim() else 1, index)]
 
 
 @decomposition("index_add", complex=True)
@@ -280,8 +281,8 @@ def index_add(x, dim, index, source, alpha=1):
         return NotImplemented
     source = source if alpha == 1 else source * alpha
     if x.dtype not in HALF:
-        return aten.index_put.default(x, _at(x, dim, index), source, True)
-    return aten.index_put.default(widen(x), _at(x, dim, index), widen(source), True).to(x.dtype)
+        return aten.index_put.default(x, _at(x, dim, index, wrap=False), source, True)
+    return aten.index_put.default(widen(x), _at(x, dim, index, wrap=False), widen(source), True).to(x.dtype)
 
 
 @decomposition("index_fill.int_Scalar", "index_fill.int_Tensor", complex=True)
@@ -291,7 +292,8 @@ def index_fill(x, dim, index, value):
 
 
 formulas({
-    "index_copy": lambda x, dim, index, source: aten.index_put.default(x, _at(x, dim, index), source) if x.dim() else NotImplemented,
+    "index_copy": lambda x, dim, index, source: (
+        aten.index_put.default(x, _at(x, dim, index, wrap=False), source) if x.dim() else NotImplemented),
     "scatter.value": lambda x, dim, index, value: aten.scatter.src(x, dim, index, constant(value, x).expand(index.shape)),
 }, complex=True)
 

@@ -12,7 +12,7 @@ import math
 
 import torch
 
-from ..table import constant, count, decomposition, formulas, iota, widen
+from ..table import aten, constant, count, decomposition, formulas, iota, widen
 from .activations import log_sigmoid_forward
 
 NONE, MEAN, SUM = 0, 1, 2
@@ -141,6 +141,9 @@ def huber_loss_backward(grad, x, target, reduction, delta):
 # %%
 @decomposition("binary_cross_entropy", float32=True)
 def binary_cross_entropy(x, target, weight=None, reduction=MEAN):
+    if x.device.type == "cpu":
+        probable = torch.logical_and(x >= 0, x <= 1)
+        aten._assert_async.msg(torch.all(probable), "all elements of input should be between 0 and 1")
     floor = constant(-100, x)
     log_p, log_not_p = torch.maximum(torch.log(x), floor), torch.maximum(torch.log1p(-x), floor)
     loss = -(target * log_p + (1 - target) * log_not_p)

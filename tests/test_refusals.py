@@ -1,0 +1,133 @@
+"""What eager refuses to compute on a CPU because of the numbers that it is given, the compiled program refuses on every
+rung: also where the result is not used, only in part, or could be told without looking."""
+import pytest
+import torch
+import torch.nn.functional as F
+
+import minicompile
+from minicompile import logs
+from minicompile.ch07_loops.lower import refusals
+
+RUNGS = "eager", "aot_eager", "decomposed", "loops", "cpp"
+
+
+def dead(f):
+    def g(i, w):
+        f(i, w)
+        return w + 1
+    return g
+
+
+def first(f):
+    return lambda i, w: (f(i, w).float() * 2)[:1] + 1
+
+
+def whole(f):
+    return f
+
+
+READING = {
+    "embedding": lambda i, w: F.embedding(i, w),
+    "index": lambda i, w: w[i],
+    "index of two": lambda i, w: w[i, i.clamp(0, 2)],
+    "index_select": lambda i, w: w.index_select(0, i),
+    "gather": lambda i, w: w.gather(0, i[:, None]),
+    "take": lambda i, w: w.take(i * 3),
+    "take_along_dim": lambda i, w: torch.take_along_dim(w, i[:, None], 0),
+    "embedding of ones": lambda i, w: F.embedding(i, torch.ones(5, 3)),
+    "index of zeros": lambda i, w: torch.zeros(5)[i],
+    "index of a sum of zeros": lambda i, w: (torch.zeros(5) + 1)[i],
+    "index_select of ones": lambda i, w: torch.ones(5, 2).index_select(0, i),
+    "gather of one row": lambda i, w: w[:1, 0].expand(5).gather(0, i),
+    "index of one row": lambda i, w: w[:1].expand(5, 3)[i],
+    "index of nothing": lambda i, w: F.embedding(i, w[:, :0]),
+}
+WRITING = {
+    "scatter": lambda i, w: w.scatter(0, i[:, None], 1.0),
+    "scatter_add": lambda i, w: w.scatter_add(0, i[:, None], w),
+    "scatter_reduce": lambda i, w: w.scatter_reduce(0, i[:, None], w, "amax"),
+    "index_add": lambda i, w: w.index_add(0, i, w[:3]),
+    "index_copy": lambda i, w: w.index_copy(0, i, w[:3]),
+    "index_fill": lambda i, w: w.index_fill(0, i, 2.0),
+    "index_put": lambda i, w: w.index_put((i,), w[:3]),
+    "put": lambda i, w: w.put(i * 3, torch.ones(3)),
+    "setitem": lambda i, w: w.clone().__setitem__(i, 2.0) or w,
+}
+LOSSES = {
+    "one_hot": lambda i, w: F.one_hot(i, 4),
+    "cross_entropy": lambda i, w: F.cross_entropy(w[:3].repeat(1, 2)[:, :5], i, reduction="none"),
+    "nll_loss": lambda i, w: F.nll_loss(w[:3].repeat(1, 2)[:, :5], i, weight=torch.ones(5), reduction="none"),
+    "multi_margin_loss": lambda i, w: F.multi_margin_loss(w[:3].repeat(1, 2)[:, :5], i, reduction="none"),
+    "binary_cross_entropy": lambda i, w: F.binary_cross_entropy(i / 4.0, torch.ones(3), reduction="none"),
+}
+DIVIDING = {
+    "floor_divide": lambda i, w: i // (i - i),
+    "remainder": lambda i, w: i % (i - i),
+    "fmod": lambda i, w: torch.fmod(i, i - i),
+    "power": lambda i, w: i.pow(-1),
+}
+INDICES = {"too large": [0, 5, 2], "negative": [0, -1, 2], "too negative": [0, -9, 2], "right": [0, 3, 2]}
+
+
+def outcome(f, *args):
+    try:
+        return f(*args)
+    except (RuntimeError, IndexError) as error:
+        return f"{type(error)} {error}"
+
+
+def same(a, b, what):
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        torch.testing.assert_close(a, b)
+    else:
+        assert a is b or a == b, what
+
+
+@pytest.mark.parametrize("use", [whole, first, dead])
+@pytest.mark.parametrize("name", [*READING, *WRITING, *LOSSES, *DIVIDING])
+def test_what_eager_refuses(name, use):
+    f = use({**READING, **WRITING, **LOSSES, **DIVIDING}[name])
+    w = torch.arange(15.0).reshape(5, 3)
+    for kind, numbers in INDICES.items():
+        i = torch.tensor(numbers)
+        wanted = outcome(f, i, w)
+        for rung in RUNGS:
+            minicompile.reset()
+            same(outcome(minicompile.compile(f, backend=rung), i, w), wanted, f"{rung}, {kind}")
+
+
+@pytest.mark.parametrize("rung", ["aot_eager", "decomposed", "cpp"])
+def test_in_training(rung):
+    """Forward refuses; what backward looks at again is not looked at twice for it."""
+    def f(i, w):
+        w.gather(0, i[:, None])
+        return (F.embedding(i, w) * w[i]).sum() + w[i][:1].sum()
+
+    compiled = minicompile.compile(f, backend=rung)
+    for numbers in ([0, 1, 2], [0, 5, 2], [4, 1, 2]):
+        results = []
+        for g in (f, compiled):
+            w = torch.arange(15.0).reshape(5, 3).requires_grad_()
+            out = outcome(g, torch.tensor(numbers), w)
+            if isinstance(out, torch.Tensor):
+                out.backward()
+            results.append((out, w.grad))
+        for a, b in zip(*results):
+            same(a, b, f"{numbers}")
+
+
+def test_what_a_model_does_stays_in_loops(monkeypatch):
+    """Reading rows of a table, all of them, and a loss of targets: nothing more than that has to be looked at."""
+    graphs = []
+    model = torch.nn.Sequential(torch.nn.Embedding(10, 4), torch.nn.LayerNorm(4), torch.nn.Linear(4, 10))
+
+    def loss(x, y):
+        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    def listen(kind, **data):
+        if kind == "stage" and data["name"] in ("forward", "backward"):
+            graphs.append(data["gm"].graph)
+
+    monkeypatch.setattr(logs, "watchers", [listen])
+    minicompile.compile(loss)(torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.long)).backward()
+    assert len(graphs) == 2 and not any(map(refusals, graphs))
