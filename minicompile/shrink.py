@@ -392,7 +392,7 @@ def shrink(program: GraphText, oracle: Oracle) -> GraphText:
     for name, given in list(program.inputs.items()):
         if given.requires_grad:
             better(with_input(program, name, requires_grad=False, leaf=True))
-    better(smaller_sizes(program, better))
+    smaller_sizes(program, better)
     return program
 
 
@@ -496,8 +496,8 @@ def texts_for(given: Argument) -> list[str]:
     return [m + view for m in made]
 
 
-def smaller_sizes(program: GraphText, better) -> GraphText | None:
-    """Each size, wherever its number stands, by a smaller one."""
+def smaller_sizes(program: GraphText, better) -> None:
+    """Offer `better` each size, wherever its number stands, as a smaller one."""
     numbers = {int(n) for i in program.inputs.values() if i.text for n in re.findall(r"\b\d+\b", i.text.partition("dtype")[0])}
     for number in sorted(numbers - {0, 1, 2}, reverse=True):
         for smaller in (1, 2, 3, 5, number // 4, number // 2):
@@ -512,7 +512,6 @@ def smaller_sizes(program: GraphText, better) -> GraphText | None:
             if better(candidate):
                 program = candidate
                 break
-    return None
 
 
 # ---- the script -------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ FLOATING = {op.formatted_name: op for op in OPERATORS if torch.float32 in op.sup
 # Eager's CPU kernel of a GELU gives NaN for +inf, on a GPU inf; a grid sample reads memory that is not its own where a coordinate is NaN;
 # the second derivative of a softmax is arithmetic in another order, and infinities meet elsewhere.
 EXCEPT = {"nn_functional_gelu", "nn_functional_grid_sample", "grid_sampler_2d", "_softmax_backward_data"}
-SOME = {"max_reduction_no_dim", "median", "prod", "amax", "norm_inf", "nn_functional_huber_loss", "nn_functional_smooth_l1_loss",
+SOME = {"max_reduction_no_dim", "median", "prod", "cumprod", "amax", "norm_inf", "nn_functional_huber_loss", "nn_functional_smooth_l1_loss",
         "nn_functional_softplus", "logsumexp", "std", "where", "clamp", "nn_functional_layer_norm", "nn_functional_max_pool2d"}
 
 pytestmark = pytest.mark.filterwarnings("ignore")

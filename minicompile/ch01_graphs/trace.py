@@ -87,9 +87,24 @@ def derivative_of_extreme(given, grads):
     return (torch.where((x == result) | (x.isnan() & result.isnan()), shares, 0),)
 
 
+def derivative_of_running_product(given, grads):
+    """In front of the first zero eager divides by the factor. Later versions of PyTorch do so for fakes, too."""
+    node, [safe] = torch._C._current_autograd_node(), given
+    x, result, grad, dim = node._saved_self, node._saved_result, grads[0], node._saved_dim
+    if safe is None or grad is None or x.is_complex() or x.dim() == 0:
+        return None
+    dim -= 2**64 if dim >= 2**63 else 0
+    before = (x == 0).cumsum(dim) == 0
+    shares = torch.where(before, result * grad, 0).flip(dim).cumsum(dim).flip(dim)
+    return (torch.where(before, shares / x, safe),)
+
+
 DERIVED_OTHERWISE = {"ProdBackward0": derivative_of_product, "ProdBackward1": derivative_of_product,
                      **{f"{name}Backward{i}": derivative_of_extreme for name, i in (("Max", 1), ("Min", 1), ("Median", 0),
                                                                                     ("Nanmedian", 0))}}
+
+if torch.__version__.startswith("2.11."):
+    DERIVED_OTHERWISE["CumprodBackward0"] = derivative_of_running_product
 
 
 # %%

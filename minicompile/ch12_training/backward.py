@@ -107,7 +107,9 @@ def to_be_kept(found, leaves, tangents):
     for gradient, leaf in zip(found, leaves):
         if gradient is not None:
             form = torch.empty_like(leaf, memory_format=torch.preserve_format if is_dense(leaf) else torch.contiguous_format)
-            if storage_key(gradient) in taken or not same_layout(gradient, form):
+            if any(type(n) is int and n == 0 for n in form.shape):          # nothing is in it, but its strides can be read
+                gradient = form
+            elif storage_key(gradient) in taken or not same_layout(gradient, form):
                 gradient = form.copy_(gradient)
             taken.add(storage_key(gradient))
         kept.append(gradient)

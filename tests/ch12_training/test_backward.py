@@ -457,3 +457,16 @@ def test_a_step_that_ends_without_gradients_also_ends_without_those_that_it_find
                 p.grad = torch.ones_like(p) if found else None
             run(net, x, y)
             assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("shapes", [((4, 0), (2, 0)), ((0, 4), (2, 4)), ((0, 0), (2, 0))])
+def test_gradients_of_empty_parameters_have_their_strides(shapes):
+    grads = []
+    for compiled in (False, True):
+        w, x = torch.nn.Parameter(torch.zeros(shapes[0])), torch.zeros(shapes[1])
+
+        def step(x):
+            torch.nn.functional.linear(x, w).sum().backward()
+        (minicompile.compile(step, backend="aot_eager") if compiled else step)(x)
+        grads.append((w.grad.shape, w.grad.stride(), w.grad.dtype))
+    assert grads[0] == grads[1]
