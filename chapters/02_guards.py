@@ -469,10 +469,12 @@ drawing(
 # guards, and if they hold, the memo looks at everything anew. Nothing is believed that a full check has not
 # confirmed.
 #
-# Not every guard can be left to the memo. It can vouch for a fact only if nobody can change the fact without writing
-# a dictionary or a class. That an entry of a dictionary is a certain object is such a fact. What a list contains is
-# not: a list has no number. Each kind of guard says in one of its fields to which group it belongs, and what is read
-# from a list is compared at every call.
+# Not every guard can be left to the memo. It can vouch for a fact if nobody can change the fact without writing
+# a dictionary or a class: that an entry of a dictionary is a certain object is such a fact. What a list contains is
+# not, since a list has no number. But it takes little to compare the addresses in it at every call, and there is a second memo for
+# what is reached through lists and the like. It is another one because a program makes lists more often than modules, and
+# a memo whose beginning is a new object in each call never answers. Each kind of guard says in one of its fields what
+# a memo would have to look at. What none can look at, such as the cell of a closure, the guard itself compares.
 #
 # The numbers are no part of the language, and releases of CPython treat them differently. In 3.11 a number changes
 # with every write. Since 3.12 its lowest bits say who *watches* the dictionary, so it changes without a write, too.

@@ -19,9 +19,11 @@ import torch
 import torch.nn as nn
 
 import minicompile
+from minicompile.ch02_guards import codegen
 
-FIELDS = ("k", "cfg", "pair", "layer", "act", "other", "names")
+FIELDS = ("k", "cfg", "pair", "layer", "act", "other", "names", "numbers", "table", "state", "weight")
 X = torch.ones(2, 2)
+KEYS = [torch.zeros(1), torch.zeros(1)]
 
 
 # ---- roots ---------------------------------------------------------------------------------------------------
@@ -110,6 +112,10 @@ class Soak:
         made = {"k": self.value, "other": lambda: rng.choice([None, self]), "names": lambda: ["a"] * rng.randint(0, 2),
                 "act": lambda: rng.choice([torch.relu, torch.tanh, activation(3.0), activation(4.0)]),
                 "pair": lambda: (self.value(), rng.choice([types.SimpleNamespace(k=self.value()), None, "b"])),
+                "numbers": lambda: [self.value() for _ in range(rng.randint(1, 3))],
+                "table": lambda: rng.choice([dict, collections.OrderedDict])(k=self.value(), o=types.SimpleNamespace(k=self.value())),
+                "state": lambda: collections.defaultdict(dict, {key: {"k": self.value(), "t": torch.ones(2)} for key in KEYS}),
+                "weight": lambda: nn.Parameter(torch.ones(2, 2)),
                 "layer": lambda: nn.Linear(2, 2, bias=rng.random() < .5) if rng.random() < .7 else nn.ReLU()}
         return made[name]()
 
@@ -148,6 +154,17 @@ class Soak:
             "child": lambda: target._modules.update(layer=self.field("layer")),
             "defaults": lambda: setattr(target.act, "__defaults__", (float(rng.randint(2, 4)),)),
             "no defaults": lambda: setattr(target.act, "__defaults__", None),
+            "value": lambda: target.numbers.__setitem__(rng.randint(-1, 1), self.value()), "no value": lambda: target.numbers.pop(),
+            "numbers": lambda: target.numbers.__setitem__(slice(None), [self.value() for _ in target.numbers]),
+            "in table": lambda: target.table.update({rng.choice("kol"): self.value()}),
+            "order": lambda: target.table.update(k=target.table.pop("k")),
+            "in state": lambda: target.state[rng.choice(KEYS)].update(k=self.value(), t=torch.ones(rng.choice([1, 2]))),
+            "state": lambda: target.state.update({rng.choice(KEYS): self.field("state")[KEYS[0]]}),
+            "no state": lambda: target.state.pop(rng.choice(KEYS)), "gradient": lambda: setattr(target.weight, "grad", torch.ones(2, 2)),
+            "no gradient": lambda: setattr(target.weight, "grad", None),
+            "other weight": lambda: setattr(target.weight, "data", torch.ones(2, 2)),
+            "hook on gradient": lambda: target.weight.register_hook(lambda g: g * 2),
+            "hooks on gradient": lambda: target.weight._backward_hooks.clear(),
         }
         with contextlib.suppress(Exception):
             actions[rng.choice([*actions])]()
@@ -173,7 +190,8 @@ class Soak:
     def run(self, calls: int):
         """Raises AssertionError at a difference."""
         rng, disturbed = self.rng, self.rng.random() < .3
-        threshold = gc.get_threshold()
+        threshold, enough = gc.get_threshold(), codegen.ENOUGH
+        codegen.ENOUGH = rng.choice([0, enough])
         gc.freeze()                              # collections look at the young only, and there are many
         gc.set_threshold(rng.choice([1, 3, 10]) if disturbed else threshold[0])
         try:
@@ -190,7 +208,7 @@ class Soak:
                     Finalised(self)
                 self.compare(o, step)
         finally:
-            self.busy = True
+            self.busy, codegen.ENOUGH = True, enough
             gc.set_threshold(*threshold)
             gc.unfreeze()
 
@@ -255,7 +273,24 @@ def names(o, x):
     return x
 
 
+def backward(o, x):
+    before, o.weight.grad = o.weight.grad, None
+    (o.weight * x).sum().backward()
+    found, o.weight.grad = o.weight.grad, before
+    return found if before is None else found * 3
+
+
+def keys(o, x):
+    for name in o.table:
+        x = x * 2 + len(name) if name == "k" else x - 1
+    return x
+
+
 PROGRAMS = {
+    "value": lambda o, x: x * o.numbers[0] + len(o.numbers), "nested value": lambda o, x: x * sum(o.cfg.numbers), "keys": keys,
+    "table": lambda o, x: x * o.table["k"] + o.cfg.table["o"].k, "state": lambda o, x: x * o.state[KEYS[0]]["k"] + o.state[KEYS[1]]["t"],
+    "nested state": lambda o, x: x * o.cfg.state[KEYS[0]]["t"] if KEYS[1] in o.cfg.state else x, "backward": backward,
+    "gradient": lambda o, x: x * 2 if o.weight.grad is None else x + o.weight.grad,
     "number": lambda o, x: x * o.k, "nested": lambda o, x: x * o.cfg.k + o.k, "layer": lambda o, x: o.layer(x) + o.k,
     "nested layer": lambda o, x: o.cfg.layer(x), "one": lambda o, x: x * (2 if o.other is None else 3),
     "pair": lambda o, x: x * o.pair[0] + (o.pair[1].k if hasattr(o.pair[1], "k") else 1),

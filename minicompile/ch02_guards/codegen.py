@@ -30,7 +30,7 @@ import torch
 from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
 from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
-from .stable import is_stable, looks_of, make_memo, refresh, start_of, varying_attributes
+from .stable import ENOUGH, Scope, further_place, make_memo, place, refresh, varying_attributes
 
 FREE = (LocalSource, ConstantSource)      # reading one is as cheap as reading a variable
 
@@ -59,8 +59,7 @@ class Emitter:
     constants: dict = field(default_factory=dict)          # name -> object
     constant_names: dict = field(default_factory=dict)     # id (value, for devices) -> name
     prefix: str = "__g"
-    outputs: dict | None = None                            # stable source -> position in the memo's answer
-    varying: frozenset = frozenset()                       # attributes that are read at each call
+    memos: tuple = ()                                      # (scope, name of its memo's answer, stable source -> position in it)
 
     def __call__(self, value) -> str:
         """A name for an object in the generated function's globals."""
@@ -76,8 +75,9 @@ class Emitter:
             return self.variables[source]
         if isinstance(source, FREE):
             return source.text()
-        if self.outputs is not None and is_stable(source, self.varying):
-            return f"__w[{self.outputs.setdefault(source, len(self.outputs))}]"
+        for scope, answer, outputs in self.memos:
+            if scope.is_stable(source):
+                return f"{answer}[{outputs.setdefault(source, len(outputs))}]"
         base, template = source.parts()
         text = template if base is None else template.replace("{}", self.read(base), 1)
         if self.shared is None or source in self.shared:
@@ -117,14 +117,14 @@ def twice(write, parameters=(), **settings) -> tuple[str, Emitter]:
 
 
 # %% [markdown]
-# In the end a check returns the inputs of the graph as a tuple. Most of them come from the memo, which answers
+# In the end a check returns the inputs of the graph as a tuple. Most of them come from a memo, which answers
 # with a tuple `__w` of its own, and taking a slice of a tuple is much cheaper than taking 74 items one by one. So
 # neighbours are put together.
 
 # %%
-def tuple_of_reads(reads, answer: int | None = None) -> str:
-    """An expression for a tuple. Neighbours in the memo's answer, which has `answer` items, are taken as a
-    slice, or as it is: `(x, ) + __w[0:74]`. (`(x, *__w)` makes a list of it first: better for many parts.)"""
+def tuple_of_reads(reads) -> str:
+    """An expression for a tuple. Neighbours in a memo's answer are taken as a slice: `(x, ) + __w[0:74]`. (`(x, *__w[0:74])`
+    makes a list of it first: better for many parts.)"""
     parts, single, run = [], [], []
 
     def end(items, text):
@@ -133,13 +133,12 @@ def tuple_of_reads(reads, answer: int | None = None) -> str:
             items.clear()
 
     for read in [*reads, None]:
-        at = read and re.fullmatch(r"__w\[(\d+)\]", read)
-        if run and (not at or int(at[1]) != run[-1] + 1):
-            first, last = run[0], run[-1] + 1
-            end(run, "__w" if last - first == answer else f"__w[{first}:{last}]")
+        at = read and re.fullmatch(r"(__[wu])\[(\d+)\]", read)
+        if run and (not at or (at[1], int(at[2])) != (run[-1][0], run[-1][1] + 1)):
+            end(run, f"{run[0][0]}[{run[0][1]}:{run[-1][1] + 1}]")
         if at:
             end(single, f"({', '.join(single)}, )")
-            run.append(int(at[1]))
+            run.append((at[1], int(at[2])))
         elif read:
             single.append(read)
     end(single, f"({', '.join(single)}, )")
@@ -150,9 +149,10 @@ def tuple_of_reads(reads, answer: int | None = None) -> str:
 # ## The parts of a check
 #
 # First the state of the library, which a few tests settle. Then the stable guards: one call of their memo,
-# which takes the roots and answers what else is needed, parameters above all. Then the others one by one, in
-# the order of the trace, and last the metadata of tensors that no dictionary leads to, such as arguments, by
-# a second memo. What a memo cannot vouch for is checked in full, by a function of its own:
+# which takes the roots and answers what else is needed, parameters above all. Where it pays, a second memo
+# vouches for what is reached through lists and plain objects. Then the others one by one, in
+# the order of the trace, and last the metadata of tensors that nothing of this leads to, such as arguments, by
+# one more memo. What a memo cannot vouch for is checked in full, by a function of its own:
 #
 #     __w = __stable(self)
 #     if __w is None: __w = __refresh(__stable, __stable_full, (self, ))
@@ -167,7 +167,7 @@ class CheckText:
     functions: list = field(default_factory=list)
     names: dict = field(default_factory=lambda: {"__refresh": refresh})
 
-    def add_memo(self, name: str, guards, parameters, looks, outputs=()) -> None:
+    def add_memo(self, name: str, scope: Scope, guards, parameters, looks, outputs=()) -> None:
         """A memo of guards, its arguments being the sources `parameters`, and the full check of them, which
         returns a tuple of the values of `outputs`. looks: all that it must look at."""
         def write(emitter):
@@ -180,33 +180,44 @@ class CheckText:
         body = [*emitter.lines, f"return {text}"]
         self.functions.append(f"def {name}_full({signature}):\n{indent(body, 4)}")
         self.names.update(emitter.constants)
-        self.names[name] = make_memo(parameters, looks, outputs)
+        self.names[name] = make_memo(scope, parameters, looks, outputs)
 
 
 def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
-    return [f"{result} = {name}({', '.join(arguments)})",
-            f"if {result} is None: {result} = __refresh({name}, {name}_full, {tuple_of_reads(arguments)})"]
+    together = tuple_of_reads(arguments)
+    given = f"*{together}" if len(together) < sum(map(len, arguments)) else ", ".join(arguments)
+    return [f"{result} = {name}({given})",
+            f"if {result} is None: {result} = __refresh({name}, {name}_full, {together})"]
 
 
 # %% [markdown]
-# `check_text` sorts the guards into four groups. `stable` are guards that a memo can vouch for, because it can
-# watch all that they look at (`looks`). `world` is the state of the library. `loose` are tensors' metadata that no
-# memo of a dictionary covers. All others are written by `write_rest` in the order of the trace. That order
+# `check_text` sorts the guards into five groups. `stable` are guards that a memo can vouch for, because it can
+# watch all that they look at (`looks`), `further` those of the second memo. `world` is the state of the library. `loose`
+# are tensors' metadata that neither covers. All others are written by `write_rest` in the order of the trace. That order
 # matters. A guard on `x.shape[0]` must not run before the guard that says that `x` is a tensor.
 #
-# The order of the writing is different from the order of the lines. The rest is written before the memo of the
-# stable guards is made, because writing it tells which values (`outputs`) the memo has to answer with.
+# The order of the writing is different from the order of the lines. The rest is written before the memos of the
+# stable guards are made, because writing it tells which values (`outputs`) the memos have to answer with; and the second
+# before the first, which answers with its roots.
 
 # %%
 def check_text(guards, inputs, written=()) -> CheckText:
     guards, result = list(guards), CheckText()
     varying = varying_attributes(guards, written)
-    looks = {id(guard): looks_of(guard, varying) for guard in guards}
+    scope, first, second = Scope(place, varying), {}, {}
+    beyond = Scope(further_place, varying, scope)
+    memos = ((scope, "__w", first), (beyond, "__u", second))
+    looks = {id(guard): scope.looks_of(guard) for guard in guards}
     stable = [guard for guard in guards if looks[id(guard)] is not None]
     world = [guard for guard in guards if isinstance(guard.source, GlobalStateSource)]
-    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and looks[id(guard)] is None]
-    done = {id(guard) for guard in (*stable, *world, *loose)}
-    outputs: dict = {}
+    done = {id(guard) for guard in (*stable, *world)}
+    looks |= {id(guard): beyond.looks_of(guard) for guard in guards if id(guard) not in done}
+    further = [guard for guard in guards if id(guard) not in done and looks[id(guard)] is not None]
+    if len(further) < ENOUGH:
+        further, memos = [], memos[:1]
+    done.update(map(id, further))
+    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and id(guard) not in done]
+    done.update(map(id, loose))
 
     def write_rest(emitter):
         for guard in guards:
@@ -215,24 +226,35 @@ def check_text(guards, inputs, written=()) -> CheckText:
         if loose:
             reads = list(dict.fromkeys(emitter.read(guard.source) for guard in loose))
             emitter.lines += memo_call("__tensors", reads, "__t")
-        return tuple_of_reads([emitter.read(source) for source in inputs], len(outputs))
+        return tuple_of_reads([emitter.read(source) for source in inputs])
+
+    def all_looks(guards):
+        return [look for guard in guards for look in looks[id(guard)]]
+
+    def roots_of(scope, guards, outputs):
+        read = (at for what, at in all_looks(guards) if what != g.WATCHED)
+        return dict.fromkeys(map(scope.start_of, (*read, *outputs)))
 
     states = Emitter(prefix="__s")
     for guard in world:
         states.check(guard)
-    result.inputs, rest = twice(write_rest, outputs=outputs, varying=varying)
-    result.names.update(states.constants)
-    result.names.update(rest.constants)
+    result.inputs, rest = twice(write_rest, memos=memos)
     if loose:
         tensors = dict.fromkeys(guard.source for guard in loose)
-        result.add_memo("__tensors", loose, tensors, [(g.TENSOR, source) for source in tensors])
-    if stable or outputs:
-        found = [look for guard in stable for look in looks[id(guard)]]
-        roots = dict.fromkeys(map(start_of, (*(at for what, at in found if what != g.WATCHED), *outputs)))
-        result.add_memo("__stable", stable, roots, found, outputs)
+        result.add_memo("__tensors", scope, loose, tensors, [(g.TENSOR, source) for source in tensors])
+    further_lines = []
+    if further:
+        roots = roots_of(beyond, further, second)
+        result.add_memo("__further", beyond, further, roots, all_looks(further), second)
+        _, emitter = twice(lambda e: e.lines.extend(memo_call("__further", list(map(e.read, roots)), "__u")) or "", memos=memos[:1])
+        further_lines = emitter.lines
+    if stable or first:
+        roots = roots_of(scope, stable, first)
+        result.add_memo("__stable", scope, stable, roots, all_looks(stable), first)
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
-    result.lines = [*states.lines, *rest.lines]
-    is_stable.cache_clear()                                # its keys hold constants of the entry
+    result.names.update(states.constants)
+    result.names.update(rest.constants)
+    result.lines = [*states.lines, *further_lines, *rest.lines]
     return result
 
 

@@ -30,7 +30,7 @@ import torch
 
 from ..logs import count
 from .identity import held, is_found, strongly, weakly, weakly_found
-from .sources import GlobalStateSource, InstanceDictSource, ItemSource, Source
+from .sources import AttrSource, DictGetSource, GlobalStateSource, InstanceDictSource, ItemSource, Source
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class GuardSet:
 # - `weak`, what is compared, given what the trace found. It may hold no object of the program (`identity.py`
 #   says which objects, and why), and nothing that changes later: not a tensor, but what was assumed about it.
 # - `looks`, what a memo has to look at to vouch for the guard: pairs of a kind of look and a source, or, for
-#   WATCHED, a class or a function. None if no memo can: a list, for one, carries no number that changes with it.
+#   WATCHED, a class or a function. None if no memo can.
 
 # %%
 @dataclass(frozen=True, eq=False)
@@ -140,8 +140,9 @@ class Kind:
 GUARD_KINDS: dict[str, Kind] = {}
 STATE: dict[str, Callable] = {}        # kind -> reads a state of the library; the trace compares with what it was at its beginning
 
-OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS = range(6)   # the kinds of things, as `unchanged.c` numbers them
+OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS, LIST, HOOKS = range(8)   # the kinds of things, as `unchanged.c` numbers them
 SAME, HELD, TENSOR, WATCHED = "the very object", "the address", "the metadata", "a class or function"
+KEYS, BARE = "the keys of a dict", "that there is no gradient"
 FIXED = (int, float, bool, str, bytes, type(None), complex, torch.dtype, torch.device)
 
 
@@ -208,8 +209,13 @@ def same_constant(a, b) -> bool:
     return a is b or bool(a == b)
 
 
-@guard("CONSTANT_MATCH", lambda g: f"{g.source} == {short(strongly(g.expected))}", held,
-       lambda g: [(SAME, g.source)] if type(g.expected) in FIXED else None)
+def looks_of_constant(g) -> list[tuple] | None:
+    if g.expected is None and type(g.source) is AttrSource and g.source.attribute == "grad":
+        return [(BARE, g.source.base)]                   # no field of the object that Python sees
+    return [(SAME, g.source)] if type(g.expected) in FIXED else None
+
+
+@guard("CONSTANT_MATCH", lambda g: f"{g.source} == {short(strongly(g.expected))}", held, looks_of_constant)
 def constant_match(g, x, const):
     e = g.expected
     why = lambda v: changed_in_words(g.source, strongly(e), v)
@@ -232,13 +238,19 @@ def length_in_words(g) -> str:
 
 
 @guard("TUPLE_LENGTH", length_in_words, looks=lambda g: [(TUPLE, g.source)])
-@guard("LENGTH", length_in_words)
+@guard("LENGTH", length_in_words, looks=lambda g: [(LIST, g.source)])
+@guard("DEQUE_LENGTH", length_in_words)
 def length(g, x, const):
     return [Condition(f"len({x}) == {g.expected}",
                       lambda v: changed_in_words(f"length of {g.source}", g.expected, len(v)))]
 
 
-@guard("DICT_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected))}")
+def keys_in_words(g) -> str:
+    return f"{g.source} has the keys {short(list(g.expected))}"
+
+
+@guard("DICT_KEYS", keys_in_words, looks=lambda g: [(KEYS, g.source)])
+@guard("ORDERED_KEYS", keys_in_words)
 def dict_keys(g, x, const):
     why = lambda v: changed_in_words(f"keys of {g.source}", list(g.expected), list(v))
     if not g.expected:
@@ -255,7 +267,7 @@ def no_attr(g, x, const):
 
 
 @guard("NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}",
-       looks=lambda g: [(SAME, ItemSource(g.source, g.expected))] if isinstance(g.source, InstanceDictSource) else None)
+       looks=lambda g: [(SAME, (ItemSource if isinstance(g.source, InstanceDictSource) else DictGetSource)(g.source, g.expected))])
 def no_key(g, x, const):
     key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]

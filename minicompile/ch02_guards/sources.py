@@ -203,6 +203,16 @@ class AttrSource(Source):
 
 
 @source
+class FieldSource(AttrSource):
+    """An attribute that lies in the object's own `__dict__`, where no descriptor of its class hides it."""
+
+
+@source
+class HooksSource(AttrSource):
+    """`_backward_hooks` or `_post_accumulate_grad_hooks` of a tensor: a dict or None."""
+
+
+@source
 class ItemSource(Source):
     """base[key]; key is a constant with a readable repr, or a Source."""
     base: Source
@@ -220,6 +230,11 @@ class ItemSource(Source):
 @source
 class TupleItemSource(ItemSource):
     """An item of a tuple: as long as the tuple is the same object, so is the item."""
+
+
+@source
+class ListItemSource(ItemSource):
+    """An item of a list, not of a class derived from it."""
 
 
 @source

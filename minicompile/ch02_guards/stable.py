@@ -7,8 +7,8 @@
 # starting from one object, and CPython keeps a number in each dictionary that changes with every write. If
 # the object is the same and the numbers are the same, every guard that was true is true.
 #
-# So the guards are divided. **Stable** guards depend only on dictionaries, classes and the metadata of
-# tensors. They are evaluated in full once; a `Memo` (`unchanged.c`) then remembers the numbers and answers
+# So the guards are divided. **Stable** guards depend only on what can be looked at in this way, such as dictionaries,
+# classes and the metadata of tensors. They are evaluated in full once; a `Memo` (`unchanged.c`) then remembers the numbers and answers
 # the next calls, in one C call, with the tuple of parameters that the graph wants. When something differs it
 # answers None, the guards are evaluated in full again, and if they hold the memo learns the new numbers.
 # Nothing is believed that a full check has not confirmed, so the memo needs no opinion on *what* changed.
@@ -30,16 +30,29 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 import types
 import weakref
+from dataclasses import dataclass, field
+from typing import Callable
 
 import torch
 
-from .guards import ALL, CLASS, DICT, FUNCTION, GUARD_KINDS, HELD, OBJECT, SAME, TENSOR, TUPLE, WATCHED
+from .guards import ALL, BARE, CLASS, DICT, FUNCTION, GUARD_KINDS, HELD, HOOKS, KEYS, LIST, OBJECT, SAME, TENSOR, TUPLE, WATCHED
 from .identity import strongly
-from .sources import InstanceDictSource, ItemSource, ModuleAttrSource, Source, TupleItemSource
+from .sources import (
+    ConstantSource,
+    DictGetSource,
+    FieldSource,
+    HooksSource,
+    InstanceDictSource,
+    ItemSource,
+    ListItemSource,
+    LocalSource,
+    ModuleAttrSource,
+    Source,
+    TupleItemSource,
+)
 from .torch_guards import PLAIN_TYPES
 
 try:
@@ -74,18 +87,22 @@ else:
 QUESTIONS = (*(f"aoti_torch_get_{fact}" for fact in (
     "dim", "sizes", "strides", "dtype", "device_type", "device_index", "layout", "data_ptr")),
     "_ZNK3c1010TensorImpl13requires_gradEv",                       # c10::TensorImpl::requires_grad() const
-    "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE")        # torch::autograd::impl::bump_version(const at::Tensor&)
+    "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",        # torch::autograd::impl::bump_version(const at::Tensor&)
+    "_ZNK3c1010TensorImpl4gradEv")                                 # c10::TensorImpl::grad() const
 # Tensors made in inference mode have neither this key nor a version
 HAS_VERSION = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView).raw_repr()
 
 
 def examples() -> list[torch.Tensor]:
-    """Tensors with different dispatch keys and classes."""
+    """Tensors with different dispatch keys and classes. The first has hooks of both kinds, and no gradient."""
     z = torch.zeros(2, dtype=torch.complex64, device="cpu")
     x = torch.zeros(2, 2, device="cpu")
+    hooked = torch.zeros(1, device="cpu", requires_grad=True)
+    hooked.register_hook(print)
+    hooked.register_post_accumulate_grad_hook(print)
     with torch.inference_mode():
         inference = torch.zeros(1, device="cpu")
-    return [x, x.to_sparse(), x.to("meta"), z, z.conj(), z.conj().imag, torch.nn.Parameter(x), inference]
+    return [hooked, x, x.to_sparse(), x.to("meta"), z, z.conj(), z.conj().imag, torch.nn.Parameter(x), inference]
 
 
 def find_tensors() -> bool:
@@ -95,8 +112,10 @@ def find_tensors() -> bool:
         addresses = tuple(ctypes.cast(library[name], ctypes.c_void_p).value for name in QUESTIONS)
     except (OSError, AttributeError):
         return False
+    tensors = examples()
     return unchanged.setup(PLAIN_TYPES, addresses, HAS_VERSION, [
-        (t, t._cdata, torch._C._dispatch_keys(t).raw_repr()) for t in examples()])
+        (t, t._cdata, torch._C._dispatch_keys(t).raw_repr()) for t in tensors],
+        (tensors[0]._backward_hooks, tensors[0]._post_accumulate_grad_hooks))
 
 
 if unchanged is not None:
@@ -124,51 +143,101 @@ def place(source: Source) -> tuple | None:
     return None
 
 
-def attribute(source: Source) -> tuple | None:
+# %% [markdown]
+# An optimizer is reached in other ways. Its groups lie in a list, its state in a dictionary whose keys are parameters,
+# and each parameter may have hooks. A training step has guards about all of them, 1,700 for the same GPT, and one by one
+# they take 200 microseconds a call. A list carries no number, but it takes little to see that it is the same list and
+# holds the same objects.
+#
+# These guards get a memo of their own. Lists and plain objects are also what programs hand from call to call, a batch
+# with its lengths, a configuration made anew, and for a root that is another object in each call a memo can never
+# vouch. That must not cost a module the answer about its nine hundred guards. So a **scope** is what
+# one memo covers. That of the second memo begins where the first ends: what the first answers may be roots of the
+# second.
+
+# %%
+def further_place(source: Source) -> tuple | None:
+    """`place` in the second scope. What an argument contains is left out: it is likely to be made for the call."""
+    if isinstance(source, (ItemSource, DictGetSource)) and isinstance(source.base, LocalSource):
+        return None
+    if isinstance(source, TupleItemSource):
+        return TUPLE, source.base, source.key
+    if isinstance(source, FieldSource):
+        return OBJECT, source.base, source.attribute
+    if isinstance(source, ListItemSource):
+        return LIST, source.base, source.key
+    if isinstance(source, HooksSource):
+        return HOOKS, source.base, HOOKS_OF_TENSOR.index(source.attribute)
+    if isinstance(source, DictGetSource) and isinstance(source.key, ConstantSource):
+        return None if source.key.is_weak else (ALL, source.base, source.key.value)
+    if isinstance(source, DictGetSource):
+        return None if isinstance(source.key, Source) else (DICT if type(source.key) is str else ALL, source.base, source.key)
+    return place(source)
+
+
+HOOKS_OF_TENSOR = ("_backward_hooks", "_post_accumulate_grad_hooks")
+FURTHER_LOOKS = (LIST, KEYS, BARE)          # of what only the second scope may look at
+ENOUGH = 12                                 # guards for which a second memo is faster
+
+
+def attribute(source: Source) -> tuple:
     """(object, name) of the attribute, or child of a module, that a stable source is or lies in."""
     if isinstance(source, ModuleAttrSource):
         return source.base, source.attribute
-    kind, holder, key = place(source)
-    return attribute(holder) if kind == TUPLE else (holder, key)
+    kind, holder, key = further_place(source)
+    return attribute(holder) if kind == TUPLE and further_place(holder) is not None else (holder, key)
 
 
-def start_of(source: Source) -> Source:
-    """Where the chain of places begins; a source that is not stable is its own root."""
-    found = place(source)
-    return source if found is None else start_of(found[1])
+@dataclass(eq=False)
+class Scope:
+    """The guards for which one memo can vouch. place: where a source is held; varying: attributes, as `attribute` gives them, that
+    every call finds written; before: the scope of the memo that is asked first."""
+    place: Callable
+    varying: frozenset = frozenset()
+    before: "Scope | None" = None
+    known: dict = field(default_factory=dict)
 
+    def is_stable(self, source: Source) -> bool:
+        """Whether `source` is a chain of places from a root that no other such chain leads to."""
+        if source not in self.known:
+            self.known[source] = self.is_chain(source)
+        return self.known[source]
 
-@functools.lru_cache(4096)
-def is_stable(source: Source, varying: frozenset = frozenset()) -> bool:
-    """Whether `source` is a chain of places from a root that no other such chain leads to. varying:
-    attributes, as `attribute` gives them, that every call finds written."""
-    found = place(source)
-    if found is None or attribute(source) in varying:
-        return False
-    if place(found[1]) is not None:
-        return is_stable(found[1], varying)
-    above, _ = found[1].parts()
-    while above is not None and place(above) is None:
-        above, _ = above.parts()
-    return above is None
+    def is_chain(self, source: Source) -> bool:
+        found = self.place(source)
+        if self.begins_at(source) or found is None or attribute(source) in self.varying:
+            return False
+        above = holder = found[1]
+        if self.begins_at(holder) or self.place(holder) is not None:
+            return self.begins_at(holder) or self.is_stable(holder)
+        while above is not None and self.place(above) is None:
+            above, _ = above.parts()
+        return above is None or self.begins_at(above)
 
+    def begins_at(self, source: Source) -> bool:
+        """Whether the memo before answers with it."""
+        return self.before is not None and self.before.is_stable(source)
 
-# %% [markdown]
-# ## Which guards are stable
-#
-# A guard is, when a memo can vouch for its kind, and for each source that the memo has to look at.
+    def start_of(self, source: Source) -> Source:
+        """Where the chain of places begins; a source that is not stable is its own root."""
+        found = None if self.begins_at(source) else self.place(source)
+        return source if found is None else self.start_of(found[1])
 
-# %%
-def looks_of(guard, varying: frozenset = frozenset()) -> list[tuple] | None:
-    """What a memo must look at (`Kind.looks`). None for a guard that is not stable."""
-    looks = GUARD_KINDS[guard.kind].looks(guard)
-    return looks if looks and all(what == WATCHED or is_stable(at, varying) for what, at in looks) else None
+    def looks_of(self, guard) -> list[tuple] | None:
+        """What a memo must look at (`Kind.looks`). None for a guard that is not stable."""
+        looks = GUARD_KINDS[guard.kind].looks(guard)
+        return looks if looks and all(what == WATCHED or self.can_look(what, at) for what, at in looks) else None
+
+    def can_look(self, what, at: Source) -> bool:
+        if self.before is None and what in FURTHER_LOOKS:
+            return False
+        return self.is_stable(at) or self.begins_at(at) and what != SAME
 
 
 # %% [markdown]
 # ## The plan of a memo
 #
-# The memo is told all this when it is made: the things, in an order in which each comes after the one that
+# A memo is told all this when it is made: the things, in an order in which each comes after the one that
 # holds it, and the places of each. It reads the places by itself, from the roots down, and proves in the same
 # order. The order matters because a memo keeps no object alive and remembers addresses. A program may
 # make its configuration, its cache or the output of a layer anew for each call, and a new object often gets
@@ -181,7 +250,7 @@ def looks_of(guard, varying: frozenset = frozenset()) -> list[tuple] | None:
 # nothing of the other.
 
 # %%
-def make_memo(roots, looks, outputs=()):
+def make_memo(scope: Scope, roots, looks, outputs=()):
     """A memo with the arguments `roots` (sources), which answers the values of `outputs`. looks: as `looks_of`
     gives them. The places of the classes and functions among them follow the arguments."""
     arguments = {source: number for number, source in enumerate(roots)}
@@ -197,14 +266,20 @@ def make_memo(roots, looks, outputs=()):
 
     def hold(source):
         if source not in arguments:
-            kind, holder, key = place(source)
+            kind, holder, key = held_at(source)
             add(kind, holder)[key] = None
 
+    def held_at(source):
+        kind, holder, key = scope.place(source)
+        return (DICT if kind == ALL else kind), holder, key
+
+    looks = [(ALL if what == KEYS else what, at) for what, at in looks]
     whole = {source for what, source in looks if what == ALL}
     for what, source in (*looks, *((HELD, source) for source in outputs)):
         add(DICT if what == ALL else what, source) if type(what) is int else hold(source)
+    whole |= {source for (kind, source), k in keys.items() if kind == DICT and any(type(key) is not str for key in k)}
     for kind, source in [thing for thing, k in keys.items() if not k]:
-        if (TUPLE, source) in keys and kind == OBJECT:
+        if kind == OBJECT and any((other, source) in keys for other in (DICT, TUPLE, LIST)):
             del keys[OBJECT, source]         # a class is looked at once
     watch = len(arguments) + len(watched)
     first = itertools.accumulate((len(k) for k in keys.values()), initial=watch)
@@ -214,18 +289,18 @@ def make_memo(roots, looks, outputs=()):
     def number(source):
         if source in arguments:
             return arguments[source]
-        kind, holder, key = place(source)
+        kind, holder, key = held_at(source)
         return numbers[(kind, holder), key]
 
     things = [(ALL if source in whole else kind, number(source), tuple(k)) for (kind, source), k in keys.items()]
-    same, tensors = ([number(source) for fact, source in dict.fromkeys(looks) if fact == what]
-                     for what in (SAME, TENSOR))
+    same, tensors, bare = ([number(source) for fact, source in dict.fromkeys(looks) if fact == what]
+                           for what in (SAME, TENSOR, BARE))
     for target, at in zip(watched, itertools.count(len(arguments))):
         parts, place_of_part = watch_thing(target, at, watch + sum(len(k) for *_, k in things))
         things += parts
         same += place_of_part
     return Memo(len(arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
-                tuple(map(number, outputs)))
+                tuple(map(number, outputs)), tuple(bare))
 
 
 def watch_thing(target, at: int, first: int) -> tuple[list, list]:
@@ -258,7 +333,7 @@ def varying_attributes(guards, written) -> frozenset:
     """Attributes that differ from call to call. written: those that the function writes, (object, name)."""
     numbers = (guard.source for guard in guards
                if guard.kind == "TYPE_MATCH" and strongly(guard.expected) in (int, float))
-    return frozenset(written).union(attribute(source) for source in numbers if place(source) is not None)
+    return frozenset(written).union(attribute(source) for source in numbers if further_place(source) is not None)
 
 
 # %% [markdown]

@@ -13,14 +13,17 @@
  *     TUPLE     its class, length and some items
  *     FUNCTION  its code, its defaults and those of keyword-only arguments
  *     CLASS     its version, which CPython changes with every write to it or to a base
+ *     LIST      its class, length and some items
+ *     HOOKS     the two dicts of hooks of a tensor, or that there are none
  *
- * Those values are the next places. Of a tensor its metadata matters (`Facts`). Classes and functions are not read from
- * the program but from weak references, whose places follow the arguments.
+ * Those values are the next places. Of a tensor its metadata matters (`Facts`), or that it has no gradient. Classes and
+ * functions are not read from the program but from weak references, whose places follow the arguments.
  *
  * The proof takes the things in order. An argument that leads to things must be the object that it was, and a reference
  * be alive. Of each dict, either the number is the one remembered, which CPython gives it at every write and gives to no
- * other: then its places hold what they held. Or each place is read again, and must hold the same address. A thing comes
- * after the thing that holds it (`plan_thing` sees to it). Hence:
+ * other: then its places hold what they held. Or each place is read again, and must hold the same address, as it is done
+ * with the places of what has no number: a list, a function, a tensor. A thing comes after the thing that holds it
+ * (`plan_thing` sees to it). Hence:
  *
  *   - It reads no dead object. All pointers are borrowed, but when the turn of a thing comes, something alive has been
  *     found to hold it, and nobody else has run since: the proof allocates no memory, so that no garbage is collected (in
@@ -65,12 +68,15 @@ typedef struct {
     int32_t (*layout)(Handle, int32_t *);
     int32_t (*data_ptr)(Handle, void **);
     _Bool (*requires_grad)(const void *impl);
+    Handle (*grad)(const void *impl);
     void (*bump_version)(Handle);
 } Questions;
 
 static Questions ask;
 static PyObject *plain_types = NULL; /* tuple of tensor classes without behaviour of their own; NULL: no tensor is known */
 static Py_ssize_t impl_at, keys_at;  /* offsets in bytes: in the Python object, in the TensorImpl */
+static Py_ssize_t hooks_at[2];       /* in the Python object: dicts of hooks on the gradient, and of those called when it has arrived */
+static const void *no_tensor;        /* the TensorImpl of a gradient that is not there */
 static uint64_t with_version;        /* the dispatch key of a tensor that has a version, which those of inference mode have not */
 
 typedef struct {
@@ -132,6 +138,8 @@ static inline int has_facts(PyObject *t, const Facts *facts)
     return 1;
 }
 
+static inline int is_bare(PyObject *t) { return is_plain(t) && *ask.grad(*handle_of(t)) == no_tensor; }
+
 /* ---- versions --------------------------------------------------------------------------------------------------- */
 
 #define DICT_VERSION(d) (((PyDictObject *)(d))->ma_version_tag)
@@ -183,7 +191,7 @@ static PyObject *settled_dict(PyObject *object)
 
 /* ---- things ----------------------------------------------------------------------------------------------------- */
 
-enum { OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS };
+enum { OBJECT, DICT, ALL, TUPLE, FUNCTION, CLASS, LIST, HOOKS };
 
 typedef struct { int kind, place, first, end; } Plan; /* a thing: where it lies; its own places are first to end - 1 */
 typedef union { PyObject *name; Py_ssize_t offset; } Key; /* where a place is in its holder: the latter but for dicts */
@@ -193,7 +201,7 @@ typedef struct {
     PyTypeObject *type;
     unsigned int type_version, kind;
     PyObject *dict;   /* of an OBJECT, unless only its class matters; a dict itself */
-    uint64_t version; /* of the dict, or of a CLASS; the length of a tuple */
+    uint64_t version; /* of the dict, or of a CLASS; the length of a tuple or list */
 } Thing;
 
 /* A call for which the guards held. */
@@ -214,10 +222,24 @@ static const Py_ssize_t part_of_function[] = {offsetof(PyFunctionObject, func_co
 /* What is at a place. It calls no Python: in a dict that has only names as keys, names are compared with names. */
 static inline PyObject *look(int kind, PyObject *holder, const Key *key)
 {
-    return kind < TUPLE ? PyDict_GetItemWithError(holder, key->name) : *(PyObject **)((char *)holder + key->offset);
+    if (kind < TUPLE)
+        return PyDict_GetItemWithError(holder, key->name);
+    return *(PyObject **)((kind == LIST ? (char *)((PyListObject *)holder)->ob_item : (char *)holder) + key->offset);
 }
 
 static inline int has_only_names(PyObject *dict) { return DK_IS_UNICODE(((PyDictObject *)dict)->ma_keys); }
+
+/* Whether the items of an object are those of the dict that it is; whole: also its length and order. An OrderedDict has an
+ * order of its own, which changes no number, unless it is empty. */
+static int is_like_dict(PyObject *object, int whole)
+{
+    PyTypeObject *a = Py_TYPE(object), *b = &PyDict_Type;
+    if (PyODict_CheckExact(object) && whole)
+        return PyDict_GET_SIZE(object) == 0;
+    return PyDict_Check(object) && a->tp_as_mapping->mp_subscript == b->tp_as_mapping->mp_subscript &&
+           (!whole || (a->tp_iter == b->tp_iter && a->tp_as_mapping->mp_length == b->tp_as_mapping->mp_length &&
+                       (a->tp_as_number == NULL || a->tp_as_number->nb_bool == NULL)));
+}
 
 /* Read the thing, and what lies at its places: new references. 0 when a memo cannot vouch for it. */
 static int describe(const Plan *plan, const Key *key, PyObject **held, Thing *thing)
@@ -234,19 +256,25 @@ static int describe(const Plan *plan, const Key *key, PyObject **held, Thing *th
         return PyType_Check(object) && (thing->version = type_version((PyTypeObject *)object)) != 0;
     if (plan->kind == FUNCTION && !PyFunction_Check(object))
         return 0;
-    if (plan->kind == TUPLE) {
+    if (plan->kind == HOOKS && !is_plain(object))
+        return 0;
+    if (plan->kind == LIST) {
+        if (!PyList_CheckExact(object))
+            return 0;
+        thing->version = (uint64_t)Py_SIZE(object);
+    } else if (plan->kind == TUPLE) {
         if (!PyTuple_Check(object) || thing->type->tp_as_mapping->mp_subscript != PyTuple_Type.tp_as_mapping->mp_subscript)
             return 0;
         thing->version = (uint64_t)Py_SIZE(object);
     } else if (plan->kind < TUPLE && (plan->kind != OBJECT || plan->first < plan->end)) {
-        int empty = plan->kind == ALL && PyODict_CheckExact(from) && PyDict_GET_SIZE(from) == 0; /* it has no order */
-        if (!(PyDict_CheckExact(from) || empty) || !has_only_names(from))
+        if (!is_like_dict(from, plan->kind == ALL) || !(plan->kind == ALL || has_only_names(from)))
             return 0;
         thing->dict = from;
-        thing->version = DICT_VERSION(from);
+        thing->version = DICT_VERSION(from); /* before what is read: where keys are no names, a look may run Python */
     }
     for (int i = plan->first; i < plan->end; i++) {
-        if (plan->kind == TUPLE && key[i].offset >= item_at(Py_SIZE(object)))
+        if ((plan->kind == TUPLE && key[i].offset >= item_at(Py_SIZE(object))) ||
+            (plan->kind == LIST && key[i].offset >= Py_SIZE(object) * (Py_ssize_t)sizeof(PyObject *)))
             return 0;
         held[i] = Py_XNewRef(look(plan->kind, from, &key[i]));
     }
@@ -270,7 +298,10 @@ static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *
     if (thing->kind == TUPLE) {
         if (!*compared || (uint64_t)Py_SIZE(object) != version)
             return !*compared;
-    } else if (thing->kind != FUNCTION) {
+    } else if (thing->kind == LIST) {
+        if ((uint64_t)Py_SIZE(object) != version)
+            return 0;
+    } else if (thing->kind < TUPLE) {
         if ((from = thing->dict) == NULL)
             return 1;
         if (thing->kind == OBJECT && dict_of(object) != from)
@@ -295,10 +326,10 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc call;
     PyObject *spec, *references; /* the arguments of the constructor, which keep the names of keys; to classes, functions */
-    int arguments, places, things, tensors, outputs, sames; /* how many */
+    int arguments, places, things, tensors, bares, outputs, sames; /* how many */
     Plan *plan;
     Key *key;                    /* of each place */
-    int *tensor, *output, *same; /* places */
+    int *tensor, *bare, *output, *same; /* places; bare: of tensors without a gradient */
     Py_ssize_t hits, records;
     Variant *variants; /* most recently used first */
 } Memo;
@@ -341,6 +372,9 @@ static int holds(const Memo *self, const Variant *v, PyObject *const *args)
         if (!has_facts(at < self->arguments ? args[at] : v->held[at], &v->facts[i]))
             return 0;
     }
+    for (int i = 0; i < self->bares; i++)
+        if (!is_bare(v->held[self->bare[i]]))
+            return 0;
     return 1;
 }
 
@@ -393,6 +427,8 @@ static Variant *describe_all(const Memo *self, PyObject *const *args)
         good = describe(&self->plan[i], self->key, v->held, &v->thing[i]);
     for (int i = 0; good && i < self->tensors; i++)
         good = v->held[self->tensor[i]] != NULL && tensor_facts(v->held[self->tensor[i]], &v->facts[i]);
+    for (int i = 0; good && i < self->bares; i++)
+        good = self->things > 0 && v->held[self->bare[i]] != NULL && is_bare(v->held[self->bare[i]]);
     for (int i = 0; good && i < self->outputs; i++)
         good = v->held[self->output[i]] != NULL;
     for (int i = 0; good && i < self->sames; i++)
@@ -436,6 +472,7 @@ static void memo_free(PyObject *object)
     PyMem_Free(self->plan);
     PyMem_Free(self->key);
     PyMem_Free(self->tensor);
+    PyMem_Free(self->bare);
     PyMem_Free(self->output);
     PyMem_Free(self->same);
     Py_XDECREF(self->spec);
@@ -458,11 +495,14 @@ static int plan_thing(Memo *self, Plan *plan, PyObject *spec)
     for (int i = plan->first; good && i < plan->end; i++) {
         PyObject *key = PyTuple_GET_ITEM(keys, i - plan->first);
         long index = PyLong_CheckExact(key) ? PyLong_AsLong(key) : -1;
-        good = plan->kind < TUPLE ? PyUnicode_CheckExact(key) : index >= 0 && index < (plan->kind == TUPLE ? INT_MAX : 3);
-        if (plan->kind < TUPLE)
+        if (plan->kind < TUPLE) {
+            good = plan->kind == ALL || PyUnicode_CheckExact(key);
             all[i].name = key;
-        else
-            all[i].offset = plan->kind == TUPLE || !good ? item_at(index) : part_of_function[index];
+            continue;
+        }
+        good = index >= 0 && index < (plan->kind == FUNCTION ? 3 : plan->kind == HOOKS ? 2 : INT_MAX);
+        all[i].offset = plan->kind == TUPLE || !good ? item_at(index) : plan->kind == LIST ? index * (Py_ssize_t)sizeof(PyObject *) :
+                        plan->kind == HOOKS ? hooks_at[index] : part_of_function[index];
     }
     return good;
 }
@@ -481,10 +521,10 @@ static int plan_places(const Memo *self, PyObject *numbers, int least, int **pla
 
 static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
 {
-    PyObject *references, *things, *same, *tensors, *outputs;
+    PyObject *references, *things, *same, *tensors, *outputs, *bare = NULL;
     int arguments, good = 1;
-    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
-                          &PyTuple_Type, &same, &PyTuple_Type, &tensors, &PyTuple_Type, &outputs))
+    if (!PyArg_ParseTuple(args, "iO!O!O!O!O!|O!", &arguments, &PyTuple_Type, &references, &PyTuple_Type, &things,
+                          &PyTuple_Type, &same, &PyTuple_Type, &tensors, &PyTuple_Type, &outputs, &PyTuple_Type, &bare))
         return NULL;
     Memo *self = (Memo *)type->tp_alloc(type, 0);
     if (self == NULL)
@@ -500,7 +540,8 @@ static PyObject *memo_new(PyTypeObject *type, PyObject *args, PyObject *names)
         good = plan_thing(self, &self->plan[self->things], PyTuple_GET_ITEM(things, self->things));
     if (good && plan_places(self, same, arguments, &self->same, &self->sames) &&
         plan_places(self, tensors, 0, &self->tensor, &self->tensors) &&
-        plan_places(self, outputs, arguments, &self->output, &self->outputs))
+        plan_places(self, outputs, arguments, &self->output, &self->outputs) &&
+        (bare == NULL || plan_places(self, bare, 0, &self->bare, &self->bares)))
         return (PyObject *)self;
     if (!PyErr_Occurred())
         PyErr_SetString(PyExc_ValueError, "no such place");
@@ -518,7 +559,7 @@ static PyTypeObject memo_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "minicompile.Memo",
     .tp_basicsize = sizeof(Memo),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "Memo(arguments, references, things, same, tensors, outputs): memo(*arguments) -> the outputs recorded, or "
+    .tp_doc = "Memo(arguments, references, things, same, tensors, outputs, bare=()): memo(*arguments) -> the outputs recorded, or "
               "None when something may have changed",
     .tp_new = memo_new,
     .tp_dealloc = memo_free,
@@ -716,14 +757,15 @@ static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
     return -1;
 }
 
-/* setup(tensor classes, addresses of the functions, key of a version, [(tensor, address of its TensorImpl, its dispatch keys), ...]) -> bool
+/* setup(tensor classes, addresses of the functions, key of a version, [(tensor, address of its TensorImpl, its dispatch keys), ...],
+ * (the two dicts of hooks of the first, which has no gradient)) -> bool
  * False: the examples are not laid out in one way, and no tensor will be known. */
 static PyObject *setup(PyObject *self, PyObject *args)
 {
-    PyObject *types, *list;
-    unsigned long long f[10], impl, keys, key;
-    if (!PyArg_ParseTuple(args, "O!(KKKKKKKKKK)KO!", &PyTuple_Type, &types, &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6],
-                          &f[7], &f[8], &f[9], &key, &PyList_Type, &list))
+    PyObject *types, *list, *hooks[2];
+    unsigned long long f[11], impl, keys, key;
+    if (!PyArg_ParseTuple(args, "O!(KKKKKKKKKKK)KO!(OO)", &PyTuple_Type, &types, &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6],
+                          &f[7], &f[8], &f[9], &f[10], &key, &PyList_Type, &list, &hooks[0], &hooks[1]))
         return NULL;
     Py_CLEAR(plain_types);
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); i++) {
@@ -735,12 +777,16 @@ static PyObject *setup(PyObject *self, PyObject *args)
         if (field_at < 0 || (i > 0 && (object_at != impl_at || field_at != keys_at)))
             Py_RETURN_FALSE;
         impl_at = object_at, keys_at = field_at;
+        for (int k = 0; i == 0 && k < 2; k++)
+            if ((hooks_at[k] = find_word(tensor, Py_TYPE(tensor)->tp_basicsize, (uintptr_t)hooks[k])) < 0)
+                Py_RETURN_FALSE;
     }
     ask.dim = (void *)(uintptr_t)f[0], ask.sizes = (void *)(uintptr_t)f[1], ask.strides = (void *)(uintptr_t)f[2];
     ask.dtype = (void *)(uintptr_t)f[3], ask.device_type = (void *)(uintptr_t)f[4];
     ask.device_index = (void *)(uintptr_t)f[5], ask.layout = (void *)(uintptr_t)f[6];
     ask.data_ptr = (void *)(uintptr_t)f[7], ask.requires_grad = (void *)(uintptr_t)f[8];
-    ask.bump_version = (void *)(uintptr_t)f[9], with_version = key;
+    ask.bump_version = (void *)(uintptr_t)f[9], ask.grad = (void *)(uintptr_t)f[10], with_version = key;
+    no_tensor = *ask.grad(*handle_of(PyTuple_GET_ITEM(PyList_GET_ITEM(list, 0), 0)));
     plain_types = Py_NewRef(types);
     Py_RETURN_TRUE;
 }

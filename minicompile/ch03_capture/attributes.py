@@ -19,7 +19,7 @@ import types
 import torch
 
 from ..ch02_guards.torch_guards import CHILD_DICTS
-from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, InstanceDictSource, ItemSource, ModuleAttrSource
+from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, FieldSource, InstanceDictSource, ItemSource, ModuleAttrSource
 from .effects import changed, touch
 from .interpreter import unless_raised
 from .tensors import set_gradient, tensor_attribute
@@ -162,8 +162,7 @@ def instance_attribute(tx, obj, name, found):
     if fields is not None and name in fields:
         # Cheaper to read than through __getattr__
         slow = isinstance(real, torch.nn.Module) or type(real).__getattribute__ is not object.__getattribute__
-        if slow and at is not None:
-            at = ItemSource(InstanceDictSource(obj.source), name)
+        at = at and (ItemSource(InstanceDictSource(obj.source), name) if slow else FieldSource(obj.source, name))
         return wrap(tx, fields[name], at)
     if kind is functools.cached_property:
         result = call(tx, wrap(tx, found.func), [obj])

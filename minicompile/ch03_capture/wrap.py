@@ -30,8 +30,8 @@ import torch
 
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.sources import (
-    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ModuleAttrSource, Source,
-    TupleItemSource)
+    AttrSource, CallSource, ConstantSource, DictGetSource, InstanceDictSource, ItemSource, ListItemSource, ModuleAttrSource,
+    Source, TupleItemSource)
 from ..ch02_guards.torch_guards import CHILD_DICTS, ModuleSpec
 from .inputs import varies, wrap_dynamic_number, wrap_tensor
 from .tracer import Tracer, call, constant_source, guard, unsupported
@@ -212,14 +212,14 @@ def wrap_list(tx, real, kind, source):
     if kind not in (list, collections.deque):
         return None
     guard(tx, source, "TYPE_MATCH", kind)
-    items = lazy_items(real, source)
+    items = lazy_items(real, source, ListItemSource if kind is list else ItemSource)
     if kind is list:
         return ListVal(items=items, real=real, source=source)
     guard(tx, part(AttrSource, source, "maxlen"), "CONSTANT_MATCH", real.maxlen)
     return ListVal(items=collections.deque(items, real.maxlen), cls=kind, real=real, source=source)
 
 
-def lazy_items(real, source, step=ItemSource) -> list:
+def lazy_items(real, source, step) -> list:
     return [Lazy(item, part(step, source, i)) for i, item in enumerate(real)]
 
 
@@ -480,8 +480,10 @@ def guard_keys(tx, value: ListVal | DictVal):
     """The program depends on how many items of a list there are, or which keys of a dictionary, in which order."""
     if not value.keys_guarded and value.real is not None and value.source is not None:
         value.keys_guarded = True
-        kind, facts = ("LENGTH", len(value.real)) if type(value) is ListVal else ("DICT_KEYS", tuple(value.real))
-        guard(tx, value.source, kind, facts)
+        if type(value) is ListVal:
+            guard(tx, value.source, "LENGTH" if value.cls is list else "DEQUE_LENGTH", len(value.real))
+        else:
+            guard(tx, value.source, "ORDERED_KEYS" if value.cls is collections.OrderedDict else "DICT_KEYS", tuple(value.real))
 
 
 def entries(tx, value: AbstractValue):

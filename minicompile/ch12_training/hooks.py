@@ -31,7 +31,7 @@ import torch
 from torch.utils.hooks import BackwardHook
 
 from ..ch01_graphs.graph import closure, history_of
-from ..ch02_guards.sources import AttrSource
+from ..ch02_guards.sources import HooksSource
 from ..ch03_capture.attributes import attributes_of
 from ..ch03_capture.calls import handles
 from ..ch03_capture.capture import step_of
@@ -248,7 +248,7 @@ def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[AbstractValue]:
     own = list(table.get(tensor, {}).values())
     if tensor.real is None or not tensor.fake.is_leaf:
         return own
-    hooks = wrap(tx, getattr(tensor.real, name), part(AttrSource, tensor.source, name))
+    hooks = wrap(tx, getattr(tensor.real, name), part(HooksSource, tensor.source, name))
     return [*(unpack(tx, call_method(tx, hooks, "values", [])) if type(hooks) is DictVal else ()), *own]
 
 

@@ -10,7 +10,8 @@ import torch
 import torch.nn as nn
 
 import minicompile
-from minicompile.ch02_guards import stable
+from minicompile.ch02_guards import codegen, stable
+from minicompile.ch03_capture import hook
 from tests import soak_guards
 
 X = torch.ones(2, 2)
@@ -133,6 +134,98 @@ def test_another_object_at_the_same_address_is_told_apart():
         assert answer is None or answer[0] is thing.part.k
         hits += answer is not None
     assert hits > 10
+
+
+@needs_memo
+def test_lists_are_compared_item_by_item():
+    things = ((stable.LIST, 0, (0, 2)), (stable.OBJECT, 1, ("k",)))
+    memo, items = stable.Memo(1, (), things, (3,), (), (3,)), [Thing(), 0, Thing()]
+    items[0].k = 5
+    assert memo.record(items) and memo(items) == (5,)
+    items[1] = 7                                                     # no place
+    assert memo(items) == (5,)
+    items[0].k = 6
+    assert memo(items) is None and memo.record(items) and memo(items) == (6,)
+    items.append(1)
+    assert memo(items) is None
+    items.pop()
+    assert memo(items) == (6,)
+    items[2] = None
+    assert memo(items) is None
+    del items[1:]
+    assert memo(items) is None and not memo.record(items)
+    assert not memo.record(type("L", (list,), {})(items)) and not memo.record((1, 2, 3))
+
+
+@needs_memo
+def test_a_dict_whose_keys_are_no_names():
+    a, b = torch.ones(1), torch.ones(1)
+    d = collections.defaultdict(dict, {a: Thing(), b: Thing()})
+    memo = stable.Memo(1, (), ((stable.ALL, 0, (a, b)),), (), (), (2,))
+    assert memo.record(d) and memo(d) == (d[b],)
+    d[torch.ones(1)]
+    assert memo(d) is None and memo.record(d) and memo(d) == (d[b],)
+    d[b] = Thing()
+    assert memo(d) is None
+    ordered = collections.OrderedDict(a=1, b=2)
+    assert not memo_of_keys().record(ordered) and memo_of_keys().record(dict(ordered))
+    assert not memo_of_keys().record(type("D", (dict,), {"__iter__": lambda self: iter("ba")})(ordered))
+    assert stable.Memo(1, (), ((stable.DICT, 0, ("a",)),), (1,), (), (1,)).record(ordered)
+
+
+def memo_of_keys():
+    return stable.Memo(1, (), ((stable.ALL, 0, ()),), (), (), ())
+
+
+@needs_memo
+def test_hooks_and_the_gradient_of_a_tensor():
+    weight = nn.Parameter(torch.ones(2))
+    hooks = stable.Memo(1, (), ((stable.HOOKS, 0, (0, 1)),), (), (), ())
+    bare = stable.Memo(1, (), ((stable.OBJECT, 0, ()),), (), (), (), (0,))
+    assert hooks.record(weight) and hooks(weight) == () and bare.record(weight) and bare(weight) == ()
+    weight.grad = torch.ones(2)
+    assert bare(weight) is None and not bare.record(weight) and hooks(weight) == ()
+    weight.grad = None
+    assert bare(weight) == ()
+    for register in (weight.register_hook, weight.register_post_accumulate_grad_hook):
+        handle = register(lambda _: None)
+        assert hooks(weight) is None and hooks.record(weight) and hooks(weight) == () == bare(weight)
+        handle.remove()
+    assert not hooks.record(nn.Linear(1, 1)) and not bare.record(object())
+
+
+@needs_memo
+def test_a_training_step_checks_nothing_twice(monkeypatch):
+    full = []
+
+    def refresh(memo, *rest):
+        full.append(memo)
+        return stable.refresh(memo, *rest)
+    hook.skip_code(refresh.__code__)
+    monkeypatch.setattr(codegen, "refresh", refresh)
+    net = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+
+    def step(x):
+        loss = net(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+    compiled = minicompile.compile(step, backend="eager", fullgraph=True)
+    for _ in range(4):
+        compiled(X)
+    full.clear()
+    for n in range(4):
+        optimizer.param_groups[0]["lr"] *= 0.9                       # a number that varies is no reason to look again
+        compiled(X)
+        if n == 0:
+            full.clear()                                             # its second value made it a symbol
+    assert full == []
+    optimizer.param_groups[0]["weight_decay"] = 0.5
+    before = [p.detach().clone() for p in net.parameters()]
+    compiled(X)
+    assert full and not any(map(torch.equal, before, net.parameters()))
 
 
 @needs_memo

@@ -1011,7 +1011,7 @@ def test_tensors_that_cannot_be_asked_are_checked_in_full(monkeypatch):
     wrong = [(t, t._cdata, torch._C._dispatch_keys(t).raw_repr() + i) for i, t in enumerate(stable.examples())]
     real_setup, memo = stable.unchanged.setup, memo_of([], tensors=(0,))
     try:
-        assert not real_setup(stable.PLAIN_TYPES, (0,) * len(stable.QUESTIONS), stable.HAS_VERSION, wrong)
+        assert not real_setup(stable.PLAIN_TYPES, (0,) * len(stable.QUESTIONS), stable.HAS_VERSION, wrong, (None, None))
         assert not memo.record(x) and memo(x) is None
         compiled = minicompile.compile(apply, backend="eager")
         for _ in range(3):
@@ -1047,14 +1047,14 @@ def test_memory_that_is_not_the_value(name):
         torch.testing.assert_close(compiled(x), m(x))
 
 
-@pytest.mark.parametrize("reads, answer, text", [
-    (["x", "__w[0]", "__w[1]"], 2, "(x, ) + __w"), (["x", "__w[0]", "__w[1]"], 3, "(x, ) + __w[0:2]"), ([], 0, "()"),
-    (["__w[0]"], 1, "__w"), (["__w[1]", "__w[0]", "y", "z"], 2, "__w[1:2] + __w[0:1] + (y, z, )"),
-    (["__w[3]", "x", "__w[0]", "y", "__w[2]"], 4, "(*__w[3:4], *(x, ), *__w[0:1], *(y, ), *__w[2:3])")])
-def test_inputs_are_put_together(reads, answer, text):
-    w = ("a", "b", "c", "d")[:answer]
-    assert codegen.tuple_of_reads(reads, answer) == text
-    assert eval(text, {"__w": w, "x": 1, "y": 2, "z": 3}) == tuple(eval(r, {"__w": w, "x": 1, "y": 2, "z": 3}) for r in reads)
+@pytest.mark.parametrize("reads, text", [
+    (["x", "__w[0]", "__w[1]"], "(x, ) + __w[0:2]"), ([], "()"), (["__w[0]", "__u[1]", "__u[2]"], "__w[0:1] + __u[1:3]"),
+    (["__w[1]", "__w[0]", "y", "z"], "__w[1:2] + __w[0:1] + (y, z, )"),
+    (["__w[3]", "x", "__w[0]", "y", "__w[2]"], "(*__w[3:4], *(x, ), *__w[0:1], *(y, ), *__w[2:3])")])
+def test_inputs_are_put_together(reads, text):
+    known = {"__w": ("a", "b", "c", "d"), "__u": ("e", "f", "g"), "x": 1, "y": 2, "z": 3}
+    assert codegen.tuple_of_reads(reads) == text
+    assert eval(text, known) == tuple(eval(r, known) for r in reads)
 
 
 @pytest.mark.skipif(stable.unchanged is None, reason="the C extension is not built")
