@@ -170,6 +170,8 @@ def explain(function, **settings):
     stance, and return an Explanation."""
     def run(*args, **kwargs):
         from . import compile, driver, frames, marks, set_stance
+        from .ch01_graphs.fake import load_meta_kernels
+        load_meta_kernels()                # seconds of imports that a process needs once; they are no part of this call
         target = marks.original(function)
         target = getattr(target, "_orig_mod", target)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)

@@ -165,9 +165,9 @@
 
   // explore.html#at=a-cpp-12&panes=source,cpp opens there
   function open() {
-    const asked = new URLSearchParams(location.hash.slice(1));
+    const asked = new URLSearchParams(location.hash.slice(1)), li = asked.get("at") && by(asked.get("at"));
     if (asked.get("panes")) shown = asked.get("panes").split(",").filter(p => by("pane-" + p));
-    const li = asked.get("at") && by(asked.get("at"));
+    else if (narrow.matches && !li) shown = [...shown.slice(1), shown[0]];       // one pane at a time, the last: begin with the source
     if (asked.get("theme")) root.dataset.theme = asked.get("theme");
     layout();
     if (li) { show(paneOf(li).id.slice(5)); select(li, true); }
