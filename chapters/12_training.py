@@ -387,8 +387,10 @@ print(print_graph(captured))
 # %% [markdown]
 # The fourth call is `gradients`. Its arguments are the outputs, the leaves, the gradients that flow into the outputs
 # (none are given, so 1 is meant), and two flags: whether the graph is to be kept for another backward pass, and whether
-# the results are to be kept as `.grad`s. The function behind the node is short, and it is the one that runs with
-# `backend="eager"`:
+# the results are to be kept as `.grad`s. It returns a tuple, of which `getitem` takes the only gradient. The graph
+# returns this gradient for `w.grad`, and the loss. The loss goes through `detach`, because its history is used up by
+# now; what it leaves with instead is the subject of a later section. The function behind the node is short, and it is
+# the one that runs with `backend="eager"`:
 #
 # %show minicompile.ch12_training.backward.gradients "with backward_pass"
 #
@@ -455,8 +457,16 @@ def step_graph(seen):
 
 
 recorded = [n for n in step_graph(seen_step).gm.graph.nodes if n.op == "call_function"]
-parts = {"forward": "the model, forward and backward", "in_grad_mode": "the optimizer"}
-wheres = Counter(parts.get(n.meta["location"].function, "loss, clipping and the rest of the step") for n in recorded)
+
+
+def asked_by(location):
+    """The line of the step that an operator was recorded for; backward has the lines of forward."""
+    if location.function != "step":
+        return "inside of the model, forward and backward"
+    return linecache.getline(location.filename, location.lineno).strip()
+
+
+wheres = Counter(asked_by(n.meta["location"]) for n in recorded)
 Table(["recorded for", "operators"], wheres.most_common())
 
 # %% [markdown]
@@ -510,23 +520,15 @@ drawing(
 # `model.parameters()` for the leaves would give `unused` a gradient of zeros, and then weight decay would shrink a
 # parameter that eager leaves alone.
 #
-# The trace can do the same walk. Its fakes are tensors to autograd, so they have such a graph, and each
-# `AccumulateGrad` in it holds a fake. A table of the trace, `tensor_of_fake`, leads from the fake to the value of the
-# trace, and so to the node of the graph and to the access path in the program. This is the
-# [function that does it](ref:minicompile.ch12_training.backward.leaves_of). It is one of this chapter's
-# [exercises](exercise:find-leaves).
+# The trace can do the same walk, with `history_of`, which gives each node behind some fakes once. Its fakes are tensors
+# to autograd, so they have such a graph, and each `AccumulateGrad` in it holds a fake. A table of the trace,
+# `tensor_of_fake`, leads from the fake to the value of the trace, and so to the node of the graph and to the access
+# path in the program. This is the [function that does it](ref:minicompile.ch12_training.backward.leaves_of). It is one
+# of this chapter's [exercises](exercise:find-leaves).
 #
 # One end of the walk is not ours. If a tensor was computed *before* the compiled function was called, its history
-# lies outside, and the gradient would have to go on there. The fake of such an input ends in a node of its own kind,
-# and the graph breaks with that reason. And a parameter may have *hooks*, which are Python functions that the engine
-# calls when it has a gradient for it. Capture interprets them as it interprets any call, leaf by leaf, in the engine's order.
-# A hook on an activation is called in the middle of a backward pass, and what it returns flows on. There the pass is divided:
-# one `gradients` node goes from the loss to this tensor, the hook is interpreted, and another node [goes on from
-# there](code:minicompile/ch12_training/hooks.py).
-#
-# With `create_graph=True` the gradients are differentiable themselves, as a gradient penalty needs it. For the
-# recorder this is nothing special. The engine notes what it does, on fakes, and the next `gradients` node walks
-# through that.
+# lies outside, and the gradient would have to go on there. The history of the fake of such an input ends in
+# a node of its own kind, `EnterBackward`, and the graph breaks with that reason:
 
 
 # %%
@@ -538,6 +540,16 @@ report = minicompile.explain(from_outside, backend="eager")(w * 2, w)
 print(report.breaks[0].reason)
 
 # %% [markdown]
+# A parameter may have *hooks*, which are Python functions that the engine calls when it has a gradient for it. Capture
+# interprets them as it interprets any call, leaf by leaf, in the engine's order. A hook on an activation is called in
+# the middle of a backward pass, and what it returns flows on. There the pass is divided: one `gradients` node goes from
+# the loss to this tensor, the hook is interpreted, and another node [goes on from
+# there](code:minicompile/ch12_training/hooks.py).
+#
+# With `create_graph=True` the gradients are differentiable themselves, as a gradient penalty needs it. For the
+# recorder this is nothing special. The engine notes what it does, on fakes, and the next `gradients` node walks
+# through that.
+#
 # ## Who owns `.grad`
 #
 # The engine's results have to arrive in `p.grad`. The naive version assigned them when the step was over, and it was
@@ -808,8 +820,8 @@ for t in (1, 10, 100, 1000, 10000):
 Table(["step", "1 - 0.999 ** t in float64", "in float32", "relative difference"], found)
 
 # %% [markdown]
-# The first steps differ in the fifth digit: 0.999 is rounded, and then almost everything cancels. That is two
-# hundred times the rounding of float32. A compiler may round differently from eager, but not by that much, if it can help it.
+# The first steps differ in the fifth digit: 0.999 is rounded, and then almost everything cancels. That is two hundred
+# times the rounding of float32. A compiler may round differently from eager, but not by that much, if it can help it.
 #
 # It can. The counter of an ordinary optimizer lies on the *CPU*. Its number can be read when the compiled function is
 # called, before anything runs, and without waiting for anybody. So it becomes an input of the graph like a size or a
@@ -1098,9 +1110,9 @@ Table(
 
 # %% [markdown]
 # Compiling the model removed its own operators. The optimizer's stayed. With the step as one graph nothing of eager is
-# left: the host program calls kernels and libraries, and there is one set of guards in front of it. The updates of all twenty
-# parameters are one launch, a list as in the section before. On a GPU the same graph can be recorded as one CUDA graph,
-# and [chapter 11](chapter:11) shows what this brings to a model that a slow host has to launch.
+# left: the host program calls kernels and libraries, and there is one set of guards in front of it. The updates of all
+# twenty parameters are one launch, a list as in the section before. On a GPU the same graph can be recorded as one CUDA
+# graph, and [chapter 11](chapter:11) shows what this brings to a model that a slow host has to launch.
 #
 # A recording has no arguments, and a step has numbers that change: the learning rate, the corrections, the counters.
 # So the program is taken apart first ([`take_apart`](ref:minicompile.ch11_runtime.numbers.take_apart)). The host's part
