@@ -444,7 +444,7 @@ for d in watch(neighbours, torch.randn(65, 64), dynamic=False).half()["schedule"
 # exit leaves a `Decision` with a reason, so that "why are these not fused?" has an answer. First come the
 # limits: a kernel with too many arguments or values has too few registers.
 #
-# %show minicompile.ch08_fusion.fuse.try_fuse "if a.device" to "return refuse("the kernel would have too many"
+# %show minicompile.ch08_fusion.fuse.refusal "if a.device" to "return "the kernel would have too many"
 #
 # (`walked` belongs to a special form on GPUs. A layer norm's backward pass needs sums along rows and sums of
 # columns of the same data. One kernel can do both if each program takes a block of whole rows and adds up its
@@ -453,7 +453,7 @@ for d in watch(neighbours, torch.randn(65, 64), dynamic=False).half()["schedule"
 # Then what flows is looked at. A value that is written at positions that are themselves data, as in a
 # scatter, is complete only when all iterations have run. Nobody can read it in the same kernel.
 #
-# %show minicompile.ch08_fusion.fuse.try_fuse "for n in flows" to "return refuse(f"{n} is read"
+# %show minicompile.ch08_fusion.fuse.refusal "for n in flows" to "return f"{n} is read"
 #
 # Then the question whether something has to run between the two.
 #

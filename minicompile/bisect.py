@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from . import apart, marks
+from . import apart, marks, shrink
 from .answers import NOT_FORKED, Difference, References, Run, compare, evaluate, references, rungs_for, settings_of, undone, warm
 from .config import resolve_options
 from .errors import MinicompileError
@@ -96,7 +96,6 @@ def bisect(function, *, then=(), calls: int | None = None, seconds: float = 120.
 def search_recorded(found: Bisection, case: Run, calls: int | None, seconds: float, out: str) -> Bisection:
     """In a process that has used a GPU, which cannot be forked: the graphs are captured here, and the rungs
     above run them apart, with the inputs that they had."""
-    from . import shrink
     with undone(case):
         refs = References(evaluate(case, None), None, None)
     rungs = rungs_for(refs.plain, case.settings)
@@ -184,7 +183,6 @@ def climb(found: Bisection, case: Run, calls: int | None, seconds: float, out: s
 
 def find_cause(found: Bisection, case: Run, refs, below, rung, differences, seconds, out) -> Bisection:
     """The rung is known: find the graph, and reduce it."""
-    from . import shrink
     found.rung, found.before, found.largest, found.differences = rung, below, differences[0], differences
     again = apart.run(evaluate, dataclasses.replace(case), None, seconds=seconds)
     if any(d.kind != "crash" for d in compare(again, refs)):

@@ -84,14 +84,13 @@ class timed:
 # raises `Unsupported`, and the graph then runs on the rung below that stage: slower, and right.
 
 # %%
-def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: bool = False,
-                 recorded: bool = False) -> Callable[[list], list]:
+def compile_aten(gm: fx.GraphModule, *, rung: str, is_backward: bool = False, recorded: bool = False) -> Callable[[list], list]:
     """Compile one functional ATen graph of primitives. Returns a callable from a list of inputs, which it
     empties, to a list of outputs. recorded: as a CUDA graph."""
     which = "backward" if is_backward else "forward"
     logs.tell("stage", name=which, gm=gm)
     if rung in ("aot_eager", "decomposed"):
-        return interpret_aten(gm, fakes)
+        return interpret_aten(gm)
     try:
         with timed("lower"):
             program = lower(gm)
@@ -104,7 +103,7 @@ def compile_aten(gm: fx.GraphModule, fakes: list, *, rung: str, is_backward: boo
             compiled = recorded and compile_apart(schedule, rung) or compile_schedule(schedule, rung)
     except Unsupported as reason:
         logs.tell("fallback", which=which, reason=reason)
-        return interpret_aten(gm, fakes)
+        return interpret_aten(gm)
     for part in [p for p in (compiled.host, compiled.device) if p.schedule.steps] if isinstance(compiled, Apart) else [compiled]:
         told = program if part is compiled else part.schedule.program
         logs.tell("schedule", which=which, program=told, schedule=part.schedule, compiled=part)
@@ -154,17 +153,17 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
     wants_graphs = backend == "cudagraphs" or config.cudagraphs
     graphs = GraphSet() if device == "cuda" and wants_graphs else None
 
-    def lower_half(gm, fakes, *, is_backward):
+    def lower_half(gm, *, is_backward):
         try:
             with without_collection():          # again, for a backward graph that is compiled when it is needed
                 gm = gm if is_backward else recompute_in_backward(gm)
-                return compile_aten(gm, fakes, rung=rung, is_backward=is_backward, recorded=graphs is not None)
+                return compile_aten(gm, rung=rung, is_backward=is_backward, recorded=graphs is not None)
         except Exception as error:
             if run is None:
                 raise                   # and the frame runs eagerly
             from .frames import late_error
             late_error(error)           # the forward has run: its backward is a graph that can be interpreted
-            return interpret_aten(gm, fakes)
+            return interpret_aten(gm)
 
     if graphs is not None:
         lower_half = graphed(graphs, lower_half)

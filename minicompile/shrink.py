@@ -23,7 +23,6 @@ import torch
 
 from . import apart
 from .answers import Answers, Memories, References, Run, compare, evaluate
-from .bisect import Bisection
 from .ch03_capture import hook
 
 MODES = {"enter": re.compile(r"^(\w+) = torch\.amp\.autocast_mode\._enter_autocast\((.*)\)$"),
@@ -333,8 +332,8 @@ def references_of(program: GraphText) -> References:
     return References(plain, None if plain.draws else evaluate(program.run(), None, "double"), moved)
 
 
-def reduce(found: Bisection, programs: list, rung: str, seconds: float, out: str) -> None:
-    """Fill in code, nodes and path of a Bisection whose graph is known: `programs`, as recorded."""
+def reduce(found, programs: list, rung: str, seconds: float, out: str) -> None:
+    """Fill in code, nodes and path of a `Bisection` whose graph is known: `programs`, as recorded."""
     oracle = Oracle(rung, found.before, found.largest.kind, seconds, time.monotonic() + seconds)
     program = first_that_shows(programs, oracle)
     if program is None:
@@ -543,7 +542,7 @@ for rung in {rungs}:
 '''
 
 
-def write_script(program: GraphText, found: Bisection, rung: str, out: str) -> str:
+def write_script(program: GraphText, found, rung: str, out: str) -> str:
     os.makedirs(out, exist_ok=True)
     stem = re.sub(r"\W+", "_", found.name).strip("_") or "program"
     path, data = os.path.join(out, f"{stem}_{rung}.py"), os.path.join(out, f"{stem}_{rung}.pt")

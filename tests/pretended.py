@@ -55,8 +55,8 @@ class Backend:
     def __call__(self, gm, examples):
         graphs = GraphSet(self.recorder()) if self.recorder else None
 
-        def lower_half(gm, fakes, *, is_backward):
-            made = driver.compile_aten(moved(gm), fakes, rung="default", is_backward=is_backward, recorded=graphs is not None)
+        def lower_half(gm, *, is_backward):
+            made = driver.compile_aten(moved(gm), rung="default", is_backward=is_backward, recorded=graphs is not None)
             self.compiled.append(made)
             return made
         compile_aten = graphed(graphs, lower_half) if graphs else lower_half

@@ -131,7 +131,7 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
             with lock:
                 if absent not in known:
                     gm, reads = graph(absent)
-                    compiled = context.copy().run(compile_aten, gm, _fakes(gm), is_backward=True)
+                    compiled = context.copy().run(compile_aten, gm, is_backward=True)
                     known[absent] = compiled, reads
                 found = known[absent]
         return found
@@ -426,7 +426,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     """Compile a captured graph with its gradient: `f(*inputs) -> tuple of outputs`. Raises Unsupported.
 
     fakes: one per placeholder, with `requires_grad` as the real inputs have it.
-    compile_aten(gm, fakes, is_backward=...): compiles a functional ATen graph to a callable from a list of
+    compile_aten(gm, is_backward=...): compiles a functional ATen graph to a callable from a list of
     inputs to a list of outputs.
     prepare: a pass on the joint graph before it is partitioned."""
     joint = trace_joint(gm, fakes)
@@ -435,7 +435,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     if not joint.gradients:
         return _direct(joint, compile_aten)
     halves = partition(joint)
-    forward = compile_aten(halves.forward, _fakes(halves.forward), is_backward=False)
+    forward = compile_aten(halves.forward, is_backward=False)
     backward = backward_versions(halves, compile_aten)
     backward(expected_absent(joint))
     placeholders = gm.graph.find_nodes(op="placeholder")
@@ -465,7 +465,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 
 
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
-    compiled = compile_aten(joint.gm, _fakes(joint.gm), is_backward=False)
+    compiled = compile_aten(joint.gm, is_backward=False)
     finish = build_finish(joint)
 
     def run(*inputs):
@@ -486,16 +486,13 @@ def with_grad_mode(enabled: bool, function: Callable, *args):
         torch._C._set_grad_enabled(before)
 
 
-def _fakes(gm: fx.GraphModule) -> list:
-    return [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
-
 # %% [markdown]
 # ## The rung `aot_eager`
 #
 # With the interpreter in the place of a compiler the stage can be run, and compared with eager, on its own.
 
 # %%
-def interpret_aten(gm: fx.GraphModule, fakes: list, *, is_backward: bool = False) -> Callable[[list], list]:
+def interpret_aten(gm: fx.GraphModule, *, is_backward: bool = False) -> Callable[[list], list]:
     """The `compile_aten` of the backend `aot_eager`: the graph as it is, operator by operator."""
     def call(inputs: list) -> list:
         arguments = list(inputs)

@@ -295,15 +295,15 @@ def score(f: Fuser, a: Group, b: Group, flows, common) -> int:
 # %% [markdown]
 # ## One pair
 #
-# `try_fuse` puts the questions together, from the cheapest to the dearest. First come limits that need no
-# look at indices: the same device, the number of loops, of instructions and of arguments. Then what flows
+# `try_fuse` puts the questions together, from the cheapest to the dearest. First come those that need no
+# look at indices (`refusal`): the same device, the number of loops, of instructions and of arguments. Then what flows
 # between the two. A buffer that is written at computed positions is complete only when the kernel has
 # ended, and one that is read at computed positions needs to be in memory. Then usefulness: two loops that
 # only read something in common must share a good part of their traffic, and must not lie far apart in the
 # program, since fusing them keeps everything between them alive for longer. (That is no reason where both touch nothing but
 # inputs that stay: `_foreach` operators do all of a parameter's work in places far apart.) Then the cycle test.
 #
-# Only now is a common nest looked for. Mostly the nests agree already and all accesses are equal (`same`);
+# Only now is a common nest looked for (`common_nest`). Mostly the nests agree already and all accesses are equal (`same`);
 # that is decided by comparing, with no search. The last questions need the alignment: whether the buffers
 # that both read are read at the same elements, whether a store would run across memory, whether a reduction
 # with few results would slow down the loop (`_starved`, on GPUs), and the hazards.
@@ -344,50 +344,43 @@ def _traffic(f: Fuser, g: Group) -> int:
     return sum(nbytes(f.buffers[n]) for n in g.reads.keys() | g.writes.keys())
 
 
-def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
-    """Fuse groups ia and ib if that is legal and useful; either way, record why. `across`: if one reduces
-    rows and the other columns."""
+def refusal(f: Fuser, ia: int, ib: int, flows, common, points: int) -> str | None:
+    """Why the groups ia and ib are not to be one kernel, whatever their nests, or None."""
     a, b = f.groups[ia], f.groups[ib]
-    if b.ancestors >> ia & 1 == 0 and (a.ancestors >> ib & 1 or ib < ia):
-        ia, ib, a, b = ib, ia, b, a
-    key = (f.name(a), f.name(b), len(a.members), len(b.members))
-    flows, common = shared_buffers(a, b)
-    points = score(f, a, b, flows, common)
-
-    def refuse(reason):
-        f.decisions[key] = Decision(key[0], key[1], False, points, reason)
-        return False
-
     if a.device != b.device:
-        return refuse("different devices")
+        return "different devices"
     if a.walked or b.walked:
-        return refuse("one of them sums up columns on the way along its rows")
+        return "one of them sums up columns on the way along its rows"
     if len(a.members) + len(b.members) > f.options.max_loops or \
             a.instructions + b.instructions > f.options.max_instructions:
-        return refuse("the kernel would be too long")
+        return "the kernel would be too long"
     reads = a.reads.keys() | b.reads.keys()
     if len(reads | a.writes.keys() | b.writes.keys()) > f.options.max_buffers and \
             len(reads) > f.options.max_buffers // 2:
-        return refuse("the kernel would have too many arguments")
+        return "the kernel would have too many arguments"
     turns = a.turns | b.turns
     if max((t for t in turns if t % 2), default=0) > min(turns):
-        return refuse("one computes again, later, what is not to be kept until then")
+        return "one computes again, later, what is not to be kept until then"
     if not flows and max(turns) // 4 > min(turns) // 4:
-        return refuse("a backward pass comes between them")
+        return "a backward pass comes between them"
     if flows and waits(f, a, b):
-        return refuse("what the first reads would have to live until the second can run")
+        return "what the first reads would have to live until the second can run"
     for n in flows:
         if n in a.scattered:
-            return refuse(f"{n} is written at computed positions: it is complete only when the kernel ends")
+            return f"{n} is written at computed positions: it is complete only when the kernel ends"
         if n in b.guarded:
-            return refuse(f"{n} is read under a mask or at a computed position")
+            return f"{n} is read under a mask or at a computed position"
     if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
             abs(b.members[-1] - a.members[0]) > f.options.max_distance and not (f.permanent(a) and f.permanent(b)):
-        return refuse("far apart in the program: intermediates would have to live longer")
+        return "far apart in the program: intermediates would have to live longer"
     if not flows and common and 5 * points < min(_traffic(f, a), _traffic(f, b)):
-        return refuse("too little in common")
-    if makes_cycle(f, ia, ib):
-        return refuse("something between them needs one and feeds the other")
+        return "too little in common"
+    return "something between them needs one and feeds the other" if makes_cycle(f, ia, ib) else None
+
+
+def common_nest(f: Fuser, a: Group, b: Group, flows, common, across: bool) -> tuple[Alignment, tuple[Symbol, ...]] | str:
+    """The alignment in which a and b are one kernel, and the variables that it walks along; or why there is none, or none that is
+    legal and fast."""
     walked: tuple[Symbol, ...] = ()
     same = not across and a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
         all(x.size == y.size for x, y in zip(a.space.all, b.space.all)) and \
@@ -401,23 +394,37 @@ def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
     else:
         alignment = find_alignment(a, b, flows + common)
     if isinstance(alignment, str):
-        return refuse(alignment)
+        return alignment
     if not same and common and not flows and not any(same_reads(a, b, n, alignment) for n in common):
-        return refuse("both read " + ", ".join(common) + ", but at different elements")
+        return "both read " + ", ".join(common) + ", but at different elements"
     if alignment.permuted and (a.reduces or b.reduces or not flows) and \
             (bad := scattered_stores(f, a, b, alignment)):
-        return refuse(f"{bad} would be written across memory")
-    if a.device.type == "cuda" and (problem := _starved(a, b)):
-        return refuse(problem)
-    if (problem := hazard(f, a, b, alignment)) is not None:
-        return refuse(problem)
+        return f"{bad} would be written across memory"
+    slow = _starved(a, b) if a.device.type == "cuda" else None
+    return slow or hazard(f, a, b, alignment) or (alignment, walked)
+
+
+def try_fuse(f: Fuser, ia: int, ib: int, across: bool = False) -> bool:
+    """Fuse groups ia and ib if that is legal and useful; either way, record why. `across`: if one reduces
+    rows and the other columns."""
+    a, b = f.groups[ia], f.groups[ib]
+    if b.ancestors >> ia & 1 == 0 and (a.ancestors >> ib & 1 or ib < ia):
+        ia, ib, a, b = ib, ia, b, a
+    names = f.name(a), f.name(b)
+    key = (*names, len(a.members), len(b.members))
+    flows, common = shared_buffers(a, b)
+    points = score(f, a, b, flows, common)
+    nest = refusal(f, ia, ib, flows, common, points) or common_nest(f, a, b, flows, common, across)
+    if isinstance(nest, str):
+        f.decisions[key] = Decision(*names, False, points, nest)
+        return False
     reason = "vertical: " + ", ".join(flows) if flows else \
         "horizontal: both read " + ", ".join(common) if common else \
         "horizontal: parts of one buffer, or fed by one kernel"
-    f.decisions[key] = Decision(key[0], key[1], True, points, reason)
-    a.notes = a.notes + b.notes + [f"{key[0]} and {key[1]}: {reason}"]
-    merge(f, ia, ib, alignment)
-    a.walked = walked
+    f.decisions[key] = Decision(*names, True, points, reason)
+    a.notes = a.notes + b.notes + [f"{names[0]} and {names[1]}: {reason}"]
+    merge(f, ia, ib, nest[0])
+    a.walked = nest[1]
     return True
 
 # %% [markdown]

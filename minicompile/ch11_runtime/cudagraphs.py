@@ -446,11 +446,11 @@ def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
 
 # %%
 def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
-    """`compile_aten(gm, fakes, is_backward=...)` whose results are recorded as CUDA graphs of one set."""
-    def compile_graph(gm, fakes, *, is_backward: bool = False):
+    """`compile_aten(gm, is_backward=...)` whose results are recorded as CUDA graphs of one set."""
+    def compile_graph(gm, *, is_backward: bool = False):
         inputs = gm.graph.find_nodes(op="placeholder")
         mutated = [inputs.index(n.args[0]) for n in gm.graph.find_nodes(op="call_function", target=COPY)]
-        compiled = compile_aten(gm, fakes, is_backward=is_backward)
+        compiled = compile_aten(gm, is_backward=is_backward)
         parts = compiled.parts if isinstance(compiled, Apart) else None
         device = compiled.device if parts else compiled
         reason = graphs.recorder.objection(device)

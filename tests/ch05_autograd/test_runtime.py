@@ -475,8 +475,8 @@ def test_provenance_reaches_backward():
 def test_backward_receives_the_last_references():
     seen = []
 
-    def compile_aten(gm, fakes, *, is_backward=False):
-        run = interpret_aten(gm, fakes)
+    def compile_aten(gm, *, is_backward=False):
+        run = interpret_aten(gm)
 
         def call(inputs):
             if is_backward:
@@ -568,10 +568,10 @@ def _compiled_backwards(fn, inputs):
     """The compiled function, and the list in which each backward graph is noted when it is compiled."""
     backwards = []
 
-    def compile_aten(gm, fakes, *, is_backward=False):
+    def compile_aten(gm, *, is_backward=False):
         if is_backward:
             backwards.append(gm)
-        return interpret_aten(gm, fakes, is_backward=is_backward)
+        return interpret_aten(gm, is_backward=is_backward)
     return compile_function(fn, inputs, compile_aten), backwards
 
 
