@@ -176,7 +176,7 @@ def explain(function, **settings):
         target = getattr(target, "_orig_mod", target)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)
         found.call = target, args, kwargs, settings
-        compiled, context = compile_apart(compile, target, settings)
+        compiled, context = compile_alone(compile, target, settings)
         before, start = dict(driver.counters.seconds), time.perf_counter()
         with listening(found, context) as states:
             try:
@@ -192,7 +192,7 @@ def explain(function, **settings):
     return run
 
 
-def compile_apart(compile, target, settings):
+def compile_alone(compile, target, settings):
     """(compiled function, its context): a context of its own, so that nothing compiled before is used."""
     from . import stances
     with stances.fresh_contexts() as made:

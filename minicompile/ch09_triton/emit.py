@@ -430,17 +430,14 @@ def print_kernel(graph: LinkedKernel, axes: list[Axis], config: heuristics.Confi
 # %%
 def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> KernelSource:
     """Triton source for `kernel`. `options`: `signature` (argument -> Triton type), `constants` (block
-    sizes), `grid` (three Python expressions over the size symbols), `num_warps`. Raises
+    sizes), `grid` (the number of programs, an expression over the size symbols), `num_warps`. Raises
     Unsupported."""
     if isinstance(kernel, KernelList):
         return emit_list(kernel)
     graph = online_softmax(link(kernel))
     axes, default = plan(graph)
     config = config or default
-    sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
-    index_type = "tl.int32" if fits_int32([*sizes, product(a.numel for a in axes)]) else "tl.int64"
-    if index_type == "tl.int32":
-        graph = narrow_positions(graph)
+    graph, index_type = with_index_type(kernel, graph, [product(a.numel for a in axes)])
     p, body = print_kernel(graph, axes, config, index_type)
     signature = {p.parameters[b]: pointer_type(kernel.buffers[b].dtype) for b in kernel.tensors}
     wide = index_type == "tl.int64" or any(s.real for s in kernel.symbols)
@@ -451,6 +448,12 @@ def emit_triton(kernel: Kernel, config: heuristics.Config | None = None) -> Kern
         grid = to_text(product(v.size for v in kernel.blocks))
     constants = {a.block: config.blocks[a.name] for a in axes}
     return source_of(kernel, body, signature, constants, grid, config, {id(loop): k for k, loop in enumerate(kernel.loops)})
+
+
+def with_index_type(kernel: Kernel, graph: LinkedKernel, spaces: list[Int]) -> tuple[LinkedKernel, str]:
+    """Offsets are 32 bits wide where all buffers and iteration spaces are that small."""
+    sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
+    return (narrow_positions(graph), "tl.int32") if fits_int32([*sizes, *spaces]) else (graph, "tl.int64")
 
 
 def source_of(kernel: Kernel, body, signature: dict, constants: dict, grid: str, config: heuristics.Config,
@@ -464,7 +467,7 @@ def source_of(kernel: Kernel, body, signature: dict, constants: dict, grid: str,
     for statement, loop in body:
         lines += [position.get(id(loop))] * (statement.count("\n") + 1)
     return KernelSource(kernel.name, "triton", before + text, dict(
-        signature=signature, constants=constants, grid=(grid, "1", "1"), num_warps=config.num_warps,
+        signature=signature, constants=constants, grid=grid, num_warps=config.num_warps,
         device=kernel.device.index, **options), (*lines, None))
 
 # %% [markdown]
@@ -493,10 +496,7 @@ def emit_list(kernel: KernelList) -> KernelSource:
     if set(config.blocks) == {"x"}:
         accesses = sum(s.op in ("load", "store") for s in graph.steps)
         config = heuristics.pointwise(sum(spaces), accesses)
-    sizes = [storage_size(b) for n, b in kernel.buffers.items() if n not in kernel.local]
-    index_type = "tl.int32" if fits_int32([*sizes, *spaces]) else "tl.int64"
-    if index_type == "tl.int32":
-        graph = narrow_positions(graph)
+    graph, index_type = with_index_type(kernel, graph, spaces)
     own = body.symbols[:len(kernel.pieces[0].parameters)]
     width = 1 + len(own) + len(body.tensors)
     lines = ["piece = tl.load(pieces + tl.program_id(0))", f"row = table + piece * {width}",

@@ -82,7 +82,7 @@ def symbol_names(source: KernelSource) -> list[str]:
 
 def grid_function(source: KernelSource) -> Callable[..., int]:
     """The number of programs, given the size symbols."""
-    return eval(f"lambda {', '.join(symbol_names(source))}: {source.options['grid'][0]}")
+    return eval(f"lambda {', '.join(symbol_names(source))}: {source.options['grid']}")
 
 
 def load_plain(source: KernelSource) -> Callable:

@@ -14,7 +14,7 @@ import torch
 
 from .. import apart
 from ..answers import NOT_FORKED, References, Run, compare, differentiate, evaluate, references, rungs_for, settings_of, undone, warm
-from ..explain import Explanation, compile_apart, count, listening
+from ..explain import Explanation, compile_alone, count, listening
 
 SETTINGS = ("dynamic", "mode", "options", "fullgraph")
 # Rung of the ladder -> the panes whose meaning it runs
@@ -150,12 +150,12 @@ def measure(found: Explanation, seconds: float = 2.0) -> Measured:
     measured = Measured(device=device)
     case, again, clocks = Run(lambda: (function, args, kwargs)), Explanation(found.name), {}
     with undone(case):
-        compiled, context = compile_apart(compile, function, settings_of("triton", settings) if device == "cuda" else settings)
+        compiled, context = compile_alone(compile, function, settings_of("triton", settings) if device == "cuda" else settings)
         with listening(again, context, clocked(clocks)):       # without CUDA graphs, which are one launch
             calls(compiled, args, kwargs, seconds / 3, device)
         measured.steps = steps_of(again, clocks)
     with undone(case):
-        measured.compiled = calls(compile_apart(compile, function, settings)[0], args, kwargs, seconds / 3, device)
+        measured.compiled = calls(compile_alone(compile, function, settings)[0], args, kwargs, seconds / 3, device)
     with undone(case):
         measured.eager = calls(function, args, kwargs, seconds / 3, device)
     return measured
