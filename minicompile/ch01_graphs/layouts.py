@@ -31,6 +31,11 @@ def memory_order(size, stride) -> list[int]:
 
 
 # %% tags=["exercise:contiguous-strides"]
+def inverse(order: list[int]) -> list[int]:
+    """The permutation that undoes `order`."""
+    return [order.index(d) for d in range(len(order))]
+
+
 def contiguous_strides(shape) -> tuple:
     """The strides of a row-major tensor; sizes may be symbolic."""
     strides, step = [], 1

@@ -25,7 +25,7 @@ from torch import fx
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import copy_provenance, map_args
-from ..ch01_graphs.layouts import each_has_its_place, is_dense, memory_order, same_layout
+from ..ch01_graphs.layouts import each_has_its_place, inverse, is_dense, memory_order, same_layout
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
@@ -194,11 +194,6 @@ def conform(b: GraphBuilder, new: fx.Node, target: FakeTensor) -> fx.Node:
             raise Unsupported("an `out` tensor of another shape would be resized")
         new = emit(b, aten.expand.default, (new, [expr_of(s) for s in target.shape]))
     return new
-
-
-def inverse(order: list[int]) -> list[int]:
-    """The permutation that undoes `order`."""
-    return [order.index(d) for d in range(len(order))]
 
 
 def restride(b: GraphBuilder, node: fx.Node, target: torch.Tensor) -> fx.Node:

@@ -36,9 +36,9 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
-from ..ch01_graphs.layouts import each_has_its_place, is_dense, is_window, memory_order, overlap, same_layout
+from ..ch01_graphs.layouts import each_has_its_place, inverse, is_dense, is_window, memory_order, overlap, same_layout
 from ..errors import Unsupported
-from .aliases import Alias, GraphBuilder, Step, emit, emit_step, fresh, inverse, read, viewed_argument, write
+from .aliases import Alias, GraphBuilder, Step, emit, emit_step, fresh, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, signature, written_arguments
 
 aten = torch.ops.aten

@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..ch01_graphs.graph import call_node
-from ..ch01_graphs.symbolic import present
+from ..ch01_graphs.layouts import inverse, is_dense, memory_order, same_layout
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..ch05_autograd.cleanup import clean
 from .primitives import PRIMITIVES, is_primitive
@@ -149,33 +149,10 @@ def _fitted(out, wanted):
         return out
     if not isinstance(out, torch.Tensor) or out.dtype != wanted.dtype or out.shape != wanted.shape:
         return NotImplemented
-    return _ordered(out, wanted)
-
-
-def _ordered(out, wanted):
-    """`out` with the strides of `wanted`, by a copy if they differ. Only dense layouts can be asked for."""
-    if _strides(out) == _strides(wanted):
+    if same_layout(out, wanted) or not is_dense(wanted):       # only dense layouts can be asked for
         return out
-    order = sorted(range(wanted.dim()), key=lambda d: (-present(wanted.stride(d)), -present(wanted.shape[d])))
-    if not _dense(wanted, order):
-        return out
-    copy = out.permute(order).clone(memory_format=torch.contiguous_format)
-    return copy.permute([order.index(d) for d in range(wanted.dim())])
-
-
-def _strides(t):
-    """(dim, stride) of the dims that can have more than one element."""
-    return [(d, t.stride(d)) for d, n in enumerate(t.shape) if not (isinstance(n, int) and n == 1)]
-
-
-def _dense(t, order) -> bool:
-    """Do the dims, in `order` from outer to inner, fill memory without gaps?"""
-    step = 1
-    for d in reversed(order):
-        if present(t.shape[d]) != 1 and present(t.stride(d)) != present(step):
-            return False
-        step = step * t.shape[d]
-    return True
+    order = memory_order(wanted.shape, wanted.stride())
+    return out.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse(order))
 
 
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
