@@ -149,10 +149,16 @@ def _fitted(out, wanted):
         return out
     if not isinstance(out, torch.Tensor) or out.dtype != wanted.dtype or out.shape != wanted.shape:
         return NotImplemented
-    if same_layout(out, wanted) or not is_dense(wanted):       # only dense layouts can be asked for
+    return _ordered(out, wanted)
+
+
+def _ordered(out, wanted):
+    """`out` with the strides of `wanted`, by a copy if they differ. Only dense layouts can be asked for."""
+    if same_layout(out, wanted) or not is_dense(wanted):
         return out
     order = memory_order(wanted.shape, wanted.stride())
-    return out.permute(order).clone(memory_format=torch.contiguous_format).permute(inverse(order))
+    copy = out.permute(order).clone(memory_format=torch.contiguous_format)
+    return copy.permute(inverse(order))
 
 
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
