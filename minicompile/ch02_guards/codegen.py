@@ -29,6 +29,7 @@ import torch
 
 from ..marks import PASSED_OVER
 from . import guards as g, torch_guards
+from .memory import counters_agree
 from .sources import ConstantSource, GlobalStateSource, LocalSource, Source, parameter_name
 from .stable import ENOUGH, Scope, further_place, make_memo, place, refresh, varying_attributes
 
@@ -306,7 +307,7 @@ def base_namespace() -> dict:
     """What the text of sources and guards may name."""
     return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
             "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
-            "__class_has": g.class_has, "__function_has": g.function_has, **torch_guards.ASK,
+            "__agree": counters_agree, "__class_has": g.class_has, "__function_has": g.function_has, **torch_guards.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, "__math": math,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 

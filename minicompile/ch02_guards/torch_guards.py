@@ -217,6 +217,21 @@ def not_a_view(g, x, const):
 
 
 # %% [markdown]
+# The hundred counters of an optimizer are tensors on the CPU with one number, of which the trace has made one symbol
+# (chapter 3). To ask each for its number takes a hundred calls, so all are asked in one (`memory.py`).
+
+# %%
+@guard("COUNTERS", lambda g: f"{g.source} and {len(g.expected) - 1} other counters have the same number, and memory of their own")
+def counters(g, x, const):
+    """expected: a limit or None, and the other sources. All have one number; with a limit it is whole, and smaller."""
+    limit, *others = g.expected
+    everyone = ", ".join([x, *map(const.read, others)])
+    return [Condition(f"__agree({limit}, {everyone})",
+                      lambda v: f"{g.source}, which is {v.item()}, and {len(others)} other counters do not have one "
+                                f"{'whole ' if limit else ''}number any more, or share memory")]
+
+
+# %% [markdown]
 # ## State of the library
 #
 # `torch.no_grad()` around a compiled call, another autocast dtype, a new default dtype: none is an

@@ -40,6 +40,7 @@
 #define Py_BUILD_CORE_MODULE
 #include <Python.h>
 #include <internal/pycore_dict.h>
+#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -77,6 +78,8 @@ static PyObject *plain_types = NULL; /* tuple of tensor classes without behaviou
 static Py_ssize_t impl_at, keys_at;  /* offsets in bytes: in the Python object, in the TensorImpl */
 static Py_ssize_t hooks_at[2];       /* in the Python object: dicts of hooks on the gradient, and of those called when it has arrived */
 static const void *no_tensor;        /* the TensorImpl of a gradient that is not there */
+static uint64_t plain_keys;          /* the dispatch keys of an ordinary tensor on the CPU */
+enum { FLOAT32 = 6, FLOAT64 = 7 };   /* dtypes, as PyTorch numbers them */
 static uint64_t with_version;        /* the dispatch key of a tensor that has a version, which those of inference mode have not */
 
 typedef struct {
@@ -601,6 +604,44 @@ static PyObject *lie_at(PyObject *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_TRUE;
 }
 
+/* A 0-d tensor of floats on the CPU, which nothing is pending for: its number. */
+static int number_of(PyObject *t, double *number, void **address)
+{
+    int64_t ndim;
+    int32_t dtype, device_type;
+    if (!is_plain(t) || keys_of(handle_of(t)) != plain_keys || ask.dim(handle_of(t), &ndim) || ndim != 0 ||
+        ask.device_type(handle_of(t), &device_type) || device_type != 0 || ask.dtype(handle_of(t), &dtype) ||
+        (dtype != FLOAT32 && dtype != FLOAT64) || ask.data_ptr(handle_of(t), address) || *address == NULL)
+        return 0;
+    *number = dtype == FLOAT32 ? *(float *)*address : *(double *)*address;
+    return 1;
+}
+
+/* common_number(*tensors) -> the number that all of them hold, each in memory of its own; NaN if there is none, None where
+ * that cannot be found out. */
+static PyObject *common_number(PyObject *self, PyObject *const *args, Py_ssize_t count)
+{
+    double first = NAN, number;
+    Py_ssize_t size = 16, good = 1;
+    while (size < 2 * count)
+        size *= 2;
+    void *address, **seen = PyMem_Calloc(size, sizeof(void *)); /* a set: each where its address says, or behind */
+    for (Py_ssize_t i = 0; seen != NULL && i < count; i++) {
+        if (!number_of(args[i], &number, &address)) {
+            PyMem_Free(seen);
+            Py_RETURN_NONE;
+        }
+        first = i == 0 ? number : first;
+        Py_ssize_t at = ((uintptr_t)address >> 2) % size;
+        while (seen[at] != NULL && seen[at] != address)
+            at = (at + 1) % size;
+        good = good && seen[at] == NULL && number == first;
+        seen[at] = address;
+    }
+    PyMem_Free(seen);
+    return seen == NULL ? PyErr_NoMemory() : PyFloat_FromDouble(good ? first : NAN);
+}
+
 /* raise_versions(*tensors) -> whether it did: False, and nothing done, if one is not known to have a version. */
 static PyObject *raise_versions(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
@@ -758,7 +799,7 @@ static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
 }
 
 /* setup(tensor classes, addresses of the functions, key of a version, [(tensor, address of its TensorImpl, its dispatch keys), ...],
- * (the two dicts of hooks of the first, which has no gradient)) -> bool
+ * (the two dicts of hooks of the first, a leaf on the CPU without a gradient)) -> bool
  * False: the examples are not laid out in one way, and no tensor will be known. */
 static PyObject *setup(PyObject *self, PyObject *args)
 {
@@ -777,6 +818,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
         if (field_at < 0 || (i > 0 && (object_at != impl_at || field_at != keys_at)))
             Py_RETURN_FALSE;
         impl_at = object_at, keys_at = field_at;
+        plain_keys = i == 0 ? keys : plain_keys;
         for (int k = 0; i == 0 && k < 2; k++)
             if ((hooks_at[k] = find_word(tensor, Py_TYPE(tensor)->tp_basicsize, (uintptr_t)hooks[k])) < 0)
                 Py_RETURN_FALSE;
@@ -794,6 +836,7 @@ static PyObject *setup(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Tell what a tensor is."},
     {"lie_at", (PyCFunction)(void (*)(void))lie_at, METH_FASTCALL, "lie_at(tensors, positions, addresses) -> bool"},
+    {"common_number", (PyCFunction)(void (*)(void))common_number, METH_FASTCALL, "common_number(*tensors) -> float or None"},
     {"raise_versions", (PyCFunction)(void (*)(void))raise_versions, METH_FASTCALL, "raise_versions(*tensors) -> whether it did"},
     {NULL, NULL, 0, NULL},
 };

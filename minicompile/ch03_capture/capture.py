@@ -276,7 +276,7 @@ def closing_lines(ep: Epilogue, done: Trace) -> list:
 
 def guard_aliasing(tx):
     """What was written to, or told apart from others, has to be apart from what was found elsewhere. A tensor
-    of a module and another one are left to the runtime, which compares addresses."""
+    of a module and another one are left to the runtime, which compares addresses. Tensors whose guards differ are not one."""
     found: dict = {}
     for value in tx.tracked.values():
         if type(value) is SymVal or value.source is None or is_fixed(getattr(value, "real", None)):
@@ -285,8 +285,11 @@ def guard_aliasing(tx):
     groups = [found.get(cls, ()) for cls in tx.told_apart.union(v.cls for v, _ in tx.effects.changed.values())]
     tensors = [v for values in found.values() for v in values if type(v) is TensorVal]
     if written_storages(tx) & {storage_key(v.fake) for v in tensors}:
-        groups += [[v for v in tensors if isinstance(v.source, ModuleAttrSource) is owned]
-                   for owned in (True, False)]
+        alike: dict = {}
+        for v in tensors:
+            facts = type(v.real), v.real.dtype, v.real.device, v.real.requires_grad, v.real.dim()
+            alike.setdefault((isinstance(v.source, ModuleAttrSource), *facts), []).append(v)
+        groups += alike.values()
     for group in groups:
         if len(group) > 1:
             tx.guards.add(group[0].source, "NOT_ALIASED", tuple(v.source for v in group[1:]))

@@ -205,21 +205,20 @@ def counter(tx, source, number: float, limit: int | None):
 
 
 # %% [markdown]
-# When the trace is over the counters are guarded, with one guard for all that share a symbol: their numbers, `n0`,
-# `n1` and so on, are equal to each other, and whole and below the limit where that was relied upon. One guard more
-# asks for all their addresses to differ. `guard_sizes` does the same for the questions that the trace has asked
-# about sizes: each is a condition on symbols, and is guarded together with the sources from which the symbols in
-# it are read.
+# When the trace is over the counters are guarded, with one guard for all that share a symbol: their numbers are equal to each
+# other, and whole and below the limit where that was relied upon, and their addresses differ. If there are several
+# symbols, one guard more asks for all addresses to differ. `guard_sizes` does the same for the questions that the trace has
+# asked about sizes: each is a condition on symbols, and is guarded together with the sources from which the symbols
+# in it are read.
 
 # %%
 def guard_counters(tx):
-    everyone = list(dict.fromkeys(s for _, sources in tx.symbols.counters.values() for s in sources))    # some were read twice
-    for (_, limit), (_, sources) in tx.symbols.counters.items():
-        names = [f"n{i}" for i in range(len(sources))]
-        whole = f" and n0 == n0 // 1 and -{limit} < n0 < {limit}" if limit else ""
-        guard(tx, sources[0], "SIZE", (" == ".join([names[0], *names]) + whole,
-                                       tuple((n, CallSource(s, "item")) for n, s in zip(names, sources))))
-    if len(everyone) > 1:
+    groups = [(limit, dict.fromkeys(sources)) for (_, limit), (_, sources) in tx.symbols.counters.items()]   # some were read twice
+    for limit, sources in groups:
+        first, *others = sources
+        guard(tx, first, "COUNTERS", (limit, *others))
+    everyone = list(dict.fromkeys(s for _, sources in groups for s in sources))
+    if len(groups) > 1:
         names = [f"p{i}" for i in range(len(everyone))]
         guard(tx, everyone[0], "SIZE", (f"len({{{', '.join(names)}}}) == {len(names)}",
                                         tuple((n, CallSource(s, "data_ptr")) for n, s in zip(names, everyone))))
