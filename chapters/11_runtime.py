@@ -400,6 +400,12 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 # is where we differ from torch.compile, which hands out the graph's own memory and asks the user to be done
 # with it before the next call.
 #
+# One copy can be spared without asking anything of the user. A whole training step (chapter 12) that begins with
+# `zero_grad()` drops the gradients of the step before, and makes 150 tensors to copy the new ones into. Where nobody had
+# kept a result when the next call came, it is *lent*: the caller gets the graph's own tensor. Before each replay the
+# references to what is lent are counted, in Python and in C++. If somebody has kept one, or a view of one, its
+# memory is left to them, and everything is recorded once more elsewhere.
+#
 # **What stays is watched.** Activations for backward are not copied, or the gain would be gone. They are
 # handed to autograd as throw-away aliases, and the graph keeps a weak reference to each. While one of them is
 # alive, a backward pass is *pending*, and another forward pass runs without the graph.

@@ -71,6 +71,9 @@ class FakeRecorder:
     def queue_behind(self, last):
         return None
 
+    def leave_pool(self):
+        pass
+
 
 def same(a, b):
     """Equal, of the same types, down to the tensors."""

@@ -33,6 +33,44 @@ def lie_at(tensors: list, positions: list[int], addresses: list[int]) -> bool:
     return unchanged.lie_at(tensors, positions, addresses)
 
 
+# %% [markdown]
+# ## Who holds a tensor
+#
+# Memory may be written again when nobody can read it any more. For a tensor that was handed out this means: no Python
+# object refers to it but ours, no other tensor is a view of its memory, nothing in C++ keeps either. CPython and PyTorch
+# count all of these. The counts of PyTorch have no function in its C interface. They follow the first word of both kinds
+# of objects, and whether they do is checked with tensors whose counts Python tells.
+#
+# What is compared is the state of now and that of a moment at which nobody else had the tensor yet: if the
+# counts are equal, nobody else has it now. A weak reference or an attribute keeps nothing alive, but whoever made it
+# would notice that the object lives on, so these count, too.
+
+# %%
+def find_holders() -> bool:
+    """Tell the extension where counts are; False when that cannot be found out."""
+    one, two = torch.zeros(3, device="cpu"), torch.zeros(2, 2, device="cpu")
+    kept = [two.view(-1), two.detach(), two[0]]          # views keep the tensor, all of them its memory
+    storages = [t.untyped_storage() for t in (one, two, kept[0])]
+    return unchanged.setup_holders([(t._cdata, t._use_count(), s._cdata, torch._C._storage_Use_Count(s._cdata))
+                                    for t, s in zip((one, two, kept[0]), storages)])
+
+
+if unchanged is not None:
+    find_holders()
+
+
+def holders(tensors: list[torch.Tensor]) -> bytes | None:
+    """Something that stays equal as long as nobody else takes hold of one of these, or changes what it is. None: not known, or the
+    memory of one has another holder already."""
+    return unchanged and unchanged.holders(tensors)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number for the memory of a tensor, which no other memory has meanwhile; where possible without a Python object for it."""
+    return unchanged and unchanged.storage_of(tensor) or tensor.untyped_storage()._cdata
+
+
+# %%
 def counters_agree(limit: int | None, *tensors: torch.Tensor) -> bool:
     """Whether 0-d tensors hold one number, each in memory of its own; limit: whether it is also whole and smaller than this."""
     number = unchanged and unchanged.common_number(*tensors)

@@ -653,6 +653,88 @@ static PyObject *raise_versions(PyObject *self, PyObject *const *args, Py_ssize_
     Py_RETURN_TRUE;
 }
 
+/* The offset of the word `wanted` in memory from `start` on, or -1. */
+static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
+{
+    for (Py_ssize_t at = 0; at < size; at += sizeof(uint64_t))
+        if (*(const uint64_t *)((const char *)start + at) == wanted)
+            return at;
+    return -1;
+}
+
+/* ---- who holds a tensor ------------------------------------------------------------------------------------------ */
+
+/* All of a tensor that its holders can change or add to: the object's references, weak references and attributes, those of
+ * the TensorImpl and of its memory in C++, and what the tensor is. */
+typedef struct {
+    Facts facts;
+    void *address;
+    const void *weak, *hooks[2], *gradient, *dict;
+    Py_ssize_t references, attributes;
+    uint32_t of_tensor;
+} Holders;
+
+static Py_ssize_t memory_at = -1;                 /* in the TensorImpl: its StorageImpl; -1: not known */
+enum { COUNT_AT = sizeof(void *) };               /* in both: how many hold it, after the table of virtual functions */
+
+static inline uint32_t count_in(const void *impl) { return *(const uint32_t *)((const char *)impl + COUNT_AT); }
+static inline void *memory_in(const void *impl) { return *(void *const *)((const char *)impl + memory_at); }
+
+/* storage_of(tensor) -> the address of its StorageImpl, or None. Asking in Python makes an object that is a holder, too. */
+static PyObject *storage_of(PyObject *self, PyObject *t)
+{
+    int64_t ndim;
+    if (memory_at < 0 || !is_plain(t) || ask.dim(handle_of(t), &ndim))
+        Py_RETURN_NONE;
+    return PyLong_FromVoidPtr(memory_in(*handle_of(t)));
+}
+
+/* setup_holders([(address of a TensorImpl, its count, address of its StorageImpl, its count), ...]) -> bool
+ * False: the counts are not where they are expected, and nothing will be known of holders. */
+static PyObject *setup_holders(PyObject *self, PyObject *list)
+{
+    memory_at = -1;
+    for (Py_ssize_t i = 0, at; PyList_Check(list) && i < PyList_GET_SIZE(list); i++) {
+        unsigned long long impl, of_tensor, memory, of_memory;
+        if (!PyArg_ParseTuple(PyList_GET_ITEM(list, i), "KKKK", &impl, &of_tensor, &memory, &of_memory))
+            return NULL;
+        at = find_word((void *)(uintptr_t)impl, MOST_OF_IMPL, memory);
+        if (at < 0 || (i > 0 && at != memory_at) || count_in((void *)(uintptr_t)impl) != of_tensor ||
+            count_in((void *)(uintptr_t)memory) != of_memory) {
+            memory_at = -1;
+            Py_RETURN_FALSE;
+        }
+        memory_at = at;
+    }
+    return PyBool_FromLong(memory_at >= 0);
+}
+
+/* holders(list of tensors) -> bytes that stay the same as long as nobody takes hold of one or lets go of one; None if that
+ * cannot be found out, or if the memory of one has another holder. (That may be a Python object for the memory, which
+ * PyTorch keeps: it counts once, however many refer to it.) The list itself is a holder of tensors. */
+static PyObject *holders(PyObject *self, PyObject *list)
+{
+    if (!PyList_Check(list))
+        return PyErr_Format(PyExc_TypeError, "holders(list)");
+    PyObject *result = PyBytes_FromStringAndSize(NULL, PyList_GET_SIZE(list) * sizeof(Holders));
+    for (Py_ssize_t i = 0; result != NULL && i < PyList_GET_SIZE(list); i++) {
+        PyObject *t = PyList_GET_ITEM(list, i), *dict;
+        Holders *h = (Holders *)PyBytes_AS_STRING(result) + i;
+        memset(h, 0, sizeof(Holders));
+        if (memory_at < 0 || !tensor_facts(t, &h->facts) || ask.data_ptr(handle_of(t), &h->address) ||
+            memory_in(*handle_of(t)) == NULL || count_in(memory_in(*handle_of(t))) != 1) {
+            Py_DECREF(result);
+            Py_RETURN_NONE;
+        }
+        const void *impl = *handle_of(t);
+        h->references = Py_REFCNT(t), h->of_tensor = count_in(impl);
+        h->weak = *(void **)((char *)t + Py_TYPE(t)->tp_weaklistoffset), h->gradient = *ask.grad(impl);
+        h->hooks[0] = *(void **)((char *)t + hooks_at[0]), h->hooks[1] = *(void **)((char *)t + hooks_at[1]);
+        h->dict = dict = dict_of(t), h->attributes = dict == NULL ? 0 : PyDict_GET_SIZE(dict);
+    }
+    return result;
+}
+
 /* A range of memory that some argument of a function occupies. */
 typedef struct {
     uintptr_t start, end;
@@ -789,15 +871,6 @@ static PyTypeObject spans_type = {
 
 /* ---- the module ------------------------------------------------------------------------------------------------- */
 
-/* The offset of the word `wanted` in memory from `start` on, or -1. */
-static Py_ssize_t find_word(const void *start, Py_ssize_t size, uint64_t wanted)
-{
-    for (Py_ssize_t at = 0; at < size; at += sizeof(uint64_t))
-        if (*(const uint64_t *)((const char *)start + at) == wanted)
-            return at;
-    return -1;
-}
-
 /* setup(tensor classes, addresses of the functions, key of a version, [(tensor, address of its TensorImpl, its dispatch keys), ...],
  * (the two dicts of hooks of the first, a leaf on the CPU without a gradient)) -> bool
  * False: the examples are not laid out in one way, and no tensor will be known. */
@@ -835,6 +908,9 @@ static PyObject *setup(PyObject *self, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"setup", setup, METH_VARARGS, "Tell what a tensor is."},
+    {"setup_holders", setup_holders, METH_O, "Tell where counts are."},
+    {"storage_of", storage_of, METH_O, "storage_of(tensor) -> address or None"},
+    {"holders", holders, METH_O, "holders(list of tensors) -> bytes or None"},
     {"lie_at", (PyCFunction)(void (*)(void))lie_at, METH_FASTCALL, "lie_at(tensors, positions, addresses) -> bool"},
     {"common_number", (PyCFunction)(void (*)(void))common_number, METH_FASTCALL, "common_number(*tensors) -> float or None"},
     {"raise_versions", (PyCFunction)(void (*)(void))raise_versions, METH_FASTCALL, "raise_versions(*tensors) -> whether it did"},

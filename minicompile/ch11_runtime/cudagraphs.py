@@ -22,7 +22,9 @@
 # - an input that is the same object at the same address in two consecutive calls (a parameter) is *static*:
 #   its address is checked at every call. Anything else is copied into a placeholder that never moves;
 # - whatever leaves (results, gradients) is copied out of the graph's memory into fresh tensors, all in a few
-#   launches;
+#   launches. What the caller has dropped before the next call, as a step that begins with `zero_grad()` does with its
+#   gradients, is *lent* instead: the graph's own tensor is handed out, and before each replay it is made sure
+#   that nobody has kept it;
 # - what stays inside (activations for backward) is handed out as throw-away aliases. While one of them is
 #   alive a backward pass is *pending*, and a second forward pass runs without the graph. So does its
 #   backward, because its saved tensors are at other addresses;
@@ -35,7 +37,7 @@
 #
 # torch.compile instead tracks the liveness of each output and re-records trees of graphs; outputs are valid
 # only until the next run. Copying out costs device bandwidth (0.3 ms for the gradients of a 124M model on
-# an H100) and buys that nobody has to know.
+# an H100), and on the host two microseconds for each tensor. It buys that nobody has to know.
 
 # %%
 from __future__ import annotations
@@ -49,9 +51,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Sequence
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from .. import logs
-from ..ch02_guards.memory import lie_at, raise_versions
+from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
 from ..ch07_loops.ir import written_by
 from .numbers import Apart
 
@@ -126,6 +129,10 @@ class CudaRecorder:
                 torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
         return graph.replay, outputs
 
+    def leave_pool(self) -> None:
+        """What is recorded from now on lies elsewhere than what was recorded before."""
+        self.pool = None
+
     def queue_behind(self, last: Any) -> Any:
         """Make what is launched next wait for what was launched on the stream `last` (None: nothing was).
         Returns the stream of what is launched next."""
@@ -163,6 +170,8 @@ class Recording:
     written: list[tuple[int, torch.Tensor]]      # placeholders that the graph writes, to be copied back
     recipes: list[tuple]
     leaving: list[torch.Tensor]                  # outputs to be copied out
+    lent: list[torch.Tensor] = field(default_factory=list)      # outputs that are handed out themselves
+    unshared: bytes | None = None                # the holders of those before any was handed out
 
 
 # %% [markdown]
@@ -183,6 +192,8 @@ class GraphSet:
     lock: Any = field(default_factory=threading.RLock)
     busy: bool = False                                    # whether the thread that has the lock is using the pool
     stream: Any = None                                    # of the last call that used the pool
+    lends: bool = True                                    # whether outputs may be lent
+    out: list[Recording] = field(default_factory=list)    # those whose outputs may be with the caller
 
     def __post_init__(self):
         self.recorder = self.recorder or CudaRecorder()
@@ -196,6 +207,18 @@ class GraphSet:
     def is_fixed(self, address: int) -> bool:
         """Is this where forward finds a static input or leaves an activation?"""
         return address in self.addresses or address in self.stays
+
+    def was_returned(self) -> bool:
+        """Is all that was lent back? If something is not, its memory belongs to who keeps it from now on: recordings begin anew in
+        other memory, and lend nothing."""
+        if all(holders(r.lent) == r.unshared for r in self.out):
+            self.out = []
+            return True
+        self.lends, self.out = False, []
+        self.recorder.leave_pool()
+        for member in self.members:
+            member.recordings.clear()
+        return False
 
     def wrap(self, fn: Callable[[list], list], *, is_backward: bool = False, results: int | None = None,
              mutated: Sequence[int] = ()) -> "GraphedCallable":
@@ -235,6 +258,7 @@ class GraphedCallable:
         self.outputs: list[int] | None = None                   # their positions, where they are a part of what there is
         self.numbers: list[int] | None = None                   # positions of the arguments that are no tensors, at each call
         self.seen: dict[tuple, list] = {}
+        self.given: dict[tuple, list] = {}                      # the memory of the outputs of the first call of these sizes
         self.recordings: dict[tuple, Recording] = {}
         self.made = 0
         self.moves: Counter[int] = Counter()                    # how often an input was no more where it was
@@ -267,12 +291,16 @@ class GraphedCallable:
             return self.start(key, args)
         if self.must_run_plainly(args):
             return None
+        if self.group.out and not self.group.was_returned():
+            return self.start(key, args)
         if not lie_at(args, recording.static, recording.addresses):
             return self.relocated(key, args, recording)
         return self.replay(recording, args)
 
     def replay(self, recording: Recording, args: list) -> list:
         self.group.stream = self.group.recorder.queue_behind(self.group.stream)
+        if recording.lent:
+            self.group.out.append(recording)
         return run_recording(self, recording, args)
 
     def must_run_plainly(self, args: list) -> bool:
@@ -305,7 +333,10 @@ class GraphedCallable:
             if len(self.seen) >= MAX_KEYS:
                 return self.disable(f"more than {MAX_KEYS} combinations of sizes and numbers")
             self.seen[key] = [weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args]
-            return self.plain(args)
+            found = self.plain(args)
+            self.given[key] = [isinstance(o, torch.Tensor) and o.layout is torch.strided and StorageWeakRef(o.untyped_storage())
+                               for o in found]
+            return found
         if self.made >= MAX_RECORDINGS:
             reason = f"{MAX_RECORDINGS} recordings were not enough for its sizes and addresses"
             return self.disable(reason)
@@ -313,8 +344,11 @@ class GraphedCallable:
                   self.is_static(a, self.seen[key][i])]
         if self.is_backward and any(self.group.stays.get(args[i].data_ptr(), 0) is None for i in static):
             return None                       # another backward graph was recorded over these activations
+        if self.group.out and not self.group.was_returned():
+            return self.start(key, args)
+        dropped = {k for k, memory in enumerate(self.given.pop(key, ())) if memory and memory.expired()}
         try:
-            self.recordings[key] = make_recording(self, args, static)
+            self.recordings[key] = make_recording(self, args, static, dropped)
         except RuntimeError as error:
             return self.disable(f"recording failed: {str(error).splitlines()[0]}")
         self.made += 1
@@ -350,11 +384,18 @@ class GraphedCallable:
 # output gets a *recipe*, which says how to hand it out after a replay: a constant as it is; an output that is an
 # input, as this input; a result is copied out of the pool, since the next replay will overwrite it; what is saved
 # for backward stays where it is.
+#
+# A result that nobody had kept when the second call came is likely to be dropped before each call. It is lent. Its
+# recipe is that of a constant, for it is the same tensor each time, with what the last replay has written. `holders`
+# (chapter 2) notes who holds these tensors before the first is handed out, which is this module alone. A later call of any
+# graph in the pool compares (`was_returned`). If the caller has kept one, that one is theirs for ever: everything is
+# recorded once more, in a new pool, and from then on copied out. (Who hands one to another stream must wait for that stream
+# before the next call, or keep the tensor: `record_stream` alone tells the allocator, and nobody else.)
 
 # %%
-def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recording:
+def make_recording(g: GraphedCallable, args: list, static: list[int], dropped=()) -> Recording:
     """Record `g.fn` on `args`, with placeholders for every tensor that is not static. Nothing has been
-    computed when it returns."""
+    computed when it returns. dropped: the positions of outputs that nobody has kept until this call; they are lent."""
     fixed = set(static)
     copied = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor) and i not in fixed]
     inputs = list(args)
@@ -364,7 +405,7 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
     inputs = [a.detach() if isinstance(a, torch.Tensor) else a for a in inputs]
     placeholders = [inputs[i] for i in copied]
     written = [(i, inputs[i]) for i in copied if i in g.mutated]
-    storages = {a.untyped_storage()._cdata: i for i, a in enumerate(inputs)
+    storages = {storage_of(a): i for i, a in enumerate(inputs)
                 if isinstance(a, torch.Tensor) and i not in g.overwritten}
     for i in static if g.is_backward else ():
         address = inputs[i].data_ptr()
@@ -372,13 +413,18 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
             inputs[i], g.group.stays[address] = g.group.stays[address], None
     replay, outputs = g.group.recorder.record(g.fn, inputs)
     results = len(outputs) if g.results is None else g.results
-    recipes, leaving = [], []
+    recipes, leaving, lent = [], [], []
+    lends = g.group.lends and len(g.group.members) <= 1          # no other graph may run while they are with the caller
     for k, out in enumerate(outputs):
         if not isinstance(out, torch.Tensor):
             recipes.append(("constant", out))
-        elif out.untyped_storage()._cdata in storages:
-            source = storages[out.untyped_storage()._cdata]
+        elif storage_of(out) in storages:
+            source = storages[storage_of(out)]
             recipes.append(("input", source, out.shape, out.stride(), out.storage_offset()))
+        elif k < results and lends and k in dropped and holders([out]) is not None:
+            recipes.append(("constant", out))
+            out.__dict__ = {}                                    # what is written to a `__dict__` that there is can be counted
+            lent.append(out)
         elif k < results:
             recipes.append(("leaves", len(leaving)))
             leaving.append(out)
@@ -388,7 +434,8 @@ def make_recording(g: GraphedCallable, args: list, static: list[int]) -> Recordi
     addresses = [args[i].data_ptr() for i in static]
     if not g.is_backward:
         g.group.addresses.update(addresses)
-    return Recording(replay, static, addresses, copied, placeholders, written, recipes, leaving)
+    out = outputs = None
+    return Recording(replay, static, addresses, copied, placeholders, written, recipes, leaving, lent, holders(lent))
 
 
 # %% tags=["exercise:run-recording"]

@@ -1,5 +1,6 @@
 """Training steps in which tensors of a GPU meet numbers of the host: counters, learning rates. The GPU is pretended."""
 import copy
+import weakref
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from test_optimizers import TOLERANCE, batches, compare, network, training
 import minicompile
 from minicompile.ch01_graphs.fake import FakeMode, FakeTensor
 from minicompile.ch01_graphs.trace import trace
+from minicompile.ch02_guards import memory
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
@@ -58,6 +60,85 @@ def test_steps_as_eager(name, options, recorder, monkeypatch):
         recording, = member.recordings.values()
         numbers, batch = 1, 2
         assert len(recording.copied) == numbers + batch, "parameters and state are read where they are"
+
+
+def nothing_known_of_holders():
+    return memory.unchanged is None or memory.holders([torch.ones(1)]) is None
+
+
+KEEPS = {"the tensor": lambda g: g, "a view": lambda g: g.view(-1)[1:], "detached": lambda g: g.detach(),
+         "its memory": lambda g: g.untyped_storage(), "NumPy": lambda g: g.numpy(),
+         "saved by autograd": lambda g: (torch.ones((), requires_grad=True) * g).sum()}
+
+
+@pytest.mark.skipif(nothing_known_of_holders(), reason="the C extension is not built")
+@pytest.mark.parametrize("keep", KEEPS)
+def test_gradients_that_nobody_keeps_are_lent(keep, monkeypatch):
+    """A step that begins with zero_grad() gives the recording's own tensors, until the caller has kept one, in any way."""
+    pretend(monkeypatch)
+    torch.manual_seed(0)
+    net = network()
+    twin = copy.deepcopy(net)
+    make = lambda n: torch.optim.AdamW(n.parameters(), lr=0.01, foreach=True)
+    optimizer, other, backend = make(net), make(twin), Backend(FakeRecorder)
+    compiled, eager = minicompile.compile(training(net, optimizer), backend=backend, fullgraph=True), training(twin, other)
+
+    def both(count):
+        for x, y in batches(count):
+            torch.testing.assert_close(compiled(x, y), eager(x, y), **TOLERANCE)
+            compare(net, optimizer, twin, other, keep)
+            start_as(net, optimizer, twin, other)
+
+    both(4)
+    *_, member = [m for graphs in backend.graphs for m in graphs.members]
+    parameters = list(net.parameters())
+    lent = [id(p.grad) for p in parameters]
+    both(2)
+    assert [id(p.grad) for p in parameters] == lent and member.counts["recorded"] == 1
+    kept, as_it_was = KEEPS[keep](parameters[0].grad), parameters[0].grad.clone()
+    address = parameters[0].grad.data_ptr()
+    both(3)
+    assert member.counts["recorded"] == 2 and member.disabled is None and member.counts["plain"] == 1
+    assert all(p.grad.data_ptr() != address for p in parameters)
+    again = KEEPS[keep](as_it_was)
+    if keep == "its memory":
+        kept, again = (torch.empty(0).set_(memory_of) for memory_of in (kept, again))
+    elif keep == "saved by autograd":
+        kept, again = (torch.autograd.grad(v, v.grad_fn.next_functions[0][0].next_functions[0][0].variable)[0] for v in (kept, again))
+    assert torch.equal(torch.as_tensor(kept), torch.as_tensor(again))
+
+
+@pytest.mark.skipif(nothing_known_of_holders(), reason="the C extension is not built")
+@pytest.mark.parametrize("change", [
+    lambda g: setattr(g, "note", 1), lambda g: g.requires_grad_(), lambda g: setattr(g, "data", torch.ones(g.shape)),
+    lambda g: g.register_post_accumulate_grad_hook(print) if g.requires_grad_() is g else None, lambda g: setattr(g, "grad", g.clone()),
+    lambda g: g.t_(), lambda g: g.__dict__.update(note=1)])
+def test_what_a_caller_made_of_a_lent_tensor_is_seen(change):
+    tensor = torch.ones(2, 3)
+    tensor.__dict__ = {}
+    tensors = [tensor]
+    del tensor
+    before = memory.holders(tensors)
+    assert memory.holders(tensors) == before
+    change(tensors[0])
+    assert memory.holders(tensors) != before
+
+
+@pytest.mark.skipif(nothing_known_of_holders(), reason="the C extension is not built")
+def test_holders_come_and_go():
+    tensors = [torch.ones(2, 3), torch.ones(4)]
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    for name, take in (*KEEPS.items(), ("", weakref.ref), ("", lambda t: [t]), ("", lambda t: setattr(parameter, "grad", t))):
+        tensors[0] = torch.ones(2, 3)
+        before = memory.holders(tensors)
+        held = take(tensors[0])
+        assert before is not None and memory.holders(tensors) != before
+        del held
+        parameter.grad = None
+        assert name == "its memory" or memory.holders(tensors) == before        # PyTorch keeps the object for the memory
+    one = torch.ones(4)
+    view = one[:2]
+    assert memory.holders([torch.ones(2).to_sparse()]) is memory.holders([view]) is None
 
 
 def schedule_of(function, *args):
