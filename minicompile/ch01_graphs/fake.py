@@ -326,8 +326,9 @@ def _kernel_refuses(func, flat, spec):
 # lies, and every number that is not data. They are forgotten when the compilation is over.
 #
 # Kept is a *recipe*, and each call makes tensors of its own from it: in new memory, or as views of the first argument.
-# An operator that writes is asked each time, and so are operators of users, which may change. Where sizes are symbolic,
-# so is every operator, since an answer may need a guard.
+# An elementwise operator that writes to its first argument gives this argument back, if its memory is no other's; the
+# update of an optimizer consists of such. Other operators that write are asked each time, and so are operators of users,
+# which may change. Where sizes are symbolic, so is every operator, since an answer may need a guard.
 
 # %%
 NAMESPACES = "aten", "prims", "minicompile"         # the others are a user's
@@ -341,7 +342,22 @@ class NotKept(Exception):
 
 @functools.cache
 def _may_be_kept(func) -> bool:
-    return func.namespace in NAMESPACES and func.overloadpacket not in STRIDED and func not in NUMBERS and not func._schema.is_mutable
+    kept = func.namespace in NAMESPACES and func.overloadpacket not in STRIDED and func not in NUMBERS
+    return kept and (not func._schema.is_mutable or _writes_first(func))
+
+
+@functools.cache
+def _writes_first(func) -> bool:
+    """Whether it is elementwise, in place."""
+    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+    return torch.Tag.pointwise in func.tags and written[:1] == [True] and True not in written[1:] and len(func._schema.returns) == 1
+
+
+def _check_alone(first, others) -> None:
+    """What is written has an element for each position, in memory of its own."""
+    if type(first) is not FakeTensor or 0 in first.meta.stride() or storage_key(first) in {
+            storage_key(x) for x in others if isinstance(x, FakeTensor)}:
+        raise NotKept
 
 
 def _asked(x, floats: bool):
@@ -359,6 +375,10 @@ def _asked(x, floats: bool):
     raise NotKept
 
 
+class Same:
+    """In a recipe: the first argument."""
+
+
 class SameMemory:
     """In a recipe: memory of the first argument."""
 
@@ -366,6 +386,8 @@ class SameMemory:
 def _recipe(x, first, memory: set):
     """How to make a result like `x`. memory: the storages of the arguments, and of results that were met before."""
     kind = type(x)
+    if x is first:
+        return Same, None
     if kind in PLAIN:
         return kind, x
     if kind is list or kind is tuple:
@@ -384,6 +406,8 @@ def _recipe(x, first, memory: set):
 
 def _made(kind, how, first):
     """A result by its recipe."""
+    if kind is Same:
+        return first
     if kind is FakeTensor:
         sizes, strides, dtype, device = how
         return FakeTensor(torch.empty_strided(sizes, strides, dtype=dtype, device="meta"), device)
@@ -398,6 +422,8 @@ def fake_call(func, args, kwargs):
         return ask(func, args, kwargs)
     floats = func in FLOATS_ARE_DATA
     try:
+        if func._schema.is_mutable:
+            _check_alone(args[0], leaves(args[1:], kwargs))
         key = func, torch.get_default_dtype(), _asked(args, floats), tuple(kwargs), _asked(tuple(kwargs.values()), floats)
     except NotKept:
         return ask(func, args, kwargs)

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import inspect
 import itertools
 import linecache
@@ -380,12 +381,12 @@ def failing_guard(guards, code, function, args, constants=()):
 def failing_guards(guards, code, function, args, constants=()):
     """(guard, explanation) of each guard that does not hold for this call."""
     namespace = call_namespace(code, function, args, constants)
-    emitter = Emitter(frozenset(), constants=namespace)
+    emitter, known = Emitter(frozenset(), constants=namespace), {}
     for guard in guards:
         value = None
         try:
             if guard.source is not None:
-                value = namespace["__x"] = eval(guard.source.text(), namespace)
+                value = namespace["__x"] = value_of(guard.source, namespace, known)
             for condition in g.GUARD_KINDS[guard.kind].conditions(guard, "__x", emitter):
                 if not eval(condition.text, namespace):
                     yield guard, in_users_words(condition.why(value), code)
@@ -393,6 +394,21 @@ def failing_guards(guards, code, function, args, constants=()):
         except Exception as error:
             why = f"{guard.source or guard} cannot be checked any more: {type(error).__name__}: {error}"
             yield guard, in_users_words(why, code)
+
+
+def value_of(source, namespace: dict, known: dict):
+    """What is found at `source`. known: what was found before; a hundred parameters share most of their paths."""
+    if source not in known:
+        base, template = source.parts()
+        if base is not None:
+            namespace["__base"] = value_of(base, namespace, known)
+        known[source] = eval(step_code(template), namespace)
+    return known[source]
+
+
+@functools.lru_cache(1000)
+def step_code(template: str) -> types.CodeType:
+    return compile(template.replace("{}", "__base", 1), "<source>", "eval")
 
 
 def in_users_words(text: str, code) -> str:

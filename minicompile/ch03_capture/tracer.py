@@ -68,6 +68,7 @@ class Tracer:
     symbols: Symbols = field(default_factory=Symbols)
     size_nodes: dict = field(default_factory=dict)
     outer: torch.fx.Graph | None = None
+    memories: tuple = (-1, None)                     # how many objects were known when the tensors of each memory were counted, and the counts
     lifted: dict = field(default_factory=dict)
     inference: bool = False
     region: int = 0

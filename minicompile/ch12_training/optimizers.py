@@ -179,11 +179,18 @@ def item(tx: Tracer, self: TensorVal) -> AbstractValue:
 
 def can_be_read(tx: Tracer, tensor: TensorVal, version: int) -> bool:
     """Whether it is a 0-d tensor on the CPU that came in, and that the trace has only counted up, to `version`."""
-    fake, key = tensor.fake, storage_key(tensor.fake)
+    fake = tensor.fake
     return is_library(tx.frames[-1].code.co_filename) and tensor.real is not None and tensor.source is not None and \
         fake._version == version and fake.dim() == 0 and fake.device.type == "cpu" and not fake.requires_grad and \
-        fake.dtype in (torch.float32, torch.float64) and not any(
-            type(v) is TensorVal and v is not tensor and storage_key(v.fake) == key for v in tx.tracked.values())
+        fake.dtype in (torch.float32, torch.float64) and is_alone(tx, fake)
+
+
+def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
+    """Whether no other tensor that came in has its memory. There are as many questions as counters, so the answers are kept."""
+    if tx.memories[0] != len(tx.tracked):
+        found = [v for v in tx.tracked.values() if type(v) is TensorVal]
+        tx.memories = len(tx.tracked), collections.Counter(storage_key(v.fake) for v in dict.fromkeys(found))
+    return tx.memories[1][storage_key(fake)] == 1
 
 
 # %% [markdown]

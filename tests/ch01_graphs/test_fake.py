@@ -211,7 +211,8 @@ ASKED_TWICE = {
     "a view that the schema hides": lambda x, y: (aten._unsafe_view.default, (x, [24])),
     "several results": lambda x, y: (aten.native_layer_norm.default, (x, [4], None, None, 1e-5)),
     "a list": lambda x, y: (aten._foreach_add.List, ([x, y], [y, x[:, :1]])), "no memory": lambda x, y: (aten.neg.default, (x[:0],)),
-    "written": lambda x, y: (aten.add_.Tensor, (x, y)), "made": lambda x, y: (aten.full.default, ([2, 3], 1.5)),
+    "written": lambda x, y: (aten.add_.Tensor, (x, y)), "written in place of a view": lambda x, y: (aten.mul_.Scalar, (x[1:], 2.5)),
+    "written from the same memory": lambda x, y: (aten.add_.Tensor, (x, x)), "turned in place": lambda x, y: (aten.t_.default, (x,)), "made": lambda x, y: (aten.full.default, ([2, 3], 1.5)),
 }
 
 
@@ -233,7 +234,37 @@ def test_a_result_that_is_made_again_is_as_the_first(name, monkeypatch):
                            for t, k in zip(found, keys)]
     expected = result(fake.ask)
     assert [result(fake.fake_call) for _ in range(3)] == [expected] * 3
-    assert len(fake.RECIPES) >= (name != "written")
+    assert len(fake.RECIPES) >= (name not in ("written from the same memory", "turned in place"))
+
+
+@pytest.mark.parametrize("op, args", [("add_.Tensor", lambda x, y: (x, y)), ("addcmul_.default", lambda x, y: (x, y, y)),
+                                      ("_foreach_add_.Scalar", lambda x, y: ([x], 2.0))])
+def test_a_write_is_counted_each_time(op, args, monkeypatch):
+    monkeypatch.setattr(fake, "RECIPES", {})
+    mode, (packet, _, kind) = fake.FakeMode(), op.partition(".")
+    x, y = mode.from_real(torch.ones(3)), mode.from_real(torch.ones(3))
+    versions = []
+    for _ in range(3):
+        getattr(getattr(aten, packet), kind)(*args(x, y))
+        versions.append(x._version)
+    assert versions == [1, 2, 3]
+
+
+def test_memory_that_overlaps_is_refused_after_a_call_that_is_not():
+    mode = fake.FakeMode()
+    with mode:
+        for shape in ((4, 4), (1, 4)):
+            x = torch.empty(shape).expand(4, 4)
+            if shape == (4, 4):
+                x.add_(1.0)
+                x.add_(1.0)
+            else:
+                with pytest.raises(RuntimeError, match="single memory location"):
+                    x.add_(1.0)
+        memory = torch.empty(8)
+        memory[:4].mul_(torch.empty(4))
+        with pytest.raises(RuntimeError, match="refer to a single|some elements|overlap"):
+            memory[:4].mul_(memory[1:5])
 
 
 def test_a_recipe_is_not_used_under_another_default_dtype():
