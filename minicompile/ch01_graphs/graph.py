@@ -53,6 +53,8 @@ class Location:
     @property
     def lines(self) -> tuple[Location, ...]:
         """This line and the others, in the order of the file."""
+        if not self.others:
+            return (self,)
         return tuple(sorted((replace(self, others=()), *self.others), key=lambda l: (l.filename, l.lineno)))
 
     @property
@@ -83,6 +85,19 @@ class _Module(_LazyGraphModule):
 def _forget_text(filename: str) -> None:
     linecache.cache.pop(filename, None)
     getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).pop(filename, None)
+
+
+class Graph(fx.Graph):
+    """A graph whose nodes get their arguments once they are there. PyTorch 2.13 walks through the arguments of a node that it makes,
+    to warn of symbolic sizes among them, and this takes longer than all else."""
+
+    def create_node(self, op, target, args=None, kwargs=None, name=None, type_expr=None) -> fx.Node:
+        node = super().create_node(op, target, None, None, name, type_expr)
+        if args:
+            node.args = args
+        if kwargs:
+            node.kwargs = kwargs
+        return node
 
 
 def graph_module(root, graph: fx.Graph) -> fx.GraphModule:

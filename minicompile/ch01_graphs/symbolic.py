@@ -161,6 +161,8 @@ def as_expr(x: "Int | Symbol") -> Int:
 
 
 def add(a: Int, b: Int) -> Int:
+    if type(a) is int and type(b) is int:                # most are
+        return a + b
     a, b = as_expr(a), as_expr(b)
     if isinstance(a, int):
         if isinstance(b, int):
@@ -175,6 +177,8 @@ def add(a: Int, b: Int) -> Int:
 
 
 def mul(a: Int, b: Int) -> Int:
+    if type(a) is int and type(b) is int:
+        return a * b
     a, b = as_expr(a), as_expr(b)
     if isinstance(a, int) and isinstance(b, int):
         return a * b

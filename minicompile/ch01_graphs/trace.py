@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import Unsupported
 from .fake import DispatchMode, FakeTensor, fake_call, settle_floats
-from .graph import call_node, graph_module, interpret, map_args
+from .graph import Graph, call_node, graph_module, interpret, map_args
 from .shapes import NUMBERS, expr_of, is_symbolic
 
 aten = torch.ops.aten
@@ -113,7 +113,7 @@ class Recorder(DispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.graph = fx.Graph()
+        self.graph = Graph()
         self.root = torch.nn.Module()
         self.nodes: dict[int, tuple[Any, fx.Node]] = {}
         self.provenance: tuple = (None, ())

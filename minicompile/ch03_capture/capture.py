@@ -30,7 +30,7 @@ import torch
 
 from .. import marks
 from ..ch01_graphs.fake import FakeMode, plain_tensors, storage_key
-from ..ch01_graphs.graph import graph_module
+from ..ch01_graphs.graph import Graph, graph_module
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
@@ -150,7 +150,7 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
     """A tracer and the outermost frame of `func` with its arguments wrapped. args: name -> object,
     localsplus order."""
     code = func.__code__
-    tx = Tracer(graph=torch.fx.Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
+    tx = Tracer(graph=Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
     # Tensors hold their sizes in C++, where the collector sees no cycle: from there nothing leads back
     tx.symbols.env.place = lambda trace=weakref.ref(tx): trace() and location(trace())
     tx.options, tx.root_globals = options, func.__globals__

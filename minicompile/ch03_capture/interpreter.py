@@ -71,6 +71,7 @@ class Frame:
     kw_names: tuple = ()
     handling: AbstractValue = NONE
     namespace: DictVal | None = None             # of a class body
+    place: tuple | None = None                   # `ip`, and the location there
 
     def __post_init__(self):
         self.decoded = kept(decode, self.code)

@@ -26,12 +26,11 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-from torch import fx
 from torch.autograd.function import FunctionCtx, _SingleLevelFunction
 from torch.utils import checkpoint as checkpoints
 
 from ..ch01_graphs.fake import storage_key
-from ..ch01_graphs.graph import graph_module
+from ..ch01_graphs.graph import Graph, graph_module
 from .attributes import get_attribute, store_attribute
 from .calls import HANDLED, handles
 from .contexts import set_grad
@@ -156,7 +155,7 @@ class Lifted(TensorVal):
 
 def trace_backward(tx, function, ctx, args, needs, raw, case, lifted) -> tuple:
     """The graph of `function.backward` for the tangents present in `case`, and the outer nodes it reads."""
-    graph, name = fx.Graph(), function.real.__name__
+    graph, name = Graph(), function.real.__name__
     outer = tx.graph, tx.size_nodes, tx.lifted, torch.is_grad_enabled()
     tx.outer, tx.graph, tx.size_nodes, tx.lifted = tx.graph, graph, {}, {}
     torch._C._set_grad_enabled(False)

@@ -68,7 +68,7 @@ class Tracer:
     symbols: Symbols = field(default_factory=Symbols)
     size_nodes: dict = field(default_factory=dict)
     outer: torch.fx.Graph | None = None
-    memories: tuple = (-1, None)                     # how many objects were known when the tensors of each memory were counted, and the counts
+    memories: tuple = (-1, None)                     # the number of objects met so far, and of tensors in each memory
     lifted: dict = field(default_factory=dict)
     inference: bool = False
     region: int = 0
@@ -118,9 +118,11 @@ def location(tx: Tracer):
     if not tx.frames:
         return None
     frame = user_frame(tx)
-    name, i = frame.code.co_name.split("__resume_at_")[0], frame.decoded.instructions[max(frame.ip - 1, 0)]
-    text = (i.positions.end_lineno, i.positions.col_offset, i.positions.end_col_offset) if i.positions else ()
-    return Location(frame.code.co_filename, line_of(frame), name, i.offset, *text)
+    if frame.place is None or frame.place[0] != frame.ip:        # it is asked for again and again
+        name, i = frame.code.co_name.split("__resume_at_")[0], frame.decoded.instructions[max(frame.ip - 1, 0)]
+        text = (i.positions.end_lineno, i.positions.col_offset, i.positions.end_col_offset) if i.positions else ()
+        frame.place = frame.ip, Location(frame.code.co_filename, line_of(frame), name, i.offset, *text)
+    return frame.place[1]
 
 
 def call_chain(tx: Tracer) -> list:

@@ -56,7 +56,7 @@ from torch import fx
 
 from .. import logs
 from ..ch01_graphs.fake import FakeTensor, storage_key
-from ..ch01_graphs.graph import closure, copy_provenance, graph_module
+from ..ch01_graphs.graph import Graph, closure, copy_provenance, graph_module
 from ..ch01_graphs.layouts import is_dense
 from ..errors import Unsupported
 from .aliases import viewed_argument
@@ -419,7 +419,7 @@ def partition(joint: Joint, prefer: str = "speed") -> Partition:
 
 
 def _forward_graph(joint, halves, inputs, computed) -> fx.GraphModule:
-    graph, env = fx.Graph(), {}
+    graph, env = Graph(), {}
     wanted = with_ancestors([*inputs, *computed, *halves.forward])
     copies = []
     for node in joint.gm.graph.nodes:
@@ -467,7 +467,7 @@ def private(joint, halves, saved) -> set[fx.Node]:
 
 
 def _backward_graph(joint, halves, saved, copied) -> fx.GraphModule:
-    graph, env = fx.Graph(), {}
+    graph, env = Graph(), {}
     owned = private(joint, halves, saved)
     for node in saved + [n for n in joint.gm.graph.nodes if n.op == "placeholder" and n in halves.backward]:
         env[node] = graph.placeholder(node.name)

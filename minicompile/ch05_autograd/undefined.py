@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from ..ch01_graphs.graph import copy_provenance, graph_module
+from ..ch01_graphs.graph import Graph, copy_provenance, graph_module
 from ..ch01_graphs.shapes import expr_of
 from .cleanup import eliminate_dead_code
 
@@ -81,7 +81,7 @@ def _same_kind(a: fx.Node, b: fx.Node) -> bool:
 def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = ()) -> fx.GraphModule:
     """The backward graph `gm` for a call in which the tangents called `names` are None. It has no
     placeholders for them. lost: the positions of gradients that are None then, in eager."""
-    graph, env, absent = fx.Graph(), {}, set()
+    graph, env, absent = Graph(), {}, set()
 
     def value(node: fx.Node) -> fx.Node:
         """The copy of `node`; zeros if it is absent but has to be there."""

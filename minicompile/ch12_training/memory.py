@@ -30,7 +30,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..ch01_graphs.fake import FakeTensor
-from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
+from ..ch01_graphs.graph import Graph, copy_provenance, graph_module, map_args
 from ..ch05_autograd.cleanup import eliminate_dead_code, has_effect, renew_views
 from ..ch05_autograd.joint import Joint
 from ..ch05_autograd.partition import Halves, choose_saved, is_view, price, with_ancestors
@@ -58,7 +58,7 @@ def recompute_in_pass(gm: fx.GraphModule, number: int) -> fx.GraphModule:
     joint = Joint(gm, len(outputs), [], [], [], [])
     saved = set(choose_saved(joint, Halves(backward, set(nodes[:begin]), outputs, []), prices=price_inside))
     early = with_ancestors(saved & masks) & masks
-    graph, env, again = fx.Graph(), {}, {}
+    graph, env, again = Graph(), {}, {}
 
     def bring(node: fx.Node) -> fx.Node:
         """`node` for a reader in backward: itself, or a copy."""

@@ -188,8 +188,8 @@ def can_be_read(tx: Tracer, tensor: TensorVal, version: int) -> bool:
 def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
     """Whether no other tensor that came in has its memory. There are as many questions as counters, so the answers are kept."""
     if tx.memories[0] != len(tx.tracked):
-        found = [v for v in tx.tracked.values() if type(v) is TensorVal]
-        tx.memories = len(tx.tracked), collections.Counter(storage_key(v.fake) for v in dict.fromkeys(found))
+        found = dict.fromkeys([v for v in tx.tracked.values() if type(v) is TensorVal])
+        tx.memories = len(tx.tracked), collections.Counter(storage_key(v.fake) for v in found)
     return tx.memories[1][storage_key(fake)] == 1
 
 

@@ -212,7 +212,8 @@ ASKED_TWICE = {
     "several results": lambda x, y: (aten.native_layer_norm.default, (x, [4], None, None, 1e-5)),
     "a list": lambda x, y: (aten._foreach_add.List, ([x, y], [y, x[:, :1]])), "no memory": lambda x, y: (aten.neg.default, (x[:0],)),
     "written": lambda x, y: (aten.add_.Tensor, (x, y)), "written in place of a view": lambda x, y: (aten.mul_.Scalar, (x[1:], 2.5)),
-    "written from the same memory": lambda x, y: (aten.add_.Tensor, (x, x)), "turned in place": lambda x, y: (aten.t_.default, (x,)), "made": lambda x, y: (aten.full.default, ([2, 3], 1.5)),
+    "written from the same memory": lambda x, y: (aten.add_.Tensor, (x, x)), "turned in place": lambda x, y: (aten.t_.default, (x,)),
+    "made": lambda x, y: (aten.full.default, ([2, 3], 1.5)),
 }
 
 
