@@ -332,6 +332,13 @@ def clears(net, x):
     (net.a * x * net.b).sum().backward()
 
 
+def asks_and_clears(net, x):
+    for p in net.parameters():
+        if p.grad is not None:
+            p.grad = None
+    (net.a * x * net.b).sum().backward()
+
+
 def clears_one(net, x):
     net.a.grad = None
     (net.a * x * net.b).sum().backward()
@@ -384,7 +391,9 @@ def returns_its_tag(net, x):
 
 
 def one_gradient_for_two(net, x):
-    net.zero_grad()
+    for p in (net.a, net.b):
+        if p.grad is not None:
+            p.grad = None
     (net.a * x).sum().backward()
 
 
@@ -394,8 +403,8 @@ def keeps_one_of_two(net, x):
     return net.b.grad
 
 
-FORGETS = (clears, clears_one, clears_and_stops, looks_at_the_norm, adds, returns_it, hands_it_over, swaps, puts_it_away, returns_its_tag,
-           one_gradient_for_two, keeps_one_of_two)
+FORGETS = (clears, asks_and_clears, clears_one, clears_and_stops, looks_at_the_norm, adds, returns_it, hands_it_over, swaps, puts_it_away,
+           returns_its_tag, one_gradient_for_two, keeps_one_of_two)
 keep_sources(*FORGETS)
 
 
@@ -419,7 +428,7 @@ def forgotten(function, program):
             **grads(net)}
 
 
-for _points, _name, _programs in ((3, "what the program clears", (clears, clears_and_stops)),
+for _points, _name, _programs in ((3, "what the program clears", (clears, asks_and_clears, clears_and_stops)),
                                   (2, "only what it clears", (clears_one, adds)),
                                   (2, "what the graph reads", (looks_at_the_norm,)),
                                   (3, "what leaves the function", (returns_it, puts_it_away, returns_its_tag)),

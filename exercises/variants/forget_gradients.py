@@ -3,13 +3,13 @@ from minicompile.ch03_capture.epilogue import source_text
 from minicompile.ch03_capture.values import TensorVal
 
 
-def _forget(ep, *, users=True, outputs=True, names=True, through=True, erase=True, lines=True, inputs=True, once=False):
+def _forget(ep, *, users=True, outputs=True, names=True, through=True, erase=True, lines=True, inputs=True, once=False, unseen=True):
     tx, text, unread = ep.tx, [], []
     read = {s for value in ep.names for s in (path_of(value.source) if through else [value.source])} if names else set()
     for leaf in tx.effects.gradients:
-        if leaf.source is None or leaf.real.grad is None:
-            continue
-        old = tx.tracked.get(id(leaf.real.grad))
+        old = tx.effects.found.get(leaf)
+        if old is None and leaf.source is not None and unseen and lines:
+            text.append(f"{source_text(ep, leaf.source)}.grad = None\n")
         if type(old) is not TensorVal or users and old.node.users or outputs and old.node in ep.outputs or old.source in read:
             continue
         if once and old.node in unread:
@@ -45,6 +45,10 @@ def wrong_what_is_reached_through_it(ep):
 
 def wrong_inputs_stay(ep):
     return _forget(ep, erase=False)
+
+
+def wrong_only_what_was_looked_at(ep):
+    return _forget(ep, unseen=False)
 
 
 def wrong_no_lines(ep):
