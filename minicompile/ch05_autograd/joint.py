@@ -485,7 +485,10 @@ def save_masks_as_bool(gm: fx.GraphModule) -> None:
                 user.replace_input_with(node, back)
 
 # %% [markdown]
-# Symbolic sizes and floats in recipes are evaluated at run time from the inputs.
+# Symbolic sizes and floats in recipes are evaluated at run time from the inputs. An output may be a view with a size
+# such as `s0 // 2`, and the number behind `s0` is not known before the call. But some input has it as one of its sizes,
+# or is it. `_symbols` notes for each symbol one place where it stands alone, and `resolve` reads the places and
+# evaluates.
 
 # %%
 def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:

@@ -125,7 +125,10 @@ def philox_uniform(seed, offset, index):
     return bits.to(torch.float32) * 2.0**-32 + 2.0**-33
 
 # %% [markdown]
-# The reductions fold the last dim. `softmax` of a row that is all `-inf` gives `(-inf, 0)`.
+# The reductions fold the last dim. `welford` gives what a running variance has at the end: the mean, the sum of the squared
+# distances from it, and the count. `softmax` gives the maximum and the sum of the exponentials relative to it; for a row
+# that is all `-inf` these are `(-inf, 0)`. The position of an extreme is the first one where it occurs, as in
+# PyTorch, whatever order the loop has.
 
 # %%
 def extreme(value, place, kind):

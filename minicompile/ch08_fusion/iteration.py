@@ -133,7 +133,13 @@ def segments_in_order(a_dims, b_dims) -> list[Segment] | None:
 # ## From segments to a nest
 #
 # The common nest keeps the order of the first one, the *base*: each base dimension is replaced by its
-# segments. A variable of either nest is the mixed-radix number that its segments spell.
+# segments. A variable of either nest is the mixed-radix number that its segments spell. If `i` of size 512 was cut
+# into segments of 64 and 8, fastest first, with the new variables `i1` and `i0`, then `i` is `i1 + 64*i0`.
+#
+# `combine` gives each segment a variable (`digits`), unless nothing of the base was cut, in which case the base keeps
+# its own. Then it spells the variables of both nests with them. `_monotone` says whether the second nest also walks
+# through the segments in its own order. Where it does not, as for a transposed tensor, the alignment is legal as
+# before, and costs more, since neighbours in the nest are not neighbours in its memory.
 
 # %%
 def _spell(segments: list[tuple[Symbol, Int]]) -> Int:

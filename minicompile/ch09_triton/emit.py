@@ -207,7 +207,10 @@ def print_store(p: Printer, s: Value):
 
 # %% [markdown]
 # Everything else is a value. `index` turns an expression into one; `indirect` does the opposite, and gives
-# a value a name that later offsets use.
+# a value a name that later offsets use. A constant is no statement: it stands where it is used. `get` takes one of the
+# results of a reduction, which have names already. Three operations are about types: `to_dtype` converts as PyTorch does,
+# `round_to` goes to a narrower type and back to lose what that type cannot hold, and `bitcast` reads the same bits as
+# another type. The arithmetic is a table from names to text, `OPS`. A text that is only a name makes no line.
 
 # %%
 def print_value(p: Printer, value: Value):
@@ -393,8 +396,8 @@ def header(p: Printer, looped: bool, program: str) -> list[str]:
     return lines
 
 # %% [markdown]
-# The statements are printed in one of three ways: straight, pass by pass for a row that does not fit a tile, or as a walk for
-# column sums on the way along rows. An axis needs a mask only if its block does not divide its length.
+# The statements are printed in one of three ways: straight, pass by pass for a row that does not fit a tile, or as a
+# walk for column sums on the way along rows. An axis needs a mask only if its block does not divide its length.
 
 # %%
 def print_kernel(graph: LinkedKernel, axes: list[Axis], config: heuristics.Config, index_type: str, program: str = "tl.program_id(0)",
@@ -473,13 +476,13 @@ def source_of(kernel: Kernel, body, signature: dict, constants: dict, grid: str,
 # %% [markdown]
 # ## A list of kernels
 #
-# A program of a list (chapter 8, `lists.py`) looks its piece up: `pieces` says for each program which piece it works on, and the
-# piece's row of `table` has the number of its first program, its parameters, and the addresses of its tensors, as integers.
-# The rest of the text is the kernel's as if it were alone, with the row's values for arguments.
+# A program of a list (chapter 8, `lists.py`) looks its piece up: `pieces` says for each program which piece it works
+# on, and the piece's row of `table` has the number of its first program, its parameters, and the addresses of its
+# tensors, as integers. The rest of the text is the kernel's as if it were alone, with the row's values for arguments.
 #
-# What the compiler of Triton knows about arguments, it has to be told about what comes from memory: that addresses are multiples of 16
-# (`ALIGN`; where they are not, another version runs), and sizes of a power of two. A mask at an unknown size would
-# split each load of 16 bytes into words. Where sizes are odd, all programs but the last of a piece have full
+# What the compiler of Triton knows about arguments, it has to be told about what comes from memory: that addresses are
+# multiples of 16 (`ALIGN`; where they are not, another version runs), and sizes of a power of two. A mask at an unknown
+# size would split each load of 16 bytes into words. Where sizes are odd, all programs but the last of a piece have full
 # blocks, and take a branch without masks.
 
 # %%

@@ -146,8 +146,15 @@ class RowStep:
 
 
 # %% [markdown]
-# `_row_pass` puts the pieces in their places. `nest` is the code of one row, `chunk` that of one chunk, `inner`
-# the lane loop.
+# `_row_pass` puts the pieces in their places. `nest` is the code of one row, `chunk` that of one chunk, `inner` the
+# lane loop. If more than one dimension is folded, `middle` is the loop over the others, around the chunks. First
+# `compute` writes what the reductions need into `inner`. Then each reduction says, as a `RowStep`, which lines it wants
+# in which of these places, and they are put there from the inside to the outside: `close` ends a scope with the head of
+# its loop, and its lines become lines of the scope around it.
+#
+# Two details. `kept` are values that a later pass over the same row will want again: each gets an array of the row's
+# length. And a row that is no longer than a chunk needs no loop over chunks; `chunk` is then the constant 0, which
+# leaves one form for the rest of the text.
 
 # %%
 def _row_pass(e: Emitter, nest: Scope, lane: Symbol, reductions, stores, kept: dict) -> None:
@@ -389,7 +396,12 @@ class ColumnStep:
 
 
 # %% [markdown]
-# Each kind is an update of one lane's accumulator by one value, as text.
+# Each kind is an update of one lane's accumulator by one value, as text. A lane is a column here, so nothing has to be
+# combined between lanes, and the element of a row is added to the accumulator of its column. What differs between the
+# kinds is how many accumulators they have and whether these can hold a long column. A float that has taken thousands of
+# numbers loses the small ones. So sums and variances count in float for 256 rows, and are then flushed into a double,
+# which is what `flush` and `each_flush` are for. A maximum loses nothing and needs no flush. The variance divides by
+# the count at each step; the quotient is the same for all columns and is computed once for a row (`each_row`).
 
 # %%
 def _column_step(e: Emitter, r: Value, x: str) -> ColumnStep:

@@ -208,7 +208,8 @@ def is_changed(p: Program, name: str) -> bool:
 
 # %% [markdown]
 # `part` cuts out one of the two: the buffers on its side, and of the inputs and symbols those that its steps
-# mention.
+# mention. A size can be mentioned in a loop, in an argument of a library call, or in the layout of a buffer, so all three
+# are searched. Memory is planned again for each part, since a buffer may now die earlier than in the whole.
 
 # %%
 def part(schedule: Schedule, steps: list, outputs: list, cpu: bool, more: Sequence[Buffer] = ()) -> Schedule:

@@ -196,7 +196,10 @@ def apply_on_tensors(tx: Tracer, self, fn: AbstractValue, args: AbstractValue) -
 # ## Calling them
 #
 # The first three functions are Python of ours that is *traced*, as if the program contained it. So a hook is inlined, and
-# what it does becomes a part of the graph.
+# what it does becomes a part of the graph. They say what the engine does in C++. The hooks of a tensor get its gradient one
+# after the other, and what one returns is what the next one gets; None changes nothing. Those of a node get all of its
+# results, and what flowed into it. Those that run after accumulation get the leaf itself, and may not return anything.
+# The list is copied before it is walked through, since a hook may remove itself.
 
 # %%
 TENSOR_HOOKS, LATER_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
