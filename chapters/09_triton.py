@@ -197,8 +197,8 @@ def text_of(source):
 def how(source):
     """Block sizes, number of programs and warps of a kernel."""
     sizes = " by ".join(f"{name} {size}" for name, size in source.options["constants"].items())
-    programs = " by ".join(str(eval(text, dict(source.options["constants"]))) for text in source.options["grid"] if text != "1")
-    return f"{sizes}; programs: {programs or 1}; warps in each: {source.options['num_warps']}"
+    programs = eval(source.options["grid"], dict(source.options["constants"]))
+    return f"{sizes}; programs: {programs}; warps in each: {source.options['num_warps']}"
 
 
 def scaled(x, y):
