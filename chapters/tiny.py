@@ -34,10 +34,14 @@
 # Smallness has a price, and here is all of it. Shapes are static: another shape is another compilation. Kernels work
 # on contiguous memory. A function that writes into a tensor is cut there. Matrix products, attention, embeddings and
 # the loss are calls of PyTorch's own library, and so are reductions of other dimensions than the last ones. Loops
-# compute in float32. The optimizer stays eager. Functions with `with`, `try`, `yield` or `super` are left to Python.
+# compute in float32. The optimizer stays eager. Functions with `with`, `try`, `yield`, `super` or `locals` are left to Python, and
+# who looks at Python's frames sees those of tiny.
 # After a graph break an interpreter written in Python executes one instruction, which is slow. The bytecode is that
 # of CPython 3.11 and 3.12; with another release, everything runs uncompiled. And where a chapter says that the real
-# stage must prove something, tiny often only assumes it: that nobody replaces a method of a class, say.
+# stage must prove something, tiny often only assumes it: that nobody replaces a method of a class, say, or a function
+# of PyTorch. A class that is asked for an attribute only reads. An operation whose result nobody needs is left out, and
+# with it an error that only its kernel would have raised. A gradient of a gradient is refused; and an input that has
+# no influence on the loss, but on another output, gets a gradient of zeros.
 
 # %%
 from __future__ import annotations
@@ -353,7 +357,8 @@ def read(outside, path, thing):
         outside.lines.append(f"{variable} = {path}")
         outside.seen[path] = made = compare(outside, variable, thing)
         if not isinstance(made, CONSTANTS) and type(made) not in VALUES:
-            outside.variables.setdefault(id(made), variable)
+            if outside.variables.setdefault(id(made), variable) != variable and made is thing:        # a second path to one object
+                outside.test(f"{variable} is {outside.variables[id(made)]}")
     return outside.seen[path]
 
 
@@ -368,9 +373,10 @@ def reach(outside, thing):
 
 # %% [markdown]
 # What is compared depends on what was read. A number is compared by its value, since the trace computes with it. A
-# tensor by everything except its data. A list by its length, and then element by element. A function by its code. Any
-# other object by its class alone: what matters of it will be read through its attributes, each with a guard of its
-# own.
+# tensor by everything except its data. A list by its length, and then element by element. A function by its code and
+# the globals that it works with; its defaults are read where a call uses them. Any other object by its class alone:
+# what matters of it will be read through its attributes, each with a guard of its own. If two paths lead to one object,
+# they have to lead to one at the next call as well, because what is read through the first is not read again.
 
 # %%
 CONSTANTS = (type(None), bool, int, float, complex, str, bytes, slice, range, type(...), torch.dtype, torch.device)
@@ -383,12 +389,14 @@ def compare(outside, v, thing):
     if isinstance(thing, torch.Tensor):
         return compare_tensor(outside, v, thing)
     if isinstance(thing, CONSTANTS):
-        outside.test(f"repr({v}) == {repr(thing)!r}")
+        same = f"type({v}) is {outside.name(kind)} and repr({v}) == {repr(thing)!r}"
+        outside.test(same if kind in CONSTANTS else f"{v} is {outside.name(thing)}")           # a class of its own may print anything
     elif is_bound(thing):
-        outside.test(f"{v}.__name__ == {thing.__name__!r}")
-        return getattr(read(outside, f"{v}.__self__", thing.__self__), thing.__name__)
+        outside.test(f"type({v}) is {outside.name(kind)} and {v}.__name__ == {thing.__name__!r}")
+        owner = read(outside, f"{v}.__self__", thing.__self__)
+        return kind(read(outside, f"{v}.__func__", thing.__func__), owner) if kind is types.MethodType else getattr(owner, thing.__name__)
     elif kind is types.FunctionType:
-        outside.test(f"{v}.__code__ is {outside.name(thing.__code__)}")
+        outside.test(f"{v}.__code__ is {outside.name(thing.__code__)} and {v}.__globals__ is {outside.name(thing.__globals__)}")
     else:
         outside.test(f"{v} is {outside.name(thing)}" if isinstance(thing, FIXED) else f"type({v}) is {outside.name(kind)}")
     return VALUES[kind](outside, v, thing) if kind in VALUES else thing
@@ -396,7 +404,7 @@ def compare(outside, v, thing):
 
 def is_bound(thing):
     """Whether it is a method together with its object."""
-    return not isinstance(getattr(thing, "__self__", None), (type(None), types.ModuleType))
+    return isinstance(thing, (types.MethodType, types.BuiltinMethodType)) and not isinstance(thing.__self__, (type(None), types.ModuleType))
 
 
 # %% [markdown]
@@ -416,12 +424,12 @@ def compare_tensor(outside, v, thing):
 
 # %%
 def describe(t):
-    return t.shape, t.stride(), t.dtype, t.device, t.requires_grad
+    return type(t), t.shape, t.stride(), t.dtype, t.device, t.requires_grad
 
 
 # %% [markdown]
 # A list or a dictionary is only looked into when the trace does. `contents` gives a copy of it whose elements have
-# been read.
+# been read. Containers of other classes have no row in the table, and the `KeyError` ends the graph.
 
 # %%
 def read_sequence(outside, v, thing):
@@ -430,23 +438,20 @@ def read_sequence(outside, v, thing):
 
 
 def read_dict(outside, v, thing):
-    outside.test(f"list({v}) == {outside.name(list(thing))}")
+    outside.test(f"list({v}) == {outside.name(list(thing))} and [*map(type, {v})] == {outside.name([*map(type, thing)])}")
     return {k: read(outside, f"{v}[{k!r}]", x) for k, x in thing.items()}
-
-
-def read_modules(outside, v, thing):
-    return list(read_dict(outside, f"{v}._modules", thing._modules).values())
 
 
 # %%
 VALUES = {tuple: read_sequence, torch.Size: read_sequence}         # these cannot change: they are read at once
-CONTAINERS = {list: read_sequence, dict: read_dict, torch.nn.ModuleList: read_modules, torch.nn.Sequential: read_modules}
+CONTAINERS = {list: read_sequence, dict: read_dict} | dict.fromkeys((torch.nn.ModuleList, torch.nn.Sequential), lambda outside, v, thing:
+              list(read_dict(outside, f"{v}._modules", thing._modules).values()))
 
 
 def contents(outside, thing):
     """A copy of a container from outside; anything else as it is."""
     path = outside and outside.variables.get(id(thing))
-    if not path or type(thing) not in CONTAINERS:
+    if not path or isinstance(thing, Fake) or not hasattr(type(thing), "__iter__"):
         return thing
     if f"*{path}" not in outside.seen:
         outside.seen[f"*{path}"] = CONTAINERS[type(thing)](outside, path, thing)
@@ -465,7 +470,7 @@ if __name__ == "__main__":
 #
 # Each line names a piece of this part, its counterpart, and what the counterpart adds.
 #
-# - `Outside.read`: [](ref:minicompile.ch02_guards.sources.Source). A path is data: it can be read, guarded, written
+# - `read`: [](ref:minicompile.ch02_guards.sources.Source). A path is data: it can be read, guarded, written
 #   to and put back together.
 # - `compare`: [](ref:minicompile.ch02_guards.codegen.check_text). Cheap checks first, what is shared read once, a
 #   memo for what seldom changes.
@@ -496,14 +501,23 @@ class Frame:
     at: int = 0
 
 
-signature = functools.cache(inspect.signature)
+@functools.cache
+def binder(code):
+    """Code with the same parameters, which returns their values by name."""
+    bare, several = (lambda: locals()).__code__, code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    kept = {name: getattr(code, name) for name in ("co_name", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount")}
+    count = code.co_argcount + code.co_kwonlyargcount + several.bit_count()
+    return bare.replace(**kept, co_nlocals=count, co_varnames=code.co_varnames[:count], co_flags=bare.co_flags | several)
 
 
-def first_frame(function, args, kwargs):
-    """The frame of a call."""
-    bound = signature(function).bind(*args, **kwargs)
-    bound.apply_defaults()
-    return Frame(function, {name.replace("implicit", "."): value for name, value in bound.arguments.items()}, [])
+def first_frame(function, args, kwargs, outside=None):
+    """The frame of a call. With `outside`, the defaults of a function from there are read through it."""
+    defaults, named = function.__defaults__, function.__kwdefaults__
+    if outside and (defaults or named) and (path := reach(outside, function)):
+        defaults = read(outside, f"{path}.__defaults__", defaults)
+        named = contents(outside, read(outside, f"{path}.__kwdefaults__", named))
+    bind = new_function(binder(function.__code__), vars(builtins), defaults, named, None)
+    return Frame(function, bind(*args, **kwargs), [])
 
 
 # %% [markdown]
@@ -512,8 +526,7 @@ def first_frame(function, args, kwargs):
 # iterator tells it, and the original does not notice.
 
 # %%
-Unread = namedtuple("Unread", "path thing")
-ITERATOR = type(iter(()))
+Unread, ITERATOR = namedtuple("Unread", "path thing"), type(iter(()))
 
 
 def rest(iterator):
@@ -547,8 +560,11 @@ def instructions(code):
 
 @functools.cache
 def supported(code):
-    """Whether the machine knows every instruction. It knows none of those that make a generator."""
-    return all(i.name in OPCODES for i in instructions(code))
+    """Whether the machine knows every instruction, and Python need not find the function's frame. Those of generators are not known."""
+    return all(i.name in OPCODES and not (i.name == "LOAD_GLOBAL" and i.value in LOOKING_AT_FRAMES) for i in instructions(code))
+
+
+LOOKING_AT_FRAMES = {"super", "locals", "globals", "vars", "dir", "eval", "exec"}
 
 
 # %% [markdown]
@@ -633,13 +649,10 @@ def opcodes(table):
 # %%
 opcodes({
     "RESUME NOP PRECALL EXTENDED_ARG KW_NAMES END_FOR": lambda m, i: None,
-    "LOAD_CONST": lambda m, i: [i.value],
+    "LOAD_CONST": lambda m, i: [i.value], "LOAD_ASSERTION_ERROR": lambda m, i: [AssertionError],
     "LOAD_FAST LOAD_FAST_CHECK LOAD_CLOSURE": lambda m, i: [m.local(i.value)],
     "LOAD_FAST_AND_CLEAR": lambda m, i: [m.frames[-1].locals.pop(i.value, NULL)],
-    "LOAD_ASSERTION_ERROR": lambda m, i: [AssertionError],
-    "PUSH_NULL": lambda m, i: [NULL],
-    "POP_TOP": lambda m, i, value: None,
-    "COPY": lambda m, i: [m.top(i.number)],
+    "PUSH_NULL": lambda m, i: [NULL], "POP_TOP": lambda m, i, value: None, "COPY": lambda m, i: [m.top(i.number)],
     "SWAP": lambda m, i: (lambda first, *others: [*others[-1:], *others[:-1], first])(*m.pop(i.number)),
     "STORE_FAST": lambda m, i, value: m.frames[-1].locals.update({i.value: value}) if value is not NULL else None,
     "STORE_DEREF": lambda m, i, value: setattr(own(m, m.local(i.value)), "cell_contents", value),
@@ -654,20 +667,17 @@ opcodes({
 # %%
 opcodes({
     "UNARY_POSITIVE UNARY_NEGATIVE UNARY_INVERT": lambda m, i, a: call(m, getattr(operator, i.name[6:9].lower()), [a]),
-    "UNARY_NOT": lambda m, i, a: [not truth(m, a)],
     "BINARY_OP COMPARE_OP": lambda m, i, a, b: call(m, OPERATORS[i.value], [a, b]),
-    "BINARY_SUBSCR": lambda m, i, a, key: call(m, operator.getitem, [a, key]),
+    "BINARY_SUBSCR": lambda m, i, a, k: call(m, operator.getitem, [a, k]), "RAISE_VARARGS RERAISE": lambda m, i: throw(*m.pop(i.number)),
     "BINARY_SLICE": lambda m, i, a, start, stop: call(m, operator.getitem, [a, slice(start, stop)]),
     "CONTAINS_OP": lambda m, i, a, b: [call(m, operator.contains, [b, a])[0] != bool(i.number)],
     "CALL_INTRINSIC_1": lambda m, i, value: [tuple(value)] if i.number == 6 else call(m, operator.pos, [value]),
     "FORMAT_VALUE": lambda m, i: call(m, functools.partial(formatted, i.number & 3), m.pop(2 if i.number & 4 else 1)),
-    "GET_ITER": lambda m, i, thing: [elements(m, thing)],
+    "GET_ITER": lambda m, i, thing: [elements(m, thing)], "UNARY_NOT": lambda m, i, a: [not truth(m, a)],
     "STORE_SUBSCR": lambda m, i, value, thing, key: operator.setitem(own(m, thing), key, value),
     "STORE_ATTR": lambda m, i, value, thing: setattr(own(m, thing), i.value, value),
     "JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT": lambda m, i: setattr(m.frames[-1], "at", i.value),
-    "RETURN_VALUE": lambda m, i, value: leave(m, value),
-    "RETURN_CONST": lambda m, i: leave(m, i.value),
-    "RAISE_VARARGS RERAISE": lambda m, i: throw(*m.pop(i.number)),
+    "RETURN_VALUE": lambda m, i, value: leave(m, value), "RETURN_CONST": lambda m, i: leave(m, i.value),
 })
 
 # %% [markdown]
@@ -675,15 +685,12 @@ opcodes({
 
 # %%
 opcodes({
-    "BUILD_TUPLE": lambda m, i: [tuple(m.pop(i.number))],
-    "BUILD_LIST": lambda m, i: [m.pop(i.number)],
-    "BUILD_SLICE": lambda m, i: [slice(*m.pop(i.number))],
-    "BUILD_STRING": lambda m, i: ["".join(m.pop(i.number))],
+    "BUILD_TUPLE": lambda m, i: [tuple(m.pop(i.number))], "BUILD_LIST": lambda m, i: [m.pop(i.number)],
+    "BUILD_SLICE": lambda m, i: [slice(*m.pop(i.number))], "BUILD_STRING": lambda m, i: ["".join(m.pop(i.number))],
     "BUILD_MAP": lambda m, i: [dict(zip(*[iter(m.pop(2 * i.number))] * 2))],
     "BUILD_CONST_KEY_MAP": lambda m, i, keys: [dict(zip(keys, m.pop(i.number)))],
-    "LIST_APPEND": lambda m, i, value: own(m, m.top(i.number)).append(value),
+    "LIST_APPEND": lambda m, i, value: own(m, m.top(i.number)).append(value), "LIST_TO_TUPLE": lambda m, i, values: [tuple(values)],
     "LIST_EXTEND": lambda m, i, values: own(m, m.top(i.number)).extend(elements(m, values)),
-    "LIST_TO_TUPLE": lambda m, i, values: [tuple(values)],
     "MAP_ADD": lambda m, i, key, value: own(m, m.top(i.number)).update({key: value}),
     "DICT_MERGE DICT_UPDATE": lambda m, i, values: own(m, m.top(i.number)).update(contents(m.outside, values)),
 })
@@ -712,19 +719,27 @@ def load_attr(m, i, thing):
 
 
 # %% [markdown]
-# What the trace itself has made has no guards, and neither has what a fake or PyTorch answers. A property is a
-# function, which is inlined. Anything else is read, from the class or from the object.
+# What the trace itself has made has no guards, and neither has what PyTorch answers, or a fake, except for a few
+# questions that it would answer otherwise than the real tensor. A property is a function, which is inlined. Anything
+# else is read, from the class or from the object. Where a class decides in Python what an attribute is, by a
+# `__getattr__` of its own or by a descriptor, the graph ends: the guard would ask again, and asking may have an effect.
 
 # %%
 def attribute(m, thing, name):
     """[the attribute], or nothing where the function of a property has been entered, which will push it."""
     path = m.path(thing)
-    if not path or isinstance(thing, (Fake, *CONSTANTS)) or in_torch(thing):
+    if not path or isinstance(thing, CONSTANTS) or isinstance(thing, Fake) and name not in UNKNOWN or in_torch(thing):
         return [getattr(thing, name)]
     if isinstance(found := inspect.getattr_static(type(thing), name, None), property):
         return call(m, found.fget, [thing])
+    hooks = {getattr(type(thing), hook, None) for hook in ("__getattr__", "__getattribute__")} - {torch.nn.Module.__getattr__}
+    if isinstance(thing, Fake) or any(map(inspect.isfunction, hooks)) or hasattr(found, "__get__") and type(found).__module__ != "builtins":
+        raise Break(f"{name}, which a class looks up in its own way")
     value = getattr(thing, name)
-    return [value if getattr(value, "__self__", None) is thing else read(m.outside, f"{path}.{name}", value)]
+    if getattr(value, "__self__", None) is not thing or name in getattr(thing, "__dict__", ()):
+        return [read(m.outside, f"{path}.{name}", value)]
+    m.outside.test(f"{name!r} not in getattr({path}, '__dict__', ())")       # a method of the class, which stays what it is
+    return [value]
 
 
 def in_torch(thing):
@@ -780,12 +795,14 @@ def call(m, function, args, kwargs={}):
         function, args = function.__func__, [function.__self__, *args]
     if isinstance(function, types.FunctionType) and not in_torch(function):
         return enter(m, function, args, kwargs)
-    if function not in (isinstance, callable):
-        function, args = opened(m, function, args)
-        if not allowed(m, function, [*args, *kwargs.values()]):
-            raise Break(f"a call of {getattr(function, '__qualname__', function)}")
+    function, args = opened(m, function, args)
+    if not allowed(m, function, [*args, *kwargs.values()]):
+        raise Break(f"a call of {getattr(function, '__qualname__', function)}")
     result = function(*args, **kwargs)
-    return [iter(tuple(result)) if isinstance(result, ONE_BY_ONE) else result]
+    result = iter(tuple(result)) if hasattr(result, "__next__") else tuple(result) if isinstance(result, DICT_VIEWS) else result
+    if not isinstance(result, (Fake, tuple, list, dict, ITERATOR, type, torch.finfo, *CONSTANTS)) and not m.path(result):
+        raise Break(f"a new {type(result).__name__}")
+    return [result]
 
 
 # %% [markdown]
@@ -798,7 +815,7 @@ def enter(m, function, args, kwargs):
     the function's own return. A function that the machine does not support breaks the graph."""
     if not supported(function.__code__):
         raise Break(f"{function.__qualname__} has instructions that tiny does not know")
-    m.frames.append(first_frame(function, args, kwargs))
+    m.frames.append(first_frame(function, args, kwargs, m.outside))
 
 
 # %%
@@ -818,14 +835,17 @@ def opened(m, function, args):
     """The same with the contents of lists and dictionaries from outside, where the function only reads them."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     function = getattr(contents(m.outside, owner), name) if name in ("items", "keys", "values", "get", "index", "count") else function
-    return function, args if function in WRITING else [contents(m.outside, x) for x in args]
+    return function, args if function in WRITING | CLASSES else [contents(m.outside, x) for x in args]
+
+
+def hooked(module):
+    return module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
 
 
 def forward_of(m, module):
-    hooks = "{0}._forward_hooks or {0}._forward_pre_hooks or {0}._backward_hooks or {0}._backward_pre_hooks"
-    if eval(hooks.format("module")):
+    if hooked(module):
         raise Break("a module with hooks")
-    m.outside.test(f"not ({hooks.format(m.path(module))})")
+    m.outside.test(f"not hooked({m.path(module)})")
     return attribute(m, module, "forward")[0]
 
 
@@ -836,7 +856,10 @@ def forward_of(m, module):
 # %%
 def allowed(m, function, args):
     """Whether a call has no effect but its result, which depends on nothing but the arguments."""
-    leaves, owner, name = tree_leaves(args), getattr(function, "__self__", None), getattr(function, "__name__", "")
+    if function in CLASSES:                      # PyTorch has classes that answer differently for a fake
+        return not isinstance(args[0], Fake) or all(c is torch.Tensor or type(c) is type for c in tree_leaves(args[1:] or [Fake]))
+    leaves = tree_leaves(args, is_leaf=lambda x: type(x) not in (list, tuple, dict))
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if function in ARRANGING and isinstance(args[0], (Fake, ITERATOR, list, tuple, dict, str)):
         return True
     if not all(isinstance(x, (Fake, ITERATOR, *CONSTANTS, type)) for x in leaves):
@@ -852,10 +875,11 @@ def allowed(m, function, args):
 
 # %%
 ARRANGING = {operator.getitem, len, zip, enumerate, reversed, list, tuple}              # they do nothing to the elements
-ONE_BY_ONE = (zip, enumerate, reversed, type({}.items()), type({}.values()))
-BUILTINS = {range, dict, min, max, sum, abs, int, float, bool, round, pow, divmod, slice, type, any, all, sorted}
+DICT_VIEWS, CLASSES = (type({}.items()), type({}.values())), {isinstance, callable, type}
+BUILTINS = {range, dict, min, max, sum, abs, int, float, bool, round, pow, divmod, slice, any, all, sorted}
 FACTORIES = {torch.arange, torch.zeros, torch.ones, torch.full, torch.empty, torch.tensor, torch.finfo, torch.Size, torch.device}
-REFUSED = {"backward", "register_hook", "retain_grad", "data_ptr", "numpy", "tolist", "item", "requires_grad_", "detach_"}
+REFUSED = {"backward", "register_hook", "retain_grad", "data_ptr", "numpy", "tolist", "item", "requires_grad_", "detach_", "type"}
+UNKNOWN = {"data", "grad", "grad_fn", "is_leaf", "_base", "_version", "__class__"}               # what a fake would answer otherwise
 SYMBOLS = dict(zip("+ - * / // % ** @ << >> & | ^".split(),
                    "add sub mul truediv floordiv mod pow matmul lshift rshift and or xor".split()))
 WRITING = {symbol + "=": getattr(operator, "i" + name) for symbol, name in SYMBOLS.items()}
@@ -948,7 +972,7 @@ def unpack_sequence(m, i, value):
 # %%
 def truth(m, value):
     value = contents(m.outside, value)
-    if m.outside and hasattr(type(value), "__len__") and not isinstance(value, (Fake, *CONSTANTS, list, tuple, dict)):
+    if m.outside and {"__len__", "__bool__"} & {*dir(type(value))} and not isinstance(value, (Fake, *CONSTANTS, list, tuple, dict)):
         raise Break(f"whether a {type(value).__name__} is empty")
     return bool(value)
 
@@ -1002,7 +1026,7 @@ if __name__ == "__main__":
 #
 # Each line names a piece of this part, its counterpart, and what the counterpart adds.
 #
-# - `Machine.step`: [](ref:minicompile.ch03_capture.interpreter.run). Exceptions and their handlers, generators,
+# - `step`: [](ref:minicompile.ch03_capture.interpreter.run). Exceptions and their handlers, generators,
 #   `with`.
 # - `load_attr`: [](ref:minicompile.ch03_capture.opcodes.load_attr). Descriptors, `__getattr__`, modules, classes.
 # - `for_iter`: [](ref:minicompile.ch03_capture.opcodes.for_iter). Iterators of every kind.
@@ -1034,29 +1058,25 @@ def spell_new(outside, thing):
     if isinstance(thing, Fake):
         outside.outputs.append(thing)
         return f"out[{len(outside.outputs) - 1}]"
+    if type(thing) not in SPELLINGS and isinstance(thing, tuple):            # torch.Size, or what a function of PyTorch returns
+        return f"{outside.name(type(thing))}({spell(outside, tuple(thing))})"
     if type(thing) not in SPELLINGS:
-        return repr(thing) if isinstance(thing, (type(None), int, str)) else outside.name(thing)
+        return repr(thing) if type(thing) in (type(None), bool, int, str) else outside.name(thing)
     text = SPELLINGS[type(thing)](lambda x: spell(outside, x), thing)
     outside.lines.append(f"    t{len(outside.lines)} = {text}")
     return outside.lines[-1].split()[0]
 
 
 # %%
-def spell_function(spell, f):
-    made = [spell(x) for x in (f.__code__, f.__globals__, f.__defaults__, f.__kwdefaults__, f.__closure__)]
-    return f"new_function({', '.join(made)})"
-
-
+PARTS = ("__code__", "__globals__", "__defaults__", "__kwdefaults__", "__closure__")
 SPELLINGS = {
-    list: lambda spell, x: f"[{', '.join(map(spell, x))}]",
-    tuple: lambda spell, x: f"({''.join(spell(e) + ', ' for e in x)})",
+    list: lambda spell, x: f"[{', '.join(map(spell, x))}]", tuple: lambda spell, x: f"({''.join(spell(e) + ', ' for e in x)})",
     dict: lambda spell, x: "{" + ", ".join(f"{spell(k)}: {spell(v)}" for k, v in x.items()) + "}",
     slice: lambda spell, x: f"slice({spell(x.start)}, {spell(x.stop)}, {spell(x.step)})",
     ITERATOR: lambda spell, x: f"iter({spell(rest(x))})",
-    Unread: lambda spell, x: x.path,
     Frame: lambda spell, x: f"Frame({spell(x.function)}, {spell(x.locals)}, {spell(x.stack)}, {x.at})",
-    types.CellType: lambda spell, x: f"CellType({spell(x.cell_contents)})",
-    types.FunctionType: spell_function,
+    types.CellType: lambda spell, x: f"CellType({spell(x.cell_contents)})", Unread: lambda spell, x: x.path,
+    types.FunctionType: lambda spell, f: f"new_function({', '.join(spell(getattr(f, x)) for x in PARTS)})",
     types.MethodType: lambda spell, x: f"MethodType({spell(x.__func__)}, {spell(x.__self__)})",
     types.BuiltinMethodType: lambda spell, x: f"getattr({spell(x.__self__)}, {x.__name__!r})",
 }
@@ -1086,8 +1106,8 @@ def capture(frames, compile_graph, log):
 
 def unread(path, frame, outside):
     outside.test(f"list({path}.locals) == {list(frame.locals)} and len({path}.stack) == {len(frame.stack)}")
-    return Frame(read(outside, f"{path}.function", frame.function),
-                 {name: Unread(f"{path}.locals[{name!r}]", x) for name, x in frame.locals.items()},
+    variables = {name: Unread(f"{path}.locals[{name!r}]", x) for name, x in frame.locals.items()}
+    return Frame(read(outside, f"{path}.function", frame.function), variables,
                  [Unread(f"{path}.stack[{n}]", x) for n, x in enumerate(frame.stack)], frame.at)
 
 
@@ -1117,16 +1137,21 @@ LIMIT = 8
 
 def find(compiled, frames):
     """The code for this state; None where there are too many versions of it."""
-    known = compiled.entries.setdefault((torch.is_grad_enabled(), *[(f.function.__code__, f.at) for f in frames]), [])
-    for check in known:
+    known = compiled.entries.setdefault((*modes(), *[(f.function.__code__, f.at) for f in frames]), [])
+    for n in range(LIMIT):
+        if n == len(known):
+            known.append(capture(frames, compiled.compile_graph, compiled.breaks))
         try:
-            if body := check(frames):
+            if body := known[n](frames):
                 return body
-        except (AttributeError, LookupError, TypeError):         # a guard that cannot be evaluated has failed
+        except Exception:                                        # a guard that cannot be evaluated has failed
             pass
-    if len(known) < LIMIT:
-        known.append(capture(frames, compiled.compile_graph, compiled.breaks))
-        return known[-1](frames)
+
+
+def modes():
+    """What of PyTorch's state a recording depends on."""
+    autocast = [(torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")]
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), torch.get_default_device(), *autocast
 
 
 # %% [markdown]
@@ -1140,10 +1165,9 @@ class Compiled:
         self.entries, self.breaks = {}, []       # state of the machine -> functions made by `capture`; reasons
 
     def __call__(self, *args, **kwargs):
-        f = self.f.forward if isinstance(self.f, torch.nn.Module) else self.f
-        if isinstance(f, types.MethodType):
-            f, args = f.__func__, (f.__self__, *args)
-        if not supported(f.__code__):
+        f = self.f.forward if isinstance(self.f, torch.nn.Module) and not hooked(self.f) else self.f
+        f, args = (f.__func__, (f.__self__, *args)) if isinstance(f, types.MethodType) else (f, args)
+        if not isinstance(f, types.FunctionType) or not supported(f.__code__):
             return f(*args, **kwargs)
         return execute(self, Machine([first_frame(f, args, kwargs)]))
 
@@ -1187,7 +1211,7 @@ if __name__ == "__main__":
 #
 # Each line names a piece of this part, its counterpart, and what the counterpart adds.
 #
-# - `Spelling`: [](ref:minicompile.ch04_breaks.breaks.capture_until). Only what is alive is handed over.
+# - `spell`: [](ref:minicompile.ch04_breaks.breaks.capture_until). Only what is alive is handed over.
 # - `Compiled`: [](ref:minicompile.ch02_guards.codegen.build_entry). Guards and body are one function, called by a
 #   frame hook; the rest is bytecode again.
 
@@ -1252,12 +1276,11 @@ POINTWISE = {
     aten.neg: "-{0}", aten.exp: "exp({0})", aten.log: "log({0})", aten.sqrt: "sqrt({0})", aten.rsqrt: "rsqrt({0})",
     aten.tanh: "tanh({0})", aten.erf: "erf({0})", aten.sin: "sin({0})", aten.cos: "cos({0})", aten.abs: "abs({0})",
     aten.reciprocal: "1 / {0}", aten.add: "{0} + {1}", aten.sub: "{0} - {1}", aten.mul: "{0} * {1}", aten.div: "{0} / {1}",
-    aten.maximum: "maximum({0}, {1})", aten.where: "where({0}, {1}, {2})",
-    aten.masked_fill: "where({1}, {2}, {0})", aten.threshold_backward: "where({1} <= {2}, 0, {0})",
-    aten.gt: "{0} > {1}", aten.ge: "{0} >= {1}", aten.lt: "{0} < {1}", aten.le: "{0} <= {1}", aten.eq: "{0} == {1}",
-    aten.ne: "{0} != {1}", aten.logical_not: "{0} == 0", aten.bitwise_and: "{0} & {1}", aten.bitwise_or: "{0} | {1}",
-    aten._to_copy: "{0}", aten.clone: "{0}", aten.rsub: "{1} - {0}", aten.relu: "maximum({0}, 0.0)", aten.sigmoid: "1 / (1 + exp(-{0}))",
-    aten.tanh_backward: "{0} * (1 - {1} * {1})", aten.sigmoid_backward: "{0} * (1 - {1}) * {1}",
+    aten.maximum: "maximum({0}, {1})", aten.where: "where({0}, {1}, {2})", aten.masked_fill: "where({1}, {2}, {0})",
+    aten.threshold_backward: "where({1} <= {2}, 0, {0})", aten.gt: "{0} > {1}", aten.ge: "{0} >= {1}", aten.lt: "{0} < {1}",
+    aten.le: "{0} <= {1}", aten.eq: "{0} == {1}", aten.ne: "{0} != {1}", aten.logical_not: "{0} == 0", aten.bitwise_and: "{0} & {1}",
+    aten.bitwise_or: "{0} | {1}", aten._to_copy: "{0}", aten.clone: "{0}", aten.rsub: "{1} - {0}", aten.relu: "maximum({0}, 0.0)",
+    aten.sigmoid: "1 / (1 + exp(-{0}))", aten.tanh_backward: "{0} * (1 - {1} * {1})", aten.sigmoid_backward: "{0} * (1 - {1}) * {1}",
 }
 VIEWS = {aten.view, aten._unsafe_view, aten.expand, aten.permute, aten.t, aten.transpose, aten.unsqueeze, aten.squeeze,
          aten.select, aten.slice, aten.alias, aten.detach}
@@ -1309,16 +1332,13 @@ def power(x, n):
 
 @rule(aten.gelu)
 def gelu(x, approximate="none"):
-    if approximate != "none":
-        return NotImplemented
-    return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5)))
+    return 0.5 * x * (1 + torch.erf(x * math.sqrt(0.5))) if approximate == "none" else NotImplemented
 
 
 @rule(aten.gelu_backward)
 def gelu_backward(g, x, approximate="none"):
-    if approximate != "none":
-        return NotImplemented
-    return g * (0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi))
+    slope = 0.5 * (1 + torch.erf(x * math.sqrt(0.5))) + x * torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return g * slope if approximate == "none" else NotImplemented
 
 
 # %% [markdown]
@@ -1621,8 +1641,7 @@ def lower(graph):
 
 
 # %%
-FLOAT, DTYPES = torch.float32, (torch.float32, torch.bool)
-LONGEST_ROW = 1 << 14
+FLOAT, DTYPES, LONGEST_ROW = torch.float32, (torch.float32, torch.bool), 1 << 14
 
 
 def fits(node):
@@ -1630,7 +1649,7 @@ def fits(node):
     tensors = [n.fake for n in (node, *operands(node))]
     return (all(t.dtype in DTYPES and t.device == node.fake.device and t.numel() for t in tensors) and len(tensors) > 1
             and (not node.kwargs or packet(node) in (aten._to_copy, aten.clone))
-            and all(isinstance(x, (Node, int, float)) for x in node.args[:3]))
+            and all(isinstance(x, (Node, int, float)) and x == x for x in node.args[:3]))
 
 
 def reduced_row(node):
@@ -1980,21 +1999,14 @@ def cpp_value(draft, x, loop):
 # Both languages need the functions of the table by the same names.
 
 # %%
-TRITON = """import triton
-import triton.language as tl
+TRITON = """import triton, triton.language as tl
 inf = tl.constexpr(float("inf"))
-
 @triton.jit
-def tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
-
+def tanh(x): return 2 * tl.sigmoid(2 * x) - 1
 @triton.jit
-def sum(a, b):
-    return a + b
-
+def sum(a, b): return a + b
 @triton.jit
-def maximum(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+def maximum(a, b): return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """
 CPP = """#define __FAST_MATH__                      // vector versions of expf and its like
 #include <cmath>
@@ -2003,10 +2015,8 @@ CPP = """#define __FAST_MATH__                      // vector versions of expf a
 using namespace std;
 inline float fast_exp(float x) { float y = expf(x < -87 ? -87 : x); return x < -87 ? 0 : y; }
 #define exp fast_exp
-inline float rsqrt(float x) { return 1 / sqrtf(x); }
-inline float where(int c, float a, float b) { return c != 0 ? a : b; }
-inline float sum(float a, float b) { return a + b; }
-inline float maximum(float a, float b) { return a > b || a != a ? a : b; }
+inline float rsqrt(float x) { return 1 / sqrtf(x); }  inline float where(int c, float a, float b) { return c != 0 ? a : b; }
+inline float sum(float a, float b) { return a + b; }  inline float maximum(float a, float b) { return a > b || a != a ? a : b; }
 #pragma omp declare reduction(sum: float: omp_out = sum(omp_out, omp_in)) initializer(omp_priv = 0)
 #pragma omp declare reduction(maximum: float: omp_out = maximum(omp_out, omp_in)) initializer(omp_priv = -inf)
 """
@@ -2147,6 +2157,7 @@ def in_autograd(forward, backward, differentiable, wanted):
             return tuple(outputs)
 
         @staticmethod
+        @torch.autograd.function.once_differentiable
         def backward(ctx, *tangents):
             given = [t for t, d in zip(tangents, differentiable) if d]
             gradients = iter(backward(*ctx.saved_tensors, *given))

@@ -1,9 +1,12 @@
 """chapters/tiny.py: each part alone, and the whole against eager."""
 import ast
+import builtins
 import functools
 import io
+import keyword
 import math
 import os
+import re
 import subprocess
 import sys
 import tokenize
@@ -16,6 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from chapters import tiny
+from tests.programs import tiny as random_tiny
 
 FILE = Path(tiny.__file__)
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -129,6 +133,39 @@ def test_attributes_and_closures_are_guarded():
     bound.append(2.0)
     assert torch.equal(compiled(x), f(x))
     assert entries(compiled) == 4 and not compiled.breaks
+
+
+def test_functions_that_share_their_code():
+    def f(x, g):
+        return g(x)
+    weight = torch.ones(3, requires_grad=True)
+    positional = [lambda x, k=k: x * k for k in (1.0, 2.0, weight)]
+    named = [lambda x, *, k=k: x * k for k in (1.0, 2.0, weight)]
+    for functions in (positional, named):
+        compiled = compiled_by_recording(f)
+        for g in (*functions, *functions):
+            ours = compiled(x, g)
+            assert torch.equal(ours, g(x)) and ours.requires_grad == g(x).requires_grad
+        assert entries(compiled) == 3 and not compiled.breaks
+    positional[0].__defaults__ = (5.0,)
+    assert torch.equal(compiled(x, positional[0]), x * 5)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_programs(seed):
+    """What is read changes between the calls; `python -m tests.programs.tiny` tries more of them."""
+    assert random_tiny.difference(seed) is None
+
+
+def test_names_in_the_text_exist():
+    text = FILE.read_text()
+    prose = "\n".join(line for line in text.splitlines() if line.startswith("# "))
+    known = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)} | vars(tiny).keys() | vars(builtins).keys()
+    known |= {n.arg for n in ast.walk(ast.parse(text)) if isinstance(n, ast.arg)} | vars(tiny.Machine).keys() | set(tiny.OPCODES)
+    pieces = re.findall(r"^# - `([\w.]+)`: \[\]\(ref", prose, re.M)
+    assert len(pieces) > 20 and [name for name in pieces if not hasattr(tiny, name)] == []
+    words = set(re.findall(r"`([A-Za-z_]\w+)`", prose)) - set(keyword.kwlist)
+    assert {w for w in words - known if not hasattr(torch, w)} <= {"append", "item", "keep_dims", "meta"}
 
 
 def test_a_mode_of_autograd_is_part_of_the_key():

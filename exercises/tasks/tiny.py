@@ -286,12 +286,12 @@ def one_input(function, case):
 task("tiny-inline", title="Inline a call", minutes=15, about="""\
 While tiny traces, a call of a Python function is not executed: the machine goes into it, so that everything it reads is guarded,
 too. `m.frames` is the list of frames, the innermost last, and the machine always executes the next instruction of the last one.
-`first_frame(function, args, kwargs)` makes a frame, and `supported(code)` tells whether the machine knows all instructions of a
-code object.""",
+`first_frame(function, args, kwargs, m.outside)` makes a frame, in which the defaults of the function are guarded like everything that
+is read from outside, and `supported(code)` tells whether the machine knows all instructions of a code object.""",
      hints=["What would be missed if the function were simply called, with fakes?",
             "Nothing has to be executed here. The result of the call comes later: the instruction that returns pushes it.",
-            "if not supported(function.__code__): raise Break(...). Otherwise append first_frame(function, args, kwargs) to m.frames, "
-            "and return None."],
+            "if not supported(function.__code__): raise Break(...). Otherwise append first_frame(function, args, kwargs, m.outside) "
+            "to m.frames, and return None."],
      demo='''
 factor = 3
 
@@ -344,7 +344,12 @@ def calls_with_an_effect(x, log):
     return noted(x + 1, log) + noted(x, log)
 
 
-keep_sources(calls_with_arguments, recursive, calls_what_is_not_known, calls_with_an_effect)
+def calls_one(x, g):
+    return g(x) + 1
+
+
+scalings = [lambda x, k=k: x * k for k in (2.0, 3.0)] + [lambda x, *, k=k: x * k for k in (2.0, 3.0)]
+keep_sources(calls_with_arguments, recursive, calls_what_is_not_known, calls_with_an_effect, calls_one)
 
 
 @behaviour("tiny-inline", points=3, name="one graph for several functions", cases=lambda rng: ["recursive", "calls_with_arguments"],
@@ -363,6 +368,14 @@ def read_inside(function, other):
     return first, compiled(x), sum(map(len, compiled.entries.values()))
 
 
+@behaviour("tiny-inline", points=2, name="defaults are guarded", cases=lambda rng: [[0, 1, 0], [2, 3, 2]],
+           show=lambda order: f"{source_of('calls_one')}\nwith g in turn two functions of one text, "
+                              f"`lambda x, {'*, ' * (2 in order)}k=k: x * k`, whose defaults are 2.0 and 3.0")
+def defaults_inside(function, order):
+    compiled = tiny.compile(calls_one, tiny.eager)
+    return [compiled(x, scalings[k]) for k in order], [len(known) for known in compiled.entries.values()]
+
+
 @behaviour("tiny-inline", points=3, name="effects happen at every call, and what is not supported breaks", show=source_of,
            cases=lambda rng: ["calls_with_an_effect", "calls_what_is_not_known"])
 def effects(function, name):
@@ -377,7 +390,8 @@ task("tiny-break", title="Go on after a break", minutes=30, about="""\
 This is what happens when a compiled function is called. The machine `m` holds the function's frame. `find(compiled, m.frames)`
 looks for compiled code whose guards hold, or compiles some; it returns None where there are too many versions. A call of that code
 returns (frames, result): no frames if the function has ended, else the frames just before the instruction that could not be
-compiled. `step(m)` executes one instruction on real values.""",
+compiled: execute exactly that one with `step(m)`, on real values, and look for compiled code again. Where `find` has given None,
+execute the rest with `step` alone, without asking `find` again: no further state is compiled.""",
      hints=["Who executes the instruction that broke? And how often must it be executed?",
             "After the code has run, execute exactly one instruction. Where are you then? In a state like the one at the beginning.",
             "while m.frames: body = find(compiled, m.frames). If there is one: m.frames, m.result = body(), and step(m) once if frames "

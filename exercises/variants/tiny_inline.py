@@ -15,17 +15,17 @@ def wrong_called_at_once(m, function, args, kwargs):
 
 def wrong_keywords_lost(m, function, args, kwargs):
     _known(function)
-    m.frames.append(first_frame(function, args, {}))
+    m.frames.append(first_frame(function, args, {}, m.outside))
 
 
 def wrong_outermost(m, function, args, kwargs):
     _known(function)
-    m.frames.insert(0, first_frame(function, args, kwargs))
+    m.frames.insert(0, first_frame(function, args, kwargs, m.outside))
 
 
 def wrong_result_pushed(m, function, args, kwargs):
     _known(function)
-    m.frames.append(first_frame(function, args, kwargs))
+    m.frames.append(first_frame(function, args, kwargs, m.outside))
     return [None]
 
 
@@ -40,13 +40,16 @@ def wrong_no_defaults(m, function, args, kwargs):
 
 def wrong_in_place_of_the_caller(m, function, args, kwargs):
     _known(function)
-    m.frames[-1] = first_frame(function, args, kwargs)
+    m.frames[-1] = first_frame(function, args, kwargs, m.outside)
 
 
-def right_by_hand(m, function, args, kwargs):
+def wrong_defaults_not_guarded(m, function, args, kwargs):
+    _known(function)
+    m.frames.append(first_frame(function, args, kwargs))
+
+
+def right_other_order(m, function, args, kwargs):
     if supported(function.__code__):
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        bound.apply_defaults()
-        m.frames += [Frame(function, {name.replace("implicit", "."): v for name, v in bound.arguments.items()}, [])]
+        m.frames += [first_frame(function, tuple(args), dict(kwargs), outside=m.outside)]
         return None
     raise Break(f"{function} is left to Python")
