@@ -56,7 +56,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .. import logs
 from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
 from ..ch07_loops.ir import written_by
-from .numbers import Apart
+from .numbers import Apart, picker
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
 MAX_KEYS = 64             # combinations of integers and floats; beyond, they change at every call
@@ -254,7 +254,7 @@ class GraphedCallable:
     def __init__(self, group: GraphSet, fn: Callable, is_backward: bool, results: int | None,
                  mutated: frozenset):
         self.group, self.fn, self.is_backward = group, fn, is_backward
-        self.results, self.mutated = results, mutated
+        self.results, self.mutated, self.pick_mutated = results, mutated, picker(sorted(mutated))
         self.outputs: list[int] | None = None                   # their positions, where they are a part of what there is
         self.numbers: list[int] | None = None                   # positions of the arguments that are no tensors, at each call
         self.seen: dict[tuple, list] = {}
@@ -456,7 +456,7 @@ def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
         for i, placeholder in r.written:
             args[i].copy_(placeholder)
         if g.mutated:
-            raise_versions(*[args[i] for i in g.mutated])
+            raise_versions(*g.pick_mutated(args))
         if fresh:
             torch._foreach_copy_(fresh, r.leaving)
         out = []

@@ -15,8 +15,10 @@
 # %%
 from __future__ import annotations
 
+import operator
 import threading
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Callable, Sequence
 
 import torch
@@ -272,6 +274,13 @@ class Ring:
         return out
 
 
+def picker(positions: Sequence[int]) -> Callable[[list], tuple]:
+    """A function that takes the items at these positions from a list. (`itemgetter` of one position gives the item.)"""
+    if len(positions) < 2:
+        return lambda items: tuple([items[i] for i in positions])
+    return operator.itemgetter(*positions)
+
+
 @dataclass
 class Apart:
     """A program in two parts, called like the whole: with a list of inputs, which it empties."""
@@ -283,8 +292,8 @@ class Apart:
 
     def __call__(self, args: list) -> list:
         parts = self.parts
-        given = [args[i] for i in parts.device_inputs]
-        found = self.host([args[i] for i in parts.host_inputs])
+        given, of_host = self.split(args)
+        found = self.host(of_host)
         args.clear()
         if parts.count:
             if self.ring is None:
@@ -294,6 +303,12 @@ class Apart:
         for k, out in zip(parts.device_outputs, self.device(given)):
             outputs.insert(k, out)
         return outputs
+
+    @cached_property
+    def split(self) -> Callable[[list], tuple[list, list]]:
+        """A function from the inputs to those of the device and those of the host."""
+        device, host = map(picker, (self.parts.device_inputs, self.parts.host_inputs))
+        return lambda args: (list(device(args)), list(host(args)))
 
     @property
     def overwritten(self) -> list[int]:
