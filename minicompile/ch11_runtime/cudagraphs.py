@@ -224,7 +224,9 @@ class GraphSet:
              mutated: Sequence[int] = ()) -> "GraphedCallable":
         """`fn` as a recorded callable. results: how many leading outputs leave the compiled region (None:
         all); the rest are saved for backward. mutated: positions of the inputs that `fn` writes."""
-        return GraphedCallable(self, fn, is_backward, results, frozenset(mutated))
+        self.lends = self.lends and not is_backward          # a backward pass runs while the caller has the results
+        self.members.append(GraphedCallable(self, fn, is_backward, results, frozenset(mutated)))
+        return self.members[-1]
 
 # %% [markdown]
 # ## A call
@@ -414,14 +416,13 @@ def make_recording(g: GraphedCallable, args: list, static: list[int], dropped=()
     replay, outputs = g.group.recorder.record(g.fn, inputs)
     results = len(outputs) if g.results is None else g.results
     recipes, leaving, lent = [], [], []
-    lends = g.group.lends and len(g.group.members) <= 1          # no other graph may run while they are with the caller
     for k, out in enumerate(outputs):
         if not isinstance(out, torch.Tensor):
             recipes.append(("constant", out))
         elif storage_of(out) in storages:
             source = storages[storage_of(out)]
             recipes.append(("input", source, out.shape, out.stride(), out.storage_offset()))
-        elif k < results and lends and k in dropped and holders([out]) is not None:
+        elif k < results and g.group.lends and k in dropped and holders([out]) is not None:
             recipes.append(("constant", out))
             out.__dict__ = {}                                    # what is written to a `__dict__` that there is can be counted
             lent.append(out)
@@ -508,7 +509,6 @@ def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
             mutated = [k for k, i in enumerate(parts.device_inputs) if i in mutated]
         member = graphs.wrap(device, is_backward=is_backward, mutated=mutated)
         member.outputs = parts and parts.device_outputs
-        graphs.members.append(member)
         return replace(compiled, device=member) if parts else member
     return compile_graph
 
