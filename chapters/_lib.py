@@ -164,9 +164,13 @@ def head(text, lines=40):
 
 
 def folded(code, width=100):
-    """Generated Python with the long conditions broken before each `and`."""
-    return "\n".join(line if len(line) <= width else line.replace(" and ", "\n" + " " * (len(line) - len(line.lstrip()) + 8) + "and ")
-                     for line in code.splitlines())
+    """Generated Python with the long conditions broken before each `and`, and where that is not enough before each `or`."""
+    lines = code.splitlines()
+    for word in (" and ", " or "):
+        lines = [part for line in lines for part in (
+            [line] if len(line) <= width else
+            line.replace(word, "\n" + " " * (len(line) - len(line.lstrip()) + 8) + word.lstrip()).splitlines())]
+    return "\n".join(lines)
 
 
 def size(number):
