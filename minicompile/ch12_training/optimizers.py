@@ -17,6 +17,7 @@ import functools
 
 import torch
 from torch.optim import adagrad
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..ch01_graphs.fake import storage_key
@@ -369,6 +370,6 @@ def handle_scheduler(function):
         return NONE
 
 
-for _class in {c for c in vars(torch.optim.lr_scheduler).values() if isinstance(c, type) and "step" in vars(c)}:
-    if _class is not torch.optim.lr_scheduler.ReduceLROnPlateau:         # it is given a metric
+for _class in {c for c in vars(torch.optim.lr_scheduler).values() if isinstance(c, type) and issubclass(c, LRScheduler)}:
+    if "step" in vars(_class) and _class is not ReduceLROnPlateau:         # that one is given a metric
         handle_scheduler(_class.step)
