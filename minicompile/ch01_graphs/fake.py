@@ -40,10 +40,12 @@ class DataDependent(Unsupported):
 
 class FakeTensor(torch.Tensor):
     """A tensor without data: `meta` has its shape, strides, dtype and storage; `device` is the pretence.
-    entered: it stands for a real tensor that is neither a leaf nor a view."""
+    entered: it stands for a real tensor that is neither a leaf nor a view. formers: how many fakes show what it was before it changed
+    its shape."""
 
     meta: torch.Tensor
     entered = False
+    formers = 0
 
     @staticmethod
     def __new__(cls, meta: torch.Tensor, device: torch.device, requires_grad: bool = False):
@@ -200,6 +202,24 @@ ONE_DTYPE = {getattr(aten, name).default for name in
 
 
 STRIDED = {aten.as_strided, aten.as_strided_, aten.as_strided_copy}
+IN_PLACE_VIEWS = {                      # `x.t_()` writes no data: the tensor object becomes a view of what it was
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.as_strided_.default: aten.as_strided.default,
+}
+
+
+def is_viewed(t: torch.Tensor) -> bool:
+    """Whether other tensors that are alive are views of `t`. After a write PyTorch derives the history of a view from that of its base
+    anew: on real tensors by `as_strided`, on fakes by taking the view again, which is another part of memory if `t` has another shape."""
+    if not isinstance(t, FakeTensor) or t._base is not None:
+        return False
+    memory = t.meta.untyped_storage()
+    return torch._C._storage_Use_Count(memory._cdata) > 2 + t.formers       # this Python object, and the meta tensor of `t`
 
 
 def _check_storage(t: FakeTensor, sizes, strides, offset=None) -> None:
@@ -511,6 +531,8 @@ def _check_call(func, args, kwargs, tensors):
         _check_indices(args[0], args[1])
     if func.overloadpacket in STRIDED:
         _check_storage(*args, **kwargs)
+    if func in IN_PLACE_VIEWS and is_viewed(args[0]):
+        raise Unsupported("a tensor of which there are views changes its shape in place")
 
 
 def _without_fakes(x):

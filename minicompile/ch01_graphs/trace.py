@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import Unsupported
-from .fake import DispatchMode, FakeTensor, fake_call, settle_floats
+from .fake import IN_PLACE_VIEWS, DispatchMode, FakeTensor, fake_call, settle_floats
 from .graph import Graph, call_node, graph_module, interpret, map_args
 from .shapes import NUMBERS, expr_of, is_symbolic
 
@@ -46,19 +46,7 @@ aten = torch.ops.aten
 # with its provenance, and binds the results to it. A `detach` is not written down. Its result is another fake
 # for the same node, since a graph has no notion of being detached. `remember_grad_fns` is called after each
 # forward operation, for the sake of the backward operators that will come. `finish` makes the output.
-
-# %%
-IN_PLACE_VIEWS = {
-    aten.t_.default: aten.t.default,
-    aten.transpose_.default: aten.transpose.int,
-    aten.squeeze_.default: aten.squeeze.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-    aten.as_strided_.default: aten.as_strided.default,
-}
-
-
-# %% [markdown]
+#
 # A few derivatives look at numbers to choose their way: that of a product divides by its factors if none of them is
 # zero. For tensors without numbers PyTorch takes another way, which agrees with the first but for infinities and NaN. Hooks
 # replace what such a derivative has given by what eager would have chosen.
@@ -175,6 +163,7 @@ class Recorder(DispatchMode):
             raise Unsupported("an input of the graph changes its shape in place")
         as_it_is = fake.meta.as_strided(fake.shape, fake.stride(), fake.storage_offset())
         before = FakeTensor(as_it_is, fake.device)
+        fake.formers += 1
         self.nodes[id(before)] = before, node
         for earlier in self.graph.nodes:
             earlier.meta["val"] = pytree.tree_map(lambda x: before if x is fake else x, earlier.meta["val"])

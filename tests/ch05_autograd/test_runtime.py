@@ -283,6 +283,7 @@ def test_metadata_mutation_of_inputs_is_refused(fn):
 def test_metadata_mutation_inside():
     check(lambda x: (x * 2).t_() + 1, rand(3, 4))
     check(lambda x: (x * 2).unsqueeze_(1).sin_(), rand(3, 4))
+    check(lambda x: (x * 2).squeeze_((0, 2)).sin_(), rand(1, 4, 1))
 
 
 def test_out_variant_and_foreach():
@@ -942,10 +943,31 @@ def test_an_input_that_changes_its_shape(backend, change):
         assert a.stride() == b.stride() and torch.equal(a, b)
 
 
+@pytest.mark.parametrize("use", [lambda x, row: row * 3, lambda x, row: row, lambda x, row: (row.mul_(2), x * 1)[1],
+                                 lambda x, row: (x.mul_(2), row * 1)[1]])
+@pytest.mark.parametrize("change", [lambda x: x.transpose_(0, 1), lambda x: x.squeeze_(), lambda x: x.squeeze_((1, 2)),
+                                    lambda x: x.unsqueeze_(0)])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "cpp"])
+def test_a_tensor_changes_its_shape_beneath_a_view(backend, change, use):
+    def f(x):
+        y = x * 2
+        row = y.select(-3, 0)
+        change(y)
+        return use(y, row)
+    results = []
+    for run in (f, minicompile.compile(f, backend=backend)):
+        for shape in ((3, 3, 1), (3, 1, 1)):
+            x = torch.arange(9.0)[:shape[0] * shape[1]].view(shape).requires_grad_()
+            y = run(x)
+            (y * torch.arange(y.numel()).view(y.shape)).sum().backward()
+            results.append((y.detach(), x.grad))
+    torch.testing.assert_close(results[2:], results[:2])
+
+
 def test_a_tensor_that_is_written_and_then_changes_its_shape():
     def f(x):
         y = x * 2
-        y.index_add_(0, torch.tensor([0, 0]), y[:2] * 2)
+        y.index_add_(0, torch.tensor([0, 0]), x[:2] * 2)
         y.unsqueeze_(0)
         return y
     check(f, torch.randn(4, 5))
