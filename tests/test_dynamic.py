@@ -585,3 +585,24 @@ def test_dropout_between_the_layers_of_a_recurrent_network_of_varying_size(netwo
 ], ids=["expand", "broadcast_to", "unfold", "turned"])
 def test_gradients_of_results_in_which_elements_share_a_place(function):
     agree(function, [(torch.randn(shape),) for shape in SIZES], graphs=3)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "loops", "cpp"])
+@pytest.mark.parametrize("f", [
+    lambda x, y: x.unfold(0, 3, 3) + y, lambda x, y: x.unfold(0, 3, 3).expand(5, 3) * 2, lambda x, y: y.clone().copy_(x.unfold(0, 3, 3)),
+    lambda x, y: torch.addmm(x.unfold(0, 3, 3), y, y[:3]), lambda x, y: x.unfold(0, 3, 3).var(1, keepdim=True) * y,
+    lambda x, y: y.index_put((torch.tensor([0, 1]),), x.unfold(0, 3, 3)), lambda x, y: x.unfold(0, 3, 3).softmax(0) * y,
+    lambda x, y: x.unfold(0, 3, 3).squeeze() * 2, lambda x, y: x.unfold(0, 3, 3).squeeze((0, 1)) * 2,
+    lambda x, y: x[:3].view(x.shape[0] // 3, -1) + y, lambda x, y: torch.zeros(x.shape[0] // 3) + y[:, 0],
+    lambda x, y: (z := y * 2, z.as_strided((x.shape[0] // 3, 3), (3, 1)).mul_(3))[0],
+    lambda x, y: torch.as_strided_scatter(y, x.unfold(0, 3, 3), (x.shape[0] // 3, 3), (3, 1)),
+], ids=["add", "expand", "copy", "addmm", "var", "index_put", "softmax", "squeeze", "squeeze_dims", "view", "zeros", "as_strided", "to"])
+def test_a_computed_size_that_is_one_at_present_broadcasts(backend, f):
+    compiled = minicompile.compile(f, backend=backend, dynamic=True)
+    for size in (4, 5, 3):
+        torch.manual_seed(size)
+        x, y = torch.randn(size, requires_grad=True), torch.randn(5, 3, requires_grad=True)
+        got, want = compiled(x, y), f(x, y)
+        torch.testing.assert_close(got, want)
+        gradients = [torch.autograd.grad(out.square().sum(), (x, y), allow_unused=True) for out in (got, want)]
+        torch.testing.assert_close(*gradients)

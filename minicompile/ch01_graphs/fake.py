@@ -516,9 +516,17 @@ def ask(func, args, kwargs):
             return x
         if x.layout is not torch.strided:
             raise Unsupported(f"{func} gives a tensor of layout {x.layout}")
-        return written[id(x)] if id(x) in written else FakeTensor(x, device)
+        return written[id(x)] if id(x) in written else FakeTensor(with_small_sizes(x), device)
 
     return pytree.tree_map(wrap, out)
+
+
+def with_small_sizes(meta: torch.Tensor) -> torch.Tensor:
+    """The tensor with sizes that are 0 or 1 at present as numbers, by a guard, as such sizes of inputs are: they broadcast differently."""
+    if not any(type(n) is torch.SymInt and n.node.hint in (0, 1) for n in meta.shape):
+        return meta
+    sizes = [int(n) if type(n) is torch.SymInt and n.node.hint in (0, 1) else n for n in meta.shape]
+    return meta.as_strided(sizes, meta.stride(), meta.storage_offset())
 
 
 def _check_call(func, args, kwargs, tensors):

@@ -109,8 +109,8 @@ def as_strided_scatter(g, x, source, size, stride, storage_offset=None):
     if own != tuple(strides_of(g.val)) or own != tuple(x.stride):
         return NotImplemented
     name = copy_to_buffer(g, x, own)
-    if 0 in size:
+    if 0 in source.size:
         return from_buffer(g, name)
     after = new_buffer(g, g.val.dtype, x.device, shape, own, alias_of=name)
-    store_into(g, source, after, Layout(tuple(size), tuple(stride), storage_offset or 0))
+    store_into(g, source, after, Layout(source.size, tuple(stride), storage_offset or 0))
     return from_buffer(g, after)

@@ -285,7 +285,7 @@ def as_strided(g, x, size, stride, storage_offset=None):
     sources = {n.name: n.meta["val"] for n in node.graph.nodes if n.op in ("placeholder", "get_attr")}
     start = offset_of(sources[place.buffer]) if place.buffer in sources else 0          # our own buffers start at 0
     offset = offset_of(node.meta["val"]) if storage_offset is None else storage_offset
-    return from_buffer(g, place.buffer, Layout(tuple(size), tuple(stride), offset - start))
+    return from_buffer(g, place.buffer, Layout(sizes_of(g.val), tuple(stride), offset - start))
 
 
 def offset_of(fake) -> Int:
