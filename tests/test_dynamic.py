@@ -606,3 +606,9 @@ def test_a_computed_size_that_is_one_at_present_broadcasts(backend, f):
         torch.testing.assert_close(got, want)
         gradients = [torch.autograd.grad(out.square().sum(), (x, y), allow_unused=True) for out in (got, want)]
         torch.testing.assert_close(*gradients)
+
+
+def test_an_expensive_value_of_varying_size_beside_an_empty_tensor():
+    compiled = minicompile.compile(lambda e, x: e - torch.xlogy(x, x.abs() + 0.5), backend="cpp", dynamic=True, fullgraph=True)
+    for size in (5, 7):
+        assert compiled(torch.ones(0, 1), torch.ones(size)).shape == (0, size)

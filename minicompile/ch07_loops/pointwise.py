@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from ..ch01_graphs.floats import Float
-from ..ch01_graphs.symbolic import Expr, Symbol, as_expr
+from ..ch01_graphs.symbolic import Expr, Symbol, as_expr, present
 from ..errors import Unsupported
 from .builder import HALF, Builder, compute_dtype
 from .externs import move
@@ -111,7 +111,7 @@ def hoist(g: Lowering, x, elements) -> None:
     """A small tensor that takes an expensive function to compute is computed once, not once per element it is
     broadcast to. GPUs keep it lazy: there it is arithmetic in the shadow of memory."""
     if isinstance(x, Lazy) and x.device.type == "cpu" and x.base is None and x.heavy and not in_memory(x):
-        if isinstance(elements, int) and product(x.size) * 4 <= elements:
+        if isinstance(elements, int) and present(product(x.size)) * 4 <= elements:
             realize(g, x)
 
 
