@@ -120,7 +120,8 @@ def hint(id: str, folder: Folder = MY,
     """The next of three hints."""
     task = find_task(id)
     level = level or min(progress(folder).get(id, {}).get("hints", 0) + 1, 3)
-    note(folder, id, hints=max(level, progress(folder).get(id, {}).get("hints", 0)))
+    if not progress(folder).get(id, {}).get("passed"):
+        note(folder, id, hints=max(level, progress(folder).get(id, {}).get("hints", 0)))
     print(f"Hint {level} of 3: {task.hints[level - 1]}")
 
 

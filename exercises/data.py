@@ -110,4 +110,4 @@ def short(value, limit: int = 300) -> str:
         data = value.tolist() if value.numel() <= 16 else f"{value.flatten()[:8].tolist()}..."
         return f"{str(value.dtype)[6:]}{list(value.shape)} {data}"
     text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= limit else text[:limit] + " ..."
+    return text if len(text) <= limit else (text[:limit].rpartition(" ")[0] or text[:limit]) + " ..."

@@ -22,15 +22,13 @@ def text(results: list[Result]) -> str:
     lines = []
     for r in results:
         lines.append(f"{r.id}: {r.earned} of {r.points} points")
-        alike = {detail(o) for o in r.outcomes}
         for o in r.outcomes:
             lines.append(f"  [{'x' if o.status == 'passed' else ' '}] {o.name} ({o.earned}/{o.points})" +
                          (f": {o.status}" if o.status != "passed" else ""))
         # the first failure in full: later ones often follow from it. Wrong predictions do not.
         failed = [o for o in r.outcomes if o.status not in ("passed", "skipped")]
         for o in [o for o in failed if o.predicted and o.status == "wrong"] or failed[:1]:
-            if len(alike) > 1 or o.message:
-                lines += [f"    {line}" for line in detail(o).splitlines()]
+            lines += [f"    {line}" for line in detail(o).splitlines()]
     total = f"{sum(r.earned for r in results)} of {sum(r.points for r in results)} points"
     return "\n".join(lines + ([f"Total: {total}"] if len(results) != 1 else []))
 

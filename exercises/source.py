@@ -140,11 +140,13 @@ def introduction(task: Task) -> str:
     return (f"# {task.id}: {task.title} ({task.points} points, about {task.minutes} minutes)\n#\n{about}\n#\n"
             f"# python -m exercises watch {task.id}      checks this file whenever you save it\n"
             f"# python -m exercises hint {task.id}       three hints, one at a time\n"
+            f"# python -m exercises grade {task.id}      grades it, on inputs drawn anew\n"
             + f"# python -m exercises run {task.id}        shows it at work\n" * (task.chapter == TRACK))
 
 
 BEGIN = """\
 # Your own tiny. Each exercise of the build track adds a part, and what is not here is the book's.
+# Read the parts as pages of the book (`make site` builds it): there these functions are folded away. In chapters/tiny.py they stand open.
 from __future__ import annotations
 
 from chapters.tiny import *

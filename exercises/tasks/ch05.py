@@ -4,6 +4,8 @@ import itertools
 import torch
 import torch.nn.functional as F
 
+from minicompile.ch01_graphs.graph import Location
+
 from .. import behaviour, task
 from .kit import SOURCES, graph_lines, graph_rows, joint_graph, keep_sources, program_file, questions, run_rows, traced
 
@@ -53,7 +55,9 @@ for _points, _name, _cases in (
 
 task("sink-side", title="The cut nearest to the sink", minutes=25, about="""\
 After the maximum flow, the minimum cut can be read off: the vertices that can still reach the sink are on one side of it. Of several
-minimum cuts this is the one nearest to the sink, which saves values as late as possible.""", hints=[
+minimum cuts this is the one nearest to the sink, which saves values as late as possible. A `Network` numbers its edges: `out[v]` lists
+those that leave the vertex v, `head[e]` is the vertex that the edge e leads to, and `room[e]` what it still has room for. The edge
+`e ^ 1` is the reverse of e, and has room for what flows through e and could be led back.""", hints=[
     "Search backwards from the sink: who could still send it something?",
     "A vertex reaches v over an edge into v that has room. The edges listed in net.out[v] leave v; each has a reverse.",
     "for e in net.out[v]: the edge into v is e ^ 1 and comes from net.head[e]. If net.room[e ^ 1], that vertex belongs to the answer."])
@@ -210,6 +214,12 @@ def keepdims(x):
     return [x.cos().sum(0, True), x.cos().sum(0, False)]
 
 
+def keyword_arguments(x):
+    s = x.cos()
+    return [torch.var(s, 0, correction=0), torch.var(s, 0, correction=1), torch.add(s, x, alpha=2), torch.add(s, x, alpha=3),
+            torch.var(s, 0, correction=1)]
+
+
 def draws(x):
     return [x.sin() + x.sin(), torch.bernoulli(x), torch.bernoulli(x)]
 
@@ -235,13 +245,15 @@ def merged(function, case):
             return values[2:]
     gm = traced(fn, torch.rand(3, 3))
     for k, n in enumerate(gm.graph.nodes):
-        n.meta["origins"] = (f"origin{k // 2}", "common")
+        n.meta["origins"], n.meta["location"] = (f"origin{k // 2}", "common"), Location(f"line{k}.py", k, "f")
     function(gm)
     gm.graph.lint()
-    return {"operations": graph_lines(gm), "origins": {n.name: tuple(n.meta["origins"]) for n in gm.graph.nodes if n.op == "call_function"}}
+    left = [n for n in gm.graph.nodes if n.op == "call_function"]
+    return {"operations": graph_lines(gm), "origins": {n.name: tuple(n.meta["origins"]) for n in left},
+            "lines": {n.name: [line.lineno for line in n.meta["location"].lines] for n in left}}
 
 
-keep_sources(sines, sums, kinds_of_one, kinds_of_zero, keepdims, draws, fresh)
+keep_sources(sines, sums, kinds_of_one, kinds_of_zero, keepdims, keyword_arguments, draws, fresh)
 
 
 def program_text(case):
@@ -251,6 +263,7 @@ def program_text(case):
 for _points, _name, _cases in (
         (3, "equal operations, and operations on them", lambda rng: [sines, sums]),
         (3, "1, 1.0 and True are different, and so are 0.0 and -0.0", lambda rng: [kinds_of_one, kinds_of_zero, keepdims]),
+        (2, "keyword arguments are part of an operation", lambda rng: [keyword_arguments]),
         (3, "random draws, fresh memory and effects stay", lambda rng: [draws, fresh]),
         (3, "random programs", lambda rng: [random_program(rng) for _ in range(12)])):
     behaviour("merge-cse", points=_points, name=_name, cases=_cases, show=program_text)(merged)
@@ -359,6 +372,7 @@ CUTS = {
     "relu(x + x)": lambda x, w, v: torch.relu(x + x), "gelu(sin(x)) * x": lambda x, w, v: F.gelu(torch.sin(x)) * x,
     "exp(sin(x) * cos(x))": lambda x, w, v: torch.exp(torch.sin(x) * torch.cos(x)),
     "gelu(x @ w) @ v": lambda x, w, v: F.gelu(x @ w) @ v, "relu(x @ w).sum()": lambda x, w, v: torch.relu(x @ w).sum(),
+    "round(x @ w)": lambda x, w, v: torch.round(x @ w),
     "two layers": two_layers,
     "dropout(gelu(x))": lambda x, w, v: F.dropout(F.gelu(x), 0.5), "softmax(x * x)": lambda x, w, v: F.softmax(x * x, -1),
     "layer_norm(sin(x))": lambda x, w, v: F.layer_norm(torch.sin(x), (16,)),
@@ -418,7 +432,8 @@ def cuts(*names, prefers=("speed",)):
 
 for _points, _name, _cases in (
         (4, "pointwise chains are recomputed from their inputs", cuts("relu(x + x)", "gelu(sin(x)) * x", "exp(sin(x) * cos(x))")),
-        (4, "matrix products are not computed twice", cuts("relu(x @ w).sum()", "gelu(x @ w) @ v", "two layers")),
+        (4, "matrix products are not computed twice", cuts("relu(x @ w).sum()", "gelu(x @ w) @ v", "two layers",
+                                                                         "round(x @ w)")),
         (3, "random numbers, reductions, and values that are small", cuts("dropout(gelu(x))", "softmax(x * x)", "layer_norm(sin(x))")),
         (3, "what is in memory anyway costs half", cuts("gelu(x @ w) @ v", "h = tanh(x @ w); h, sin(h)", "two layers",
                                                         prefers=("speed", "memory"))),

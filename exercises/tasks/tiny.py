@@ -305,7 +305,7 @@ def f(x):
 
 
 compiled = compile(f, backend=eager)
-print(compiled(torch.ones(2)), "in", sum(map(len, compiled.entries.values())), "graph")
+print(compiled(torch.ones(2)), "| graphs:", sum(map(len, compiled.entries.values())))
 factor = 5
 print(compiled(torch.ones(2)), "after factor has changed")
 ''')

@@ -1,7 +1,8 @@
+from minicompile.ch01_graphs.graph import together
 from minicompile.ch05_autograd.cleanup import UNIQUE, _key, has_effect
 
 
-def _merge(gm, *, key=_key, unique=UNIQUE, effect=has_effect, kwargs=True, origins=True, rewrite=True, repeat=False):
+def _merge(gm, *, key=_key, unique=UNIQUE, effect=has_effect, kwargs=True, origins=True, rewrite=True, repeat=False, lines=True):
     seen, gone = {}, []
     for node in list(gm.graph.nodes):
         if node.op != "call_function" or node.target in unique or effect(node):
@@ -11,6 +12,8 @@ def _merge(gm, *, key=_key, unique=UNIQUE, effect=has_effect, kwargs=True, origi
         except TypeError:
             continue
         if earlier is not node:
+            if lines:
+                earlier.meta["location"] = together([earlier.meta["location"], node.meta["location"]])
             joined = earlier.meta.get("origins", ()) + node.meta.get("origins", ())
             if origins:
                 earlier.meta["origins"] = joined if repeat else tuple(dict.fromkeys(joined))
@@ -44,6 +47,14 @@ def wrong_drops_origins(gm):
     _merge(gm, origins=False)
 
 
+def wrong_keyword_arguments_do_not_count(gm):
+    _merge(gm, kwargs=False)
+
+
+def wrong_lines_lost(gm):
+    _merge(gm, lines=False)
+
+
 def wrong_repeats_origins(gm):
     _merge(gm, repeat=True)
 
@@ -70,6 +81,7 @@ def right_by_name(gm):
             kept = first[signature]
             both = [*kept.meta.get("origins", ()), *node.meta.get("origins", ())]
             kept.meta["origins"] = tuple(o for k, o in enumerate(both) if o not in both[:k])
+            kept.meta["location"] = together([n.meta.get("location") for n in (kept, node)])
             for user in list(node.users):
                 user.replace_input_with(node, kept)
             gm.graph.erase_node(node)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import minicompile
-from exercises import ExerciseError, reports, validate
+from exercises import ExerciseError, mutants, reports, validate
 from exercises.__main__ import main
 from exercises.data import NotPlain, decode, difference, encode
 from exercises.grade import grade, solution
@@ -303,3 +303,10 @@ def wait_for(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.05)
+
+
+def test_mistakes_are_made_by_machine_and_noticed():
+    made = dict(mutants.mutants("def f(a, b):\n    if a and b > 1:\n        g(a, key=b)\n    return (a, b)\n"))
+    for line in ("+ if a:", "+ if a and b >= 1:", "+ g(a)", "+ return (a,)", "+ if True:"):
+        assert any(line in what for what in made), line
+    assert mutants.survivors(find_task("sink-side"))[1] == []
