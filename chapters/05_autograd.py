@@ -762,7 +762,7 @@ pipes(
 # %show minicompile.ch05_autograd.partition.choose_saved "nodes =" to "source, sink"
 #
 # The second makes the two vertices of each value and the pipe between them. `use` says how forward uses the
-# value, and `written` is what follows for the price; both are explained below. `again` is true of a value inside
+# value, and `written` is what follows for the price; both are explained below. `repeated` is true of a value inside
 # of `torch.utils.checkpoint`: the user has asked that it be computed again, so no price is high enough. The last
 # line hangs inputs, and what must not be computed again, on the source.
 #
@@ -899,7 +899,7 @@ Table(["what is kept", "bytes", "which values"], rows)
 # computed once. So is a cheap operator that reads overlapping windows, because it would read every element
 # several times. What is left are pointwise operators. They may be computed again, with two exceptions. The first is
 # `use.far`: a loop behind a library call reads the value, so forward has written it, and it is in memory. The
-# second is `again`: a library call of forward reads the value, so it has been written, and a library call of backward
+# second is `called`: a library call of forward reads the value, so it has been written, and a library call of backward
 # reads it from memory, too. In both cases a second computation would only replace a read by more work.
 #
 # To see what it is worth, take the policy away:

@@ -23,9 +23,9 @@ def _cut(joint, halves, prefer="speed", *, barrier=True, halve=True, checkpoints
         enter, leave = inner[node] = add_vertex(net), add_vertex(net)
         use = forward_use(node, halves, stage)
         written = halve and (use.library or use.far or use.output or not is_fusible(node))
-        again = checkpoints and is_checkpointed(node) and not leaves_region(node, halves)
+        repeated = checkpoints and is_checkpointed(node) and not leaves_region(node, halves)
         cost = price(node, joint, written)
-        add_edge(net, enter, leave, INFINITE if again else min(cost, 1) if uniform else cost)
+        add_edge(net, enter, leave, INFINITE if repeated else min(cost, 1) if uniform else cost)
         if node.op == "placeholder" and roots or barrier and must_not_recompute(node, halves, use, prefer):
             add_edge(net, source, enter, INFINITE)
         for argument in node.all_input_nodes:
@@ -104,3 +104,8 @@ def right_two_passes(joint, halves, prefer="speed"):
         raise AssertionError("no cut")
     side = sink_side(net, sink)
     return [n for n in wanted if vertex[n, "out"] in side and vertex[n, "in"] not in side]
+
+
+wrong_a_gradient_made_in_forward_is_not_needed = [
+    (""" | \\
+        {g for g in halves.gradients if isinstance(g, fx.Node) and g not in halves.backward}""", "")]

@@ -294,8 +294,8 @@ def must_not_recompute(node: fx.Node, halves: Halves, use: Use, prefer: str) -> 
         return True
     if node not in halves.forward or not node.all_input_nodes:
         return False
-    again = use.library and any(not is_fusible(u) for u in readers(node, halves.backward))
-    return use.far or (again and prefer == "speed")
+    called = use.library and any(not is_fusible(u) for u in readers(node, halves.backward))
+    return use.far or (called and prefer == "speed")
 
 
 # %% [markdown]
@@ -339,8 +339,8 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed", prices=Non
         enter, leave = inner[node] = add_vertex(net), add_vertex(net)
         use = forward_use(node, halves, stage)
         written = use.library or use.far or use.output or not is_fusible(node)
-        again = is_checkpointed(node) and not leaves_region(node, halves)
-        add_edge(net, enter, leave, INFINITE if again else (prices or price)(node, joint, written))
+        repeated = is_checkpointed(node) and not leaves_region(node, halves)
+        add_edge(net, enter, leave, INFINITE if repeated else (prices or price)(node, joint, written))
         if node.op == "placeholder" or must_not_recompute(node, halves, use, prefer):
             add_edge(net, source, enter, INFINITE)
         for argument in node.all_input_nodes:
