@@ -594,6 +594,7 @@ def test_out_of_memory_on_a_gpu(mode):
     expected = f(x, w)
     for _ in range(3):
         torch.testing.assert_close(compiled(x, w), expected, rtol=1e-3, atol=1e-3)
+    kept = compiled(x, w)            # what a caller holds, a CUDA graph cannot lend again without memory for a copy
     torch.cuda.empty_cache()
     hoard = []
     size = 1 << 32
@@ -609,3 +610,4 @@ def test_out_of_memory_on_a_gpu(mode):
     torch.cuda.empty_cache()
     for _ in range(3):
         torch.testing.assert_close(compiled(x, w), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(kept, expected, rtol=1e-3, atol=1e-3)

@@ -27,6 +27,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 
 import torch
 
@@ -372,7 +373,7 @@ def handle_clearing(function, loop, is_plain):
         """zero_grad(set_to_none=True)"""
         if type(set_to_none) is Const and set_to_none.value and type(self) is ObjVal and is_plain(getattr(self.real, "__dict__", {})):
             return call(tx, wrap(tx, loop), [self])
-        return inline_code(tx, wrap(tx, function), [self, set_to_none], {})
+        return inline_code(tx, wrap(tx, inspect.unwrap(function)), [self, set_to_none], {})
 
 
 handle_clearing(torch.optim.Optimizer.zero_grad, clear_group, lambda fields: "_zero_grad_profile_name" in fields)

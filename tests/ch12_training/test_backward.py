@@ -470,3 +470,28 @@ def test_gradients_of_empty_parameters_have_their_strides(shapes):
         (minicompile.compile(step, backend="aot_eager") if compiled else step)(x)
         grads.append((w.grad.shape, w.grad.stride(), w.grad.dtype))
     assert grads[0] == grads[1]
+
+
+@pytest.mark.parametrize("owner", ["optimizer", "module"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_become_zeros_are_one_graph(owner, set_to_none):
+    found = []
+    x = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def step(x):
+            (optimizer if owner == "optimizer" else net).zero_grad(set_to_none=set_to_none)
+            loss = net(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+        run, kept, losses = minicompile.compile(step, fullgraph=True) if compiled else step, None, []
+        for _ in range(3):
+            losses.append(run(x).item())
+            kept, same = net.weight.grad, kept is net.weight.grad
+        found.append((losses, same))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1] == (not set_to_none)
