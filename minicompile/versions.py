@@ -216,11 +216,19 @@ WATCHED_CALL = f"""try:
 """
 
 
+@contextlib.contextmanager
 def without_saved_tensor_hooks():
-    """The user's hooks are for the tensors that the program saves, not for those of a compilation or a trial."""
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is None:
-        return contextlib.nullcontext()
-    return torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    """The user's hooks are for the tensors that the program saves, not for those of a compilation or a trial. Others in their place
+    would not do: under any hooks the engine does not notice that what it has saved was written to."""
+    autograd, hooks = torch._C._autograd, []
+    while (top := autograd._top_saved_tensors_default_hooks(False)) is not None:
+        hooks.append(top)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(hooks):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
 def raised_by_hook(error) -> bool:

@@ -1111,3 +1111,23 @@ def test_a_module_that_warns(caplog):
             module(torch.ones(2))
         lines.append([(w.filename, w.lineno) for w in caught])
     assert lines[0] == lines[1] == lines[2] and len(lines[0]) == 1
+
+
+@pytest.mark.parametrize("rung", ("aot_eager", "cpp"))
+def test_hooks_that_copy_keep_what_is_written_later(rung):
+    """In eager the copy is of what the tensor was when it was saved."""
+    def function(a):
+        a.add_(a.sin())
+        return a
+
+    gradients = []
+    for f in (function, minicompile.compile(function, backend=rung)):
+        for _ in range(2):
+            leaf = torch.tensor([1.0, 2.0], requires_grad=True)
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+                out = f(leaf * 1.5)
+            out.sum().backward()
+            gradients.append(leaf.grad)
+    assert all(torch.allclose(g, gradients[0]) for g in gradients)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        minicompile.compile(function, backend=rung)(torch.ones(2, requires_grad=True) * 1.5).sum().backward()
