@@ -199,8 +199,11 @@ def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
                 return [ctx.left.get(i) for i in range(len(ctx.versions))]
             if ctx.versions is None or ctx.left is not None:
                 raise
-            for saved in ctx._raw_saved_tensors:
-                saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
+            try:
+                for saved in ctx._raw_saved_tensors:
+                    saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
+            except RuntimeError:                # not possible of a leaf that a write has given a history since
+                raise error from None
             ctx.modified = str(error)
     tensors = list(ctx.saved_tensors)
     if torch.is_grad_enabled() or any(tensors[i]._version != ctx.versions[i] for i in reads):

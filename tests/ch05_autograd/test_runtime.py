@@ -1067,3 +1067,17 @@ def test_what_a_saved_tensor_hook_raises_reaches_who_set_it(backend):
         gradients = [torch.autograd.grad(torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False).sum(), x)[0]
                      for f in (fast, model)]
         torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_a_leaf_that_a_write_gives_a_history_was_modified(backend):
+    def f(window, x):
+        norm = x.norm()
+        product = window.mT * norm
+        window.add_(norm.sin())
+        x.neg_()
+        return product, norm
+    for run in (f, minicompile.compile(f, backend=backend)):
+        y = run(torch.ones(6, 6)[1:4, 1:4], torch.ones(3, requires_grad=True) * 1.5)
+        with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+            sum(t.sum() for t in y).backward()
