@@ -681,7 +681,7 @@ flow_picture(room, inside=marked)
 
 # %% tags=["fold"]
 pipes(
-    {"S": (25, 75), "x": (115, 30), "h": (205, 110), "r": (315, 110), "m": (425, 45), "e": (425, 150), "T": (545, 90)},
+    {"S": (25, 75), "x": (115, 30), "h": (205, 110), "r": (315, 110), "m": (425, 22), "e": (425, 150), "T": (545, 90)},
     [("S", "x", "∞", "plain"), ("S", "h", "∞", "plain"), ("x", "h", "∞", "plain"), ("h", "r", "∞", "plain"), ("r", "m", "∞", "plain"),
      ("r", "e", "∞", "plain"), ("m", "T", "∞", "plain"), ("e", "T", "∞", "plain"), ("x", "T", "∞", "plain")],
     "Five values between the source and the sink. Their prices are: x 0, h 16, r 32, m 8, e 16.",
