@@ -184,11 +184,11 @@ def on_miss(state: FrameState, function, *args):
         return EVALUATE
     if state.full and current.name == "default" and over_limit(state, args):
         return EVALUATE
-    from .ch12_training.optimizers import take_back, take_made
     grad, depth, made, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
     try:
         try:
             with hook.outside_region(), without_saved_tensor_hooks(), _lock:
+                from .ch12_training.optimizers import take_back, take_made  # importing runs Python: not in the region
                 try:
                     entry = new_entry(state, function, args)
                 finally:
@@ -199,7 +199,7 @@ def on_miss(state: FrameState, function, *args):
             result = entry.function(function, *args)
         return result
     finally:
-        if result is EVALUATE:                    # nothing has run, or it has raised
+        if made and result is EVALUATE:           # nothing has run, or it has raised
             take_back(made)
 
 
