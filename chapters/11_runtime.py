@@ -382,7 +382,7 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 #
 # ### Three rules
 #
-# **An input is static or it is copied in.** A tensor that is the same object at the same address in two calls in a
+# **An input is static or it is copied in.** A tensor that is the same memory at the same address in two calls in a
 # row, such as a parameter, is read in place, and its address is compared at every call. Anything else is copied
 # into a placeholder that never moves. If a static input turns out to have moved, the recording is thrown away. The
 # first time, a parameter was probably replaced, as by loading a state, and the graph is recorded anew with the new
@@ -529,7 +529,7 @@ y = event("First forward: it runs as it is, since libraries still allocate their
 event("First backward: the same.", lambda: grad(y, 0))
 del y
 y = event(
-    "Second forward: it is recorded, and replayed at once. w was the same object twice: it is static. x is copied in.",
+    "Second forward: it is recorded, and replayed at once. w was the same memory twice: it is static. x is copied in.",
     lambda: step(inputs[1]),
 )
 event("Second backward: recorded. It finds the activation where forward leaves it.", lambda: grad(y, 1))

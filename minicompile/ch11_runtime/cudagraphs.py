@@ -19,7 +19,7 @@
 #
 # The rules of this module, in the same order:
 #
-# - an input that is the same object at the same address in two consecutive calls (a parameter) is *static*:
+# - an input that is the same memory at the same address in two consecutive calls (a parameter) is *static*:
 #   its address is checked at every call. Anything else is copied into a placeholder that never moves;
 # - whatever leaves (results, gradients) is copied out of the graph's memory into fresh tensors, all in a few
 #   launches. What the caller has dropped before the next call, as a step that begins with `zero_grad()` does with its
@@ -242,7 +242,7 @@ class GraphSet:
 # replay disturb activations that somebody still needs (`must_run_plainly`)? Do all inputs that are read in
 # place lie where they lay? If both answers are right, the recording is replayed.
 #
-# An input is *static* if the same object came in two calls in a row. For a backward graph the question is
+# An input is *static* if the same memory came in two calls in a row. For a backward graph the question is
 # another one: does its input lie in memory that the forward graph owns, or has found static? `relocated`
 # decides what to do about a static input that has moved. And there are limits to everything, beyond which
 # the graph is disabled with a reason: combinations of sizes, and recordings in all, because each of them
@@ -334,7 +334,7 @@ class GraphedCallable:
         if key not in self.seen:
             if len(self.seen) >= MAX_KEYS:
                 return self.disable(f"more than {MAX_KEYS} combinations of sizes and numbers")
-            self.seen[key] = [weakref.ref(a) if isinstance(a, torch.Tensor) else None for a in args]
+            self.seen[key] = [(StorageWeakRef(a.untyped_storage()), a.data_ptr()) if isinstance(a, torch.Tensor) else None for a in args]
             found = self.plain(args)
             self.given[key] = [isinstance(o, torch.Tensor) and o.layout is torch.strided and StorageWeakRef(o.untyped_storage())
                                for o in found]
@@ -357,12 +357,14 @@ class GraphedCallable:
         self.counts["recorded"] += 1
         return self.replay(self.recordings[key], args)
 
-    def is_static(self, tensor: torch.Tensor, before: weakref.ref) -> bool:
+    def is_static(self, tensor: torch.Tensor, before: tuple[StorageWeakRef, int]) -> bool:
         """Will the next call pass the same memory? For a backward graph: memory that the forward graph owns
-        or found static."""
+        or found static. For others: what has been passed before and was not freed since, though maybe by another tensor
+        (statistics of a batch norm come as `x.data`, which is a new one each time)."""
         if self.is_backward:
             return self.group.is_fixed(tensor.data_ptr())
-        return before is not None and before() is tensor
+        memory, address = before or (None, None)
+        return address == tensor.data_ptr() and memory.cdata == tensor.untyped_storage()._cdata and not memory.expired()
 
     def relocated(self, key: tuple, args: list, recording: Recording) -> list | None:
         """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the

@@ -55,6 +55,26 @@ def test_threads_take_turns():
     assert f.counts["replayed"] >= 150
 
 
+def test_what_comes_in_the_same_memory_is_static():
+    """As `x.data` of a tensor that the graph writes does: it is written in place, and there is nothing to copy back."""
+    f = GraphSet(FakeRecorder()).wrap(lambda a: [a[0].add_(a[1]).sum()], mutated=frozenset([0]))
+    x = torch.zeros(3)
+    for i in range(4):
+        f([x.data, torch.full((3,), float(i))])
+    (recording,) = f.recordings.values()
+    assert recording.static == [0] and recording.copied == [1] and not recording.written
+    assert x.tolist() == [6.0] * 3 and f.counts["recorded"] == 1
+
+
+def test_a_window_elsewhere_in_the_same_memory_is_copied():
+    f = GraphSet(FakeRecorder()).wrap(lambda a: [a[0] * 2])
+    x = torch.arange(8.0)
+    for i in range(4):
+        assert f([x[2 * i:2 * i + 2]])[0].tolist() == [4.0 * i, 4.0 * i + 2]
+    (recording,) = f.recordings.values()
+    assert recording.copied == [0] and f.counts["recorded"] == 1
+
+
 @pytest.mark.parametrize("recorder", [FakeRecorder, SlowRecorder])
 def test_threads_train(recorder):
     """Forward and backward passes of several threads in any order: those that find one pending run plainly."""
