@@ -57,9 +57,9 @@ def curve(model, batches, make_optimizer, dtype=torch.float32, compiled=None):
     return torch.tensor(losses, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("compiled, graphs", [("model", 1), ("step", 2)])       # the first step makes the optimizer's state
+@pytest.mark.parametrize("compiled", ["model", "step"])
 @pytest.mark.parametrize("work", [gpt, resnet])
-def test_loss_curve(work, compiled, graphs):
+def test_loss_curve(work, compiled):
     """Rounding makes every curve drift from the exact one. Ours, measured from eager's in float32, may drift over all steps no
     further than a small multiple of what separates eager's own curves in float32 and float64. (Training amplifies differences
     at random, so the two drifts are equal in size only, not step by step.)"""
@@ -71,7 +71,7 @@ def test_loss_curve(work, compiled, graphs):
         eager, exact = curve(*setup), curve(*setup, dtype=torch.float64)
         ours = curve(*setup, compiled=compiled)
     from minicompile.driver import counters
-    assert counters.graphs == graphs and counters.kernels > 0
+    assert counters.graphs == 1 and counters.kernels > 0
     assert eager[-10:].mean() < 0.9 * eager[:10].mean(), "it trains"
     spread, drift = (eager - exact).abs().max(), (ours - exact).abs().max()
     assert drift <= 3 * spread + 1e-6, f"ours is {drift:.2e} from the exact curve, eager {spread:.2e}"
