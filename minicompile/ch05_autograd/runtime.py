@@ -137,7 +137,7 @@ def backward_versions(halves: Partition, compile_aten: Compile) -> Backward:
         return found
 
     version.reads = lambda absent: graph(absent)[1]
-    version.interpreted = lambda absent: interpret_aten(graph(absent)[0], [])
+    version.interpreted = lambda absent: interpret_aten(graph(absent)[0])
     return version
 
 
