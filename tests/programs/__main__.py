@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import pathlib
 import sys
+import threading
 import time
 
 from minicompile.bench.run import environment
@@ -62,12 +63,22 @@ def main():
     work = [(options.kind, options.device, first, min(first + chunk, last), options.backend, options.shrink, options.keep,
              start + options.seconds) for first in range(options.first, last, chunk)]
     failures, features = [], collections.Counter()
+    free = threading.Semaphore(options.jobs + 2)    # the pool takes all work at once, and starts processes even for what comes too late
+
+    def in_time():
+        for item in work:
+            free.acquire()
+            if time.time() > start + options.seconds:
+                return
+            yield item
+
     if options.jobs == 1:
-        results = map(job, work)
+        results = map(job, in_time())
     else:
         pool = multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=4 if options.device == "cpu" else 1)
-        results = pool.imap_unordered(job, work)
+        results = pool.imap_unordered(job, in_time())
     for failed, counted in results:
+        free.release()
         failures += failed
         features += counted
         print(f"{features['programs']} of {options.count} programs, {len(failures)} differ", file=sys.stderr, flush=True)
