@@ -184,23 +184,22 @@ def on_miss(state: FrameState, function, *args):
         return EVALUATE
     if state.full and current.name == "default" and over_limit(state, args):
         return EVALUATE
-    grad, depth, made, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
+    grad, depth, undo, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
     try:
         try:
             with hook.outside_region(), without_saved_tensor_hooks(), _lock:
-                from .ch12_training.optimizers import take_back, take_made  # importing runs Python: not in the region
-                try:
-                    entry = new_entry(state, function, args)
-                finally:
-                    made = take_made()
+                state.undo = undo
+                entry = new_entry(state, function, args)
         finally:
             restore_modes(grad, depth)
         if entry is not None:
             result = entry.function(function, *args)
         return result
     finally:
-        if made and result is EVALUATE:           # nothing has run, or it has raised
-            take_back(made)
+        if result is EVALUATE:                    # nothing has run, or it has raised
+            for take_back in reversed(undo):
+                take_back()
+        undo.clear()                              # it holds objects of the program
 
 
 def why_not_here() -> str | None:

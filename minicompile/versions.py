@@ -16,7 +16,7 @@ import traceback
 import types
 import weakref
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class FrameState:
     full: bool = False                              # the recompile limit was reached at least once
     raised: int = 0                                 # calls that were seen to end in the program's own exception
     unseen: Any = None                              # runs a call as if nothing were compiled, or None (`unseen`)
+    undo: list = field(default_factory=list)        # what the traces of the call at hand have done ahead
 
     @property
     def code(self) -> types.CodeType:
@@ -139,7 +140,7 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
     from .ch04_breaks.breaks import capture_frame
     fullgraph, found = state.context.fullgraph, None
     options = CaptureOptions(fullgraph, state.dynamic, fixed, everything=state.context.dynamic is True,
-                             unseen=state.context.unseen is not None)
+                             unseen=state.context.unseen is not None, undo=state.undo)
     try:
         found = capture_frame(function, local_values, options)
     except (Unsupported, GraphBreakError) as error:
@@ -150,7 +151,7 @@ def capture_best(state: FrameState, function, local_values: dict, fixed: str):
         if not (found.breaks and options.used):
             return found
         why = found.breaks[0].reason
-    static = capture_frame(function, local_values, CaptureOptions(fullgraph, fixed=why, unseen=state.context.unseen is not None))
+    static = capture_frame(function, local_values, replace(options, dynamic={}, fixed=why, everything=False))
     return found if found is not None and len(found.breaks) <= len(static.breaks) else static
 
 

@@ -52,14 +52,15 @@ from .wrap import is_fixed, realize, wrap
 class CaptureOptions:
     """fullgraph: a break is an error. dynamic: source -> set of dynamic dimensions (tensors) or True
     (numbers). fixed: why nothing may be a symbol, or ""; everything: whether all arguments are. used:
-    becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. max_ops: instructions to
-    interpret before giving up on the frame."""
+    becomes true when a symbol was made. unseen: whether `torch.compiler.is_compiling()` is False. undo: what its traces
+    have done ahead (`Effects`). max_ops: instructions to interpret before giving up on the frame."""
     fullgraph: bool = False
     dynamic: dict = field(default_factory=dict)
     fixed: str = ""
     everything: bool = False
     used: bool = False
     unseen: bool = False
+    undo: list = field(default_factory=list)
     max_ops: int = 2_000_000
 
 
@@ -153,7 +154,7 @@ def start(func, args: dict, options: CaptureOptions, stop_at: int | None) -> tup
     tx = Tracer(graph=Graph(), fake_mode=FakeMode(), guards=GuardSet(), stop_at=stop_at)
     # Tensors hold their sizes in C++, where the collector sees no cycle: from there nothing leads back
     tx.symbols.env.place = lambda trace=weakref.ref(tx): trace() and location(trace())
-    tx.options, tx.root_globals = options, func.__globals__
+    tx.options, tx.root_globals, tx.effects.undo = options, func.__globals__, options.undo
     for kind in WORLD:
         tx.guards.add(None, kind)
     frame = Frame(code, func.__globals__)

@@ -32,18 +32,18 @@ from dataclasses import dataclass, field
 
 from ..ch01_graphs.fake import storage_key
 from ..errors import Unsupported
-from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal, AbstractValue, describe, like
+from .values import BIRTHS, CellVal, DictVal, Lazy, ListVal, NEW, ObjVal, SetVal, AbstractValue, TensorVal, describe, like
 
 
 @dataclass(eq=False)
 class Effects:
-    """changed: id of a value -> the value, and what it held before. calls: those
-    that are made after the graph has run, (function, args, kwargs). pure_since: when the code began that may
-    change only what it has made, or 0. gradients: leaf -> what its `.grad` has become;
-    found: leaf -> what was read there before. consumed: nodes of the autograd graph
-    that a backward pass has freed. points: node of the autograd graph -> what the trace knows of the hooks there;
-    hooks, later_hooks: leaf -> hooks that the trace has registered, by their handles; retained: tensors that retain their
-    gradients, with a handle. flags: input -> whether it requires a gradient, from before the graph runs (chapter 12)."""
+    """changed: id of a value -> the value, and what it held before. calls: those that are made after the graph has run,
+    (function, values of its arguments). undo: functions that take back what was done ahead of the graph. pure_since: when the
+    code began that may change only what it has made, or 0. gradients: leaf -> what its `.grad` has become; found: leaf -> what
+    was read there before. consumed: nodes of the autograd graph that a backward pass has freed. points: node of the autograd
+    graph -> what the trace knows of the hooks there; hooks, later_hooks: leaf -> hooks that the trace has registered, by their
+    handles; retained: tensors that retain their gradients, with a handle. flags: input -> whether it requires a gradient, from
+    before the graph runs (chapter 12)."""
     changed: dict = field(default_factory=dict)
     gradients: dict = field(default_factory=dict)
     found: dict = field(default_factory=dict)
@@ -54,6 +54,7 @@ class Effects:
     flags: dict = field(default_factory=dict)
     consumed: set = field(default_factory=set)
     calls: list = field(default_factory=list)
+    undo: list = field(default_factory=list)
     pure_since: int = 0
 
     def __bool__(self):
@@ -161,3 +162,58 @@ def effect_free(tx, what: str):
     written = outside & written_storages(tx, {key: version for key, (_, version) in known.items()})
     if written or calls != len(tx.effects.calls):
         raise Unsupported(f"{what} with a side effect")
+
+
+# %% [markdown]
+# ## Before the graph and after it
+#
+# Two kinds of effects are not differences between values. A call that nobody waits for, such as a warning, is made by the
+# epilogue (`call_later`). And now and then an object of the program's has to be there before the graph runs, for instance the
+# state that an optimizer makes at its first step (chapter 12). It is made while tracing, which is before all else that
+# the call does, so whoever makes it adds a function to `undo`. That list is shared by all traces of a call, since a frame with a break
+# is traced twice; if the call comes to nothing, whoever made it (`frames.py`) calls what is in it, the latest first.
+
+# %%
+def call_later(tx, function, *args: AbstractValue) -> None:
+    """Let the epilogue call `function`, which is ours, with `args`."""
+    tx.effects.calls.append((function, args))
+
+
+# %% [markdown]
+# Could a call that captures badly be put off until the graph has run? It could if it is the last thing that anybody may notice. In
+# each frame that is being interpreted, what follows it is looked at before it is executed: names, constants, tuples,
+# methods of tensors that the trace has made, and the return. No `try` may wait for an exception, either.
+
+# %%
+QUIET = frozenset("""NOP POP_TOP LOAD_FAST LOAD_FAST_CHECK LOAD_CONST LOAD_METHOD LOAD_ATTR PRECALL CALL
+    BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP""".split())
+QUIET_METHODS = frozenset(("clone", "cpu", "detach", "double", "float", "item", "mean", "sum"))
+
+
+def is_last(tx) -> bool:
+    """Whether nothing is left to do after the call at hand that could notice what it does."""
+    inputs = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None}
+    return not tx.effects.pure_since and all(ends_quietly(frame, inputs) for frame in tx.frames)
+
+
+def ends_quietly(frame, inputs: set) -> bool:
+    """The same for one frame. inputs: keys of storages that are older than the trace."""
+    instructions, methods = frame.decoded.instructions, 0
+    here = instructions[frame.ip - 1].offset
+    if any(entry.start <= here < entry.end for entry in frame.decoded.table):
+        return False
+    for before, i in zip(instructions[frame.ip - 1:], instructions[frame.ip:]):
+        if i.opname in ("RETURN_VALUE", "RETURN_CONST"):
+            return True
+        if i.opname not in QUIET:
+            return False
+        if i.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+            owner = frame.locals.get(before.argval) if before.opname.startswith("LOAD_FAST") else None
+            if type(owner) is not TensorVal or storage_key(owner.fake) in inputs or i.argval not in QUIET_METHODS:
+                return False
+            methods += 1
+        elif i.opname == "CALL":
+            methods -= 1
+            if methods < 0:
+                return False
+    return False

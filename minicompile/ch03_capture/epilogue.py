@@ -483,8 +483,8 @@ def write_effects(ep: Epilogue):
         if hooks and leaf.source is not None:
             refuse_to_leave(ep, "a tensor with a hook that the function has registered", next(iter(hooks)))
     refuse_made_leaves(ep)
-    for function, args, kwargs in ep.tx.effects.calls:
-        ep.writes.append(f"{expression(ep, function)}({expressions(ep, args)}{keywords(ep, kwargs)})")
+    for function, args in ep.tx.effects.calls:
+        ep.writes.append(f"{pool(ep, function)}({expressions(ep, args)})")
 
 # %% [markdown]
 # One writer for each kind of object turns a difference into lines. A list gets one assignment of a slice,

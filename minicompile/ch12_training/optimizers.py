@@ -16,14 +16,14 @@ import collections
 import functools
 
 import torch
-from torch.optim import adagrad
+from torch.optim import adagrad, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from ..ch01_graphs.fake import storage_key
 from ..ch03_capture import hook
 from ..ch03_capture.calls import BY_CODE, DISABLED, NAMED, call_wrapped, handles, inline_code
-from ..ch03_capture.effects import changed
+from ..ch03_capture.effects import call_later, changed, is_last
 from ..ch03_capture.inputs import counter
 from ..ch03_capture.operations import METHODS, emit_float
 from ..ch03_capture.tensors import EXACT, call_tensor_method, emit
@@ -209,24 +209,14 @@ def is_alone(tx: Tracer, fake: torch.Tensor) -> bool:
 # Only what nobody can see may happen while compiling. The program must not have looked at the state before, or the
 # trace would have been told that there is none (`tx.tracked` knows all that it has met). Nor may it have changed
 # what the state is made from. And if the step is not taken after all, because the compilation fails or the call ends in
-# an exception, what was made is taken back.
+# an exception, what was made is taken back (`Effects.undo`).
 
 # %%
-made: list[tuple] = []                 # (table, key, state, [(name, value, version)]): what the compilation at hand has made
-
-
-def take_made() -> list[tuple]:
-    taken = made.copy()
-    made.clear()
-    return taken
-
-
-def take_back(taken: list[tuple]) -> None:
-    """Remove the state that no step has written to."""
-    for table, key, state, items in taken:
-        if table.get(key) is state and [*state] == [name for name, _, _ in items] and all(
-                state[name] is value and version_of(value) == version for name, value, version in items):
-            del table[key]
+def take_back(table: dict, key, state: dict, items: list[tuple]) -> None:
+    """Remove from the optimizer's `table` a state that no step has written to. items: (name, value, version) of when it was made."""
+    if table.get(key) is state and len(state) == len(items) and all(
+            state.get(name) is value and version_of(value) == version for name, value, version in items):
+        del table[key]
 
 
 def version_of(value) -> int | None:
@@ -252,7 +242,9 @@ def make_state(tx: Tracer, optimizer: ObjVal, init_group, lists: int) -> None:
             finally:
                 p.grad = before
             if p in real.state:
-                made.append((real.state, p, real.state[p], [(k, v, version_of(v)) for k, v in real.state[p].items()]))
+                state = real.state[p]
+                items = [(name, value, version_of(value)) for name, value in state.items()]
+                tx.effects.undo.append(functools.partial(take_back, real.state, p, state, items))
 
 
 def can_make_state(tx: Tracer, optimizer: ObjVal) -> bool:
@@ -310,8 +302,13 @@ def handle_init_group(function):
         return inline_code(tx, wrap(tx, function), [self, group, *lists], more)
 
 
-for _class in {c for c in vars(torch.optim).values() if isinstance(c, type) and "_init_group" in vars(c)}:
-    handle_init_group(_class._init_group)
+def defined_by(classes: list[type], name: str) -> set:
+    """The functions of this name that the classes themselves define."""
+    return {vars(c)[name] for c in classes if name in vars(c)}
+
+
+for _function in defined_by([c for c in vars(torch.optim).values() if isinstance(c, type)], "_init_group"):
+    handle_init_group(_function)
 
 
 # %% [markdown]
@@ -319,57 +316,20 @@ for _class in {c for c in vars(torch.optim).values() if isinstance(c, type) and 
 #
 # `scheduler.step()` counts in Python integers, asks whether it is called for the first time, and computes the learning
 # rate of the *next* step. Interpreted, it would make a version for the first count, one for the second, and one in which
-# the count is a symbol. Mostly it is the last thing that a step does. Then there is nothing to interpret: the end of the
-# compiled function calls it.
-#
-# It has to be the last thing that could be noticed. In each frame that is being interpreted, what follows the call is
-# looked at before it is executed: names, constants, tuples, methods of tensors that the trace has made, and the return. No `try`
-# may wait for an exception, either.
+# the count is a symbol. Mostly it is the last thing that a step does that anybody could notice (`is_last`). Then there is nothing to
+# interpret: the end of the compiled function calls it.
 
 # %%
-AFTERWARDS = frozenset("""NOP POP_TOP LOAD_FAST LOAD_FAST_CHECK LOAD_CONST LOAD_METHOD LOAD_ATTR PRECALL CALL
-    BUILD_TUPLE BUILD_LIST BUILD_MAP BUILD_CONST_KEY_MAP""".split())
-QUIET_METHODS = frozenset(("clone", "cpu", "detach", "double", "float", "item", "mean", "sum"))
-
-
-def is_last(tx: Tracer) -> bool:
-    """Whether nothing is left to do after the call at hand that could notice what it does."""
-    inputs = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None}
-    return not tx.effects.pure_since and all(ends_quietly(frame, inputs) for frame in tx.frames)
-
-
-def ends_quietly(frame, inputs: set) -> bool:
-    instructions, methods = frame.decoded.instructions, 0
-    here = instructions[frame.ip - 1].offset
-    if any(entry.start <= here < entry.end for entry in frame.decoded.table):
-        return False
-    for before, i in zip(instructions[frame.ip - 1:], instructions[frame.ip:]):
-        if i.opname in ("RETURN_VALUE", "RETURN_CONST"):
-            return True
-        if i.opname not in AFTERWARDS:
-            return False
-        if i.opname in ("LOAD_METHOD", "LOAD_ATTR"):
-            owner = frame.locals.get(before.argval) if before.opname.startswith("LOAD_FAST") else None
-            if type(owner) is not TensorVal or storage_key(owner.fake) in inputs or i.argval not in QUIET_METHODS:
-                return False
-            methods += 1
-        elif i.opname == "CALL":
-            methods -= 1
-            if methods < 0:
-                return False
-    return False
-
-
 def handle_scheduler(function):
     @handles(function)
     def step(tx: Tracer, self, *args, **kwargs) -> AbstractValue:
         """scheduler.step()"""
         if args or kwargs or type(self) is not ObjVal or self.source is None or not is_last(tx):
             return inline_code(tx, wrap(tx, function), [self, *args], kwargs)
-        tx.effects.calls.append((ObjVal(real=functools.partial(hook.run, None, function), cls=functools.partial), [self], {}))
+        call_later(tx, functools.partial(hook.run, None, function), self)
         return NONE
 
 
-for _class in {c for c in vars(torch.optim.lr_scheduler).values() if isinstance(c, type) and issubclass(c, LRScheduler)}:
-    if "step" in vars(_class) and _class is not ReduceLROnPlateau:         # that one is given a metric
-        handle_scheduler(_class.step)
+for _function in defined_by([c for c in vars(lr_scheduler).values() if isinstance(c, type) and issubclass(c, LRScheduler)
+                             and c is not ReduceLROnPlateau], "step"):          # that one is given a metric
+    handle_scheduler(_function)

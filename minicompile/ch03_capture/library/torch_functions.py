@@ -20,9 +20,10 @@ from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold, truth
+from ..effects import call_later
 from ..tensors import emit, make_tensor, name_device
 from ..tracer import guard, is_library, line_of, location, unsupported
-from ..values import Const, DictVal, FALSE, ListVal, NONE, ObjVal, TensorVal, TupleVal, boolean, const
+from ..values import Const, DictVal, FALSE, ListVal, NONE, TensorVal, TupleVal, boolean, const
 from ..wrap import wrap, wrap_constant
 from .builtins_ import folded, refused
 
@@ -175,8 +176,7 @@ def warn(tx, message, category=NONE, stacklevel=const(1), source=NONE):
     level = max(stacklevel.value, 1)
     frame = tx.frames[-level] if level <= len(tx.frames) else None
     place = (frame.globals, frame.code.co_filename, line_of(frame)) if frame else (level - len(tx.frames),)
-    warn_there = ObjVal(real=functools.partial(warn_at, place), cls=functools.partial)
-    tx.effects.calls.append((warn_there, [message, wrap(tx, given), source], {}))
+    call_later(tx, functools.partial(warn_at, place), message, wrap(tx, given), source)
 
 
 def raises(category) -> bool:
