@@ -145,7 +145,7 @@ bars(rows, "ms", "GELU of 200,000 floats, one thread.", form="{:.2f}")
 #
 # Ours has none of them. `mc_erf_plus_one` is a function of our own, a polynomial written without branches, and the
 # compiler puts it into the loop. (Our generators take the `erf` and the addition of 1 for one function, which needs half
-# the instructions; its derivation is in [`prelude.py`](code:minicompile/ch09_triton/prelude.py).) The line
+# the instructions; its derivation is in [`values.py`](code:minicompile/ch08_fusion/values.py).) The line
 # `#pragma omp simd` is a promise: no iteration reads what another one wrote. (It is true of every loop that we print,
 # because the fusion of chapter 8 has made sure of it.) How many vector instructions did each version become?
 

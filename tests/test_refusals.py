@@ -1,11 +1,20 @@
 """What eager refuses to compute on a CPU because of the numbers that it is given, the compiled program refuses on every
 rung: also where the result is not used, only in part, or could be told without looking."""
+import contextlib
+import itertools
+import os
+
 import pytest
 import torch
 import torch.nn.functional as F
+from opinfo import OPERATORS
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import minicompile
 from minicompile import logs
+from minicompile.ch01_graphs.fake import DATA_DEPENDENT
+from minicompile.ch05_autograd.cleanup import REFUSING, REFUSING_INTEGERS
 from minicompile.ch07_loops.lower import refusals
 
 RUNGS = "eager", "aot_eager", "decomposed", "loops", "cpp"
@@ -131,3 +140,81 @@ def test_what_a_model_does_stays_in_loops(monkeypatch):
     monkeypatch.setattr(logs, "watchers", [listen])
     minicompile.compile(loss)(torch.ones(2, 3, dtype=torch.long), torch.ones(2, 3, dtype=torch.long)).backward()
     assert len(graphs) == 2 and not any(map(refusals, graphs))
+
+
+class Samples(TorchDispatchMode):
+    """calls: operator -> dtypes of its tensors -> arguments with which PyTorch's database of operators calls it."""
+    def __init__(self):
+        super().__init__()
+        self.calls = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        pure = func.namespace == "aten" and not func._schema.is_mutable and func._schema.returns and func not in DATA_DEPENDENT
+        if pure and tensors and all(t.layout == torch.strided and 0 < t.numel() < 3000 for t in tensors) and not any(
+                "pivots" in a.name for a in func._schema.arguments):                # LAPACK trusts them
+            variants, kinds = self.calls.setdefault(func, {}), tuple(t.dtype for t in tensors)
+            if kinds not in variants:
+                variants[kinds] = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def refused(func, args, kwargs) -> str:
+    """The error of `func` for other numbers in a tensor, where it takes those of `args`."""
+    flat, spec = pytree.tree_flatten((args, kwargs))
+    try:
+        func(*args, **kwargs)
+    except RuntimeError:
+        return ""
+    for i, t in enumerate(flat):
+        if not isinstance(t, torch.Tensor) or t.dtype is torch.bool or t.is_complex():
+            continue
+        for number in (float("nan"), float("inf"), -2.0, 0.0, 1.5) if t.is_floating_point() else (-1, 0, 5, 100):
+            args, kwargs = pytree.tree_unflatten([*flat[:i], torch.full_like(t, number), *flat[i + 1:]], spec)
+            try:
+                func(*args, **kwargs)
+            except (RuntimeError, IndexError) as error:
+                return f"{number} in argument {i}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def in_a_process(function) -> str:
+    """What it returns; nothing if it ends the process, which kernels may that trust their operands."""
+    reading, writing = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.write(writing, function().encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        found = pipe.read().decode()
+    os.waitpid(pid, 0)
+    return found
+
+
+@pytest.mark.processes
+def test_which_operators_look_at_numbers():
+    """What raises for numbers, on any sample of the database, is in the list of those that may refuse."""
+    torch.set_num_threads(1)                     # a child of a process with more threads would wait for them
+    watch = Samples()
+    for op, dtype in itertools.product(OPERATORS, (torch.float32, torch.int64)):
+        if dtype in op.supported_dtypes("cpu"):
+            torch.manual_seed(0)
+            with contextlib.suppress(RuntimeError, ImportError):            # a library that is not there
+                for sample in list(itertools.islice(op.sample_inputs_func(op, "cpu", dtype, False), 6)):
+                    with watch:
+                        op(sample.input, *sample.args, **sample.kwargs)
+    found = {}
+    for func, variants in watch.calls.items():
+        random = torch.Tag.nondeterministic_seeded in func.tags
+        why = not random and in_a_process(lambda: next(filter(None, (refused(func, *call) for call in variants.values())), ""))
+        if why:
+            found[func._schema.name.removeprefix("aten::")] = why
+    assert {"gather", "nll_loss_forward", "segment_reduce", "remainder"} <= found.keys()
+    assert not {name: why for name, why in found.items() if name not in REFUSING | REFUSING_INTEGERS}

@@ -523,9 +523,10 @@ def ask(func, args, kwargs):
 
 def with_small_sizes(meta: torch.Tensor) -> torch.Tensor:
     """The tensor with sizes that are 0 or 1 at present as numbers, by a guard, as such sizes of inputs are: they broadcast differently."""
-    if not any(type(n) is torch.SymInt and n.node.hint in (0, 1) for n in meta.shape):
+    small = [d for d, n in enumerate(meta.shape) if type(n) is torch.SymInt and n.node.hint in (0, 1)]
+    if not small:
         return meta
-    sizes = [int(n) if type(n) is torch.SymInt and n.node.hint in (0, 1) else n for n in meta.shape]
+    sizes = [int(n) if d in small else n for d, n in enumerate(meta.shape)]
     return meta.as_strided(sizes, meta.stride(), meta.storage_offset())
 
 

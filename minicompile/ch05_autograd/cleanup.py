@@ -38,11 +38,13 @@ def is_random(node: fx.Node) -> bool:
 
 
 # Operators that raise for values of their operands; those of the second list only for integers, divided by 0 or to a negative power.
+# PyTorch does not say which these are: tests/test_refusals.py gives all operators such values.
 REFUSING = set("""
-    embedding embedding_bag _embedding_bag _embedding_bag_forward_only embedding_renorm gather take take_along_dim index index_select
-    index_put index_add index_copy index_fill index_reduce put scatter scatter_add scatter_reduce nll_loss_forward nll_loss2d_forward
-    nll_loss_nd multi_margin_loss multilabel_margin_loss_forward binary_cross_entropy max_unpool2d max_unpool3d masked_scatter
-    histc _linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq cholesky cholesky_inverse ormqr linalg_matrix_exp _ctc_loss
+    embedding _embedding_bag _embedding_bag_forward_only embedding_renorm gather take index index_select
+    index_put index_add index_copy index_fill index_reduce put scatter scatter_add scatter_reduce segment_reduce nll_loss_forward
+    nll_loss2d_forward multi_margin_loss multilabel_margin_loss_forward binary_cross_entropy max_unpool2d max_unpool3d masked_scatter
+    histc histogram _histogramdd_bin_edges _histogramdd_from_bin_cts _linalg_eigh _linalg_svd linalg_eig _linalg_eigvals linalg_lstsq
+    linalg_matrix_exp linalg_pinv cholesky cholesky_inverse ormqr _ctc_loss
     """.split())
 REFUSING_INTEGERS = set("remainder fmod floor_divide div pow".split())
 

@@ -28,6 +28,7 @@
 # %%
 from __future__ import annotations
 
+import functools
 from typing import Callable, Iterable
 
 import torch
@@ -172,15 +173,6 @@ def _to_dtype(g: LinkedKernel, cast: Value, args: tuple) -> Value:
     return converted(g, args[0], cast.dtype)
 
 
-@RULES.of("add")
-def _add(g: LinkedKernel, addition: Value, args: tuple) -> Value:
-    """`1 + erf(x)`, which is half of a GELU, costs less than `erf(x)` when it is one function."""
-    for one, other in (args, args[::-1]):
-        if one.constant == 1 and other.op == "erf" and addition.dtype == torch.float32:
-            return g.make("erf_plus_one", other.args, addition.dtype)
-    return g.make("add", args, addition.dtype)
-
-
 @RULES.of("round_to")
 def _round_to(g: LinkedKernel, rounding: Value, args: tuple) -> Value:
     value, half = args
@@ -191,6 +183,33 @@ def _round_to(g: LinkedKernel, rounding: Value, args: tuple) -> Value:
 def _bitcast(g: LinkedKernel, cast: Value, args: tuple) -> Value:
     """Of the very bits that a load would have given."""
     return g.make("bitcast", (converted(g, args[0], cast.args[0].dtype),), cast.dtype)
+
+# %% [markdown]
+# ## 1 + erf(x)
+#
+# GELU contains `1 + erf(x)`, twice the probability that a normal number is below x. A general `erf` has to be exact near 0,
+# where it is small itself, and has one polynomial there and another one outside. The sum needs neither: it is `2^(t Q(t))` with
+# `t = |x|` on the left, where the exponent is the logarithm of `1 - erf(t)`, and 2 minus that on the right. That is half the
+# instructions, and instructions are what a GELU on a GPU waits for: with `erf` it takes twice the time that its memory takes.
+# The coefficients minimize the largest error, which is 1.7e-7, two units in the last place of the result; left of 0, where
+# `1 + erf(x)` computed as written has lost its digits, the relative error is below 3e-4 down to x = -4. `t Q(t)` falls without end,
+# so that the result is 0 from there on. Both languages have a function `erf_plus_one`, and its polynomial from here.
+
+# %%
+@RULES.of("add")
+def _add(g: LinkedKernel, addition: Value, args: tuple) -> Value:
+    for one, other in (args, args[::-1]):
+        if one.constant == 1 and other.op == "erf" and addition.dtype == torch.float32:
+            return g.make("erf_plus_one", other.args, addition.dtype)
+    return g.make("add", args, addition.dtype)
+
+
+ERF_Q = (-1.9281249e-5, 2.3076169e-4, -8.0662564e-4, -1.8475127e-3, 2.9136388e-2, -1.4885111e-1, -9.1834682e-1, -1.6279128)
+
+
+def erf_polynomial(step: str) -> str:
+    """The text of Q(t). step: how a language says `{} * t + {}`."""
+    return functools.reduce(step.format, map(str, ERF_Q))
 
 # %% [markdown]
 # ## Reductions

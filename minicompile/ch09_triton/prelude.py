@@ -13,6 +13,8 @@ from __future__ import annotations
 import inspect
 import re
 
+from ..ch08_fusion.values import erf_polynomial
+
 # ruff: noqa: F821
 
 
@@ -98,25 +100,12 @@ def digamma(x):
 # %% [markdown]
 # ## 1 + erf(x)
 #
-# GELU contains `1 + erf(x)`, twice the probability that a normal number is below x. A general `erf` has to be exact near 0,
-# where it is small itself, and has one polynomial there and another one outside. The sum needs neither: it is `2^Q(|x|)` on
-# the left, with a single polynomial Q for the logarithm of `1 - erf(|x|)`, and 2 minus that on the right. That is half the
-# instructions, and instructions are what a GELU on a GPU waits for: with `erf` it takes twice the time that its memory takes.
-# The coefficients minimize the largest error, which is 1.7e-7, two units in the last place of the result; left of 0, where
-# `1 + erf(x)` computed as written has lost its digits, the relative error is below 3e-4 down to x = -4. Q falls without end,
-# so that the result is 0 from there on.
+# Half of a GELU (chapter 8). `Q(t)` stands for the polynomial, which is put in when the text is made.
 
 # %%
 def erf_plus_one(x):
     t = tl.abs(x)
-    q = -1.9281249478808604e-5 * t + 2.3076169e-4
-    q = q * t - 8.0662564e-4
-    q = q * t - 1.8475127e-3
-    q = q * t + 2.9136388e-2
-    q = q * t - 1.4885111e-1
-    q = q * t - 9.1834682e-1
-    q = q * t - 1.6279128
-    left = tl.exp2(q * t)
+    left = tl.exp2(Q(t) * t)
     return tl.where(x > 0, 2 - left, left)
 
 # %% [markdown]
@@ -148,10 +137,11 @@ def philox_uniform(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr
     return bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
 
 # %%
-HELPERS = {name: f for name, f in list(globals().items()) if inspect.isfunction(f)}
+HELPERS = [f for f in list(globals().values()) if inspect.isfunction(f) and f is not erf_polynomial]
 
 
 def prelude_for(code: str) -> str:
     """The source of the helpers that `code` mentions, each decorated with `@triton.jit`."""
     used = set(re.findall(r"\b[a-z_]+\b", code))
-    return "".join(f"@triton.jit\n{inspect.getsource(f)}\n\n" for name, f in HELPERS.items() if name in used)
+    return "".join(f"@triton.jit\n{inspect.getsource(f).replace('Q(t)', erf_polynomial('({} * t + {})'))}\n\n"
+                   for f in HELPERS if f.__name__ in used)

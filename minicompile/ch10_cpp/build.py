@@ -30,6 +30,7 @@ import torch
 
 from ..cache import cache_key, disk_cache
 from ..ch08_fusion.kernel import KernelSource, LazyKernel
+from ..ch08_fusion.values import erf_polynomial
 from ..errors import MinicompileError
 
 # %% [markdown]
@@ -98,7 +99,7 @@ def _companions() -> tuple[str, str]:
     here = Path(__file__).parent
     prelude, reductions, launch = ((here / f"{name}.h").read_text()
                                    for name in ("prelude", "reductions", "launch"))
-    return prelude + reductions, launch
+    return f"#define MC_ERF_Q(t) {erf_polynomial('MC_FMA({}, t, {})')}\n{prelude}{reductions}", launch
 
 # %% [markdown]
 # ## One file

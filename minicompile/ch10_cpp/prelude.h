@@ -165,17 +165,10 @@ MC float mc_erf(float x) {
   return a < 0.927f ? near : (x != x ? x : far);
 }
 
-// ---- 1 + erf(x): 2^Q(|x|) left of zero, as in the Triton helpers; below -7 nothing is left of it
+// ---- 1 + erf(x): 2^(t Q(t)) with t = |x| left of zero (ch08_fusion/values.py, which writes MC_ERF_Q); below -7 nothing is left of it
 MC float mc_erf_plus_one(float x) {
   const float a = __builtin_fabsf(x), t = a > 7.0f ? 7.0f : a;
-  float q = MC_FMA(-1.9281249e-05f, t, 0.00023076169f);
-  q = MC_FMA(q, t, -0.00080662564f);
-  q = MC_FMA(q, t, -0.0018475127f);
-  q = MC_FMA(q, t, 0.029136388f);
-  q = MC_FMA(q, t, -0.14885111f);
-  q = MC_FMA(q, t, -0.91834682f);
-  q = MC_FMA(q, t, -1.6279128f);
-  const float left = a > 7.0f ? 0.0f : mc_exp_moderate(q * t * 0.693147182f);
+  const float left = a > 7.0f ? 0.0f : mc_exp_moderate(MC_ERF_Q(t) * t * 0.693147182f);
   return x != x ? x : (x > 0.0f ? 2.0f - left : left);
 }
 

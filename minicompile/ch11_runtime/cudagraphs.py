@@ -364,7 +364,7 @@ class GraphedCallable:
         if self.is_backward:
             return self.group.is_fixed(tensor.data_ptr())
         memory, address = before or (None, None)
-        return address == tensor.data_ptr() and memory.cdata == tensor.untyped_storage()._cdata and not memory.expired()
+        return address == tensor.data_ptr() and memory.cdata == storage_of(tensor) and not memory.expired()
 
     def relocated(self, key: tuple, args: list, recording: Recording) -> list | None:
         """Some static input is elsewhere. A backward pass of a forward that ran without the graph: run it the
