@@ -45,11 +45,21 @@ def variants(task: Task) -> dict[str, str]:
     return found
 
 
+def told(task: Task):
+    """Statements of the solution that stand in a hint: the third one is a sketch, not the code."""
+    hints = ["".join(h.split()) for h in task.hints]
+    for node in ast.walk(ast.parse(solution(task))):
+        text = ast.unparse(node) if isinstance(node, (ast.Assign, ast.AugAssign, ast.Return, ast.Expr)) else ""
+        if len(text) > 20 and any("".join(text.split()) in h for h in hints):
+            yield text
+
+
 def problems(task: Task, seed: int = 7):
     """What is wrong with one exercise, sentence by sentence."""
     if not task.behaviours:
         yield "no behaviours"
         return
+    yield from (f"a hint has the line {text!r} of the solution" for text in told(task))
     for o in grade(task.id, starter(task), seed).outcomes:
         if o.status not in (("not done",) if task.kind in ("write", "predict") else ("wrong", "error")) + ("skipped",):
             yield f"the starter's {o.name!r} is {o.status} ({o.message})"

@@ -13,10 +13,11 @@ task("last-uses", title="When is a value dead?", minutes=15, kind="write", about
 The interpreter of chapter 1 runs a graph node by node and drops each value after its last use, so that a graph needs no more memory
 than eager code. For every node, find the values that nothing after it reads: those can be dropped once the node has run. A node
 that reads a value twice drops it once. A value that nothing reads is never in the answer.""",
-     hints=["You need to know, at each node, whether a later node reads the same value. Which order of visiting the nodes makes that easy?",
-            "Walk the nodes backwards. The first time you meet a value as an input, you are at its last use.",
-            "Keep a set `seen`. For each node in reversed(graph.nodes), for each `used` in node.all_input_nodes that is not in "
-            "`seen`: add it, and append it to the list of that node. A node that ends no value has no key."])
+     hints=[
+    "You need to know, at each node, whether a later node reads the same value. Which order of visiting the nodes makes that easy?",
+    "Walk the nodes backwards. The first time you meet a value as an input, you are at its last use.",
+    "Two tables are enough: the values met so far, and the answer. A node asks of each of its inputs whether it was met before. If it "
+    "was not, this is its last use, and the node gets it; only then is it one of those met."])
 
 
 def random_graph(rng, calls: int, inputs: int = 2) -> fx.Graph:
@@ -92,11 +93,13 @@ task("bounds", title="Between which numbers?", minutes=45, kind="write", functio
 inclusive bounds of an expression: `e.terms` maps products of atoms (tuples) to coefficients, `e.const` is added.
 `_atom_bounds(atom)` knows one atom; None is an unknown bound. A product of several atoms is bounded only where no atom can be
 negative.""",
-     hints=["An int is its own bound. Otherwise begin with (const, const) and add the bounds of one term after the other.",
-            "What does a negative coefficient do to a lower bound? And once one bound is unknown, the sum stays unknown on that side.",
-            "For one atom take its bounds as they are. For several, multiply lower with lower and upper with upper, but give (None, None) "
-            "if "
-            "any lower is None or negative. If c < 0 swap the two. Then add c times each."])
+     hints=[
+    "Which bounds does a sum have, if you know those of its terms? Of which expressions are the bounds known at once?",
+    "Begin with the constant on both sides, and add the bounds of one term after the other. What does a negative coefficient do to a "
+    "lower bound? Once one bound is unknown, the sum stays unknown on that side.",
+    "For each term, first the bounds of its product: of one atom as they are, of several by multiplying side by side, and nothing is "
+    "known as soon as one may be negative. Turn the pair round where the coefficient is negative, and add it, each side with its own "
+    "None."])
 
 
 def random_expressions(shape):
@@ -140,10 +143,11 @@ with `recorder.provenance`, a pair (location, names of origins), and with `recor
 lets what autograd will do for a result inherit both.""", hints=[
     "A node of the old graph may become several operators of the new one, or none. When does the recorder have to know which node is "
     "running?",
-    "Before a node is computed, set recorder.provenance from node.meta.get('location') and node.name, and recorder.recompute. After it, "
-    "the autograd nodes that it has made are there.",
-    "def on_node(node, args, kwargs): set both; out = call(node, args, kwargs) if call else call_node(gm, node, args, kwargs); "
-    "recorder.remember_grad_fns(out); return out. Then return interpret(gm, inputs, on_node)."])
+    "Before a node is computed, the recorder has to know its location, its name and its mark. After it, the autograd nodes that it has "
+    "made are there, and can be told.",
+    "Write an `on_node` inside of the function, so that it sees the recorder: two assignments, the computation (by `call`, if there is "
+    "one), one line that lets the autograd nodes inherit, the result. A node without a location or a mark must not keep those of the "
+    "node before. The rest is `interpret`."])
 
 
 def layer(x, w):

@@ -13,8 +13,11 @@ task("contiguous-strides", title="The layout that needs no words", minutes=15, k
 Most tensors are contiguous: a guard compares strides with those that follow from the sizes. Compute them: the last dimension has
 stride 1, and each other one the stride of its right neighbour times the neighbour's size. As in PyTorch, a size of 0 counts as 1
 here.""",
-     hints=["Which stride do you know without knowing any other?", "Go from the last dimension to the first with a running product.",
-            "step = 1; for size in reversed(shape): append step, then step *= max(size, 1). Reverse what you collected, as a tuple."])
+     hints=[
+    "Which stride do you know without knowing any other?",
+    "Go from the last dimension to the first with a running product.",
+    "Keep the stride of the dimension that you look at in a variable. What does it become for the left neighbour, and what if the size "
+    "is 0? You collect from the right, and the answer is read from the left."])
 
 
 def shapes(smallest):
@@ -38,12 +41,13 @@ A graph was traced with a constant in it; may it run for another value? Only if 
 answers, because `1 == 1.0 == True` and `0.0 == -0.0`, and needless recompiles, because `nan != nan`. Compare any two constants: numbers
 (complex ones, too), texts, None, and tuples, lists, frozensets and slices of constants, nested. A loop over a frozenset was unrolled in
 the order in which the set gives its items.""",
-     hints=["Two values of different types can always be told apart: ask for that first.",
-            "Floats: two NaNs are the same, and zeros are if they have the same sign (math.copysign(1.0, a)). A complex number is two "
-            "floats. Containers: "
-            "the same length, and the same items, by the same rule.",
-            "For tuple, list and frozenset: len(a) == len(b) and all(map(same_constant, a, b)). A slice is its (start, stop, step). All "
-            "others: a == b."])
+     hints=[
+    "Which values can be told apart without looking at them at all?",
+    "Values of different types always can. Of the others: which have two equal values that a program can tell apart, and which a value "
+    "that differs from itself? A compound value is its parts, by the same rule.",
+    "Once the types agree, go kind by kind: floats (two NaNs; the sign of a zero is math.copysign(1.0, a)), complex numbers as two "
+    "floats, containers by length and by their items in order, slices as three values. The function may call itself for parts. "
+    "Everything else has ==."])
 
 PLAIN = [0, 1, 2, -1, True, False, None, 1.0, 2.0, "1", "", b"1", b"", 1 << 70, "a", ..., torch.float32, torch.float64]
 FLOATS = [0.0, -0.0, math.nan, -math.nan, float("nan"), math.inf, -math.inf, 5e-324, 1.5, 0, 0j, -0j, complex(0.0, -0.0),
@@ -205,10 +209,10 @@ task("cache-bug", title="A chain that bites its tail", minutes=30, kind="bug", f
 A function with several compiled versions asks them in turn: the head checks its guards; if they fail, its `next` is `search`, which asks
 the others, and then the tail compiles a new version. A version that is not the head returns MISSED. One character of this function is
 wrong. Programs with one or two versions run well; with three, the first call that the newest version does not fit never ends.""", hints=[
-         "Write down the list of entries, and what `next` of each is, after the first, second and third version was added.",
-         "A new version goes to the front. What was the `next` of the version that had been the head, and who changes it?",
-         "After the second version is linked, the first one still calls the tail itself, and `search` takes what the tail returns for an "
-         "answer of that version."])
+    "Which entries are in the list, and what is `next` of each, after the first, the second and the third version was added?",
+    "A new version goes to the front. What was the `next` of the version that had been the head, and who changes it?",
+    "After the second version is linked, the first one still calls the tail itself, and `search` takes what the tail returns for an "
+    "answer of that version."])
 
 
 def asked(function, calls):
@@ -258,14 +262,13 @@ the version has a guard for it. The guard must not keep the function alive, sinc
 expects is therefore in weak form: `weakly(x)` is a weak reference to x, or x itself if that does not matter, and `strongly(w)`
 gives x back, or None if x is gone. Write the check. `code`, each of `defaults` and each value of `kwdefaults` are in weak form,
 too.""",
-     hints=["Which three attributes of a function decide what a call does? Which of them may be None?",
-            "A default that is equal is not the same object: the trace may have asked `is`. And a default may be None, which is also what "
-            "strongly gives for what "
-            "is gone.",
-            "function = strongly(function); False if it is None or function.__code__ is not strongly(code). Compare "
-            "(function.__defaults__ or ()) with (defaults or "
-            "()) by length and, element by element, value is strongly(old); the items of (function.__kwdefaults__ or {}) likewise, with "
-            "their names."])
+     hints=[
+    "Which three attributes of a function decide what a call does? Which of them may be None?",
+    "A default that is equal is not the same object: the trace may have asked `is`. And a default may be None, which is also what "
+    "strongly gives for what is gone.",
+    "After the function itself come three comparisons: its code, its defaults by position, its keyword defaults by name and in order. "
+    "None stands for having none. Compare lengths before you pair two lists, since zip stops at the shorter one. Each pair asks whether "
+    "the old object, from its weak form, is the very object that is there now."])
 
 
 def made_function():

@@ -16,10 +16,11 @@ once the trace is done nobody reads it. Such nodes go, and so do those that only
 node that is not `is_pure`: a tensor operation may write or draw random numbers, which later stages know better. graph.erase_node(node)
 removes a node that has no
 `users`.""",
-     hints=["A node can become dead because another one went. In which order does each node have to be looked at only once?",
-            "Walk the nodes backwards: all users of a node come after it. Take the list first, since erasing changes what you walk.",
-            'for node in reversed(list(graph.nodes)): erase it if its op is neither "placeholder" nor "output", it has no users and '
-            'is_pure(node).'])
+     hints=[
+    "A node can become dead because another one went. In which order does each node have to be looked at only once?",
+    "Walk the nodes backwards: all users of a node come after it. Take the list first, since erasing changes what you walk.",
+    "One walk, and four questions to each node: is it an input, is it the output, does somebody read it, and would anything be missed "
+    "if it did not run?"])
 
 
 def random_sizes(rng, calls: int):
@@ -116,10 +117,11 @@ overlap. The handler expects
 `entry.lasti` is set (the place of the instruction, for a later re-raise), then the exception. `jump(frame, entry.target)` goes on there.
 Return True then; without an entry leave everything as it is and return False. The interpreter holds on to the list `frame.stack`: change
 it in place.""",
-     hints=["What is on the stack above `depth` belonged to the expression that raised. What becomes of it?",
-            "start <= offset < end. The stack is cut to `depth` values before anything is pushed.",
-            "del frame.stack[entry.depth:]; if entry.lasti: frame.stack.append(LASTI); frame.stack.append(exc); jump(frame, entry.target); "
-            "return True"])
+     hints=[
+    "What is on the stack above `depth` belonged to the expression that raised. What becomes of it?",
+    "start <= offset < end. The stack is cut to `depth` values before anything is pushed.",
+    "For the entry that covers the offset three things happen, in this order: the stack is cut, in place; one or two things are pushed; "
+    "the frame goes on at the handler. What is pushed, and in which order, is in the text above."])
 
 
 def random_table(rng, entries):
@@ -249,11 +251,11 @@ a loop stands FOR_ITER. Its handler gets what it pops, the iterator, and returns
 `jump(frame, offset)` goes on at an offset. There the code that ends a loop cleans up: in 3.12 with one instruction, END_FOR, in
 3.13 with two, END_FOR and POP_TOP. They are skipped, as CPython does, because the iterator is gone already. `frame.ip` is the
 position of the next instruction, and `PYTHON` the version, such as (3, 12).""",
-     hints=["The loop's body may itself use the stack. What has to lie under the value, so that the next round finds it?",
-            "Returning [iterator, value] pushes both. If there is no value nothing is pushed, since the handler has popped the iterator.",
-            "value = next_value(tx, iterator); if value is not None: return [iterator, value]. Then jump(frame, i.argval), and on 3.12 "
-            "frame.ip += 1, "
-            "on 3.13 and later frame.ip += 2."])
+     hints=[
+    "The loop's body may itself use the stack. What has to lie under the value, so that the next round finds it?",
+    "Returning [iterator, value] pushes both. If there is no value nothing is pushed, since the handler has popped the iterator.",
+    "There are two ends: a value, or none. The second one goes on elsewhere, and then moves `frame.ip` past as many instructions as "
+    "this version of Python has there: none in 3.11. A stand-in of the value None is a value, too."])
 
 
 def loop_with_else(x):
@@ -316,11 +318,12 @@ compares the stand-in with a snapshot, and the generated code does to the real l
 no more: what was not touched stays as it is, also if somebody else has put another object there by then. Find the one assignment
 `before[start:stop] = items` that makes `after` of `before` and replaces as little as possible. Items are compared by identity;
 `settled(item)` is what an item has become.""",
-     hints=["What do the two lists have in common at the beginning? And at the end?",
-            "Count the common items from the front. Then from the back, but not further than to where the front ended: [a, a] and [a].",
-            "start = the first i < min(lengths) with before[i] is not after[i], else that minimum; end = the same from the back within "
-            "minimum - start. "
-            "Return start, len(before) - end, after[start:len(after) - end]."])
+     hints=[
+    "What do the two lists have in common at the beginning? And at the end?",
+    "Count the common items from the front. Then from the back, but not further than to where the front ended: [a, a] and [a].",
+    "Settle the items of both lists first. Count from the front while both have one object. Then from the back, over no more than the "
+    "front has left of the shorter list. What stands between the two counts in `before` is replaced by what stands between them in "
+    "`after`."])
 
 
 class Same:
@@ -417,15 +420,16 @@ without gradients, so its operations are ordinary nodes, and records the backwar
 it passes the values of the forward through, and tells autograd what their gradient is. `spec` is all that is known about one such
 region. Make the function that this node calls. The stage that asks autograd for the backward pass then finds the recorded graph
 where it would have found the derivatives of the operators.""",
-     hints=["What tells autograd that it shall not look inside? Which of the operands does that thing have to see, and which does it have "
-            "to give a gradient, if only None?",
-            "Make a class with type(spec.name, (torch.autograd.Function,), {...}) inside of the function, so that its two methods see "
-            "spec. What the backward reads may be one of the outputs: collect it after they have been made. The gradients of the graph "
-            "belong to the operands after the outputs.",
-            "forward: outputs; pool = [*outputs, *operands[count:]]; save_for_backward of pool[place] for those with the flag, the rest on "
-            "ctx; mark_non_differentiable; set_materialize_grads. backward: the values in the order of spec.sources, "
-            "graph, lifted = spec.graphs[which tangents are not None]; "
-            "None for each output, graph(*values of lifted, *tangents), None for the rest. What is returned calls cls.apply."])
+     hints=[
+    "What tells autograd that it shall not look inside? Which of the operands does that thing have to see, and which does it have to "
+    "give a gradient, if only None?",
+    "Make a class with type(spec.name, (torch.autograd.Function,), {...}) inside of the function, so that its two methods see spec. "
+    "What the backward reads may be one of the outputs: collect it after they have been made. The gradients of the graph belong to the "
+    "operands after the outputs.",
+    "forward: make the outputs, detached or not; put outputs and operands into one list as `spec.sources` counts them; give those with "
+    "the flag to autograd and keep the others on ctx; say which outputs have no gradient, and whether absent tangents become zeros. "
+    "backward: bring the values back into the order of `spec.sources`, choose the graph by which tangents are there, call it, and fill "
+    "up with None on both sides."])
 
 
 class Cube(torch.autograd.Function):
@@ -663,10 +667,9 @@ task("predict-graph", title="What reaches the graph", minutes=25, kind="predict"
 Each function is captured with x = torch.randn(4, 4). How many operations are in its graph: nodes that are neither inputs nor the output?
 No stage but capture has seen it yet.""", starter=PROGRAMS + questions(
     **{name.upper(): f"operations in the graph of {name}" for name in GRAPHS}), hints=[
-    "The interpreter runs the Python, once. Only an operation on a tensor is written down, each time that it runs.",
+    "The interpreter runs the Python, once. What does it write down when an operation on a tensor runs, and what otherwise?",
     "Sizes and dtypes are known and leave no node. A loop is unrolled. An operation that gives back the very tensor that it got is no "
-    "node. Tensor operations whose results "
-    "nobody reads are left for later stages.",
+    "node. Tensor operations whose results nobody reads are left for later stages.",
     "minicompile.explain(f, backend='eager')(x) shows the graph. sum() begins with 0 + its first item; y[0] = 2 is one operation that "
     "writes."])
 

@@ -16,9 +16,11 @@ task("varint", title="Numbers in groups of six bits", minutes=15, about="""\
 CPython 3.11 packs exception tables and line tables as numbers of variable length: six bits a byte, bit 6 (0x40) set if another byte
 follows. The exception table starts with the highest group, the line table with the lowest. Every function that chapter 4 assembles
 gets both tables through this one function.""", hints=[
-    "Six bits are value & 0x3F; what remains is value >> 6. How often do you repeat that? At least once.",
-    "Collect the groups in a list, lowest first. Reverse it for big_endian, before you set any flag.",
-    "return bytes(g | 0x40 for g in groups[:-1]) + bytes(groups[-1:]): all but the last byte say that more follows."])
+    "Which operation gives the lowest six bits of a number, and which one the rest? How often has that to happen for 0?",
+    "Collect the groups, the lowest first, until nothing is left. The flag of a byte says that another one follows it: so it depends on "
+    "the order in which the bytes are written.",
+    "Two steps: a list of groups in the order in which they are written, then a byte for each. All but one have the flag. Which one has "
+    "not?"])
 
 
 def numbers(big_endian, smallest, largest):
@@ -57,11 +59,13 @@ task("liveness", title="Which locals will still be read", minutes=75, about="""\
 A resume function takes the locals that the rest of the code may still read. A tensor that is passed without need has to be an output
 of the graph before the break, written to memory, and kept alive. Compute, for every instruction of a code object, which variables are
 live before it: some path from there reads the variable before writing it.""", hints=[
-    "Work backwards: what is live before an instruction follows from what is live before its successors.",
+    "When is a variable live before an instruction, if you know what is live before those that may come next? In which direction does "
+    "that lead?",
     "live(i) = reads(i) | (union of live(successors) - writes(i)). A loop in the code makes these equations circular: start with empty "
     "sets, and repeat over all instructions until nothing changes.",
-    "after = frozenset().union(*(live[m] for m in follow[n])). If the op is in LOCAL_OPS and not in NO_INDEX: STORE_FAST removes {i.arg}, "
-    "MAKE_CELL does nothing, all others add it. The answer is {i.offset: live[n]}; of two halves of a split pair the first counts."])
+    "A list of sets, one an instruction, begins empty. A round goes from the last instruction to the first: the union of what is live "
+    "before its successors, then what the instruction itself does (some write, some do neither, all others read). Repeat until a round "
+    "changes nothing, and only then make the dictionary. The two halves of a split pair have one offset: the first counts."])
 
 
 def code_of(source: str):
@@ -176,11 +180,10 @@ task("predict-breaks", title="How many graphs?", minutes=20, kind="predict", abo
 Each function is compiled and called once, with x = torch.randn(8). How many graphs does that compile? A part without a tensor
 operation is no graph. Answer first, then try: minicompile.explain(f)(x) shows graphs and breaks.""",
      starter=PROGRAMS + questions(**{name.upper(): f"graphs that one call of {name}(torch.randn(8)) compiles" for name in GRAPHS}), hints=[
-         "A size is a number that is known while tracing. The value of an element is not.",
-         "A break splits a function into what comes before and what comes after. A part in which no tensor operation happens is no graph. "
-         "A "
-         "loop over a range is unrolled.",
-         "minicompile.explain(f, backend='eager')(x).graph_count counts them. Try the one you doubt, and find out why."])
+    "Which numbers are known while tracing: a size? The value of an element?",
+    "A break splits a function into what comes before and what comes after. A part in which no tensor operation happens is no graph. A "
+    "loop over a range is unrolled.",
+    "minicompile.explain(f, backend='eager')(x).graph_count counts them. Try the one you doubt, and find out why."])
 
 
 def graphs_of(name) -> tuple:
@@ -227,10 +230,10 @@ task("no-breaks", title="One graph instead of many", minutes=40, kind="target", 
 This step breaks in every layer. Change it so that it compiles to one graph, with the same results and the same entries in `log` after the
 call. Nobody needs what it prints.""", hints=[
     "minicompile.explain(step)(x, weights, log) lists the breaks with their lines. Which of them need the value of an element?",
-    "A branch on data becomes torch.where on tensors. .item() and float() are not needed if the number goes on as a tensor. log.append is "
-    "a "
-    "side effect that capture can replay.",
-    "largest = y.abs().max(); y = torch.where(largest > 10, y / largest * 10, y); total = total + y.sum(), returned as it is; no print."])
+    "A branch on data becomes torch.where on tensors. .item() and float() are not needed if the number goes on as a tensor. log.append "
+    "is a side effect that capture can replay.",
+    "Three places change. The condition becomes a tensor that chooses between two tensors; the total is summed as a tensor and never "
+    "becomes a number of Python; and nothing is printed. The appends may stay."])
 
 
 def step_cases(rng):
@@ -306,11 +309,11 @@ has to be an output of the graph before the break, so nothing may be among them 
 not set there cannot be passed. `needed_locals(code, offset)` are the names that the code from `offset` on may read.
 `code.co_varnames` are the local variables in order, `co_cellvars` and `co_freevars` those that closures share: the resume function
 gets their cells in another way. Generators and coroutines cannot be continued: `code.co_flags & REFUSED_FLAGS`.""",
-     hints=["Which variables of a function are read after a certain line? Which of them may have no value there?",
-            "Go through code.co_varnames in order, and keep a name if it is needed, no cell, and bound. What if `bound` is None?",
-            "if code.co_flags & REFUSED_FLAGS: raise Unsupported(...). Then tuple(name for name in code.co_varnames if name in live and "
-            "name not in "
-            "cells and (bound is None or name in bound))."])
+     hints=[
+    "Which variables of a function are read after a certain line? Which of them may have no value there?",
+    "Go through code.co_varnames in order, and keep a name if it is needed, no cell, and bound. What if `bound` is None?",
+    "Refuse first what cannot be continued. Then one walk over the local variables, in their order, with three conditions: read later, "
+    "not shared with a closure, and set by now where `bound` can tell."])
 RESUMED = """\
 def straight(a, b, c):
     d = a + b

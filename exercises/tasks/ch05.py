@@ -19,7 +19,8 @@ That is possible with permutations exactly if the old tensor is dense: all its e
 of its own, the dims in whatever order.""", hints=[
     "Order the dims by stride. What has the smallest stride to be, and what the next one?",
     "Each stride is the product of the sizes of all faster dims. Leave dims of size 1 out: no address depends on them.",
-    "expected = 1; for stride, size in sorted(pairs of dims that are not 1): if stride != expected: return False; expected *= size."])
+    "Sort pairs of stride and size, and walk from the smallest stride with the stride that you expect next. What does a dim of size n "
+    "do to that expectation? The first that is not as expected decides."])
 
 
 def layouts(*pairs):
@@ -60,7 +61,8 @@ those that leave the vertex v, `head[e]` is the vertex that the edge e leads to,
 `e ^ 1` is the reverse of e, and has room for what flows through e and could be led back.""", hints=[
     "Search backwards from the sink: who could still send it something?",
     "A vertex reaches v over an edge into v that has room. The edges listed in net.out[v] leave v; each has a reverse.",
-    "for e in net.out[v]: the edge into v is e ^ 1 and comes from net.head[e]. If net.room[e ^ 1], that vertex belongs to the answer."])
+    "A list of vertices grows while you walk over it; the sink is its first. At each vertex look at its edges from the other end: which "
+    "of e and e ^ 1 leads into the vertex, which of the two has to have room, and from which vertex does it come?"])
 
 
 def random_edges(rng, n):
@@ -128,10 +130,11 @@ task("flow-bug", title="A flow that cannot change its mind", minutes=40, kind="b
      plant=[("net.room[e ^ 1] += pushed", "net.room[e ^ 1] = pushed")], about="""\
 One character of this function is missing. On most networks it still finds the maximum flow, on some it finds less, and then the
 partitioner saves too much, or the wrong values. Find it by hand on the smallest network that a report shows.""", hints=[
-         "Draw the smallest network that a behaviour reports, and push flow by hand, along the paths that the function takes.",
-         "Flow that took a wrong way is led back along reverse edges. How much room has the reverse of an edge after two pushes along it?",
-         "For every edge, its room and that of its reverse (e ^ 1) always add up to the capacity. Which of the two updates of a push "
-         "breaks that?"])
+    "Draw the smallest network that a behaviour reports, and push flow by hand, along the paths that the function takes. Where does it "
+    "get stuck?",
+    "Flow that took a wrong way is led back along reverse edges. How much room has the reverse of an edge after two pushes along it?",
+    "For every edge, its room and that of its reverse (e ^ 1) always add up to the capacity. Which of the two updates of a push breaks "
+    "that?"])
 
 
 def rerouting(w):
@@ -184,13 +187,12 @@ task("merge-cse", title="Nothing is computed twice", minutes=40, about="""\
 The autograd engine computes the same transpose or cast in forward and in backward. On a functional graph, two operations with equal
 operator and equal arguments are the same value, so the second can go. The exceptions are what makes this interesting: random draws, fresh
 memory, and numbers that Python thinks are equal.""", hints=[
-    "Walk the nodes in order, and remember the first node for each (target, arguments, keyword arguments).",
-    "_key makes arguments hashable and tells 1 from 1.0 and True. Leave out UNIQUE and what has an effect. If a node is replaced before "
-    "the next is "
-    "looked at, that one's arguments are the merged ones already.",
-    "earlier = seen.setdefault(key, node). If it is another node: join the origins with dict.fromkeys, "
-    "node.replace_all_uses_with(earlier), "
-    "gm.graph.erase_node(node). A TypeError from hashing: continue."])
+    "When do two nodes surely compute the same? What do you have to remember of the nodes that you have seen?",
+    "One walk, in order, with a dictionary from what decides (operator, arguments and keyword arguments, in the form that `_key` gives "
+    "them) to the first such node. If a node is replaced before the next one is looked at, that one's arguments are the merged ones "
+    "already. UNIQUE, and what has an effect, takes no part.",
+    "A node that has an earlier twin hands over three things before it goes: its origins (after the twin's, each once), its location "
+    "(`together`), and its readers. A key that cannot be hashed raises a TypeError, and such a node stays."])
 
 
 def sines(x):
@@ -303,13 +305,13 @@ task("predict-saved", title="What the forward pass keeps", minutes=30, kind="pre
 x and b are float32 tensors of sizes [64, 64] that require gradients: 16384 bytes each. They stay alive anyway. How many bytes does the
 compiled forward pass save for the backward pass besides them?""",
      starter=SAVED + questions(**{n.upper(): f"bytes that {n}(x, b) saves besides x and b" for n in SAVING}),
-     hints=["For each operation ask what its derivative reads, and whether that is cheap to compute again from something that is there.",
-            "Cheap are pointwise operations. Random numbers cannot be drawn again; a mask has one byte an element. What a matrix product "
-            "returns is "
-            "not computed twice, and what it reads in both passes is in memory already. The maximum and the sum of a row are reductions: "
-            "small.",
-            "A float32 [64, 64] has 16384 bytes, a mask of it 4096, one float32 for each row 256. partition(...).saved of chapter 5 is the "
-            "list."])
+     hints=[
+    "What does the derivative of each operation read? Is that cheap to compute again from something that is there?",
+    "Cheap are pointwise operations. Random numbers cannot be drawn again; a mask has one byte an element. What a matrix product "
+    "returns is not computed twice, and what it reads in both passes is in memory already. The maximum and the sum of a row are "
+    "reductions: small.",
+    "A float32 [64, 64] has 16384 bytes, a mask of it 4096, one float32 for each row 256. partition(...).saved of chapter 5 is the "
+    "list."])
 
 
 def saved_bytes(name) -> tuple:
@@ -336,15 +338,15 @@ task("choose-saved", title="What to save, what to recompute", minutes=240, secon
 The heart of chapter 5. Each forward value has a price at which it can be saved. Every path from a value that exists anyway, or must
 not be computed twice, to a value that backward reads, has to be cut by saving something on it. Find the cheapest set: a minimum
 cut, with `Network`, `maximum_flow` and `sink_side`. Your function then decides what every training step saves.""", hints=[
-    "Make each node two vertices, enter and leave, with an edge between them that has the price of saving as capacity. Which edges connect "
-    "different "
-    "nodes, and what is connected to the source and to the sink?",
+    "Make each node two vertices, enter and leave, with an edge between them that has the price of saving as capacity. Which edges "
+    "connect different nodes, and what is connected to the source and to the sink?",
     "An operand's leave leads to the reader's enter, INFINITE. The source leads to the enter of placeholders and of what must not be "
-    "recomputed, the leave "
-    "of what backward reads leads to the sink, both INFINITE. Only nodes that something needed depends on matter (with_ancestors).",
-    "use = forward_use(node, halves, stages(nodes, halves)); written = use.library or use.far or use.output or not is_fusible(node). After "
-    "maximum_flow, "
-    "behind = sink_side(net, sink); saved are the nodes whose leave is behind and whose enter is not."])
+    "recomputed, the leave of what backward reads leads to the sink, both INFINITE. Only nodes that something needed depends on matter "
+    "(with_ancestors).",
+    "Three parts. Who takes part: what backward reads, what is itself a gradient, and their ancestors. The network: an edge inside of "
+    "each of them, and four kinds of edges that nothing can cut. `forward_use`, with `stages`, tells what `must_not_recompute` and "
+    "`price` want to know, and `is_fusible` belongs to `written`. The answer: after the flow, a saved node has its two vertices on "
+    "different sides. Which one is on the sink's?"])
 
 
 def two_layers(x, w, v):
@@ -452,14 +454,14 @@ the view operation. `memory.value` is the node that holds the contents of the wh
 and makes views again where they are out of date. `undo(b, step, parent, new)` gives the contents of a parent after its view `step`
 was overwritten with `new`. `conform(b, new, fake)` brings a node to the dtype and shape of a tensor, and `restride(b, new, fake)`
 to its strides. `same_layout(a, b)` compares them. Write what an in-place operator does: `new` becomes the contents of `alias`.""",
-     hints=["y = x.t(); y[0].zero_(): which tensors have other contents now, and how do they find out?",
-            "Writing a view is writing its parent, with contents in which the view's part is new. And the parent may be a view. Only the "
-            "one that is no view "
-            "changes the memory.",
-            "new = conform(b, new, alias.fake). Without a parent: memory.value = restride(b, new, alias.fake); memory.version += 1. Else: "
-            "write(b, alias.parent, "
-            "undo(b, alias.step, read(b, alias.parent), new)). Then alias.node, alias.version = new, memory.version, if the strides of "
-            "new are those of alias.fake."])
+     hints=[
+    "y = x.t(); y[0].zero_(): which tensors have other contents now, and how do they find out?",
+    "Writing a view is writing its parent, with contents in which the view's part is new. And the parent may be a view. Only the one "
+    "that is no view changes the memory.",
+    "The function calls itself. First the new contents get the dtype and shape of the alias. A tensor that is no view changes the "
+    "memory: its contents, in the tensor's strides, and the count of its writes. A view takes its parent's present contents, undoes its "
+    "own step with the new part in them, and writes the result into the parent. In the end the alias may remember its contents, if they "
+    "are laid out as it is."])
 
 
 def base_written(x):
@@ -539,10 +541,11 @@ do not exist, and neither do gradients that depend on no other. In eager such a 
 function must not answer with zeros. So find, for each gradient of a joint graph, on which tangents it depends. Tangents are the
 nodes with "tangent" in `node.meta`, numbered in the order of the graph. `node.all_input_nodes` are the nodes that a node uses. A
 gradient that is no node, such as None, depends on none.""",
-     hints=["On what does a node depend? On whatever the nodes depend that it uses.",
-            "The nodes of a graph stand in an order in which each uses earlier ones only. So one walk is enough.",
-            "behind = {}; for node in gm.graph.nodes: behind[node] = {its number} for a tangent, else the union of behind[a] for a in "
-            "node.all_input_nodes. Return [behind[g] for each gradient, or set() where it is no node]."])
+     hints=[
+    "On what does a node depend? On whatever the nodes depend that it uses.",
+    "The nodes of a graph stand in an order in which each uses earlier ones only. So one walk is enough.",
+    "A dictionary from node to a set of numbers: a tangent has its own number, every other node what the nodes that it uses have "
+    "together. At the end look up each gradient; one that is no node is not in there."])
 
 
 def random_joint(rng, inputs, tangents, calls):

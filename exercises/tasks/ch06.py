@@ -12,10 +12,11 @@ task("promoted", title="Which dtype wins", minutes=35, about="""\
 Eager computes int64 + float32 in float32, float32 + 1.5 in float32, bfloat16 + a float64 tensor without dims in bfloat16, and int64 + 1.5
 in the default dtype. A compiler that decomposes operators has to know the rule: tensors with dims outrank tensors without, which outrank
 numbers, and a lower rank only counts if its kind (bool, integer, floating, complex) is higher.""", hints=[
-    "First find one dtype per rank: tensors with dims, 0-d tensors, Python numbers. `_promote` joins two dtypes of equal rank.",
-    "Start with the dtype of the highest rank that is there. Go down the ranks: `_kind` says whether a lower one matters.",
-    "A lower rank of higher kind replaces the dtype: int64 tensor and 1.5 is number_dtype(1.5). Rank 0 if x.dim(), 1 if not, 2 for "
-    "numbers."])
+    "Which operands decide first: tensors with dims, tensors without, or numbers? Which dtype do two of one rank have together?",
+    "Find one dtype for each rank first; `_promote` joins two of equal rank, and `number_dtype` knows numbers. Then go from the highest "
+    "rank that is there to the lowest: `_kind` says whether a lower one matters.",
+    "A dictionary from rank to dtype, filled in one walk over the operands. The result begins as the dtype of the highest rank. A lower "
+    "rank takes its place only if its kind is higher than that of the result so far: an int64 tensor and 1.5, for instance."])
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64]
 NUMBERS = [True, 3, 1.5]
@@ -54,9 +55,12 @@ task("gelu-backward", title="The slope of GELU", minutes=25, about="""\
 A decomposition is a small function in ordinary torch calls; the fusion stage turns it into a few lines inside a kernel. Write the
 derivative of GELU: x times the standard normal distribution function, and its approximation by tanh. `gelu`, above it in the book, has the
 formulas.""", hints=[
-    "Exact: the derivative of x * cdf(x) is cdf(x) + x * pdf(x). cdf is written with torch.erf, pdf with torch.exp.",
-    "pdf(x) = exp(-x * x / 2) / sqrt(2 pi). For tanh: y = 0.5 * x * (1 + t), t = tanh(u), u = sqrt(2 / pi) * (x + 0.044715 * x ** 3).",
-    "dy/dx = 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * du/dx, du/dx = sqrt(2 / pi) * (1 + 3 * 0.044715 * x * x). Times grad."])
+    "What is the derivative of a product, x times a function of x? Which calls of torch give the normal distribution function, and "
+    "which its density?",
+    "Exact: cdf(x) + x * pdf(x), with pdf(x) = exp(-x * x / 2) / sqrt(2 pi), and cdf by torch.erf. For tanh: y = 0.5 * x * (1 + t), "
+    "with t = tanh(u), and u is the polynomial in `gelu`.",
+    "For tanh the product rule gives two terms, and the second has two inner derivatives: that of tanh, which can be written by t "
+    "alone, and that of the polynomial. Both ways end with a multiplication by grad."])
 
 
 def slopes(approximate, dtype=torch.float64):
@@ -94,14 +98,14 @@ task("layer-norm-backward", title="Layer norm, backwards", minutes=60, about="""
 With n = (x - mean) * rstd and g = grad * weight, the gradient of x is rstd * (g - mean(g) - n * mean(g * n)): two sums over each row, then
 arithmetic. The gradients of weight and bias are sums of grad * n and of grad over the other dims. In a fused kernel that is one read of
 the row.""",
-     hints=["Which dims are normalized? The last len(normalized_shape); `_inner` lists them. The parameters' gradients sum over the "
-            "others.",
-            "`widen` makes half types float32 and leaves the rest alone. `_input_gradient(g, n, rstd, dims)` is the formula of the text; "
-            "`_affine(grad, weight, "
-            "None)` is grad * weight, or grad if there is no weight; `_folded` sums over dims, of which there may be none.",
-            "dx = _input_gradient(_affine(grad, weight, None), n, rstd, inner).to(x.dtype); dw = _folded(grad * n, "
-            "outer).to(weight.dtype); db = "
-            "_folded(grad, outer).to(bias.dtype); each only if output_mask asks for it, and dw and db only if the parameter exists."])
+     hints=[
+    "Which dims are normalized? The last len(normalized_shape); `_inner` lists them. The parameters' gradients sum over the others.",
+    "`widen` makes half types float32 and leaves the rest alone. `_input_gradient(g, n, rstd, dims)` is the formula of the text; "
+    "`_affine(grad, weight, None)` is grad * weight, or grad if there is no weight; `_folded` sums over dims, of which there may be "
+    "none.",
+    "Widen what comes in. Then come three parts that do not depend on each other, each only if `output_mask` asks for it, and the last "
+    "two only if there is such a parameter: the formula over the normalized dims, and two sums over the other dims. Each result goes "
+    "back to the dtype of what it is the gradient of."])
 
 
 def norms(shapes, masks=((True, True, True),), parameters=(True,), dtype=torch.float32):

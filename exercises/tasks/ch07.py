@@ -13,7 +13,8 @@ The body of a loop computes one element of the result, at an index. Which elemen
 broadcasting means. Nothing is copied or expanded: the loop reads the same element again.""", hints=[
     "Broadcasting aligns the dims on the right. How many dims of the result does the operand not have?",
     "Drop the first len(index) - len(x.size) entries of the index. Where the operand has size 1, it reads at 0.",
-    "tuple(0 if s == 1 else i for s, i in zip(x.size, index[skip:]))"])
+    "The result has one entry for each dim of x. Pair the sizes of x with those entries of the index that are left, in order: there are "
+    "two cases."])
 
 
 def index_names(rng, sizes):
@@ -55,11 +56,12 @@ task("dim-groups", title="A reshape in small pieces", minutes=45, about="""\
 Going through the flat position, a reshape always works, but leaves divisions in every index of the kernel. Most reshapes only split or
 merge neighbouring dims: [8, 12, 64] -> [96, 8, 8] is [8, 12] -> [96] and [64] -> [8, 8]. Find these pieces,
 as small as possible.""", hints=[
-    "Take one dim from each side. While the products differ, take another dim from the side with the smaller product.",
-    "Keep two positions and two products. When the products are equal, the group is complete. Mind what is left at the end: dims of size "
-    "1.",
-    "A symbolic size can be compared for equality, but not with <. If the products differ and one of them is no int, return "
-    "[(list(range(len(old))), list(range(len(new))))]."])
+    "What has to be true of the products of two pieces that belong together? Which side has to grow while it is not?",
+    "Keep two positions and two products. A group begins with one dim from each side; while the products differ, the side with the "
+    "smaller one takes its next dim. Mind what is left at the end: dims of size 1.",
+    "A symbolic size can be compared for equality, but not with <: so before you ask which product is smaller, see that both are ints. "
+    "If one is not, the whole answer is a single group with all dims of both sides. Where one side has no dims left, the other one "
+    "grows."])
 
 
 def reshapes(*pairs):
@@ -124,10 +126,12 @@ task("reshape-layout", title="When a reshape needs no copy", minutes=50, about="
 `x.view(...)` of a tensor that is not contiguous works sometimes. A library call or an output needs strides, so the compiler has to know
 when. Group by group: the old dims of a group have to lie evenly in memory, each stride the next one times its size. Then the new dims
 divide that piece.""", hints=[
-    "Look at one group at a time. Leave old dims of size 1 out of it: their strides mean nothing.",
-    "For neighbours outer, inner among those: stride[outer] == stride[inner] * size[inner], or return None. The step of the group is the "
-    "last stride.",
-    "New strides of a group: contiguous_strides of its new sizes, times the step. Assign by position: stride[d] for d in right."])
+    "When do two neighbouring dims of a group lie in memory as if they were one dim? Which dims have strides that mean nothing?",
+    "Leave old dims of size 1 out. Of two neighbours, the outer stride has to be the inner stride times the inner size; where it is "
+    "not, a copy is needed. A group that lies evenly has a step: the stride of its last dim.",
+    "For each group: compare the old dims pair by pair, find the step (what is it if no dim is left?), and give the new dims the "
+    "strides of a contiguous piece of their sizes (`contiguous_strides`), times the step. Groups name positions, so write into a list "
+    "of strides for all dims. The offset stays."])
 
 
 def strided(rng):
@@ -181,12 +185,13 @@ are loops that this function emits; what differs is only `finish`. The order of 
 last one runs fastest, and should walk along memory.""", hints=[
     "For each dim of x there is either a variable of the result or one of the reduction. Which index reads x, and which one writes the "
     "result?",
-    "make_vars(prefix, sizes, order) makes variables, slowest first, and gives one index for each size. For the result the order is that "
-    "of its strides, present_order(sizes, strides[0]). For the reduced dims it is that of x in memory: present_order(x.size, x.stride), "
-    "without those that are kept.",
-    "index[d] for all d of x from both; b = Builder(); elements = [b.read(x, tuple(index)) for x in xs]; position = linear([index[d] for d "
-    "in dims], contiguous_strides(their sizes)); store what finish(b, elements, position) gives at linear(out_index, stride); emit_loop(g, "
-    "variables, reduction_vars, b, the union of footprint(x)[0])."])
+    "make_vars(prefix, sizes, order) makes variables, slowest first, and gives one index for each size. For the result the order is "
+    "that of its strides, present_order(sizes, strides[0]). For the reduced dims it is that of x in memory: present_order(x.size, "
+    "x.stride), without those that are kept.",
+    "Split the dims into kept and folded, and order each as the text says; `make_vars` gives variables and an index for both, which "
+    "together make one index into x. With a `Builder`, read every one of xs there; the position among the folded is `linear` with the "
+    "strides of a contiguous tensor of their sizes; store what `finish` gives at the index of the kept dims, by each result's own "
+    "strides. `emit_loop` also asks what was read: the union of `footprint(x)[0]`."])
 
 
 def reduced_program(case):
@@ -280,12 +285,12 @@ LOOPING = ("chain", "column_means", "softmax", "two_results", "through_a_product
 task("predict-loops", title="How many loops?", minutes=20, kind="predict", about="""\
 x and w are float32 [64, 64]. Into how many loops does each function lower, before fusion, on a CPU with one thread? Library calls, such as
 a matrix product, do not count.""", starter=LOOPS + questions(**{n.upper(): f"loops of {n}(x, w)" for n in LOOPING}), hints=[
-    "Pointwise operations stay lazy: they are inlined into whatever reads them. Views are index maps.",
-    "A loop is needed for each output, for each reduction, for each operand that a library call wants in memory, and for an expensive "
-    "value (a "
-    "sine, an exponential) that several loops read.",
-    "minicompile.ch07_loops.verify.print_program(lower(decompose(graph))) shows the loops. Softmax reduces twice before it can write its "
-    "result."])
+    "Which operations stay lazy, so that whoever reads them computes them? What is left of a view?",
+    "Pointwise operations are inlined into whatever reads them, and views are index maps. A loop is needed for each output, for each "
+    "reduction, for each operand that a library call wants in memory, and for an expensive value (a sine, an exponential) that several "
+    "loops read.",
+    "minicompile.ch07_loops.verify.print_program(lower(decompose(graph))) shows the loops. Softmax reduces twice before it can write "
+    "its result."])
 
 
 def loop_count(name) -> tuple:

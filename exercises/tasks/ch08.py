@@ -17,8 +17,10 @@ Fusion is paid in bytes, so something has to count them. A buffer with strides s
 that is more than its number of elements if it has gaps, and less if elements share memory. With dynamic shapes the answer is an
 expression.""", hints=[
     "Which index has the last addressed element? What is its offset?",
-    "The last index in each dim is size - 1: the sum of (size - 1) * stride, plus one. An empty tensor has no last element.",
-    "if any size is the int 0: return 0. last = 1; for each dim: last = last + mul(size - 1, stride)."])
+    "The last index in each dim is size - 1, and its offset is a sum over the dims. First and last count both. An empty tensor has no "
+    "last element.",
+    "One question about the sizes (only an int can be known to be 0), then one loop that adds up. Sizes may be expressions, so multiply "
+    "with `mul`."])
 
 
 def spans(*pairs):
@@ -55,13 +57,12 @@ task("dependency-edges", title="Who has to run first", minutes=60, about="""\
 Kernels may be reordered and fused as long as nothing observable changes. Three kinds of order must be kept: read after write, write after
 read, and write after write. Names are written once, but memory is not: a buffer with `alias_of` is the memory of another one, updated.
 Find for each step all steps that must run before it.""", hints=[
-    "First collect who writes each name and who reads it; then go through the steps once and look at what each reads and writes.",
-    "A read waits for the writer of that name. A write to an alias waits for all readers and for the writer of the name below it, and of "
-    "the name below "
-    "that one, down the chain.",
-    "old = buffers[name].alias_of; while old is not None: add readers.get(old, ()) and, if old in writer, writer[old]; old = "
-    "buffers[old].alias_of. "
-    "Effects: sort the library calls with has_effect, each waits for the one before. Finally discard the step itself."])
+    "Who writes each name, and who reads it? Once you know that for all steps, what does one step have to wait for?",
+    "A read waits for the writer of that name. A write to an alias waits for all readers and for the writer of the name below it, and "
+    "of the name below that one, down the chain.",
+    "Two tables: from a name to its writer, and from a name to its readers. Then for each step: the writers of what it reads, unless "
+    "that is an input; for what it writes, a walk down the chain of `alias_of`, which takes the readers and the writer of every older "
+    "name; and for a library call that `has_effect`, the one before it. No step waits for itself."])
 
 
 def pure(*reads, writes, effect=False):
@@ -124,11 +125,11 @@ The greedy fuser takes the pair first that saves the most bytes. A value that fl
 else wants it, it is not even written. A buffer that both read is read once instead of twice, if they read it at the same elements. `flows`
 and `common` are lists of names,
 `b.members` the positions of the loops in b, and `a.reads[name]` the set of index expressions at which a reads a buffer.""", hints=[
-    "Two sums: over the buffers that flow, and over those that both read. nbytes(f.buffers[n]) is the size.",
-    "f.readers[n] are positions of loops, b.members are those inside b. Is there a reader outside of b? Then the write stays, and only the "
-    "read is saved.",
-    "size if f.readers[n] - set(b.members) else 2 * size. For common ones: the whole size unless a.reads[n].isdisjoint(b.reads[n]), else "
-    "size // 2."])
+    "For which buffers does fusing save a read, and for which the write as well? nbytes(f.buffers[n]) is the size of one.",
+    "f.readers[n] are positions of loops, b.members are those inside b. Is there a reader outside of b? Then the write stays, and only "
+    "the read is saved.",
+    "Two loops that add up. What flows counts once or twice: is there a reader that is no member of b? What both read counts fully or "
+    "half: do the two sets of indices have one in common?"])
 
 
 def chain(x, y):
@@ -312,13 +313,13 @@ task("overwrites-safely", title="May y be written over x?", minutes=60, about=""
 If x dies in a kernel, y may take over its memory, and the program needs less of it: unless some element of x is read after y has been
 written there. Elements run in any order, so each has to be read at the very index at which y is written, by the same iteration. A mistake
 here is a wrong answer that depends on timing: the worst kind.""", hints=[
-    "Go through kernel.loops in order, with its `loop.loads` and `loop.stores`. Remember all reads of old, and where new is written.",
-    "After the loop that writes new: no loop may read old. If the kernel has reduction variables, none may read anything that depends on "
-    "old: keep a set of buffers, and "
-    "add what a loop writes if it reads one of the set.",
-    "Refuse a write of new that is masked or has a mode, and any read of old that is masked or at another index than the write. Nothing "
-    "written: no. "
-    "same_memory - {old} must be empty."])
+    "Which reads of old could still come when an element of new has been written? Think of other iterations, of later loops, and of a "
+    "second walk along the row.",
+    "Go through kernel.loops in order, with their `loads` and `stores`. Remember all reads of old, and where new is written. After the "
+    "loop that writes new, none may read old; if the kernel has reduction variables, none may read anything that depends on old.",
+    "A set of buffers that depend on old grows: a loop that reads one of them adds what it writes. A write of new that is masked or has "
+    "a mode decides at once. At the end every remembered read is compared with the write: the same index, and no mask. And if nothing "
+    "was written, or another name has the same memory?"])
 
 
 def op_loop(sources, target, at="i", mode=None, mask=False, reduce=False):
@@ -447,11 +448,10 @@ FUSING = ("chain", "softmax", "two_axes", "around_a_product", "layer_norm_and_ba
 task("predict-kernels", title="How many kernels?", minutes=25, kind="predict", about="""\
 x and w are float32 [64, 64]. How many kernels does each function become after fusion, on a CPU with one thread? Library calls, such as a
 matrix product, do not count.""", starter=FUSED + questions(**{n.upper(): f"kernels of {n}(x, w)" for n in FUSING}), hints=[
+    "What do two loops have to share to be worth one kernel, and what to be able to become one?",
     "Loops fuse if one reads what the other wrote, at the same index, or if both read the same elements, and if their iteration spaces "
-    "agree.",
-    "A library call cannot be inside a kernel: what comes before and what comes after it are apart. A pointwise loop over [64, 64] fits a "
-    "reduction of the rows of [64, "
-    "64]; two reductions along different axes do not fit each other.",
+    "agree. A library call cannot be inside of a kernel: what comes before and what comes after it are apart. A pointwise loop over "
+    "[64, 64] fits a reduction of the rows of [64, 64]; two reductions along different axes do not fit each other.",
     "fuse(program).decisions names each pair with its reason. Ask for the one that you doubt."])
 
 
@@ -488,13 +488,13 @@ task("fewer-kernels", title="Look for partners in the right places", minutes=75,
 The fuser only tries the pairs that this function proposes. The version here proposes all pairs. That finds
 everything, but three thousand loops have four million pairs. Reach the kernel counts of the book with at most twice as many pairs as it
 proposes.""", hints=[
-    "Loops are worth fusing if they share memory. f.writer[name] is the loop that writes a buffer, f.readers[name] are those that read it.",
-    "Propose each writer with each of its readers, and readers of one buffer with each other, but of those only the next few in the order "
-    "of the program with the same number of "
-    "elements. Leave out library calls.",
-    "Group the readers of a buffer by product(d.size for d in g.space.vars) and by product(d.size for d in g.space.all); within a group "
-    "pair each with the next three. An update "
-    "in place (buffers[n].alias_of) shares no name with the readers of the old contents: propose those pairs, too."])
+    "Loops are worth fusing if they share memory. Who shares a buffer, if f.writer[name] is the loop that writes it, and "
+    "f.readers[name] are those that read it?",
+    "Propose each writer with each of its readers, and readers of one buffer with each other, but of those only the next few in the "
+    "order of the program with the same number of elements. Leave out library calls.",
+    "Group the readers of a buffer by the number of elements of their nest, once with the reduced variables and once without, and pair "
+    "each with only a few of those that follow it in the program. An update in place (buffers[n].alias_of) shares no name with the "
+    "readers of the old contents: which pairs does it need?"])
 
 
 def fan(x, w):

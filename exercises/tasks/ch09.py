@@ -15,10 +15,11 @@ from .kit import kernels_of, lowered
 task("contiguous-var", title="Along which variable memory runs", minutes=20, about="""\
 A GPU reads memory in runs. Which variable of the nest has to be the fastest in a block, so that neighbouring threads read neighbouring
 addresses? For an index expression it is the variable with stride 1, if there is one.""", hints=[
-    "stride_of(index, v) is the distance of neighbours along v, 0 if the index ignores v. There are neighbours if present(v.size) > 1.",
+    "What is the stride of an index along a variable that it ignores, and which variables have no neighbours at all? `stride_of(index, "
+    "v)` and `present(v.size)` tell.",
     "Among the variables with a stride above 0 take the one with the smallest; it counts only if that is 1.",
-    "used = [(stride_of(index, v), v) for v in vars if present(v.size) > 1]; best = min((u for u in used if u[0] > 0), key=lambda u: u[0], "
-    "default=(0, None))"])
+    "Filter twice, by the number of values and by the stride; take the smallest of what is left, if anything is. The earlier of two "
+    "equals wins."])
 
 
 def nest(sizes):
@@ -73,15 +74,12 @@ task("choose-axes", title="One axis or two", minutes=60, about="""\
 A Triton program handles a block of consecutive positions on one or two axes, and each axis flattens some variables of the nest. If
 everything is contiguous along the last variable, one axis is best. A transposition is contiguous along an earlier variable on one side:
 then a square tile reads and writes in runs.""", hints=[
-    "Reductions are decided by the rule alone: x over vars, r over reduction_vars, both of rank 2. For pointwise kernels start with the "
-    "accesses that count: visits(i, vars) * 2 > "
-    "the number of elements.",
-    "contiguous_var of each of these; keep those that are not None and not the last variable with more than one value. If there are none, "
-    "or the nest has fewer than 4096 elements: "
-    "[Axis('x', vars, 0, 1)].",
-    "v = max(set(split), key=split.count); cut = vars.index(v) + 1; if vars[cut:] have more than one element and present(v.size) >= 4: "
-    "[Axis('y', vars[:cut], 0, 2), Axis('x', vars[cut:], 1, "
-    "2)]."])
+    "When does one axis do, and what makes a second one worth it? Which accesses matter: those that visit a few elements, or those that "
+    "visit most?",
+    "Reductions are decided by the rule alone. For others, take the accesses that count and ask `contiguous_var` of each. A variable "
+    "that is not the last of those with more than one value speaks for two axes.",
+    "If nobody speaks for it, or the nest is small, there is one axis. Otherwise the variable with the most votes ends the first axis, "
+    "and the variables behind it are the second; see that both are worth it. The docstring has the limits, the names, dims and ranks."])
 
 
 def kernel_text(case):
@@ -146,13 +144,14 @@ Softmax needs the maximum of a row and the sum of exp(x - maximum). The textbook
 Triton that need one walk: before the loop that walks, in it, and after it. The kernels that the compiler emits for long rows have your
 statements in them, and run in Triton's interpreter. Numbers stay small: the exponential of a large positive number never occurs, or
 the sum is infinite.""", hints=[
-    "If you knew the maximum m of the elements so far, and the sum s of exp(x - m), what becomes of s when a larger element arrives? Let "
-    "every lane keep a pair of its own.",
+    "If you knew the maximum m of the elements so far, and the sum s of exp(x - m), what becomes of s when a larger element arrives? "
+    "Let every lane keep a pair of its own.",
     "By which factor does exp(x - m) change when m becomes m2? For a lane: new maximum = the larger of m and x, new sum = s times that "
     "factor plus exp(x - new maximum). At the end the pairs of the lanes are one more case of the same rule.",
-    "before: m full of -inf, s of 0. In the loop: e = exp(-abs(x - m)), 1 if x == m, for minus infinity less itself is NaN; "
-    "s = s * e + 1 if x > m, else s + e; m = tl.maximum(m, x, propagate_nan=tl.PropagateNan.ALL). After: max = "
-    "tl.reduce(m, 1, nan_max)[:, None]; sum = tl.sum(s * tl.exp(m - max), 1)[:, None]."])
+    "Before: a tile of minus infinity and one of zeros. In the loop: a tile of the row, minus infinity beyond its end; one exponential "
+    "of minus the distance of x and m serves both cases, but is 1 where they are equal, since infinity less itself is NaN; tl.where "
+    "says whether the old sum shrinks or the new term does; then the maximum, with propagate_nan=tl.PropagateNan.ALL. After: the "
+    "maximum of all lanes, and the sum of their sums, each shrunk by its distance from that; [:, None] gives back the second dimension."])
 
 
 def rows_of(case):

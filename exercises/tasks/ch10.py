@@ -48,12 +48,12 @@ task("cpp-literal", title="A constant, to the last bit", minutes=40, seconds=20,
 The constants of a loop body become C++ text. 0.1 without a suffix is a double, and drags a whole expression to double; `1f` is no literal
 at all; float32's 0.1 printed with six digits is another number; -9223372036854775808 is minus a number that does not fit. Print a constant
 of a given dtype so that the compiler reads exactly this value, with exactly this type.""", hints=[
-    "Treat bool, integers and floats apart; register_type(dtype) is the C++ type. A half type is a float in registers.",
+    "Which kinds of constants need which kinds of text? What is a half type in registers (`register_type`)?",
     "A float32 is exact with 9 significant digits (%.9g), a double with repr. Round to float32 first (struct.pack 'f'); what overflows "
-    "there becomes infinite. Then see that the "
-    "text has a point or an exponent.",
-    "nan: MC_NAN, or (double)MC_NAN. inf: MC_INF, with - before it and (double) for float64. Integers: f'({register_type(dtype)}){value}', "
-    "and (-9223372036854775807L - 1) for -2**63."])
+    "there becomes infinite. Then see that the text has a point or an exponent.",
+    "Booleans and integers first; of the integers one cannot be written. For floats: round to float32 where the register is a float, "
+    "and what overflows becomes an infinity of the same sign. Then NaN, then infinities, then numbers; a text without point and "
+    "exponent gets a point, and a float its suffix."])
 
 
 def constants(dtypes, *values, extra=None):
@@ -101,10 +101,10 @@ task("cpp-cast", title="The casts that C++ does not have", minutes=35, seconds=2
 `to_dtype` in a loop body means torch's cast. C++ agrees for most pairs of types, and disagrees in the corners: bool is `!= 0`, not the
 lowest bit; the cast of NaN or of a large float to an integer is undefined, and the compiler takes advantage of that; half types are floats
 in registers, so nothing happens at all.""", hints=[
-    "Compare register_type(source) with register_type(target): if they are equal, the text is x.",
+    "When has nothing to happen at all? Compare what is in registers (`register_type`), not the dtypes.",
     "To bool: `x != 0`. From bool to a floating type: `x ? 1 : 0` with literals of the right type (`literal(1, target)`).",
-    "From float or double to an integer type: f'({wanted})mc_integer<{wide}>({x})', wanted being the register type, "
-    "with wide int64_t for int64_t, uint32_t and uint64_t, else int32_t. All others: f'({wanted}){x}'."])
+    "Five cases, and their order matters: equal registers; to bool; from bool to floating; from floating to an integer, by `mc_integer` "
+    "with the width that the docstring names; the cast of C++. A half target is a float in registers, and no integer."])
 
 VALUES = {torch.bool: [True, False], torch.uint8: [0, 1, 200, 255], **{d: [0, 1, -1, 100, -100] for d in (torch.int8, torch.int16,
     torch.int32, torch.int64)},

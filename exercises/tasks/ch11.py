@@ -14,7 +14,8 @@ advance. Find the inputs that a schedule writes: some step has an output whose m
 input.""", hints=[
     "root_of(p.buffers, name) is the name at the end of the chain. When is it an input?",
     "Go through the steps in order and through step.outputs; skip None. Each input once, in the order in which it is first written.",
-    "A dict keeps order and drops repetitions: found[root] = True, at the end list(found)."])
+    "One name may be written several times, and the first time decides the order. Which container keeps an order and has everything "
+    "once?"])
 
 
 def host_case(inputs, aliases, outputs):
@@ -81,9 +82,10 @@ def versions(function, case):
 task("relayout", title="The library's strides and ours", minutes=20, about="""\
 Kernels are compiled for certain strides. What a library call returns usually has them, but nobody guarantees it, and a kernel that reads a
 tensor by the wrong strides gives a wrong answer. So each result is checked, cheaply, and copied in the rare case.""", hints=[
-    "Three outcomes: the shape is wrong (an error), the strides that matter are right (the tensor itself, not a copy), or a copy.",
+    "Which three outcomes are there, and in which of them does the caller get the very tensor that came in?",
     "Strides of dims of size 1 do not matter, and none do if the tensor has no elements.",
-    "out = torch.empty_strided(size, stride, dtype=..., device=...); out.copy_(tensor). Compare tuple(tensor.shape) with size."])
+    "Compare the shapes first, as tuples. Then each pair of strides, where a dim of one element is excused; an empty tensor is excused "
+    "altogether. The copy needs memory of exactly these strides: torch.empty_strided."])
 
 
 def relaid(function, case):
@@ -214,14 +216,13 @@ A CUDA graph replays kernels at the addresses at which they were recorded. So a 
 replays, and copies the results out, because the next replay overwrites them. What is saved for backward may stay where it is, and what
 aliases an input has to alias the input of this call. Here the graph is a Python function, as in the tests: a replay rewrites tensors in
 place, which is all that matters.""", hints=[
-    "The order: placeholders, replay, written placeholders back, versions, outputs, args.clear(). All of it under "
+    "What has to be where before the replay? What has to be brought to safety after it, before the next one?",
+    "Memory for the results first: it may run out, and nothing is written yet. Then copy in, replay, written placeholders back, "
+    "versions, copy out. torch._foreach_copy_ copies a list to a list, and fails on empty ones. All of it under "
     "torch._C._AutoDispatchBelowAutograd().",
-    "torch._foreach_copy_ fails on empty lists. Fresh outputs: torch.empty_strided with shape, stride, dtype and device of each of "
-    "r.leaving, then one _foreach_copy_. 'stays' gives "
-    "recipe[1].as_strided(recipe[1].shape, recipe[1].stride()) and appends a weakref of that alias to g.group.inside.",
-    "for recipe in r.recipes: 'leaves' -> fresh[recipe[1]]; 'stays' -> the alias; 'input' -> _alias_of_input(args[recipe[1]], "
-    "*recipe[2:]); else recipe[1]. At the end args.clear() and "
-    "g.counts['replayed'] += 1."])
+    "For each of r.leaving there is fresh memory like it. Then one case for each kind of recipe: the fresh copy of that number; a new "
+    "alias of what stays (`as_strided` with its own shape and strides), to which g.group.inside gets a weak reference; an alias of an "
+    "argument of this call; a constant. At the end the arguments are emptied, and g.counts['replayed'] is one more."])
 
 
 def make_replay(kinds):

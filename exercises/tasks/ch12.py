@@ -61,14 +61,13 @@ values of the trace, and `o.fake` is the fake of one. `tx.tensor_of_fake` is a d
 filled it in the order in which it met them. The leaves are to be returned in this order, because the order of the graph's arguments
 should not depend on the shape of a graph that nobody sees. Where the history goes on outside of the trace, say
 `unsupported(tx, "backward() into a tensor that was computed before the compiled function was called")`: it raises.""",
-     hints=["In which kind of node does an autograd graph end, and what does such a node hold? Which other end can it have, if a tensor "
-            "came in that was computed outside?",
-            "history_of(fakes) is the set of all nodes behind some fakes. Ends of the first kind are called AccumulateGrad and have "
-            "`variable`; the fake of an input "
-            "with a history ends in EnterBackward.",
-            "found = ids of node.variable for node in history_of([o.fake for o in outputs]) whose type(node).__name__ is AccumulateGrad; "
-            "unsupported for EnterBackward; "
-            "return [value for key, value in tx.tensor_of_fake.items() if key in found]. If that has fewer than found: unsupported, too."])
+     hints=[
+    "In which kind of node does an autograd graph end, and what does such a node hold? Which other end can it have, if a tensor came in "
+    "that was computed outside?",
+    "history_of(fakes) is the set of all nodes behind some fakes. Ends of the first kind are called AccumulateGrad and have `variable`; "
+    "the fake of an input with a history ends in EnterBackward.",
+    "Collect the ids of what the AccumulateGrad nodes hold; an EnterBackward breaks the graph. Then take the values of "
+    "tx.tensor_of_fake whose id was collected: that gives the order. What does it mean if there are fewer of them than ids?"])
 
 
 def one_leaf(net, x):
@@ -160,12 +159,12 @@ assigned for real. Instead the trace keeps, for each leaf, what its `.grad` is a
 `Const` stands for None), and `set_gradient(tx, leaf, gradient)` changes it; the end of the compiled function assigns what has changed.
 `emit(tx, "call_method", name, [values], {})` adds the call of a tensor's method to the graph. Decide what the engine would do. (Where the
 gradient that is there requires a gradient itself, or has another `fake.layout`, the graph breaks: `unsupported(tx, reason)`.)""",
-     hints=["Call backward() twice in eager, and hold on to the first gradient. What has become of it?",
-            "There are two cases. In one the leaf has no gradient. In the other somebody may hold the tensor that is there, and expects to "
-            "see the sum in it.",
-            "present = gradient_of(tx, leaf). If type(present) is Const: set_gradient(tx, leaf, gradient). Otherwise emit `add_` on "
-            "[present, gradient], which changes "
-            "that tensor, so the slot stays as it is."])
+     hints=[
+    "Call backward() twice in eager, and hold on to the first gradient. What has become of it?",
+    "There are two cases. In one the leaf has no gradient. In the other somebody may hold the tensor that is there, and expects to see "
+    "the sum in it.",
+    "In the first case the slot is set. In the second the graph changes the tensor that is there, in place: does the slot have to be "
+    "set then? Between the two stand the reasons for `unsupported`."])
 
 
 def first_gradient(net, x):
@@ -241,12 +240,12 @@ one for the number that is at `source`; the number in a tensor is read by callin
 end from `tx.symbols.counters`, a dictionary from (number, limit) to a pair: the symbol, and the list of the sources of all counters that
 it stands for. `limit` is None or a bound under which float32 counts exactly. Write the function: it returns the symbol, or None if the
 number is not whole or not smaller than the bound.""",
-     hints=["What has to be there the first time that a number is seen, and what has to happen every time?",
-            "Two counters with one number but different limits are guarded differently, so they do not share. A limit of None asks for "
-            "nothing; 0.5 is a number, too.",
-            "if limit and not (-limit < number < limit and number == number // 1): return None. key = number, limit; if it is not in "
-            "tx.symbols.counters, put in (wrap_dynamic_number(...), []). "
-            "Append the source to the list, return the symbol."])
+     hints=[
+    "What has to be there the first time that a number is seen, and what has to happen every time?",
+    "Two counters with one number but different limits are guarded differently, so they do not share. A limit of None asks for nothing; "
+    "0.5 is a number, too.",
+    "Three steps. If there is a limit, refuse what it forbids: a number that is not whole, or not smaller in size. If this number with "
+    "this limit is new, make its symbol, with an empty list. In any case the list gets the source."])
 
 
 def adam_step(optimizer, net, x):
@@ -315,16 +314,14 @@ reads it, or something that is reached through it: `ep.names` are the values tha
 is `source_text(ep, leaf.source)`. If the program has not looked, as in `zero_grad()`, nobody knows whether there is a gradient, and nobody
 needs it: it gets a line as well, if the leaf came in (it has a `source`). What is given up must not be an input of the graph any more:
 erase its node, and remove its entry from `tx.inputs`, which has one for each placeholder, in order.""",
-     hints=["Who could still want to see the old tensor after the program has let go of it? Think of a program that returns it, one that "
-            "hands it to another "
-            "parameter, and one that computes its norm.",
-            "Collect two things in one loop: the lines, and the nodes to erase. The sources that are read: for value in ep.names, all of "
-            "path_of(value.source). Two "
-            "leaves may have had one gradient, so keep the nodes in a set.",
-            "Condition: type(old) is TensorVal and not old.node.users and old.node not in ep.outputs and old.source not in read; or old is "
-            "None and leaf.source is not None. Then "
-            "nodes = placeholders of tx.graph; "
-            "tx.inputs = [i for n, i in zip(nodes, tx.inputs) if n not in unread]; erase each; return the lines, each with a newline."])
+     hints=[
+    "Who could still want to see the old tensor after the program has let go of it? Think of a program that returns it, one that hands "
+    "it to another parameter, and one that computes its norm.",
+    "Collect two things in one loop: the lines, and the nodes to erase. The sources that are read: for value in ep.names, all of "
+    "path_of(value.source). Two leaves may have had one gradient, so keep the nodes in a set.",
+    "A gradient that the program has seen goes if four things hold: a value of the trace, read by no node, not returned, and not read "
+    "by the text. One that it has not seen goes if the leaf came in. Both get a line, but only the first kind has a node. tx.inputs "
+    "goes with the placeholders in order: filter it while they are still there."])
 
 
 def clears(net, x):

@@ -14,10 +14,12 @@ both operands of every convolution in channels-last with `gm.graph.call_method("
 torch.channels_last})`, which costs nothing where they are so already. `_wants_channels_last(node)` says whether a convolution
 qualifies; one that does not speaks against the whole graph. A new node takes over the `meta` of the convolution, and the `val` of
 the operand that it stands for. Return `gm`, recompiled. (Where the program sees the layout, `keep_layouts` restores it afterwards.)""",
-     hints=["What does a graph look like in which one convolution wants NCHW and its neighbour NHWC? That is why it is all or nothing.",
-            "For each convolution, with gm.graph.inserting_before(node): a call of `contiguous` for positions 0 and 1, and "
-            "node.update_arg(position, moved).",
-            "moved.meta.update(node.meta, val=operand.meta['val']), and at the end gm.recompile()."])
+     hints=[
+    "What does a graph look like in which one convolution wants NCHW and its neighbour NHWC? That is why it is all or nothing.",
+    "First ask whether every convolution qualifies, and only then change any. A new node has to stand before its convolution "
+    "(gm.graph.inserting_before), which then reads it instead of the operand (node.update_arg).",
+    "For both operands of each convolution one call of `contiguous`. Its meta is the convolution's, but the value is the operand's, "
+    "since only strides change. A graph without convolutions stays as it is; the others are recompiled."])
 GRAPHS = {
     "conv, relu": lambda x, w: (F.conv2d(x, w).relu(),),
     "two convs": lambda x, w: (lambda y: (F.conv2d(y.relu(), w, padding=1), y))(F.conv2d(x, w, padding=1)),

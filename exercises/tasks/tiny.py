@@ -45,13 +45,12 @@ instruction; `m.top()` is the value on top of the stack, `m.pop(1)` takes it awa
 instruction. A handler returns the list of what it pushes, or None. `for x in items:` makes an iterator, and then the instruction
 FOR_ITER stands at the head of the loop. Write its handler. It runs with real values, and also while tracing, when `m.outside` is
 not None and values are fakes.""",
-     hints=["What is on the stack before the loop's body begins, and what when the loop is over?",
-            "The iterator stays below the value, for the next round. How do you ask an iterator for one value, without an exception if "
-            "there is "
-            "none?",
-            "for value in m.top(): return [value]. After that line the iterator is empty: set m.frames[-1].at = i.value and m.pop(1). "
-            "Before it, "
-            "raise Break(...) if m.outside is set and m.top() is no ITERATOR."],
+     hints=[
+    "What is on the stack before the loop's body begins, and what when the loop is over?",
+    "The iterator stays below the value, for the next round. How do you ask an iterator for one value, without an exception if there is "
+    "none?",
+    "A `for` statement whose body returns at once asks an iterator for one value, without an exception. What stands behind it runs when "
+    "the iterator is empty: pop, and go on elsewhere. Before you ask at all: may this iterator be asked while tracing?"],
      demo='''
 def collatz(numbers):
     longest = {}
@@ -154,13 +153,12 @@ PyTorch hands every operator that a function reaches to the recorder, with fakes
 `on_meta(op, args, kwargs)` gives the operator's result on meta tensors, and the device that it would be on. `recorder.note(target,
 args, kwargs)` makes a node. `as_node(x)` is the node of a fake, and anything else as it is; `tree_map(f, structure)` applies f
 inside of tuples, lists and dictionaries. `wrap(result, device, node)` makes the fake of a result.""",
-     hints=["What must a node know, so that `interpret` can run it again? Its arguments cannot be fakes: those belong to this one "
-            "recording.",
-            "Note the node with as_node applied to all arguments, and wrap the result. If the result is a tuple or a list, who makes "
-            "its elements?",
-            "For a tuple or list: node.fake = result; each element r at position k is wrap(r, device, recorder.note(operator.getitem, "
-            "(node, k))), "
-            "and the whole is type(result)([...])."],
+     hints=[
+    "What must a node know, so that `interpret` can run it again? Its arguments cannot be fakes: those belong to this one recording.",
+    "Note the node with as_node applied to all arguments, and wrap the result. If the result is a tuple or a list, who makes its "
+    "elements?",
+    "The call's own node holds the whole result. Each of several results is what operator.getitem takes out of that node at its "
+    "position: a node of its own, and a fake made for that node. The answer has the type of the result. One result needs only `wrap`."],
      demo='''
 print(record(lambda x, w: F.gelu(x @ w) + 1, torch.randn(4, 8), torch.randn(8, 8)), end="\\n\\n")
 print(record(lambda x: F.layer_norm(x, (8,)) + x.max(1, keepdim=True)[0], torch.randn(4, 8)))
@@ -212,13 +210,12 @@ A recording was made with certain tensors. With which others may it be used agai
 the text can refer to an object, `describe(t)` is what the recording depends on, and the text may call it.
 `outside.recorder.input(thing)` makes the fake of a new input. `outside.inputs` maps the `id` of each tensor that was read to (its
 variable in the text, its fake).""",
-     hints=["Which properties of a tensor did the recording use? And if the function got one tensor twice, would the graph be the same "
-            "for two?",
-            "Two paths to one tensor: one input of the graph. At the next call the graph gets the tensor of the first path only, so "
-            "what has to hold?",
-            "If id(thing) is not in outside.inputs, put (v, outside.recorder.input(thing)) there. first, fake = "
-            "outside.inputs[id(thing)]. Test "
-            "f'{v} is {first}' if v is another variable than first, else f'describe({v}) == {outside.name(describe(thing))}'."],
+     hints=[
+    "Which properties of a tensor did the recording use? And if the function got one tensor twice, would the graph be the same for two?",
+    "Two paths to one tensor: one input of the graph. At the next call the graph gets the tensor of the first path only, so what has to "
+    "hold?",
+    "First the fake, which is made once for each tensor and kept together with the variable that read it first. Then one test, of two "
+    "kinds: the first variable asks for the same description, a later one for the very tensor that the first one holds."],
      demo='''
 def f(a, b):
     return a * 2 + b
@@ -288,10 +285,10 @@ While tiny traces, a call of a Python function is not executed: the machine goes
 too. `m.frames` is the list of frames, the innermost last, and the machine always executes the next instruction of the last one.
 `first_frame(function, args, kwargs, m.outside)` makes a frame, in which the defaults of the function are guarded like everything that
 is read from outside, and `supported(code)` tells whether the machine knows all instructions of a code object.""",
-     hints=["What would be missed if the function were simply called, with fakes?",
-            "Nothing has to be executed here. The result of the call comes later: the instruction that returns pushes it.",
-            "if not supported(function.__code__): raise Break(...). Otherwise append first_frame(function, args, kwargs, m.outside) "
-            "to m.frames, and return None."],
+     hints=[
+    "What would be missed if the function were simply called, with fakes?",
+    "Nothing has to be executed here. The result of the call comes later: the instruction that returns pushes it.",
+    "Two things happen: a function that the machine could not execute is refused, and a frame for the others becomes the innermost one."],
      demo='''
 factor = 3
 
@@ -392,11 +389,11 @@ looks for compiled code whose guards hold, or compiles some; it returns None whe
 returns (frames, result): no frames if the function has ended, else the frames just before the instruction that could not be
 compiled: execute exactly that one with `step(m)`, on real values, and look for compiled code again. Where `find` has given None,
 execute the rest with `step` alone, without asking `find` again: no further state is compiled.""",
-     hints=["Who executes the instruction that broke? And how often must it be executed?",
-            "After the code has run, execute exactly one instruction. Where are you then? In a state like the one at the beginning.",
-            "while m.frames: body = find(compiled, m.frames). If there is one: m.frames, m.result = body(), and step(m) once if frames "
-            "are left. If "
-            "there is none: step(m) until no frames are left. At the end return m.result."],
+     hints=[
+    "Who executes the instruction that broke? And how often must it be executed?",
+    "After the code has run, execute exactly one instruction. Where are you then? In a state like the one at the beginning.",
+    "One loop, as long as there are frames. If there is code, it gives new frames and a result, and one instruction follows if frames "
+    "are left. If there is none, instructions follow until no frames are left, without asking again."],
      demo='''
 history = []
 
@@ -476,12 +473,12 @@ makes one more input. `recorder.inputs` are the nodes of the inputs, and `node.f
 graph of some fakes, or None for an output that does not exist. `Joint(graph, tangents, outputs)` holds the graph, how many inputs
 are tangents, and how many outputs are those of forward. The engine has to run in this thread:
 `torch.autograd.set_multithreading_enabled(False)`.""",
-     hints=["The gradient of an output is not known while compiling. What is it in the graph?",
-            "torch.autograd.grad(outputs, inputs, grad_outputs) is all that is needed. Which outputs and inputs may it be asked about?",
-            "differentiable = outputs that require a gradient, wanted = fakes of inputs that do. Without any of the first, "
-            "Joint(finish(recorder, outputs), "
-            "0, len(outputs)). Else in `with recorder`: tangents = inputs like these outputs; grad(differentiable, wanted, tangents, "
-            "allow_unused=True)."],
+     hints=[
+    "The gradient of an output is not known while compiling. What is it in the graph?",
+    "torch.autograd.grad(outputs, inputs, grad_outputs) is all that is needed. Which outputs and inputs may it be asked about?",
+    "Ask about the outputs that require a gradient, with respect to the inputs that do; some input may have had no influence "
+    "(allow_unused). Tangents are new inputs, like those outputs, made while the recorder is active. If there is nothing to ask about, "
+    "the graph is forward alone. Gradients come after the outputs."],
      demo='''
 with Recorder() as recorder:
     y = torch.tanh(recorder.input(torch.ones(2, 3)) @ recorder.input(torch.ones(3, 3, requires_grad=True)))
@@ -536,9 +533,10 @@ task("tiny-rule", title="A rule for softmax", minutes=15, about="""\
 Part 6 writes an operator as several simpler ones. softmax(x) divides exp(x) by the sum of exp(x) over one dimension. Write the
 rule, in ordinary PyTorch, with operators that tiny can turn into loops: arithmetic, exp, `sum` and `amax`. exp(100) is infinite in
 float32, and the softmax of (100, 101) is not.""",
-     hints=["What happens to the result if the same number is subtracted from all elements of a row?",
-            "Subtract the largest element of each row. Every exponential is then at most 1, and one of them is 1.",
-            "e = torch.exp(x - x.amax(dim, keepdim=True)); return e / e.sum(dim, keepdim=True)"],
+     hints=[
+    "What happens to the result if the same number is subtracted from all elements of a row?",
+    "Subtract the largest element of each row. Every exponential is then at most 1, and one of them is 1.",
+    "Three steps: shift, exponential, division. Maximum and sum have to keep their dimension, or they do not broadcast along the rows."],
      demo='''
 graph = decompose(record(lambda x: torch.softmax(x, -1), torch.randn(4, 8)))
 print(graph)
@@ -628,12 +626,12 @@ The joint graph of forward and backward has to become two, since the loss is onl
 inputs of the function, and then `joint.tangents` tangents; `joint.graph.outputs` are `joint.outputs` outputs of the function, and
 then gradients. `operands(node)` are the nodes that a node uses, `part(graph, inputs, outputs)` is the graph that leads from some
 nodes to others, and `to_save(graph, forward)` chooses which of the nodes `forward` are saved.""",
-     hints=["Which nodes can be computed before the tangents are known?",
-            "Everything that uses a tangent, or uses what uses one, belongs to backward. The nodes are in order, so one walk finds them"
-            " all.",
-            "backward = set(tangents), growing; forward = the nodes of part(graph, inputs, [all other nodes]); saved = to_save(graph, "
-            "forward); return "
-            "part(graph, inputs, outputs + saved), part(graph, saved + tangents, gradients)."],
+     hints=[
+    "Which nodes can be computed before the tangents are known?",
+    "Everything that uses a tangent, or uses what uses one, belongs to backward. The nodes are in order, so one walk finds them all.",
+    "A set that begins with the tangents grows in one walk. The rest of the nodes, as far as they follow from the inputs (`part` "
+    "tells), is what `to_save` chooses from. Then two parts: what is saved stands at the end of the first one's outputs and at the "
+    "beginning of the second one's inputs."],
      demo='''
 with Recorder() as recorder:
     x, w = recorder.input(torch.randn(4, 4)), recorder.input(torch.randn(4, 4, requires_grad=True))
@@ -693,14 +691,12 @@ r + c". `seen` is a meta tensor, so its strides and its `storage_offset()` are t
 digits (variable "r" or "c", how many values of the variable are one step, how many steps the digit has, stride), the last dimension
 first: the digit of a clock's hours is ("r", 60, 24, stride). Two texts for the same positions have to be equal, since fusion
 compares them.""",
-     hints=["How do you get the hours out of a number of minutes, and how the minutes of the hour?",
-            "A digit is variable // inner % count. When is the division not needed, and when the remainder? An expanded dimension has "
-            "stride 0.",
-            "columns = seen.numel() // rows; if digits(...) is None return None. For each digit with a stride: the variable, '(v // "
-            "inner)' if inner > 1, "
-            "'(... % count)' if inner * count is less than rows or columns, times the stride if that is not 1. Begin with the offset if "
-            "it is not 0; "
-            "join with ' + ', or return '0'."],
+     hints=[
+    "How do you get the hours out of a number of minutes, and how the minutes of the hour?",
+    "A digit is variable // inner % count. When is the division not needed, and when the remainder? An expanded dimension has stride 0.",
+    "One term for each digit with a stride: divided if one step is several values of the variable, with a remainder unless the digit is "
+    "the variable's highest one (inner times count is all that the variable has), times the stride. Leave out whatever changes nothing. "
+    "The offset is a term as well, and there may be no term at all."],
      demo='''
 views = {"as it is": lambda x: x, "turned": lambda x: x.t(), "a part": lambda x: x[1:, 2:], "a row for all": lambda x: x[:1].expand(6, 8)}
 for what, view in views.items():
@@ -755,12 +751,12 @@ Two kernels become one if each iteration of the second needs only what the same 
 `second.loops` are their loops. `nest(loops)` is (rows, columns) over which all of them can run, or None. Each loop writes the
 buffer of `loop.node`, at `written(loop, rows)`; each of its `loop.operands` that is a `Read` reads the buffer of `x.node` at
 `position(x.seen, rows)`, a text, or None if that position cannot be told.""",
-     hints=["If iteration 5 of the second loop reads what iteration 7 of the first one makes, what is in memory at that time?",
-            "All loops together need a nest. Then look at each read of a value that one of these loops makes: where is it made, and "
-            "where is it read?",
-            "made = {loop.node: written(loop, rows)}; for each loop and each Read x of it: at = position(x.seen, rows); refuse if at is "
-            "None, or if x.node "
-            "is in made and made[x.node] != at."],
+     hints=[
+    "If iteration 5 of the second loop reads what iteration 7 of the first one makes, what is in memory at that time?",
+    "All loops together need a nest. Then look at each read of a value that one of these loops makes: where is it made, and where is it "
+    "read?",
+    "A table: the value of each loop, and where it is written. Then all reads of all loops: one whose position cannot be told is a "
+    "refusal, and one of a value in the table at another position than there, too."],
      demo='''
 for what, f in {"softmax": lambda x: torch.softmax(x, -1), "a matrix and its transpose": lambda x: x.exp() + x.exp().t()}.items():
     steps, _ = fused(decompose(record(f, torch.randn(4, 4))), refused := [])
@@ -822,12 +818,13 @@ task("tiny-order", title="Where does the fused kernel go?", minutes=35, about=""
 Two kernels become one, and what stood between them has to go before it or after it. `steps` is the list in which they run; each
 step has sets `reads` and `writes` of nodes. `kernel(loops)` makes a step of loops: those of the earlier one first. a and b may come
 in any order.""",
-     hints=["What must not stand before the fused kernel? What must not stand after it?",
-            "What needs a, or needs something that needs a, goes after it. Everything else between can stay before. And if b needs "
-            "something of the first group?",
-            "a, b = sorted((a, b), key=steps.index). Walk over the steps between with a set `late` of nodes, at first a.writes: a step "
-            "that reads one of "
-            "them goes after and adds its writes. If b reads one that is late, but not a's own, return None."],
+     hints=[
+    "What must not stand before the fused kernel? What must not stand after it?",
+    "What needs a, or needs something that needs a, goes after it. Everything else between can stay before. And if b needs something of "
+    "the first group?",
+    "See which of a and b comes first. Walk over the steps between with a set of late values, at first those of the earlier kernel: a "
+    "step that reads one of them goes after, and what it writes is late, too. If the later kernel reads something late that the earlier "
+    "one has not made itself, there is no order."],
      demo='''
 def f(x, w):
     y = x.exp()
@@ -907,15 +904,14 @@ variables `r` (a column of row numbers), `c` (a row of column numbers), and `row
 `loop.text`, "sum" or "maximum": functions of two values in the kernel's file; NEUTRAL has the texts of their neutral elements.
 tl.reduce(block, axis, function, keep_dims=True) reduces. `draft.pointers[node]` is the pointer of a stored node, `written(loop,
 draft.rows)` the position. A loop of `aten._to_copy` has to convert to the dtype of its node.""",
-     hints=["Blocks are powers of two, rows mostly are not. What is in a block beyond the end of a row, and what would it do to a sum, or "
-            "to a maximum of negative "
-            "numbers?",
-            "Before a reduction, tl.where(row & column, value, neutral) replaces what does not exist. With keep_dims the result is a "
-            "block of one column.",
-            "text = loop.text with 'tl.' before the names, .format(*values); for a reduction f'tl.reduce(tl.where(row & column, {value}, "
-            "{NEUTRAL[loop.text]}), 1, {loop.text}, keep_dims=True)'; append f'{register} = {text}'; if the node is in draft.stored, "
-            "append "
-            "f'tl.store({pointer} + {position} + 0 * (r + c), {register}, row & column)'."],
+     hints=[
+    "Blocks are powers of two, rows mostly are not. What is in a block beyond the end of a row, and what would it do to a sum, or to a "
+    "maximum of negative numbers?",
+    "Before a reduction, tl.where(row & column, value, neutral) replaces what does not exist. With keep_dims the result is a block of "
+    "one column.",
+    "The right side is one of three: the formula with its operands (and tl. before Triton's functions), a conversion, or tl.reduce over "
+    "what exists, with the neutral element elsewhere. Assign it to the register. A stored node also needs a tl.store at its position, "
+    "under the mask of both; a position that only mentions rows has the shape of a column, and adding 0 * (r + c) makes it a block."],
      demo='''
 import os
 os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
@@ -1011,13 +1007,13 @@ torch.autograd.Function: its `forward(ctx, *inputs)` runs the forward program, k
 returns the tuple of the outputs; its `backward(ctx, *tangents)` gets one gradient for each output, and returns one for each input,
 None where none is wanted. An output that is not differentiable has to be named with `ctx.mark_non_differentiable`. When this
 passes, `python -m exercises run tiny-train` trains a GPT with your tiny, beside eager and the book's.""",
-     hints=["How many results does the forward program have, and which of them are for the caller?",
-            "forward gives outputs and saved values in one list: len(differentiable) of them are outputs. backward gets a tangent for "
-            "every output, also for those that have no gradient.",
-            "In forward: results = forward(*inputs); outputs, saved = split; ctx.save_for_backward(*saved); mark; return tuple(outputs). "
-            "In backward: given = [t for t, d in zip(tangents, "
-            "differentiable) if d]; gradients = iter(backward(*ctx.saved_tensors, *given)); return tuple(next(gradients) if w else None"
-            " for w in wanted). Return the class's apply."],
+     hints=[
+    "How many results does the forward program have, and which of them are for the caller?",
+    "forward gives outputs and saved values in one list: len(differentiable) of them are outputs. backward gets a tangent for every "
+    "output, also for those that have no gradient.",
+    "forward: run, cut the list in two, keep the second piece, name the outputs without gradient. backward: leave out the tangents of "
+    "those outputs, run, and deal the gradients out to the inputs that want one, None to the others. Inside of the class `forward` and "
+    "`backward` are methods; the programs are found by the enclosing function's names."],
      demo="print('`python -m exercises run tiny-train` trains.')")
 
 
