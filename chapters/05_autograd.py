@@ -897,7 +897,10 @@ Table(["what is kept", "bytes", "which values"], rows)
 # Read it from above. A checkpoint is the user's own decision and comes first. Views and casts to a wider
 # dtype are free. Whatever is not cheap (a product, a convolution, a sort, a reduction, a random number) is
 # computed once. So is a cheap operator that reads overlapping windows, because it would read every element
-# several times. What is left are pointwise operators. They may be computed again, with two exceptions. The first is
+# several times, and so is an equality of floats. The gradient of a maximum goes to the elements for which `x == x.amax()`. If x
+# is computed again from values that were rounded when they were saved, it may be equal to its maximum nowhere, and the
+# gradient would be lost. A node that forward does not need, or that has no operands, may always be computed in backward.
+# What is left are pointwise operators of forward. They may be computed again, with two exceptions. The first is
 # `use.far`: a loop behind a library call reads the value, so forward has written it, and it is in memory. The
 # second is `called`: a library call of forward reads the value, so it has been written, and a library call of backward
 # reads it from memory, too. In both cases a second computation would only replace a read by more work.

@@ -1,9 +1,10 @@
 """`python -m exercises.mutants [ID ...]`: plausible mistakes, made by machine, that a grader does not notice.
 
-Every exercise's own solution is changed at one place: a condition is left out, a comparison is off by one, a part of a key, a keyword or a
-statement is missing. Each such file is graded. One that earns all points is a hole in the grader, or computes the same as the original. The
-first gets a case that shows the difference, and a `wrong_` variant; the second stands in `exercises/variants/ID.py` in the list `SAME`, by
-the changed lines."""
+Every exercise's own solution is changed at one place: a condition is left out, a comparison is off by one, a part of a key, a keyword or
+a statement is missing. Each such file is graded. One that earns all points is a hole in the grader, or computes the same as the original.
+The first gets a case that shows the difference, and a `wrong_` variant; the second stands in `exercises/variants/ID.py` in the list
+`SAME`, by the changed lines. Where a function is given with a bug in it, mistakes are made in the lines of the bug. A target is its own
+definition of what is right, so there are none."""
 from __future__ import annotations
 
 import ast
@@ -77,18 +78,22 @@ def parts(node: ast.AST) -> Iterator[tuple[ast.AST, str, list, int]]:
                     yield from parts(child)
 
 
-def mutants(text: str) -> Iterator[tuple[str, str]]:
+def mutants(task: Task) -> Iterator[tuple[str, str]]:
     """(the lines that differ, text of a file with one mistake)."""
+    text = solution(task)
+    lines = {n for n, line in enumerate(text.splitlines(), 1) if not task.plant or any(old.split("\n")[0] in line for old, _ in task.plant)}
     tree = ast.parse(text)
     before = ast.unparse(tree).splitlines()
     for parent, field, nodes, k in [p for f in tree.body if isinstance(f, ast.FunctionDef) for p in parts(f)]:
         value = getattr(parent, field)
+        if getattr(nodes[k], "lineno", getattr(parent, "lineno", 0)) not in lines:
+            continue
         for other in changed(nodes[k]):
             setattr(parent, field, [*nodes[:k], other, *nodes[k + 1:]] if isinstance(value, list) else other)
             after = ast.unparse(ast.fix_missing_locations(copy.deepcopy(tree)))
             setattr(parent, field, value)
-            if lines := [d for d in difflib.ndiff(before, after.splitlines()) if d[0] in "-+"]:
-                yield "\n".join(f"{d[0]} {d[1:].strip()}" for d in lines), after + "\n"
+            if differing := [d for d in difflib.ndiff(before, after.splitlines()) if d[0] in "-+"]:
+                yield "\n".join(f"{d[0]} {d[1:].strip()}" for d in differing), after + "\n"
 
 
 def same(task: Task) -> set[str]:
@@ -102,7 +107,7 @@ def same(task: Task) -> set[str]:
 
 def survivors(task: Task, seed: int = 7) -> tuple[int, list[str]]:
     """How many mutants there were, and which earn all points and are not known to be right."""
-    made, known, found = dict(mutants(solution(task))), same(task), []
+    made, known, found = dict(mutants(task)), same(task), []
     for what, text in made.items():
         if what not in known and all(grade_behaviour(task, b, text, seed, f"{task.id}.py", {}, SECONDS).status in ("passed", "skipped")
                                      for b in task.behaviours):
@@ -114,7 +119,7 @@ def main(ids: list[str]) -> int:
     sandbox.warm()
     total = left = 0
     for task in [find_task(id) for id in ids] or load_tasks().values():
-        if task.kind != "predict":
+        if task.kind not in ("predict", "target"):
             count, found = survivors(task)
             total, left = total + count, left + len(found)
             print(f"{task.id}: {count - len(found)} of {count} noticed", *found, sep="\n\n", end="\n\n" * bool(found) or "\n", flush=True)

@@ -302,11 +302,12 @@ def checkpointed(x, b):
 SAVING = ("bias_gelu", "dropout", "two_products", "softmax", "checkpointed")
 
 task("predict-saved", title="What the forward pass keeps", minutes=30, kind="predict", about="""\
-x and b are float32 tensors of sizes [64, 64] that require gradients: 16384 bytes each. They stay alive anyway. How many bytes does the
-compiled forward pass save for the backward pass besides them?""",
+x and b are float32 tensors of sizes [64, 64] that require gradients: 16384 bytes each. They stay alive anyway, but the program may write
+into them before backward runs. Where eager itself saves an input, such a write is an error, so backward may read it; any other input would
+have to be copied in forward, at its full price. How many bytes does the compiled forward pass save besides x and b themselves?""",
      starter=SAVED + questions(**{n.upper(): f"bytes that {n}(x, b) saves besides x and b" for n in SAVING}),
      hints=[
-    "What does the derivative of each operation read? Is that cheap to compute again from something that is there?",
+    "What does the derivative of each operation read? Is that cheap to compute again from something that is there, and surely unchanged?",
     "Cheap are pointwise operations. Random numbers cannot be drawn again; a mask has one byte an element. What a matrix product "
     "returns is not computed twice, and what it reads in both passes is in memory already. The maximum and the sum of a row are "
     "reductions: small.",

@@ -154,23 +154,34 @@ NaN is NaN, wherever it stands.""", hints=[
          "Look at the statement after a chunk: what does it do to the row's variable if this chunk has no NaN, but the one before had?"])
 
 
-def rows(kind, dtype):
+OTHERS = {"sum": lambda x: x.sum(1), "sum of doubles": lambda x: x.double().sum(1), "sum of integers": lambda x: (x * 9).long().sum(1),
+          "product": lambda x: (1 + x / 5000).prod(1), "any": lambda x: (x > 3.7).any(1),
+          "largest integer": lambda x: (x * 9).long().amax(1),
+          "place of the largest": lambda x: x.argmax(1), "place of the smallest": lambda x: x.argmin(1), "variance": lambda x: x.var(1),
+          "softmax": lambda x: x.softmax(1)}
+
+
+def rows(*kinds):
+    """Rows with a NaN, and of other reductions than maxima also some without."""
     def cases(rng):
-        return [(kind, dtype, n, at, rng.randrange(1000)) for n, at in ((4, 1), (5000, 4999), (5000, 3), (9000, 4500), (20000, 0))]
+        return [(kind, dtype, n, at, rng.randrange(1000)) for kind, dtype in kinds for n, at in (
+            ((5000, None),) if kind in OTHERS else ((4, 1), (5000, 4999), (5000, 3), (9000, 4500), (20000, 0)))]
     return cases
 
 
 def row_text(case):
     kind, dtype, n, at, seed = case
-    return f"x.{kind}(1) of {str(dtype)[6:]} [3, {n}] with a NaN at [1, {at}], seed {seed}"
+    what = f"the {kind} of each row" if kind in OTHERS else f"x.{kind}(1)"
+    return f"{what} of {str(dtype)[6:]} [3, {n}]" + (f" with a NaN at [1, {at}]" if at is not None else "") + f", seed {seed}"
 
 
 def row_schedule(case):
     from minicompile.ch08_fusion.fuse import fuse
     kind, dtype, n, at, seed = case
     x = torch.randn(3, n, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    x[1, at] = math.nan
-    return fuse(lowered(lambda x: getattr(x, kind)(1), x)), x
+    if at is not None:
+        x[1, at] = math.nan
+    return fuse(lowered(OTHERS.get(kind, lambda x: getattr(x, kind)(1)), x)), x
 
 
 def row_kernels(function, case):
@@ -188,6 +199,8 @@ def row_reduced(case, texts):
     return dict(zip(("row 0", "row 1", "row 2"), program([x])[0].unbind()))
 
 
-for _kind, _dtype in (("amax", torch.float32), ("amin", torch.float32), ("amax", torch.float64)):
-    behaviour("row-bug", points=3, name=f"{_kind} of {str(_dtype)[6:]} rows with a NaN", cases=rows(_kind, _dtype), show=row_text,
-              then=row_reduced)(row_kernels)
+for _points, _name, _cases in ((3, "amax of float32 rows with a NaN", rows(("amax", torch.float32))),
+                               (3, "amin of float32 rows with a NaN", rows(("amin", torch.float32))),
+                               (3, "amax of float64 rows, and the other reductions",
+                                rows(("amax", torch.float64), *((kind, torch.float32) for kind in OTHERS)))):
+    behaviour("row-bug", points=_points, name=_name, cases=_cases, show=row_text, then=row_reduced)(row_kernels)

@@ -158,28 +158,36 @@ def sorts(x, w):
     return torch.sort(torch.cumsum(x + 1, 0), 0)[0] @ w
 
 
+def windows(x, w):
+    return torch.relu(x.t()[1:] @ w) + 1, x.t()[2:]
+
+
+def nothing_given():
+    return torch.arange(4) * 2
+
+
 PRODUCTS = {f.__name__: f for f in (two_products, product_chain, sorts)}
+PROGRAMS = {**PRODUCTS, "windows": windows, "nothing_given": nothing_given}
 
 
-keep_sources(*PRODUCTS.values())
+keep_sources(*PROGRAMS.values())
 
 
 def program_source(name):
     return SOURCES[name] + "# x, w: float32 [8, 8]"
 
 
-def hosted(name):
+def hosted(name, reuse_memory=False):
     from minicompile.ch08_fusion.fuse import FusionOptions, fuse
     from minicompile.ch11_runtime.host import compile_schedule
-    inputs = [torch.ones(8, 8) / 8, torch.eye(8)]
-    return compile_schedule(fuse(lowered(PRODUCTS[name], *inputs), FusionOptions(reuse_memory=False)), "loops"), inputs
+    inputs = [torch.ones(8, 8) / 8, torch.eye(8)] if name in PRODUCTS or name == "windows" else []
+    return compile_schedule(fuse(lowered(PROGRAMS[name], *inputs), FusionOptions(reuse_memory=reuse_memory)), "loops"), inputs
 
 
-@behaviour("host-bug", points=3, name="what the program drops after each step", cases=lambda rng: list(PRODUCTS), show=program_source)
-def drops(function, case):
-    host, _ = hosted(case)
-    lines = [line.strip() for line in host.source.splitlines()]
-    return {f"line {k}": line.split("#")[0].strip() for k, line in enumerate(lines) if line.startswith("del") or "out=" in line}
+@behaviour("host-bug", points=3, name="the lines of the program", cases=lambda rng: list(PROGRAMS), show=program_source)
+def lines_of(function, case):
+    return {f"{what}, line {k}": line.split("#")[0] for what, reuse in (("program", False), ("program that reuses memory", True))
+            for k, line in enumerate(hosted(case, reuse)[0].source.splitlines())}
 
 
 @behaviour("host-bug", points=3, name="tensors alive when each library call begins", cases=lambda rng: list(PRODUCTS), show=program_source)

@@ -24,3 +24,6 @@ def right_one_by_one(cache):
     for entry in others:
         entry.next[0] = missed
     cache.publish(head.function)
+
+
+SAME = ["- for entry in entries[1:]:\n+ for entry in entries[:]:"]

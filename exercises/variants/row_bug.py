@@ -21,8 +21,7 @@ def wrong_only_first_chunk(e, r, x, lane):
     return _extreme(e, r, x, "nan{n} = nan{n} & bad{n};", "(nan{n} ? ({t})MC_NAN : {acc})")
 
 
-def right_counts(e, r, x, lane):
-    return _extreme(e, r, x, "nan{n} += bad{n} != 0;", "(nan{n} != 0 ? ({t})MC_NAN : {acc})")
+right_counts = [('nan{n} |= bad{n};', 'nan{n} += bad{n} != 0;'), ('(nan{n} ? ', '(nan{n} != 0 ? ')]
 
 
 def wrong_no_cpp(e, r, x, lane):

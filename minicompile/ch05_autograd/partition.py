@@ -5,7 +5,7 @@
 # reads of the forward half has to be carried over somehow, and there is a choice for each value: *save* it
 # in memory from one half to the other, or save something smaller that it was made from, and *recompute* it.
 #
-#     a = x + b          x, b are inputs: they stay alive anyway
+#     a = x + b          x, b are there in backward anyway, unchanged
 #     h = gelu(a)        backward needs a
 #     d = h * mask       backward needs mask (1 byte an element)
 #     out = mm(d, w)     backward needs d
@@ -14,6 +14,10 @@
 # from x and b. In a compiler that fuses pointwise operators, computing it again inside a backward kernel
 # costs almost nothing, while saving it costs a write in forward and a read in backward. Memory traffic is
 # what such kernels spend their time on.
+#
+# That x and b are unchanged is true of parameters, and of what eager saves as well: whoever writes into that gets an
+# error. Eager's addition saves nothing, so into any other input the user may write before backward runs. To save such
+# an input is to copy it, which is no cheaper than to save a (`is_safe` below).
 #
 # ## As a minimum cut
 #
