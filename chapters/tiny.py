@@ -621,8 +621,8 @@ def step(m):
 
 
 # %% [markdown]
-# CPython changes its instructions with every release. The tables below are for 3.11 and 3.12; with another release,
-# `supported` is false and everything runs as if it were not compiled. A handler is registered under the names of its
+# CPython changes its instructions with every release. The tables below are for 3.11 and 3.12; with another release, they
+# stay empty, so that `supported` is false and everything runs as if it were not compiled. A handler is registered under the names of its
 # instructions. How many values it pops is seen from its parameters.
 
 # %%
@@ -632,7 +632,7 @@ OPCODES = {}                                     # name -> (how many values it p
 def opcode(names):
     def register(handler):
         pops = len(inspect.signature(handler).parameters) - 2
-        OPCODES.update({name: (pops, handler) for name in names.split()})
+        OPCODES.update({name: (pops, handler) for name in names.split() if sys.version_info < (3, 13)})
         return handler
     return register
 
@@ -1273,13 +1273,13 @@ if __name__ == "__main__":
 
 # %%
 POINTWISE = {
-    aten.neg: "-{0}", aten.exp: "exp({0})", aten.log: "log({0})", aten.sqrt: "sqrt({0})", aten.rsqrt: "rsqrt({0})",
-    aten.tanh: "tanh({0})", aten.erf: "erf({0})", aten.sin: "sin({0})", aten.cos: "cos({0})", aten.abs: "abs({0})",
-    aten.reciprocal: "1 / {0}", aten.add: "{0} + {1}", aten.sub: "{0} - {1}", aten.mul: "{0} * {1}", aten.div: "{0} / {1}",
-    aten.maximum: "maximum({0}, {1})", aten.where: "where({0}, {1}, {2})", aten.masked_fill: "where({1}, {2}, {0})",
-    aten.threshold_backward: "where({1} <= {2}, 0, {0})", aten.gt: "{0} > {1}", aten.ge: "{0} >= {1}", aten.lt: "{0} < {1}",
-    aten.le: "{0} <= {1}", aten.eq: "{0} == {1}", aten.ne: "{0} != {1}", aten.logical_not: "{0} == 0", aten.bitwise_and: "{0} & {1}",
-    aten.bitwise_or: "{0} | {1}", aten._to_copy: "{0}", aten.clone: "{0}", aten.rsub: "{1} - {0}", aten.relu: "maximum({0}, 0.0)",
+    aten.neg: "-{0}", aten.exp: "exp({0})", aten.log: "log({0})", aten.sqrt: "sqrt({0})", aten.rsqrt: "rsqrt({0})", aten.tanh: "tanh({0})",
+    aten.erf: "erf({0})", aten.sin: "sin({0})", aten.cos: "cos({0})", aten.abs: "abs({0})", aten.reciprocal: "1 / {0}",
+    aten.add: "{0} + {1}", aten.sub: "{0} - {1}", aten.mul: "{0} * {1}", aten.div: "{0} / {1}", aten.maximum: "maximum({0}, {1})",
+    aten.where: "where({0}, {1}, {2})", aten.masked_fill: "where({1}, {2}, {0})", aten.threshold_backward: "where({1} <= {2}, 0, {0})",
+    aten.gt: "{0} > {1}", aten.ge: "{0} >= {1}", aten.lt: "{0} < {1}", aten.le: "{0} <= {1}", aten.eq: "{0} == {1}", aten.ne: "{0} != {1}",
+    aten.logical_not: "{0} == 0", aten._to_copy: "{0}", aten.bitwise_and: "({0} != 0) & ({1} != 0)",
+    aten.bitwise_or: "({0} != 0) | ({1} != 0)", aten.clone: "{0}", aten.rsub: "{1} - {0}", aten.relu: "maximum({0}, 0.0)",
     aten.sigmoid: "1 / (1 + exp(-{0}))", aten.tanh_backward: "{0} * (1 - {1} * {1})", aten.sigmoid_backward: "{0} * (1 - {1}) * {1}",
 }
 VIEWS = {aten.view, aten._unsafe_view, aten.expand, aten.permute, aten.t, aten.transpose, aten.unsqueeze, aten.squeeze,
@@ -1293,7 +1293,8 @@ def packet(node):
 
 
 # %% [markdown]
-# A recorder that knows the rules applies them before it records. A rule may give up with `NotImplemented`.
+# A recorder that knows the rules applies them before it records, except to what is empty. A rule may give up with
+# `NotImplemented`.
 
 # %%
 RULES = {}                                       # operator -> a function that computes the same with others
@@ -1310,7 +1311,7 @@ class Decomposer(Recorder):
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         rule = RULES.get(op.overloadpacket)
         with self:
-            result = rule(*args, **kwargs or {}) if rule else NotImplemented
+            result = rule(*args, **kwargs or {}) if rule and 0 not in getattr(args[0], "shape", ()) else NotImplemented
         return super().__torch_dispatch__(op, types, args, kwargs) if result is NotImplemented else result
 
 
@@ -1327,7 +1328,7 @@ def decompose(graph):
 @rule(aten.pow)
 def power(x, n):
     products = {0.5: torch.sqrt, -0.5: torch.rsqrt, 1: torch.clone, 2: lambda x: x * x, 3: lambda x: x * x * x, -1: torch.reciprocal}
-    return products[n](x) if n in products else NotImplemented
+    return products[n](x) if n in products and x.is_floating_point() else NotImplemented
 
 
 @rule(aten.gelu)
@@ -1626,7 +1627,7 @@ def lower(graph):
 
     for node in [n for n in graph.nodes if n not in graph.inputs]:
         kind, shape = packet(node), getattr(node.fake, "shape", None)
-        if kind in VIEWS:
+        if kind in VIEWS and node.fake.dtype is node.args[0].fake.dtype:
             try:
                 views[node] = through(node.args[0], lambda t: node.target(t, *node.args[1:], **node.kwargs))
             except RuntimeError:
@@ -1641,20 +1642,20 @@ def lower(graph):
 
 
 # %%
-FLOAT, DTYPES, LONGEST_ROW = torch.float32, (torch.float32, torch.bool), 1 << 14
+FLOAT, DTYPES, COPIES, LONGEST_ROW = torch.float32, (torch.float32, torch.bool), (aten._to_copy, aten.clone), 1 << 14
 
 
 def fits(node):
-    """Whether a loop can do it: numbers of 32 bits and truth values, on one device, and no special requests."""
-    tensors = [n.fake for n in (node, *operands(node))]
-    return (all(t.dtype in DTYPES and t.device == node.fake.device and t.numel() for t in tensors) and len(tensors) > 1
-            and (not node.kwargs or packet(node) in (aten._to_copy, aten.clone))
-            and all(isinstance(x, (Node, int, float)) and x == x for x in node.args[:3]))
+    """Whether a loop can do it: numbers of 32 bits and truth values, on one device, and no special requests. Arithmetic needs a number."""
+    tensors, kind = [n.fake for n in (node, *operands(node))], packet(node)
+    return (all(t.dtype in DTYPES and t.device == node.fake.device and t.numel() for t in tensors)
+            and (FLOAT in [t.dtype for t in tensors[1:]] or kind in COPIES or re.search("where|[!=]=", POINTWISE[kind]))
+            and (not node.kwargs or kind in COPIES) and all(isinstance(x, (Node, int, float)) and x == x for x in node.args[:3]))
 
 
 def reduced_row(node):
     """The number of elements in a row, for a reduction of the last dimensions; else 0."""
-    if packet(node) not in REDUCTIONS or node.kwargs or {node.fake.dtype, node.args[0].fake.dtype} != {FLOAT}:
+    if packet(node) not in REDUCTIONS or node.kwargs or node.fake.dtype is not FLOAT or not node.args[0].fake.dim():
         return 0
     shape = node.args[0].fake.shape
     dims = sorted(d % len(shape) for d in (node.args[1:2] or [None])[0] or range(len(shape)))
@@ -1885,7 +1886,7 @@ def next_power(n):
 def triton_value(draft, x):
     """Text of an operand."""
     if not isinstance(x, Read) or x.node in draft.registers:
-        return draft.registers[x.node] if isinstance(x, Read) else repr(x)
+        return draft.registers[x.node] if isinstance(x, Read) else repr(float(x))
     address = f"{draft.pointers[x.node]} + {position(x.seen, draft.rows)}"
     if address not in draft.loaded:
         mask = " & ".join(name for name in ("row", "column") if re.search(rf"\b{name[0]}\b", address))
@@ -1957,7 +1958,7 @@ def cpp_kernel(step, stored):
 
 
 def cpp_type(node):
-    return "unsigned char" if node.fake.dtype is torch.bool else "float"
+    return "bool" if node.fake.dtype is torch.bool else "float"
 
 
 # %% [markdown]
@@ -1988,7 +1989,7 @@ def cpp_line(draft, loop):
 def cpp_value(draft, x, loop):
     """Text of an operand of a loop."""
     if not isinstance(x, Read):
-        return repr(x)
+        return repr(float(x))
     if x.node not in draft.registers:
         return f"{draft.pointers[x.node]}[{position(x.seen, draft.rows)}]".replace("//", "/")
     early = x.node in draft.kept and draft.there[x.node] < draft.runs[loop]
@@ -2110,7 +2111,7 @@ def launch(host, kernel, s):
 # first wanted, by a call as well.
 
 # %%
-ON_HOST = {aten.view: torch.reshape, aten._unsafe_view: torch.reshape}                # our buffers may lie otherwise than eager's
+ON_HOST = {aten.view.default: torch.reshape, aten._unsafe_view.default: torch.reshape}          # our buffers may lie otherwise than eager's
 
 
 def value_on_host(host, x):
@@ -2126,7 +2127,7 @@ def value_on_host(host, x):
 def call_on_host(host, node):
     given = [*[value_on_host(host, x) for x in node.args], *[f"{k}={value_on_host(host, x)}" for k, x in node.kwargs.items()]]
     host.made.add(node)
-    host.lines.append(f"{node} = {host.name(ON_HOST.get(packet(node), node.target))}({', '.join(given)})")
+    host.lines.append(f"{node} = {host.name(ON_HOST.get(node.target, node.target))}({', '.join(given)})")
 
 
 # %%

@@ -20,7 +20,7 @@ from minicompile.errors import MinicompileError
 from . import TRACK, ExerciseError, reports
 from .grade import Result, grade as grade_text, solution as solution_text
 from .sandbox import leave
-from .source import appended, begun_again, find_task, in_file, load_tasks, original, starter, track
+from .source import appended, begun_again, find_task, in_file, load_tasks, original, runs_here, starter, track
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
                   help="Exercises: write parts of the compiler yourself, and run it with them.")
@@ -30,6 +30,8 @@ MY = pathlib.Path("my")
 
 
 def path_of(folder: pathlib.Path, id: str) -> pathlib.Path:
+    if not runs_here(find_task(id)):
+        raise ExerciseError(f"The build track needs Python 3.11 or 3.12, whose bytecode tiny knows; this is {sys.version.split()[0]}.")
     return folder / find_task(id).file
 
 
@@ -184,7 +186,7 @@ def grade(
     if format not in reports.FORMATS:
         raise ExerciseError(f"There is no format {format!r}. Choose from {', '.join(reports.FORMATS)}.")
     tasks = load_tasks()
-    chosen = ids or [id for id, t in tasks.items() if all or begun(folder, t)]
+    chosen = ids or [id for id, t in tasks.items() if (all and runs_here(t)) or begun(folder, t)]
     if not chosen:
         raise ExerciseError(f"There is nothing to grade in {folder}/.")
     results = []
@@ -209,7 +211,8 @@ def run(what: Annotated[str, typer.Argument(help="nanogpt, tiny, or an exercise 
         return demonstrate(what, folder)
     what, mine = (TRACK, True) if what == track()[-1].id else (what, mine)
     if what == TRACK:
-        return train_tiny(folder / f"{TRACK}.py" if mine else None, steps, device)
+        path = path_of(folder, track()[-1].id)
+        return train_tiny(path if mine else None, steps, device)
     if what != "nanogpt":
         raise ExerciseError(f"There is no program {what!r}. Choose nanogpt, tiny, or an exercise of the build track.")
     from .mine import run as train

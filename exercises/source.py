@@ -9,6 +9,7 @@ import importlib
 import pathlib
 import pkgutil
 import re
+import sys
 import textwrap
 from dataclasses import dataclass
 
@@ -45,6 +46,11 @@ def find_task(id: str) -> Task:
         raise ExerciseError(f"There is no exercise {id!r}. {f'Did you mean {near[0]!r}? ' if near else ''}`python -m exercises list` shows "
                             f"all.")
     return tasks[id]
+
+
+def runs_here(task: Task) -> bool:
+    """Whether an exercise can be graded: tiny knows the bytecode of two releases of Python."""
+    return task.chapter != TRACK or sys.version_info < (3, 13)
 
 
 def tags() -> dict[str, tuple[pathlib.Path, int]]:

@@ -17,7 +17,7 @@ import minicompile
 from . import TRACK, ExerciseError, Task, mine, sandbox, tasks as task_files, track as tiny_track
 from .cheats import CHEATS
 from .grade import grade, solution
-from .source import BEGIN, edited, find_task, load_tasks, original, solution_path, starter, tags, track
+from .source import BEGIN, edited, find_task, load_tasks, original, runs_here, solution_path, starter, tags, track
 
 VARIANTS = pathlib.Path(__file__).parent / "variants"
 WANTED = {"write": (5, 1), "bug": (2, 1), "target": (2, 1)}            # wrong and right variants
@@ -109,7 +109,7 @@ def of_the_whole(tasks: list[Task]):
     without = sum(b.points for b in every if not b.gpu) / sum(b.points for b in every)
     if without < 0.9:
         yield f"only {without:.0%} of the points can be earned without a GPU"
-    for id in sorted(set(tags()) - {t.id for t in tasks}):
+    for id in sorted(set(tags()) - set(load_tasks())):
         yield f"the package has a cell with the tag exercise:{id}, and no task has that name"
     counts = collections.Counter(t.chapter for t in tasks)
     for chapter in minicompile.CHAPTERS[:11]:
@@ -161,7 +161,7 @@ def track_problems():
 
 
 def main(ids: list[str]) -> int:
-    tasks = [find_task(i) for i in ids] if ids else list(load_tasks().values())
+    tasks = [find_task(i) for i in ids] if ids else [t for t in load_tasks().values() if runs_here(t)]
     general = list(of_the_whole(tasks)) if not (ids and tasks) else []
     print(*(f"all: {text}" for text in general), sep="\n", end="\n" * bool(general))
     bad = len(general)

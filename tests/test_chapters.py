@@ -129,3 +129,19 @@ def test_pictures_have_a_text_alternative():
 def test_a_missing_name_is_noticed():
     assert defined("minicompile.ch05_autograd.partition.choose_saved")
     assert not defined("minicompile.ch05_autograd.partition.no_such_name")
+
+
+def test_long_cells_of_code_are_introduced():
+    """A cell of the package with more than 25 lines of code has at least as many words of prose before it, since the last such cell."""
+    bare = []
+    for path in sorted((ROOT / "minicompile").glob("ch*/**/*.py")):
+        words = 0
+        for cell in _lib.cells(path):
+            lines = [line for line in cell.text.splitlines() if line.strip() and not line.lstrip().startswith(("#", "import ", "from "))]
+            if cell.kind == "markdown":
+                words += len(cell.text.split())
+            elif len(lines) > 25:
+                if words < len(lines):
+                    bare.append(f"{path.relative_to(ROOT)}:{cell.line}: {words} words before {len(lines)} lines")
+                words = 0
+    assert bare == []

@@ -95,6 +95,24 @@ if torch.__version__.startswith("2.11."):
     DERIVED_OTHERWISE["CumprodBackward0"] = derivative_of_running_product
 
 
+# %% [markdown]
+# The recorder itself. While it is active, every operator that PyTorch dispatches comes to `__torch_dispatch__`, which
+# computes the result on fakes and writes a node. `nodes` leads from a fake to the node that made it, and holds the
+# fake, so that no other one can get its `id`. `node_of` asks it for each argument. A tensor that is not in there is a
+# real one that the program brought along, and becomes a constant of the graph; a fake that is not in there belongs to
+# another recording, which is a mistake of ours.
+#
+# Three operators are no ordinary nodes. Questions with a number for an answer (`NUMBERS`) are answered. A `detach` is
+# another fake for the same node, since it matters to autograd alone. What turns a tensor into a view of itself, such
+# as `t_()`, is written as the view that it is, and `_keep_metadata` sees to it that the nodes before it keep a fake
+# of the old shape.
+#
+# Each node is told where it comes from. In the forward pass that is `provenance`, which whoever runs the program has
+# set. In the backward pass the engine decides what runs, so the recorder asks which autograd node is at work, and
+# looks up what it remembered when that node was made (`remember_grad_fns`). `passes` and `backward` count backward
+# passes that are recorded in the middle of a program (chapter 12). `finish` makes a module of the graph, and leaves
+# out what nothing needs.
+
 # %%
 class Recorder(DispatchMode):
     """Records each dispatched operator as a node of `graph`, with its `val`, `location` and `origins`."""

@@ -313,6 +313,12 @@ def base_namespace() -> dict:
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}
 
 
+# %% [markdown]
+# An entry is the check with a body behind it. `build_entry` puts the text together: the parameters of the frame, the
+# guards, one line that collects the inputs, and the body that capture wrote. Where the body reads something that is
+# an input anyway, `reading_inputs` replaces the path by its place among the inputs. Constants that are held weakly
+# are fetched first, and one that is gone counts as a guard that fails.
+
 # %%
 def reading_inputs(lines: list[str], sources) -> list[str]:
     """The lines with what they read, or drop the gradient of, taken from `__inputs` where it is there: a path of six
@@ -356,6 +362,9 @@ def build_check(guards, input_sources, code, constants=()):
 #
 # The fast function only knows that something failed. The slow path evaluates guard after guard with the
 # very same conditions, written by an emitter that shares nothing, and stops at the first that does not hold.
+#
+# A call's frame is laid out as names for it: the parameters, the function, its globals and the constants. `value_of`
+# reads a source step by step, and remembers each step. A source that cannot be read any more is an answer as well.
 
 # %%
 def call_namespace(code, function, args, constants) -> dict:

@@ -231,6 +231,8 @@ def constant_match(g, x, const):
 # %% [markdown]
 # **Containers and attributes.** A loop over a list was unrolled, so its length matters; a loop over a dict
 # was unrolled in the order of its keys.
+#
+# An empty one is asked for its truth value. `looks` names what a memo has to watch.
 
 # %%
 def length_in_words(g) -> str:

@@ -301,6 +301,8 @@ def dict_update(tx, self, other=None, /, **kwargs):
 # %% [markdown]
 # `update` and `dict(...)` take a mapping or an iterable of pairs. `pairs_of` makes a list of pairs of either, as
 # Python does: an object with a method `keys` is a mapping.
+#
+# The operators `|` and `|=`, and the methods that change many entries, are made of it.
 
 # %%
 def pairs_of(tx, value) -> list:
@@ -407,6 +409,11 @@ for _name in ("update", "intersection_update", "difference_update", "symmetric_d
               *(f"__i{name}__" for name in SET_OPERATORS)):
     set_method(_name, changes=True)
 
+
+# %% [markdown]
+# Methods that change one item keep two things in step: `items`, from a key that can be hashed to the stand-in, and
+# `order`, a real set of these keys, which gives items in the order in which Python's own set would. `touch` tells the
+# side effects that the set has changed.
 
 # %%
 @method(SetVal, "add")

@@ -173,6 +173,8 @@ def pop_except(tx, frame, i, handling):
 # %% [markdown]
 # `except*` takes an ExceptionGroup apart: the members of the given classes are in a group of their own, which
 # is then what is being handled, and the clause after it sees the rest.
+#
+# A group may hold groups, so `split_group` calls itself.
 
 # %%
 @opcode("CHECK_EG_MATCH")
@@ -325,6 +327,11 @@ INTRINSICS = {3: lambda tx, exc: exc, 5: lambda tx, value: unary(tx, "pos", valu
 
 # %% [markdown]
 # ## Pattern matching
+#
+# A `match` statement is compiled to questions about its subject: is it a sequence or a mapping, which is a flag of
+# its class; has it these keys; is it an instance of this class, with these attributes? An answer is a tuple of what
+# was found, or None. For positions in a class pattern the class has `__match_args__`, and a few built-in types stand
+# for themselves.
 
 # %%
 # CPython's flags of classes, for patterns

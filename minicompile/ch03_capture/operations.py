@@ -134,6 +134,8 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
 # %% [markdown]
 # If nobody answers, the program gets a TypeError, in the words that Python would use. The words depend on the
 # operands' classes, so the operator is applied to empty objects whose classes have the same names.
+#
+# Below are helpers of the above.
 
 # %%
 def raise_as_python(tx, function, name, *operands):

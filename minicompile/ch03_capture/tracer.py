@@ -86,6 +86,8 @@ class Tracer:
 # Every node of the graph remembers the line of the *user's* program that caused it: the innermost frame
 # whose file is not part of torch or of the standard library. `Linear.forward` says nothing to a reader;
 # `model.py:94` does.
+#
+# A call chain lists all frames, and `unsupported` raises a break that carries the place.
 
 # %%
 _LIBRARY: dict = {}

@@ -361,6 +361,8 @@ def wrap_autocast(tx, real, kind, source):
 # %% [markdown]
 # The way back: what is made of constants, or of values that are, is a Python object again, for a function that is
 # called at compile time.
+#
+# `NotConstant` says that a tensor, a symbol without a value, or an object of the program is in it.
 
 # %%
 def as_python(tx: Tracer, value: AbstractValue):

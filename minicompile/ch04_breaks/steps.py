@@ -93,6 +93,8 @@ def leave_at(w: Walk, target, kinds, first=()):
 # Executing one instruction: what it does to the stack, as far as the exits care. A method load is special:
 # CPython pushes either a function and its `self` or a bound method and a NULL, and which one is only known
 # when it runs. Loading the bound method always does the same in one way.
+#
+# `kinds` follows what lies on the stack.
 
 # %%
 def execute(w: Walk, i):

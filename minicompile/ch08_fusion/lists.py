@@ -103,6 +103,8 @@ def shape_key(kernel: Kernel) -> tuple[tuple, Shape] | None:
 #
 # `body_for` writes the kernel that all pieces run: the first of them, in canonical form, with a parameter wherever their
 # numbers differ. A number that they share stays what it is, so a list of equal layers loses nothing.
+#
+# `make_list` collects the pieces.
 
 # %%
 def body_for(shapes: list[Shape]) -> tuple[Kernel, list[int]]:

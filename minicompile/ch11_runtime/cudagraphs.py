@@ -441,6 +441,11 @@ def make_recording(g: GraphedCallable, args: list, static: list[int], dropped=()
     return Recording(replay, static, addresses, copied, placeholders, written, recipes, leaving, lent, holders(lent))
 
 
+# %% [markdown]
+# A replay copies in, starts the graph, and copies out. The memory for the results is taken first: if there is none
+# left, that has to be known before anything is written. What happens to each result was decided when the graph was
+# recorded, and stands in its recipe.
+
 # %% tags=["exercise:run-recording"]
 def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
     """Copy in, replay, copy out. Returns the outputs of `g.fn(args)`, one for each of `r.recipes`, and

@@ -63,6 +63,8 @@ from .numbers import Apart, as_arguments, take_apart
 #
 # Each buffer is a Python local. Aliases share the local of their root. Everything that is not a name or a
 # number (operators, dtypes, kernels, constants) is a global of the generated module.
+#
+# A name that Python, or the text around it, could take for another gets a prefix.
 
 # %%
 @dataclass
@@ -254,6 +256,12 @@ def write_free(w: Writer, names: list[str]) -> None:
 # %%
 allocate = torch.empty_strided          # a test fills what it returns, to see who reads what no one wrote
 
+
+# %% [markdown]
+# In the order of the text: the names of the arguments, the numbers that the host computes, the memory that the plan
+# wants at the beginning, and for each step its memory, its call and what is dropped after it. What follows depends on
+# all of that, and so is written around it at the end: the state of autograd if PyTorch is called, and the device if
+# there are several.
 
 # %% tags=["exercise:host-bug"]
 def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | View]] | None]) -> tuple[str, dict]:

@@ -189,6 +189,9 @@ def check_leaf(tx: Tracer, leaf: TensorVal):
 # `differentiate` emits the node and notes which autograd nodes have lost what they had saved, for a later second
 # `backward()`. It is used by both entrances: `backward`, which finds the leaves itself and accumulates into them,
 # and `torch.autograd.grad`, which is told for what the gradients are wanted, and returns them.
+#
+# Without hooks it is one pass. A hook is a point that gradients have to pass, so with hooks the pass stops there, the
+# hook runs, and the next pass goes on behind it.
 
 # %%
 def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractValue, retain_graph: AbstractValue,
@@ -390,6 +393,12 @@ def retain(tx: Tracer, tensor: TensorVal, gradient: AbstractValue):
         tx.effects.gradients[tensor] = emit(tx, "call_function", torch.add, [present, gradient], {}) if type(present) is TensorVal else \
             emit(tx, "call_method", "clone", [gradient], {"memory_format": Const(value=torch.contiguous_format)})
 
+
+# %% [markdown]
+# Three entrances are left. `Tensor.backward` is `torch.autograd.backward` of one tensor. `requires_grad_` makes a
+# leaf of a tensor that the trace has made, there and then; an input gets its flag before the graph runs, and only as
+# long as the graph has not used it. And `torch.autograd.grad` refuses first what it cannot do, then lets
+# `differentiate` compute, with the hooks of each tensor on the way.
 
 # %%
 @METHODS.of((TensorVal, "backward"))

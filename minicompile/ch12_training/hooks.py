@@ -72,6 +72,8 @@ def passed(*tensors):
 # What was computed from it before goes past the point, and the hook would not see the gradient that comes from there.
 # That is a graph break, and it comes before this use. Otherwise both would leave the same graph, where the real
 # tensor, which gets the hook, has no part in what was computed from it.
+#
+# A `Handle` is what the program gets, to remove its hook.
 
 # %%
 @dataclass(eq=False)

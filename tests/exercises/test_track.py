@@ -1,13 +1,16 @@
 """The build track: one file that grows, whose functions stand in chapters/tiny.py."""
+import sys
+
 import pytest
 from typer.testing import CliRunner
 
-from exercises import ExerciseError
+from exercises import ExerciseError, __main__ as commands
 from exercises.__main__ import app
 from exercises.grade import grade
 from exercises.sandbox import parts, target
-from exercises.source import BEGIN, appended, begun_again, find_task, in_file, original, starter, track
+from exercises.source import BEGIN, appended, begun_again, find_task, in_file, original, runs_here, starter, track
 
+reads_bytecode = pytest.mark.skipif(sys.version_info >= (3, 13), reason="tiny knows the bytecode of CPython 3.11 and 3.12")
 WRONG = "def for_iter(m, i):\n    m.pop(1)\n    m.frames[-1].at = i.value\n"
 
 
@@ -30,6 +33,7 @@ def test_earlier_parts_of_the_file_stand_in_tiny():
     assert [t.id for t in parts(find_task("last-uses"), source)] == ["last-uses"]
 
 
+@reads_bytecode
 def test_a_wrong_earlier_part_is_felt():
     assert grade("tiny-break", file_with("tiny-loop", "tiny-break"), 1).passed
     felt = {o.name: o.status for o in grade("tiny-break", file_with("tiny-break", before=WRONG), 1).outcomes}
@@ -50,6 +54,15 @@ def test_the_file_grows_and_begins_again():
         appended("def f(:\n", first)
 
 
+def test_on_another_release_the_commands_say_so(tmp_path, monkeypatch):
+    assert runs_here(find_task("last-uses")) and runs_here(track()[0]) == (sys.version_info < (3, 13))
+    monkeypatch.setattr(commands, "runs_here", lambda task: False)
+    for words in (["start", "tiny-cut"], ["grade", "tiny-cut"], ["run", "tiny"], ["run", "tiny-train"], ["run", "tiny-loop"]):
+        said = CliRunner().invoke(app, [*words, "--dir", str(tmp_path)]).exception
+        assert isinstance(said, ExerciseError) and "3.11 or 3.12" in str(said)
+
+
+@reads_bytecode
 def test_commands(tmp_path):
     def run(*words):
         return CliRunner().invoke(app, [*words, "--dir", str(tmp_path)])

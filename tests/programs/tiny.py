@@ -3,7 +3,10 @@
 A program is text: a function made in another one, which reads its arguments, defaults, cells, globals, attributes, lists and dictionaries
 and calls other functions. Between its calls one of them changes: a value, its type, a tensor's shape, layout, dtype or whether it requires
 a gradient, which of two names lead to one object, the default of a function. After each change the compiled function has to do
-what Python does: give the same results or exception, write the same, and let the same gradients flow."""
+what Python does: give the same results or exception, write the same, and let the same gradients flow.
+
+Another kind of program is arithmetic alone, on small tensors of numbers and truth values, so that the generated kernels have to compute
+what eager computes."""
 from __future__ import annotations
 
 import random
@@ -11,6 +14,7 @@ import sys
 import types
 
 import torch
+import torch.nn.functional as F
 
 from chapters import tiny
 
@@ -351,6 +355,73 @@ def first_difference(seed, calls, backend):
     return None
 
 
+# ---- generated kernels: elementwise operations, reductions and views of numbers and truth values ------------------------
+
+EXACT = ["{x} + {y}", "{x} - {y}", "{x} * {s}", "{x} + {s}", "{s} - {x}", "-{x}", "torch.abs({x})", "torch.relu({x})",
+         "torch.maximum({x}, {y})", "torch.where({x}, {y}, {z})", "{x}.masked_fill({y}, {s})",
+         "torch.where({x}, {y}, {s})", "{x} & {y}", "{x} | {y}", "{x} & {s}",
+         "torch.logical_not({x})", "~{x}", "{x}.to(torch.bool)", "{x}.to(torch.float32)", "{x}.clone()", "{x}.t()", "{x}.transpose(0, {d})",
+         "{x}.reshape(-1)", "{x}[None]", "{x}[1:]", "{x}[..., ::2]", "{x}[..., -1]", "{x}.unsqueeze({d})", "{x}.expand(2, *{x}.shape)",
+         "{x}.flip(0)", "{x}.sum({d})", "{x}.sum()", "{x}.amax({d}, keepdim=True)", "{x}.sum(({d}, {e}))", "{x} * {y}", "{x}.detach()",
+         "torch.ones_like({x})", "torch.cat([{x}, {y}])", "{x}.view(torch.int32)", "{x}.any()", "{x}.contiguous()"]
+COMPARISONS = ["{x} > {y}", "{x} <= {y}", "{x} == {y}", "{x} != {y}", "{x} >= {s}", "{x} < {s}", "{x} == {s}"]
+ROUNDED = [*COMPARISONS, "torch.exp(-torch.abs({x}))", "torch.sin({x})", "torch.cos({x})", "torch.tanh({x})", "torch.erf({x})",
+           "torch.sigmoid({x})", "torch.sqrt(torch.abs({x}) + 0.5)", "torch.rsqrt(torch.abs({x}) + 1)", "torch.log(torch.abs({x}) + 1)",
+           "{x} / (torch.abs({y}) + 1)", "{x} / 3", "{y} / ({x} | True)", "torch.reciprocal(torch.abs({x}) + 2)", "torch.softmax({x}, {d})",
+           "F.gelu({x})", "F.layer_norm({x}, {x}.shape[-1:])", "{x}.mean({d})", "{x}.var({d})", "{x} ** 2", "{x} ** 1.5", "{x} @ {x}.t()",
+           "torch.exp({x} | {y})", "torch.reciprocal({x} | True)", "F.dropout({x}, 0.0)", "F.silu({x})"]
+NUMBERS = [2, -3, 0.5, 0, 1, True, False, 2**40, 1e-3, -0.25]
+
+
+def kernel_program(rng):
+    """(text of a function of tensors, its arguments)."""
+    shape = rng.choice([(4, 6), (6, 4), (3, 1), (1, 5), (8,), (2, 3, 4), (17, 33), (5, 40), (1,), (), (2, 0)])
+    given = {"a": torch.randint(-8, 9, shape) / 4, "b": torch.randint(-8, 9, shape[rng.randrange(len(shape) + 1):]) / 4,
+             "m": torch.rand(shape) > 0.5, "n": torch.rand(shape) > 0.3, "i": torch.randint(-3, 4, shape)}
+    for name in "ab":
+        given[name].requires_grad_(rng.random() < 0.5)
+    known, exact, lines = dict(given), set(given), []
+    for k in range(rng.randrange(2, 9)):
+        form, names = rng.choice(EXACT + ROUNDED), rng.choices(list(known), k=3)
+        used = {name for name, place in zip(names, "xyz") if f"{{{place}}}" in form}
+        if form in COMPARISONS and not used <= exact:               # rounding would decide
+            continue
+        text = form.format(**dict(zip("xyz", names)), s=rng.choice(NUMBERS), d=rng.randrange(-1, 3), e=rng.randrange(3))
+        try:
+            value = eval(text, {"torch": torch, "F": F}, known)
+        except (RuntimeError, IndexError, TypeError):               # eager refuses it
+            continue
+        if value.numel() < 20000 and not (value.dtype.is_floating_point and value.numel() and value.detach().abs().amax() > 1e15):
+            known[f"v{k}"] = value
+            lines.append(f"    v{k} = {text}\n")
+            exact |= {f"v{k}"} if form in EXACT and used <= exact else set()
+    made = [name for name in known if name not in given] or ["a"]
+    return f"def f({', '.join(given)}):\n{''.join(lines)}    return [{', '.join(rng.sample(made, min(3, len(made))))}]\n", given
+
+
+def kernel_difference(seed, backend=tiny.loops):
+    """None, or (the text of the program, what differs)."""
+    torch.manual_seed(seed)
+    text, given = kernel_program(random.Random(seed))
+    space = {"torch": torch, "F": F}
+    exec(compile(text, f"<kernels {seed}>", "exec"), space)
+    wanted = [t for t in given.values() if t.requires_grad]
+    found = []
+    for f in (space["f"], tiny.compile(space["f"], backend)):
+        results = f(**given)
+        ends = [r for r in results if r.requires_grad]
+        found.append([*results, *(torch.autograd.grad([r.sum() for r in ends], wanted, allow_unused=True) if ends else ())])
+    for k, (right, ours) in enumerate(zip(*found, strict=True)):
+        right, ours = [torch.zeros(()) if t is None else t.detach() for t in (right, ours)]
+        if (right.dtype, right.shape, right.stride()) != (ours.dtype, ours.shape, ours.stride()) and right.numel() > 1 and (
+                right.dtype, right.shape) != (ours.dtype, ours.shape):
+            return text, f"value {k}: {right.dtype} {list(right.shape)}, tiny {ours.dtype} {list(ours.shape)}"
+        size = float(right.double().abs().nan_to_num(0, 0, 0).amax()) if right.numel() else 0
+        if not torch.allclose(right.double(), ours.double(), rtol=1e-4, atol=1e-5 * (1 + size), equal_nan=True):
+            return text, f"value {k}: {right.tolist()}, tiny {ours.tolist()}"
+    return None
+
+
 def main(first=0, count=1000):
     found = 0
     for seed in range(int(first), int(first) + int(count)):
@@ -358,7 +429,10 @@ def main(first=0, count=1000):
             text, n, right, ours = problem
             print(f"seed {seed}, call {n}\n{text}\nPython: {right}\ntiny:   {ours}\n", flush=True)
             found += 1
-    print(f"{found} of {count} programs differ")
+        if problem := kernel_difference(seed):
+            print(f"seed {seed}", *problem, sep="\n", end="\n\n", flush=True)
+            found += 1
+    print(f"{found} of {2 * int(count)} programs differ")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,10 @@ ZERO, EMPTY = const(0), TupleVal()
 
 # %% [markdown]
 # ## Making containers
+#
+# The interpreter's own containers hold stand-ins, so a constructor is a line that makes one of them from the items of
+# its argument. `unpack` gives these items for everything that can be iterated over. What fills a dictionary goes
+# through `dict_update`, as in Python.
 
 # %%
 HANDLED.update({
@@ -124,6 +128,8 @@ def to_float(tx, value=ZERO):
 # `str(x)` of an object asks its class for a method written in Python, and traces it. Containers are harder, since
 # `str([a, b])` calls `repr` of each item from inside of C. So the real function is called, on a container of
 # stand-ins (`Shown`), whose `__repr__` calls the interpreter.
+#
+# `printable` builds that container, item by item, and lets stand-ins pass that have a text of their own.
 
 # %%
 def text_handler(function, methods):
@@ -279,6 +285,8 @@ HANDLED[hash] = lambda tx, value: const(hash_of(tx, value))
 # The functions that are left are written with the operators of `operations.py`, item by item, so that each step
 # may be on tensors, symbols or objects. `max` over symbolic numbers asks a question for each comparison, and each
 # answer is a guard.
+#
+# Of a symbol and a number that are equal it takes the symbol.
 
 # %%
 @handles(abs)

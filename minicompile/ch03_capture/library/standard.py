@@ -359,6 +359,8 @@ HANDLED[_thread.get_ident] = lambda tx: const(Identity(0))
 # The other handlers ask the process for something that can change between two calls: whether an exception is being
 # handled, what a weak reference leads to, the value of a context variable, the level of a logger. Each answer is
 # guarded, mostly by a source that asks again.
+#
+# What has side effects in the process, such as a first import, breaks the graph.
 
 # %%
 @handles(sys.exception)

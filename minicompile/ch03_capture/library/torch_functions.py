@@ -81,6 +81,10 @@ for _function in (
 
 # %% [markdown]
 # ## Functions that need no node, or another one
+#
+# Some functions have an answer that capture knows, and some do nothing in a compiled program. A few others look at
+# data, or make a choice that depends on whether tensors are fakes. They are written here in calls that do the same
+# for both.
 
 # %%
 HANDLED.update({

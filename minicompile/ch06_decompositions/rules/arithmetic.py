@@ -280,6 +280,9 @@ formulas({
 #
 # Each of these is a line over more common ones, in the order of operations of eager's kernel. Comparisons are
 # written so that a NaN ends up where eager has it.
+#
+# A logarithm of a sum of exponentials is computed from the larger term, so that nothing overflows. A product with a
+# logarithm is 0 where the factor is.
 
 # %%
 formulas({

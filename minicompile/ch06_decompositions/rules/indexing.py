@@ -25,6 +25,8 @@ from ..table import HALF, aten, constant, decomposition, dims_of, formulas, iota
 # So most of these rules give back their operand, or call the one view that the later stages know: `t` and
 # `transpose` become `permute`, `unbind` becomes a `select` for each index, `split` a `slice` for each part.
 # `view` fills in the size that is given as -1.
+#
+# A rule that has nothing to simplify gives `NotImplemented`, and the operator stays.
 
 # %%
 formulas({
@@ -134,6 +136,8 @@ def rot90(x, k=1, dims=(0, 1)):
 #
 # `stack` is `cat` after an `unsqueeze`. Repeating is an `expand` along a new dimension that is then folded
 # into its neighbour. No data moves in an expand; it moves once, when a loop writes the folded result.
+#
+# A roll is two slices, joined the other way round.
 
 # %%
 @decomposition("stack", complex=True)
@@ -352,6 +356,8 @@ for _n in (1, 2, 3):
 #
 # `_sized` makes a constant tensor of a given size and layout, and all `zeros`, `ones` and `full` end in it. A
 # dtype that is not named follows from the value, as in eager.
+#
+# `_like` makes it in the order of its model, and permutes it back.
 
 # %%
 CPU = torch.device("cpu")
