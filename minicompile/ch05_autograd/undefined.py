@@ -74,8 +74,10 @@ def _is_absent(node: fx.Node, absent: set[fx.Node]) -> bool:
 
 
 def _same_kind(a: fx.Node, b: fx.Node) -> bool:
+    """Are the values of `a` and `b` known to agree in shape, strides and dtype? Sizes are compared as expressions: the question
+    comes when `backward` runs, too late for a guard on their numbers."""
     x, y = a.meta["val"], b.meta["val"]
-    return x.shape == y.shape and x.stride() == y.stride() and x.dtype == y.dtype
+    return x.dtype == y.dtype and [expr_of(n) for n in (*x.shape, *x.stride())] == [expr_of(n) for n in (*y.shape, *y.stride())]
 
 
 def without_tangents(gm: fx.GraphModule, names: set[str], lost: Iterable[int] = ()) -> fx.GraphModule:

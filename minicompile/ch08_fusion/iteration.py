@@ -61,8 +61,8 @@ def apply(e: Int, mapping: dict[Symbol, Int]) -> Int:
 
 def _exact(a: Int, b: Int) -> Int | None:
     """a / b when b divides a, else None."""
-    if isinstance(a, int) and isinstance(b, int):
-        return a // b if b and a % b == 0 else None
+    if b == 0:
+        return None
     q = floordiv(a, b)
     return q if mul(q, b) == a else None
 

@@ -91,3 +91,19 @@ def test_gradients_of_zero_are_zeros_and_not_none():
                 sum(f(x, y)[i].sum() for i in used).backward()
                 grads.append([t.grad for t in (x, y)])
             assert [g is None for g in grads[0]] == [g is None for g in grads[1]], (rung, used)
+
+
+def halves_of(x, k):
+    """Sizes of one number that are spelled differently: half of a dimension, and half of it rounded up."""
+    rows = x.sin().view(k.shape[0], -1, 4)
+    a, b = rows.chunk(2, 1)
+    return (a * b).sum(), torch.cat([a, b], 1).transpose(0, 1), x.sin() * 2
+
+
+def test_outputs_that_are_first_missing_at_a_later_call_ask_for_no_guard():
+    compiled = minicompile.compile(halves_of, dynamic=True)
+    for n, used in itertools.product((8, 16, 24), ([0], [0, 1], [1], [1, 2], [2])):
+        torch.manual_seed(n)
+        x, k = rand(n, 6), torch.zeros(2)
+        got, want = (torch.autograd.grad(sum(f(x, k)[i].square().sum() for i in used), x)[0] for f in (compiled, halves_of))
+        torch.testing.assert_close(got, want)

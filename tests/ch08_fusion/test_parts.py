@@ -105,6 +105,15 @@ def test_alignment_by_access_visits_the_same_elements(seed):
     assert substitute(index_a, found.a) == substitute(index_b, found.b)
 
 
+def test_no_common_nest_of_an_empty_and_a_symbolic_dimension():
+    """A size that is 0 divides nothing, whatever the other one will be."""
+    n = Symbol("n", None, 2, hint=8).expr
+    rows, none = dims("i", n, 4), dims("j", 0, 4)
+    for a, b in ((rows, none), (none, rows)):
+        assert segments_in_order(a, b) is None
+        assert segments_by_access(index(a, [4, 1]), a, index(b, [4, 1]), b) is None
+
+
 def test_dims_merge_only_where_every_index_allows():
     a, b, c = dims("i", 4, 6, 8)
     contiguous, bias, rows = index((a, b, c), (48, 8, 1)), c.expr, index((a, b), (6, 1))
