@@ -148,12 +148,17 @@ def logit_backward(grad, x, eps=None):
 SIXTH = 0.16666667163372040             # in float32 also where eager's kernel computes in float64
 
 
+def sixth(x):
+    """On a GPU eager multiplies by `SIXTH`, on a CPU it divides by 6."""
+    return x * SIXTH if x.device.type == "cuda" else x / 6
+
+
 formulas({
     "elu": lambda x, alpha=1.0, scale=1.0, input_scale=1.0: torch.where(
         x > 0, x * scale, torch.expm1(x * input_scale) * (alpha * scale)),
-    "hardsigmoid": lambda x: torch.clamp(x + 3, 0, 6) / 6,
+    "hardsigmoid": lambda x: sixth(torch.clamp(x + 3, 0, 6)),
     "hardsigmoid_backward": lambda grad, x: torch.where((x > -3) & (x < 3), grad * SIXTH, constant(0, grad)),
-    "hardswish": lambda x: x * torch.clamp(x + 3, 0, 6) / 6,
+    "hardswish": lambda x: sixth(x * torch.clamp(x + 3, 0, 6)),
     "softshrink": lambda x, lambd=0.5: torch.where(x > lambd, x - lambd, torch.where(x < -lambd, x + lambd, x * 0)),
 }, float32=True)
 formulas({
