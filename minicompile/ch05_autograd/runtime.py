@@ -199,11 +199,8 @@ def saved_tensors(ctx, reads: set[int], alive: bool) -> list[torch.Tensor]:
                 return [ctx.left.get(i) for i in range(len(ctx.versions))]
             if ctx.versions is None or ctx.left is not None:
                 raise
-            try:
-                for saved in ctx._raw_saved_tensors:
-                    saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
-            except RuntimeError:                # not possible of a leaf that a write has given a history since
-                raise error from None
+            for saved in ctx._raw_saved_tensors:
+                saved.register_hooks(_as_it_is, _as_it_is)      # from now on the engine does not check
             ctx.modified = str(error)
     tensors = list(ctx.saved_tensors)
     if torch.is_grad_enabled() or any(tensors[i]._version != ctx.versions[i] for i in reads):
@@ -226,6 +223,13 @@ def check_watched(watched: list, absent: frozenset) -> None:
             raise RuntimeError("one of the variables needed for gradient computation has been modified by an "
                                f"inplace operation: a tensor of shape {tuple(alias.shape)} that the compiled "
                                f"region wrote is at version {alias._version}; expected version {version}")
+
+
+def hidden(saved: list, seen: list) -> list:
+    """Aliases of the saved tensors that are also `seen` by the program and have no history. If the program's next write gave one of
+    these a history, the engine could not give it back, not even by way of a hook."""
+    seen = {id(t) for t in seen}
+    return [s.detach() if isinstance(s, torch.Tensor) and not s.requires_grad and id(s) in seen else s for s in saved]
 
 
 def sharing_memory(saved: list, others: list) -> set[int]:
@@ -278,6 +282,8 @@ def run_forward(region: Region, ctx, *inputs):
         region.shared = sharing_memory(saved, [*inputs, *outputs[:count]])
     ctx.hooked = torch._C._autograd._top_saved_tensors_default_hooks(False) is not None
     ctx.numbers = [s for s, tensor in zip(saved, region.is_tensor) if not tensor]
+    if len(region.every) > 1:
+        saved = hidden(saved, [*inputs, *(outputs[i] for i in region.plain)])
     tensors = [s for s, tensor in zip(saved, region.is_tensor) if tensor]
     anchor = (torch.empty(0),) if region.anchored else ()
     ctx.save_for_backward(*tensors, *anchor)

@@ -1081,3 +1081,21 @@ def test_a_leaf_that_a_write_gives_a_history_was_modified(backend):
         y = run(torch.ones(6, 6)[1:4, 1:4], torch.ones(3, requires_grad=True) * 1.5)
         with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
             sum(t.sum() for t in y).backward()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "cpp"])
+def test_what_is_saved_for_another_output_may_get_a_history(backend):
+    """A saved input and a saved result without gradients, which writes give a history, where the gradient asked for reads neither."""
+    def f(scale, d):
+        total = scale.sum()
+        mask = (scale > 0).float()
+        return d.mT * total, total + 1, mask, mask * scale
+    for run in (f, minicompile.compile(f, backend=backend)):
+        scale, d = torch.ones(3, requires_grad=True), torch.ones(6, 6)[1:4, 1:4]
+        product, total, mask, masked = run(scale, d)
+        d.copy_(total)
+        mask.mul_(total)
+        total.backward(retain_graph=True)
+        assert scale.grad.tolist() == [1.0] * 3
+        with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+            product.sum().backward()
