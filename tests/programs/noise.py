@@ -101,6 +101,9 @@ class Noise(TorchDispatchMode):
         """What an operator of several steps rounds between them, as `logsumexp` of half precision does, need not be rounded: where
         it is functional, it runs in float32 and rounds its results."""
         out, leaves = func(*args, **kwargs), pytree.tree_leaves((args, kwargs))
+        if func is torch.ops.aten.gelu.default and not kwargs:      # far below zero 1 + erf(x) is all rounding; of inf eager makes NaN
+            x = args[0].float() if args[0].dtype in HALF else args[0]
+            return (x * 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf()))).to(out.dtype)
         halves = any(isinstance(x, torch.Tensor) and x.dtype in HALF for x in leaves)
         one_step = torch.Tag.pointwise in func.tags or torch.Tag.core in func.tags
         writes = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
