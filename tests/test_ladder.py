@@ -277,3 +277,99 @@ def test_triton_rung():
                           "no:xdist", "-p", "no:cacheprovider"],
                          env=dict(os.environ, TRITON_INTERPRET="1"), capture_output=True, text=True)
     assert run.returncode == 0 and f"{5 + len(INDICES) + len(HALVES)} passed" in run.stdout, run.stdout[-3000:]
+
+
+# ---- as_strided, which may show more than the tensor it is called on
+
+def strided_before_a_write(x):
+    v1 = x * 1
+    v3 = v1[2:7:2]
+    view = v3.as_strided((2, 2), (1, 1))
+    v3.mul_(0.1)
+    return view.clone()
+
+
+def strided_of_detached_before_a_write(x):
+    v1 = x * 1
+    v3 = v1[2:]
+    view = v3.detach().as_strided((2,), (1,), 1)
+    v3.mul_(3)
+    return v1 * view[0], view.clone()
+
+
+def written_through_strided(x):
+    v1 = x * 1
+    v = v1[1:7]
+    w, u = v.as_strided((2, 2), (2, 1)), v.as_strided((3,), (1,), 0)
+    w.mul_(2)
+    u.sin_()
+    return w * 2, v1 * 2, v * 3, u * 2
+
+
+def strided_of_another_dtype(x):
+    v1 = x * 1
+    bits = v1.view(torch.int32)[2:].as_strided((3,), (1,), 1)
+    v1.mul_(2)
+    bits.bitwise_and_(-2)
+    return v1 * 2, bits * 2
+
+
+def strided_of_a_flip(x):
+    v = (x * 1).flip(0)[2:]
+    return v.as_strided((2,), (1,), 0) * 2, torch.as_strided_scatter(v, x[:2], (2,), (1,), 3)
+
+
+def scattered_beyond(x):
+    return torch.as_strided_scatter((x * 1)[2:], x[:2], (2,), (1,), 0) * 2
+
+
+def strided_of_an_input(x):
+    v = x[2:]
+    return v.as_strided((2,), (1,), 3) * v.sin()[0], v.as_strided((2,), (1,)) * 2
+
+
+def beyond_an_input(x):
+    return x.as_strided((4,), (1,)) * 2
+
+
+def read_through_strided_after_a_write(x):
+    w = x.as_strided((2,), (1,), 1)
+    x.add_(1)
+    return w * 2
+
+
+def write_through_strided(x):
+    x.as_strided((2,), (1,)).add_(1)
+    return x * 2
+
+
+MEMORIES = {"whole": lambda t: t, "from 1": lambda t: t[1:], "from 2": lambda t: t[2:], "stepped": lambda t: t[::2],
+            "transposed": lambda t: t.view(3, 4).t(), "expanded": lambda t: t[:1].expand(8), "short": lambda t: t[:3]}
+
+
+@pytest.mark.parametrize("rung", RUNGS[1:])
+@pytest.mark.parametrize("fn", [
+    strided_before_a_write, strided_of_detached_before_a_write, written_through_strided, strided_of_another_dtype, strided_of_a_flip,
+    scattered_beyond, strided_of_an_input, beyond_an_input, read_through_strided_after_a_write, write_through_strided],
+    ids=lambda f: f.__name__)
+def test_strided_views_of_all_memory(fn, rung):
+    """The same compiled function on memory of many forms, which a view may show more of than the tensor has."""
+    compiled = minicompile.compile(fn, backend=rung)
+    for part in MEMORIES.values():
+        results = []
+        for f in (fn, compiled):
+            leaf = torch.linspace(-2, 3, 12).sin().requires_grad_(not fn.__name__.endswith(("write", "strided")))
+            try:
+                out = f(part(leaf))
+                out = out if isinstance(out, tuple) else (out,)
+                if wanted := [o for o in out if o.requires_grad]:
+                    sum((o * torch.linspace(0.5, 1.5, o.numel()).view(o.shape)).sum() for o in wanted).backward()
+                results.append([*out, leaf, torch.zeros(12) if leaf.grad is None else leaf.grad])
+            except Exception as error:
+                results.append([torch.zeros(0), type(error).__name__])
+        assert len(results[0]) == len(results[1]), results
+        for a, b in zip(*results):
+            if isinstance(a, str):
+                assert a == b, results
+            else:
+                torch.testing.assert_close(b.detach(), a.detach())

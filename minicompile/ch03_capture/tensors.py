@@ -25,6 +25,7 @@ from torch.utils._device import _device_constructors
 
 from .. import marks
 from ..ch01_graphs.fake import FakeTensor, storage_key, with_symbols
+from ..ch01_graphs.layouts import inside
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
@@ -107,6 +108,8 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     if name in ("is_conj", "resolve_conj") and any(f.dtype.is_complex for f in fakes):
         unsupported(tx, "whether a tensor is a lazy conjugate, which its fake does not know")
     result = run_fake(tx, op, target, fake_args, fake_kwargs)
+    if name in STRIDED:
+        check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     changed = before != [f._version for f in fakes]
     if changed and torch.is_grad_enabled():
         for fake, version in zip(fakes, before):
@@ -138,6 +141,32 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
 # %%
 TAKES_SIZES = frozenset(("view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_empty", "new_full",
                          "unflatten", "narrow", "as_strided", "tile"))
+
+
+STRIDED = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
+
+
+def inputs_around(tx: Tracer, fake) -> list:
+    """The inputs that share memory with `fake`."""
+    return [v for v in tx.tracked.values() if type(v) is TensorVal and storage_key(v.fake) == storage_key(fake)]
+
+
+def guard_place(tx: Tracer, fake) -> None:
+    """Where in its memory `fake` begins is part of the program."""
+    for other in inputs_around(tx, fake):
+        if other.fake._has_symbolic_sizes_strides:
+            unsupported(tx, "a place in memory where sizes vary")
+        guard(tx, part(CallSource, other.source, "storage_offset"), "CONSTANT_MATCH", other.real.storage_offset())
+
+
+def check_strided(tx: Tracer, name: str, fake, view, absolute: bool) -> None:
+    """`as_strided` may show what is around an input, of which a compiled function knows nothing: it may be given a copy, or
+    another time a tensor that has nothing around it. absolute: it counts from the start of the memory."""
+    for other in inputs_around(tx, fake):
+        if other.fake.storage_offset() != 0 if name == "as_strided_scatter" else not inside(view, other.fake):
+            unsupported(tx, f"{name} of an input, beyond its elements")
+    if absolute:
+        guard_place(tx, fake)
 
 
 def is_pointwise(target) -> bool:
@@ -404,12 +433,7 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
     if name == "get_device" and tensor.fake.device.type == "cpu":
         return const(-1)
     if name == "storage_offset":
-        for other in [v for v in tx.tracked.values() if type(v) is TensorVal]:
-            if storage_key(other.fake) == storage_key(tensor.fake):
-                if other.fake._has_symbolic_sizes_strides:
-                    unsupported(tx, "storage_offset() where sizes vary")
-                at = part(CallSource, other.source, "storage_offset")
-                guard(tx, at, "CONSTANT_MATCH", other.real.storage_offset())
+        guard_place(tx, tensor.fake)
     return emit(tx, "call_method", name, [tensor, *args], kwargs)
 
 

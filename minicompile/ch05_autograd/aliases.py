@@ -25,7 +25,7 @@ from torch import fx
 from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import copy_provenance, map_args
-from ..ch01_graphs.layouts import each_has_its_place, inverse, is_dense, memory_order, same_layout
+from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, memory_order, same_layout
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported
@@ -159,6 +159,8 @@ def read(b: GraphBuilder, alias: Alias) -> fx.Node:
             base = read(b, alias.parent)
             if alias.step.target is aten.view.default and not same_layout(base.meta["val"], alias.parent.fake):
                 base = emit(b, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
+            elif alias.step.target is aten.as_strided.default:
+                base = as_it_lies(b, base, alias)
             alias.node = emit_step(b, base, alias.step)
         alias.version = alias.memory.version
     return alias.node
@@ -175,9 +177,48 @@ def write(b: GraphBuilder, alias: Alias, new: fx.Node) -> None:
     else:
         if not each_has_its_place(alias.parent.fake):
             raise Unsupported("writing through a view of a tensor that overlaps itself")
-        write(b, alias.parent, undo(b, alias.step, read(b, alias.parent), new))
+        parent = read(b, alias.parent)
+        if alias.step.target is aten.as_strided.default:
+            parent = as_it_lies(b, parent, alias)
+        write(b, alias.parent, undo(b, alias.step, parent, new))
     if same_layout(new.meta["val"], alias.fake):
         alias.node, alias.version = new, alias.memory.version
+
+# %% [markdown]
+# ## A view that speaks of memory
+#
+# `as_strided` is the one view that may show more than the tensor it is called on: `x[2:].as_strided((2,), (1,), 0)`
+# are the first two elements of `x`. Until there is a write this makes no difference, since the tensors of the new graph lie
+# as in eager. After one they need not, and elements that `x[2:]` does not have come from `x`. So does their gradient:
+# while nothing is written, the gradient of elements outside of the tensor is lost in eager; after a write PyTorch makes the history of each
+# view anew, from the tensor that owns the memory. The step of such an alias therefore starts there, and counts its offset from there.
+# In between only a change of the dtype is in the way, and a `detach` has to be repeated.
+
+# %%
+def anchored(alias: Alias, view: FakeTensor) -> tuple[Alias, Step]:
+    """`view`, an `as_strided` of `alias`, as a step from the tensor that owns the memory."""
+    anchor, detached = alias, False
+    while anchor.parent is not None and anchor.step.target not in KINDS and anchor.parent.fake.dtype == view.dtype:
+        detached |= anchor.step.target is aten.detach.default
+        anchor = anchor.parent
+    if detached:
+        anchor = Alias(anchor.memory, anchor, Step(aten.detach.default, (), {}), anchor.fake)
+    sizes, strides = ([expr_of(s) for s in t] for t in (view.shape, view.stride()))
+    offset = expr_of(view.storage_offset()) - expr_of(anchor.fake.storage_offset())
+    return anchor, Step(aten.as_strided.default, (sizes, strides, *([] if offset == 0 else [offset])), {})
+
+
+KINDS = {aten._conj.default, aten._neg_view.default, aten.view.dtype}
+
+
+def as_it_lies(b: GraphBuilder, base: fx.Node, view: Alias) -> fx.Node:
+    """`base`, the contents of the parent of `view`, in memory as in eager, but for what is around it."""
+    if not inside(view.fake, view.parent.fake):
+        raise Unsupported("as_strided beyond the elements of a tensor that was written")
+    base = restride(b, base, view.parent.fake)
+    if len(view.step.args) > 2 and base.meta["val"].storage_offset() != 0:      # it begins at an offset, and the step counts from its start
+        base = emit(b, aten.clone.default, (base,))
+    return base
 
 # %% [markdown]
 # An in-place operator keeps the dtype and the strides of the tensor it writes. Its functional counterpart
@@ -271,6 +312,14 @@ UNDO.update({
 })
 
 
+@UNDO.of(aten.as_strided.default)
+def undo_as_strided(b, step, parent, new):
+    try:
+        return emit(b, aten.as_strided_scatter.default, (parent, new, *step.args))
+    except RuntimeError as error:       # the meta kernel for symbolic sizes knows dense parents only
+        raise Unsupported(f"writing through {step.target}") from error
+
+
 @UNDO.of(aten.view.dtype)
 def undo_view_as_dtype(b, step, parent, new):
     if parent.meta["val"].element_size() != new.meta["val"].element_size():
@@ -295,8 +344,4 @@ def undo(b: GraphBuilder, step: Step, parent: fx.Node, new: fx.Node) -> fx.Node:
     sizes, strides = ([expr_of(s) for s in t] for t in (window.shape, window.stride()))
     offset, own = (expr_of(t.storage_offset()) for t in (window, parent.meta["val"]))
     place = (sizes, strides) if offset == own else (sizes, strides, offset)     # an input may lie elsewhere
-    try:
-        return emit(b, aten.as_strided_scatter.default, (parent, new, *place))
-    except RuntimeError as error:       # the meta kernel for symbolic sizes knows dense parents only
-        raise Unsupported(f"writing through {step.target}") from error
-
+    return undo_as_strided(b, Step(aten.as_strided.default, place, {}), parent, new)

@@ -36,9 +36,9 @@ from torch.utils import _pytree as pytree
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
-from ..ch01_graphs.layouts import each_has_its_place, inverse, is_dense, is_window, memory_order, overlap, same_layout
+from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, is_window, memory_order, overlap, same_layout
 from ..errors import Unsupported
-from .aliases import Alias, GraphBuilder, Step, emit, emit_step, fresh, read, viewed_argument, write
+from .aliases import Alias, GraphBuilder, Step, anchored, emit, emit_step, fresh, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, signature, written_arguments
 
 aten = torch.ops.aten
@@ -106,6 +106,8 @@ def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):
         raise Unsupported(f"{node.target} returns a view of an argument that is not its first")
     val, alias = node.meta["val"], f.env[base]
     parent = read(f, alias)
+    if node.target is aten.as_strided.default:
+        return visit_as_strided(f, node, alias, parent)
     if node.target is aten.view.dtype and parent.meta["val"].stride()[-1:] != base.meta["val"].stride()[-1:]:
         parent = emit(f, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
     unchanged = val if parent.meta["val"] is base.meta["val"] else None
@@ -115,6 +117,15 @@ def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):
         raise Unsupported(f"{node.target} of what was written") from error
     step = Step(node.target, node.args[1:], node.kwargs)
     f.env[node] = Alias(alias.memory, alias, step, val, view, alias.memory.version)
+
+
+def visit_as_strided(f: Functionalizer, node: fx.Node, alias: Alias, parent: fx.Node):
+    val, (anchor, step) = node.meta["val"], anchored(alias, node.meta["val"])
+    f.env[node] = view = Alias(alias.memory, anchor, step, val)
+    if parent.meta["val"] is node.args[0].meta["val"]:          # it lies in memory as in eager
+        view.node, view.version = emit(f, node.target, (parent, *node.args[1:]), node.kwargs, val), alias.memory.version
+    elif not inside(val, alias.fake):
+        raise Unsupported("as_strided beyond the elements of a tensor that was written")
 
 
 def reuse(node: fx.Node, args, kwargs):

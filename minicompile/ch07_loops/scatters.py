@@ -16,6 +16,7 @@ from functools import partial
 
 import torch
 
+from ..ch01_graphs.symbolic import present, product
 from .builder import HALF, Builder
 from .ir import Layout, root_of
 from .indexing import index_plan, indexed_position, integer_indices
@@ -23,6 +24,7 @@ from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides
                    make_vars, new_buffer, sizes_of, store_into, strides_of)
 from .pointwise import broadcast_index, cast
 from .table import lowering
+from .views import offset_of
 
 
 def scatter_into(g: Lowering, x: Lazy, space, position, value, readers, mode: str | None) -> Lazy:
@@ -104,13 +106,17 @@ def scatter_reduce(g, x, dim, indices, source, reduce, *, include_self=True):
 @lowering("as_strided_scatter", loops=True)
 def as_strided_scatter(g, x, source, size, stride, storage_offset=None):
     """A copy of `x`, and the source stored at strided positions of its memory."""
-    shape = sizes_of(g.val)
+    shape, start = sizes_of(g.val), offset_of(g.node.args[0].meta["val"])
+    offset = 0 if storage_offset is None else storage_offset - start
     own = dense_strides(shape, strides_of(g.val))
     if own != tuple(strides_of(g.val)) or own != tuple(x.stride):
+        return NotImplemented
+    last = offset + sum((n - 1) * s for n, s in zip(source.size, stride))
+    if not 0 <= present(offset) <= present(last) < present(product(shape)) and 0 not in source.size:
         return NotImplemented
     name = copy_to_buffer(g, x, own)
     if 0 in source.size:
         return from_buffer(g, name)
     after = new_buffer(g, g.val.dtype, x.device, shape, own, alias_of=name)
-    store_into(g, source, after, Layout(source.size, tuple(stride), storage_offset or 0))
+    store_into(g, source, after, Layout(source.size, tuple(stride), offset))
     return from_buffer(g, after)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from ..ch01_graphs.layouts import contiguous_strides, same_strides
+from ..ch01_graphs.layouts import contiguous_strides, inside, same_strides
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.symbolic import Int, as_expr, floordiv, mod, present, product
 from ..errors import Unsupported
@@ -284,8 +284,10 @@ def as_strided(g, x, size, stride, storage_offset=None):
             raise Unsupported("as_strided of a tensor that does not lie in memory as in eager")
     sources = {n.name: n.meta["val"] for n in node.graph.nodes if n.op in ("placeholder", "get_attr")}
     start = offset_of(sources[place.buffer]) if place.buffer in sources else 0          # our own buffers start at 0
-    offset = offset_of(node.meta["val"]) if storage_offset is None else storage_offset
-    return from_buffer(g, place.buffer, Layout(sizes_of(g.val), tuple(stride), offset - start))
+    if present(place.layout.offset + start) != present(offset_of(val)) and not inside(g.val, val):
+        raise Unsupported("as_strided of a tensor that does not lie in memory as in eager")
+    offset = 0 if storage_offset is None else storage_offset - offset_of(val)
+    return from_buffer(g, place.buffer, Layout(sizes_of(g.val), tuple(stride), place.layout.offset + offset))
 
 
 def offset_of(fake) -> Int:
