@@ -19,7 +19,7 @@ Arguments = Annotated[Optional[list[str]], typer.Argument(
 
 @app.command()
 def bench(
-    work: Annotated[str, typer.Argument(help="nanogpt, gpt2, resnet50, or zoo: nearly two hundred models, each judged and timed")],
+    work: Annotated[str, typer.Argument(help="nanogpt, gpt2, resnet50, captions, or zoo: nearly 200 models, each judged and timed")],
     compilers: Annotated[str, typer.Option(
         help="comma-separated: eager, minicompile, torch; the last two may have a mode, what is compiled besides the model, or both: "
              "minicompile:step, torch:reduce-overhead+optimizer")] = "eager,minicompile,torch",

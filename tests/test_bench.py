@@ -5,12 +5,14 @@ import os
 import pathlib
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from minicompile.__main__ import main
 from minicompile.bench.report import write_report
 from minicompile.bench.run import HEADER, bench, check_compilers, default_tasks, rows
+from minicompile.bench.worker import build
 from minicompile.errors import MinicompileError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -97,6 +99,34 @@ def test_wrong_use_is_said_in_one_line(monkeypatch, capsys):
 def test_wrong_use_is_refused_before_anything_runs(tmp_path, settings, says):
     with pytest.raises(MinicompileError, match=says):
         bench(**{"work": "nanogpt", "device": "cpu", "out": str(tmp_path / "new"), **settings})
+    assert not (tmp_path / "new").exists()
+
+
+def test_captions():
+    """Captions have the published lengths, padding is -100 and not looked at, and the model learns from them."""
+    from minicompile.bench.data import CaptionBatches
+    source = CaptionBatches(2000, 2, 256, 50, "cpu", 0)
+    _, labels, mask = source.batch()
+    lengths = mask.sum(1)
+    assert ((labels == -100) == ~mask).all() and labels.max() == 49
+    assert 5 <= lengths.min() and lengths.max() <= 255 and not {32, 64} & set(lengths.tolist())
+    assert abs((lengths < 32).float().mean() - 0.9) < 0.03 and 0 < (lengths > 64).float().mean() < 0.03
+    pytest.importorskip("transformers")
+    [task] = default_tasks("captions", "cpu", None)
+    model, optimizer, [batch], flops = build(replace(task, steps=1))
+    losses = []
+    for _ in range(3):
+        logits, loss = model(*batch)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert logits.shape == (4, 32, 256) and losses[2] < losses[0] and flops > 1e8
+
+
+def test_captions_without_transformers(monkeypatch, tmp_path):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install" in invoke(monkeypatch, "captions", "--device", "cpu", "--out", str(tmp_path / "new"))
     assert not (tmp_path / "new").exists()
 
 

@@ -13,7 +13,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- results: written by tools/results_table.py -->", "<!-- end of results -->"
-TITLES = {"nanogpt": "nanoGPT, characters", "gpt2": "GPT-2 124M", "resnet50": "ResNet-50"}
+TITLES = {"nanogpt": "nanoGPT, characters", "gpt2": "GPT-2 124M", "resnet50": "ResNet-50", "captions": "Captions of images, ViT and GPT-2"}
 HEADER = ["work", "mode", "eager", "torch.compile", "minicompile", "over eager", "over torch.compile",
           "cold compile s, ours / torch", "peak GB, ours / eager"]
 

@@ -84,3 +84,22 @@ class ImageBatches:
     def batch(self):
         self.next += 1
         return self.batches[(self.next - 1) % len(self.batches)]
+
+
+class CaptionBatches:
+    """Generated images with generated captions: 5 to 31 tokens (9 of 10), 33 to 63, or 65 to 255 (1 of 100), padded to
+    `block`. `batch()` gives (float32 [batch, 3, size, size], int64 labels [batch, block], bool mask [batch, block]),
+    where labels are -100 and the mask is False at padding."""
+
+    def __init__(self, batch: int, size: int, block: int, vocab_size: int, device: str, seed: int):
+        self.batch_size, self.size, self.block, self.vocab_size, self.device = batch, size, block, vocab_size, device
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def batch(self):
+        g, count = self.generator, self.batch_size
+        ranges = torch.tensor([[5, 31], [33, 63], [65, 255]])[torch.multinomial(torch.tensor([0.9, 0.09, 0.01]), count, True, generator=g)]
+        lengths = ranges[:, 0] + (torch.rand(count, generator=g) * (ranges[:, 1] - ranges[:, 0] + 1)).long()
+        mask = torch.arange(self.block) < lengths.clamp(max=self.block)[:, None]
+        labels = torch.randint(self.vocab_size, (count, self.block), generator=g).where(mask, -100)
+        images = torch.randn(count, 3, self.size, self.size, generator=g)
+        return images.to(self.device), labels.to(self.device), mask.to(self.device)

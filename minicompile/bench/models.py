@@ -6,6 +6,7 @@ ResNet-50: He et al., "Deep Residual Learning" (2015), with the stride in the 3x
 Llama: Touvron et al., "LLaMA" (2023): RMS norms, rotary positions, gated linear units. It is written the way
 model libraries write it: settings are read from a config object in `forward`, attention is looked up in a
 table, the result is a dataclass. Only the overhead benchmark uses it.
+Captions: models of the library transformers, a ViT whose output a GPT-2 describes.
 """
 
 from __future__ import annotations
@@ -242,3 +243,33 @@ class ResNet50(nn.Module):
     def flops_per_step(self, batch: int, size: int = 224) -> float:
         """Forward plus backward (twice the forward), scaled by area from the 224x224 figure."""
         return 3 * batch * self.FORWARD_FLOPS_224 * (size / 224) ** 2
+
+
+class Captioner(nn.Module):
+    """An encoder of images and a decoder of text, both of the library transformers: a ViT (Dosovitskiy et al., 2020) and a
+    GPT-2 that looks at what the ViT made. `forward(images, labels, mask)` as `CaptionBatches` has them: (logits [batch,
+    block, vocab], mean loss)."""
+
+    def __init__(self, vit: dict, gpt2: dict):
+        super().__init__()
+        import transformers
+        encoder = transformers.ViTConfig(**vit)
+        decoder = transformers.GPT2Config(**gpt2, use_cache=False, add_cross_attention=True, is_decoder=True,
+                                          bos_token_id=0, eos_token_id=0)
+        config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+        config.pad_token_id = config.decoder_start_token_id = 0
+        self.model = transformers.VisionEncoderDecoderModel(config)
+
+    def forward(self, images, labels, mask):
+        outputs = self.model(pixel_values=images, labels=labels, decoder_attention_mask=mask)
+        return outputs.logits, outputs.loss
+
+    def flops_per_step(self, batch: int, block: int) -> float:
+        """6 per parameter and token, and the products of attention; cross-attention's keys and values come from the encoder's tokens."""
+        vit, gpt2 = self.model.encoder, self.model.decoder
+        patches = (vit.config.image_size // vit.config.patch_size) ** 2 + 1
+        text = sum(p.numel() for name, p in gpt2.named_parameters() if "wpe" not in name)       # tied: the table is the head
+        images = sum(p.numel() for p in vit.parameters())
+        attention = vit.config.num_hidden_layers * vit.config.hidden_size * patches ** 2 + \
+            gpt2.config.n_layer * gpt2.config.n_embd * block * (block + patches)
+        return batch * (6 * text * block + 6 * images * patches + 12 * attention)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import pathlib
@@ -23,7 +24,7 @@ from ..errors import MinicompileError
 from .data import load_text
 from .worker import EXTENTS, MODES, Task, settings_of
 
-WORKS = ("nanogpt", "gpt2", "resnet50")
+WORKS = ("nanogpt", "gpt2", "resnet50", "captions")
 COMPILERS = ("eager", "minicompile", "torch")
 
 # Sizes and steps: the published ones on a GPU, small ones on a CPU.
@@ -37,6 +38,10 @@ SIZES = {
         layers=12, heads=12, width=192, block_size=64, vocab_size=3144)),
     ("resnet50", "cuda"): dict(steps=60, batch=128, model=dict(size=224)),
     ("resnet50", "cpu"): dict(steps=20, batch=8, model=dict(size=64)),
+    ("captions", "cuda"): dict(steps=40, batch=64, model=dict(vit={}, gpt2=dict(vocab_size=1024), block=256)),
+    ("captions", "cpu"): dict(steps=20, batch=4, model=dict(
+        vit=dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=256, image_size=64),
+        gpt2=dict(vocab_size=256, n_embd=64, n_layer=2, n_head=4, n_positions=64), block=32)),
 }
 
 
@@ -242,8 +247,11 @@ def bench(work: str, *, compilers: str = "eager,minicompile,torch", steps: int |
         raise MinicompileError(f"There is no dtype {dtype!r}. Choose fp32, tf32 or bf16.")
     if steps is not None and steps < 4:
         raise MinicompileError(f"--steps {steps} is too few to measure: give at least 4.")
-    if work != "resnet50":
+    if work in ("nanogpt", "gpt2"):
         load_text(data)
+    if work == "captions" and importlib.util.find_spec("transformers") is None:
+        raise MinicompileError("The benchmark captions trains models of the library transformers, which is not installed: "
+                               "pip install 'minicompile[zoo]'.")
     folder = pathlib.Path(out) / work
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from .data import ImageBatches, TextBatches, load_text
-from .models import GPT, GPTConfig, ResNet50
+from .data import CaptionBatches, ImageBatches, TextBatches, load_text
+from .models import GPT, Captioner, GPTConfig, ResNet50
 
 PEAK_FLOPS = {"H100": {"bf16": 989e12, "tf32": 494.7e12}, "H200": {"bf16": 989e12, "tf32": 494.7e12},
               "A100": {"bf16": 312e12, "tf32": 156e12}}  # dense, from NVIDIA's datasheets
@@ -27,7 +27,7 @@ PEAK_FLOPS = {"H100": {"bf16": 989e12, "tf32": 494.7e12}, "H200": {"bf16": 989e1
 class Task:
     """What to train and how: a row of the benchmark's configuration."""
 
-    work: str                    # "nanogpt", "gpt2" or "resnet50"
+    work: str                    # "nanogpt", "gpt2", "resnet50" or "captions"
     compiler: str                # "eager", or "minicompile" or "torch" with settings: see `settings_of`
     device: str
     dtype: str                   # "fp32", "tf32" or "bf16"
@@ -75,6 +75,12 @@ def build(task: Task):
         source = ImageBatches(task.batch, task.model["size"], task.device, task.channels_last, task.seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9, weight_decay=1e-4, **implementation)
         flops = model.flops_per_step(task.batch, task.model["size"])
+    elif task.work == "captions":
+        model = Captioner(task.model["vit"], task.model["gpt2"]).to(task.device)
+        encoder, decoder = model.model.encoder.config, model.model.decoder.config
+        source = CaptionBatches(task.batch, encoder.image_size, task.model["block"], decoder.vocab_size, task.device, task.seed)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, **implementation)
+        flops = model.flops_per_step(task.batch, task.model["block"])
     else:
         text, _ = load_text(task.data)
         sizes = dict(task.model)
@@ -141,12 +147,12 @@ def train(task: Task, say=lambda **event: None) -> dict:
     extent = settings_of(task.compiler)[2]
     run = model if extent == "step" else compiled(model, task.compiler)
     update = compiled(optimizer.step, task.compiler) if extent == "optimizer" else optimizer.step
-    clip = list(model.parameters()) if task.work != "resnet50" else None
+    clip = list(model.parameters()) if task.work in ("nanogpt", "gpt2") else None
     autocast = torch.autocast(task.device, torch.bfloat16, enabled=task.dtype == "bf16")
 
-    def step(x, y):
+    def step(*batch):
         with autocast:
-            _, loss = run(x, y)
+            _, loss = run(*batch)
         loss.backward()
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(clip, 1.0)
