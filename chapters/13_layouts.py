@@ -304,17 +304,22 @@ Table(["position", "node", "memory in capture's run", "memory now", ""], rows)
 # this copy, it would share the copy's memory, and the sum would still read B1. So where a memory is written later, *all* its
 # readers have to read the copy. Then there is one memory again.
 #
+# The opposite happens too. `conv2d(x, w).permute(0, 2, 3, 1).contiguous()` makes a copy of an NCHW tensor, and of one that is
+# channels last it makes none: what were two memories in capture's run are one now, and a write to the copy would be a write to
+# the convolution's result. Such a copy has to read the restored layout, where it is a copy again.
+#
 # ### In code
 #
-# A run is an object with five things. `position` says where each node stands. `values` has the result of each node. `written` has
+# A run is an object with six things. `position` says where each node stands. `values` has the result of each node. `written` has
 # for each of capture's memories the position of the last node that writes it. `ours` are the requests, which are no nodes of
-# the program. `seen` collects the memories whose order the program sees. Ways 2 and 3 are noticed while a node runs. Ways 1
-# and 4 are looked for at the end. Below, `memories` gives the identities of the memory behind a value; `node.meta["val"]` is
-# capture's value and `value` the new one:
+# the program. `seen` collects the memories whose order the program sees, and `joined` the copies that no longer copy. Ways 2 and
+# 3 are noticed while a node runs. Ways 1 and 4 are looked for at the end. Below, `memories` gives the identities of the memory
+# behind a value; `node.meta["val"]` is capture's value and `value` the new one:
 #
-# %show minicompile.ch13_tuning.layouts.Turned.parted
+# %show minicompile.ch13_tuning.layouts.Turned.parted_or_joined
 #
-# In the example `shared` is {A1} when `node` is `flatten` and `a` the convolution.
+# In the example, when `node` is `flatten` and `a` the convolution, `one` and `other` are both {A1}, and `together` is false, as the new
+# memories are B2 and B1.
 #
 # The next function says where the copies belong. Nodes with the same memory are one group. The first node of a group has made
 # the memory. An in-place operator that directly follows, as `relu_` follows a batch norm, gives back the very tensor that it got,
@@ -334,8 +339,8 @@ Table(["position", "node", "memory in capture's run", "memory now", ""], rows)
 #
 # %show minicompile.ch13_tuning.layouts.keep_layouts "while ours" to "user.replace_input_with"
 #
-# The long condition lists who reads the copy: everybody if the memory is written; otherwise the results, who counts places, and
-# who had a view of this memory in capture's run. All others go on with the turned tensor.
+# The long condition lists who reads the copy: everybody if the memory is written; otherwise the results, the copies that would
+# not copy, who counts places, and who had a view of this memory in capture's run. All others go on with the turned tensor.
 #
 # Here is the classifier from above, after both passes. Its `view` reads a copy:
 

@@ -66,7 +66,8 @@ def convolutions_to_channels_last(gm: fx.GraphModule) -> fx.GraphModule:
 #
 # A program sees where elements lie in four ways. It gets a tensor as a result, and asks for its strides. It calls
 # `view`, which fails where `reshape` would copy. It writes to a tensor that in eager shares its memory with another,
-# `y.flatten(1).mul_(2)`, and now does not, because `flatten` had to copy. Or an operator that we know nothing about
+# `y.flatten(1).mul_(2)`, and now does not, because `flatten` had to copy; or the other way round, a `contiguous()` that made a copy
+# finds nothing to do. Or an operator that we know nothing about
 # reads the memory itself.
 #
 # To find such places, the changed graph is run on fakes, and each result is compared with the fake that capture left on the
@@ -95,16 +96,16 @@ def strides(t: FakeTensor) -> tuple:
 # %%
 class Turned:
     """A changed graph, run on fakes. values: what each node gives; written: memory (of capture's fakes) -> position of the last node
-    that writes it; seen: the memories whose layout some node sees."""
+    that writes it; seen: the memories whose layout some node sees; joined: the copies that have nothing to copy and should."""
 
     def __init__(self, gm: fx.GraphModule, inputs, ours: set[fx.Node]):
-        self.gm, self.ours, self.values, self.written, self.seen = gm, ours, {}, {}, set()
+        self.gm, self.ours, self.values, self.written, self.seen, self.joined = gm, ours, {}, {}, set(), set()
         self.position = {node: i for i, node in enumerate(gm.graph.nodes)}
         fakes = [FakeTensor(t.meta.detach(), t.device) if isinstance(t, torch.Tensor) else t for t in inputs]
         self.values.update(zip(gm.graph.find_nodes(op="placeholder"), fakes))
         with torch.no_grad():
             interpret(gm, fakes, self.call)
-        self.parted()
+        self.parted_or_joined()
 
     def call(self, node: fx.Node, args, kwargs):
         operands = [(a, self.values[a]) for a in node.all_input_nodes if isinstance(self.values.get(a), FakeTensor)]
@@ -127,18 +128,23 @@ class Turned:
         val, value = node.meta.get("val"), self.values.get(node)
         return node not in self.ours and isinstance(val, FakeTensor) and isinstance(value, FakeTensor) and strides(val) != strides(value)
 
-    def parted(self) -> None:
-        """What was one memory and is two is seen, where it is written afterwards or leaves in two results."""
+    def parted_or_joined(self) -> None:
+        """What was one memory and is two, or was two and is one (a copy that has nothing to copy any more), is seen where it is
+        written afterwards or leaves in two results."""
         results = [n for n in next(iter(self.gm.graph.find_nodes(op="output"))).args[0] if isinstance(n, fx.Node)]
         for node in results:
             if self.is_turned(node):
                 self.seen |= memories(node.meta["val"])
         for node, value in self.values.items():
             for a in node.all_input_nodes if node not in self.ours else ():
-                shared = memories(node.meta.get("val")) & memories(a.meta.get("val"))
-                if shared and a not in self.ours and not memories(value) & memories(self.values[a]):
-                    leaving = {id(n.meta["val"]) for n in results if memories(n.meta.get("val")) & shared}
-                    self.seen |= {m for m in shared if self.written.get(m, -1) > self.position[node] or len(leaving) > 1}
+                one, other = memories(node.meta.get("val")), memories(a.meta.get("val"))
+                together = bool(memories(value) & memories(self.values[a]))
+                if a not in self.ours and together != bool(one & other):
+                    leaving = [{id(n.meta["val"]) for n in results if memories(n.meta.get("val")) & m} for m in (one, other)]
+                    both = all(leaving) if together else len(leaving[0] | leaving[1]) > 1
+                    if both or any(self.written.get(m, -1) > self.position[node] for m in one | other):
+                        self.seen |= other
+                        self.joined |= {node} if together else set()
 
 # %% [markdown]
 # A layout is restored behind the node that made the memory, or behind the in-place operators that directly follow it, as
@@ -156,7 +162,8 @@ def keep_layouts(gm: fx.GraphModule, inputs) -> None:
             ours.update(copies)
             everywhere = run.written.get(memory, -1) > run.position[made[-1]]
             for user in [u for n in made for u in n.users if run.position.get(u, -1) > run.position[made[-1]]]:
-                if everywhere or user.op == "output" or reads_memory(user) or memory in memories(user.meta.get("val")) and user not in ours:
+                if everywhere or user.op == "output" or user in run.joined or reads_memory(user) or \
+                        memory in memories(user.meta.get("val")) and user not in ours:
                     for node in made:
                         user.replace_input_with(node, copies[-1])
         gm.recompile()

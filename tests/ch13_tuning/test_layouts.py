@@ -52,11 +52,25 @@ def chunks(y, x, w):
     a, b = y.chunk(2, 1)
     a.mul_(2)
     return y * 1, b
+def copied_channels_last(y, x, w):
+    z = y.contiguous(memory_format=torch.channels_last)
+    z.add_(1)
+    return y, z * 2
+def copied_and_returned(y, x, w): return y, y.to(memory_format=torch.channels_last)
+def copied_transposed(y, x, w):
+    z = y.permute(0, 2, 3, 1).reshape(-1)
+    z.mul_(2)
+    return y + 0, z
+def copied_then_the_source(y, x, w):
+    z = y.permute(0, 2, 3, 1).contiguous()
+    y.add_(1)
+    return z * 2
 def transposed_result(y, x, w): return (y.transpose(1, 3) + 0, y.sum(1), y.mean((2, 3)))
 
 
 PROGRAMS = [view, view_and_more, features, patches, patches_inside, two_windows, window, written_through_a_view, written_after_the_view,
-            its_own_contiguous, relu_in_place, written_and_returned, transposed, strided, written_input, chunks, transposed_result]
+            its_own_contiguous, relu_in_place, written_and_returned, transposed, strided, written_input, chunks,
+            copied_channels_last, copied_and_returned, copied_transposed, copied_then_the_source, transposed_result]
 
 
 def ran(program, compiled, train):
