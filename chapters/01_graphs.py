@@ -171,7 +171,8 @@ print(inspect.getsource(tiny.on_meta))
 
 
 # %% tags=["fold"]
-from minicompile.ch01_graphs.fake import FakeMode, storage_key, with_symbols
+from minicompile.ch01_graphs.composites import with_symbols
+from minicompile.ch01_graphs.fake import FakeMode, storage_key
 
 mode = FakeMode()
 
@@ -315,12 +316,12 @@ in_all(lambda x: torch.softmax(x, 0), torch.arange(4))
 # tiny has recorded a product of floats and integers, and a softmax of integers. Its program would fail later, in
 # another place and with another message, or compute something that eager refuses to compute.
 #
-# Some of these rules are written down in `fake.py`, such as the one for products. For all others, the kernel is
+# Some of these rules are written down in `refusals.py`, such as the one for products. For all others, the kernel is
 # asked. The operator runs once on small tensors full of zeros that have the dtypes and strides of the fakes, and
 # if the kernel refuses, so does the fake. The answer is remembered for the operator and its dtypes, so the
 # question is asked once:
 #
-# %show minicompile.ch01_graphs.fake._check_with_kernel "if not shared and key in _ACCEPTED" to "_ACCEPTED.add"
+# %show minicompile.ch01_graphs.refusals.check_with_kernel "if not shared and key in _ACCEPTED" to "_ACCEPTED.add"
 #
 # A kernel may also complain about the zeros, for example that it cannot invert such a matrix. Such a message
 # says nothing about the program. That is why `_kernel_refuses` compares the words of the message with those
@@ -418,7 +419,7 @@ Table(["node", "made from", "the user's line"], [(n.name, *n.meta["origins"], n.
 # return the very object that it was given, because Python programs compare identities. So `wrap` first looks
 # whether the meta tensor belongs to a fake that was written:
 #
-# %show minicompile.ch01_graphs.fake.ask "def wrap" to "return pytree"
+# %show minicompile.ch01_graphs.operators.ask "def wrap" to "return pytree"
 #
 # And `trace` is short, since the recorder does everything:
 #

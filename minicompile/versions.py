@@ -23,7 +23,7 @@ import torch
 
 from . import logs
 from .backends import add_size_inputs, compile_graph
-from .ch01_graphs.fake import RECIPES
+from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import weakly
 from .ch03_capture import hook

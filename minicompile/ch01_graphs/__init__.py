@@ -1,0 +1,1 @@
+from . import recipes  # noqa: F401 (gives fakes what runs an operator on them)

@@ -24,7 +24,7 @@ import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from .fake import with_symbols
+from .composites import with_symbols
 from .floats import Float
 from .shapes import at_run_time, is_symbolic
 from .symbolic import Expr

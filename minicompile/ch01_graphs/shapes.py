@@ -380,7 +380,7 @@ def is_symbolic(value) -> bool:
 
 # %% [markdown]
 # Some operators ask for sizes as plain numbers, since they are composed of others in C++. Chapter 1's fakes refuse at
-# first (`fake.with_symbols` says what happens then), and answer if nothing else helps; guards then fix the sizes.
+# first (`composites.with_symbols` says what happens then), and answer if nothing else helps; guards then fix the sizes.
 
 # %%
 class NumbersNeeded(RuntimeError):

@@ -21,8 +21,11 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..errors import Unsupported
-from .fake import IN_PLACE_VIEWS, DispatchMode, FakeTensor, fake_call, settle_floats
+from .fake import DispatchMode, FakeTensor
 from .graph import Graph, call_node, graph_module, interpret, map_args
+from .operators import settle_floats
+from .recipes import fake_call
+from .refusals import IN_PLACE_VIEWS
 from .shapes import NUMBERS, expr_of, is_symbolic
 
 aten = torch.ops.aten

@@ -24,7 +24,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._device import _device_constructors
 
 from .. import marks
-from ..ch01_graphs.fake import FakeTensor, storage_key, with_symbols
+from ..ch01_graphs.composites import with_symbols
+from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.layouts import inside
 from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.sources import AttrSource, CallSource

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import FakeTensor, fake_call, storage_key
+from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import Float
 from ..ch01_graphs.graph import copy_provenance, map_args
 from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, memory_order, same_layout
+from ..ch01_graphs.recipes import fake_call
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr
 from ..errors import Unsupported

@@ -28,7 +28,7 @@ from typing import Callable
 import torch
 from torch.utils._pytree import tree_map
 
-from ..ch01_graphs.fake import leaves
+from ..ch01_graphs.operators import leaves
 
 aten = torch.ops.aten
 TABLE: dict[torch._ops.OpOverload, Callable] = {}

@@ -9,9 +9,12 @@ import torch.nn.functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from minicompile.ch01_graphs import fake
-from minicompile.ch01_graphs.fake import DataDependent, FakeMode, FakeTensor, cast_as_autocast, storage_key, with_symbols
+from minicompile.ch01_graphs import composites, recipes, refusals
+from minicompile.ch01_graphs.composites import cast_as_autocast, with_symbols
+from minicompile.ch01_graphs.fake import FakeMode, FakeTensor, storage_key
 from minicompile.ch01_graphs.graph import interpret, print_graph
+from minicompile.ch01_graphs.operators import DataDependent, ask
+from minicompile.ch01_graphs.recipes import fake_call
 from minicompile.ch01_graphs.shapes import ShapeEnv, expr_of
 from minicompile.ch01_graphs.symbolic import evaluate
 from minicompile.ch01_graphs.trace import trace
@@ -192,14 +195,14 @@ def test_a_refusal_is_not_remembered_for_other_arguments():
 def test_kernels_that_trust_their_pivots_are_not_asked_with_zeros(op, factor, monkeypatch):
     """LAPACK writes outside of its memory where a pivot is 0: the process ended on torch 2.11."""
     asked = []
-    monkeypatch.setattr(fake, "_kernel_refuses", lambda func, flat, spec: asked.append(func))
-    monkeypatch.setattr(fake, "_ACCEPTED", set())
-    monkeypatch.setattr(fake, "RECIPES", {})
+    monkeypatch.setattr(refusals, "_kernel_refuses", lambda func, flat, spec: asked.append(func))
+    monkeypatch.setattr(refusals, "_ACCEPTED", set())
+    monkeypatch.setattr(recipes, "RECIPES", {})
     solve = getattr(torch.ops.aten, f"linalg_{op}").default
-    mode, matrix = fake.FakeMode(), torch.eye(3) + 1
+    mode, matrix = FakeMode(), torch.eye(3) + 1
     tensors = [mode.from_real(t) for t in (*factor(matrix), torch.ones(3, 2))]
-    assert fake.fake_call(solve, tuple(tensors), {}).shape == (3, 2) and solve not in asked
-    fake.fake_call(torch.ops.aten.mul.Tensor, (tensors[0], tensors[0]), {})
+    assert fake_call(solve, tuple(tensors), {}).shape == (3, 2) and solve not in asked
+    fake_call(torch.ops.aten.mul.Tensor, (tensors[0], tensors[0]), {})
     assert asked == [torch.ops.aten.mul.Tensor]
 
 
@@ -220,29 +223,29 @@ ASKED_TWICE = {
 @pytest.mark.parametrize("name", ASKED_TWICE)
 def test_a_result_that_is_made_again_is_as_the_first(name, monkeypatch):
     """A recipe gives what the meta kernel gave: where the elements lie, and whose memory it is."""
-    monkeypatch.setattr(fake, "RECIPES", {})
+    monkeypatch.setattr(recipes, "RECIPES", {})
 
     def result(call):
-        tensors = [fake.FakeTensor(torch.empty(6, 4, dtype=dtype, device="meta"), torch.device("cpu"))
+        tensors = [FakeTensor(torch.empty(6, 4, dtype=dtype, device="meta"), torch.device("cpu"))
                    for dtype in (torch.float32, torch.float64)]
         op, args = ASKED_TWICE[name](*tensors)
         out = call(op, args, {})
-        memory = list(map(fake.storage_key, tensors))
+        memory = list(map(storage_key, tensors))
         found = [out] if isinstance(out, torch.Tensor) else list(out)
-        keys = [fake.storage_key(t) for t in found]
+        keys = [storage_key(t) for t in found]
         return type(out), [(t.shape, t.stride(), t.storage_offset(), t.dtype, t.device, t.meta.untyped_storage().nbytes(),
                             memory.index(k) if k in memory else keys.index(k) + 2, [t is x for x in tensors])
                            for t, k in zip(found, keys)]
-    expected = result(fake.ask)
-    assert [result(fake.fake_call) for _ in range(3)] == [expected] * 3
-    assert len(fake.RECIPES) >= (name not in ("written from the same memory", "turned in place"))
+    expected = result(ask)
+    assert [result(fake_call) for _ in range(3)] == [expected] * 3
+    assert len(recipes.RECIPES) >= (name not in ("written from the same memory", "turned in place"))
 
 
 @pytest.mark.parametrize("op, args", [("add_.Tensor", lambda x, y: (x, y)), ("addcmul_.default", lambda x, y: (x, y, y)),
                                       ("_foreach_add_.Scalar", lambda x, y: ([x], 2.0))])
 def test_a_write_is_counted_each_time(op, args, monkeypatch):
-    monkeypatch.setattr(fake, "RECIPES", {})
-    mode, (packet, _, kind) = fake.FakeMode(), op.partition(".")
+    monkeypatch.setattr(recipes, "RECIPES", {})
+    mode, (packet, _, kind) = FakeMode(), op.partition(".")
     x, y = mode.from_real(torch.ones(3)), mode.from_real(torch.ones(3))
     versions = []
     for _ in range(3):
@@ -252,7 +255,7 @@ def test_a_write_is_counted_each_time(op, args, monkeypatch):
 
 
 def test_memory_that_overlaps_is_refused_after_a_call_that_is_not():
-    mode = fake.FakeMode()
+    mode = FakeMode()
     with mode:
         for shape in ((4, 4), (1, 4)):
             x = torch.empty(shape).expand(4, 4)
@@ -273,7 +276,7 @@ def test_a_recipe_is_not_used_under_another_default_dtype():
     for dtype in (torch.float32, torch.float64, torch.float32):
         torch.set_default_dtype(dtype)
         try:
-            found.append(fake.fake_call(aten.full.default, ([2], 1.5), {}).dtype)
+            found.append(fake_call(aten.full.default, ([2], 1.5), {}).dtype)
         finally:
             torch.set_default_dtype(torch.float32)
     assert found == [torch.float32, torch.float64, torch.float32]
@@ -320,7 +323,7 @@ def test_autocast_casts_the_same_with_symbolic_sizes(device, monkeypatch):
     """Every operator that asks for numbers, so that PyTorch's version in Python may run: the dtypes are those with numbers."""
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     refused = []
-    monkeypatch.setattr(fake, "cast_as_autocast", lambda *call: refused.append(call) or cast_as_autocast(*call))
+    monkeypatch.setattr(composites, "cast_as_autocast", lambda *call: refused.append(call) or cast_as_autocast(*call))
 
     def dtypes(op, sample, env):
         (args, kwargs) = symbolic_fakes(((sample.input, *sample.args), sample.kwargs), device, torch.bfloat16, env)

@@ -1,0 +1,134 @@
+# %% [markdown]
+# # Asked before
+#
+# A program asks the same question again and again: each of a hundred equal layers, and each of the stages that run
+# the program, wants to know what an addition of two such tensors gives. A meta kernel, many of which are Python,
+# takes fifty microseconds to answer. So answers are kept, under all that they depend on: the operator, how each tensor
+# lies, and every number that is not data. They are forgotten when the compilation is over.
+#
+# Kept is a *recipe*, and each call makes tensors of its own from it: in new memory, or as views of the first argument.
+# An elementwise operator that writes to its first argument gives this argument back, if its memory is no other's; the
+# update of an optimizer consists of such. Other operators that write are asked each time, and so are operators of users,
+# which may change. Where sizes are symbolic, so is every operator, since an answer may need a guard. `fake_call` is what
+# fakes call; `ask` alone would do, and take longer.
+
+# %%
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+
+from .fake import FakeTensor, form_of, length_of, storage_key
+from .operators import FLOATS_ARE_DATA, NAMESPACES, ask, leaves
+from .refusals import STRIDED
+from .shapes import NUMBERS
+
+PLAIN = frozenset((int, float, bool, complex, str, type(None), torch.dtype, torch.layout, torch.memory_format))
+RECIPES: dict[tuple, Any] = {}
+
+
+class NotKept(Exception):
+    """A question or an answer that is of one call only."""
+
+
+@functools.cache
+def _may_be_kept(func) -> bool:
+    kept = func.namespace in NAMESPACES and func.overloadpacket not in STRIDED and func not in NUMBERS
+    return kept and (not func._schema.is_mutable or _writes_first(func))
+
+
+@functools.cache
+def _writes_first(func) -> bool:
+    """Whether it is elementwise, in place."""
+    written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
+    return torch.Tag.pointwise in func.tags and written[:1] == [True] and True not in written[1:] and len(func._schema.returns) == 1
+
+
+def _check_alone(first, others) -> None:
+    """What is written has an element for each position, in memory of its own."""
+    if type(first) is not FakeTensor or 0 in first.meta.stride() or storage_key(first) in {
+            storage_key(x) for x in others if isinstance(x, FakeTensor)}:
+        raise NotKept
+
+
+def _asked(x, floats: bool):
+    """What an answer may depend on, of one argument. floats: whether the values of floats are none of it."""
+    kind = type(x)
+    if floats and (kind is float or kind is torch.SymFloat):
+        return float
+    if kind is FakeTensor and not (x._has_symbolic_sizes_strides or x.dtype.is_complex or x.meta.is_neg()):
+        meta = x.meta
+        return meta.shape, meta.stride(), meta.storage_offset(), meta.dtype, x.device
+    if kind in PLAIN or kind is torch.device and (x.type != "cuda" or x.index is not None):
+        return kind, x
+    if isinstance(x, (list, tuple)):
+        return tuple([_asked(item, floats) for item in x])
+    raise NotKept
+
+
+class Same:
+    """In a recipe: the first argument."""
+
+
+class SameMemory:
+    """In a recipe: memory of the first argument."""
+
+
+def _recipe(x, first, memory: set):
+    """How to make a result like `x`. memory: the storages of the arguments, and of results that were met before."""
+    kind = type(x)
+    if x is first:
+        return Same, None
+    if kind in PLAIN:
+        return kind, x
+    if kind is list or kind is tuple:
+        return kind, [_recipe(item, first, memory) for item in x]
+    if kind is not FakeTensor or x.dtype.is_complex or x.meta.is_neg():
+        raise NotKept
+    sizes, strides, offset = form = form_of(x)
+    if type(first) is FakeTensor and storage_key(x) == storage_key(first) and x.dtype == first.dtype and x.device == first.device:
+        return SameMemory, form
+    if storage_key(x) in memory or offset or \
+            x.meta.untyped_storage().nbytes() != (0 if 0 in sizes else length_of(form) * x.dtype.itemsize):
+        raise NotKept
+    memory.add(storage_key(x))
+    return kind, (sizes, strides, x.dtype, x.device)
+
+
+def _made(kind, how, first):
+    """A result by its recipe."""
+    if kind is Same:
+        return first
+    if kind is FakeTensor:
+        sizes, strides, dtype, device = how
+        return FakeTensor(torch.empty_strided(sizes, strides, dtype=dtype, device="meta"), device)
+    if kind is SameMemory:
+        return FakeTensor(first.meta.as_strided(*how), first.device)
+    return kind([_made(*part, first) for part in how]) if kind is list or kind is tuple else how
+
+
+def fake_call(func, args, kwargs):
+    """Run one ATen operator on fakes, or make again what it gave for such arguments."""
+    if not _may_be_kept(func):
+        return ask(func, args, kwargs)
+    floats = func in FLOATS_ARE_DATA
+    try:
+        if func._schema.is_mutable:
+            _check_alone(args[0], leaves(args[1:], kwargs))
+        key = func, torch.get_default_dtype(), _asked(args, floats), tuple(kwargs), _asked(tuple(kwargs.values()), floats)
+    except NotKept:
+        return ask(func, args, kwargs)
+    first = args[0] if args else None
+    if (recipe := RECIPES.get(key)) is not None:
+        return _made(*recipe, first)
+    out = ask(func, args, kwargs)
+    with contextlib.suppress(NotKept):
+        recipe = _recipe(out, first, {storage_key(x) for x in leaves(args, kwargs) if isinstance(x, FakeTensor)})
+        RECIPES[key] = recipe
+    return out
+
+
+FakeTensor.run = staticmethod(fake_call)

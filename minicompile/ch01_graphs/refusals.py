@@ -1,0 +1,150 @@
+# %% [markdown]
+# # What only the kernel refuses
+#
+# A program that eager would end with an exception must end so when compiled, and at the same line. Meta
+# kernels check shapes. They do not check everything else: `torch.mm` of two dtypes, a float as an index, a
+# softmax of integers, a copy onto overlapping memory all pass. Some of these rules are written down here.
+#
+# The rest only the kernel knows, so it is asked: once for each operator, dtypes and flags, and whenever something is
+# written that shares memory with another argument, it runs on zeros that lie as the tensors would. That costs
+# microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out.
+
+# %%
+from __future__ import annotations
+
+import re
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .corrections import outside
+from .fake import FakeTensor, form_of, length_of, storage_key
+from .layouts import present
+
+aten = torch.ops.aten
+
+# Their kernels refuse operands of different dtypes, their meta kernels do not.
+ONE_DTYPE = {getattr(aten, name).default for name in
+             ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")}
+STRIDED = {aten.as_strided, aten.as_strided_, aten.as_strided_copy}
+IN_PLACE_VIEWS = {                      # `x.t_()` writes no data: the tensor object becomes a view of what it was
+    aten.t_.default: aten.t.default,
+    aten.transpose_.default: aten.transpose.int,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+    aten.as_strided_.default: aten.as_strided.default,
+}
+
+
+def is_viewed(t: torch.Tensor) -> bool:
+    """Whether other tensors that are alive are views of `t`. After a write PyTorch derives the history of a view from that of its base
+    anew: on real tensors by `as_strided`, on fakes by taking the view again, which is another part of memory if `t` has another shape."""
+    if not isinstance(t, FakeTensor) or t._base is not None:
+        return False
+    memory = t.meta.untyped_storage()
+    return torch._C._storage_Use_Count(memory._cdata) > 2 + t.formers       # this Python object, and the meta tensor of `t`
+
+
+def check_storage(t: FakeTensor, sizes, strides, offset=None) -> None:
+    """`as_strided` beyond the memory that there is, which a meta tensor does not have."""
+    form = [tuple(map(present, sizes)), tuple(map(present, strides)), present(t.storage_offset() if offset is None else offset)]
+    there = t.meta.untyped_storage().nbytes()
+    if type(there) is int and 0 not in form[0] and (needed := length_of(form) * t.dtype.itemsize) > there:
+        raise RuntimeError(f"setStorage: sizes {list(form[0])}, strides {list(form[1])}, storage offset {form[2]} "
+                           f"require {needed} bytes, out of bounds for storage of size {there}")
+
+
+def check_indices(tensor, indices) -> None:
+    """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, and masks of
+    another shape."""
+    d = 0
+    for index in indices:
+        if isinstance(index, torch.Tensor) and (index.is_floating_point() or index.is_complex()):
+            raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
+        width = index.dim() if index is not None and index.dtype in (torch.bool, torch.uint8) else 1
+        if index is not None and index.dtype is torch.bool and index.shape != tensor.shape[d:d + width]:
+            raise IndexError(f"the shape of the mask {list(index.shape)} does not match that of the indexed "
+                             f"tensor {list(tensor.shape)} at dimension {d}")
+        d += width
+
+
+# %% [markdown]
+# `check_with_kernel` finds out whether the kernel has to be asked. It does not ask for operators whose
+# result is random, for those that would trust numbers that are zeros here, and for derivatives, which no user
+# calls. Then it looks whether a call of this kind has been accepted before. Two tensors that share memory are
+# a case of their own: whether a kernel minds depends on how they overlap, so it is asked each time.
+# `_kernel_refuses` builds the tensors: a block of zeros for each storage, and on each a tensor with the
+# sizes, strides and offset of the fake.
+
+# %%
+# Words of refusals that are not about the numbers in the tensors, which are zeros here
+REFUSALS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
+                      "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
+TRIED_BYTES = 1 << 20
+_ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
+
+
+def check_with_kernel(func, kwargs, flat, spec) -> None:
+    fakes = [x for x in flat if isinstance(x, FakeTensor)]
+    if not fakes or func.namespace != "aten" or any(t.device.type != "cpu" for t in fakes) \
+            or torch.Tag.nondeterministic_seeded in func.tags or _trusts_positions(func) or _is_derivative(func):
+        return
+    forms = [form_of(t) for t in fakes]
+    shared = func._schema.is_mutable and (
+        len({storage_key(t) for t in fakes}) < len(set(map(id, fakes))) or any(
+            stride == 0 and size > 1 for sizes, strides, _ in forms for size, stride in zip(sizes, strides)))
+    empty = [0 in sizes for sizes, _, _ in forms]
+    key = func, tuple(kwargs), tuple([_kind_of(x) for x in flat]), tuple(empty)
+    if not shared and key in _ACCEPTED:
+        return
+    if sum(length_of(form) * t.dtype.itemsize for t, form in zip(fakes, forms)) > TRIED_BYTES:
+        return
+    error = _kernel_refuses(func, flat, spec)
+    if error is not None:               # asked again the next time: it may be about the numbers or the shapes of this call
+        raise type(error)(*error.args)
+    if not shared:
+        _ACCEPTED.add(key)
+
+
+def _trusts_positions(func) -> bool:
+    """LAPACK's solvers count pivots from 1 and do not check them: with zeros they write outside of their memory."""
+    return any("pivots" in a.name for a in func._schema.arguments)
+
+
+def _is_derivative(func) -> bool:
+    """The autograd engine calls it, with what forward returned: no program is to be refused. And the dtypes may not be
+    eager's: the statistics of a layer norm are float32 on fakes, and of its operand's dtype in a CPU kernel."""
+    return func._schema.name.endswith("_backward")
+
+
+def _kind_of(x):
+    """What a refusal can depend on: of a tensor its dtype, of a number its type, of anything else (flags, names) all of it."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.dim() == 0
+    return type(x) if isinstance(x, (int, float, complex, torch.SymInt, torch.SymFloat)) and type(x) is not bool else x
+
+
+def _kernel_refuses(func, flat, spec):
+    """The exception with which a kernel refuses tensors like these, or None."""
+    blank: dict = {}                    # storage -> zeros
+
+    def real(x):
+        if not isinstance(x, FakeTensor):
+            return present(x)
+        sizes, strides, offset = form = form_of(x)
+        memory = blank.setdefault(storage_key(x), torch.UntypedStorage(0))
+        if memory.nbytes() < length_of(form) * x.dtype.itemsize:
+            memory.resize_(length_of(form) * x.dtype.itemsize)
+        return torch.empty(0, dtype=x.dtype).set_(memory, offset, sizes, strides)
+
+    with outside():
+        args, kwargs = pytree.tree_unflatten([real(x) for x in flat], spec)
+        for memory in blank.values():
+            memory.fill_(0)
+        try:
+            func(*args, **kwargs)
+        except Exception as error:      # or it is about the zeros
+            return error if REFUSALS.search(str(error)) else None
+    return None
