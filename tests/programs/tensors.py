@@ -16,10 +16,36 @@ INTEGERS = ["torch.int64", "torch.int64", "torch.int32", "torch.int16", "torch.i
 LIMIT = 4096                            # elements of a value
 LARGEST = 1e3                           # beyond it a floating-point value is mostly not kept
 
-HEAD = '''import torch
+HEAD = '''import math
+import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 DEVICE = {device!r}
 leaves = []
+
+def recurrent(kind, x, units, layers, dropout, ways):
+    def weight(*size):
+        return (torch.arange(math.prod(size), device=x.device) * 7 % 11 / 11 - 0.5).view(size).to(x.dtype)
+    rows = units * {{"lstm": 4, "gru": 3, "rnn_tanh": 1}}[kind]
+    sizes = [x.shape[-1]] + [units * ways] * (layers - 1)
+    weights = [w for n in sizes for _ in range(ways) for w in (weight(rows, n), weight(rows, units), weight(rows), weight(rows))]
+    h = x.new_zeros(layers * ways, x.shape[1], units)
+    return getattr(torch, kind)(x, (h, h) if kind == "lstm" else h, weights, True, layers, dropout, dropout > 0, ways == 2, False)[0]
+
+def hooked(f):
+    def run(*args):
+        with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
+            return f(*args)
+    return run
+
+def on_cpu(f):
+    def run(*args):
+        with torch.autograd.graph.save_on_cpu():
+            return f(*args)
+    return run
+
+def checkpointed(f):
+    return lambda *args: torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)
 
 def inputs(seed, B):
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +88,8 @@ class Writer:
     def __init__(self, seed: int, device: str):
         self.rng, self.device = random.Random(seed), device
         self.head, self.lines, self.names, self.unused = [HEAD.format(device=device)], [], [], []
-        self.space = {"torch": torch, "F": torch.nn.functional, "DEVICE": "cpu"}
+        self.space: dict = {}
+        exec(HEAD.format(device="cpu"), self.space)
         self.env: dict[str, torch.Tensor] = {}
         self.forms = {id(table): some_of(table, self.rng) for table in (EXPRESSIONS, WRITES)}
 
@@ -521,6 +548,13 @@ def layer(w):
     return w.rng.choice(options)
 
 
+@expression(2.0)
+def recurrence(w):
+    x = w.tensor(lambda t: torch.is_floating_point(t) and t.dim() == 3 and 0 not in t.shape and t.shape[0] <= 4)
+    kind, layers = w.rng.choice(["lstm", "gru", "rnn_tanh"]), w.rng.choice([1, 2, 2])
+    return f"recurrent({kind!r}, {x}, {w.rng.choice([2, 3])}, {layers}, {w.rng.choice([0.0, 0.5])}, {w.rng.choice([1, 2])})"
+
+
 # ---- from nothing
 
 expressions(0.4, "torch.zeros_like({a})", "torch.ones({a}.shape, device=DEVICE)", "torch.full_like({x}, {c})",
@@ -717,10 +751,18 @@ def _program(seed: int, device: str) -> str:
     results = list(dict.fromkeys([*unused, *rng.sample(w.names, min(2, len(w.names)))]))
     body = "".join(f"    {line}\n" for line in w.lines)
     calls = [(0, B), (1, B)] + ([(2, B + rng.choice([1, 2, -1, -2]))] if rng.random() < 0.3 else [])
+    # What a checkpoint runs twice must not write to what it is given: eager stops the second time where it has enough
+    values = space["inputs"](0, B)
+    versions = [t._version for t in values]
+    w.env = dict(zip(arguments, values))
+    for line in w.lines:
+        run(w, line)
+    again = [t._version for t in values] == versions
+    around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2, 1, 9 if again else 0])[0]
     return (HEAD.format(device=device) + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n\n"
             + f"def entry({', '.join(arguments)}):\n{body}    return ({', '.join(results)},)\n\n"
             + f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, B in {calls}:\n"
-            "        call(fast, *inputs(seed, B))\n")
+            f"        call({around}(fast), *inputs(seed, B))\n")
 
 
 def replay(w: Writer, maker: str, made: list[str], arguments: list[str], B: int) -> None:
