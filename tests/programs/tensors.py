@@ -752,11 +752,8 @@ def _program(seed: int, device: str) -> str:
     body = "".join(f"    {line}\n" for line in w.lines)
     calls = [(0, B), (1, B)] + ([(2, B + rng.choice([1, 2, -1, -2]))] if rng.random() < 0.3 else [])
     # What a checkpoint runs twice must not write to what it is given: eager stops the second time where it has enough
-    values = space["inputs"](0, B)
-    versions = [t._version for t in values]
-    w.env = dict(zip(arguments, values))
-    for line in w.lines:
-        run(w, line)
+    versions = [t._version for t in begin(w, maker, made, arguments, B)]
+    values = replay(w, maker, made, arguments, B)
     again = [t._version for t in values] == versions
     around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2, 1, 9 if again else 0])[0]
     return (HEAD.format(device=device) + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n\n"
@@ -765,11 +762,18 @@ def _program(seed: int, device: str) -> str:
             f"        call({around}(fast), *inputs(seed, B))\n")
 
 
-def replay(w: Writer, maker: str, made: list[str], arguments: list[str], B: int) -> None:
-    """The values before the last statement, which wrote what is not wanted."""
+def begin(w: Writer, maker: str, made: list[str], arguments: list[str], B: int) -> tuple:
+    """The values of the arguments."""
     space = dict(w.space, leaves=[])
     exec(maker + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n", space)
-    w.env = dict(zip(arguments, space["inputs"](0, B)))
+    return space["inputs"](0, B)
+
+
+def replay(w: Writer, maker: str, made: list[str], arguments: list[str], B: int) -> tuple:
+    """The values before the last statement, which wrote what is not wanted; those of the arguments."""
+    values = begin(w, maker, made, arguments, B)
+    w.env = dict(zip(arguments, values))
     for line in w.lines:
         run(w, line)
     w.env = {n: t for n, t in w.env.items() if n in w.names}
+    return values
