@@ -20,7 +20,8 @@ from minicompile.ch07_loops.verify import print_loop, print_program
 from minicompile.ch08_fusion import fuse as fuse_module
 from minicompile.ch08_fusion.alignment import find_alignment
 from minicompile.ch08_fusion.dependencies import remove_dead
-from minicompile.ch08_fusion.fuse import Fuser, FusionOptions, fuse, score, shared_buffers
+from minicompile.ch08_fusion.fuse import fuse, score, shared_buffers
+from minicompile.ch08_fusion.groups import Fuser, FusionOptions
 from minicompile.ch08_fusion.kernel import Kernel
 
 # %% [markdown]
@@ -280,7 +281,7 @@ print(print_program(f.program))
 # Everything that the scheduler wants to know stands in the loads and stores of a loop, and they are values that can be
 # asked for their buffer and their index:
 #
-# %show minicompile.ch08_fusion.fuse.make_group
+# %show minicompile.ch08_fusion.groups.make_group
 #
 # A group begins as one loop and ends as a kernel. Its `space` is the nest, with the loop's variables renamed to `i0`,
 # `i1` and `r0`, so that two loops over the same nest look the same. `mapping` has the new names, and `apply` puts them
@@ -444,7 +445,7 @@ for d in watch(neighbours, torch.randn(65, 64), dynamic=False).half()["schedule"
 # exit leaves a `Decision` with a reason, so that "why are these not fused?" has an answer. First come the
 # limits: a kernel with too many arguments or values has too few registers.
 #
-# %show minicompile.ch08_fusion.fuse.refusal "if a.device" to "return "the kernel would have too many"
+# %show minicompile.ch08_fusion.legality.refusal "if a.device" to "return "the kernel would have too many"
 #
 # (`walked` belongs to a special form on GPUs. A layer norm's backward pass needs sums along rows and sums of
 # columns of the same data. One kernel can do both if each program takes a block of whole rows and adds up its
@@ -453,7 +454,7 @@ for d in watch(neighbours, torch.randn(65, 64), dynamic=False).half()["schedule"
 # Then what flows is looked at. A value that is written at positions that are themselves data, as in a
 # scatter, is complete only when all iterations have run. Nobody can read it in the same kernel.
 #
-# %show minicompile.ch08_fusion.fuse.refusal "for n in flows" to "return f"{n} is read"
+# %show minicompile.ch08_fusion.legality.refusal "for n in flows" to "return f"{n} is read"
 #
 # Then the question whether something has to run between the two.
 #
@@ -493,7 +494,7 @@ drawing(
 # before it, as the bits of one integer. A path through a third group exists exactly if some direct successor
 # of `a`, other than `b`, is an ancestor of `b`:
 #
-# %show minicompile.ch08_fusion.fuse.makes_cycle
+# %show minicompile.ch08_fusion.groups.makes_cycle
 #
 # Groups are named by numbers. When two become one, the number of one of them stays, and `find(s)` answers which
 # group `s` is in by now. `above >> s & 1` is bit `s` of the integer, that is, whether `s` is among the ancestors.
@@ -575,7 +576,7 @@ for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["
 # memory, and `map_x` and `map_y` take their indices to the common nest. These are its lines about reads. They are the
 # answer to the exercise [when one kernel would be wrong](exercise:fusion-hazard), which gives you the rest:
 #
-# %show minicompile.ch08_fusion.fuse.hazard "for other, indices" to "return f"{root} is read"
+# %show minicompile.ch08_fusion.legality.hazard "for other, indices" to "return f"{root} is read"
 #
 # ## Greedy, round by round
 #

@@ -19,7 +19,8 @@ import minicompile
 from chapters import tiny
 from chapters._lib import Table, Walk, bars, best_time, check_of, drawing, example, head, measured, results, timeline, watch
 from minicompile.ch02_guards.codegen import define
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch10_cpp.build import load_cpp
 from minicompile.ch10_cpp.emit import emit_cpp

@@ -28,7 +28,8 @@ from minicompile.ch01_graphs.graph import print_graph
 from minicompile.ch05_autograd.joint import trace_joint
 from minicompile.ch05_autograd.partition import size_in_bytes
 from minicompile.ch06_decompositions.decompose import decompose
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch08_fusion.kernel import Kernel, KernelList
 from minicompile.ch08_fusion.lists import levels
 from minicompile.ch12_training.memory import recompute_in_backward

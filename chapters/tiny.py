@@ -1820,10 +1820,10 @@ if __name__ == "__main__":
 #
 # Each line names a piece of this part, its counterpart, and what the counterpart adds.
 #
-# - `refusal`: [](ref:minicompile.ch08_fusion.fuse.hazard). A nest is turned around where that helps, and a buffer may
+# - `refusal`: [](ref:minicompile.ch08_fusion.legality.hazard). A nest is turned around where that helps, and a buffer may
 #   be read at two places.
 # - `gain`: [](ref:minicompile.ch08_fusion.fuse.score). What is in the cache counts less.
-# - `merged`: [](ref:minicompile.ch08_fusion.fuse.makes_cycle). The same question, asked of a graph.
+# - `merged`: [](ref:minicompile.ch08_fusion.groups.makes_cycle). The same question, asked of a graph.
 # - `fuse`: [](ref:minicompile.ch08_fusion.fuse.fuse_groups). And afterwards a plan of who uses whose memory.
 
 # %% [markdown] tags=["page"]

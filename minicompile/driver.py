@@ -35,7 +35,8 @@ from .ch05_autograd.runtime import compile_training, interpret_aten
 from .ch06_decompositions.decompose import decompose
 from .ch07_loops.lower import lower
 from .ch07_loops.verify import verify
-from .ch08_fusion.fuse import FusionOptions, fuse
+from .ch08_fusion.fuse import fuse
+from .ch08_fusion.groups import FusionOptions
 from .ch08_fusion.kernel import Kernel
 from .ch08_fusion.reference import verify_schedule
 from .ch09_triton.launch import warm_up

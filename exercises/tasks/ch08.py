@@ -157,7 +157,7 @@ keep_sources(*SCORED.values())
 
 def fuser_of(name):
     from minicompile.ch08_fusion.dependencies import remove_dead
-    from minicompile.ch08_fusion.fuse import Fuser, FusionOptions
+    from minicompile.ch08_fusion.groups import Fuser, FusionOptions
     program = lowered(SCORED[name], torch.randn(6, 8), torch.randn(6, 8), max_ops=1)
     return Fuser(program, remove_dead(program), FusionOptions())
 
@@ -219,7 +219,7 @@ def access_program(case):
     """A program of two loops, and the fuser that has them as two groups."""
     from minicompile.ch01_graphs.symbolic import Symbol
     from minicompile.ch07_loops.ir import Buffer, Layout, Loop, Program, Values
-    from minicompile.ch08_fusion.fuse import Fuser, FusionOptions
+    from minicompile.ch08_fusion.groups import Fuser, FusionOptions
     loops, aliases = case
     nodes, names = [], set(aliases) | set(aliases.values())
     for n, (reads, target, at, mode, mask, reduce, over) in enumerate(loops):
@@ -473,7 +473,7 @@ for _name in FUSING:
 # ---- fewer-kernels ---------------------------------------------------------------------------------------
 
 NAIVE_PAIRS = '''\
-from minicompile.ch08_fusion.fuse import Fuser
+from minicompile.ch08_fusion.groups import Fuser
 
 
 def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
@@ -529,7 +529,7 @@ keep_sources(*WIDE.values())
 
 def fuser_for_pairs(case):
     from minicompile.ch08_fusion.dependencies import remove_dead
-    from minicompile.ch08_fusion.fuse import Fuser, FusionOptions
+    from minicompile.ch08_fusion.groups import Fuser, FusionOptions
     program = lowered(WIDE[case], torch.randn(32, 64), torch.randn(64, 64) if case == "blocks" else torch.randn(48, 16), max_ops=1)
     return program, Fuser(program, remove_dead(program), FusionOptions())
 

@@ -178,7 +178,8 @@ def program_source(name):
 
 
 def hosted(name, reuse_memory=False):
-    from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+    from minicompile.ch08_fusion.fuse import fuse
+    from minicompile.ch08_fusion.groups import FusionOptions
     from minicompile.ch11_runtime.host import compile_schedule
     inputs = [torch.ones(8, 8) / 8, torch.eye(8)] if name in PRODUCTS or name == "windows" else []
     return compile_schedule(fuse(lowered(PROGRAMS[name], *inputs), FusionOptions(reuse_memory=reuse_memory)), "loops"), inputs

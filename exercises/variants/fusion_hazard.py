@@ -1,5 +1,5 @@
-from minicompile.ch08_fusion.fuse import _is_wide, disjoint
 from minicompile.ch08_fusion.iteration import apply
+from minicompile.ch08_fusion.legality import _is_wide, disjoint
 
 wrong_one_direction = [("for x, y, map_x, map_y in ((a, b, alignment.a, alignment.b), (b, a, alignment.b, alignment.a)):",
                         "for x, y, map_x, map_y in ((a, b, alignment.a, alignment.b),):")]

@@ -17,7 +17,8 @@ from ..ch01_graphs.fake import FakeMode
 from ..ch01_graphs.trace import trace
 from ..ch06_decompositions.decompose import decompose
 from ..ch07_loops.lower import lower
-from ..ch08_fusion.fuse import FusionOptions, fuse
+from ..ch08_fusion.fuse import fuse
+from ..ch08_fusion.groups import FusionOptions
 from ..ch08_fusion.kernel import Kernel
 from ..ch08_fusion.values import link
 from ..ch09_triton.emit import emit_triton, plan

@@ -10,15 +10,11 @@
 # %%
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..ch01_graphs.symbolic import Int, Symbol, coefficient, present, product, symbols
 from ..ch07_loops.reductions import ENOUGH_BLOCKS, LONGEST_ROW
 from .dependencies import nbytes
+from .groups import Fuser, Group
 from .iteration import Alignment, Segment, Space, apply, combine, roles_agree, segments_by_access, segments_in_order
-
-if TYPE_CHECKING:
-    from .fuse import Fuser, Group
 
 
 def numel(dims) -> Int:

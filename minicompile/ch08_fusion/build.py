@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Iterable
+from typing import Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, symbols
 from ..ch07_loops.builder import normal
 from ..ch07_loops.ir import Value, body_of, with_places
+from .groups import Fuser, Group
 from .iteration import merge_dims
 from .kernel import Kernel
-
-if TYPE_CHECKING:
-    from .fuse import Fuser, Group
 
 # %% [markdown]
 # ## Other variables

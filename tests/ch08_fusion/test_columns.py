@@ -2,7 +2,8 @@
 import pytest
 import torch
 
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch08_fusion.reference import verify_schedule
 from minicompile.ch11_runtime.host import compile_schedule

@@ -219,7 +219,7 @@ def test_parts_of_a_cat_are_one_kernel():
     ((192, 1), (8, 64), 129, False)])
 def test_disjoint_accesses(strides, sizes, distance, expected):
     from minicompile.ch01_graphs.symbolic import Symbol
-    from minicompile.ch08_fusion.fuse import disjoint
+    from minicompile.ch08_fusion.legality import disjoint
     index = sum((Symbol(f"i{k}", n).expr * s for k, (s, n) in enumerate(zip(strides, sizes))), 0)
     assert disjoint(index, index + distance) is expected and disjoint(index + distance, index) is expected
     grid = [sum(s * i for s, i in zip(strides, point)) for point in torch.cartesian_prod(

@@ -10,7 +10,8 @@ from minicompile.ch07_loops.ir import Buffer, Extern, Layout, Loop, Program, Vie
 from minicompile.ch07_loops.verify import print_loop
 from minicompile.ch08_fusion.build import rewrite
 from minicompile.ch08_fusion.dependencies import dependency_edges, remove_dead, storage_size
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch08_fusion.iteration import Space, combine, merge_dims, segments_by_access, segments_in_order
 from minicompile.ch08_fusion.memory import overwrites_safely
 from minicompile.ch08_fusion.reference import verify_schedule

@@ -4,7 +4,8 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
-from minicompile.ch08_fusion.fuse import FusionOptions, fuse
+from minicompile.ch08_fusion.fuse import fuse
+from minicompile.ch08_fusion.groups import FusionOptions
 from minicompile.ch08_fusion.kernel import Kernel
 from minicompile.ch10_cpp.build import load_cpp
 from minicompile.ch10_cpp.emit import emit_cpp

@@ -1,0 +1,185 @@
+# %% [markdown]
+# # May two groups be one kernel?
+#
+# Cheap tests come before dear ones, and an answer no is a sentence, which ends up in a `Decision`.
+#
+# First come those that need no look at indices (`refusal`): the same device, the number of loops, of instructions and of
+# arguments. Then what flows between the two. A buffer that is written at computed positions is complete only when the kernel has
+# ended, and one that is read at computed positions needs to be in memory. Then usefulness: two loops that
+# only read something in common must share a good part of their traffic, and must not lie far apart in the
+# program, since fusing them keeps everything between them alive for longer. (That is no reason where both touch nothing but
+# inputs that stay: `_foreach` operators do all of a parameter's work in places far apart.) Then the cycle test.
+#
+# Only now is a common nest looked for (`common_nest`). Mostly the nests agree already and all accesses are equal (`same`);
+# that is decided by comparing, with no search. The last questions need the alignment: whether the buffers
+# that both read are read at the same elements, whether a store would run across memory, whether a reduction
+# with few results would slow down the loop (`_starved`, on GPUs), and the hazards.
+
+# %%
+from __future__ import annotations
+
+from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, symbols
+from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
+from .dependencies import nbytes
+from .groups import Fuser, Group, makes_cycle
+from .iteration import Alignment, apply, strided
+
+
+def _starved(a: Group, b: Group) -> str | None:
+    """A reduction with few outputs runs on few processors of a GPU. A pointwise loop over all its elements is
+    better off alone."""
+    if a.reduces == b.reduces:
+        return None
+    base, other = (a, b) if a.reduces else (b, a)
+    rows, row = (present(numel(dims)) for dims in base.space)
+    columns = any(coefficient(e, v) == 1 for v in base.space.vars[-1:] for es in base.reads.values()
+                  for e in es if not symbols(e).isdisjoint(base.space.rvars))
+    wide = present(numel(other.space.vars)) > rows
+    if row > 2048 and rows < (2048 if columns else 128) and wide:
+        return f"a reduction to {rows} values would slow down a loop over {rows * row} elements"
+    return None
+
+
+def waits(f: Fuser, a: Group, b: Group) -> bool:
+    """Would more memory be alive if a, whose results b reads, had to wait for what else b reads? A sum over rows is small.
+    Added to another one that comes much later, it would keep its operand alive until then."""
+    ready = max([f.writer[n] for n in b.reads if n in f.writer and n not in a.writes], default=0)
+    if ready - a.members[-1] <= NEAR:
+        return False
+    kept = sum(nbytes(f.buffers[n]) for n in a.reads if n in f.writer and max(f.readers[n]) < ready)
+    return kept > sum(nbytes(f.buffers[n]) for n in a.writes)
+
+
+NEAR = 16             # positions in the program
+
+
+def _traffic(f: Fuser, g: Group) -> int:
+    return sum(nbytes(f.buffers[n]) for n in g.reads.keys() | g.writes.keys())
+
+
+def refusal(f: Fuser, ia: int, ib: int, flows, common, points: int) -> str | None:
+    """Why the groups ia and ib are not to be one kernel, whatever their nests, or None."""
+    a, b = f.groups[ia], f.groups[ib]
+    if a.device != b.device:
+        return "different devices"
+    if a.walked or b.walked:
+        return "one of them sums up columns on the way along its rows"
+    if len(a.members) + len(b.members) > f.options.max_loops or \
+            a.instructions + b.instructions > f.options.max_instructions:
+        return "the kernel would be too long"
+    reads = a.reads.keys() | b.reads.keys()
+    if len(reads | a.writes.keys() | b.writes.keys()) > f.options.max_buffers and \
+            len(reads) > f.options.max_buffers // 2:
+        return "the kernel would have too many arguments"
+    turns = a.turns | b.turns
+    if max((t for t in turns if t % 2), default=0) > min(turns):
+        return "one computes again, later, what is not to be kept until then"
+    if not flows and max(turns) // 4 > min(turns) // 4:
+        return "a backward pass comes between them"
+    if flows and waits(f, a, b):
+        return "what the first reads would have to live until the second can run"
+    for n in flows:
+        if n in a.scattered:
+            return f"{n} is written at computed positions: it is complete only when the kernel ends"
+        if n in b.guarded:
+            return f"{n} is read under a mask or at a computed position"
+    if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
+            abs(b.members[-1] - a.members[0]) > f.options.max_distance and not (f.permanent(a) and f.permanent(b)):
+        return "far apart in the program: intermediates would have to live longer"
+    if not flows and common and 5 * points < min(_traffic(f, a), _traffic(f, b)):
+        return "too little in common"
+    return "something between them needs one and feeds the other" if makes_cycle(f, ia, ib) else None
+
+
+def common_nest(f: Fuser, a: Group, b: Group, flows, common, across: bool) -> tuple[Alignment, tuple[Symbol, ...]] | str:
+    """The alignment in which a and b are one kernel, and the variables that it walks along; or why there is none, or none that is
+    legal and fast."""
+    walked: tuple[Symbol, ...] = ()
+    same = not across and a.space.vars == b.space.vars and a.space.rvars == b.space.rvars and \
+        all(x.size == y.size for x, y in zip(a.space.all, b.space.all)) and \
+        all(b.reads[n] == {a.writes[n]} for n in flows) and all(a.reads[n] == b.reads[n] for n in common)
+    if same:
+        alignment = Alignment(a.space, {}, {})
+    elif across:
+        alignment = align_across(f, a, b, flows + common)
+        if not isinstance(alignment, str):
+            alignment, walked = alignment
+    else:
+        alignment = find_alignment(a, b, flows + common)
+    if isinstance(alignment, str):
+        return alignment
+    if not same and common and not flows and not any(same_reads(a, b, n, alignment) for n in common):
+        return "both read " + ", ".join(common) + ", but at different elements"
+    if alignment.permuted and (a.reduces or b.reduces or not flows) and \
+            (bad := scattered_stores(f, a, b, alignment)):
+        return f"{bad} would be written across memory"
+    slow = _starved(a, b) if a.device.type == "cuda" else None
+    return slow or hazard(f, a, b, alignment) or (alignment, walked)
+
+# %% [markdown]
+# ## Memory hazards
+#
+# In-place updates make fusing delicate. Inside one kernel, different elements run in any order, so a write
+# may be seen by a read of another element. It is safe when each element of the memory is read and written
+# only at the same index by the same iteration, and the nest is not walked twice: a reduction kernel walks
+# its rows several times, and the second walk would read what the first one wrote. Scatters write anywhere;
+# nobody else in the kernel may touch their memory.
+
+# %% tags=["exercise:fusion-hazard"]
+def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
+    """Why fusing would break the order of accesses to shared memory, or None.
+
+    `f.root[name]` is the buffer whose memory a name is, and `f.aliased` are those whose memory is updated. A group has `writes`
+    (name -> index) and `reads` (name -> set of indices), `scattered` (names that it writes masked, atomically or at computed
+    positions), `guarded` (names that it reads so), `reduces`, and `wide_reads` (what its loops over the reduction dimensions
+    read). `apply(index, alignment.a)` is an index of a in the common nest, with `alignment.b` one of b. `disjoint(i, j)`: do two
+    writes never meet? `_is_wide(y, x)`: would y run over x's reduction dimensions? A kernel that reduces walks these more than once."""
+    if f.aliased.isdisjoint(f.root[n] for n in (*a.writes, *b.writes)):
+        return None
+    reduces = a.reduces or b.reduces
+    for x, y, map_x, map_y in ((a, b, alignment.a, alignment.b), (b, a, alignment.b, alignment.a)):
+        for name, index in x.writes.items():
+            root = f.root[name]
+            if root not in f.aliased:
+                continue
+            for other, target in y.writes.items():
+                if f.root[other] == root and (other in y.scattered or name in x.scattered or not disjoint(
+                        apply(index, map_x), apply(target, map_y))):
+                    return f"both write the memory of {root}"
+            for other, indices in y.reads.items():
+                if f.root[other] != root:
+                    continue
+                if name in x.scattered or other in y.guarded:
+                    return f"{root} is updated at computed positions"
+                if reduces and other != name and (other in y.wide_reads or _is_wide(y, x)):
+                    return f"{root} would be read again after its update"
+                at = apply(index, map_x)
+                if any(apply(e, map_y) != at for e in indices):
+                    return f"{root} is read at another index than it is updated"
+    return None
+
+
+# %%
+def disjoint(a: Int, b: Int) -> bool:
+    """Do two accesses of equal strides never meet? True for the parts of a `cat`: the distance between them,
+    modulo the largest stride, is more than the inner dimensions can cover."""
+    distance = add(a, mul(b, -1))
+    if not isinstance(distance, int) or any(s.size is None for s in symbols(a)):
+        return False
+    terms = strided(a, tuple(symbols(a)))
+    if terms is None or not all(isinstance(stride, int) and isinstance(v.size, int) and stride > 0
+                                for v, stride, _ in terms[0]):
+        return False
+    *inner, outer = terms[0] or [(None, abs(distance) + 1, 1)]
+    reach = sum(stride * (v.size - 1) for v, stride, _ in inner)
+    # Interleaved, or in sequence
+    for stride in (outer[1], reach + outer[1] * outer[2] + abs(distance) + 1):
+        covered = reach if stride == outer[1] else reach + outer[1] * (outer[2] - 1)
+        if covered < abs(distance) % stride and abs(distance) % stride + covered < stride:
+            return True
+    return False
+
+
+def _is_wide(y: Group, x: Group) -> bool:
+    """A pointwise group that would run over the reduction dimensions of x."""
+    return not y.reduces and numel(y.space.vars) != numel(x.space.vars)
