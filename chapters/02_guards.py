@@ -128,9 +128,8 @@ print("eager:", use(minus).item(), " tiny:", small(minus).item(), " minicompile:
 
 # %% [markdown]
 # **It is slow.** The running example of this book is a block of a GPT: attention and a perceptron, each behind a
-# norm. Its check has
-# 80 lines. Each costs a step of the interpreter, and `describe` asks a tensor five questions. Further down both are
-# measured.
+# norm. Its check has some eighty lines. Each costs a step of the interpreter, and `describe` asks a tensor five
+# questions. Further down both are measured.
 #
 # The real stage keeps the idea and changes the form. A guard is *data*, so that it can be checked, explained,
 # weakened and remembered.
@@ -252,7 +251,7 @@ print("the old function is", "still in memory" if old() else "gone")
 print("after: ", compiled(torch.ones(1)).item())
 
 # %% [markdown]
-# A guard can be too strong in a second way. `shrink` was called, and so its *code* was followed. Had somebody made
+# A guard can also be too strong in what it asks. `shrink` was called, and so its *code* was followed. Had somebody made
 # an equal function anew, from the same `lambda` with the same factor, the graph would still be right. Programs do
 # that all the time, with functions inside of functions. So for a function the guard does not ask for the very
 # object. It asks for the same code, and for what was read from the function: its closure, its defaults. Each of
@@ -322,7 +321,8 @@ in_one_file = tiny.compile(block, backend=tiny.eager)
 in_one_file(x)
 tiny_check, frames = list(in_one_file.entries.values())[0][0], [tiny.first_frame(forward, (block, x), {})]
 tiny_time = best_time(lambda: [tiny_check(frames) for _ in range(50)]) / 50
-print(f"tiny: {len(tiny_check.text.splitlines())} lines, {tiny_time * 1e6:.1f} us")
+lines_of_check = tiny_check.text[: tiny_check.text.index("def body")].strip().splitlines()
+print(f"tiny: {len(lines_of_check)} lines of check, {tiny_time * 1e6:.1f} us")
 
 # %% [markdown]
 # Both checks are Python functions made of text. Ours has three parts. The first is a list of conditions on what a
@@ -334,8 +334,10 @@ print(f"tiny: {len(tiny_check.text.splitlines())} lines, {tiny_time * 1e6:.1f} u
 # `__stable_full` or `__tensors_full`, and if that holds, the short cut notes what it has seen.
 #
 # In the text, `__F` is the function and `__G` are its globals. `__K`, `__s0` and `__g0` stand for objects that the
-# guards compare with. `raise __Miss` ends the check: this version does not fit, and the last line asks the next one.
-# Otherwise the inputs of the graph are returned, `x` and what `__stable` has read on its way, the parameters.
+# guards compare with; what is held weakly, such as `__g0`, is called to get the object. `__hooks0` and its like are
+# the dictionaries of hooks that PyTorch keeps for all modules at once, which have to be empty. `raise __Miss` ends
+# the check: this version does not fit, and the last line asks the next one. Otherwise the inputs of the graph are
+# returned, `x` and what `__stable` has read on its way, the parameters.
 
 # %%
 text = check.source_text
@@ -533,20 +535,21 @@ with watching() as seen:
 
 # %% [markdown]
 # The second batch size taught the compiler that this size varies. The version made then has a symbol for it
-# ([chapter 1](chapter:01)), so the third and fourth batch size compile nothing. The same happened with the
-# integer `n`. What is left of the checks of `x` and `n` in the version with symbols for both:
+# ([chapter 1](chapter:01)), so the batch sizes 10 and 11 need no version of their own: what is compiled in the fourth
+# call is because of `n`, with which the same happened. The newest version is the first of the entries, that for
+# `True`. What is left of the checks of `x` and `n` in the one behind it, which has symbols for both:
 
 # %%
 
-newest = seen.states[0].cache.entries[1]
-for guard in newest.guards:
+_, with_symbols, *older = seen.states[0].cache.entries
+for guard in with_symbols.guards:
     if guard.kind in ("TENSOR_MATCH", "SIZE", "CONSTANT_MATCH"):
         print(guard.kind, "-", in_words(guard))
 
 # %% [markdown]
 # Both symbols stand for numbers *above 1*. A size of 0 or 1 gets a version of its own, because such a size has
 # other consequences: a dimension of size 1 is broadcast, and an empty tensor has no maximum ([chapter
-# 1](chapter:01)). With integers it is the same.
+# 1](chapter:01)). With integers it is the same, and one of 2**31 or more stays a constant as well.
 #
 # `True` is not 4: a bool is another type, and the function may ask `type(n)`. Every version costs time at
 # each miss, so there is a limit of eight, as in torch.compile. Beyond it calls that fit nothing run
@@ -585,8 +588,9 @@ for guard in varying.captured[-1].guards:
 #
 # The versions form a chain. An *entry* is one version: a function that checks its guards and runs its graph, or returns
 # `MISSED` if a guard fails. The first entry is called directly. If its guards fail, `search` tries the others in order, and
-# at last calls the *tail*, which calls the compiler. An entry that serves two calls in a row moves to the front. That is
-# what `candidate` is for: it is the entry that has served the last call. `link` connects the chain again:
+# at last calls the *tail*, which calls the compiler. An entry moves to the front when it has served two of the calls
+# that the first one missed, with no third entry between. That is what `candidate` is for: it is the entry that has served the
+# last of these calls. `link` connects the chain again:
 #
 # %show minicompile.ch02_guards.cache.search
 #

@@ -34,6 +34,7 @@ from chapters._lib import (
     example,
     results,
     row_of_boxes,
+    shortened,
     step_through,
     tidy,
     watch,
@@ -784,7 +785,7 @@ from collections import Counter
 data = results("transformers")
 reasons = Counter()
 for row in data["rows"]:
-    reasons.update({b.split(" (")[0][:70] for b in row["breaks"]})
+    reasons.update({shortened(b.split(" (")[0], 70) for b in row["breaks"]})
 print(
     f"{data['ok']} of {data['architectures']} give eager's numbers, {data['one graph']} as one graph "
     f"(transformers {data['transformers']}, torch {data['torch']}, commit {data['commit']})"

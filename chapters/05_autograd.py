@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Table, Walk, bars, best_time, draw_fx, drawing, example, measured, pipes, size, watch, watching
+from chapters._lib import Table, Walk, bars, best_time, draw_fx, drawing, example, measured, pipes, shortened, size, watch, watching
 from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.graph import interpret, print_graph
 from minicompile.ch01_graphs.layouts import is_dense
@@ -390,7 +390,7 @@ for function in (overlapping, minicompile.compile(overlapping)):
     try:
         function(torch.randn(3, 3))
     except RuntimeError as error:
-        print(str(error).splitlines()[0][:100])
+        print(shortened(str(error).splitlines()[0], 100))
 
 # %% [markdown]
 # ### What it costs
@@ -791,7 +791,7 @@ for n in forward_nodes:
     if not any(u in forward_nodes or u in halves.backward for u in n.users):
         continue
     boxes[n.name] = (
-        n.name[:20],
+        shortened(n.name, 20),
         "free" if cost == 0 else "never" if cost > 1 << 50 else size(cost),
         "saved" if n in cut else "input" if n.op == "placeholder" else "compute",
     )
@@ -1122,7 +1122,7 @@ for name, function in (
     try:
         print(f"{name:9} {writes(function):.2f}")
     except RuntimeError as error:
-        print(f"{name:9} {str(error)[:88]}")
+        print(f"{name:9} {shortened(str(error), 88)}")
 
 # %% [markdown]
 # The naive answer is three times too large, since the three is in the tangent and, by now, in the saved

@@ -14,7 +14,22 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Listings, Table, Walk, bars, best_time, draw_fusion, drawing, example, lines, measured, size, timeline, watch
+from chapters._lib import (
+    Listings,
+    Table,
+    Walk,
+    bars,
+    best_time,
+    draw_fusion,
+    drawing,
+    example,
+    lines,
+    measured,
+    shortened,
+    size,
+    timeline,
+    watch,
+)
 from minicompile.ch07_loops.ir import Extern, Loop, written_by
 from minicompile.ch07_loops.verify import print_loop, print_program
 from minicompile.ch08_fusion import fuse as fuse_module
@@ -792,7 +807,7 @@ def plan_frames(half):
         for n in plan.free:
             alive.pop(n, None)
         words = step.name if isinstance(step, Kernel) else str(step.op)
-        frames.append((words[:80], Table(["", "memory"], rows)))
+        frames.append((shortened(words, 80), Table(["", "memory"], rows)))
     return frames
 
 

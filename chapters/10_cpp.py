@@ -538,7 +538,7 @@ rows = []
 for half in seen.halves:
     for s in half["compiled"].sources:
         rows.append(
-            (half["which"], s.name[:60], len(s.code.splitlines()), s.code.count("#pragma omp simd"))
+            (half["which"], s.name, len(s.code.splitlines()), s.code.count("#pragma omp simd"))
         )
 Table(["graph", "kernel", "lines", "vector loops"], rows)
 

@@ -17,7 +17,7 @@ import torch
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Table, Walk, bars, best_time, check_of, drawing, example, head, measured, results, timeline, watch
+from chapters._lib import Table, Walk, bars, best_time, check_of, drawing, example, head, measured, results, shortened, timeline, watch
 from minicompile.ch02_guards.codegen import define
 from minicompile.ch08_fusion.fuse import fuse
 from minicompile.ch08_fusion.groups import FusionOptions
@@ -235,7 +235,7 @@ for name, function in (("eager", counter), ("compiled", compiled)):
         y.sum().backward()
         print(f"{name}: no error")
     except RuntimeError as error:
-        print(f"{name}: {str(error)[:84]}")
+        print(f"{name}: {shortened(str(error), 84)}")
 print(watch(counter, c, torch.ones(4)).half()["compiled"].source)
 
 # %% [markdown]

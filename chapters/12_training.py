@@ -358,7 +358,7 @@ for name, value in (("eager", eager_loss), ("naive", naive(rows, targets))):
     try:
         value.backward()
     except RuntimeError as error:
-        print(f"{name}: {str(error).partition('.')[0][:90]}")
+        print(f"{name}: {str(error).partition('.')[0]}")
 
 # %% [markdown]
 # And it was *given* everything: the loss as a function of the parameters, a list of the parameters, an update without

@@ -310,7 +310,11 @@ def layers_of(nodes, edges):
 
 
 def shortened(text, length):
-    return text if len(text) <= length else text[: length - 1] + "\u2026"
+    """The beginning of a text, cut behind a word if there is one."""
+    if len(text) <= length:
+        return text
+    whole = re.match(rf"(.{{{length // 2},{length - 1}}})(?=\W)(?<!\W)", text, re.S)
+    return (whole[1] if whole else text[: length - 1]) + "\u2026"
 
 
 def drawing(nodes, edges, alt, caption="", marked=(), width=150):
@@ -735,7 +739,7 @@ def draw_fx(gm, alt, caption="", only=None, width=150):
             if n.op == "placeholder"
             else "library" if re.search(r"mm|linear|matmul|attention", target) else "compute"
         )
-        nodes[n.name] = (shortened(target, 22), describe(n.meta.get("val"))[:24], kind)
+        nodes[n.name] = (shortened(target, 22), shortened(describe(n.meta.get("val")), 24), kind)
     edges = [(a.name, n.name) for n in chosen for a in n.all_input_nodes if a.name in nodes]
     return drawing(nodes, edges, alt, caption, width=width)
 

@@ -14,7 +14,8 @@
 # The surest way to understand it is to write it. Fourteen functions of this file are exercises, and together they are
 # the *build track*: in a file of your own a compiler grows, from [the handler of one instruction](exercise:tiny-loop)
 # to [a fused reduction in Triton](exercise:tiny-triton), and in the end it [trains the GPT](exercise:tiny-train).
-# `python -m exercises start tiny-loop` begins. Until you open them, these functions are folded away here.
+# `python -m exercises start tiny-loop` begins. As pages of the book (`make site`) these functions are folded away until
+# you open them; in the file `chapters/tiny.py` they stand open.
 #
 # | part | the question | what answers it | chapter |
 # |---|---|---|---|
@@ -1232,7 +1233,8 @@ Joint = namedtuple("Joint", "graph tangents outputs")
 # %% tags=["exercise:tiny-joint"]
 def joint_graph(recorder, outputs):
     """The Joint of forward and backward. outputs: fakes of forward. Its graph has one more input, a tangent, for each output that requires
-    a gradient, and returns, after the outputs, the gradients of all inputs that require one, None where an input has no influence."""
+    a gradient, and returns, after the outputs, the gradients of all inputs that require one, None where an input has no influence. If
+    no output requires a gradient, there are neither tangents nor gradients."""
     differentiable = [x for x in outputs if x.requires_grad]
     wanted = [n.fake for n in recorder.inputs if n.fake.requires_grad]
     if not differentiable:

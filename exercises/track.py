@@ -36,8 +36,9 @@ def in_fork(body, source: str | None, filename: str, upto: Task | None = None, s
 
 
 def demonstrate(task: Task, path: pathlib.Path) -> dict:
-    """Run the exercise's demonstration; what it prints goes to standard output."""
+    """Show the exercise's demonstration and run it; what it prints goes to standard output."""
     def body(tiny):
+        print(task.demo.strip(), end="\n\n", flush=True)
         exec(compile(task.demo, f"<{task.id}>", "exec"), vars(tiny))
         return {}
     sys.stdout.flush()

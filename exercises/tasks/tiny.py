@@ -43,8 +43,8 @@ task("tiny-loop", title="An opcode handler: a loop", minutes=20, about="""\
 Part 3 of chapters/tiny.py is a machine that runs Python's bytecode. Each instruction has a handler. `m` is the machine, and `i` the
 instruction; `m.top()` is the value on top of the stack, `m.pop(1)` takes it away, `m.frames[-1].at` is the position of the next
 instruction. A handler returns the list of what it pushes, or None. `for x in items:` makes an iterator, and then the instruction
-FOR_ITER stands at the head of the loop. Write its handler. It runs with real values, and also while tracing, when `m.outside` is
-not None and values are fakes.""",
+FOR_ITER stands at the head of the loop. Write its handler; tiny registers it. It runs with real values, and also while tracing, when
+`m.outside` is not None and values are fakes.""",
      hints=[
     "What is on the stack before the loop's body begins, and what when the loop is over?",
     "The iterator stays below the value, for the next round. How do you ask an iterator for one value, without an exception if there is "
@@ -385,9 +385,9 @@ def effects(function, name):
 
 task("tiny-break", title="Go on after a break", minutes=30, about="""\
 This is what happens when a compiled function is called. The machine `m` holds the function's frame. `find(compiled, m.frames)`
-looks for compiled code whose guards hold, or compiles some; it returns None where there are too many versions. A call of that code
-returns (frames, result): no frames if the function has ended, else the frames just before the instruction that could not be
-compiled: execute exactly that one with `step(m)`, on real values, and look for compiled code again. Where `find` has given None,
+looks for compiled code whose guards hold, or compiles some; it returns None where there are too many versions. A call of that code,
+without arguments, returns (frames, result): no frames if the function has ended, else the frames just before the instruction that could
+not be compiled: execute exactly that one with `step(m)`, on real values, and look for compiled code again. Where `find` has given None,
 execute the rest with `step` alone, without asking `find` again: no further state is compiled.""",
      hints=[
     "Who executes the instruction that broke? And how often must it be executed?",

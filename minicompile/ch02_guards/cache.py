@@ -6,8 +6,8 @@
 # arguments, and the last calls the *tail*, which compiles a new one. What the frame hook calls is always
 # the head, so the common case costs one call.
 #
-# When a call is served by another entry twice in a row, that entry moves to the front: programs tend to
-# stay in one phase for a while. And since every entry costs time at a miss, there is a limit, eight as in
+# When the head misses two calls and another entry serves both, with no third entry between, that entry moves
+# to the front: programs tend to stay in one phase for a while. And since every entry costs time at a miss, there is a limit, eight as in
 # torch.compile. Beyond it, calls that no entry fits run eagerly, and the user learns which guard kept
 # failing.
 
@@ -51,7 +51,7 @@ class EntryCache:
     # Explanation of a miss -> how often it caused a recompile
     failures: Counter = field(default_factory=Counter)
     created: int = 0
-    candidate: Entry | None = None                       # served the last call although it is not in front
+    candidate: Entry | None = None                       # served the last call that the head missed
 
 
 # %% tags=["exercise:cache-bug"]

@@ -185,7 +185,7 @@ class GlobalStateSource(Source):
 # `module.weight` on an `nn.Module` first fails the ordinary lookup, then runs a Python `__getattr__` that
 # searches three dictionaries: about half a microsecond, for every parameter, on every call. Reading
 # `module.__dict__['_parameters']['weight']` says the same and takes a tenth of it, because the first two
-# steps are shared by all parameters of the module (see `guards.py`, which reads every common prefix once).
+# steps are shared by all parameters of the module (see `codegen.py`, which reads every common prefix once).
 
 # %%
 def key_text(key) -> str:

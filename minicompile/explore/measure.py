@@ -234,7 +234,7 @@ def largest_difference(got: dict, want: dict) -> tuple[float, str]:
         apart_by = (a.to(torch.float64) - b.to(torch.float64)).abs()
         apart_by = apart_by[apart_by.isfinite()]
         if apart_by.numel() and apart_by.max() > largest:
-            what = re.sub(r"^after\['(function|arguments)'\](\['module'\])?\.?", lambda m: m[1] if m[1] == "arguments" else "",
+            what = re.sub(r"^after\['(function|arguments)'\](\['(?:module|object)'\])?\.?", lambda m: m[1] if m[1] == "arguments" else "",
                           name.partition(": ")[2])
             largest, where = apart_by.max().item(), f" ({what}, whose numbers reach {b.abs().max():.2g})"
     return largest, where
