@@ -16,7 +16,7 @@ import tempfile
 import torch
 
 import minicompile
-from chapters._lib import Table
+from chapters._lib import Table, row_of_boxes
 from minicompile import apart
 from minicompile.answers import Run, references
 from minicompile.ch10_cpp.ops import CPP_OPS
@@ -58,12 +58,16 @@ with one_percent_off():
     for rung in ("eager", "aot_eager", "decomposed", "loops", "cpp"):
         answer = minicompile.compile(program, backend=rung)(x, w)
         distance = max((a - b).abs().max().item() for a, b in zip(answer, program(x, w)))
-        rows.append((rung, f"{distance:.1e}"))
+        rows.append((rung, f"{distance:.1e} off", "bad" if distance > 1e-3 else "compute"))
 minicompile.reset()
-Table(["rung", "largest difference from eager"], rows)
+row_of_boxes(
+    rows,
+    "The rungs in order, each with its largest difference from eager. The last one, cpp, is wrong.",
+    "Up the ladder: each box has the largest difference from eager.",
+)
 
 # %% [markdown]
-# Two questions are left open. Is what the row of `loops` says a difference? And what if a rung does not return at all?
+# Two questions are left open. Is what the box of `loops` says a difference? And what if a rung does not return at all?
 #
 # ## What is a difference?
 #
@@ -167,6 +171,20 @@ print(apart.run(os.abort))
 # %show minicompile.shrink.without_statements
 #
 # All of it together:
+
+# %%
+row_of_boxes(
+    [
+        ("stage", "the first rung", "compute"),
+        ("graph", "halve the set", "compute"),
+        ("operations", "leave out, bypass", "compute"),
+        ("inputs", "simple and small", "compute"),
+        ("a script", "stands alone", "saved"),
+    ],
+    "Bisection: the stage, by climbing the ladder; the graph, by halving; the operations, by leaving out and bypassing; simple inputs; "
+    "and at last a script that stands alone.",
+    "What is searched, in which order, and how.",
+)
 
 # %%
 with one_percent_off():

@@ -4,7 +4,7 @@ Every exercise's own solution is changed at one place: a condition is left out, 
 a statement is missing. Each such file is graded. One that earns all points is a hole in the grader, or computes the same as the original.
 The first gets a case that shows the difference, and a `wrong_` variant; the second stands in `exercises/variants/ID.py` in the list
 `SAME`, by the changed lines. Where a function is given with a bug in it, mistakes are made in the lines of the bug. A target is its own
-definition of what is right, so there are none."""
+definition of what is right, so there are none. What depends on the release of Python shows on that release alone, and stays as it is."""
 from __future__ import annotations
 
 import ast
@@ -81,7 +81,8 @@ def parts(node: ast.AST) -> Iterator[tuple[ast.AST, str, list, int]]:
 def mutants(task: Task) -> Iterator[tuple[str, str]]:
     """(the lines that differ, text of a file with one mistake)."""
     text = solution(task)
-    lines = {n for n, line in enumerate(text.splitlines(), 1) if not task.plant or any(old.split("\n")[0] in line for old, _ in task.plant)}
+    lines = {n for n, line in enumerate(text.splitlines(), 1) if "PYTHON" not in line and (
+        not task.plant or any(old.split("\n")[0] in line for old, _ in task.plant))}
     tree = ast.parse(text)
     before = ast.unparse(tree).splitlines()
     for parent, field, nodes, k in [p for f in tree.body if isinstance(f, ast.FunctionDef) for p in parts(f)]:

@@ -108,12 +108,13 @@ def random_expressions(shape):
         found = []
         for _ in range(14):
             atoms = [Symbol(n, rng.choice([None, rng.randrange(2, 40)]),
-                            rng.choice([0, 0, 1, -3]) if shape != "one" else rng.randrange(3)).expr
+                            rng.choice([0, 0, 1, 2, 3, -3]) if shape != "one" else rng.randrange(3)).expr
                      for n in "abc"]
             e = mul(atoms[0], rng.choice([-5, -1, 1, 3]))
             if shape != "one":
                 e = add(e, mul(mul(atoms[1], atoms[2]), rng.choice([-2, 1, 4])))
             if shape == "divided":
+                e = add(e, mul(floordiv(mul(Symbol("d", None, 0).expr, -1), 2), atoms[2]))
                 e = add(mod(e, rng.randrange(3, 9)), mul(floordiv(atoms[1], rng.randrange(2, 7)), rng.choice([-3, 2])))
             found.append(add(e, rng.randrange(-9, 9)))
         return found

@@ -34,6 +34,13 @@ def empty(function, shape):
     return {"strides": tuple(function(shape))}
 
 
+@behaviour("contiguous-strides", points=1, name="sizes that are symbols",
+           cases=lambda rng: [("s", 3), (2, "s"), ("s", "t", 4), (0, "s", 2)], show=lambda shape: f"sizes {shape}")
+def symbolic(function, shape):
+    from minicompile.ch01_graphs.symbolic import Symbol, to_text
+    return [to_text(n) for n in function(tuple(Symbol(n).expr if isinstance(n, str) else n for n in shape))]
+
+
 # ---- same-constant ---------------------------------------------------------------------------------------
 
 task("same-constant", title="Equal is not the same", minutes=25, function="same_constant", about="""\
@@ -49,7 +56,8 @@ the order in which the set gives its items.""",
     "floats, containers by length and by their items in order, slices as three values. The function may call itself for parts. "
     "Everything else has ==."])
 
-PLAIN = [0, 1, 2, -1, True, False, None, 1.0, 2.0, "1", "", b"1", b"", 1 << 70, "a", ..., torch.float32, torch.float64]
+PLAIN = [0, 1, 2, -1, True, False, None, 1.0, 2.0, "1", "", b"1", b"", 1 << 70, "a", ..., torch.float32, torch.float64,
+         int("1000"), int("1000"), "".join(["two ", "words"]), "".join(["two ", "words"]), bytes([7, 8]), bytes([7, 8])]
 FLOATS = [0.0, -0.0, math.nan, -math.nan, float("nan"), math.inf, -math.inf, 5e-324, 1.5, 0, 0j, -0j, complex(0.0, -0.0),
           complex(math.nan, 1), complex(1, math.nan),
           complex(float("nan"), 1), 1 + 0j, 1.0]
@@ -76,7 +84,8 @@ for _points, _name, _cases in ((2, "kinds of constants", all_pairs(PLAIN)), (3, 
                                (3, "containers", all_pairs(COMPOUND)), (2, "random nested constants", random_constants)):
     @behaviour("same-constant", points=_points, name=_name, cases=_cases, show=lambda case: f"{len(case)} pairs of constants")
     def told_apart(function, case):
-        return {f"same_constant({a!r}, {b!r})": bool(function(a, b)) for a, b in case}
+        return {f"same_constant({a!r}, {b!r}){', two objects' if a is not b and type(a) is type(b) else ''}": bool(function(a, b))
+                for a, b in case}
 
 
 @behaviour("same-constant", points=2, name="which values a generated guard lets pass", cases=lambda rng: [0.0, math.nan, (1, 2.0),

@@ -367,8 +367,9 @@ def least_assignment(case, got, expected):
     return None
 
 
-LISTS = [([], []), ([0], [0]), ([], [1]), ([0, 1], [0, 1, 2]), ([0, 1, 2], [0, 2]), ([0, 0], [0]), ([0], [0, 0]), ([0, 1, 2, 3], [0, 4, 2,
-                                                            3])]
+LISTS = [([], []), ([0], [0]), ([], [1]), ([0, 1], [0, 1, 2]), ([0, 1, 2], [0, 2]), ([0, 0], [0]), ([0], [0, 0]),
+         ([0, 1, 2, 3], [0, 4, 2, 3]),
+         ([0, 0, 1, 0], [0, 0]), ([0, 0], [0, 0, 1, 0])]
 for _points, _name, _cases in ((3, "appended, removed, replaced", lambda rng: LISTS), (4, "random lists of objects that are all equal",
                                                             random_lists)):
     behaviour("list-effects", points=_points, name=_name, cases=_cases, check=least_assignment,

@@ -340,6 +340,11 @@ def branches(flag, a, b):
     print(flag)
     return b if not flag else only
 
+def captured(x, y):
+    f = lambda z: z * x
+    print(y)
+    return f(y) + x + y
+
 def yields(x):
     print(x)
     yield x
@@ -362,7 +367,7 @@ for _points, _name, _cases in ((3, "what is read later, in order", [("straight",
                                (3, "what is set", [("branches", {"flag", "a", "b"}), ("branches", {"flag", "only", "b"}), ("straight",
                                                             {"c"}),
                                                    ("loop", set())]),
-                               (3, "closures", [("shared", None), ("shared", {"x", "y", "k"})])):
+                               (3, "closures", [("shared", None), ("shared", {"x", "y", "k"}), ("captured", None)])):
     behaviour("resume-parameters", points=_points, name=_name, cases=lambda rng, cases=_cases: cases, show=resumed_text)(resumed_at)
 
 

@@ -114,7 +114,8 @@ for _points, _name, _cases in (
         (3, "split and merge", reshapes(((6,), (2, 3)), ((2, 3), (6,)), ((8, 12, 64), (96, 8, 8)), ((2, 3), (2, 3)), ((4, 3), (2, 6)))),
         (3, "dims of size 1, and no dims", reshapes(((), ()), ((1,), ()), ((), (1, 1)), ((2, 1), (2,)), ((1, 6), (2, 3, 1)),
                                                     ((3, 1, 2), (3, 2)))),
-        (2, "symbolic sizes", reshapes((("n", 4), ("n", 2, 2)), (("n", 2), ("m",)), ((2, "n"), ("n", 2)), (("n",), ("n", 1)))),
+        (2, "symbolic sizes", reshapes((("n", 4), ("n", 2, 2)), (("n", 2), ("m",)), ((2, "n"), ("n", 2)), (("n",), ("n", 1)),
+                                       (("n", 4), (4, "n")))),
         (3, "random reshapes", random_reshapes)):
     behaviour("dim-groups", points=_points, name=_name, cases=_cases, show=lambda c: f"old {list(c[0])}, new {list(c[1])}",
               check=groups_are_right)(grouped)

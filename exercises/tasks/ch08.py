@@ -364,7 +364,8 @@ ONE = kernels(([op_loop([("x", "i")], "y")], False, ()), ([op_loop([("x", "i"), 
               ([op_loop([("x", "i+1")], "y")], False, ()),
               ([op_loop([("x", "0")], "y")], False, ()), ([op_loop([("x", "2i")], "y", "2i")], False, ()),
               ([op_loop([("x", "i"), ("x", "i+1")], "y")], False, ()),
-              ([op_loop([("z", "i")], "y")], False, ()), ([op_loop([("x", "i")], "t")], False, ()))
+              ([op_loop([("z", "i")], "y")], False, ()), ([op_loop([("x", "i")], "t")], False, ()),
+              ([op_loop([("z", "i")], "t")], False, ()))
 MODES = kernels(([op_loop([("x", "i")], "y", mode="atomic_add")], False, ()), ([op_loop([("x", "i")], "y", mask=True)], False, ()),
                 ([op_loop([("x", "i", True)], "y")], False, ()), ([op_loop([("x", "i"), ("z", "i", True)], "y")], False, ()),
                 ([op_loop([("x", "i")], "y")], False, ("x",)), ([op_loop([("x", "i")], "y")], False, ("x", "x1")))

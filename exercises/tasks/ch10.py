@@ -73,11 +73,15 @@ def literals(function, case):
 
 def read_back(case, texts):
     found = {}
-    for (value, dtype), (kind, number) in zip(case, evaluate([f"auto y = {t};" for t in texts]), strict=True):
+    for (value, dtype), (kind, number), text in zip(case, evaluate([f"auto y = {t};" for t in texts]), texts, strict=True):
         if isinstance(value, float) and math.isnan(value):
             number &= 0x7F800000 if kind == "float" else 0x7FF << 52           # any NaN will do
-        found[f"literal({value!r}, {dtype})"] = {"C++ type": kind, "bits": number}
+        found[f"literal({value!r}, {dtype})"] = {"C++ type": kind, "bits": number, "has a number that no type holds": str(2**63) in text}
     return found
+
+
+# Between two float32, nearer to one; with nine digits they are nearer to the other
+HALFWAY = [134365.11718750003, 847433.9062500001, 255069.77343750003, 449491.64062499994]
 
 
 def some_floats(rng):
@@ -90,7 +94,8 @@ for _points, _name, _cases in (
                                                            (-2**31, torch.int32), (2**63 - 1, torch.int64),
                                                            (-2**63, torch.int64), (255, torch.uint8)]]),
         (3, "whole numbers and fractions as floats", constants(FLOATS, 0.0, 1.0, -2.0, 3, 0.5, 100.0, 1e6, 1e10, 123456789.0)),
-        (3, "every bit", constants(FLOATS, 0.1, 1 / 3, math.pi, 1e-45, 1e-40, 16777217.0, 0.30000000000000004, -0.0, extra=some_floats)),
+        (3, "every bit", constants(FLOATS, 0.1, 1 / 3, math.pi, 1e-45, 1e-40, 16777217.0, 0.30000000000000004, -0.0, *HALFWAY,
+                                     extra=some_floats)),
         (2, "infinities, NaN, overflow", constants(FLOATS, math.inf, -math.inf, math.nan, 1e39, -1e300))):
     behaviour("cpp-literal", points=_points, name=_name, cases=_cases, show=constants_text, then=read_back)(literals)
 
@@ -124,8 +129,9 @@ def cast_values(case, texts):
     from minicompile.ch10_cpp.ops import literal, register_type
     lines = [f"volatile {register_type(source)} v = {literal(value, source)}; const {register_type(source)} x = v; auto y = {text};"
              for (source, _, value), text in zip(case, texts, strict=True)]
-    return {f"{value} as {source} to {target}": {"C++ type": kind, "bits": number} for (source, target, value), (kind, number) in zip(case,
-        evaluate(lines))}
+    width = {k: re.findall(r"mc_integer<(\w+)>", text) for k, text in enumerate(texts)}
+    return {f"{value} as {source} to {target}": {"C++ type": kind, "bits": number, "through mc_integer of": width[k]}
+            for k, ((source, target, value), (kind, number)) in enumerate(zip(case, evaluate(lines)))}
 
 
 def casts_text(case):
@@ -136,8 +142,8 @@ for _points, _name, _cases in ((2, "between integers", casts(INTEGERS, INTEGERS)
                                (2, "to bool", casts((*INTEGERS, *FLOATS), (torch.bool,))),
                                (2, "from bool", casts((torch.bool,), (*INTEGERS, *FLOATS))), (2, "between floating types",
                                                                                               casts(FLOATS, FLOATS)),
-                               (2, "floating to integers, and back", lambda rng: [casts(FLOATS, INTEGERS)(rng)[0] + casts(INTEGERS,
-                                   FLOATS)(rng)[0]]),
+                               (2, "floating to integers, and back", lambda rng: [
+                                   casts(FLOATS, (*INTEGERS, torch.uint32, torch.uint64))(rng)[0] + casts(INTEGERS, FLOATS)(rng)[0]]),
                                (3, "NaN, infinities and overflow to integers", casts((torch.float32, torch.float64), INTEGERS, WILD))):
     behaviour("cpp-cast", points=_points, name=_name, cases=_cases, show=casts_text, then=cast_values)(cast_texts)
 

@@ -240,7 +240,7 @@ def make_replay(kinds):
     group = GraphSet(recorder=object())
     w = torch.tensor([2.0, 3.0])
     px, pu = torch.zeros(2), torch.zeros(2)
-    out, kept, wide = torch.zeros(2), torch.zeros(2), torch.zeros(2, 3).t()
+    out, kept, wide = torch.zeros(2), torch.zeros(2), torch.zeros(2, 3, dtype=torch.float64).t()
     copied = [i for i, k in ((0, "x"), (2, "u")) if k in kinds]
 
     def replay():
@@ -249,6 +249,8 @@ def make_replay(kinds):
         wide.copy_(torch.arange(6.0).reshape(3, 2) * px)
         if "u" in kinds:
             pu.add_(10)
+        if "w" in kinds:
+            w.numpy()[0] += 1                           # as a kernel writes: autograd does not see it
     recipes, leaving = [], []
     if "leaves" in kinds:
         recipes, leaving = [("leaves", 0), ("leaves", 1)], [out, wide]
@@ -260,7 +262,7 @@ def make_replay(kinds):
         recipes += [("constant", 7), ("constant", None)]
     written = [(2, pu)] if "u" in kinds else []
     r = Recording(replay, [1], [w.data_ptr()], copied, [{0: px, 2: pu}[i] for i in copied], written, recipes, leaving)
-    g = GraphedCallable(group, replay, False, None, frozenset({2}) if "u" in kinds else frozenset())
+    g = GraphedCallable(group, replay, False, None, frozenset([2] * ("u" in kinds) + [1] * ("w" in kinds)))
     return g, r, w
 
 
@@ -270,12 +272,13 @@ def replayed(function, case):
     found, results = {}, []
     for k, value in enumerate(values):
         x, u = torch.tensor([value, value + 1.0]), torch.tensor([1.0, 2.0]) * (k + 1)
-        version, args = u._version, [x, w, u]
+        version, w_version, args = u._version, w._version, [x, w, u]
         out = function(g, r, args)
         results.append(out)
         found[f"call {k}"] = {"outputs": [o.clone() if isinstance(o, torch.Tensor) else o for o in out],
                               "strides": [o.stride() if isinstance(o, torch.Tensor) else None for o in out], "u": u.clone(),
-                              "u's version advanced": u._version > version, "args left": len(args), "pending": g.group.pending,
+                              "u's version advanced": u._version > version,
+                              "w's": w._version > w_version, "args left": len(args), "pending": g.group.pending,
                               "memory of x, w": [(o.data_ptr() == x.data_ptr(),
                                                   o.data_ptr() == w[1:].data_ptr()) for o in out if isinstance(o, torch.Tensor)],
                               "x itself": [o is x for o in out]}
@@ -288,7 +291,7 @@ def replayed(function, case):
 
 
 for _points, _kinds in ((3, ("x", "leaves")), (2, ("leaves", "constant")), (3, ("x", "u", "leaves")), (3, ("x", "stays")),
-                        (2, ("x", "input", "leaves")),
+                        (2, ("x", "input", "leaves")), (1, ("x", "w", "leaves")),
                         (2, ("x", "u", "leaves", "stays", "input", "constant"))):
     behaviour("run-recording", points=_points, name="inputs and outputs: " + ", ".join(_kinds), cases=lambda rng, kinds=_kinds: [
         (kinds, [float(rng.randrange(-5, 5)) for _ in range(n)]) for n in (1, 3)],

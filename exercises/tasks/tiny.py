@@ -611,7 +611,9 @@ for _points, _name, _cases in (
                                                 {"s": {}, "t": {}}]),
         (3, "a path that has to be taken back", lambda rng: [{"s": {"a": k, "b": k}, "a": {"b": k, "t": k}, "b": {"t": k},
                                                             "t": {}} for k in (1, 2, 5)]
-         + [{"s": {"a": 1, "b": 1}, "a": {"c": 1, "d": 1}, "b": {"c": 1}, "c": {"t": 1}, "d": {"e": 1}, "e": {"t": 1}, "t": {}}]),
+         + [{"s": {"a": 1, "b": 1}, "a": {"c": 1, "d": 1}, "b": {"c": 1}, "c": {"t": 1}, "d": {"e": 1}, "e": {"t": 1}, "t": {}},
+            {"s": {"c": 1, "a": 7}, "a": {"b": 6}, "b": {"c": 3, "t": 4}, "c": {"b": 2, "d": 4}, "d": {"t": 1}, "t": {}},
+            {"s": {"d": 6, "b": 4}, "a": {"t": 6}, "b": {"c": 7}, "c": {"t": 1}, "d": {"c": 8, "a": 7}, "t": {}}]),
         (4, "random networks", networks(7, 22))):
     @behaviour("tiny-cut", points=_points, name=_name, cases=_cases, show=str)
     def cuts(function, capacity):

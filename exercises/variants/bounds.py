@@ -34,3 +34,14 @@ wrong_unknown_is_zero = partial(general, unknown=True)
 
 def right_lists(e):
     return general(e)
+
+
+SAME = [
+    "- elif alow is None or alow < 0 or tlow is None:\n+ elif alow is None or alow < 0:",
+    '- if c < 0:\n'
+        '+ if c < 1:',
+    '- if c < 0:\n'
+        '+ if c <= 0:',
+    '- break\n'
+        '+ pass',
+]

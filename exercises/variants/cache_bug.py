@@ -26,4 +26,7 @@ def right_one_by_one(cache):
     cache.publish(head.function)
 
 
-SAME = ["- for entry in entries[1:]:\n+ for entry in entries[:]:"]
+SAME = [
+    '- for entry in entries[1:]:\n'
+        '+ for entry in entries[:]:',
+]

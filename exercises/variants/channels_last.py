@@ -65,3 +65,11 @@ def right_backwards(gm):
         node.args = (*moved, *node.args[2:])
     gm.recompile()
     return gm
+
+
+SAME = [
+    "- convolutions = [n for n in gm.graph.nodes if n.op == 'call_function' and n.target in CONVOLUTIONS]\n"
+        '+ convolutions = [n for n in gm.graph.nodes if n.target in CONVOLUTIONS]',
+    '- if not convolutions or not all(map(_wants_channels_last, convolutions)):\n'
+        '+ if not all(map(_wants_channels_last, convolutions)):',
+]

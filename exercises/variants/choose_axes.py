@@ -51,3 +51,13 @@ def right_counted(vars, reduction_vars, accesses):
     if sizes[k] < 4 or math.prod(sizes[k + 1:]) <= 1:
         return one
     return [Axis("y", vars[:k + 1], 0, 2), Axis("x", vars[k + 1:], 1, 2)]
+
+
+SAME = [
+    '- if present(product((u.size for u in vars[cut:]))) > 1 and present(v.size) >= 4:\n'
+        '+ if present(product((u.size for u in vars[cut:]))) >= 1 and present(v.size) >= 4:',
+    '- if present(product((u.size for u in vars[cut:]))) > 1 and present(v.size) >= 4:\n'
+        '+ if present(product((u.size for u in vars[:]))) > 1 and present(v.size) >= 4:',
+    '- if present(product((u.size for u in vars[cut:]))) > 1 and present(v.size) >= 4:\n'
+        '+ if present(v.size) >= 4:',
+]

@@ -35,3 +35,13 @@ def right_first_of_stride_one(index, vars):
         if present(v.size) != 1 and stride_of(index, v) == 1:
             return v
     return None
+
+
+SAME = [
+    '- best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))\n'
+        '+ best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0,))',
+    '- best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))\n'
+        '+ best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(1, None))',
+    '- best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(0, None))\n'
+        '+ best = min((u for u in used if u[0] > 0), key=lambda u: u[0], default=(None,))',
+]

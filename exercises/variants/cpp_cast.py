@@ -48,3 +48,23 @@ def right_table(x, source, target):
     if source.is_floating_point and not target.is_floating_point:
         return f"({to})(mc_integer<int{64 if target in (torch.int64, torch.uint32, torch.uint64) else 32}_t>({x}))"
     return x if register_type(source) == to else f"static_cast<{to}>({x})"
+
+
+SAME = [
+    "- if given == 'bool' and wanted in ('float', 'double'):\n"
+        "+ if given == 'bool':",
+    "- if given == 'bool' and wanted in ('float', 'double'):\n"
+        "- return f'{x} ? {literal(1, target)} : {literal(0, target)}'\n"
+        '+ if True:\n'
+        '+ pass',
+    '- if given == wanted:\n'
+        '- return x\n'
+        '+ if True:\n'
+        '+ pass',
+    "- if given == 'bool' and wanted in ('float', 'double'):\n"
+        "+ if given == 'bool' and wanted in ('double',):",
+    "- if given == 'bool' and wanted in ('float', 'double'):\n"
+        "+ if given == 'bool' and wanted not in ('float', 'double'):",
+    "- if given == 'bool' and wanted in ('float', 'double'):\n"
+        "+ if given == 'bool' and wanted in ('float',):",
+]

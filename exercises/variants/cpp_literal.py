@@ -67,3 +67,12 @@ def right_hexadecimal(value, dtype):
         return value.hex() + ("f" if kind == "float" else "")
     value = int(value)
     return f"(({kind}){value}L)" if value > -2**63 else "(-9223372036854775807L - 1)"
+
+
+SAME = [
+    "- if dtype is torch.bool:\n- return 'true' if value else 'false'\n+ if True:\n+ pass",
+    "- if single and math.isfinite(value):\n+ if single:",
+    "- return text if value > 0 else '-' + text\n+ return text if value >= 0 else '-' + text",
+    "- return text if value > 0 else '-' + text\n+ return text if value > 1 else '-' + text",
+    "- text = f'{value:.9g}' if single else repr(value)\n+ text = repr(value)",
+]

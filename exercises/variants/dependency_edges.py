@@ -53,3 +53,9 @@ def right_pairwise(steps, reads, writes, buffers):
         if i in effects and effects.index(i):
             before[i].add(effects[effects.index(i) - 1])
     return before
+
+
+SAME = [
+    '- effects = sorted((i for i, step in steps.items() if isinstance(step, Extern) and has_effect(step)))\n'
+        '+ effects = sorted((i for i, step in steps.items() if has_effect(step)))',
+]

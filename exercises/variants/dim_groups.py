@@ -76,3 +76,13 @@ def right_by_prefix_products(old, new):
     last = common[-1]
     rest = tuple([k for k in range(len(side)) if p[k] == last] for side, p in zip((old, new), prefix))
     return groups + ([rest] if rest != ([], []) else [])
+
+
+SAME = [
+    "- if not isinstance(a, int) or not isinstance(b, int) or (i == len(old) and j == len(new)):\n"
+        "+ if not isinstance(a, int) or not isinstance(b, int):",
+    "- if i < len(old) and (a < b or j == len(new)):\n+ if a < b or j == len(new):",
+    "- if i < len(old) and (a < b or j == len(new)):\n+ if i <= len(old) and (a < b or j == len(new)):",
+    "- if i < len(old) and (a < b or j == len(new)):\n+ if i < len(old) and a < b:",
+    "- if i < len(old) and (a < b or j == len(new)):\n+ if i < len(old) and (a <= b or j == len(new)):",
+]

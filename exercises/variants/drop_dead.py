@@ -45,3 +45,9 @@ def right_until_nothing_changes(graph):
     while dead := [n for n in graph.nodes if n.op not in ("placeholder", "output") and is_pure(n) and not n.users]:
         for node in dead:
             graph.erase_node(node)
+
+
+SAME = [
+    "- if node.op != 'placeholder' and (not node.users) and (node.op != 'output') and is_pure(node):\n"
+        "+ if node.op != 'placeholder' and (not node.users) and is_pure(node):",
+]

@@ -61,3 +61,9 @@ def wrong_one_line_for_two(ep):
 
 def right_step_by_step(ep):
     return _forget(ep)
+
+
+SAME = [
+    "- nodes = [n for n in tx.graph.nodes if n.op == 'placeholder']\n"
+        '+ nodes = [n for n in tx.graph.nodes]',
+]

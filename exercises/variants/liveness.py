@@ -57,3 +57,9 @@ def right_worklist(code):
     for n, i in enumerate(instructions):
         found.setdefault(i.offset, frozenset(live[n]))
     return found
+
+
+SAME = [
+    '- for n in range(len(instructions) - 1, -1, -1):\n'
+        '+ for n in range(len(instructions) - 2, -1, -1):',
+]

@@ -49,3 +49,11 @@ def wrong_patches_the_host_program(schedule):
     import minicompile.ch11_runtime.host as host
     host.compile_schedule = lambda schedule, backend: lambda args: [a.add_(1) for a in args]
     return []
+
+
+SAME = [
+    '- found[root] = True\n'
+        '+ found[root] = False',
+    '- if n is not None and (root := root_of(p.buffers, n)) in owned:\n'
+        '+ if (root := root_of(p.buffers, n)) in owned:',
+]

@@ -73,3 +73,11 @@ def right_by_category(*operands):
                 joined = torch.promote_types(joined, d)
             best = joined if best is None or _kind(joined) > _kind(best) else best
     return best
+
+
+SAME = [
+    '- rank, dtype = (2, number_dtype(x))\n'
+        '+ rank, dtype = (3, number_dtype(x))',
+    '- for other in order[1:]:\n'
+        '+ for other in order[:]:',
+]

@@ -29,3 +29,9 @@ def right_two_lists(g, xs, dims, finish, names, strides):
     for k, name in enumerate(names):
         b.store(name, linear(out, strides[k]), results[k])
     emit_loop(g, outer, inner, b, NONE.union(*(footprint(t)[0] for t in xs)))
+
+
+SAME = [
+    '- index: list = [0] * len(x.size)\n'
+        '+ index: list = [1] * len(x.size)',
+]

@@ -48,3 +48,9 @@ def right_backwards(base, size, groups):
             stride[d] = step
             step = step * size[d]
     return Layout(tuple(size), tuple(stride), base.offset)
+
+
+SAME = [
+    '- stride: list = [1] * len(size)\n'
+        '+ stride: list = [2] * len(size)',
+]

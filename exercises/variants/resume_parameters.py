@@ -47,3 +47,9 @@ def right_by_sets(code, offset, bound):
     if bound is not None:
         wanted &= set(bound)
     return tuple(sorted(wanted & set(code.co_varnames), key=code.co_varnames.index))
+
+
+SAME = [
+    "- live, cells = (needed_locals(code, offset), (*code.co_cellvars, *code.co_freevars))\n"
+        "+ live, cells = (needed_locals(code, offset), (*code.co_cellvars,))",
+]

@@ -71,3 +71,9 @@ def right_by_kind(g, r, args):
     args.clear()
     g.counts["replayed"] += 1
     return out
+
+
+SAME = [
+    '- if g.mutated:\n'
+        '+ if True:',
+]

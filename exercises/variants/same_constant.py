@@ -55,3 +55,9 @@ def right_by_text(a, b):
             return type(x), *map(key, x)
         return type(x), x
     return key(a) == key(b)
+
+
+SAME = [
+    '- return a is b or bool(a == b)\n'
+        '+ return bool(a == b)',
+]

@@ -43,3 +43,9 @@ def right_backwards(buffer):
             return 0
         total = mul(n, s) - s + total
     return total
+
+
+SAME = [
+    '- if any((isinstance(s, int) and s == 0 for s in sizes)):\n'
+        '+ if any((s == 0 for s in sizes)):',
+]

@@ -67,3 +67,9 @@ def right_depth_first(capacity, source, sink):
     while push(source, 1 << 62):
         seen.clear()
     return seen
+
+
+SAME = [
+    '- while frontier and sink not in reached:\n'
+        '+ while frontier:',
+]
