@@ -87,7 +87,8 @@ def module_structure(g, x, const):
 # condition is one attribute read implemented in C, together about 0.4 microseconds (`stable.py` takes 0.02
 # for metadata that was accepted before). Strides are the interesting one: in the common case of a contiguous
 # tensor, `is_contiguous()` is cheaper than building and comparing a tuple, and ignores the strides of
-# dimensions of size one, which nothing can observe.
+# dimensions of size one, which no operator looks at. (A program that reads them with `x.stride(0)` gets a guard on
+# what it read.)
 #
 # Dimensions in `dynamic_dims` are symbols in the graph. Their size is not compared, except that sizes 0 and
 # 1 get their own graph: broadcasting makes them different programs.

@@ -27,7 +27,8 @@ from .. import marks
 from ..ch01_graphs.composites import with_symbols
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.layouts import inside
-from ..ch01_graphs.shapes import is_symbolic
+from ..ch01_graphs.shapes import expr_of, is_symbolic
+from ..ch01_graphs.symbolic import present
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .tracer import Tracer, guard, location, unsupported
@@ -158,6 +159,17 @@ def guard_place(tx: Tracer, fake) -> None:
         if other.fake._has_symbolic_sizes_strides:
             unsupported(tx, "a place in memory where sizes vary")
         guard(tx, part(CallSource, other.source, "storage_offset"), "CONSTANT_MATCH", other.real.storage_offset())
+
+
+def guard_strides(tx: Tracer, fake) -> None:
+    """The guard of a tensor leaves open the strides of dimensions of size 1, and all strides of an empty one, which no operator looks
+    at; a program that reads strides may."""
+    for other in inputs_around(tx, fake):
+        for dim, size in enumerate(other.real.shape):
+            if size == 1 or other.real.numel() == 0:
+                if present(expr_of(other.fake.stride(dim))) != other.real.stride(dim):
+                    unsupported(tx, "a stride of a dimension of size 1, where sizes vary")
+                guard(tx, part(CallSource, other.source, "stride", (dim,)), "CONSTANT_MATCH", other.real.stride(dim))
 
 
 def check_strided(tx: Tracer, name: str, fake, view, absolute: bool) -> None:
@@ -431,6 +443,11 @@ def call_tensor_method(tx: Tracer, tensor: TensorVal, name: str, args, kwargs) -
         return const(tensor.fake.dim())
     if name == "__len__":
         return tensor_shape(tx, tensor).items[0]
+    if name == "stride":
+        guard_strides(tx, tensor.fake)
+    if name == "is_shared" and tensor.real is not None:
+        guard(tx, part(CallSource, tensor.source, "is_shared"), "CONSTANT_MATCH", tensor.real.is_shared())
+        return const(tensor.real.is_shared())
     if name == "get_device" and tensor.fake.device.type == "cpu":
         return const(-1)
     if name == "storage_offset":

@@ -1079,3 +1079,22 @@ def test_a_version_is_believed_only_after_the_values_were_compared():
         gc.collect()
         d["read"] = nn.Linear(2, 2)
         assert memo(d) is None
+
+
+STRIDES_READ = dict(
+    number=lambda x: x * x.stride(0), from_the_end=lambda x: x * x.stride(-2), branch=lambda x: x.sum() + (1 if x.stride()[0] > 50 else 0),
+    window=lambda x: torch.as_strided(x, (1, 2), (x.stride(0), 1)) * x.stride(0), of_a_view=lambda x: x * x[:, 1:].stride(0),
+    of_a_result=lambda x: x * torch.stack([x])[0].stride(0), shared=lambda x: x.sum() + x.is_shared())
+
+
+@pytest.mark.parametrize("dynamic", [None, True, False])
+@pytest.mark.parametrize("f", STRIDES_READ.values(), ids=STRIDES_READ)
+@pytest.mark.parametrize("wrapped", [lambda t: t, torch.nn.Parameter])
+def test_strides_that_no_operator_looks_at_are_guarded_when_the_program_reads_them(f, dynamic, wrapped):
+    compiled = minicompile.compile(f, backend="eager", dynamic=dynamic)
+    memory = torch.ones(200)
+    for x in (torch.ones(1, 4), memory.as_strided((1, 4), (99, 1)), torch.ones(1, 4), torch.ones(1, 6)[:, :4],
+              torch.ones(1, 4).share_memory_(), torch.ones(0, 4), memory.as_strided((0, 4), (99, 2)),
+              torch.ones(1, 5), memory.as_strided((1, 5), (99, 1))):
+        if x.numel() or f is not STRIDES_READ["window"]:
+            assert torch.equal(compiled(wrapped(x)), f(wrapped(x)))
