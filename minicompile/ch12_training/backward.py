@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from dataclasses import dataclass, field
+from typing import Callable
 
 import torch
 
@@ -186,14 +188,97 @@ def check_leaf(tx: Tracer, leaf: TensorVal):
 # %% [markdown]
 # ## The calls
 #
-# `differentiate` emits the node and notes which autograd nodes have lost what they had saved, for a later second
-# `backward()`. It is used by both entrances: `backward`, which finds the leaves itself and accumulates into them,
+# `differentiate` is used by both entrances: `backward`, which finds the leaves itself and accumulates into them,
 # and `torch.autograd.grad`, which is told for what the gradients are wanted, and returns them.
 #
-# Without hooks it is one pass. A hook is a point that gradients have to pass, so with hooks the pass stops there, the
+# Without hooks it is one pass: one node, and a note of which autograd nodes have lost what they had saved, for a later second
+# `backward()`. A hook is a point that gradients have to pass, so with hooks the pass stops there, the
 # hook runs, and the next pass goes on behind it.
 
 # %%
+@dataclass(eq=False)
+class Walk:
+    """The passes of one call. leaves: what gradients are wanted for; pending: those of them that have none yet. points: still to be
+    passed. create: the gradients are to have a history; retain: what forward has saved stays; keep: the gradients go into `.grad`.
+    found: tensor -> the sum of what came to it. arrived(leaf, gradient or None): called for each leaf when its gradient is complete."""
+    tx: Tracer
+    leaves: list
+    points: list
+    create: bool
+    retain: bool
+    keep: bool
+    arrived: Callable
+    found: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.pending = dict.fromkeys(self.leaves)
+        self.several = bool(self.points)                # where a pass stops, the engine would free what lies behind, too
+
+
+def one_pass(walk: Walk, outputs: list, wanted: list, tangents: AbstractValue, stops: list, nodes) -> None:
+    """Emit the node of a pass from `outputs`, which comes to `nodes` of the autograd graph."""
+    tx, saving = walk.tx, {node for node in nodes if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
+    if walk.several and not saving.isdisjoint(tx.effects.consumed):
+        unsupported(tx, "backward() through a graph a second time")
+    further = {"create_graph": Const(value=True)} if walk.create else {}
+    if stops:
+        further["stops"] = TupleVal(items=stops)
+    result = emit(tx, "call_function", gradients, [TupleVal(items=outputs), TupleVal(items=wanted), tangents,
+                                                   Const(value=walk.retain or walk.several), Const(value=walk.keep)], further)
+    if not walk.retain:
+        tx.effects.consumed |= saving
+    for leaf, gradient in zip(wanted, result.items):
+        if type(gradient) is TensorVal:
+            before = walk.found.get(leaf)
+            walk.found[leaf] = gradient if before is None else emit(tx, "call_function", torch.add, [before, gradient], {})
+
+
+def arrive(walk: Walk, leaf: TensorVal, gradient: AbstractValue) -> None:
+    if leaf in walk.pending:
+        del walk.pending[leaf]
+        walk.arrived(leaf, gradient)
+
+
+def deliver(walk: Walk, outputs: list) -> None:
+    """Leaves that no point is before have all of their gradient now."""
+    for i in in_order_of_engine(walk.tx, outputs, walk.leaves):
+        leaf = walk.leaves[i]
+        if leaf in walk.pending and not any(leads_to(p.before, leaf) or leaf in p.after for p in walk.points):
+            arrive(walk, leaf, walk.found.get(leaf, NONE))
+
+
+# %% [markdown]
+# With points, the walk alternates. `pass_to_points` goes from the outputs to the leaves and points in front of it, and
+# `pass_point` runs the hooks of the latest point that a gradient has come to. What it lets through is where the next pass begins.
+
+# %%
+def pass_to_points(walk: Walk, outputs: list, tangents: AbstractValue) -> None:
+    tx, nodes = walk.tx, until_points(walk.tx, outputs)
+    here = [p for p in walk.points if any(t.fake.grad_fn in nodes for t in p.after)]
+    if any(t.fake.requires_grad and tx.effects.points.get(t.fake.grad_fn) is not p for p in here for t in p.after):
+        unsupported(tx, "a tensor with a hook that was written to")
+    wanted = dict.fromkeys([t for t in walk.leaves if is_at(t, nodes)] + [t for p in here for t in p.after if t.fake.requires_grad])
+    if wanted:
+        stops = [next(t for t in p.after if t.fake.requires_grad) for p in here]
+        one_pass(walk, outputs, list(wanted), tangents, stops, nodes)
+    deliver(walk, outputs)
+
+
+def pass_point(walk: Walk) -> tuple[list, AbstractValue] | None:
+    """The tensors before the next point, and the gradients that it lets through; None if no gradient has come to any."""
+    while walk.points:
+        point = walk.points.pop(0)
+        arriving = [walk.found.get(t, NONE) for t in point.after]
+        if all(g is NONE for g in arriving):
+            continue
+        flowing = changed_at_point(walk.tx, point, arriving, walk.create)
+        for t, g in zip(point.after, arriving if point.of_module else flowing):
+            arrive(walk, t, g)
+        through = [(t, g) for t, g in zip(point.before, flowing) if g is not NONE and t.fake.requires_grad]
+        return [t for t, _ in through], TupleVal(items=[g for _, g in through])
+    return None
+
+
 def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractValue, retain_graph: AbstractValue,
                   create_graph: AbstractValue, arrived, to_keep: bool = False) -> None:
     """Emit the node, or one for each pass from point to point (`hooks.py`). `arrived(leaf, gradient)` is called for each leaf when its
@@ -202,63 +287,17 @@ def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractVal
         unsupported(tx, "gradients of something that is no tensor")
     create = bool(create_graph.value)
     retain = create if retain_graph is NONE else bool(retain_graph.value)
-    found: dict = {}
-
-    def one_pass(outputs, wanted, tangents, stops, nodes):
-        saving = {node for node in nodes if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
-        if several and not saving.isdisjoint(tx.effects.consumed):
-            unsupported(tx, "backward() through a graph a second time")
-        further = {"create_graph": Const(value=True)} if create else {}
-        if stops:
-            further["stops"] = TupleVal(items=stops)
-        result = emit(tx, "call_function", gradients, [
-            TupleVal(items=outputs), TupleVal(items=wanted), tangents, Const(value=retain or several), Const(value=to_keep)], further)
-        if not retain:
-            tx.effects.consumed |= saving
-        for leaf, gradient in zip(wanted, result.items):
-            if type(gradient) is TensorVal:
-                before = found.get(leaf)
-                found[leaf] = gradient if before is None else emit(tx, "call_function", torch.add, [before, gradient], {})
-
-    given = NONE if tangents is NONE else TupleVal(items=tangents)
-    waiting = [p for p in points_before(tx, outputs) if any(leads_to(p.before, t) or t in p.after for t in leaves)]
-    several = bool(waiting)                                 # where a pass stops, the engine would free what lies behind, too
-    if not waiting:
-        one_pass(outputs, leaves, given, [], history_of([o.fake for o in outputs]))
-    elif to_keep:
-        to_keep = False
-    pending, point = dict.fromkeys(leaves), None
-    while waiting or point is not None:
-        nodes = until_points(tx, outputs)
-        here = [p for p in waiting if any(t.fake.grad_fn in nodes for t in p.after)]
-        if any(t.fake.requires_grad and tx.effects.points.get(t.fake.grad_fn) is not p for p in here for t in p.after):
-            unsupported(tx, "a tensor with a hook that was written to")
-        wanted = dict.fromkeys([t for t in leaves if is_at(t, nodes)] + [t for p in here for t in p.after if t.fake.requires_grad])
-        if wanted:
-            stops = [next(t for t in p.after if t.fake.requires_grad) for p in here]
-            one_pass(outputs, list(wanted), given, stops, nodes)
-        for i in in_order_of_engine(tx, outputs, leaves):
-            leaf = leaves[i]
-            if leaf in pending and not any(leads_to(p.before, leaf) or leaf in p.after for p in waiting):
-                del pending[leaf]
-                arrived(leaf, found.get(leaf, NONE))
-        point = None
-        while waiting and point is None:
-            point = waiting.pop(0)
-            arriving = [found.get(t, NONE) for t in point.after]
-            if all(g is NONE for g in arriving):
-                point = None
-                continue
-            flowing = changed_at_point(tx, point, arriving, create)
-            for t, g in zip(point.after, arriving if point.of_module else flowing):
-                if t in pending:
-                    del pending[t]
-                    arrived(t, g)
-            through = [(t, g) for t, g in zip(point.before, flowing) if g is not NONE and t.fake.requires_grad]
-            outputs, given = [t for t, _ in through], TupleVal(items=[g for _, g in through])
-    for i in in_order_of_engine(tx, outputs, leaves):
-        if leaves[i] in pending:
-            arrived(leaves[i], found.get(leaves[i], NONE))
+    points = [p for p in points_before(tx, outputs) if any(leads_to(p.before, t) or t in p.after for t in leaves)]
+    walk = Walk(tx, leaves, points, create, retain, to_keep and not points, arrived)
+    tangents = NONE if tangents is NONE else TupleVal(items=tangents)
+    if not points:
+        one_pass(walk, outputs, leaves, tangents, [], history_of([o.fake for o in outputs]))
+    further = (outputs, tangents) if points else None
+    while further is not None:
+        outputs, tangents = further
+        pass_to_points(walk, outputs, tangents)
+        further = pass_point(walk)
+    deliver(walk, outputs)
 
 
 def is_at(leaf: TensorVal, nodes) -> bool:
