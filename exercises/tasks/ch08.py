@@ -62,7 +62,7 @@ Find for each step all steps that must run before it.""", hints=[
     "of the name below that one, down the chain.",
     "Two tables: from a name to its writer, and from a name to its readers. Then for each step: the writers of what it reads, unless "
     "that is an input; for what it writes, a walk down the chain of `alias_of`, which takes the readers and the writer of every older "
-    "name; and for a library call that `has_effect`, the one before it. No step waits for itself."])
+    "name; and for a library call that `must_happen`, the one before it. No step waits for itself."])
 
 
 def pure(*reads, writes, effect=False):

@@ -1,7 +1,7 @@
 from functools import partial
 
 from minicompile.ch07_loops.ir import Extern
-from minicompile.ch08_fusion.dependencies import has_effect
+from minicompile.ch08_fusion.dependencies import must_happen
 
 
 def _edges(steps, reads, writes, buffers, *, flow=True, anti=True, output=True, chain=True, effects=True, loops=False, all_effects=False):
@@ -11,7 +11,7 @@ def _edges(steps, reads, writes, buffers, *, flow=True, anti=True, output=True, 
         for name in names:
             readers.setdefault(name, []).append(i)
     before = {i: set() for i in steps}
-    drawing = sorted(i for i, s in steps.items() if isinstance(s, Extern) and (has_effect(s) or all_effects))
+    drawing = sorted(i for i, s in steps.items() if isinstance(s, Extern) and (must_happen(s) or all_effects))
     for earlier, later in zip(drawing, drawing[1:]) if effects else ():
         before[later].add(earlier)
     for i in steps:
@@ -46,7 +46,7 @@ def right_pairwise(steps, reads, writes, buffers):
             found.append(name)
         return set(found)
     before = {}
-    effects = [i for i in sorted(steps) if isinstance(steps[i], Extern) and has_effect(steps[i])]
+    effects = [i for i in sorted(steps) if isinstance(steps[i], Extern) and must_happen(steps[i])]
     for i in steps:
         old = set().union(*(below(n) for n in writes[i])) if writes[i] else set()
         before[i] = {j for j in steps if j != i and (set(writes[j]) & (set(reads[i]) | old) or set(reads[j]) & old)}

@@ -308,7 +308,7 @@ def view_again(f: Functionalizer, alias: Alias) -> fx.Node:
         emit_step(f, view_again(f, alias.parent), alias.step)
 
 
-def read_result(f: Functionalizer, x):
+def read_output(f: Functionalizer, x):
     node = read_args(f, x)
     alias = f.env[x] if isinstance(x, fx.Node) else None
     if not isinstance(alias, Alias):
@@ -341,7 +341,7 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
         elif node.op == "output":
             mutations = {name: alias.memory.value for name, alias in f.inputs.items() if alias.memory.version > 0}
             copy_constants(f, node.args[0])
-            f.graph.output(pytree.tree_map(lambda x: read_result(f, x), node.args[0]))
+            f.graph.output(pytree.tree_map(lambda x: read_output(f, x), node.args[0]))
         else:
             visit_call(f, node)
     keys = [storage_key(a.fake) for a in f.inputs.values() if isinstance(a.fake, FakeTensor)]

@@ -50,7 +50,7 @@ aten = torch.ops.aten
 WHOLE = {aten.view.default, aten.permute.default, aten.unsqueeze.default, aten.squeeze.dims}  # show all once
 
 
-def is_view(node: fx.Node) -> bool:
+def is_lazy_view(node: fx.Node) -> bool:
     return node.target in VIEWS or node.target is operator.getitem
 
 
@@ -60,15 +60,15 @@ def count_readers(g: Lowering, graph: fx.Graph) -> None:
     for node in reversed(graph.nodes):
         if "saved" in node.meta:
             g.wanted.add(node)
-        stays_lazy = node.target in LOWERINGS and node not in g.refusals or is_view(node)
+        stays_lazy = node.target in LOWERINGS and node not in g.refusals or is_lazy_view(node)
         if not stays_lazy and node.target is not aten.copy_.default:
             g.wanted.update(node.all_input_nodes)
-        if node in g.wanted and is_view(node):
+        if node in g.wanted and is_lazy_view(node):
             g.wanted.update(node.all_input_nodes[:1])
         found, same, moved = set(), 1, 0
         for user in node.users:
             ends = user.op == "output" or user.target in LOOPS or \
-                not is_view(user) and (user.target not in LOWERINGS or user in g.wanted) or \
+                not is_lazy_view(user) and (user.target not in LOWERINGS or user in g.wanted) or \
                 g.windows[user] >= 4 and user.target not in REINDEXING
             found |= {user} if ends else sinks[user]
             windows = 1 if ends else g.windows[user]
@@ -101,12 +101,12 @@ def refusals(graph: fx.Graph) -> set[fx.Node]:
     read, found = set(), set()
     for node in reversed(graph.nodes):
         if any(user.op == "output" or user in read and (
-                user.target not in LOWERINGS and not is_view(user) or user.target in LOOPS or user.target not in REINDEXING
+                user.target not in LOWERINGS and not is_lazy_view(user) or user.target in LOOPS or user.target not in REINDEXING
                 or user.target in READ_ALL or node not in user.all_input_nodes[:1] and user.target in TABLES) for user in node.users):
             read.add(node)
         if not node.users and has_effect(node):
             read.add(node)
-        if may_refuse(node) and (node not in read or not node.users or node.target in TABLES and not in_memory(node.args[0])):
+        if may_refuse(node) and (node not in read or not node.users or node.target in TABLES and not has_rows(node.args[0])):
             found.add(node)
     return found
 
@@ -114,7 +114,7 @@ def refusals(graph: fx.Graph) -> set[fx.Node]:
 TABLES = {aten.embedding.default, aten.gather.default, aten.index_select.default, aten.index.Tensor}
 
 
-def in_memory(table: fx.Node) -> bool:
+def has_rows(table: fx.Node) -> bool:
     """Whether reading two rows of it reads two places: it was not made of one number."""
     while table.target in WHOLE:
         table = table.args[0]
@@ -122,7 +122,7 @@ def in_memory(table: fx.Node) -> bool:
     spread = all(present(n) > 1 and present(s) != 0 for n, s in zip(val.shape, val.stride()))
     given = table.op == "placeholder" or table.target not in LOWERINGS
     return spread and (given or table.target not in REINDEXING and any(
-        n.meta["val"].shape == val.shape and in_memory(n) for n in table.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)))
+        n.meta["val"].shape == val.shape and has_rows(n) for n in table.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)))
 
 # %% [markdown]
 # ## The walk

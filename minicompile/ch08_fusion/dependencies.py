@@ -66,7 +66,7 @@ def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], wri
 
     Before a step runs: the writers of the names it reads; for a name it writes that is an alias, the writers
     and all readers of every earlier name of that memory (the chain of `alias_of`); and if it is a library
-    call that `has_effect`, the one before it among those. A step is not before itself."""
+    call that `must_happen`, the one before it among those. A step is not before itself."""
     writer: dict[str, int] = {}
     readers: dict[str, list[int]] = {}
     for i, names in writes.items():
@@ -75,7 +75,7 @@ def dependency_edges(steps: dict[int, Any], reads: dict[int, Iterable[str]], wri
         for name in names:
             readers.setdefault(name, []).append(i)
     before: dict[int, set[int]] = {i: set() for i in steps}
-    effects = sorted(i for i, step in steps.items() if isinstance(step, Extern) and has_effect(step))
+    effects = sorted(i for i, step in steps.items() if isinstance(step, Extern) and must_happen(step))
     for earlier, later in zip(effects, effects[1:]):
         before[later].add(earlier)
     for i in steps:
@@ -112,7 +112,7 @@ def remove_dead(program: Program) -> list[Loop | Extern]:
     live = []
     for node in reversed(program.nodes):
         writes = written_by(node)
-        wanted = any(w in needed for w in writes) or (isinstance(node, Extern) and has_effect(node))
+        wanted = any(w in needed for w in writes) or (isinstance(node, Extern) and must_happen(node))
         if not wanted:
             continue
         live.append(node)
@@ -124,7 +124,7 @@ def remove_dead(program: Program) -> list[Loop | Extern]:
     return live[::-1]
 
 
-def has_effect(node: Extern) -> bool:
+def must_happen(node: Extern) -> bool:
     """Does the call do something besides its results: change the state of the random number generator, or raise?"""
     schema = getattr(node.op, "_schema", None)
     if torch.Tag.nondeterministic_seeded in getattr(node.op, "tags", ()):

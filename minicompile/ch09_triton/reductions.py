@@ -69,7 +69,7 @@ SIMPLE = {
 # row (`_result`).
 
 # %%
-def compute_dtype(r: Reduction) -> torch.dtype:
+def folding_dtype(r: Reduction) -> torch.dtype:
     """The dtype in which a simple reduction accumulates."""
     if r.kind == "any":
         return torch.int32
@@ -115,11 +115,11 @@ def persistent(r: Reduction) -> tuple[list[str], list[str]]:
     n = r.name
     if r.kind in SIMPLE:
         _, fold = SIMPLE[r.kind]
-        dtype = compute_dtype(r)
+        dtype = folding_dtype(r)
         tile = _masked(r, _tile(r, dtype), identity(r.kind, dtype), dtype)
         return [f"{n} = {_result(r, fold(tile, dtype))}"], [n]
     if r.kind in ("argmax", "argmin"):
-        dtype = compute_dtype(r)
+        dtype = folding_dtype(r)
         _, fold = SIMPLE[r.kind[3:]]
         return [f"{n}_v = {_tile(r, dtype)}",
                 f"{n}_i = {_masked_index(r)}",
@@ -207,13 +207,13 @@ def looped(r: Reduction, counter: str) -> tuple[list[str], list[str], list[str],
     keep = lambda new, old: new if r.mask is None else f"tl.where({r.mask}, {new}, {old})"
     if r.kind in SIMPLE:
         merge, fold = SIMPLE[r.kind]
-        dtype = compute_dtype(r)
+        dtype = folding_dtype(r)
         acc = f"{n}_acc"
         return ([f"{acc} = {_full(r, identity(r.kind, dtype), dtype)}"],
                 [f"{acc} = {keep(merge(acc, _tile(r, dtype), dtype), acc)}"],
                 [f"{n} = {_result(r, fold(acc, dtype))}"], [n])
     if r.kind in ("argmax", "argmin"):
-        dtype = compute_dtype(r)
+        dtype = folding_dtype(r)
         _, fold = SIMPLE[r.kind[3:]]
         sign = ">" if r.kind == "argmax" else "<"
         better = f"({n}_v {sign} {n}_acc) | ({n}_at == {_index_limit(r)})"

@@ -72,13 +72,13 @@ def as_arguments(kernel: Kernel) -> tuple[Kernel, dict[str, View]]:
 # For a recording it is the other way round: each float argument becomes a load.
 
 # %%
-def in_memory(kernel: Kernel, numbers: Buffer, place: dict[Symbol, int]) -> Kernel:
+def with_loads(kernel: Kernel, numbers: Buffer, place: dict[Symbol, int]) -> Kernel:
     """The kernel with its float arguments loaded from the buffer `numbers`, each from its place."""
     own = [s for s in kernel.symbols if s.real]
     if not own:
         return kernel
     if isinstance(kernel, KernelList):
-        return list_in_memory(kernel, numbers, place)
+        return list_with_loads(kernel, numbers, place)
     at = {s.expr: place[s] for s in own}
 
     def change(into: Values, value: Value, args: tuple):
@@ -94,10 +94,10 @@ def in_memory(kernel: Kernel, numbers: Buffer, place: dict[Symbol, int]) -> Kern
 # The numbers are one more tensor in each row of the table whose body uses them.
 
 # %%
-def list_in_memory(kernel: KernelList, numbers: Buffer, place: dict[Symbol, int]) -> KernelList:
+def list_with_loads(kernel: KernelList, numbers: Buffer, place: dict[Symbol, int]) -> KernelList:
     """The same for a list: every piece has the numbers as one more input, after the others."""
-    bodies = [in_memory(body, replace(numbers, layout=Layout((), ())), place) for body in kernel.bodies]
-    kernels = [in_memory(piece.kernel, numbers, place) for piece in kernel.pieces]
+    bodies = [with_loads(body, replace(numbers, layout=Layout((), ())), place) for body in kernel.bodies]
+    kernels = [with_loads(piece.kernel, numbers, place) for piece in kernel.pieces]
     made = replace(kernel, loops=[l for k in kernels for l in k.loops], inputs=(*kernel.inputs, numbers.name), bodies=bodies,
                    buffers=kernel.buffers | {numbers.name: numbers}, roots=kernel.roots | {numbers.name: numbers.name},
                    symbols=tuple(s for s in kernel.symbols if not s.real))
@@ -186,7 +186,7 @@ def take_apart(schedule: Schedule) -> Parts | None:
         return None
     gpu = next(b.device for b in p.buffers.values() if b.device.type != "cpu")
     numbers = Buffer(f"numbers_{len(p.buffers)}", torch.float64, gpu, Layout((len(sources),), (1,)))
-    steps = [in_memory(step, numbers, place) if isinstance(step, Kernel) else step for step, place in on_device]
+    steps = [with_loads(step, numbers, place) if isinstance(step, Kernel) else step for step, place in on_device]
     outputs = [k for k, o in enumerate(p.outputs) if isinstance(o, View) and not is_on_cpu(p, o.buffer)]
     device = part(schedule, steps, [p.outputs[k] for k in outputs], cpu=False, more=[numbers] if sources else [])
     host = part(schedule, [s for s, where in zip(schedule.steps, sides) if where == "cpu"],

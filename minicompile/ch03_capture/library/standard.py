@@ -85,11 +85,11 @@ def make_tee(tx, items, n=const(2)):
 @handles(itertools.groupby)
 def make_groupby(tx, items, key=NONE):
     measure = function_of(tx, key, lambda v: v)
-    groups = itertools.groupby(values_of(tx, items), lambda v: Same(tx, measure(v)))
+    groups = itertools.groupby(values_of(tx, items), lambda v: Compared(tx, measure(v)))
     return IterVal(it=(TupleVal(items=[k.value, IterVal(it=(v for v in group))]) for k, group in groups))
 
 
-class Same:
+class Compared:
     """A value that Python code compares with the traced `==`."""
 
     def __init__(self, tx, value):

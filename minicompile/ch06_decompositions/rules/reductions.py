@@ -21,7 +21,7 @@ def _explicit(dim, dims) -> bool:
     return isinstance(dim, (list, tuple)) and list(dim) == dims
 
 
-def _is_wide(x) -> bool:
+def _holds_partials(x) -> bool:
     """Does x have a dtype in which partial results may live: int64, or a float that is not half."""
     return x.dtype not in HALF and (x.is_floating_point() or x.dtype is torch.int64)
 
@@ -40,7 +40,7 @@ def _widened(x, dtype):
 @decomposition("sum", "sum.dim_IntList")
 def sum_(x, dim=None, keepdim=False, dtype=None):
     dims = dims_of(dim, x.dim())
-    if dtype is None and _is_wide(x) and dims and _explicit(dim, dims):
+    if dtype is None and _holds_partials(x) and dims and _explicit(dim, dims):
         return NotImplemented
     x, dtype = _widened(x, dtype)
     total = aten.sum.dim_IntList(x, dims, keepdim) if dims else x.clone()
@@ -66,7 +66,7 @@ formulas({
 
 @decomposition("prod", "prod.dim_int")
 def prod(x, dim=None, keepdim=False, dtype=None):
-    if dtype is None and _is_wide(x) and dim is not None and 0 <= dim < x.dim():
+    if dtype is None and _holds_partials(x) and dim is not None and 0 <= dim < x.dim():
         return NotImplemented
     x, dtype = _widened(x, dtype)
     if x.dim() == 0:
