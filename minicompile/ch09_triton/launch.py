@@ -329,13 +329,33 @@ def finish(source: KernelSource, device: int, aligned: bool, task: dict, wait: C
 # table is a copy of `form` with the addresses in the columns that are theirs. Parameters and optimizer state stay where
 # they are; where gradients do as well, a table serves again, and `ListKernel` keeps the last few.
 #
-# A CUDA graph that uses a known table shares it. One with other addresses (its inputs are copied into its pool) writes a table of its own,
-# at each replay, since memory of the pool serves others in between: a copy from pinned memory, which must
-# never change. Each recording takes a row of `slots`, which were pinned beforehand: while a graph is recorded, nothing can be.
+# A CUDA graph that uses a known table shares it. One with other addresses (its inputs are copied into its pool) has a table of
+# its own, of `slots`: memory on the GPU and, pinned, of the host, both taken beforehand, outside of the pool. What is launched
+# while a graph is recorded is run at each replay, so the copy from one to the other waits for the end of the recording
+# (`tables_after_recording`). If somebody else records, nobody knows the end, and the copy becomes a part of the graph.
 
 # %%
 TABLES = 4        # sets of addresses that are remembered
 SLOTS = 8         # recordings that can have a table of their own
+
+
+class Waiting(threading.local):
+    copies: list | None = None              # (table on the GPU, table in pinned memory) of the recording of this thread
+
+
+WAITING = Waiting()
+
+
+@contextlib.contextmanager
+def tables_after_recording():
+    """Tables of a CUDA graph that is recorded inside are written at the end, once and for all replays."""
+    outer, WAITING.copies = WAITING.copies, []
+    try:
+        yield
+    finally:
+        copies, WAITING.copies = WAITING.copies, outer
+        for table, slot in copies:
+            table.copy_(slot, non_blocking=True)
 
 
 class ListKernel:
@@ -353,7 +373,7 @@ class ListKernel:
         self.addressed = len(rows[0]) - len(self.pieces[0][2])     # the column from which on there are addresses
         self.own = self.form[:, self.addressed:].clone()
         self.tables: dict[tuple[int, ...], tuple[Callable, torch.Tensor]] = {}
-        self.slots: list[torch.Tensor] = []
+        self.slots: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.recorded: list = []                         # what graphs may use as long as they live
 
     def resolve(self) -> Callable:
@@ -374,12 +394,17 @@ class ListKernel:
             if recording:
                 if not self.slots:
                     raise RuntimeError(f"a kernel of a list of tensors has tables for {SLOTS} recordings")
-                slot = self.slots.pop()
-                self.recorded.append(slot.copy_(table))
-                table = torch.empty_like(slot, device=args[0].device).copy_(slot, non_blocking=True)
+                slot, own = self.slots.pop()
+                self.recorded.append((slot.copy_(table), own))
+                if WAITING.copies is None:
+                    own.copy_(slot, non_blocking=True)
+                else:
+                    WAITING.copies.append((own, slot))
+                table = own
             elif on_gpu:
                 if not self.slots:
-                    self.slots = list(torch.empty(SLOTS, len(table), dtype=table.dtype, pin_memory=True))
+                    rows = torch.empty(SLOTS, len(table), dtype=table.dtype, pin_memory=True)
+                    self.slots = [(row, torch.empty_like(row, device=args[0].device, pin_memory=False)) for row in rows]
                     self.piece_of = self.piece_of.to(args[0].device)
                 table = table.pin_memory().to(args[0].device, non_blocking=True)
             known = kernel, table

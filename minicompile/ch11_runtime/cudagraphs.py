@@ -56,6 +56,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .. import logs
 from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
 from ..ch07_loops.ir import written_by
+from ..ch09_triton.launch import tables_after_recording
 from .numbers import Apart, picker
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
@@ -124,7 +125,7 @@ class CudaRecorder:
                 self.pool = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph()
             torch._C._cuda_clearCublasWorkspaces()         # 32 MiB for each thread and stream that multiplied
-            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+            with tables_after_recording(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 outputs = fn(inputs)
                 torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
         return graph.replay, outputs
