@@ -80,7 +80,7 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 #
 # Column sums over something that has numbers per row, as in the gradients of a layer norm, come with a
 # reduction of those rows, and one kernel can do both (chapter 8, `align_across`): a program takes a block of
-# whole rows. There are then more and shorter blocks, of 16 rows, than a kernel of its own would want.
+# whole rows. There are then more and shorter blocks, of 8 to 16 rows, than a kernel of its own would want.
 
 # %%
 def block_count(size: int, wanted: int) -> int:
@@ -112,7 +112,7 @@ def split_plan(g: Lowering, x: Lazy, dims, exact: bool = False) -> dict[int, int
         programs = -(-results // 32) if columns else results
         wanted = -(-4 * g.options.processors // max(programs, 1))
         if columns and folded >= 16 * ENOUGH_BLOCKS and results <= LONGEST_ROW and of_rows(g, x, folded):
-            wanted, shortest = 8 * g.options.processors, 16
+            wanted, shortest = 9 * g.options.processors, 8
     wanted = min(wanted, folded // shortest)
     if programs >= enough or wanted < 2:
         return None

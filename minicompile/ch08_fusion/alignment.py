@@ -131,7 +131,7 @@ def _sizes(g: Group) -> str:
 #
 # The backward pass of LayerNorm reads the gradient and the input twice: to reduce each row (the input's
 # gradient) and to sum up each column (the weight's). No nest has both as reductions in the usual sense. But
-# the column sums are split reductions: a first loop sums blocks of 16 rows or so, a second one their results
+# the column sums are split reductions: a first loop sums blocks of 8 to 16 rows, a second one their results
 # (chapter 7). A GPU program that walks along the rows of one block, a tile of whole rows at a time, has all
 # that the first loop needs in registers. It adds each tile to a tile of column sums and stores that at the
 # end. So the nest is that of the row reduction, whose last variables are the place of a row in its block: the

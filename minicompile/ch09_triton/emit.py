@@ -44,7 +44,7 @@ from . import heuristics, reductions
 from .ops import OPS, constant, convert, pointer_type, triton_type
 from .passes import CHOOSE, narrow_positions, online_softmax, schedule_passes
 from .prelude import prelude_for
-from .tiling import Axis, Indexer, choose_axes, contiguous_var, divides, fits_int32, visits
+from .tiling import Axis, Indexer, choose_axes, column_block, contiguous_var, divides, fits_int32, rows_and_columns, visits
 
 # %% [markdown]
 # ## Planning
@@ -67,6 +67,10 @@ def plan(g: LinkedKernel) -> tuple[list[Axis], heuristics.Config]:
     if "y" in sizes:
         return axes, heuristics.tiled(sizes["y"], sizes["x"], len(heavy))
     if "r" not in sizes:
+        split = rows_and_columns(axes, [s.index for s in g.steps if s.op == "load"])
+        widths = [kernel.buffers[s.buffer].dtype.itemsize for s in g.steps if s.op in ("load", "store") and s.index in heavy]
+        if len(split) > 1 and total >= heuristics.MANY and sum(widths) <= 2 * len(widths):
+            return split, heuristics.rows(column_block(split[1].numel))
         return axes, heuristics.pointwise(sizes["x"], len(heavy))
     inner = not any(contiguous_var(i, vars) in kernel.vars for i in heavy)  # one strided access is too many
     if not all(isinstance(v.size, int) for v in kernel.reduction_vars):

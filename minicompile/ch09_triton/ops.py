@@ -86,7 +86,7 @@ def form(name: str, **forms: str) -> None:
     OPS[name] = emit
 
 
-_LIBDEVICE = ("expm1 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erfc erfinv "
+_LIBDEVICE = ("expm1 log10 log1p sin cos tan asin acos atan sinh cosh asinh acosh atanh erfc erfinv "
               "lgamma")
 _INFIX = {"sub": "-", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
           "bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^", "lshift": "<<", "rshift": ">>"}
@@ -122,6 +122,7 @@ form("fmod", int="{0} % {1}", float="libdevice.fmod({0}, {1})")
 form("truncdiv", int="{0} // {1}", float="libdevice.trunc({0} / {1})",
      float32="libdevice.trunc(tl.div_rn({0}, {1}))")
 form("digamma", any="digamma({0})")
+form("tanh", any="libdevice.tanh({0})", float32="tanh_float({0})")
 form("erf_plus_one", any="1 + tl.erf({0})", float32="erf_plus_one({0})")
 for _name, _sign in {"maximum": "|", "minimum": "&"}.items():
     form(_name, int=f"tl.{_name}({{0}}, {{1}})", bool=f"{{0}} {_sign} {{1}}",

@@ -10,6 +10,8 @@
 # - Pointwise, some access contiguous in an earlier variable (a transpose, NCHW to NHWC): two axes. `y` ends
 #   with that variable and `x` holds the rest, so in a square tile both the read and the write run along
 #   consecutive addresses; Triton moves the tile through shared memory in between.
+# - Pointwise, with several vectors along the last variables, such as mean, scale and weight of each channel: two axes, rows `y` and columns
+#   `x`. What depends on the column only is loaded and computed once for all rows of the tile, not for every element.
 # - Reductions: `x` over the output variables, `r` over the reduced ones, whatever is contiguous.
 
 # %%
@@ -100,6 +102,30 @@ def choose_axes(vars: tuple[Symbol, ...], reduction_vars: tuple[Symbol, ...],
         if present(product(u.size for u in vars[cut:])) > 1 and present(v.size) >= 4:
             return [Axis("y", vars[:cut], 0, 2), Axis("x", vars[cut:], 1, 2)]
     return [Axis("x", vars, 0, 1)]
+
+# %% [markdown]
+# The backward pass of a batch norm reads five vectors with one number for each channel, and computes with them: two divisions, a
+# square root and its reciprocal. On one axis every element does that again, and the kernel waits for its arithmetic. `rows_and_columns`
+# splits the axis before the first variable that any of the vectors depends on. Columns have to come in full blocks of a
+# power of two, so that rows stay aligned and need no masks.
+
+# %%
+COLUMNS = 32, 256           # the narrowest and the widest block of columns
+
+
+def column_block(columns: Int) -> int:
+    """The widest block of columns that divides their number; 1 if that is not known."""
+    return math.gcd(columns, COLUMNS[1]) if isinstance(columns, int) else 1
+
+
+def rows_and_columns(axes: list[Axis], loads: list[Int]) -> list[Axis]:
+    """`axes`, or two where they are a single one with at least two loads among `loads` that depend on the last variables only."""
+    vars = axes[0].vars
+    first = [min((k for k, v in enumerate(vars) if stride_of(i, v)), default=0) for i in loads]
+    cut = min((k for k in first if k > 0), default=0)
+    if len(axes) > 1 or sum(k > 0 for k in first) < 2 or column_block(product(v.size for v in vars[cut:])) < COLUMNS[0]:
+        return axes
+    return [Axis("y", vars[:cut], 0, 2), Axis("x", vars[cut:], 1, 2)]
 
 # %% [markdown]
 # ## Index text

@@ -56,6 +56,15 @@ def test_unary(op):
     check(lambda b, x: getattr(b, op)(x), expected, x, tolerance=3e-5 if op == "digamma" else 3e-6)
 
 
+def test_tanh_has_no_branch_and_keeps_its_digits():
+    x = torch.cat([torch.linspace(-12, 12, 4001), torch.linspace(-1, 1, 2001) ** 5,
+                   torch.tensor([math.nan, math.inf, -math.inf, -1e30, 1e-30, 0.0, -0.0, 0.6, -0.6])])
+    out, expected = torch.empty_like(x), torch.tanh(x.double()).float()
+    source = run(elementwise(lambda b, x: b.tanh(x), [x], out), x, out)
+    torch.testing.assert_close(out, expected, rtol=4e-7, atol=0, equal_nan=True)
+    assert torch.equal(out.signbit(), expected.signbit()) and "libdevice.tanh" not in source.code
+
+
 def test_one_plus_erf_is_one_function():
     x = torch.cat([torch.linspace(-10, 10, 2001), torch.tensor([math.nan, math.inf, -math.inf, -1e30, 0.0])])
     out = torch.empty_like(x)
@@ -218,3 +227,27 @@ def test_kernels_of_one_name_keep_their_own_text():
     for run, scale in zip(runs, (2.0, 3.0)):
         run(x, out)
         torch.testing.assert_close(out, x * scale)
+
+
+def test_vectors_of_channels_are_computed_once_for_the_rows_of_a_tile():
+    """What depends on the last variable only is a row of the tile, in a kernel of bf16 with two such vectors."""
+    rows, channels = 8197, 128
+    x, scale, shift = torch.randn(rows, channels).bfloat16(), torch.rand(channels), torch.randn(channels)
+    i, j = sym("i0", rows), sym("i1", channels)
+    b = Body()
+    load = b.load("in0", i.expr * channels + j.expr, dtype=torch.bfloat16)
+    b.store("out0", i.expr * channels + j.expr, b.add(b.mul(load, b.rsqrt(b.load("in1", j.expr))), b.load("in2", j.expr)))
+    buffers = [buffer("in0", (rows, channels), torch.bfloat16), buffer("in1", (channels,)), buffer("in2", (channels,)),
+               buffer("out0", (rows, channels), torch.bfloat16)]
+    out = torch.full((rows, channels), math.nan, dtype=torch.bfloat16)
+    source = run(kernel([b.loop((i, j))], buffers, ["in0", "in1", "in2"], ["out0"], (i, j)), x, scale, shift, out)
+    torch.testing.assert_close(out.float(), x.float() * scale.rsqrt() + shift, rtol=4e-3, atol=4e-3)
+    assert source.options["constants"]["XBLOCK"] == channels and "tl.load(in1 + (xindex))" in source.code
+
+
+@pytest.mark.parametrize("channels, vectors, split", [(128, 2, True), (96, 2, True), (96, 1, False), (100, 2, False), (16, 2, False)])
+def test_when_rows_and_columns_are_worth_it(channels, vectors, split):
+    from minicompile.ch09_triton.tiling import Axis, rows_and_columns
+    i, j = sym("i0", 1 << 20), sym("i1", channels)
+    axes = rows_and_columns([Axis("x", (i, j), 0, 1)], [i.expr * channels + j.expr] + [j.expr] * vectors)
+    assert [a.vars for a in axes] == ([(i,), (j,)] if split else [(i, j)])
