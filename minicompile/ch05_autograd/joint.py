@@ -247,26 +247,32 @@ def _layout(entry):
     return (entry.shape, entry.stride(), entry.storage_offset()) if isinstance(entry, torch.Tensor) else None
 
 
+def enter(recorder: Recorder, gm: fx.GraphModule, fakes: Sequence) -> tuple[list, dict, dict]:
+    """What the recording begins with, (entries, leaves, position): a tensor or number for each placeholder of `gm`; those that require
+    a gradient, by their index; the index of each placeholder of the recording. A parameter enters as the leaf it is, another leaf
+    so that it may be written."""
+    leaves, entries, position = {}, [], {}
+    for i, (node, entry) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), fakes, strict=True)):
+        if isinstance(entry, torch.Tensor):
+            needs = entry.requires_grad and (entry.is_leaf or entry.entered)       # when it came in
+            entry = FakeTensor(entry.meta.detach(), entry.device, needs)
+            if entry.requires_grad:
+                leaves[i] = entry
+                if not node.meta.get("parameter"):
+                    with torch.enable_grad():
+                        entry = Enter.apply(entry)
+        entries.append(entry)
+        position[recorder.placeholder(node.name, entry)] = i
+    return entries, leaves, position
+
+
 def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
     """Record forward and backward of a captured graph. fakes: one fake (or SymInt, or int) per placeholder.
     If no output depends on an input that requires a gradient, only the forward is recorded.
 
     Raises Unsupported for in-place changes of metadata, and for aliased inputs that are written."""
-    recorder, leaves, entries, position = Recorder(), {}, [], {}
-    inputs = gm.graph.find_nodes(op="placeholder")
-    names, parameters = [n.name for n in inputs], {n.name for n in inputs if n.meta.get("parameter")}
-    for i, (name, fake) in enumerate(zip(names, fakes, strict=True)):
-        entry = fake
-        if isinstance(fake, torch.Tensor):
-            needs = fake.requires_grad and (fake.is_leaf or fake.entered)       # when it came in
-            entry = FakeTensor(fake.meta.detach(), fake.device, needs)
-            if entry.requires_grad:
-                leaves[i] = entry
-                if name not in parameters:
-                    with torch.enable_grad():
-                        entry = Enter.apply(entry)
-        entries.append(entry)
-        position[recorder.placeholder(name, entry)] = i
+    recorder = Recorder()
+    entries, leaves, position = enter(recorder, gm, fakes)
     history = [e.grad_fn if isinstance(e, torch.Tensor) else None for e in entries]
     layouts = [_layout(e) for e in entries]
     versions = [e._version if isinstance(e, torch.Tensor) else None for e in entries]
@@ -292,6 +298,7 @@ def trace_joint(gm: fx.GraphModule, fakes: Sequence) -> Joint:
         gradients = _record_backward(recorder, [returned[i] for i in differentiable], list(leaves.values()))
     recorded = recorder.finish(returned + gradients)
     logs.tell("stage", name="recorded", gm=recorded)
+    parameters = {n.name for n in gm.graph.find_nodes(op="placeholder") if n.meta.get("parameter")}
     exposed = {n.name for n, e in zip(recorder.graph.find_nodes(op="placeholder"), entries)
                if isinstance(e, torch.Tensor) and storage_key(e) not in kept and n.name not in parameters}
     joint = Joint(recorded, len(results), written, differentiable, list(leaves) if gradients else [], recipes,
