@@ -214,7 +214,9 @@ for program in (with_handler, with_context, with_generator, with_text, with_effe
 Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 
 # %% [markdown]
-# The first two are not even begun by tiny, since exceptions and contexts need a table beside the bytecode. The last
+# The first two are not even begun by tiny, since exceptions and contexts need a table beside the bytecode. A generator
+# keeps a frame of its own between two items, and tiny can only leave it to Python, item by item. Text is made by a
+# function of tiny's that is called like any other, and is not among those that may be called while tracing. The last
 # one writes to an object that others can see, and tiny leaves every such write to Python. Each of them is one graph
 # in the real machine. The difference is not in the loop. It is in what stands on the stack, and in what an
 # instruction may do with it.
@@ -539,14 +541,14 @@ Walk("Writes to a list, a dictionary and an object", frames)
 
 # %% [markdown]
 # Look at the statements in the last frame. The list gets one assignment, of the slice that differs; that `"end"` was
-# there for a moment cannot be seen any more. `"old"` is removed from the dictionary, and `"calls"` is assigned. Both
-# numbers are constants, because the trace has read them, and a guard says that `totals["calls"]` is 0. At the next
-# call it is 1, and the guard fails. Numbers that change with every call would mean a version for every call. So such
-# a number soon becomes an input of the function, and its third version serves all later calls ([chapter
-# 2](chapter:02)). The list has no such guard. An append does not look at what is in the list, so it needs no guard
-# about the contents or the length; `len(log)` would ask for the length, and get one. Nobody asked what its first item
-# is, and the statement is right whatever it is: that item was *not looked at* before and after. That is why items are
-# compared by identity, and never by asking whether they are equal:
+# there for a moment cannot be seen any more. `"old"` is removed from the dictionary (`__K[1]` is `dict.pop`), and
+# `"calls"` is assigned. Both numbers are constants, because the trace has read them, and a guard says that
+# `totals["calls"]` is 0. At the next call it is 1, and the guard fails. Numbers that change with every call would
+# mean a version for every call. So such a number soon becomes an input of the function, and its third version serves
+# all later calls ([chapter 2](chapter:02)). The list has no such guard. An append does not look at what is in the
+# list, so it needs no guard about the contents or the length; `len(log)` would ask for the length, and get one.
+# Nobody asked what its first item is, and the statement is right whatever it is: that item was *not looked at* before
+# and after. That is why items are compared by identity, and never by asking whether they are equal:
 #
 # %show minicompile.ch03_capture.effects.difference_of_lists
 #
@@ -660,7 +662,7 @@ Table(
     [
         ("instructions interpreted", done.tx.ops),
         ("in the block's own frame", done.tx.steps),
-        ("nodes in the graph", calls_in_graph),
+        ("operations in the graph", calls_in_graph),
         ("guards", len(list(done.tx.guards))),
     ],
 )
@@ -713,7 +715,7 @@ for depth in (1, 2, 4, 8):
     deep = watch(stack, x, backend="eager")
     points.append((depth, 1000 * (time.perf_counter() - start)))
     counts[depth] = len(deep.graphs[0].graph.nodes)
-print("nodes in the graph, by number of blocks:", counts)
+print("nodes in the graph, with inputs and output, by number of blocks:", counts)
 lines({"first call": points}, "blocks", "ms", "Milliseconds of the first call against the number of blocks.")
 
 # %% [markdown]

@@ -316,8 +316,8 @@ task("list-effects", title="What the call did to a list", minutes=25, function="
 While a function is captured, nothing outside may change: the program appends to a stand-in of the list. At the end the compiler
 compares the stand-in with a snapshot, and the generated code does to the real list, at each call, what the program did. It must do
 no more: what was not touched stays as it is, also if somebody else has put another object there by then. Find the one assignment
-`before[start:stop] = items` that makes `after` of `before` and replaces as little as possible. Items are compared by identity;
-`settled(item)` is what an item has become.""",
+`before[start:stop] = items` that makes `after` of `before` and replaces as little as possible; of several, any will do. Items are
+compared by identity; `settled(item)` is what an item has become.""",
      hints=[
     "What do the two lists have in common at the beginning? And at the end?",
     "Count the common items from the front. Then from the back, but not further than to where the front ended: [a, a] and [a].",

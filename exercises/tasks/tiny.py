@@ -945,7 +945,12 @@ def converted(x):
     return (x > 0).to(torch.float32) * 3, torch.where(x > 1, x, -x).sum(-1), x.t() * 2
 
 
-keep_sources(activation, softmax_rows, negative_maximum, layer_norm, converted)
+def counted(x):
+    some = x.relu().to(torch.bool)
+    return (x > 0).to(torch.float32) + (x > -1).to(torch.float32), some, torch.where(some, x, 7.0)
+
+
+keep_sources(activation, softmax_rows, negative_maximum, layer_norm, converted, counted)
 KERNEL_NODES = (ast.Assign, ast.Expr, ast.Call, ast.Name, ast.Attribute, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Constant, ast.keyword,
                 ast.Tuple,
                 ast.Subscript, ast.Slice, ast.operator, ast.unaryop, ast.cmpop, ast.expr_context, ast.FunctionDef, ast.arguments, ast.arg,
@@ -995,7 +1000,7 @@ def run_kernels(name, texts):
     return found
 
 
-for _points, _name, _programs in ((4, "arithmetic", ["activation", "converted"]), (6, "reductions of rows", ["negative_maximum",
+for _points, _name, _programs in ((4, "arithmetic", ["activation", "converted", "counted"]), (6, "reductions of rows", ["negative_maximum",
                                                             "softmax_rows", "layer_norm"])):
     behaviour("tiny-triton", points=_points, name=_name, cases=lambda rng, programs=_programs: programs, show=source_of, tolerance=1e-5,
               then=run_kernels)(kernel_texts)

@@ -234,11 +234,12 @@ def joined_function(spec: Joined):
     """The target of the node: `f(*outputs, *inputs, *others) -> tuple of outputs`, which autograd differentiates by
     `spec.graphs`.
 
-    The outputs are the first `spec.outputs` operands: as they are where `spec.aliases` says so, else detached; those in
-    `spec.frozen` have no gradient. `spec.sources` maps each value that the backward reads, in order, to its place
-    among outputs and operands, and to whether autograd saves it (else it hangs on `ctx`). `spec.graphs` maps which
-    tangents are present to a graph and the values that it reads: `graph(*values, *tangents)` gives a tuple of the gradients
-    of the inputs. Nothing else has a gradient. The class and `f` have the name `spec.name`; `f.joined` is `spec`."""
+    The outputs are the first `spec.outputs` operands: as they are where the list `spec.aliases` says so, else detached; where the list
+    `spec.frozen` says so they have no gradient. `spec.materialize`: does the backward see zeros for tangents that are absent, or None?
+    `spec.sources` maps each value that the backward reads, in order, to its place among outputs and operands, and to whether autograd
+    saves it (else it hangs on `ctx`). `spec.graphs` maps a tuple, for each output whether its tangent is present, to a graph and the
+    values that it reads, keys of `spec.sources`: `graph(*values, *tangents)`, with all tangents, gives a tuple of the gradients of the
+    inputs. Nothing else has a gradient. The class and `f` have the name `spec.name`; `f.joined` is `spec`."""
     count, order = spec.outputs, list(spec.sources)
 
     def forward(ctx, *operands):
