@@ -78,11 +78,10 @@ def parts(node: ast.AST) -> Iterator[tuple[ast.AST, str, list, int]]:
                     yield from parts(child)
 
 
-def mutants(task: Task) -> Iterator[tuple[str, str]]:
-    """(the lines that differ, text of a file with one mistake)."""
-    text = solution(task)
+def mutants(text: str, plant: list = ()) -> Iterator[tuple[str, str]]:
+    """(the lines that differ, text of a file with one mistake). plant: the bug of an exercise, as (old text, new text)."""
     lines = {n for n, line in enumerate(text.splitlines(), 1) if "PYTHON" not in line and (
-        not task.plant or any(old.split("\n")[0] in line for old, _ in task.plant))}
+        not plant or any(old.split("\n")[0] in line for old, _ in plant))}
     tree = ast.parse(text)
     before = ast.unparse(tree).splitlines()
     for parent, field, nodes, k in [p for f in tree.body if isinstance(f, ast.FunctionDef) for p in parts(f)]:
@@ -108,7 +107,7 @@ def same(task: Task) -> set[str]:
 
 def survivors(task: Task, seed: int = 7) -> tuple[int, list[str]]:
     """How many mutants there were, and which earn all points and are not known to be right."""
-    made, known, found = dict(mutants(task)), same(task), []
+    made, known, found = dict(mutants(solution(task), task.plant)), same(task), []
     for what, text in made.items():
         if what not in known and all(grade_behaviour(task, b, text, seed, f"{task.id}.py", {}, SECONDS).status in ("passed", "skipped")
                                      for b in task.behaviours):
