@@ -165,6 +165,8 @@ def instance_attribute(tx, obj, name, found):
         at = at and (ItemSource(InstanceDictSource(obj.source), name) if slow else FieldSource(obj.source, name))
         return wrap(tx, fields[name], at)
     if kind is functools.cached_property:
+        if fields is not None:
+            guard(tx, InstanceDictSource(obj.source), "NO_KEY", name)       # at the next call it may be there
         result = call(tx, wrap(tx, found.func), [obj])
         store_attribute(tx, obj, name, result)
         return result

@@ -17,6 +17,7 @@ import math
 import reprlib
 import types
 import typing
+import weakref
 
 import numpy
 import torch
@@ -26,6 +27,7 @@ from ..ch01_graphs.floats import MATH
 from ..ch02_guards.torch_guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
+from ..errors import SkipFrame
 from .attributes import found_attribute, get_attribute, module_child, store_attribute
 from .contexts import ContextExit, make_context
 from .effects import changed
@@ -34,7 +36,7 @@ from .interpreter import inline
 from .methods import call_handler, call_method
 from .operations import emit_float, fold, user_errors
 from .tensors import call_graph_function, is_graph_function
-from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, unsupported
+from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName,
     MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, is_class, lookup,
@@ -380,11 +382,30 @@ def call_class(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 # case, at the end, the object is an `ObjVal` without a real object (`NEW`), and `__init__` is traced with it as
 # `self`. What this writes are attributes of the value. A class that is made in C, or has no `__dict__`, could hold
 # state that the trace would not see, so it breaks the graph.
+#
+# One thing the trace cannot follow at all: *when* an object dies. CPython calls `__del__`, and the callbacks of weak
+# references, the moment the last reference is gone, be it by `del`, by an assignment, or at the end of a call. The trace
+# counts no references, and an object that nobody sees afterwards is never made. So a frame that makes an object with a
+# `__del__` stays plain Python, and the outermost frame does where a weak reference is made to an object of the trace.
 
 # %%
+def refuse_finalizer(tx: Tracer, cls):
+    if python_method(cls, "__del__") is not None:
+        plain_python(tx, f"a {cls.__qualname__}, whose __del__ is called when its last reference goes")
+
+
+def refuse_weak(tx: Tracer, *referents):
+    made = [value.self if type(value) is MethodVal else value for value in referents]
+    if any(type(value) is ObjVal and value.real is NEW for value in made):
+        raise SkipFrame("a weak reference to an object that was made here", location(tx))
+
+
 def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     """type.__call__(cls, *args): `__new__`, then `__init__`."""
     cls = function.real
+    refuse_finalizer(tx, cls)
+    if issubclass(cls, weakref.ReferenceType):
+        refuse_weak(tx, *args)
     context = make_context(tx, cls, args, kwargs)
     if context is not None:
         return context

@@ -41,7 +41,7 @@ from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .effects import written_storages
 from .epilogue import Epilogue, expression, refuse_to_leave, source_text, write_effects
 from .inputs import fixed_marks, guard_counters, guard_sizes
-from .interpreter import Frame, StopTrace, run
+from .interpreter import Frame, StopTrace, has_cleanup, run
 from .tensors import OPERATORS
 from .tracer import Tracer, location
 from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
@@ -298,6 +298,8 @@ def guard_aliasing(tx):
 
 def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     tx = ep.tx
+    if any(not generator.done and has_cleanup(generator.frame) for generator in tx.generators):
+        raise SkipFrame("a generator is dropped in the middle of a try or a with")
     guard_sizes(tx)
     guard_aliasing(tx)
     guard_counters(tx)

@@ -341,10 +341,12 @@ def read_cell(tx, cell, name):
 # guarded, only where the caller has left something out.
 #
 # A generator function returns at once, with a frame that has not begun. `advance` runs this frame until it
-# yields, and puts it aside with its stack. So a generator costs a loop nothing, and several of them can be
-# in progress at a time. The many cases are those of the protocol: a value that is sent in appears on the
-# stack of the suspended frame, an exception is raised there, and a generator that ends has a result, which
-# `yield from` wants.
+# yields, and puts it aside with its stack. So a generator costs a loop nothing, and several of them can be in
+# progress at a time. One that is dropped half-way, as by a `break` out of its loop, is closed by CPython when
+# the last reference goes, which runs its `finally` clauses. The trace does not see when that is; if there is
+# anything to run, the outermost frame stays plain Python (`has_cleanup`, asked at the end of capture). The many
+# cases are those of the protocol: a value that is sent in appears on the stack of the suspended frame, an
+# exception is raised there, and a generator that ends has a result, which `yield from` wants.
 
 # %%
 REFUSED_FLAGS = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -391,6 +393,8 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
         frame.stack.append(sent)
     elif thrown is not None and delegates(frame):
         unsupported(tx, "throwing into a generator that delegates to another")
+    if not generator.started:
+        tx.generators.append(generator)
     generator.started = generator.done = True        # done, should the run fail
     try:
         left = run(tx, frame, thrown)
@@ -405,6 +409,26 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
         return left.value
     generator.result = left.value
     return None
+
+
+NO_CLEANUP = set("PUSH_EXC_INFO LOAD_GLOBAL LOAD_NAME LOAD_FAST LOAD_DEREF LOAD_ATTR LOAD_CONST BUILD_TUPLE CHECK_EXC_MATCH COPY "
+                 "POP_EXCEPT STORE_FAST DELETE_FAST CLEANUP_THROW CALL_INTRINSIC_1".split())
+
+
+def has_cleanup(frame: Frame) -> bool:
+    """Whether dropping this suspended generator runs code of the program: a `finally`, a `with`, or an `except` that takes
+    GeneratorExit. Its handlers are followed on the way of an exception that no `except` wants."""
+    instructions, index = frame.decoded.instructions, frame.decoded.index
+    offset = instructions[frame.ip - 1].offset
+    while (entry := next((e for e in frame.decoded.table if e.start <= offset < e.end), None)) is not None:
+        at = instructions[index[entry.target]]
+        while at.opname != "RERAISE":
+            leads = at.opname.startswith("POP_JUMP") and at.opname.endswith("IF_FALSE")
+            if not leads and at.opname not in NO_CLEANUP or at.argval in ("GeneratorExit", "BaseException"):
+                return True
+            at = instructions[index[at.argval] if leads else index[at.offset] + 1]
+        offset = at.offset
+    return False
 
 
 def delegates(frame: Frame) -> bool:

@@ -59,6 +59,7 @@ class Tracer:
     tensor_of_fake: dict = field(default_factory=dict)
     frames: list = field(default_factory=list)
     contexts: list = field(default_factory=list)
+    generators: list = field(default_factory=list)       # those that have begun
     root_globals: dict = None
     namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
     globals: dict = field(default_factory=dict)          # id of a namespace -> the value that stands for it, if written to

@@ -24,6 +24,7 @@ import enum
 import functools
 import operator
 import types
+import weakref
 
 import numpy
 import torch
@@ -169,6 +170,8 @@ BOUND_TO = (list, dict, set, collections.deque, frozenset, tuple, str)
 
 # %%
 def build(tx, real, kind, source) -> AbstractValue:
+    if kind in weakref.ProxyTypes:
+        unsupported(tx, "a weak proxy, which speaks for an object that may be dead")
     if isinstance(real, torch.Tensor):
         return wrap_tensor(tx, real, source)
     if kind is types.BuiltinFunctionType and type(real.__self__) in BOUND_TO:

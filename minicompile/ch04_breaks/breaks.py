@@ -86,6 +86,8 @@ def capture_until(func, args, options, error) -> cap.Captured:
             return cut(done, break_reason(error))
         except NotConstant:
             raise SkipFrame(error.reason, error.location) from None
+        except SkipFrame:
+            raise
         except Unsupported as inner:
             earlier = cap.step_of(done.tx, getattr(inner, "born", 0))
             if not 0 <= earlier < stop:

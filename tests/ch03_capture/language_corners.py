@@ -1,9 +1,11 @@
 """Programs about the corners of the language: the words of errors, the order in which methods are asked, patterns, groups of
 exceptions. See language_classes.py and test_language.py."""
 import collections
+import contextlib
 import enum
 import itertools
 import sys
+import weakref
 
 from language_classes import program
 
@@ -379,3 +381,94 @@ class Overridden(dict):
 @program(args=lambda: (Overridden(a=1, b=2),))
 def derived_from_builtins(x, d):
     return x + d.__len__(), str(Text.A), f"{Text.A}", f"{Text.A:>3}", dict(d), {**d}, {"z": 0} | dict(d)
+
+
+# What runs when an object dies
+
+
+class Mortal:
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def __del__(self):
+        self.log.append(self.name)
+
+
+def takes_down(log, x):
+    thing, y = Mortal("first", log), x + 1
+    del thing
+    log.append("between")
+    thing = Mortal("second", log)
+    thing = None
+    bare = object.__new__(Mortal)
+    bare.name, bare.log = "third", log
+    bare = None                                          # noqa: F841
+    log.append("after")
+    return y * 2
+
+
+@program(breaks=True)
+def finalizers(x):
+    log = []
+    y = takes_down(log, x)
+    log.append("end")
+    return y, log
+
+
+class Referent:
+    def ask(self):
+        return 3
+
+
+@program(breaks=True)
+def weak_references_to_new_objects(x):
+    log, thing = [], Referent()
+    weak = weakref.ref(thing, lambda _: log.append("dead"))
+    alive, y = weak() is thing, x + 1
+    del thing
+    held, member, other = weakref.WeakSet(), Referent(), Referent()
+    held.add(member)
+    proxy, before = weakref.proxy(other), len(held)
+    method = weakref.WeakMethod(other.ask)
+    asked = proxy.ask() + method()()
+    del member, other
+    return y, alive, weak(), log, before, len(held), asked, method(), outcome_of(lambda: proxy.ask())[0]
+
+
+def with_cleanup(x, log):
+    try:
+        with contextlib.suppress(KeyError):
+            yield x
+            yield from iter([x + 1, x + 2])
+    finally:
+        log.append("finally")
+
+
+@program(breaks=True)
+def generators_dropped_in_a_try(x):
+    log, it = [], None
+    for y in with_cleanup(x, log):
+        break
+    log.append("after the loop")
+    it = with_cleanup(x, log)
+    next(it)
+    z = next(it)
+    it = None
+    log.append("after the assignment")
+    return y, z, log
+
+
+@program
+def generators_dropped_elsewhere(x):
+    def counting():
+        try:
+            start = 1
+        finally:
+            yield x
+        yield from iter([x + start, x])
+
+    for y in counting():
+        break
+    it = counting()
+    next(it)
+    return y, next(it), next(a for a in [x, y])

@@ -323,3 +323,22 @@ def test_attributes_that_are_hung_on_a_function_later():
         elif hasattr(act, "noise"):
             del act.noise
         assert torch.equal(compiled(thing, t), program(thing, t))
+
+
+def test_a_cached_property_is_computed_once():
+    class Table:
+        @functools.cached_property
+        def weight(self):
+            computed.append(1)
+            return torch.full((2,), 2.0)
+    computed, t = [], torch.ones(2)
+    compiled, table = minicompile.compile(lambda table, t: table.weight * t, backend="eager", fullgraph=True), Table()
+    for _ in range(3):
+        assert torch.equal(compiled(table, t), 2 * t)
+    assert len(computed) == 1
+    table.weight = torch.zeros(2)
+    assert torch.equal(compiled(table, t), 0 * t)
+    del table.weight
+    for known in (table, Table(), table):
+        assert torch.equal(compiled(known, t), 2 * t)
+    assert len(computed) == 3

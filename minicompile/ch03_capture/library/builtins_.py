@@ -20,7 +20,7 @@ import types
 import torch
 
 from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special
-from ..calls import HANDLED, handles
+from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import length, next_value, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
@@ -540,7 +540,7 @@ HANDLED.update({
     vars: lambda tx, value: unless_raised(AttributeError, lambda: get_attribute(
         tx, value, "__dict__")) or unsupported(tx, "vars() of what has no __dict__"),
     object: lambda tx: ObjVal(real=NEW, cls=object),
-    object.__new__: lambda tx, cls, *args, **kwargs: ObjVal(real=NEW, cls=cls.real),
+    object.__new__: lambda tx, cls, *args, **kwargs: refuse_finalizer(tx, cls.real) or ObjVal(real=NEW, cls=cls.real),
     torch.nn.Module.__setattr__: lambda tx, module, name, new: set_module_attribute(
         tx, module, name.value, new),
     torch.nn.Module.__getattr__: lambda tx, module, name: module_child(tx, module, name.value),

@@ -40,7 +40,7 @@ from ...ch01_graphs.fake import storage_key
 from ...ch02_guards.identity import HEAP_TYPE
 from ...ch02_guards.sources import AttrSource, CallSource
 from ..attributes import get_attribute
-from ..calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function
+from ..calls import HANDLED, OBJECT_METHODS, REAL_CALLS, handles, inline_function, refuse_weak
 from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
@@ -381,6 +381,12 @@ def exc_info(tx):
 @REAL_CALLS.of(weakref.ReferenceType)
 def dereference(tx, function, args, kwargs):
     return wrap(tx, function.real(), part(CallSource, function.source, "__call__"))
+
+
+@handles(weakref.proxy)
+def weak_proxy(tx, referent, callback=None):
+    refuse_weak(tx, referent)
+    unsupported(tx, "a weak proxy")
 
 
 @method(ObjVal, "get")
