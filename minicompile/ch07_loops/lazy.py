@@ -291,10 +291,18 @@ def window(g: Lowering, x: Lazy, stride=None) -> View:
     """`x` as strided memory, copied when its own layout will not do. `stride`: the strides that are
     required, if any."""
     view = as_view(g, x)
-    if view is not None and (stride is None or 0 in x.size or same_strides(x.size, view.layout.stride, stride)):
-        return view
-    name = copy_to_buffer(g, x, dense_strides(x.size, stride or x.stride))
-    return View(name, g.program.buffers[name].layout)
+    if view is None or stride is not None and 0 not in x.size and not same_strides(x.size, view.layout.stride, stride):
+        name = copy_to_buffer(g, x, dense_strides(x.size, stride or x.stride))
+        view = View(name, g.program.buffers[name].layout)
+    return view if stride is None else spelled(view, stride)
+
+
+def spelled(view: View, stride) -> View:
+    """`view` with `stride` for its own, where these differ in dimensions of size 1 only. No address depends on those, but attention
+    kernels ask whether they are aligned, and convolutions tell channels last by them."""
+    layout = view.layout
+    same = same_strides(layout.size, layout.stride, stride)
+    return View(view.buffer, Layout(layout.size, tuple(stride), layout.offset)) if same else view
 
 # %% [markdown]
 # ## When to put a value into memory

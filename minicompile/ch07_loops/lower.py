@@ -25,7 +25,7 @@ from ..ch05_autograd.cleanup import has_effect, may_refuse
 from ..errors import Unsupported
 from .builder import SUPPORTED
 from .ir import Buffer, Layout, Program, root_of
-from .lazy import (Lazy, Lowering, Options, alias, as_view, footprint, from_buffer, realize, settle, sizes_of, store_into,
+from .lazy import (Lazy, Lowering, Options, alias, as_view, footprint, from_buffer, realize, settle, sizes_of, spelled, store_into,
                    strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
@@ -323,4 +323,4 @@ def lower_output(g: Lowering, value):
     x = g.values[value]
     if not isinstance(x, Lazy):
         return x
-    return as_view(g, x) or window(g, x)
+    return spelled(as_view(g, x) or window(g, x), strides_of(value.meta["val"]))

@@ -217,6 +217,17 @@ def test_views_of_a_flip_are_windows_on_memory_of_its_own():
         assert program.outputs[0].layout.stride == window(x).stride()
 
 
+def test_calls_and_results_get_eagers_strides_also_in_dimensions_of_one_element():
+    """Attention of a GPU asks whether they are aligned, and convolutions tell channels last by them."""
+    def heads(t):
+        return t.view(2, -1, 4, 16).transpose(1, 2)
+    q, k = R(2, 1, 64), R(2, 8, 64)
+    program = check(lambda q, k: (F.scaled_dot_product_attention(heads(q), heads(k), heads(k)), heads(q * 2)), [q, k])
+    call, = externs(program)
+    assert [view.layout.stride for view in call.args[:3]] == [heads(t).stride() for t in (q, k, k)]
+    assert program.outputs[1].layout.stride == heads(q * 2).stride()
+
+
 def test_padding_and_pooling():
     x = R(2, 3, 9, 11)
     check(lambda x: (F.pad(x, (1, 2, 0, 3), value=2.5), F.pad(x, (-1, 2)), x.roll((2, -1), (2, 3)), x.flip(1, 3)), [x])
