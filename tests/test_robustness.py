@@ -1131,3 +1131,38 @@ def test_hooks_that_copy_keep_what_is_written_later(rung):
     assert all(torch.allclose(g, gradients[0]) for g in gradients)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         minicompile.compile(function, backend=rung)(torch.ones(2, requires_grad=True) * 1.5).sum().backward()
+
+
+def test_a_negative_number_to_the_power_of_a_tensor():
+    """In the text of a graph `-2.0 ** x` would be another number."""
+    def f(x):
+        return (-2.0) ** x, (-3) ** x
+    for backend in ("eager", "aot_eager", "cpp"):
+        for got, want in zip(minicompile.compile(f, backend=backend)(torch.arange(4.0)), f(torch.arange(4.0))):
+            torch.testing.assert_close(got, want)
+
+
+def test_a_hook_beside_a_view_that_autograd_has_made_invalid():
+    def f(d, e):
+        with torch.no_grad():
+            d.unbind(0)[0].copy_(d[-1])
+        w = e[1:]
+        w.register_hook(lambda g: g * 0.5)
+        return w * 2
+    for run in (f, minicompile.compile(f, backend="aot_eager")):
+        e = torch.ones(4, requires_grad=True)
+        run(torch.ones(4, 3, requires_grad=True), e).sum().backward()
+        assert e.grad.tolist() == [0.0, 1.0, 1.0, 1.0]
+
+
+def test_the_derivative_of_a_product_of_complex_numbers_with_a_number():
+    def f(x):
+        c = torch.view_as_complex((x * 1).view(4, 3, 2))
+        c.mul_(1j)
+        return torch.view_as_real(c)
+    for backend in ("aot_eager", "cpp"):
+        leaves = [torch.arange(24.0).view(4, 6).requires_grad_() for _ in range(2)]
+        out = [run(leaf) for run, leaf in zip((f, minicompile.compile(f, backend=backend)), leaves)]
+        [(o * torch.arange(24.0).view(o.shape)).sum().backward() for o in out]
+        torch.testing.assert_close(*out)
+        torch.testing.assert_close(*(leaf.grad for leaf in leaves))

@@ -271,3 +271,11 @@ def history_of(outputs: Sequence) -> set:
     """The nodes of the autograd graph from which `outputs` come."""
     return closure(filter(None, (t.grad_fn for t in outputs)),
                    lambda node: filter(None, (before for before, _ in node.next_functions)))
+
+
+def known_history(fake) -> set:
+    """The history of a tensor; of a view that autograd has made invalid, which raises when it is asked, none."""
+    try:
+        return history_of([fake])
+    except RuntimeError:
+        return set()

@@ -160,6 +160,8 @@ class Recorder(DispatchMode):
             return fake_call(func, args, kwargs)
         if func is aten.detach.default and isinstance(args[0], FakeTensor):
             return self._alias(args[0])
+        if func is aten._conj.default and not isinstance(args[0], torch.Tensor):
+            raise Unsupported("the derivative of a product of complex numbers with a Python number")
         args, kwargs = settle_floats(func, args, kwargs)
         node_args, node_kwargs = map_args(self.node_of, (args, kwargs))
         target = func

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..ch01_graphs.graph import history_of
+from ..ch01_graphs.graph import known_history
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ConstantSource, LocalSource
 from ..errors import Unsupported
@@ -191,14 +191,6 @@ def output_text(ep, node) -> str:
 # gradient, and asking for one is an error, the one that eager raises.
 
 # %%
-def known_history(fake) -> set:
-    """The history of a tensor; of a view that autograd has made invalid, which raises when it is asked, none."""
-    try:
-        return history_of([fake])
-    except RuntimeError:
-        return set()
-
-
 def is_consumed(tx, fake) -> bool:
     """Whether a backward pass in the trace has freed what the derivative of `fake` needs."""
     return not tx.effects.consumed.isdisjoint(known_history(fake))

@@ -103,6 +103,8 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
         unsupported(tx, "a NumPy truth value, which PyTorch takes for a float or for a bool, as it comes")
     fx_args = tuple(to_arg(tx, a) for a in args)
     fx_kwargs = {k: to_arg(tx, v) for k, v in kwargs.items()}
+    if target is operator.pow and type(fx_args[0]) in (int, float) and fx_args[0] < 0:
+        target = torch.pow              # in the text of a graph, `-2.0 ** x` is -(2.0 ** x)
     fakes = []
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
     before = [f._version for f in fakes]

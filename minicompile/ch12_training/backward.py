@@ -34,7 +34,7 @@ from typing import Callable
 import torch
 
 from ..ch01_graphs.fake import storage_key
-from ..ch01_graphs.graph import history_of
+from ..ch01_graphs.graph import closure, history_of
 from ..ch01_graphs.layouts import is_dense, same_layout
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture.calls import handles, inline_code
@@ -217,7 +217,8 @@ class Walk:
 
 def one_pass(walk: Walk, outputs: list, wanted: list, tangents: AbstractValue, stops: list, nodes) -> None:
     """Emit the node of a pass from `outputs`, which comes to `nodes` of the autograd graph."""
-    tx, saving = walk.tx, {node for node in nodes if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
+    tx = walk.tx
+    saving = {node for node in on_the_way(nodes, wanted) if any(isinstance(t, torch.Tensor) for t in saved_by(node))}
     if walk.several and not saving.isdisjoint(tx.effects.consumed):
         unsupported(tx, "backward() through a graph a second time")
     further = {"create_graph": Const(value=True)} if walk.create else {}
@@ -298,6 +299,17 @@ def differentiate(tx: Tracer, outputs: list, leaves: list, tangents: AbstractVal
         pass_to_points(walk, outputs, tangents)
         further = pass_point(walk)
     deliver(walk, outputs)
+
+
+def on_the_way(nodes, wanted: list[TensorVal]) -> set:
+    """Those of `nodes` that the engine runs for the gradients of `wanted`: not what lies on other ways, nor what computed these."""
+    later: dict = {}
+    for node in nodes:
+        for before, _ in node.next_functions:
+            later.setdefault(before, []).append(node)
+    makers, leaves = {t.fake.grad_fn for t in wanted} - {None}, {id(t.fake) for t in wanted}
+    ends = [n for n in later if n in makers or type(n).__name__ == "AccumulateGrad" and id(n.variable) in leaves]
+    return closure([after for end in ends for after in later[end]], lambda node: later.get(node, ()))
 
 
 def is_at(leaf: TensorVal, nodes) -> bool:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import BackwardHook
 
-from ..ch01_graphs.graph import closure, history_of
+from ..ch01_graphs.graph import closure, history_of, known_history
 from ..ch02_guards.sources import HooksSource
 from ..ch03_capture.attributes import attributes_of
 from ..ch03_capture.calls import handles
@@ -127,7 +127,7 @@ def used_since(tx: Tracer, tensor: TensorVal) -> int | None:
     """The number of the first node that computes from it something that autograd knows; None where there is none."""
     edge = tensor.fake.grad_fn, tensor.fake.output_nr
     return min((v.node.meta["born"] for v in tx.tensor_of_fake.values() if "born" in v.node.meta
-                and any(edge in node.next_functions for node in history_of([v.fake]))), default=None)
+                and any(edge in node.next_functions for node in known_history(v.fake))), default=None)
 
 
 @METHODS.of((TensorVal, "register_hook"))

@@ -495,3 +495,29 @@ def test_gradients_that_become_zeros_are_one_graph(owner, set_to_none):
         found.append((losses, same))
     torch.testing.assert_close(found[0][0], found[1][0])
     assert found[0][1] == found[1][1] == (not set_to_none)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_what_lies_before_the_tensor_asked_for_is_not_used_up(rung):
+    """`grad(loss, w)` runs what computed the loss of w, and not what computed w."""
+    def f(x):
+        w = x.sin() * x
+        v = w * 2
+        (g,) = torch.autograd.grad((w * w).sum() + v.sum(), w)
+        return g, w
+
+    def consumed(x):
+        w = x.sin() * x
+        v = w * w
+        (g,) = torch.autograd.grad(v.sum(), w)
+        return g, v
+    gradients = []
+    for fn in (f, minicompile.compile(f, backend=rung)):
+        x = torch.arange(3.0, requires_grad=True)
+        g, w = fn(x)
+        w.sum().backward()
+        gradients.append((g, x.grad))
+    torch.testing.assert_close(*gradients)
+    for fn in (consumed, minicompile.compile(consumed, backend=rung)):
+        with pytest.raises(RuntimeError, match="second time"):
+            fn(torch.arange(3.0, requires_grad=True))[1].sum().backward()
