@@ -412,7 +412,7 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
 
 
 NO_CLEANUP = set("PUSH_EXC_INFO LOAD_GLOBAL LOAD_NAME LOAD_FAST LOAD_DEREF LOAD_ATTR LOAD_CONST BUILD_TUPLE CHECK_EXC_MATCH COPY "
-                 "POP_EXCEPT STORE_FAST DELETE_FAST CLEANUP_THROW CALL_INTRINSIC_1".split())
+                 "POP_EXCEPT STORE_FAST DELETE_FAST CALL_INTRINSIC_1".split())
 
 
 def has_cleanup(frame: Frame) -> bool:
@@ -422,7 +422,7 @@ def has_cleanup(frame: Frame) -> bool:
     offset = instructions[frame.ip - 1].offset
     while (entry := next((e for e in frame.decoded.table if e.start <= offset < e.end), None)) is not None:
         at = instructions[index[entry.target]]
-        while at.opname != "RERAISE":
+        while at.opname not in ("RERAISE", "CLEANUP_THROW"):
             leads = at.opname.startswith("POP_JUMP") and at.opname.endswith("IF_FALSE")
             if not leads and at.opname not in NO_CLEANUP or at.argval in ("GeneratorExit", "BaseException"):
                 return True
