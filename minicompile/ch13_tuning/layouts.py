@@ -17,11 +17,6 @@
 # torch.compile's Inductor has the same optimization. It first estimates whether it pays; we apply it on GPUs
 # wherever all convolutions of a graph are ordinary two-dimensional ones, which is where it always did in our
 # measurements.
-#
-# One thing besides speed depends on the layout: the precision. PyTorch lets cuDNN round float32 to TF32 unless told otherwise
-# (`torch.backends.cudnn.allow_tf32`), and cuDNN takes TF32 kernels for NHWC where for NCHW it keeps to float32: with its patch
-# embedding in NHWC a vision transformer's answers were hundreds of times less exact. So convolutions in float32 are moved only if
-# the user accepts TF32 in matrix products too, which is off unless asked for.
 
 # %%
 from __future__ import annotations
@@ -47,12 +42,6 @@ def _wants_channels_last(node: fx.Node) -> bool:
     groups = node.kwargs.get("groups", node.args[6] if len(node.args) > 6 else 1)
     return (len(operands) == 2 and all(isinstance(o, torch.Tensor) and o.is_cuda for o in operands)
             and operands[0].dim() == 4 and groups == 1)
-
-
-def keeps_float32(gm: fx.GraphModule) -> bool:
-    """Whether a convolution of a captured graph computes in float32 for a user who did not ask for TF32."""
-    computed = [n.meta["val"].dtype for n in gm.graph.nodes if n.op == "call_function" and n.target in CONVOLUTIONS]
-    return torch.float32 in computed and torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
 # %% tags=["exercise:channels-last"]

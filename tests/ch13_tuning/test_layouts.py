@@ -4,7 +4,6 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile import driver
 from minicompile.ch13_tuning import layouts
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -12,8 +11,7 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
-    """The pass also on a CPU, and in float32."""
-    monkeypatch.setattr(driver, "keeps_float32", lambda gm: False)
+    """The pass also on a CPU."""
     monkeypatch.setattr(layouts, "_wants_channels_last", lambda node: node.args[0].meta["val"].dim() == 4)
     seen = []
     run = layouts.Turned.__init__
@@ -100,21 +98,6 @@ def test_nobody_sees_the_layout(program, train, everywhere):
     assert everywhere and len(everywhere) < 5
     assert got[0] == want[0]
     torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-3)
-
-
-@pytest.mark.parametrize("precision, dtype, moved", [("ieee", torch.float32, False), ("tf32", torch.float32, True),
-                                                      ("ieee", torch.bfloat16, True)])
-def test_float32_is_moved_only_for_users_who_accept_tf32(precision, dtype, moved, everywhere, monkeypatch):
-    """cuDNN would round to TF32 in channels last where it does not in eager's layout."""
-    monkeypatch.setattr(driver, "keeps_float32", layouts.keeps_float32)
-    products, x, w = torch.backends.cuda.matmul, torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
-    before, products.fp32_precision = products.fp32_precision, precision
-    try:
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            minicompile.compile(lambda x, w: F.conv2d(x, w).relu(), fullgraph=True)(x, w)
-    finally:
-        products.fp32_precision = before
-    assert bool(everywhere) == moved
 
 
 def test_what_needs_no_copy_gets_none(everywhere):
