@@ -132,7 +132,8 @@ drawing(
 #
 # %show minicompile.ch13_tuning.layouts.convolutions_to_channels_last "for node in convolutions" to "node.update_arg"
 #
-# It is applied on GPUs only. This page is built without one, so the cell below captures the network and pretends:
+# It is applied on GPUs only, and not to a graph whose convolutions all read images of few channels (`reads_many_channels`). This
+# page is built without a GPU, so the cell below captures the network and pretends:
 # while the pass runs, each fake of the graph has the device `cuda`, which is all that the pass asks about. The second pass
 # that it calls, `keep_layouts`, is the one that turns the result back; it comes further down.
 

@@ -44,7 +44,7 @@ from .ch11_runtime.cudagraphs import GraphSet, graphed, outputs_that_leave, with
 from .ch11_runtime.host import compile_apart, compile_schedule
 from .ch11_runtime.numbers import Apart
 from .ch12_training.memory import recompute_in_backward
-from .ch13_tuning.layouts import convolutions_to_channels_last, keep_layouts
+from .ch13_tuning.layouts import convolutions_to_channels_last, keep_layouts, reads_many_channels
 from .config import config
 from .errors import Unsupported
 
@@ -146,7 +146,7 @@ def compile_graph(gm: fx.GraphModule, fakes: list, backend: str) -> Callable:
         warm_up()
     elif not torch.cuda.is_available():
         note_missing_gpu(backend)
-    if backend != "cudagraphs":
+    if backend != "cudagraphs" and reads_many_channels(gm):
         keep_layouts(convolutions_to_channels_last(gm), fakes)
     rung = "aot_eager" if backend == "cudagraphs" else backend
     prepare = None if rung == "aot_eager" else decompose

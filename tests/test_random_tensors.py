@@ -11,7 +11,7 @@ from programs.run import indexes_outside, run_seeds
 
 from minicompile.ch01_graphs import symbolic
 from minicompile.ch05_autograd import aliases, functionalize
-from minicompile.ch08_fusion import fuse
+from minicompile.ch08_fusion import legality
 
 FOUND = sorted((pathlib.Path(__file__).parent / "programs" / "found").glob("tensors_*.py"))
 RUNGS = ["eager", "aot_eager", "decomposed", "loops", "cpp"]
@@ -145,7 +145,7 @@ def unfolded_memory_is_not_read_again(patch):
 
 
 BUGS = {writes_through_unfold_are_lost: "aot_eager", unfolded_memory_is_not_read_again: "aot_eager",
-        lambda patch: patch.setattr(fuse, "hazard", lambda *args: None): "cpp",
+        lambda patch: patch.setattr(legality, "hazard", lambda *args: None): "cpp",
         lambda patch: patch.setattr(symbolic, "_lift", lambda numerator, divisor: 0): "cpp"}
 
 

@@ -104,7 +104,7 @@ def test_floats_that_vary(mode):
         got, want = run(x, w, s), f(x, w, s)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         for a, b in zip(torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x)):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1, s * s))           # s^2 times 1 - tanh^2, whose error is tanh's
     assert driver.counters.graphs - before <= 2
     minicompile.reset()
 

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
+from minicompile import driver
 from minicompile.ch13_tuning import layouts
 
 pytestmark = pytest.mark.usefixtures("fresh")
@@ -11,8 +12,9 @@ pytestmark = pytest.mark.usefixtures("fresh")
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch):
-    """The pass also on a CPU."""
+    """The pass also on a CPU, and for few channels."""
     monkeypatch.setattr(layouts, "_wants_channels_last", lambda node: node.args[0].meta["val"].dim() == 4)
+    monkeypatch.setattr(driver, "reads_many_channels", lambda gm: True)
     seen = []
     run = layouts.Turned.__init__
     monkeypatch.setattr(layouts.Turned, "__init__", lambda self, *args: seen.append(self) or run(self, *args))
@@ -110,6 +112,20 @@ def test_what_needs_no_copy_gets_none(everywhere):
     x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
     torch.testing.assert_close(minicompile.compile(f, fullgraph=True)(x, w), f(x, w))
     assert len(everywhere) == 1 and not everywhere[0].seen
+
+
+def test_a_graph_that_only_reads_images_keeps_its_layout(everywhere, monkeypatch):
+    monkeypatch.setattr(driver, "reads_many_channels", layouts.reads_many_channels)
+
+    def f(x, stem, w):
+        y = F.conv2d(x, stem, stride=2)
+        return (y if w is None else F.conv2d(y.relu(), w)).sum(1)
+
+    x, stem, w = torch.randn(2, 3, 8, 8), torch.randn(8, 3, 2, 2), torch.randn(4, 8, 3, 3)
+    torch.testing.assert_close(minicompile.compile(f, fullgraph=True)(x, stem, None), f(x, stem, None))
+    assert not everywhere
+    torch.testing.assert_close(minicompile.compile(f, fullgraph=True)(x, stem, w), f(x, stem, w))
+    assert everywhere
 
 
 @pytest.mark.gpu
