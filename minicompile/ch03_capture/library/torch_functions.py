@@ -16,12 +16,14 @@ import torch
 import torch.nn.attention
 
 from ... import marks
+from ...ch01_graphs.shapes import expr_of
+from ...ch01_graphs.symbolic import present
 from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..iterate import unpack
 from ..methods import call_method
 from ..operations import fold, truth
 from ..effects import call_later
-from ..tensors import emit, make_tensor, name_device
+from ..tensors import call_graph_function, emit, is_pointwise, make_tensor, name_device
 from ..tracer import guard, is_library, line_of, location, unsupported
 from ..values import Const, DictVal, FALSE, ListVal, NONE, TensorVal, TupleVal, boolean, const
 from ..wrap import wrap, wrap_constant
@@ -136,6 +138,64 @@ def group_tensors(tx, lists, with_indices=FALSE):
         parts = [ListVal(items=[one[i] for i in chosen] if one else []) for one in lists]
         return TupleVal(items=[ListVal(items=parts), wrap_constant(tx, chosen if indexed else [])])
     return DictVal(items={kind: (wrap_constant(tx, kind), group(chosen)) for kind, chosen in places.items()})
+
+
+# %% [markdown]
+# **Masks made for compilers.** Eager attention is asked for with a mask only where something is to be hidden, which libraries
+# find out by looking at the padding. A program that knows that it is compiled does not look: it makes a mask in any case, of
+# positions and comparisons, and kernels for attention without a mask, several times as fast, are out of reach. So a mask
+# that was made of constants alone, in a program that was told, is computed here. If it hides nothing, the call is made without
+# it, if it hides what comes later, with `is_causal=True`: the call that eager makes. A program that was not told has made its
+# mask for eager, too, whose kernels for masks draw other random numbers for dropout.
+
+# %%
+OF_CONSTANTS = frozenset(("arange", "ones", "new_ones", "full", "new_full", "getitem", "expand", "view", "reshape", "unsqueeze", "to",
+                          "and_", "or_"))
+
+
+@handles(torch.nn.functional.scaled_dot_product_attention)
+def attention(tx, *args, **kwargs):
+    names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+    given = dict(zip(names, args[:len(names)])) | kwargs
+    mask = given.get("attn_mask", NONE)
+    if tx.told and len(args) <= len(names) and type(mask) is TensorVal and given.get("is_causal", FALSE) is FALSE:
+        args, kwargs = (), given | known_mask(mask)
+    return call_graph_function(tx, torch.nn.functional.scaled_dot_product_attention, args, kwargs)
+
+
+def known_mask(mask: TensorVal) -> dict:
+    """The arguments that say the same as a mask, where it is known."""
+    try:
+        with torch.utils._python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
+            value = constant_of(mask.node, {})
+            if value.dtype == torch.bool and bool(value.all()):
+                return {"attn_mask": NONE}
+            causal = torch.ones(mask.fake.shape[-2:], dtype=torch.bool, device="cpu").tril()
+            if value.dtype == torch.bool and torch.equal(value, causal.expand(value.shape)):
+                return {"attn_mask": NONE, "is_causal": boolean(True)}
+    except Exception:       # not made of constants, or of sizes that vary; or the program's own error, which the call itself will raise
+        pass
+    return {}
+
+
+def constant_of(node, known: dict) -> torch.Tensor:
+    """The value of a node that is made of constants and was never written to, with dimensions of size 1 where it is expanded. Raises
+    ValueError for others. known: of nodes already computed. A size that varies can only come from `expand`, along which all is equal."""
+    if node not in known:
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        fake = node.meta.get("val")
+        made = node.op != "placeholder" and (name in OF_CONSTANTS or is_pointwise(node.target))
+        if not made or not isinstance(fake, torch.Tensor) or fake._version:
+            raise ValueError("not made of constants")
+
+        def concrete(a):
+            if isinstance(a, torch.fx.Node):
+                return constant_of(a, known).expand([present(expr_of(n)) for n in a.meta["val"].shape])
+            return torch.device("cpu") if isinstance(a, torch.device) else a
+        args, kwargs = (torch.fx.node.map_aggregate(a, concrete) for a in (node.args, node.kwargs))
+        known[node] = constant_of(node.args[0], known) if name == "expand" else \
+            getattr(args[0], name)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
+    return known[node]
 
 
 # %% [markdown]
