@@ -192,9 +192,11 @@ def constant_of(node, known: dict) -> torch.Tensor:
             if isinstance(a, torch.fx.Node):
                 return constant_of(a, known).expand([present(expr_of(n)) for n in a.meta["val"].shape])
             return torch.device("cpu") if isinstance(a, torch.device) else a
-        args, kwargs = (torch.fx.node.map_aggregate(a, concrete) for a in (node.args, node.kwargs))
-        known[node] = constant_of(node.args[0], known) if name == "expand" else \
-            getattr(args[0], name)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
+        if name == "expand":
+            known[node] = constant_of(node.args[0], known)
+        else:
+            args, kwargs = (torch.fx.node.map_aggregate(a, concrete) for a in (node.args, node.kwargs))
+            known[node] = getattr(args[0], name)(*args[1:], **kwargs) if node.op == "call_method" else node.target(*args, **kwargs)
     return known[node]
 
 
