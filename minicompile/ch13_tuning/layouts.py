@@ -26,7 +26,7 @@ from itertools import takewhile
 import torch
 import torch.nn.functional as F
 from torch import fx
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import call_node, interpret
@@ -102,9 +102,16 @@ def strides(t: FakeTensor) -> tuple:
 
 # %% [markdown]
 # The run notes three things for each node: its value, which memories it writes, and whether it failed. After a failure it goes
-# on with the value that capture saw. `ours` are the requests and the copies that restored a layout before; they belong to no group.
+# on with the value that capture saw. What reads no tensor is not run: it would make a real one, and `torch.rand` would draw from
+# the program's random numbers. It gets a fake like that of capture. `ours` are the requests and the copies that restored a layout
+# before; they belong to no group.
 
 # %%
+def alike(val):
+    """Fakes with memory of their own that lie as those of capture do."""
+    return tree_map(lambda t: FakeTensor(torch.empty_like(t.meta), t.device) if isinstance(t, FakeTensor) else t, val)
+
+
 class Turned:
     """A changed graph, run on fakes. values: what each node gives; written: memory (of capture's fakes) -> position of the last node
     that writes it; seen: the memories whose layout some node sees; joined: the copies that have nothing to copy and should."""
@@ -125,7 +132,11 @@ class Turned:
         if reads_memory(node):
             self.seen |= turned
         try:
-            value = node.meta["val"] if node.target is gradients else call_node(self.gm, node, args, kwargs)
+            if node.target is gradients:
+                value = node.meta["val"]
+            else:
+                reads = any(memories(self.values.get(a)) for a in node.all_input_nodes)
+                value = call_node(self.gm, node, args, kwargs) if reads else alike(node.meta["val"])
         except RuntimeError:
             self.seen |= turned
             value = node.meta["val"]

@@ -102,6 +102,23 @@ def test_nobody_sees_the_layout(program, train, everywhere):
     torch.testing.assert_close(got[1:], want[1:], rtol=1e-4, atol=1e-3)
 
 
+def test_the_pass_draws_no_random_numbers(everywhere):
+    """What makes tensors from nothing is not run when the layouts are looked for."""
+    def f(x, w):
+        return F.conv2d(x, w).mean((2, 3)) * torch.rand(4) + torch.empty(4).uniform_()
+
+    x, w, compiled = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3), minicompile.compile(f, fullgraph=True)
+    for _ in range(2):
+        answers, states = [], []
+        for function in (f, compiled):
+            torch.manual_seed(0)
+            answers.append(function(x, w))
+            states.append(torch.get_rng_state())
+        torch.testing.assert_close(*answers)
+        assert torch.equal(*states)
+    assert everywhere
+
+
 def test_what_needs_no_copy_gets_none(everywhere):
     """Between convolutions, in-place operators included, nothing is turned back."""
     def f(x, w):
