@@ -12,16 +12,25 @@ class MinicompileError(RuntimeError):
 class Unsupported(Exception):
     """A stage cannot handle something; the caller falls back to a simpler way of running it.
 
-    reason: one line for people. location: the user's line that needed it (ch01 Location), or None.
+    reason: one line for people. location: the user's line that needed it (ch01 Location), or None. born: how many operations the trace
+    had done when that was made which is in the way, or 0. Whoever raises one keeps no name for it: a frame that holds an exception
+    which holds the frame stays, with all that its callers hold, until the collector comes.
     """
 
-    def __init__(self, reason, location=None):
+    def __init__(self, reason, location=None, born=0):
         super().__init__(reason)
         self.reason = reason
         self.location = location
+        self.born = born
 
     def __str__(self):
         return f"{self.reason} ({self.location})" if self.location is not None else self.reason
+
+
+def marked(error: Exception, **facts) -> Exception:
+    """The error with these attributes, to be raised at once."""
+    vars(error).update(facts)
+    return error
 
 
 class SkipFrame(Unsupported):

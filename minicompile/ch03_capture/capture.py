@@ -35,7 +35,7 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.identity import held
 from ..ch02_guards.sources import ClosureCellSource, LocalSource, ModuleAttrSource, path_of
-from ..errors import SkipFrame, Unsupported
+from ..errors import SkipFrame, Unsupported, marked
 from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .effects import written_storages
@@ -201,9 +201,8 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
         return done
     except UserError as error:
         words = describe_error(error.exc)
-        failure = Unsupported(f"the program raises {words}", getattr(error, "location", None))
-        failure.step, failure.chain, failure.raises, failure.told = tx.steps, [], True, tx.told
-        raise failure from None
+        raise marked(Unsupported(f"the program raises {words}", getattr(error, "location", None)),
+                     step=tx.steps, chain=[], raises=True, told=tx.told) from None
     except Unsupported as error:
         if not hasattr(error, "step"):
             error.step = tx.steps
@@ -254,7 +253,7 @@ def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured
         result = expression(ep, done.result)
         lines = closing_lines(ep, done)
     except Unsupported as error:
-        error.step = step_of(done.tx, getattr(error, "born", 0)) + 1      # it may break before that was made
+        error.step = step_of(done.tx, error.born) + 1      # it may break before that was made
         raise
     return finish_capture(ep, [*lines, f"return {result}"])
 

@@ -92,9 +92,7 @@ def expression(ep: Epilogue, value) -> str:
 def refuse_to_leave(ep, what, value=None):
     """What cannot be rebuilt. If it is known when it was made, the graph can break there, before it is."""
     made = value.node.meta if type(value) is TensorVal else vars(value) if value is not None else {}
-    error = Unsupported(f"{what} leaves the compiled function", made.get("location") or location(ep.tx))
-    error.born = made.get("born", 0)
-    raise error
+    raise Unsupported(f"{what} leaves the compiled function", made.get("location") or location(ep.tx), made.get("born", 0))
 
 
 def variable(ep, value, text) -> str:

@@ -253,12 +253,12 @@ def raise_varargs(tx, frame, i, *operands):
         exc = call(tx, exc, [])
     if not issubclass(exc.cls, BaseException):
         user_error(TypeError, "exceptions must derive from BaseException")
-    raised = made_here(tx, exc)
+    made_here(tx, exc)                           # or a break
     if cause is not None:
         if is_class(cause):
             cause = call(tx, cause, [])
         exc.cause = cause
-    raise raised
+    raise made_here(tx, exc)
 
 
 # %% [markdown]

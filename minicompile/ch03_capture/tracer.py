@@ -135,9 +135,7 @@ def call_chain(tx: Tracer) -> list:
 
 def unsupported(tx: Tracer, reason: str):
     """Give up on the current instruction: a graph break."""
-    error = Unsupported(reason, location(tx))
-    say_where(tx, error)
-    raise error
+    raise say_where(tx, Unsupported(reason, location(tx)))
 
 
 def plain_python(tx: Tracer, reason: str):
@@ -148,12 +146,13 @@ def plain_python(tx: Tracer, reason: str):
     unsupported(tx, reason)
 
 
-def say_where(tx: Tracer, error: Unsupported):
-    """Note the call chain, and the columns of the expression in the user's innermost line."""
+def say_where(tx: Tracer, error: Unsupported) -> Unsupported:
+    """The error, with the call chain and the columns of the expression in the user's innermost line."""
     frame = user_frame(tx)
     error.chain = call_chain(tx)
     error.position = frame.decoded.instructions[max(frame.ip - 1, 0)].positions
     error.location = error.location or location(tx)
+    return error
 
 
 # %% [markdown]

@@ -29,7 +29,7 @@ from ..ch03_capture import capture as cap, hook
 from ..ch03_capture.contexts import ContextExit
 from ..ch03_capture.epilogue import Epilogue, expression, pool
 from ..ch03_capture.values import LASTI, NULL, CellVal, HandlingVal, NotConstant
-from ..errors import GraphBreakError, SkipFrame, Unsupported
+from ..errors import GraphBreakError, SkipFrame, Unsupported, marked
 from . import resume, steps
 
 
@@ -50,9 +50,7 @@ def capture_frame(func, args: dict, options: cap.CaptureOptions | None = None) -
         if isinstance(error, SkipFrame):
             raise
         if raises or not hasattr(error, "step"):
-            skip = SkipFrame(error.reason, error.location)
-            skip.raises, skip.told = raises, told
-            raise skip from None
+            raise marked(SkipFrame(error.reason, error.location), raises=raises, told=told) from None
         return capture_until(func, args, options, error)
 
 
@@ -89,7 +87,7 @@ def capture_until(func, args, options, error) -> cap.Captured:
         except SkipFrame:
             raise
         except Unsupported as inner:
-            earlier = cap.step_of(done.tx, getattr(inner, "born", 0))
+            earlier = cap.step_of(done.tx, inner.born)
             if not 0 <= earlier < stop:
                 raise SkipFrame(f"{error.reason}; and {inner.reason}", error.location) from None
             stop = earlier
@@ -100,9 +98,8 @@ def cut(done: cap.Trace, reason) -> cap.Captured:
     tx, frame = done.tx, done.frame
     on_stack = [v.context for v in frame.stack if isinstance(v, ContextExit)]
     if on_stack != done.active:
-        error = Unsupported("graph break inside a context that was entered out of sight")
-        error.born = min((c.entered for c in done.active if c not in on_stack), default=0)
-        raise error
+        raise Unsupported("graph break inside a context that was entered out of sight",
+                          born=min((c.entered for c in done.active if c not in on_stack), default=0))
     ep = Epilogue(tx)
     kinds, slots = stack_slots(ep, frame.stack)
     path = [i.offset for i in pending_instructions(frame)]
@@ -171,11 +168,19 @@ def stack_slots(ep, stack) -> tuple:
 
 
 def raised(error):
-    """An exception that was raised in the trace only gets a traceback; CPython counts on one in a handler."""
+    """An exception that was raised in the trace only gets a traceback; CPython counts on one in a handler. Its only frame is that
+    of a generator, which has no caller once it is over: the exception would keep the caller's frame, which holds the exception."""
     try:
-        raise error
-    except BaseException:
-        return error
+        next(raising([error]))
+    except BaseException as caught:
+        return caught.with_traceback(caught.__traceback__.tb_next)
+    finally:
+        del error
+
+
+def raising(errors: list):
+    yield from ()
+    raise errors.pop()
 
 
 # %% [markdown]
