@@ -29,7 +29,7 @@ print(inspect.getsource(tiny.position))
 # That is enough for a GPT, and it stops soon after. A reduction of a dimension that is not the last one has no
 # rows. A half-precision number needs two types, one in memory and one in registers. And concatenation
 # reads from one of several buffers, depending on the position. In tiny each of these is a call of PyTorch's
-# own kernel, and a call stands between the loops before it and after it. So is a view that strides cannot describe.
+# own kernel, and a call stands between the loops before it and after it. A view that strides cannot describe is a call, too.
 
 
 # %%
@@ -249,7 +249,7 @@ print("result:", seen.result.tolist())
 
 # %% [markdown]
 # The bounds help here, too. The numerator is known to be at least -5, so adding one multiple of the divisor
-# makes it positive, and then both ways of rounding agree.
+# makes it at least 0, and then both ways of rounding agree.
 #
 # ## Computed again, or kept
 #
@@ -276,7 +276,7 @@ print("result:", seen.result.tolist())
 # `x` end up in the same loop, which reads it once. On a CPU an exponential costs as much as ten loads, so a
 # value with an expensive operation in it is kept earlier there.
 #
-# When a value is realised, its function is called once with symbolic indices, and what it does is written
+# When a value is put into memory (the code says *realised*), its function is called once with symbolic indices, and what it does is written
 # down, value by value. That is the loop IR. A softmax:
 
 # %%

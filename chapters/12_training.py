@@ -549,7 +549,8 @@ print(report.breaks[0].reason)
 #
 # With `create_graph=True` the gradients are differentiable themselves, as a gradient penalty needs it. For the
 # recorder this is nothing special. The engine notes what it does, on fakes, and the next `gradients` node walks
-# through that.
+# through that. `backward(create_graph=True)` breaks the graph all the same: the history would stay in `.grad`, which leaves the
+# compiled function.
 #
 # ## Who owns `.grad`
 #

@@ -4,7 +4,8 @@
 # A tensor of images has four dimensions: the image, the channel, the row and the column. Memory has one. Somebody
 # has to choose in which order the elements lie there, and nothing that a program computes depends on the choice.
 # Its speed does. This chapter lets the compiler choose for convolutions. It is a short chapter, because everything
-# that it needs is there already.
+# that it needs is there already. Its folder is called `ch13_tuning`, since an order is the first of the choices that change nothing
+# but the speed; the others, such as which of several kernels is fastest, are not made yet.
 
 # %%
 import torch

@@ -64,7 +64,8 @@ def run_script(arguments: list[str]) -> None:
         raise MinicompileError("`run` needs a script: python -m minicompile run SCRIPT ARGS...")
     script = Path(arguments[0])
     if not script.is_file():
-        raise MinicompileError(f"The script {arguments[0]!r} does not exist. Give the path of a Python file.")
+        raise MinicompileError(f"The script {arguments[0]!r} does not exist. Give the path of a Python file. "
+                             "(What you have written for the book's exercises runs by `python -m exercises run`.)")
     install()
     sys.argv = list(arguments)
     sys.path[0] = str(script.resolve().parent)

@@ -32,10 +32,11 @@ from .table import lowering
 # %% tags=["exercise:reduction-loop"]
 def reduction_loop(g: Lowering, xs, dims, finish, names, strides) -> None:
     """Emit the loop that folds `dims` of the equally sized tensors `xs` and stores the values that
-    `finish(b, elements, position)` returns into the buffers `names` (strides: of the dims that remain).
+    `finish(b, elements, position)` returns into the buffers `names`; `strides[k]` are those of `names[k]`, for the dims
+    that remain.
 
-    `elements` are the values of `xs` at one index. `position` is the place of that element among those that are folded,
-    counted in the order of `dims`, the last one fastest. The loop's variables are nested as the first result lies in memory,
+    `elements` are the values of `xs` at one index. `position` is the place of that element among those that are folded, an index
+    expression, counted in the order of `dims`, the last one fastest. The loop's variables are nested as the first result lies in memory,
     its reduction variables as `xs[0]` does, the slowest first; a dim of size 1 has none."""
     x = xs[0]
     kept = [d for d in range(len(x.size)) if d not in dims]
