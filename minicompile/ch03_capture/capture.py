@@ -325,8 +325,8 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
 # %% tags=["exercise:forget-gradients"]
 def forget_gradients(ep: Epilogue) -> str:
     """Text, a line for each that ends with a newline, that drops before the graph runs the gradients that the end replaces and that
-    nothing reads: no node, and not the text that `ep` has written, which also reads what is reached through a gradient. A step that begins with `zero_grad()`
-    then needs no memory for the gradients of the step before. They are no inputs of the graph any more."""
+    nothing reads: no node, and not the text that `ep` has written, which also reads what is reached through a gradient. A step that
+    begins with `zero_grad()` then needs no memory for the gradients of the step before. They are no inputs of the graph any more."""
     tx, lines, unread = ep.tx, [], set()
     read = {source for value in ep.names for source in path_of(value.source)}
     for leaf in tx.effects.gradients:
