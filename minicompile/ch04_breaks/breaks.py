@@ -19,7 +19,11 @@
 # %%
 from __future__ import annotations
 
+import functools
 import linecache
+import sys
+import threading
+import types
 
 from .. import advice
 from ..ch02_guards.guards import GuardSet
@@ -168,19 +172,18 @@ def stack_slots(ep, stack) -> tuple:
 
 
 def raised(error):
-    """An exception that was raised in the trace only gets a traceback; CPython counts on one in a handler. Its only frame is that
-    of a generator, which has no caller once it is over: the exception would keep the caller's frame, which holds the exception."""
-    try:
-        next(raising([error]))
-    except BaseException as caught:
-        return caught.with_traceback(caught.__traceback__.tb_next)
-    finally:
-        del error
+    """An exception that was raised in the trace only gets a traceback; CPython counts on one in a handler. It is that of a thread which is
+    over: one from here would keep the frames of all callers, one of which holds the exception."""
+    return error.with_traceback(traceback_without_callers())
 
 
-def raising(errors: list):
-    yield from ()
-    raise errors.pop()
+@functools.cache
+def traceback_without_callers() -> types.TracebackType:
+    frames = []
+    thread = threading.Thread(target=lambda: frames.append(sys._getframe()))
+    thread.start()
+    thread.join()
+    return types.TracebackType(None, frames[0], frames[0].f_lasti, frames[0].f_lineno)
 
 
 # %% [markdown]
