@@ -443,11 +443,10 @@ Listings(
 # %% [markdown]
 # Follow the stack. The step's arguments `__stack1` and `__stack3` are numbered by their places: below each of them is
 # an empty slot, at places 0 and 2, which `PUSH_NULL` makes (from Python 3.13 on it lies above each of them). `CALL 0` takes
-# the upper two and leaves the number. So
-# three things are on the stack now: the empty slot, `history.append`, and the number. The upper two become arguments
-# of the resume function. The empty slot is no object, so it is not handed over. The resume function makes it anew,
-# pushes `history.append` and the number, and jumps over everything before the break. From there on it is the
-# original.
+# the upper two and leaves the number. So three things are on the stack now: the empty slot, `history.append`, and the
+# number. The upper two become arguments of the resume function. The empty slot is no object, so it is not handed over.
+# The resume function makes it anew, pushes `history.append` and the number, and jumps over everything before the
+# break. From there on it is the original.
 #
 # ### Building one
 #

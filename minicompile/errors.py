@@ -12,9 +12,9 @@ class MinicompileError(RuntimeError):
 class Unsupported(Exception):
     """A stage cannot handle something; the caller falls back to a simpler way of running it.
 
-    reason: one line for people. location: the user's line that needed it (ch01 Location), or None. born: how many operations the trace
-    had done when that was made which is in the way, or 0. Whoever raises one keeps no name for it: a frame that holds an exception
-    which holds the frame stays, with all that its callers hold, until the collector comes.
+    reason: one line for people. location: the user's line that needed it (ch01 Location), or None. born: the place of what is in
+    the way in the order in which the trace made things (`step_of` finds the instruction), or 0. Whoever raises one keeps no name for
+    it: a frame that holds an exception which holds the frame stays, with all that its callers hold, until the collector comes.
     """
 
     def __init__(self, reason, location=None, born=0):

@@ -218,9 +218,7 @@ def run_frame(tx: Tracer, frame: Frame, mode: bool) -> Trace:
 
 def quiet_skip(reason) -> SkipFrame:
     """For frames that nobody asked to compile: no error even under fullgraph."""
-    skip = SkipFrame(reason)
-    skip.quiet = True
-    return skip
+    return marked(SkipFrame(reason), quiet=True)
 
 
 def describe_error(exc) -> str:

@@ -251,9 +251,9 @@ def deliver(walk: Walk, outputs: list) -> None:
 # %% [markdown]
 # With points, the walk alternates. `pass_to_points` goes from the outputs to the leaves and points in front of it, and
 # `pass_point` runs the hooks of the latest point that a gradient has come to. What it lets through is where the next pass begins.
-# A point may stand for a module, whose hooks see several tensors at once, so it has tensors `before` and `after` it; a tensor in both
-# lists of leaves and points gets what arrives at it. `differentiate` joins the two: without points there is one pass, and the
-# loop does not run.
+# A point may stand for a module, whose hooks see several tensors at once, so it has tensors `before` and `after` it. If one of
+# the latter is a leaf as well, its gradient is what arrives at the point. `differentiate` joins the two: without points there is one
+# pass, and the loop does not run.
 
 # %%
 def pass_to_points(walk: Walk, outputs: list, tangents: AbstractValue) -> None:
