@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import math
 import operator
 import types
 
@@ -220,7 +221,10 @@ def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
 # `truth` follows Python's `bool()`. A constant knows its truth. A symbolic number answers with its present
 # value, and the answer becomes a guard. A container is true if it is not empty, which guards its length. An
 # object is asked for `__bool__`, and then for `__len__`. A tensor knows its truth only when the program
-# runs, so here the graph ends.
+# runs, so here the graph ends, with one exception. Transformers drop layers at random with `if torch.rand([]) < self.layerdrop`,
+# and mostly with a rate of 0. Whatever is drawn from [0, 1), the answer is no. `either_way` puts both ends of that range in
+# the number's place. If the answers agree, they agree for all in between. The number is drawn nevertheless: it moves the
+# generator on.
 #
 # `identical` is Python's `is`. One value stands for one object, so a value is itself. Two constants may be
 # one object too: Python keeps one of each small integer and of each short string, and they are taken for
@@ -229,6 +233,21 @@ def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
 # such classes, and capture guards that their objects are different ones.
 
 # %%
+ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
+
+
+def either_way(tx: Tracer, value: TensorVal) -> bool:
+    """The truth of a tensor that compares a uniform random number with one that is not in its range."""
+    node = value.node
+    if node.target in ORDERINGS and not value.fake._version and tuple(value.fake.shape) in ((), (1,)):
+        drawn = [a for a in node.args if isinstance(a, torch.fx.Node) and a.target is torch.rand and not a.meta["val"]._version]
+        if len(drawn) == 1 and all(a is drawn[0] or type(a) in (int, float) for a in node.args):
+            low, high = (node.target(*(end if a is drawn[0] else a for a in node.args)) for end in (0.0, math.nextafter(1.0, 0.0)))
+            if low == high:
+                return low
+    unsupported(tx, "a branch on the values of a tensor")
+
+
 def truth(tx: Tracer, value: AbstractValue) -> bool:
     """bool(value)"""
     value = as_number(value)
@@ -236,7 +255,7 @@ def truth(tx: Tracer, value: AbstractValue) -> bool:
     if kind is Const:
         return bool(value.value)
     if kind is TensorVal:
-        unsupported(tx, "a branch on the values of a tensor")
+        return either_way(tx, value)
     if kind is SymVal:
         return bool(value.sym)
     if kind is ObjVal and not isinstance(value.real, (type, types.ModuleType)):

@@ -71,3 +71,25 @@ def test_cond():
     assert len(backend.graphs) == 4, "before, two branches, after"
     with pytest.raises(GraphBreakError, match="torch.cond"):
         minicompile.compile(on_value, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+@pytest.mark.parametrize("compare, rate, known", [
+    (lambda p, rate: p < rate, 0.0, True), (lambda p, rate: p < rate, 0.5, False), (lambda p, rate: p < rate, 1, True),
+    (lambda p, rate: p < rate, float("nan"), True), (lambda p, rate: p <= rate, -0.1, True), (lambda p, rate: p <= rate, 0.0, False),
+    (lambda p, rate: p >= rate, 0, True), (lambda p, rate: rate > p, 0.0, True), (lambda p, rate: rate >= p, 0.0, False),
+    (lambda p, rate: p.mul_(2) < rate, 1.0, False), (lambda p, rate: p.sub_(1) < rate, 0.0, False),
+    (lambda p, rate: p - 1 < rate, 0.0, False),
+    (lambda p, rate: torch.randn([]) < rate, 0.0, False), (lambda p, rate: (p < rate).logical_not_(), 0.0, False)])
+def test_what_no_uniform_random_number_decides(compare, rate, known):
+    """`if torch.rand([]) < self.layerdrop` is no branch on a value where the rate is outside of the range of `rand`; the number is
+    drawn all the same."""
+    def f(x):
+        if compare(torch.rand([]), rate):
+            x = x + torch.rand(3)
+        return x * torch.rand(3)
+
+    torch.manual_seed(3)
+    wanted = f(torch.ones(3)), torch.rand(2)
+    torch.manual_seed(3)
+    assert all(map(torch.equal, wanted, (minicompile.compile(f)(torch.ones(3)), torch.rand(2))))
+    assert bool(minicompile.explain(f)(torch.ones(3)).breaks) != known
