@@ -79,15 +79,21 @@ def derivative_of_extreme(given, grads):
 
 
 def derivative_of_running_product(given, grads):
-    """In front of the first zero eager divides by the factor. Later versions of PyTorch do so for fakes, too."""
-    node, [safe] = torch._C._current_autograd_node(), given
+    """What eager and later versions of PyTorch compute: in front of the first zero it divides by the factor, at the zero it takes
+    the products without it, and behind it all is zero. PyTorch 2.11 takes steps for each element of `dim`, which nobody uses then."""
+    node, [steps] = torch._C._current_autograd_node(), given
     x, result, grad, dim = node._saved_self, node._saved_result, grads[0], node._saved_dim
-    if safe is None or grad is None or x.is_complex() or x.dim() == 0:
+    if steps is None or grad is None or x.is_complex() or x.dim() == 0:
         return None
     dim -= 2**64 if dim >= 2**63 else 0
-    before = (x == 0).cumsum(dim) == 0
-    shares = torch.where(before, result * grad, 0).flip(dim).cumsum(dim).flip(dim)
-    return (torch.where(before, shares / x, safe),)
+    zeros = (x == 0).cumsum(dim)
+
+    def share_in_all_behind(products):
+        return (products * grad).flip(dim).cumsum(dim).flip(dim)
+    before, first = zeros == 0, (zeros == 1) & (x == 0)
+    without = torch.where(first, 1, x).cumprod(dim)
+    return (torch.where(before, share_in_all_behind(torch.where(before, result, 0)) / x,
+                        torch.where(first, share_in_all_behind(torch.where(before, 0, without)), 0)),)
 
 
 DERIVED_OTHERWISE = {"ProdBackward0": derivative_of_product, "ProdBackward1": derivative_of_product,

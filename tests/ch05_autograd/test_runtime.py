@@ -1099,3 +1099,14 @@ def test_what_is_saved_for_another_output_may_get_a_history(backend):
         assert scale.grad.tolist() == [1.0] * 3
         with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
             product.sum().backward()
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.cumprod(0), lambda x: x.prod(0), lambda x: x.logcumsumexp(0), lambda x: x.cummax(0).values])
+@pytest.mark.parametrize("zeros", [(), (0,), (3,), (1, 3)])
+def test_derivatives_do_not_grow_with_the_sizes(fn, zeros):
+    sizes = []
+    for n in (5, 40):
+        x = torch.randn(n, 3)
+        x[list(zeros)] = 0
+        sizes.append(len(check(fn, x.requires_grad_(), exact=False).joint.gm.graph.nodes))
+    assert sizes[0] == sizes[1]
