@@ -5,11 +5,12 @@ import os
 import pathlib
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from minicompile.__main__ import main
+from minicompile.bench import run
 from minicompile.bench.report import write_report
 from minicompile.bench.run import HEADER, bench, check_compilers, default_tasks, rows
 from minicompile.bench.worker import build
@@ -81,6 +82,19 @@ def test_json_is_the_only_output(tmp_path, monkeypatch, capsys):
     record = json.loads(capsys.readouterr().out)
     assert [r["task"]["compiler"] for r in record["results"]] == ["eager"]
     assert not (tmp_path / "nanogpt" / "report.html").exists()
+
+
+def test_what_is_stopped_has_told_what_it_measured(tmp_path, monkeypatch, capsys):
+    def run_task(task, on_event):
+        if task.compiler == "torch":
+            raise KeyboardInterrupt
+        return {"task": asdict(task), "ms": 12.5}
+    monkeypatch.setattr(run, "run_task", run_task)
+    with pytest.raises(KeyboardInterrupt):
+        bench("nanogpt", device="cpu", out=str(tmp_path))
+    record = json.loads((tmp_path / "nanogpt" / "result.json").read_text())
+    assert [r["task"]["compiler"] for r in record["results"]] == ["eager", "minicompile"]
+    assert "fp32 eager: 12.50 ms\nfp32 minicompile: 12.50 ms\n" in capsys.readouterr().out
 
 
 def test_wrong_use_is_said_in_one_line(monkeypatch, capsys):

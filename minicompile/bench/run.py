@@ -209,8 +209,9 @@ def peer_of(compiler: str, timed: dict[str, dict]) -> dict | None:
     return timed.get(":".join(filter(None, ("torch", mode))))
 
 
-def run_all(tasks: list[Task], console: Console) -> list[dict]:
-    """Run the tasks one after the other, with one progress bar each on the console."""
+def run_all(tasks: list[Task], console: Console, keep=lambda results: None) -> list[dict]:
+    """Run the tasks one after the other, with one progress bar each on the console; `keep` is given the results after each. Where the
+    console is no terminal, which shows bars only at the end, each task gets a line when it is done."""
     results = []
     columns = (progress.SpinnerColumn(), progress.TextColumn("{task.description}"), progress.BarColumn(),
                progress.MofNCompleteColumn(), progress.TimeElapsedColumn(),
@@ -227,8 +228,11 @@ def run_all(tasks: list[Task], console: Console) -> list[dict]:
             display.start_task(bar)
             display.update(bar, note="starting" if task.compiler == "eager" else "compiling")
             results.append(run_task(task, on_event))
+            keep(results)
             failed = "error" in results[-1]
             note = "failed" if failed else f"{results[-1]['ms']:.2f} ms"
+            if not console.is_terminal:
+                console.print(f"{label(asdict(task))} {task.compiler}: {note}", markup=False, highlight=False)
             display.update(bar, note=note, **({} if failed else {"completed": task.steps}))
             display.stop_task(bar)
     return results
@@ -237,8 +241,9 @@ def run_all(tasks: list[Task], console: Console) -> list[dict]:
 def bench(work: str, *, compilers: str = "eager,minicompile,torch", steps: int | None = None,
           dtype: str | None = None, device: str | None = None, data: str | None = None,
           out: str = "bench-results", json_only: bool = False, profile: bool = False) -> dict:
-    """Run a benchmark, print its table, and write `report.html`, PNG plots and `result.json` to `out`/`work`.
-    Returns the result as written. Raises MinicompileError on wrong use before anything is run."""
+    """Run a benchmark, print its table, and write `report.html`, PNG plots and `result.json` to `out`/`work`. The last is
+    written after each compiler: what is stopped has measured something. Returns the result as written. Raises
+    MinicompileError on wrong use before anything is run."""
     if work not in WORKS:
         raise MinicompileError(f"There is no benchmark {work!r}. Choose from zoo, {', '.join(WORKS)}.")
     names = check_compilers(compilers)
@@ -261,10 +266,14 @@ def bench(work: str, *, compilers: str = "eager,minicompile,torch", steps: int |
     tasks = [replace(t, compiler=c, steps=steps or t.steps, data=data, profile=profile)
              for t in default_tasks(work, device, dtype) for c in names]
     console = Console(stderr=json_only)
-    record = {"benchmark": work, **environment(), "results": run_all(tasks, console)}
-    temporary = folder / "result.tmp"
-    temporary.write_text(json.dumps(record, indent=1))
-    temporary.replace(folder / "result.json")
+    record = {"benchmark": work, **environment()}
+
+    def keep(results):
+        temporary = folder / "result.tmp"
+        temporary.write_text(json.dumps(record | {"results": results}, indent=1))
+        temporary.replace(folder / "result.json")
+
+    record["results"] = run_all(tasks, console, keep)
     if json_only:
         print(json.dumps(record))
         return record
