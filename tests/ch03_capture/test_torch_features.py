@@ -1629,6 +1629,26 @@ def out_argument_resized():
 
 
 @feature
+def out_argument_under_autocast():
+    layer = nn.utils.spectral_norm(nn.Linear(4, 3))
+
+    def f(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return layer(x), layer.weight_u
+    return f, (rand(5, 4),)
+
+
+@feature(graphs=None)
+def out_argument_that_autocast_would_cast():
+    def f(x, o, p):
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.mm(x, x, out=o)
+            torch.logsumexp(x.bfloat16(), 0, out=p)
+        return o, p
+    return f, (rand(4, 4, grad=False), torch.zeros(4, 4), torch.zeros(4))
+
+
+@feature
 def get_items():
     def f(x, i, m):
         j = torch.tensor([0, 2])
