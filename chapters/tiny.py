@@ -279,6 +279,31 @@ if __name__ == "__main__":
     print(record(lambda x, w: F.gelu(x @ w) + 1, torch.randn(4, 8), torch.randn(8, 8)))
 
 # %% [markdown]
+# ### Line by line
+#
+# Here are four lines of a program, executed one after the other while a recorder is active. Beside each line stand the
+# nodes that it has added.
+
+# %%
+if __name__ == "__main__":
+    recorder = Recorder()
+    scope = {"F": F, "x": recorder.input(torch.randn(4, 8)), "w": recorder.input(torch.randn(8, 8))}
+    for line in ("y = F.linear(x, w)", "n = y.shape[0] * 2", "z = y + n", "y = F.gelu(z)"):
+        begin = len(recorder.nodes)
+        with recorder:
+            exec(line, scope)
+        added = str(Graph(recorder.nodes[begin:], [], [])).splitlines()[:-1] or [f"nothing: n is {scope['n']}"]
+        for n, text in enumerate(added):
+            print(f"{'' if n else line:20}{text}")
+
+# %% [markdown]
+# The first line shows where the recorder sits: below `F.linear`, which is two operators there. The second line leaves
+# no trace. A shape is a tuple of Python's numbers, so `n` is computed at once, and the third line has recorded the bare
+# number 8. With an `x` of five rows it would be 10, but the recording does not know where its 8 came from. So it must not
+# be used for five rows, and to see to that is the work of part 2. In the last line `y` becomes the name of another fake. To
+# the graph that means nothing, since its nodes refer to each other, and not to the program's variables.
+
+# %% [markdown]
 # ### In the real compiler
 #
 # Each line names a piece of this part, its counterpart, and what the counterpart adds.
@@ -459,12 +484,54 @@ def contents(outside, thing):
     return outside.seen[f"*{path}"]
 
 
+# %% [markdown]
+# ### Reads by hand
+#
+# Let a function have the parameters `x` and `settings`, and let it look into the dictionary `settings`, which holds a
+# number and, once more, the tensor `x`. We do the reads of its trace ourselves. Each is printed with what the trace
+# gets, and with the lines by which the check has grown.
+
 # %%
 if __name__ == "__main__":
+    def brief(thing):
+        """A value of the trace in few letters."""
+        if isinstance(thing, Fake):
+            return f"{thing.node}: {shown(thing)}"
+        return repr(thing) if isinstance(thing, CONSTANTS) else f"a {type(thing).__name__}"
+
+    x = torch.ones(2, 3)
+    settings = {"scale": 2.5, "bias": x}
     outside = Outside(Recorder())
-    read(outside, "x", torch.ones(2, 3))
-    contents(outside, read(outside, "settings", {"scale": 2.5}))
-    print("\n".join(outside.lines))
+    for what, act in (("read x", lambda: read(outside, "x", x)), ("read settings", lambda: read(outside, "settings", settings)),
+                      ("look into settings", lambda: contents(outside, settings)),
+                      ("read x again", lambda: read(outside, "x", x))):
+        begin = len(outside.lines)
+        print(f"{what}: the trace gets {brief(act())}", *outside.lines[begin:], sep="\n    ")
+
+# %% [markdown]
+# The tensor becomes a fake, and its guard compares descriptions. The one it had is an object that text cannot spell, so `Text`
+# has named it k0. Of the dictionary only the class is compared, until somebody looks into it. Then its keys are compared, and each element
+# is a read of its own, whose path begins at the dictionary's variable. The number is compared by its
+# value. The tensor under "bias" has a fake already. The trace gets the same one, the graph has one input for both, and
+# in exchange the check asks that both are one tensor the next time. The last read was made before: it writes nothing.
+#
+# Two dictionaries have taken notes. `seen` goes from a path to what the trace has got, and so no path is read twice.
+# `variables` goes the other way, from an object of the trace to the variable that holds its counterpart in the check:
+
+# %%
+if __name__ == "__main__":
+    print("seen:     ", {path: brief(thing) for path, thing in outside.seen.items()})
+    print("variables:", {brief(thing): outside.variables[id(thing)] for thing in (outside.inputs[id(x)][1], settings)})
+    outside.lines.append("return True")
+    check = outside.function("check(x, settings)", {"describe": describe})
+    for what, calls in {"another tensor, in both": (y := torch.zeros(2, 3), {"scale": 2.5, "bias": y}),
+                        "two tensors": (y, {"scale": 2.5, "bias": x}), "another number": (y, {"scale": 3.5, "bias": y}),
+                        "three rows": (z := torch.zeros(3, 3), {"scale": 2.5, "bias": z})}.items():
+        print(f"{what}: {check(*calls)}")
+
+# %% [markdown]
+# The path `*v1` stands for the contents of what v1 holds. Called with other arguments, the check is True where the recording holds for
+# them, and None at the first comparison that fails.
 
 # %% [markdown]
 # ### In the real compiler
@@ -1007,10 +1074,11 @@ def throw(error, *cause):
 
 
 # %% [markdown]
-# Without `outside`, this is an interpreter of Python:
+# Without `outside`, this is an interpreter of Python. (Demonstrations of the machine are left out on a release whose
+# instructions it does not know.)
 
 # %%
-if __name__ == "__main__":
+if __name__ == "__main__" and OPCODES:
     def collatz(n, steps=0):
         while n != 1:
             n = n // 2 if n % 2 == 0 else 3 * n + 1
@@ -1021,6 +1089,64 @@ if __name__ == "__main__":
     while machine.frames:
         step(machine)
     print(machine.result, collatz(27))
+
+# %% [markdown]
+# ### A trace, instruction by instruction
+#
+# With `outside`, the same machine traces. The demonstration below does what `capture` in part 4 will do. It makes the
+# frame of a call, in which both parameters are still `Unread`, and lets the machine go on until no frame is left. Below
+# each line of the program stand its instructions. Beside an instruction is the stack that it leaves behind, the
+# topmost value last, and below it are the lines that it has written into the check.
+
+# %%
+if __name__ == "__main__" and OPCODES:
+    def scaled(x, settings):
+        if settings["double"]:
+            x = x * 2
+        return x.relu()
+
+    def traced(m):
+        """Run the machine to the end or to a break, and print what it does."""
+        line, places = None, [i for i in dis.get_instructions(m.frames[-1].function.__code__) if i.opname != "CACHE"]
+        while m.frames:
+            frame, begin = m.frames[-1], (len(m.outside.lines), len(m.outside.recorder.nodes))
+            i, place = instructions(frame.function.__code__)[frame.at], places[frame.at].positions.lineno
+            if place != line:
+                line = place
+                print(linecache.getline(frame.function.__code__.co_filename, line).strip())
+            try:
+                step(m)
+            except Break as reason:
+                return print(f"    {i.name:22} breaks: {reason}")
+            written = m.outside.lines[begin[0]:] + [f"graph: {n} = {n.target}" for n in m.outside.recorder.nodes[begin[1]:] if n.target]
+            stack = ", ".join("NULL" if x is NULL else brief(x) for x in frame.stack)
+            print(f"    {i.name + ' ' + str(i.value or ''):26}[{stack}]", *written, sep="\n" + " " * 12)
+
+    def begun(f, **values):
+        """A machine that traces a call of f, at its first instruction."""
+        variables = {name: Unread(f"frames[0].locals[{name!r}]", x) for name, x in values.items()}
+        return Machine([Frame(f, variables, [])], Outside(Recorder()))
+
+    m = begun(scaled, x=torch.ones(2, 3), settings={"double": True})
+    with m.outside.recorder:
+        traced(m)
+    print("result:", brief(m.result))
+
+# %% [markdown]
+# Follow `settings`. Until the first `LOAD_FAST` it is `Unread`, and nothing is known about it. Loading it is a read, which
+# asks for its class. The subscript is a `call` of `operator.getitem`. The dictionary is one from outside, so it is looked
+# into, which brings the guards of its keys and of its element, and what is left on the stack is a plain `True`. With it
+# the jump knows where to go, and has nothing to guard any more: what decided is guarded already, by its value. The other branch was
+# not looked at, and is no part of the recording. If the entry is False one day, `repr(v1) == 'True'` fails, and that call is traced anew.
+#
+# Follow `x`. Its read writes a guard, and puts a fake on the stack. The multiplication writes nothing into the check.
+# It is executed on the fake, and the recorder below notes the node. `STORE_FAST` puts the new fake into the variable `x`, so the
+# second `LOAD_FAST x` finds what the trace itself has made. That has no path, so there is nothing to read and nothing to guard.
+#
+# Before `relu` is called, the stack holds a `NULL` beside it. CPython's instructions for calls expect two values below the
+# arguments, a method and its object. Where there is only one, a function or a method that knows its object, the `NULL`
+# takes the other place. (The numbers of the variables are those of the paths in `seen`, so `*v0`, the contents of the
+# dictionary, uses up a number.)
 
 # %% [markdown]
 # ### In the real compiler
@@ -1082,6 +1208,44 @@ SPELLINGS = {
     types.BuiltinMethodType: lambda spell, x: f"getattr({spell(x.__self__)}, {x.__name__!r})",
 }
 
+
+# %% [markdown]
+# ### A break by hand
+#
+# This function makes a list, and then calls `print`, which breaks the graph. First the trace, as in part 3. Then the
+# state that it has stopped at is spelled, variable by variable, with the lines that this writes into the function.
+
+# %%
+if __name__ == "__main__" and OPCODES:
+    def paired(x, settings):
+        pair = [x * settings["scale"], settings]
+        print("half way", pair)
+        return pair
+
+    m = begun(paired, x=torch.ones(2, 3), settings={"scale": 2.5})
+    with m.outside.recorder:
+        traced(m)
+    state = m.frames[-1]
+    for name, value in [*state.locals.items(), ("the stack", state.stack), ("all frames", m.frames)]:
+        begin = len(m.outside.lines)
+        text = spell(m.outside, value)
+        print(f"{name}: {text}", *m.outside.lines[begin:], sep="\n        ")
+    print("outputs of the graph:", *map(brief, m.outside.outputs))
+
+# %% [markdown]
+# The tensor `x` and the dictionary were read, so each of them is spelled as its variable. The list is new: a line makes it, of two
+# elements. The first is a fake that the graph has computed. It becomes the graph's first output, `out[0]`. The second is the
+# dictionary of the caller itself, and not a copy of it. So whoever changes it later, through the list or without, changes the same
+# object as in eager.
+#
+# On the stack lie, for the call that broke, the `NULL`, the function `print` and its arguments. The last one is the same list as
+# in `pair`, and is spelled as the variable that has been made for it; a second list would be wrong. `print` itself is an
+# object that text cannot spell, and gets a name. The number at the end of `Frame` is the position of the instruction that
+# broke. Python executes that one on the frame, and everything after it is the beginning of another trace, in which
+# `pair` is read from outside like a parameter.
+#
+# The lines of the trace stand before those of the state, in one function. That is why `step` drops only the guards of an instruction that
+# broke and keeps its reads: `seen` knows them as done, so a line of the state may use their variables.
 
 # %% [markdown]
 # Now guards and spelling can be joined. `capture` runs the machine as far as it goes, and returns one Python

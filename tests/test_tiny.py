@@ -32,7 +32,7 @@ def code_lines(text):
     """Lines of the compiler that hold code: no blanks, comments, docstrings, imports, demonstrations, nor the GPT of the last part."""
     tree, ignored = ast.parse(text[:text.index("# ## Part 12.")]), set()
     for node in ast.walk(tree):
-        shown = isinstance(node, ast.If) and ast.unparse(node.test) == "__name__ == '__main__'"
+        shown = isinstance(node, ast.If) and ast.unparse(node.test).startswith("__name__ == '__main__'")
         docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
         if shown or docstring or isinstance(node, (ast.Import, ast.ImportFrom)):
             ignored |= set(range(node.lineno, node.end_lineno + 1))
