@@ -527,13 +527,15 @@ def call_with_out(tx: Tracer, function, args, kwargs, out: AbstractValue) -> Abs
     packet, inputs = getattr(torch.ops.aten, function.__name__, None), []
     fake_args, fake_kwargs = (fake_of(arg, inputs) for arg in (
         [to_arg(tx, a) for a in args], {k: to_arg(tx, v) for k, v in kwargs.items()}))
-    if packet is None or not inputs or {*map(type, outs)} != {TensorVal} or len(set(outs)) < len(outs) or \
-            torch.is_autocast_enabled(inputs[0].device.type):         # autocast leaves `out=` alone
+    if packet is None or not inputs or {*map(type, outs)} != {TensorVal} or len(set(outs)) < len(outs):
         unsupported(tx, reason)
     tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
     fakes, found = [o.fake for o in outs], emit(tx, "call_function", function, args, kwargs)
     results = found.items if type(found) is TupleVal else [found]
-    if torch.Tag.nondeterministic_seeded in tags or len(results) != len(outs):
+    with torch.autocast(inputs[0].device.type, enabled=False):              # which leaves a call with `out=` alone
+        uncast = run_fake(tx, "call_function", function, fake_args, fake_kwargs)
+    if torch.Tag.nondeterministic_seeded in tags or len(results) != len(outs) or \
+            [r.fake.dtype for r in results] != [r.dtype for r in (uncast if type(found) is TupleVal else [uncast])]:
         unsupported(tx, reason)
     for result, fake in zip((r.fake for r in results), fakes):
         shared = [f for f in (*inputs, *fakes) if storage_key(f) == storage_key(fake) and f is not fake]
