@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import enum
 import math
 import operator
@@ -47,15 +46,16 @@ def python_operator(name: str):
     return getattr(operator, f"{name}_", None) or getattr(operator, name)
 
 
-@contextlib.contextmanager
-def user_errors():
-    """What Python raises inside, the traced program raises."""
-    try:
-        yield
-    except Exception as error:
-        if isinstance(error, (Unsupported, UserError, NotConstant)):
-            raise
-        user_error(type(error), *error.args)
+class user_errors:
+    """What Python raises inside, the traced program raises. (A generator as a context would be held by the traceback of what it catches,
+    and hold it: see `Unsupported`.)"""
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, traceback):
+        if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant)):
+            user_error(type(error), *error.args)
 
 
 def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> AbstractValue:

@@ -211,24 +211,28 @@ def plan_outputs(recorder: Recorder, outputs: Sequence, entries: list,
 # for: it casts each leaf once, however often it is used, and adds up its gradients before it casts them back.
 
 # %%
-@contextlib.contextmanager
-def _tracing(recorder: Recorder):
+class _tracing:
     """Grad mode is restored afterwards. Batch norm is recorded as the generic operator, not as cuDNN's, and a
     recurrent layer as its steps, not as oneDNN's, which hides a workspace from its schema."""
-    grad_mode, cudnn = torch.is_grad_enabled(), torch._C._get_cudnn_enabled()
-    mkldnn = torch._C._get_mkldnn_enabled()
-    torch._C._set_cudnn_enabled(False)
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        with recorder:
-            yield
-    except (RuntimeError, IndexError) as error:
-        reason = f"recording the operators failed: {str(error).splitlines()[0]}"
-        raise Unsupported(reason, recorder.provenance[0]) from error
-    finally:
+
+    def __init__(self, recorder: Recorder):
+        self.recorder = recorder
+
+    def __enter__(self):
+        self.state = torch.is_grad_enabled(), torch._C._get_cudnn_enabled(), torch._C._get_mkldnn_enabled()
+        torch._C._set_cudnn_enabled(False)
+        torch._C._set_mkldnn_enabled(False)
+        self.recorder.__enter__()
+
+    def __exit__(self, kind, error, traceback):
+        self.recorder.__exit__(kind, error, traceback)
+        grad_mode, cudnn, mkldnn = self.state
         torch._C._set_grad_enabled(grad_mode)
         torch._C._set_cudnn_enabled(cudnn)
         torch._C._set_mkldnn_enabled(mkldnn)
+        if isinstance(error, (RuntimeError, IndexError)):
+            reason = f"recording the operators failed: {str(error).splitlines()[0]}"
+            raise Unsupported(reason, self.recorder.provenance[0]) from error
 
 
 @contextlib.contextmanager

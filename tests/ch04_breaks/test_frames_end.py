@@ -53,11 +53,16 @@ def subclass(x): return torch.nn.Parameter(x) * 2
 def backward(x):
     x.detach().clone().requires_grad_().sin().sum().backward()
     return x.cos()
+def overwrites(x):
+    y = x.exp()
+    y.detach().zero_()
+    return y
+def converts(x): return x * int("many")
 def checkpoint(x): return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
 
 
 PROGRAMS = [prints, asks, branches, fails, wrong_call, raises, catches, catches_an_operators, enters, leaves, loops, generates, sorts,
-            warns, subclass, backward, checkpoint]
+            warns, subclass, backward, overwrites, converts, checkpoint]
 
 
 def caller(f, x):
