@@ -85,7 +85,7 @@ tensor by the wrong strides gives a wrong answer. So each result is checked, che
     "Which three outcomes are there, and in which of them does the caller get the very tensor that came in?",
     "Strides of dims of size 1 do not matter, and none do if the tensor has no elements.",
     "Compare the shapes first, as tuples. Then each pair of strides, where a dim of one element is excused; an empty tensor is excused "
-    "altogether. The copy needs memory of exactly these strides: torch.empty_strided."])
+    "altogether. The copy needs memory of exactly these strides: `copy_with_layout` makes it."])
 
 
 def relaid(function, case):

@@ -25,6 +25,16 @@ def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     return same_strides(a.shape, a.stride(), b.stride())
 
 
+def copy_with_layout(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
+    """A copy that lies otherwise. Where a dim of it has stride 0, all its elements are one, the first."""
+    out = target = torch.empty_strided(shape, stride, dtype=dtype, device=device)
+    for d, (n, step) in enumerate(zip(shape, stride)):
+        if step == 0 and n > 1:
+            t, target = t.narrow(d, 0, 1), target.narrow(d, 0, 1)
+    target.copy_(t)
+    return out
+
+
 def memory_order(size, stride) -> list[int]:
     """Dims from the slowest to the fastest in memory."""
     return sorted(range(len(size)), key=lambda d: (stride[d], bool(size[d] != 1)), reverse=True)

@@ -23,7 +23,7 @@ from torch import fx
 
 from ..ch01_graphs.fake import has_memory
 from ..ch01_graphs.graph import interpret
-from ..ch01_graphs.layouts import contiguous_strides, same_strides
+from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
 from ..ch03_capture import hook
 from ..errors import MinicompileError
 from .joint import Constant, Input, Joint, Result, resolve, simplify, trace_joint
@@ -94,8 +94,13 @@ def match_tangent(tangent, shape, stride, dtype, device):
     return tangent
 
 
-def copy_with_layout(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(t)
+def as_saved(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:
+    """What saved-tensor hooks gave back, as it was saved: a copy of theirs may lie otherwise, or be rounded."""
+    if tuple(t.shape) != shape:
+        raise RuntimeError(f"a saved-tensor hook gave back a tensor of shape {tuple(t.shape)}, not {shape}")
+    if t.dtype is dtype and t.device == device:
+        return match_tangent(t, shape, stride, dtype, device)
+    return copy_with_layout(t, shape, stride, dtype, device)
 
 
 def expected_absent(joint: Joint) -> frozenset[int]:
@@ -167,7 +172,8 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 #
 # The compiled backward goes one step further, and writes gradients over activations that it has no more use
 # for (`overwritten`). That must not be seen: not by a second backward pass over a retained graph, nor by
-# saved-tensor hooks, which may have kept the tensor. Those calls get copies.
+# saved-tensor hooks, which may have kept the tensor. Those calls get copies. And what a hook gives back may lie otherwise than
+# what it was given (`as_saved`).
 #
 # The engine refuses to hand out the saved tensors if one of them was modified. Where tangents are absent,
 # that may be one that eager's backward would not have asked for, and that our version of it does not read.
@@ -287,6 +293,7 @@ def run_forward(region: Region, ctx, *inputs):
     tensors = [s for s, tensor in zip(saved, region.is_tensor) if tensor]
     anchor = (torch.empty(0),) if region.anchored else ()
     ctx.save_for_backward(*tensors, *anchor)
+    ctx.saved_layouts = [layout_of(t) for t in tensors] if ctx.hooked else None
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
     ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
@@ -360,6 +367,8 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
         ctx.alive = frozenset([k for k in ctx.alive if region.joint.overlaps[k] <= absent])
         kept = region.backward.reads(every - ctx.alive) if ctx.alive else kept
         ctx.left = {order[i]: tensors[order[i]].detach() for i in kept if i in order}
+    if ctx.hooked:
+        tensors = [t if t is None else as_saved(t, *layout) for t, layout in zip(tensors, ctx.saved_layouts)]
     tensors, numbers = iter(tensors), iter(ctx.numbers)
     arguments = [next(tensors) if tensor else next(numbers) for tensor in region.is_tensor]
     ctx.maybe_clear_saved_tensors()

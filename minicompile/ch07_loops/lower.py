@@ -19,14 +19,15 @@ from torch import fx
 
 from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.floats import Float
+from ..ch01_graphs.layouts import each_has_its_place, same_strides
 from ..ch01_graphs.shapes import expr_of, is_symbolic
 from ..ch01_graphs.symbolic import Expr, Symbol, present, symbols
 from ..ch05_autograd.cleanup import has_effect, may_refuse
 from ..errors import Unsupported
 from .builder import SUPPORTED
-from .ir import Buffer, Layout, Program, root_of
-from .lazy import (Lazy, Lowering, Options, alias, as_view, footprint, from_buffer, realize, settle, sizes_of, spelled, store_into,
-                   strides_of, window)
+from .ir import Buffer, Layout, Program, View, root_of
+from .lazy import (Lazy, Lowering, Options, alias, as_view, copy_to_buffer, footprint, from_buffer, realize, settle, sizes_of, spelled,
+                   store_into, strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
 from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
@@ -317,10 +318,18 @@ def protect(g: Lowering, value: Lazy, targets: set[str]) -> None:
 
 
 def lower_output(g: Lowering, value):
-    """What the program returns: a window on a buffer with the strides of the fake, an integer, or None."""
+    """What the program returns: a window on a buffer with the strides of the fake, an integer, or None. Whoever gets it counts on
+    these strides, also where an operator such as `select_scatter` has kept the gaps of what it was given."""
     if not isinstance(value, fx.Node):
         return expr_of(value)
     x = g.values[value]
     if not isinstance(x, Lazy):
         return x
-    return spelled(as_view(g, x) or window(g, x), strides_of(value.meta["val"]))
+    view, val = as_view(g, x) or window(g, x), value.meta["val"]
+    stride = strides_of(val)
+    if 0 not in x.size and not same_strides(x.size, view.layout.stride, stride):
+        if not each_has_its_place(val):
+            raise Unsupported(f"{value.target} returns elements that share memory", value.meta.get("location"))
+        name = copy_to_buffer(g, x, stride)
+        view = View(name, g.program.buffers[name].layout)
+    return spelled(view, stride)

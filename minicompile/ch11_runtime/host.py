@@ -40,6 +40,7 @@ import torch
 
 from .. import logs
 from ..ch01_graphs.floats import Float, float_text
+from ..ch01_graphs.layouts import copy_with_layout
 from ..ch01_graphs.symbolic import Expr, Int, to_text
 from ..ch02_guards.codegen import define
 from ..ch02_guards.memory import raise_versions
@@ -157,9 +158,7 @@ def relayout(tensor: torch.Tensor, size, stride) -> torch.Tensor:
                            "was expected")
     if all(a == b or n == 1 for a, b, n in zip(tensor.stride(), stride, size)) or 0 in size:
         return tensor
-    out = torch.empty_strided(size, stride, dtype=tensor.dtype, device=tensor.device)
-    out.copy_(tensor)
-    return out
+    return copy_with_layout(tensor, size, stride, tensor.dtype, tensor.device)
 
 
 # %%

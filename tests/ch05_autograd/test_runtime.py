@@ -406,6 +406,38 @@ def test_saved_tensors_die_with_backward():
     assert packed and all(r() is None for r in packed)
 
 
+@pytest.mark.parametrize("unpack", [torch.clone, lambda t: t.double(), lambda t: t.t().contiguous().t()])
+@pytest.mark.parametrize("make", [lambda: rand(8, 6)[:, ::2], lambda: rand(3, 8).t()[::2], lambda: rand(1, 3).expand(4, 3),
+                                  lambda: rand(3, 1).t().expand(4, 3)])
+def test_hooks_may_give_back_tensors_that_lie_otherwise(make, unpack):
+    x = make().detach().requires_grad_()
+    expected, = torch.autograd.grad((x.abs().var(-2) * torch.arange(3.0)).sum(), x)
+    f = minicompile.compile(lambda x: x.abs().var(-2))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+        y = f(x)
+        torch.testing.assert_close(torch.autograd.grad((y * torch.arange(3.0)).sum(), x)[0], expected)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t[:1]):
+        with pytest.raises(RuntimeError, match="shape"):
+            f(x).sum().backward()
+
+
+@pytest.mark.parametrize("rung", ["loops", "cpp"])
+def test_what_keeps_the_gaps_of_an_input_is_saved_and_returned_with_them(rung):
+    def f(x):
+        y = x.select_scatter(x[0] * 0 + 1, 0, 0)
+        return y * y.sin(), y, y.t()
+
+    def gradient(f):
+        x = torch.arange(160.0).sin().view(16, 10)[..., ::2].requires_grad_()
+        out = f(x)
+        return [t.stride() for t in out], torch.autograd.grad((out[0] * torch.arange(5)).sum(), x)[0]
+
+    strides, expected = gradient(f)
+    compiled_strides, compiled = gradient(minicompile.compile(f, backend=rung))
+    assert compiled_strides == strides
+    torch.testing.assert_close(compiled, expected)
+
+
 def test_double_backward_is_an_error():
     w = rand(3)
     c = compile_function(lambda x: (x ** 3).sum(), [w])

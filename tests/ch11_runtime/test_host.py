@@ -79,6 +79,8 @@ def test_relayout_copies_only_when_it_matters():
     odd = t.as_strided((1, 4), (77, 1))
     assert relayout(odd, (1, 4), (4, 1)) is odd
     assert relayout(torch.randn(3, 4).t(), (4, 3), (3, 1)).stride() == (3, 1)
+    expanded = relayout(t.expand(3, 4).contiguous(), (3, 4), (0, 1))
+    assert expanded.stride() == (0, 1) and expanded.equal(t.expand(3, 4))
     with pytest.raises(RuntimeError, match="shape"):
         relayout(t, (4, 1), (1, 1))
 
