@@ -907,7 +907,7 @@ Table(
 #
 # A list starts when the last of its pieces can, and ends for all of them together. What its pieces read lives until
 # then. In an optimizer that is free, as parameters and gradients live longer anyway. Elsewhere it can raise the peak:
-# then only pieces that move less than a megabyte are joined, which gain most.
+# then only those of its pieces that move less than a megabyte are joined, which gain most, or none.
 #
 # ## What it costs
 #

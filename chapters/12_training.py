@@ -1026,8 +1026,8 @@ Table(["list", "pieces", "kinds of code"], [(s.name, len(s.pieces), len(s.bodies
 # Each row is one launch, and a *piece* is what one tensor, or one group of them, needs. The casts of the weights to
 # bfloat16 are pieces, the counters are, and so is what AdamW does to one parameter. On a CPU a list may hold loops of
 # several kinds, since its blocks are shared among threads and a branch costs nothing there. What limits lists is
-# memory. A list needs all that its pieces read at once, so what could have died early has to live on. If that raises
-# the peak, only short loops are joined.
+# memory. A list needs all that its pieces read at once, so what could have died early has to live on. A list that
+# would raise the peak has only its short loops joined, or none.
 #
 # ## What one launch saves
 #

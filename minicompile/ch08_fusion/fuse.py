@@ -29,7 +29,7 @@ from .groups import Decision, Fuser, FusionOptions, Group, merge
 from .kernel import Kernel
 from .legality import common_nest, refusal
 from .lists import LITTLE, make_lists
-from .memory import MemoryPlan, estimate_peak, order_for_memory, plan_memory
+from .memory import MemoryPlan, order_for_memory, plan_memory
 
 
 @dataclass
@@ -198,23 +198,20 @@ SHORT = 1 << 20       # elements
 # %% [markdown]
 # ## The stage
 #
-# Kernels that are equal up to sizes and need nothing from each other become lists at the end (`lists.py`). A list keeps alive what all its
-# pieces read; if that costs memory, only short pieces are put into lists.
+# Kernels that are equal up to sizes and need nothing from each other become lists at the end (`lists.py`), and the steps are ordered
+# once more. If that costs memory after all, there are no lists.
 
 # %%
 def with_lists(program: Program, kernels: dict[int, Kernel | Extern], steps: list[Kernel | Extern],
-               options: FusionOptions) -> list[Kernel | Extern]:
-    """`steps`, which are the kernels in order, with lists."""
-    limit = None
-    for short in (False, True):
-        listed = make_lists(program, kernels, short, options.mixed_lists)
-        if listed is None:
-            return steps
+               options: FusionOptions) -> tuple[list[Kernel | Extern], MemoryPlan]:
+    """`steps`, which are the kernels in order, with lists; and who gets which memory."""
+    plan = plan_memory(program, steps, options.reuse_memory)
+    if options.lists and (listed := make_lists(program, kernels, steps, options.mixed_lists)) is not None:
         found = order_for_memory(program, *listed)
-        limit = limit or 1.02 * estimate_peak(program, steps) + LITTLE
-        if estimate_peak(program, found) <= limit:
-            return found
-    return steps
+        planned = plan_memory(program, found, options.reuse_memory)
+        if planned.peak <= 1.02 * plan.peak + LITTLE:
+            return found, planned
+    return steps, plan
 
 
 # %%
@@ -229,8 +226,5 @@ def fuse(program: Program, options: FusionOptions | None = None) -> Schedule:
     visible |= {n for n in f.buffers if f.root[n] in visible}
     built = ((i, build_kernel(f, g, visible, i) if g.space else nodes[i]) for i, g in f.groups.items())
     kernels = {i: step for i, step in built if step is not None}
-    steps = order_for_memory(program, kernels)
-    if options.lists:
-        steps = with_lists(program, kernels, steps, options)
-    plan = plan_memory(program, steps, options.reuse_memory)
+    steps, plan = with_lists(program, kernels, order_for_memory(program, kernels), options)
     return Schedule(program, steps, plan, list(f.decisions.values()))

@@ -43,7 +43,7 @@ def _starved(a: Group, b: Group) -> str | None:
 def waits(f: Fuser, a: Group, b: Group) -> bool:
     """Would more memory be alive if a, whose results b reads, had to wait for what else b reads? A sum over rows is small.
     Added to another one that comes much later, it would keep its operand alive until then."""
-    ready = max([f.writer[n] for n in b.reads if n in f.writer and n not in a.writes], default=0)
+    ready = max([f.writer[n] for n in b.reads.keys() - a.writes.keys() - b.writes.keys() if n in f.writer], default=0)
     if ready - a.members[-1] <= NEAR:
         return False
     kept = sum(nbytes(f.buffers[n]) for n in a.reads if n in f.writer and max(f.readers[n]) < ready)

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from graphlib import TopologicalSorter
+from itertools import accumulate
 from typing import Any, Iterable
 
 from ..ch01_graphs.symbolic import Expr, Int, Symbol, add, bounds, coefficient, mul, substitute, symbols
@@ -32,6 +33,7 @@ from ..ch07_loops.ir import Buffer, Extern, Layout, Program, root_of, with_place
 from .canonical import canonical, canonical_names, code_key
 from .dependencies import dependency_edges, nbytes
 from .kernel import Kernel, KernelList, Piece
+from .memory import lifetimes
 
 FEWEST = 4                   # pieces that make a list: below, a table costs as much as it saves
 LITTLE = 1 << 20             # bytes: a piece that moves fewer is over before the next launch
@@ -190,8 +192,8 @@ def contract(before: dict[int, set[int]], group: list[int]) -> None:
             needed.add(first)
 
 
-def grouped(before: dict[int, set[int]], classes: Iterable[list[int]], fewest: int) -> list[list[int]]:
-    """The groups of at least `fewest` independent members of a class; `before` is contracted to them."""
+def grouped(before: dict[int, set[int]], classes: Iterable[list[int]], fewest: int, room: Room) -> list[list[int]]:
+    """The groups of at least `fewest` independent members of a class for which there is room; `before` is contracted to them."""
     found = []
     for members in classes:
         by_level: dict[int, list[int]] = {}
@@ -199,10 +201,61 @@ def grouped(before: dict[int, set[int]], classes: Iterable[list[int]], fewest: i
             for i, level in sorted(levels(before, set(members)).items()):
                 by_level.setdefault(level, []).append(i)
         for group in by_level.values():
-            if len(group) >= fewest:
+            if len(group) >= fewest and len(group := room.taken(group)) >= fewest:
                 contract(before, group)
                 found.append(group)
     return found
+
+# %% [markdown]
+# A list runs when the last of its pieces can. Until then what its pieces read for the last time stays in memory, and what
+# they write is not there yet. The sums over a batch that give the gradients of biases are such a list: each reads what
+# backward is done with, and waiting for the last would keep everything to the end. An update waits at no cost, since
+# all gradients are there when the norm of all of them is known. So each list is asked what it does to the bytes that are
+# alive at each step. If the peak rises, only its short pieces are joined, which hold little and gain most, or none.
+#
+# `Room` has these bytes. A piece that writes as much as it frees writes over it (`memory.py`), which a list can do as well.
+
+# %%
+class Room:
+    """The bytes alive at each step of `order`, and what they become with each list. `steps`: those of `order`, by name."""
+
+    def __init__(self, program: Program, steps: dict[int, Kernel | Extern], order: list[Kernel | Extern]):
+        times, b = lifetimes(program, order), program.buffers
+        self.live = times.live
+        self.limit = max(self.live, default=0) + LITTLE // 2
+        freed, written = [0] * len(order), [0] * len(order)
+        for bytes_at, roots in ((freed, times.death), (written, times.birth)):
+            for root, k in roots.items():
+                if root in times.birth or root in program.owned:
+                    bytes_at[k] += nbytes(b[root])
+        place = {id(step): k for k, step in enumerate(order)}
+        self.waiting = {i: (place[id(step)], freed[place[id(step)]], written[place[id(step)]], 0) for i, step in steps.items()}
+        self.short = {i for i, step in steps.items()
+                      if isinstance(step, Kernel) and sum(nbytes(b[n]) for n in step.tensors) <= LITTLE}
+
+    def taken(self, group: list[int]) -> list[int]:
+        """The members of `group` that become one step: all of them, the short ones, or none."""
+        for members in (group, [i for i in group if i in self.short]):
+            if members and self.wait(members):
+                return members
+        return []
+
+    def wait(self, members: list[int]) -> bool:
+        """Let these wait for the last of them, if the peak allows it."""
+        end = max(self.waiting[i][0] for i in members)
+        change = [0] * (len(self.live) + 1)
+        for k, freed, written, shared in (self.waiting[i] for i in members):
+            for start, stop, size in ((k + 1, end + 1, freed), (k, end, -written), (k, k + 1, shared),
+                                      (end, end + 1, -min(freed, written))):
+                change[start] += size
+                change[stop] -= size
+        live = [now + more for now, more in zip(self.live, accumulate(change))]
+        if max(live) > max(self.limit, max(self.live)):
+            return False
+        self.live = live
+        freed, written = (sum(self.waiting[i][n] for i in members) for n in (1, 2))
+        self.waiting[members[0]] = end, freed, written, sum(min(self.waiting[i][1:3]) for i in members)
+        return True
 
 # %% [markdown]
 # The parts of one buffer, as in a `stack` of the norms of all gradients, are written one after the other as far as names tell: each is an
@@ -238,20 +291,18 @@ def without_order_of_parts(before: dict[int, set[int]], steps: dict[int, Kernel 
 # and leave together, and a branch per block costs nothing. On a GPU a kernel takes the registers of its largest
 # branch, so there each body is a launch of its own.
 #
-# A list runs when the last of its pieces can, and until then what all of them read stays in memory. So the lists of long pieces are made
-# only if the peak stays as it is; short ones, which hold little, and gain most, in any case. But where one graph holds several backward
-# passes, pieces of one list belong to one of them (its `turn`), and what is computed again late, so that it need not be kept,
-# is in no list.
+# Where one graph holds several backward passes, pieces of one list belong to one of them (its `turn`), and what is computed again
+# late, so that it need not be kept, is in no list.
 
 # %%
-def make_lists(program: Program, steps: dict[int, Kernel | Extern], short: bool = False,
+def make_lists(program: Program, steps: dict[int, Kernel | Extern], order: list[Kernel | Extern],
                mixed: bool = True) -> tuple[dict[int, Kernel | Extern], dict[int, set[int]]] | None:
     """The same steps with lists in the place of equal kernels, each at the position of its first piece, and what each needs; None
-    if there are no lists. `short`: only of pieces that move little memory. `mixed`: join lists of different bodies on a CPU."""
+    if there are no lists. order: the steps as they would run without. mixed: join lists of different bodies on a CPU."""
     shapes: dict[int, Shape] = {}
     classes: dict[tuple, list[int]] = {}
     for i, step in steps.items():
-        if isinstance(step, Kernel) and not (short and sum(nbytes(program.buffers[n]) for n in step.tensors) > LITTLE):
+        if isinstance(step, Kernel):
             turns = {loop.turn for loop in step.loops}
             if not any(turn % 2 for turn in turns) and (found := shape_key(step)) is not None:
                 classes.setdefault((found[0], max(turns, default=0)), []).append(i)
@@ -261,8 +312,9 @@ def make_lists(program: Program, steps: dict[int, Kernel | Extern], short: bool 
     reads, writes = ({i: names for i, step in steps.items() for names in [of(step)]} for of in (lambda s: s.inputs, written_by))
     before = dependency_edges(steps, reads, writes, program.buffers)
     without_order_of_parts(before, steps, program.buffers)
-    lists = {group[0]: [group] for group in grouped(before, classes.values(), FEWEST)}
-    for together in grouped(before, [[i for i in lists if mixed and steps[i].device.type == "cpu"]], 2):
+    room = Room(program, steps, order)
+    lists = {group[0]: [group] for group in grouped(before, classes.values(), FEWEST, room)}
+    for together in grouped(before, [[i for i in lists if mixed and steps[i].device.type == "cpu"]], 2, room):
         lists[together[0]] = [group for i in together for group in lists.pop(i)]
     result = {i: step for i, step in steps.items() if i in before}
     for i, groups in lists.items():

@@ -7,13 +7,14 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import minicompile
+from minicompile import logs
 from minicompile.ch01_graphs.fake import FakeTensor
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch05_autograd.functionalize import functionalize_with_mutations
 from minicompile.ch06_decompositions.decompose import decompose
 from minicompile.ch07_loops.lower import lower
 from minicompile.ch08_fusion.fuse import fuse
-from minicompile.ch08_fusion.kernel import Kernel
+from minicompile.ch08_fusion.kernel import Kernel, KernelList
 from minicompile.ch12_training.backward import gradients
 from minicompile.ch12_training.memory import recompute_in_backward
 
@@ -160,3 +161,29 @@ def test_fusion_does_not_bring_them_together():
     relus = [[loop.turn for loop in step.loops] for step in schedule.steps if isinstance(step, Kernel) and "maximum" in str(step.origins)]
     assert relus == [[0], [1]]
     assert any("computes again" in d.reason for d in schedule.decisions)
+
+
+def test_a_list_that_would_cost_memory_does_not_keep_the_optimizer_from_being_one():
+    """The sums that are the gradients of biases would have to wait for each other; the updates need no more than the norm does."""
+    torch.manual_seed(0)
+    net, seen = torch.nn.Sequential(*(m for _ in range(12) for m in (torch.nn.Linear(96, 96), torch.nn.Tanh()))), []
+    optimizer, parameters = torch.optim.AdamW(net.parameters(), lr=1e-3), list(net.parameters())
+    watch = lambda kind, **data: seen.append(data["schedule"]) if kind == "schedule" else None
+
+    @minicompile.compile(fullgraph=True)
+    def step(x):
+        optimizer.zero_grad(set_to_none=True)
+        net(x).square().mean().backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+    logs.watchers.append(watch)
+    try:
+        step(torch.randn(2048, 96))
+    finally:
+        logs.watchers.remove(watch)
+    (schedule,) = seen
+    pieces = [p.kernel for s in schedule.steps if isinstance(s, KernelList) for p in s.pieces]
+    updates = [k for k in pieces if sum("exp_avg" in n for n in k.inputs) == 2]
+    assert len(updates) == len(parameters) and all(len(k.outputs) == 4 for k in updates)       # gradient, parameter, both moments
+    alone = [s for s in schedule.steps if isinstance(s, Kernel) and not isinstance(s, KernelList)]
+    assert sum(any(loop.reduction_vars for loop in k.loops) for k in alone) >= 10
