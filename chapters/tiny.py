@@ -1117,10 +1117,10 @@ if __name__ == "__main__" and OPCODES:
             try:
                 step(m)
             except Break as reason:
-                return print(f"    {i.name:22} breaks: {reason}")
+                return print(f"    {i.name:27} breaks: {reason}")
             written = m.outside.lines[begin[0]:] + [f"graph: {n} = {n.target}" for n in m.outside.recorder.nodes[begin[1]:] if n.target]
             stack = ", ".join("NULL" if x is NULL else brief(x) for x in frame.stack)
-            print(f"    {i.name + ' ' + str(i.value or ''):26}[{stack}]", *written, sep="\n" + " " * 12)
+            print(f"    {i.name + ' ' + str(i.value or ''):28}[{stack}]", *written, sep="\n" + " " * 12)
 
     def begun(f, **values):
         """A machine that traces a call of f, at its first instruction."""

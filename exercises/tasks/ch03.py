@@ -1,6 +1,8 @@
 """Chapter 3: capture."""
 import contextlib
 import dis
+import gc
+import weakref
 from dataclasses import replace
 
 import torch
@@ -488,6 +490,20 @@ class Through(torch.autograd.Function):
         return -grad
 
 
+class Kept(torch.autograd.Function):
+    """Reads two values that are neither its inputs nor its outputs."""
+    @staticmethod
+    def forward(ctx, x):
+        h, ctx.slope = x.tanh(), x.cos()
+        ctx.save_for_backward(h)
+        return h * 2 + x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        h, = ctx.saved_tensors
+        return grad * (2 - 2 * h * h + ctx.slope)
+
+
 def cubed(x, y):
     return Cube.apply(x * 2).sum(), Cube.apply(y) * x
 
@@ -495,6 +511,10 @@ def cubed(x, y):
 def in_pairs(x, y):
     sign, out = Pair.apply(x, 3.0, y)
     return sign * 2, out * sign + y
+
+
+def pair_itself(x, y):
+    return Pair.apply(x, 3.0, y)
 
 
 def first_only(x, y):
@@ -518,7 +538,11 @@ def inside_each_other(x, y):
     return Cube.apply(Through.apply(x)) + Pair.apply(x, 2, Cube.apply(y))[1]
 
 
-keep_sources(cubed, in_pairs, first_only, second_only, both, turned_round, inside_each_other)
+def with_values_kept(x, y):
+    return Kept.apply(x * 2) * y
+
+
+keep_sources(cubed, in_pairs, pair_itself, first_only, second_only, both, turned_round, inside_each_other, with_values_kept)
 
 
 def with_gradients(name):
@@ -551,7 +575,7 @@ def region_joint(function, name):
 def region_memory(function, name):
     """What autograd notices and what it cannot: a saved tensor that is overwritten, a second derivative, a view."""
     gm, (x, y), outputs = with_gradients(name)
-    found, out = {}, next(o for o in outputs if o.requires_grad)
+    found, out = {"freed with its last name": freed(name)}, next(o for o in outputs if o.requires_grad)
     found["name"] = next(type(f).__name__ for f in behind(out.grad_fn) if "Backward0" not in type(f).__name__)
     first, = torch.autograd.grad((out * out.detach()).sum(), x, create_graph=True, retain_graph=True)
     found["second derivative"] = torch.autograd.grad(first.sum(), x, allow_unused=True)[0] if first.requires_grad else "none"
@@ -573,6 +597,15 @@ def region_memory(function, name):
     return {k: list(v) if isinstance(v, tuple) else v for k, v in found.items()}
 
 
+def freed(name):
+    """Whether the outputs die with their last name, though the history knows them."""
+    gc.disable()
+    outputs = [weakref.ref(o) for o in with_gradients(name)[2]]
+    found = [o() is None for o in outputs]
+    gc.enable()
+    return found
+
+
 def behind(node):
     seen, pending = [], [node]
     while pending:
@@ -588,10 +621,10 @@ def region_text(name):
 
 
 for _points, _name, _programs, _observe in (
-        (3, "outputs and gradients", ["cubed", "in_pairs", "inside_each_other"], region_runs),
+        (3, "outputs and gradients", ["cubed", "in_pairs", "inside_each_other", "with_values_kept"], region_runs),
         (3, "outputs that nobody used, outputs that are views", ["first_only", "second_only", "both", "turned_round"], region_runs),
         (2, "the joint graph has the backward of the region", ["cubed", "in_pairs", "both", "inside_each_other"], region_joint),
-        (3, "what is saved is watched", ["cubed", "in_pairs", "turned_round"], region_memory)):
+        (3, "what is saved is watched", ["cubed", "in_pairs", "turned_round", "pair_itself"], region_memory)):
     behaviour("own-backward", points=_points, name=_name, cases=lambda rng, programs=_programs: programs, show=region_text,
               tolerance=1e-6)(_observe)
 

@@ -371,6 +371,16 @@ def small_inside(x, w, v):
     return checkpoint(lambda h: h.sum(1, True).exp().sin(), x @ w, use_reentrant=False)
 
 
+def read_after_a_checkpoint(x, w, v):
+    from torch.utils.checkpoint import checkpoint
+    return checkpoint(lambda x: F.gelu(x @ w), x, use_reentrant=False) * x[:, :1]
+
+
+def read_later(x, w, v):
+    h = torch.sin(x @ w)
+    return (torch.exp(h) @ v) @ w + h, torch.tanh(h[:, :16])
+
+
 CUTS = {
     "relu(x + x)": lambda x, w, v: torch.relu(x + x), "gelu(sin(x)) * x": lambda x, w, v: F.gelu(torch.sin(x)) * x,
     "exp(sin(x) * cos(x))": lambda x, w, v: torch.exp(torch.sin(x) * torch.cos(x)),
@@ -380,8 +390,10 @@ CUTS = {
     "dropout(gelu(x))": lambda x, w, v: F.dropout(F.gelu(x), 0.5), "softmax(x * x)": lambda x, w, v: F.softmax(x * x, -1),
     "layer_norm(sin(x))": lambda x, w, v: F.layer_norm(torch.sin(x), (16,)),
     "h = tanh(x @ w); h, sin(h)": with_output, "checkpoint(gelu(x @ w) @ v)": checkpointed,
-    "h = x @ w; checkpoint(sin(exp(h.sum(1))))": small_inside,
+    "h = x @ w; checkpoint(sin(exp(h.sum(1))))": small_inside, "checkpoint(gelu(x @ w)) * x[:, :1]": read_after_a_checkpoint,
+    "exp(x @ w).sum()": lambda x, w, v: torch.exp(x @ w).sum(), "h = sin(x @ w); (exp(h) @ v) @ w + h, tanh(h[:, :16])": read_later,
 }
+PRICES = {"": None, "each value costs 1": lambda node, joint, written: 1, "no value can be saved": lambda node, joint, written: 1 << 62}
 
 
 def random_layers(rng, count):
@@ -402,10 +414,13 @@ def build(layers):
 def cut_of(function, case):
     """The cost, and the names."""
     from minicompile.ch05_autograd import partition
-    what, prefer = case
+    what, prefer, *prices = case
     inputs = [torch.randn(*s, requires_grad=True) for s in ((8, 16), (16, 32), (32, 16))]
     joint = joint_graph(CUTS[what] if isinstance(what, str) else build(what), *inputs)
-    saved = function(joint, partition.split_nodes(joint), prefer)
+    try:
+        saved = function(joint, partition.split_nodes(joint), prefer, *[PRICES[p] for p in prices])
+    except AssertionError:
+        return "every cut is INFINITE"
     halves = partition.split_nodes(joint)
     found = {"saved": [n.name for n in saved]}
     found["recomputed"] = sorted(n.name for n in recomputed(saved, halves))
@@ -424,9 +439,10 @@ def recomputed(saved, halves):
 
 
 def cut_text(case):
-    what, prefer = case
+    what, prefer, *prices = case
     return (what if isinstance(what, str) else "layers " + ", ".join(op for op, *_ in what)) + \
-        ("" if prefer == "speed" else f', prefer="{prefer}"') + "    x: [8, 16], w: [16, 32], v: [32, 16]"
+        ("" if prefer == "speed" else f', prefer="{prefer}"') + "".join(f", prices: {p}" for p in prices if p) + \
+        "    x: [8, 16], w: [16, 32], v: [32, 16]"
 
 
 def cuts(*names, prefers=("speed",)):
@@ -439,8 +455,12 @@ for _points, _name, _cases in (
                                                                          "round(x @ w)")),
         (3, "random numbers, reductions, and values that are small", cuts("dropout(gelu(x))", "softmax(x * x)", "layer_norm(sin(x))")),
         (3, "what is in memory anyway costs half", cuts("gelu(x @ w) @ v", "h = tanh(x @ w); h, sin(h)", "two layers",
+                                                        "exp(x @ w).sum()", "h = sin(x @ w); (exp(h) @ v) @ w + h, tanh(h[:, :16])",
                                                         prefers=("speed", "memory"))),
-        (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)", "h = x @ w; checkpoint(sin(exp(h.sum(1))))")),
+        (3, "what a checkpoint contains is never saved", cuts("checkpoint(gelu(x @ w) @ v)", "h = x @ w; checkpoint(sin(exp(h.sum(1))))",
+                                                                    "checkpoint(gelu(x @ w)) * x[:, :1]")),
+        (2, "other prices", lambda rng: [(what, "speed", p) for what in ("relu(x + x)", "gelu(x @ w) @ v", "two layers")
+                                         for p in PRICES]),
         (3, "random programs", lambda rng: [(random_layers(rng, 3 + k), "speed") for k in range(8)])):
     behaviour("choose-saved", points=_points, name=_name, cases=_cases, show=cut_text)(cut_of)
 
@@ -454,7 +474,10 @@ the view operation. `memory.value` is the node that holds the contents of the wh
 `alias.node` are the contents of one alias, valid if `alias.version == memory.version`. `read(b, alias)` gives the present contents,
 and makes views again where they are out of date. `undo(b, step, parent, new)` gives the contents of a parent after its view `step`
 was overwritten with `new`. `conform(b, new, fake)` brings a node to the dtype and shape of a tensor, and `restride(b, new, fake)`
-to its strides. `same_layout(a, b)` compares them. Write what an in-place operator does: `new` becomes the contents of `alias`.""",
+to its strides. `same_layout(a, b)` compares them. If the step is an `as_strided`, which counts places in memory, the parent's contents
+have to be brought into eager's order first: `as_it_lies(b, contents, alias)`. And a parent of which two elements are in one place
+(`each_has_its_place` says no) cannot be written through a view: raise `Unsupported`. Write what an in-place operator does: `new`
+becomes the contents of `alias`.""",
      hints=[
     "y = x.t(); y[0].zero_(): which tensors have other contents now, and how do they find out?",
     "Writing a view is writing its parent, with contents in which the view's part is new. And the parent may be a view. Only the one "
@@ -508,28 +531,61 @@ def other_dtype(x):
     return y
 
 
-keep_sources(base_written, row_written, view_of_a_view, several_views, an_input, other_dtype)
+def turned_back(x):
+    y = x.clone()
+    z = y.t()
+    z.copy_(x * 2)
+    flat = z.t().view(-1)
+    return flat, z
+
+
+def seen_by_strides(x):
+    x.as_strided((3,), (2,), x.storage_offset() + 1).neg_()
+    return x * 2
+
+
+def rows_in_one_place(x):
+    y = x.exp().as_strided((3, 3), (1, 1))
+    y[0].add_(1)
+    return y * 2
+
+
+keep_sources(base_written, row_written, view_of_a_view, several_views, an_input, other_dtype, turned_back, seen_by_strides,
+             rows_in_one_place)
+
+
+def numbered():
+    """An input [3, 3] that does not begin where its memory does."""
+    return (torch.arange(12.0) - 5)[3:].view(3, 3)
 
 
 def functional(function, name):
     """The functional graph, as data."""
     from minicompile.ch05_autograd.functionalize import functionalize
-    gm = functionalize(traced(globals()[name], torch.zeros(3, 3)))
+    from minicompile.errors import Unsupported
+    try:
+        gm = functionalize(traced(globals()[name], numbered()))
+    except Unsupported:
+        return None
     writes = [str(n.target) for n in gm.graph.nodes if n.op == "call_function" and str(n.target).split(".")[1].endswith("_")
               and not str(n.target).startswith("aten._")]
     return graph_rows(gm), writes
 
 
 def functional_results(name, value):
+    if value is None:
+        return "refused"
     rows, writes = value
-    x = torch.arange(9.0).reshape(3, 3) - 2
+    x = numbered()
     return {"writes that are left": writes, "outputs": run_rows(rows, [x]), "input afterwards": x}
 
 
 for _points, _name, _programs in ((3, "a write that views see", ["base_written"]), (4, "writes through views", ["row_written",
                                                             "view_of_a_view"]),
                                   (3, "several views of one memory", ["several_views"]), (3, "inputs, and other dtypes", ["an_input",
-                                                            "other_dtype"])):
+                                                            "other_dtype"]),
+                                  (3, "memory in another order, or in one place", ["turned_back", "seen_by_strides",
+                                                                                   "rows_in_one_place"])):
     behaviour("write-through-view", points=_points, name=_name, cases=lambda rng, programs=_programs: programs,
               show=lambda name: SOURCES[name],
               then=functional_results)(functional)

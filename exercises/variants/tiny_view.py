@@ -42,3 +42,22 @@ def wrong_contiguous(seen, rows):
 
 def right_other_order(seen, rows):
     return _position(seen, rows, backwards=True)
+
+
+# The same positions in longer texts, which are equal where the short ones are.
+SAME = [
+    "- terms = [str(seen.storage_offset())] if seen.storage_offset() else []\n"
+        "+ terms = [str(seen.storage_offset())]",
+    "- if stride:\n"
+        "+ if True:",
+    "- text = name if inner == 1 else f'({name} // {inner})'\n"
+        "+ text = f'({name} // {inner})'",
+    "- text = text if inner * count == {'r': rows, 'c': columns}[name] else f'({text} % {count})'\n"
+        "+ text = f'({text} % {count})'",
+    "- text = text if inner * count == {'r': rows, 'c': columns}[name] else f'({text} % {count})'\n"
+        "+ text = text if inner == {'r': rows, 'c': columns}[name] else f'({text} % {count})'",
+    "- text = text if inner * count == {'r': rows, 'c': columns}[name] else f'({text} % {count})'\n"
+        "+ text = text if count == {'r': rows, 'c': columns}[name] else f'({text} % {count})'",
+    "- terms.append(text if stride == 1 else f'{stride} * {text}')\n"
+        "+ terms.append(f'{stride} * {text}')",
+]

@@ -1,4 +1,8 @@
-from minicompile.ch05_autograd.aliases import conform, read, restride, same_layout, undo
+import torch
+
+from minicompile.ch01_graphs.layouts import each_has_its_place
+from minicompile.ch05_autograd.aliases import as_it_lies, conform, read, restride, same_layout, undo
+from minicompile.errors import Unsupported
 
 
 def _write(b, alias, new, *, conformed=True, parents=True, version=True, mine=True, undone=True, always=False):
@@ -51,10 +55,24 @@ def right_in_a_loop(b, alias, new):
         written.append((alias, new))
         if alias.parent is None:
             break
-        alias, new = alias.parent, undo(b, alias.step, read(b, alias.parent), new)
+        if not each_has_its_place(alias.parent.fake):
+            raise Unsupported("two elements in one place")
+        whole = read(b, alias.parent)
+        if alias.step.target is torch.ops.aten.as_strided.default:
+            whole = as_it_lies(b, whole, alias)
+        alias, new = alias.parent, undo(b, alias.step, whole, new)
     alias.memory.value = restride(b, new, alias.fake)
     alias.memory.version += 1
     written[-1] = alias, alias.memory.value
     for one, node in written:
         if same_layout(node.meta["val"], one.fake):
             one.node, one.version = node, one.memory.version
+
+
+# Versions are only compared for equality; an alias that does not remember its contents makes them again from its parent's.
+SAME = [
+    "- alias.memory.value, alias.memory.version = (new, alias.memory.version + 1)\n"
+        "+ alias.memory.value, alias.memory.version = (new, alias.memory.version + 2)",
+    "- if same_layout(new.meta['val'], alias.fake):\n- alias.node, alias.version = (new, alias.memory.version)\n"
+        "+ if True:\n+ pass",
+]

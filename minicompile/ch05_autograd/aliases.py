@@ -170,7 +170,8 @@ def read(b: GraphBuilder, alias: Alias) -> fx.Node:
 # %% tags=["exercise:write-through-view"]
 def write(b: GraphBuilder, alias: Alias, new: fx.Node) -> None:
     """Make `new` the contents of a tensor of the old program, and so of everything that shares its memory: `read` of any alias gives
-    the new contents from now on. `new` may have another dtype, shape or other strides than the tensor has, which keeps its own."""
+    the new contents from now on. `new` may have another dtype, shape or other strides than the tensor has, which keeps its own.
+    Raises Unsupported for a view of a tensor that has two elements in one place."""
     new = conform(b, new, alias.fake)
     if alias.parent is None:
         new = restride(b, new, alias.fake)
