@@ -119,6 +119,18 @@ def test_equal_elements_are_disturbed_one_by_one():
         assert any(found) == seen, found
 
 
+def test_running_statistics_are_compared():
+    code = compile("import torch\ndef drive(compile_, call):\n    x = torch.linspace(-1, 2, 12).view(4, 3)\n"
+                   "    call(compile_(entry), x, torch.zeros(3), torch.ones(3))\n"
+                   "def entry(x, mean, var):\n    return torch.nn.functional.batch_norm(x, mean, var, training=True)", "<planted>", "exec")
+    plain = compare.execute(code, lambda f: f, words=False)
+    others = [compare.execute(code, lambda f: f, words=False, around=lambda: compare.Noise(seed)) for seed in range(4)]
+    for factor, seen in ((1 + 1e-7, False), (1.01, True)):
+        wrong = compare.execute(code, lambda f: lambda x, mean, var: (f(x, mean, var), mean.mul_(factor))[0], words=False)
+        found = [compare.difference(a, b, "", [o[i] for o in others]) for i, (a, b) in enumerate(zip(plain, wrong))]
+        assert any(found) == seen, found
+
+
 def test_what_an_operator_rounds_inside_of_itself_is_not_compared():
     """In bfloat16 eager's `logsumexp` rounds the sum before it takes the logarithm, and gives 0 where 9e-4 is nearer."""
     code = compile("import torch\ndef drive(compile_, call):\n    call(compile_(entry), torch.tensor([0.0, -7.0]).bfloat16())\n"

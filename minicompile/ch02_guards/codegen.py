@@ -304,10 +304,21 @@ def define(text: str, name: str, namespace: dict, what: str):
     return function
 
 
+def item_of_dict(d: dict, key):
+    """`d[key]` without `__missing__`, which of a `defaultdict` would add the item that a check only looks for."""
+    value = dict.get(d, key, _ABSENT)
+    if value is _ABSENT:
+        raise KeyError(key)
+    return value
+
+
+_ABSENT = object()
+
+
 def base_namespace() -> dict:
     """What the text of sources and guards may name."""
     return {"__Miss": Miss, "__Exception": Exception, "__torch": torch,
-            "__dict_getitem": dict.__getitem__, "__same_constant": g.same_constant,
+            "__dict_getitem": item_of_dict, "__same_constant": g.same_constant,
             "__agree": counters_agree, "__class_has": g.class_has, "__function_has": g.function_has, **torch_guards.ASK,
             "__new_cell": types.CellType, "__function": types.FunctionType, "__builtins__": builtins, "__math": math,
             **{f"__{kind.lower()}": read for kind, read in g.STATE.items()}}

@@ -353,3 +353,23 @@ def test_ids_of_objects_that_are_in_containers_from_outside(program, fresh):
         STORE.clear(), SEEN.clear(), STORE.update(saved[0]), SEEN.update(saved[1])
         seen.append(results(f))
     assert seen[0] == seen[1]
+
+
+class Filling(dict):
+    def __missing__(self, key):
+        self[key] = 0
+        return 0
+
+
+@pytest.mark.parametrize("make", [lambda: collections.defaultdict(int), Filling])
+def test_guards_do_not_ask_for_missing_items(make):
+    """The first version's guards read the item."""
+    def f(x, table, on):
+        return x + table["n"] if on else x
+    compiled, x = minicompile.compile(f), torch.ones(2)
+    table = make()
+    table["n"] = 3
+    assert compiled(x, table, True).tolist() == [4, 4]
+    table.clear()
+    assert compiled(x, table, False) is x and not table
+    assert compiled(x, table, False) is x and not table

@@ -25,6 +25,7 @@ im2col pixel_shuffle pixel_unshuffle hardtanh threshold heaviside where_ rot90 e
 _index_put_impl_ gt ge lt le eq ne nextafter _reshape_copy channel_shuffle native_dropout as_strided_scatter
 """.split())
 ACCUMULATES = {"index_put": "accumulate", "index_put_": "accumulate", "_index_put_impl_": "accumulate"}
+BATCH_NORMS = {"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"}      # they write to the arguments 3 and 4; no schema says so
 UNITS = 2.0
 HALF = torch.float16, torch.bfloat16
 
@@ -78,15 +79,17 @@ class Noise(TorchDispatchMode):
         if exact:
             return self.run_exact(func, args, kwargs)
         schema = func._schema
+        written = {i for i, spec in enumerate(schema.arguments) if spec.alias_info is not None and spec.alias_info.is_write}
+        written |= {3, 4} if name in BATCH_NORMS and args[5] else set()
         if torch.Tag.pointwise not in func.tags:
             given = kwargs.get("dtype")         # a sum in float32 of float64 rounds what it adds up
             dtype = given if name != "_to_copy" and given is not None and given.is_floating_point else None
-            args = tuple(self.disturbed(a, dtype) if isinstance(a, torch.Tensor) and spec.alias_info is None else a
-                         for a, spec in zip(args, schema.arguments))
+            args = tuple(self.disturbed(a, dtype) if isinstance(a, torch.Tensor) and spec.alias_info is None and i not in written else a
+                         for i, (a, spec) in enumerate(zip(args, schema.arguments)))
         out = self.run_widened(func, args, kwargs) if self.seed % 2 else func(*args, **kwargs)
-        for a, spec in zip(args, schema.arguments):
-            if spec.alias_info is not None and spec.alias_info.is_write:
-                for t in a if isinstance(a, (list, tuple)) else [a]:
+        for i, a in enumerate(args):
+            for t in a if isinstance(a, (list, tuple)) else [a]:
+                if i in written and isinstance(t, torch.Tensor):
                     self.disturb_(t)
         results = out if isinstance(out, (tuple, list)) else [out]
         for t, spec in zip(results, schema.returns * (len(results) if len(schema.returns) == 1 else 1)):
@@ -106,7 +109,8 @@ class Noise(TorchDispatchMode):
             return (x * 0.5 * (1 + self.disturbed((x * 0.5 ** 0.5).erf()))).to(out.dtype)
         halves = any(isinstance(x, torch.Tensor) and x.dtype in HALF for x in leaves)
         one_step = torch.Tag.pointwise in func.tags or torch.Tag.core in func.tags
-        writes = any(a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
+        writes = func.overloadpacket.__name__ in BATCH_NORMS or any(
+            a.alias_info is not None for a in (*func._schema.arguments, *func._schema.returns))
         if not halves or one_step or writes or any(isinstance(x, torch.dtype) for x in leaves):
             return out
         wide = pytree.tree_map(lambda x: x.float() if isinstance(x, torch.Tensor) and x.dtype in HALF else x, (args, kwargs))

@@ -21,7 +21,7 @@ from ...ch01_graphs.symbolic import present
 from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..iterate import unpack
 from ..methods import call_method
-from ..operations import fold, truth
+from ..operations import fold, truth, user_errors
 from ..effects import call_later
 from ..tensors import call_graph_function, emit, is_pointwise, make_tensor, name_device
 from ..tracer import guard, is_library, line_of, location, unsupported
@@ -127,6 +127,9 @@ def as_tensor(tx, data, dtype=NONE, device=NONE):
 def group_tensors(tx, lists, with_indices=FALSE):
     """{(device, dtype): ([the tensors of each list that belong there], their positions)}; the first list decides."""
     lists = [unpack(tx, one) for one in unpack(tx, lists)]
+    if not lists or not lists[0]:
+        with user_errors():
+            torch._C._group_tensors_by_device_and_dtype([[] for _ in lists])        # an error
     places: dict = {}
     for i, tensor in enumerate(lists[0]):
         if type(tensor) is not TensorVal:

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 
@@ -82,6 +83,12 @@ _ternary("addcdiv", arithmetic.addcdiv)
 # result is what it was before.
 
 # %%
+def _bias_correction(beta, step):
+    """1 - beta ** step. PyTorch's kernel takes the power in float64; in float32 most digits of the difference would cancel, but not
+    those of `expm1`."""
+    return -torch.expm1(step * math.log(beta)) if type(beta) is float and beta > 0 else 1 - torch.pow(beta, step)
+
+
 @in_float32
 def _adam_update(param, grad, m, v, top, step, *, lr, beta1, beta2, weight_decay, eps, maximize, decoupled):
     if maximize:
@@ -93,7 +100,7 @@ def _adam_update(param, grad, m, v, top, step, *, lr, beta1, beta2, weight_decay
     m = beta1 * m + (1 - beta1) * grad
     v = beta2 * v + (1 - beta2) * grad * grad
     top = None if top is None else torch.maximum(top, v)
-    correction1, correction2 = 1 - torch.pow(beta1, step), 1 - torch.pow(beta2, step)
+    correction1, correction2 = _bias_correction(beta1, step), _bias_correction(beta2, step)
     denominator = torch.sqrt(v if top is None else top) / torch.sqrt(correction2) + eps
     return param - lr / correction1 * m / denominator, m, v, top
 
