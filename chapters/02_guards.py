@@ -507,7 +507,7 @@ lines(
     "Time to check all guards against the number of blocks.",
 )
 
-# %% [markdown]
+# %% [markdown] tags=["page"]
 # ## When a guard fails
 #
 # A compiled function may have several *versions*, each with its guards. The call goes to the next compiled version,

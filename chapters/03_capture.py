@@ -439,7 +439,8 @@ print(entry[entry.index("def __compiled") :])
 #
 # **A snapshot before the first write.** [`touch`](ref:minicompile.ch03_capture.effects.touch) is called before any
 # description changes. If the object existed before the call, and this is the first write to it, a copy of what the
-# description holds is kept. Objects that the trace itself has made need no copy, because nobody has seen them yet.
+# description holds is kept. Objects that the trace itself has made need no copy, because nobody has seen them yet. Nor do
+# attributes of an object: its description holds those that were assigned, and nothing else.
 #
 # **The difference at the end.** It does not matter how the program got there. An item that is appended and popped again
 # is no difference. Of a list, what lies between the common beginning and the common end is replaced. Of a dictionary,

@@ -662,6 +662,10 @@ print(strides)
 head(seen_step.captured[-1].before, 3)
 
 # %% [markdown]
+# `__F` is the function that was compiled, and one of its cells holds the optimizer. The step begins with
+# `optimizer.zero_grad()`, so the trace has met each parameter first in the optimizer's list, and that is the path by
+# which the line reaches it; the model, where it also lies, was not looked at yet.
+#
 # It has to be done with care: only where the program itself replaced the gradient, and only if nothing reads it. A
 # program that prints the norm of the old gradient first keeps it until then. To decide this is
 # [another exercise](exercise:forget-gradients). A backend that looks around while the graph runs shows the effect:
@@ -1023,11 +1027,12 @@ lists = [s for s in steps if isinstance(s, KernelList)]
 Table(["list", "pieces", "kinds of code"], [(s.name, len(s.pieces), len(s.bodies)) for s in lists])
 
 # %% [markdown]
-# Each row is one launch, and a *piece* is what one tensor, or one group of them, needs. The casts of the weights to
-# bfloat16 are pieces, the counters are, and so is what AdamW does to one parameter. On a CPU a list may hold loops of
-# several kinds, since its blocks are shared among threads and a branch costs nothing there. What limits lists is
-# memory. A list needs all that its pieces read at once, so what could have died early has to live on. A list that
-# would raise the peak has only its short loops joined, or none.
+# With lists it is the number of kernels from the beginning of the chapter. Each row is one launch, and a *piece* is
+# what one tensor, or one group of them, needs. The casts of the weights to bfloat16 are pieces, the counters are, and
+# so is what AdamW does to one parameter. On a CPU a list may hold loops of several kinds, since its blocks are shared
+# among threads and a branch costs nothing there. What limits lists is memory. A list needs all that its pieces read
+# at once, so what could have died early has to live on. A list that would raise the peak has only its short loops
+# joined, or none.
 #
 # ## What one launch saves
 #

@@ -557,7 +557,7 @@ if __name__ == "__main__":
 # The state of the machine is a list of frames, the innermost last. It is plain data, which graph breaks will need.
 
 # %%
-NULL = types.SimpleNamespace()                   # CPython's mark on the stack, beside a function that is about to be called
+NULL = types.SimpleNamespace()                   # CPython's mark on the stack beside a function that will be called without an object
 
 
 @dataclass(eq=False)
@@ -766,8 +766,9 @@ opcodes({
 # %% [markdown]
 # ### Reading from outside
 #
-# Globals, variables of enclosing functions, and attributes. A name that is not among the globals is a builtin.
-# Builtins are taken to be what they are, and so is everything in `torch`.
+# Globals, variables of enclosing functions, and attributes. What is about to be called lies on the stack in two
+# places, a method and its object, or `NULL` and a function; one bit of the instruction asks for that. A name that is
+# not among the globals is a builtin. Builtins are taken to be what they are, and so is everything in `torch`.
 
 # %%
 @opcode("LOAD_GLOBAL")

@@ -364,7 +364,7 @@ def size_in_words(number: float) -> str:
 
 
 def times_in_words(seconds: dict) -> str:
-    return ", ".join(f"{'in all' if stage == 'call' else stage} {1000 * t:,.0f} ms"
+    return ", ".join(f"{'in all, with compilers of kernels and the first run,' if stage == 'call' else stage} {1000 * t:,.0f} ms"
                      for stage, t in seconds.items())
 
 

@@ -59,13 +59,14 @@ task("find-leaves", title="Where backward() ends", minutes=30, about="""\
 are arguments of the `gradients` node. The fakes of the trace are tensors to autograd, so they have such a graph as well. `outputs` are
 values of the trace, and `o.fake` is the fake of one. `tx.tensor_of_fake` is a dictionary from the id of a fake to its value; the trace
 filled it in the order in which it met them. The leaves are to be returned in this order, because the order of the graph's arguments
-should not depend on the shape of a graph that nobody sees. Where the history goes on outside of the trace, say
-`unsupported(tx, "backward() into a tensor that was computed before the compiled function was called")`: it raises.""",
+should not depend on the shape of a graph that nobody sees. `history_of(fakes)` is the set of all nodes behind some fakes, and
+`type(node).__name__` tells their kinds apart. A history that goes on outside of the trace ends in a node called EnterBackward. There say
+`unsupported(tx, "backward() into a tensor that was computed before the compiled function was called")`: it raises. So it does, with a
+sentence of yours, for a leaf that `tx.tensor_of_fake` does not have.""",
      hints=[
     "In which kind of node does an autograd graph end, and what does such a node hold? Which other end can it have, if a tensor came in "
     "that was computed outside?",
-    "history_of(fakes) is the set of all nodes behind some fakes. Ends of the first kind are called AccumulateGrad and have `variable`; "
-    "the fake of an input with a history ends in EnterBackward.",
+    "Ends of the first kind are called AccumulateGrad, and their `variable` is the leaf's fake.",
     "Collect the ids of what the AccumulateGrad nodes hold; an EnterBackward breaks the graph. Then take the values of "
     "tx.tensor_of_fake whose id was collected: that gives the order. What does it mean if there are fewer of them than ids?"])
 
@@ -238,8 +239,8 @@ number when the compiled function is called: it becomes a symbol, an input of th
 one for the number that is at `source`; the number in a tensor is read by calling its `item`, so its source is `CallSource(source,
 "item")`. Counters that hold the same number share one symbol, and a guard will ask whether they still agree. The guard is written at the
 end from `tx.symbols.counters`, a dictionary from (number, limit) to a pair: the symbol, and the list of the sources of all counters that
-it stands for. `limit` is None or a bound under which float32 counts exactly. Write the function: it returns the symbol, or None if the
-number is not whole or not smaller than the bound.""",
+it stands for (the sources of the tensors, as they come in). `limit` is None or a bound under which float32 counts exactly. Write the
+function: it returns the symbol, or None if there is a bound and the number is not whole or not smaller than it.""",
      hints=[
     "What has to be there the first time that a number is seen, and what has to happen every time?",
     "Two counters with one number but different limits are guarded differently, so they do not share. A limit of None asks for nothing; "

@@ -215,7 +215,13 @@ def looks_of_constant(g) -> list[tuple] | None:
     return [(SAME, g.source)] if type(g.expected) in FIXED else None
 
 
-@guard("CONSTANT_MATCH", lambda g: f"{g.source} == {short(strongly(g.expected))}", held, looks_of_constant)
+def said_of_constant(g) -> str:
+    """`torch.bool` reads like what it is; that it is so can be told only by the class."""
+    said = short(e := strongly(g.expected))
+    return f"{g.source} is the {type(e).__name__} {said}" if said == str(g.source) else f"{g.source} == {said}"
+
+
+@guard("CONSTANT_MATCH", said_of_constant, held, looks_of_constant)
 def constant_match(g, x, const):
     e = g.expected
     why = lambda v: changed_in_words(g.source, strongly(e), v)

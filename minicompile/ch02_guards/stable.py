@@ -13,14 +13,13 @@
 # answers None, the guards are evaluated in full again, and if they hold the memo learns the new numbers.
 # Nothing is believed that a full check has not confirmed, so the memo needs no opinion on *what* changed.
 #
-# | per call, CPython 3.11 | guards one by one | with memos | torch.compile |
+# | per call, CPython 3.11 | every guard asked | with memos | torch.compile |
 # |---|---|---|---|
 # | two lines | 2.4 us | 1.3 us | 9.0 us |
-# | GPT, 12 layers | 97 us | 8 us | 46 us |
-# | ResNet-50 | 254 us | 15 us | 126 us |
-# | Llama, 16 layers | | 12 us | 72 us |
+# | GPT, 12 layers | 97 us | 8 us | 52 us |
+# | ResNet-50 | 254 us | 16 us | 126 us |
 #
-# What is left of ResNet-50's 15 microseconds: 3.5 for the versions of 1300 dictionaries and objects, 6 for
+# What is left of ResNet-50's 16 microseconds: 3.5 for the versions of 1300 dictionaries and objects, 6 for
 # its 320 tensors, which must be looked at because `parameter.data = other` changes no number, and the rest
 # for the calls around it. `python -m minicompile.bench.overhead` measures it.
 #
@@ -320,7 +319,7 @@ def watch_thing(target, at: int, first: int) -> tuple[list, list]:
 #
 # `self.step += 1` in a model, or `model.epoch = 3` around it, changes the number of a dictionary through
 # which every parameter is read. If that alone were a change, the memo would never answer, and a GPT that
-# counts its calls would pay 160 microseconds instead of 12. So when the number differs, what lies at the
+# counts its calls would pay the price of every guard, each time. So when the number differs, what lies at the
 # places in that dictionary is compared, a lookup each, and if it is the same, the new number is learned.
 # (`model.train()` writes to all modules, once; and so does, on CPython 3.12, whoever *watches* a dictionary,
 # as torch.compile does: the number holds a bit for each watcher.)
