@@ -150,11 +150,13 @@ LOOPS = {
 }
 
 
+def elements(node: fx.Node) -> int:
+    """Of the tensor at a node; symbolic sizes count with their present values."""
+    return max(math.prod(s.node.hint if isinstance(s, torch.SymInt) else s for s in node.meta["val"].shape), 1)
+
+
 def size_in_bytes(node: fx.Node) -> int:
-    """Bytes of the tensor at a node; symbolic sizes count with their present values."""
-    val = node.meta["val"]
-    sizes = [s.node.hint if isinstance(s, torch.SymInt) else s for s in val.shape]
-    return max(math.prod(sizes), 1) * val.element_size()
+    return elements(node) * node.meta["val"].element_size()
 
 # %% [markdown]
 # ## Three kinds of node
@@ -377,6 +379,55 @@ def price(node: fx.Node, joint: Joint, written: bool) -> int:
     if node.op == "get_attr" or not isinstance(val, torch.Tensor) or is_view(node):
         return INFINITE if node.op != "placeholder" else 0
     return size_in_bytes(node) * (1 if written and node.op != "placeholder" else 2)
+
+# %% [markdown]
+# ## What a ReLU is asked in backward
+#
+# The derivative of a ReLU asks which elements of its result are 0. The convolution behind it has kept the result, so this reads
+# memory that is there. But reading is what a backward kernel spends its time on, and often it need not read at all. A batch norm in
+# front of the ReLU reads *its* operand in backward:
+#
+#     t = (x - mean) * rstd * weight + bias      backward needs x
+#     y = relu(t)                                the convolution needs y
+#     ...
+#     g = where(y <= 0, 0, dy)
+#     dw = sum(g * (x - mean)) * rstd
+#
+# `relu(t) <= 0` says the same as `t <= 0`, also for NaN, and t is four operations away from an x that the kernel has in a register. With
+# this, the two kernels of such a backward pass read 2 and 2 large tensors in place of 3 and 3, which is a quarter of their traffic.
+# For `relu(t1 + t2)`, where t needs two large tensors, there is nothing to gain.
+
+# %%
+ARITHMETIC = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten._to_copy.default}
+
+
+def made_from(node: fx.Node) -> tuple[set[fx.Node], set[fx.Node]]:
+    """(the nodes from which a little arithmetic gives a value, those of the arithmetic), without what is much smaller than the value."""
+    sources, inner, pending = set(), set(), [node]
+    while pending:
+        top = pending.pop()
+        if not isinstance(top.meta.get("val"), torch.Tensor) or 2 * elements(top) <= elements(node):
+            continue
+        if top.target in ARITHMETIC or is_view(top):
+            inner.add(top)
+            pending += top.all_input_nodes
+        else:
+            sources.add(top)
+    return sources, inner
+
+
+def compare_operands(gm: fx.GraphModule) -> None:
+    """In place: `maximum(t, c) <= c` asks t, where t is made from one large tensor that is read later anyway."""
+    order = {node: i for i, node in enumerate(gm.graph.nodes)}
+    for node in gm.graph.find_nodes(op="call_function", target=aten.le.Scalar):
+        clipped = node.args[0]
+        if clipped.target is not aten.maximum.default:
+            continue
+        operand, bound = clipped.args
+        sources, inner = made_from(operand)
+        if bound.target is aten.full.default and bound.args[1] == node.args[1] and len(sources) == 1 and \
+                any(order[user] > order[node] for n in sources | inner for user in n.users):
+            node.update_arg(0, operand)
 
 # %% [markdown]
 # ## Two graphs

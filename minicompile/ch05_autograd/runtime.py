@@ -27,7 +27,7 @@ from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_str
 from ..ch03_capture import hook
 from ..errors import MinicompileError
 from .joint import Constant, Input, Joint, Result, resolve, simplify, trace_joint
-from .partition import Partition, partition
+from .partition import Partition, compare_operands, partition
 from .undefined import without_tangents
 
 Compile = Callable[..., Callable[[list], Sequence]]
@@ -450,6 +450,7 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     joint = trace_joint(gm, fakes)
     if prepare is not None:
         simplify(joint, prepare)
+        compare_operands(joint.gm)
     if not joint.gradients:
         return _direct(joint, compile_aten)
     halves = partition(joint)

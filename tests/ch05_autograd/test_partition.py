@@ -2,16 +2,20 @@
 import itertools
 import random
 import time
+from functools import partial
 
+import pytest
 import torch
 import torch.nn.functional as F
-from helpers import compile_function
+from helpers import compile_function, run_and_grads
 from torch import fx
 
 from minicompile.ch05_autograd.cleanup import is_random
 from minicompile.ch05_autograd.joint import trace_joint
 from minicompile.ch05_autograd.maxflow import Network, add_edge, add_vertex, maximum_flow, sink_side
 from minicompile.ch05_autograd.partition import choose_saved, split_nodes
+from minicompile.ch05_autograd.runtime import compile_training
+from minicompile.ch06_decompositions.decompose import decompose
 
 aten = torch.ops.aten
 
@@ -168,3 +172,25 @@ def test_max_pool_saves_one_byte_per_window():
         if (kernel, dilation) == (3, 1):
             assert [nodes[s].meta["val"].dtype for s in c.partition.saved if nodes[s].op != "placeholder"].count(torch.int8) == 1
             assert not any(nodes[s].meta["val"].dtype in (torch.bool, torch.int64) for s in c.partition.saved)
+
+
+@pytest.mark.parametrize("before, reads", [
+    (lambda h, gamma, beta: F.batch_norm(h, None, None, gamma, beta, True), aten.add.Tensor),
+    (lambda h, gamma, beta: F.batch_norm(h, None, None, gamma, beta, True) + h.flip(0), "placeholder"),
+    (lambda h, gamma, beta: h + beta[:, None, None], "placeholder"),
+], ids=["one tensor that backward reads", "two tensors", "one that it does not read"])
+def test_a_mask_of_a_relu_asks_what_backward_reads_anyway(before, reads):
+    torch.manual_seed(0)
+    inputs = [rand(4, 3, 9, 9), rand(8, 3, 3, 3), rand(8), rand(8), rand(5, 8, 3, 3)]
+    with torch.no_grad():
+        inputs[0][1, 0, 0, 0], inputs[0][3] = float("inf"), 0           # NaN and equal values in front of the ReLU
+
+    def block(x, w1, gamma, beta, w2):
+        return F.conv2d(before(F.conv2d(x, w1), gamma, beta).relu(), w2)
+
+    stage = partial(compile_training, prepare=decompose)
+    c = compile_function(block, inputs, stage=stage)
+    mask, = c.partition.backward.graph.find_nodes(op="call_function", target=aten.le.Scalar)
+    assert reads in (mask.args[0].target, mask.args[0].op)
+    for ours, eager in zip(run_and_grads(c, inputs), run_and_grads(block, inputs)):
+        torch.testing.assert_close(list(ours), list(eager), rtol=1e-4, atol=1e-4, equal_nan=True)
