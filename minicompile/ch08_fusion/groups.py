@@ -135,11 +135,17 @@ class Fuser:
             i = self.parent[i]
         return i
 
-    def permanent(self, g: Group) -> bool:
-        """Does the group touch only its own values, and memory that is there before and after, as an update of a parameter does?"""
+    def adds_nothing(self, g: Group, other: Group) -> bool:
+        """Does the group touch only what `other` reads, its own values, and memory that is there before and after, as an update of a
+        parameter does? What is only copied to such memory counts as that."""
         own = set(g.members)
-        return all(self.root[n] in self.kept or self.writer.get(n) in own and self.readers.get(n, own) <= own
-                   for names in (g.reads, g.writes) for n in names)
+        return all(self.root[n] in self.kept or n in other.reads or self.writer.get(n) in own and self.readers.get(n, own) <= own
+                   for n in g.reads) and \
+            all(self.root[n] in self.kept or all(r in own or self.ends_in_place(r) for r in self.readers.get(n, own)) for n in g.writes)
+
+    def ends_in_place(self, i: int) -> bool:
+        """Is all that a loop writes memory that is there before and after?"""
+        return all(self.root[n] in self.kept for n in written_by(self.nodes[i]))
 
     def name(self, g: Group) -> str:
         names = [self.nodes[i].name for i in g.members[:6]]

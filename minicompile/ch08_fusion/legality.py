@@ -8,7 +8,7 @@
 # ended, and one that is read at computed positions needs to be in memory. Then usefulness: two loops that
 # only read something in common must share a good part of their traffic, and must not lie far apart in the
 # program, since fusing them keeps everything between them alive for longer. (That is no reason where both touch nothing but
-# inputs that stay: `_foreach` operators do all of a parameter's work in places far apart.) Then the cycle test.
+# inputs that stay, and gradients that both read: an optimizer does all of a parameter's work in places far apart.) Then the cycle test.
 #
 # Only now is a common nest looked for (`common_nest`). Mostly the nests agree already and all accesses are equal (`same`);
 # that is decided by comparing, with no search. The last questions need the alignment: whether the buffers
@@ -84,7 +84,7 @@ def refusal(f: Fuser, ia: int, ib: int, flows, common, points: int) -> str | Non
         if n in b.guarded:
             return f"{n} is read under a mask or at a computed position"
     if not flows and abs(a.members[-1] - b.members[0]) > f.options.max_distance and \
-            abs(b.members[-1] - a.members[0]) > f.options.max_distance and not (f.permanent(a) and f.permanent(b)):
+            abs(b.members[-1] - a.members[0]) > f.options.max_distance and not (f.adds_nothing(a, b) and f.adds_nothing(b, a)):
         return "far apart in the program: intermediates would have to live longer"
     if not flows and common and 5 * points < min(_traffic(f, a), _traffic(f, b)):
         return "too little in common"

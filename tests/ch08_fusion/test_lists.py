@@ -166,6 +166,19 @@ def test_updates_of_one_tensor_are_one_loop_however_far_apart(monkeypatch):
     assert len(k.pieces) == 110 and all(len(p.kernel.outputs) == 2 for p in k.pieces)
 
 
+def test_updates_with_gradients_of_the_program_are_one_loop(monkeypatch):
+    """New parameters are computed long before new momenta; both read gradients that somebody has made."""
+    def step(ps, xs, ms):
+        torch._fused_sgd_(ps, [x @ x for x in xs], ms, weight_decay=0.1, momentum=0.9, lr=0.1, dampening=0.0, nesterov=False,
+                          maximize=False, is_first_step=False)
+
+    seen = []
+    monkeypatch.setattr(logs, "watchers", [*logs.watchers, lambda kind, schedule=None, **data: seen.append(schedule)])
+    same_as_eager(step, lambda seed: [tensors([(n % 7 + 2, n % 7 + 2) for n in range(110)], seed=seed + k) for k in range(3)], "loops")
+    *products, k = next(s for s in seen if s is not None).steps
+    assert len(products) == 110 and len(k.pieces) == 110 and all(len(p.kernel.outputs) == 2 for p in k.pieces)
+
+
 def test_adamw_over_a_model_is_one_loop_on_a_cpu():
     shapes = [(64, 16), (16,), (48, 16), (48,), (1,), (16, 64), (64,), (7,), (), (33, 3)]
     for foreach, steps in itertools.product((True, False), (3,)):
