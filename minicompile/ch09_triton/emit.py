@@ -29,6 +29,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -53,8 +54,8 @@ from .tiling import Axis, Indexer, choose_axes, column_block, contiguous_var, di
 # rows or columns are contiguous, and how often a loop would walk along the row.
 
 # %%
-def plan(g: LinkedKernel) -> tuple[list[Axis], heuristics.Config]:
-    """The axes of a linked kernel and the default configuration."""
+def plan(g: LinkedKernel, pieces: Sequence[dict] = ({},)) -> tuple[list[Axis], heuristics.Config]:
+    """The axes of a linked kernel and the default configuration. pieces: of a list, the values of its parameters."""
     kernel = g.kernel
     accesses = [s.index for s in g.steps if s.op in ("load", "store")]
     axes = choose_axes(kernel.vars, kernel.reduction_vars, accesses)
@@ -74,7 +75,7 @@ def plan(g: LinkedKernel) -> tuple[list[Axis], heuristics.Config]:
         return axes, heuristics.pointwise(sizes["x"], len(heavy))
     inner = not any(contiguous_var(i, vars) in kernel.vars for i in heavy)  # one strided access is too many
     if not all(isinstance(v.size, int) for v in kernel.reduction_vars):
-        return axes, heuristics.unknown_row(inner)
+        return axes, heuristics.unknown_row(inner, sum(present(substitute(axes[0].numel, v)) for v in pieces))
     walks = sum(bool(inside) for _, inside in schedule_passes(g))
     sums = sum(s.op == "reduce" for s in g.steps)
     return axes, heuristics.reduction(sizes["x"], sizes["r"], inner, walks, len(heavy), sums)
@@ -497,8 +498,8 @@ def emit_list(kernel: KernelList) -> KernelSource:
         raise Unsupported("a list of different bodies is for the CPU")
     body = kernel.bodies[0]
     graph = online_softmax(link(body))
-    axes, config = plan(graph)
     values = [dict(zip(body.symbols, piece.parameters)) for piece in kernel.pieces]
+    axes, config = plan(graph, values)
     spaces = [substitute(product(a.numel for a in axes), v) for v in values]
     if set(config.blocks) == {"x"}:
         accesses = sum(s.op in ("load", "store") for s in graph.steps)

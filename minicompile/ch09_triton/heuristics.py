@@ -118,6 +118,9 @@ def walking(rows: int, row: int) -> Config:
     return Config({"x": x, "r": row}, num_warps=max(1, x * row // 1024), persistent=True)
 
 
-def unknown_row(inner: bool) -> Config:
+def unknown_row(inner: bool, xnumel: int) -> Config:
     """A row whose length is known only at run time cannot be held in one tile: always a loop."""
-    return Config({"x": 1, "r": 1024}, num_warps=8) if inner else Config({"x": 64, "r": 32}, num_warps=8)
+    x = 1 if inner else 64
+    while x > 16 and xnumel // x < MULTIPROCESSORS * 2:
+        x //= 2
+    return Config({"x": x, "r": 1024 if inner else 2048 // x}, num_warps=8)

@@ -245,6 +245,14 @@ def test_vectors_of_channels_are_computed_once_for_the_rows_of_a_tile():
     assert source.options["constants"]["XBLOCK"] == channels and "tl.load(in1 + (xindex))" in source.code
 
 
+def test_sums_of_narrow_lists_get_enough_programs():
+    from minicompile.ch09_triton.heuristics import MULTIPROCESSORS, unknown_row
+    narrow, wide = unknown_row(False, 4992), unknown_row(False, 1 << 20)
+    assert 4992 // narrow.blocks["x"] >= 2 * MULTIPROCESSORS and wide.blocks["x"] == 64
+    assert narrow.blocks["x"] * narrow.blocks["r"] == wide.blocks["x"] * wide.blocks["r"] == 2048
+    assert unknown_row(True, 1).blocks == {"x": 1, "r": 1024}
+
+
 @pytest.mark.parametrize("channels, vectors, split", [(128, 2, True), (96, 2, True), (96, 1, False), (100, 2, False), (16, 2, False)])
 def test_when_rows_and_columns_are_worth_it(channels, vectors, split):
     from minicompile.ch09_triton.tiling import Axis, rows_and_columns
