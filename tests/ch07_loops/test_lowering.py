@@ -516,3 +516,10 @@ def test_windows_written_one_after_another_are_read_once_each(monkeypatch):
     x = torch.randn(20, 20)
     assert torch.equal(minicompile.compile(f, backend="loops")(x), f(x))
     assert 20 < len(reads) < 2000
+
+
+def test_blocks_divide_or_are_short_powers_of_two_or_as_many_as_wanted():
+    from minicompile.ch07_loops.reductions import block_count
+    assert [block_count(256, 19), block_count(192, 5), block_count(197, 19), block_count(211, 100)] == [16, 6, 25, 106]
+    assert block_count(1009, 3) == 3 and block_count(7, 6) == 7
+    assert all(n <= blocks * -(-n // blocks) < n + -(-n // blocks) for n in (197, 211, 1009) for blocks in [block_count(n, 19)])

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reaso
 
 from minicompile.ch07_loops import reductions
 from minicompile.ch08_fusion import alignment
+from minicompile.ch09_triton.emit import emit_triton
 from minicompile.ch11_runtime.host import compile_schedule
 from tests.ch08_fusion.test_columns import gradients, inputs, schedule_of, walking
 
@@ -44,3 +45,10 @@ def test_sums_of_integers_and_of_numbers_per_row():
     def both(x, per_row):
         return [x - x.sum(1, True), (x * per_row).sum(0), (x.long() * per_row.long()).sum(0), (per_row + 0 * x).sum(0)]
     check(both, [torch.randint(-9, 9, (160, 5)).float(), torch.randint(0, 3, (160, 1)).float()])
+
+
+def test_the_loads_of_a_tile_come_before_its_arithmetic():
+    kernel, = walking(schedule_of(gradients, inputs(8, 16, 600)))
+    body = [line.split("  #")[0].strip() for line in emit_triton(kernel).code.split("for xoffset in")[1].splitlines()]
+    loads = [k for k, line in enumerate(body) if "tl.load(" in line]
+    assert len(loads) >= 5 and not any(line.startswith(("red", "sum", "tl.store")) for line in body[:loads[-1]])
