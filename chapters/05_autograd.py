@@ -717,6 +717,17 @@ for function in (with_exp, without_exp):
     print(f"{function.__name__:12}", ", ".join(f"{n.name}: {'an input' if n.op == 'placeholder' else size(weight([n]))}" for n in saved))
 
 # %% [markdown]
+# ### The same question of another value
+#
+# The comparison r <= 0 has a twin: h <= 0 has the same answer everywhere. Here that helps nobody, since backward would need h for
+# nothing else. But in a convolutional network a batch norm stands in front of most ReLUs, and the gradient of a batch norm reads what was
+# normalised. From that tensor, which the kernel has in a register, the operand of the ReLU is four operations away, with numbers of which
+# there is one per channel. The result of the ReLU would be one more large tensor to read. So before the network is built,
+# [`compare_operands`](ref:minicompile.ch05_autograd.partition.compare_operands) puts the question to the operand, where that is made
+# from one large tensor that backward reads anyway. In a training step of ResNet-50 with 128 images in TF32, on an H200, the two
+# kernels of the first such layers take 53 and 69 microseconds, where they took 74 and 91.
+
+# %% [markdown]
 # ### A value is two vertices
 #
 # One thing does not fit yet. Prices belong to values, and capacities to pipes. A value that three operators read is
