@@ -103,13 +103,14 @@ form("where", any="tl.where({0}, {1}, {2})")
 # %% [markdown]
 # ## Those that need thought
 #
-# Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 keeps the sign. Booleans
+# Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 changes the sign, but is refused for unsigned
+# integers. Booleans
 # add with `|` and multiply with `&`. Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps
 # it. Rounding is half to even. Integer `//` and `%` truncate as C does, so Python's floor needs a correction,
 # by one of the helpers of `prelude.py`.
 
 # %%
-form("neg", any="{0} * -1")
+form("neg", int="0 - {0}", float="{0} * -1")
 form("add", any="{0} + {1}", bool="{0} | {1}")
 form("mul", any="{0} * {1}", bool="{0} & {1}")
 form("truediv", any="{0} / {1}", float32="tl.div_rn({0}, {1})")

@@ -132,10 +132,10 @@ def logit(x, eps=None):
 
 @decomposition("logit_backward", float32=True)
 def logit_backward(grad, x, eps=None):
-    low, outside = (0.0, math.nan) if eps is None else (eps, 0.0)
-    inside = (x >= low) & (x <= 1 - low)
+    low, value = (0.0, math.nan) if eps is None else (eps, 0.0)
+    outside = (x < low) | (x > 1 - low)                         # NaN is not
     slope = (torch.abs(x) if eps is None else x) * (1 - x)      # at -0.0 the answer is +inf
-    return torch.where(inside, grad / slope, outside)
+    return torch.where(outside, value, grad / slope)
 
 
 # %% [markdown]
