@@ -4,6 +4,21 @@
 # A `for` loop is unrolled: the iterator runs at compile time, once per turn, and each turn's operations are
 # appended to the graph. An `IterVal` holds a Python generator that yields values. It reads its container
 # lazily, so a program that appends to a list while looping over it sees what Python would show.
+#
+# `for layer in self.layers: x = layer(x)` over twelve layers records twelve layers. The loop itself is not in the
+# graph, and what decided about its turns is in the guards: the length of the list, and which modules lie in it.
+#
+# Why is the iterator not simply Python's own, as in [tiny](chapter:tiny.3)? Because of what may become of it. A
+# graph break in the third turn has to hand a real iterator to the rest of the function, one that has two items
+# behind it. So an `IterVal` keeps, beside the generator, the container it goes `over` and how many items were
+# `taken`. From those the epilogue makes a new iterator and advances it. That is only right if the real one would
+# have come as far: had the program removed a key from a dictionary meanwhile, Python's iterator would raise at its
+# next turn, and the new one would not notice. `unchanged` asks for that, and where the answer is no, the iterator
+# is not handed over.
+#
+# The cases of `iterate` follow the kinds of values. What the trace knows item by item is iterated over item by
+# item. A tensor becomes its rows by one `unbind`. An object of the program is asked for its `__iter__`, which is
+# inlined, or by indices 0, 1, 2 ..., as Python does where a class has only `__getitem__`.
 
 # %%
 from __future__ import annotations

@@ -4,6 +4,20 @@
 # What a trace has written so far, and what it has come to know: the graph, the guards, the objects that it has
 # met, the effects that wait for the end (`effects.py`). The interpreter (`interpreter.py`) carries a `Tracer`
 # through every handler, and everything that a handler leaves behind is in it.
+#
+# That is no accident of style. A trace may fail at any instruction, and then must leave nothing behind. It is
+# thrown away, and a second one is made that stops earlier ([chapter 4](chapter:04)). As no handler writes to a
+# global or to an object of the program, throwing away the `Tracer` undoes the whole trace. The one rule for who
+# adds a handler: what it has to remember gets a field here.
+#
+# Take `self.calls += 1; return self.norm(x)`. Reading `self.calls` adds a guard to `guards`; that this object was
+# met, and which value stands for it, is in `tracked`, so that a second path to it finds the same value. The
+# addition is done at once, on a constant. The write goes to `effects`. `self.norm` is a call that is inlined, so
+# `frames` has two entries for a while, and `x` becomes a placeholder of `graph`, with an entry in `inputs` that
+# says where the compiled function will find it. `keep` holds objects that only this trace knows: most of these
+# dictionaries are by `id`, and an object that died would leave its number to another one.
+#
+# What belongs to sizes and numbers that may vary has a class of its own, `Symbols`.
 
 # %%
 from __future__ import annotations

@@ -4,6 +4,23 @@
 # A transformer has twelve equal layers, and fusion finds the same kernel twelve times, over other buffers.
 # Kernels are therefore compared, and emitted, in a *canonical* form: buffers are called `in0`, `out0`, `tmp0` in
 # order of appearance. Kernels with the same canonical form share one compiled function.
+#
+# An example. The third layer's GELU reads `mm_9` and `b_3` and writes `gelu_3`; the fourth one reads `mm_13` and
+# `b_4` and writes `gelu_4`. Both become a kernel that reads `in0` and `in1` and writes `out0`. The second time the
+# text is not even generated: the key is known, and the host program calls the first function with the other layer's
+# buffers. Without it a model of twelve layers would wait twelve times for g++ or Triton, which take far longer than
+# everything before them.
+#
+# When are two kernels equal? Every difference that shows in the code has to be in the key, and nothing else should
+# be. Names are out. Sizes, strides and dtypes are in, since the text contains them. The operations of a body are
+# compared one by one, an operand by its place in the body, because the values of two kernels are different objects.
+# Constants are compared as text, since equality of numbers is the wrong question: `0.0 == -0.0`, though `1 / x`
+# tells them apart, and a NaN is not equal to itself, so that a kernel with one would never be found again. The
+# order of buffers is no difference: `a - b` and `b - a` are both `in0 - in1`, called with their buffers in another
+# order.
+#
+# `code_key` is the part without layouts, and lets the caller say what counts of an index. Lists of kernels
+# ([`lists.py`](ref:minicompile.ch08_fusion.lists.shape_key)) ask it for kernels that are equal up to their numbers.
 
 # %%
 from __future__ import annotations

@@ -5,6 +5,22 @@
 # nest. Bodies stay as they are until the end; each member only keeps the substitution that leads from its
 # own variables to the nest, because a loop may be re-aligned several times on the way. Library calls are
 # groups that never fuse.
+#
+# For example, `y = x + 1` over 4 by 8 elements and `s = y.sum(1)` begin as two groups. The first has the variables
+# `i0`, `i1`, reads `x` at `8*i0 + i1` and writes `y` there. The second has `i0` and, for the sum, `r0`, and reads
+# `y` at `8*i0 + r0`. To become one kernel they need one nest, and the first takes that of the second: its `i1`
+# becomes `r0`. Now both speak of `y` at `8*i0 + r0`, so each element is read where it was written, and need not go
+# through memory. That is all that happened to the first loop. Its body says `i1` as before, and `mapping` says that
+# this is `r0`. Were bodies rewritten at each step, a loop that ends up in a kernel of twenty would be copied twenty
+# times.
+#
+# What legality asks about is kept per group, so that no body is looked at twice: where each buffer is read and
+# written (`reads`, `writes`), and three sets of names with which one has to be careful. `guarded` are reads of
+# which an index does not tell everything: under a mask, or at an index that was loaded itself. `scattered` are such
+# writes. `wide_reads` matter for kernels that reduce. A row is walked several times there, and what is read in a
+# walk is read again in the next one, so nobody may overwrite it in between. To merge two groups is to unite these
+# sets. Only `wide_reads` may grow by more: a pointwise group that comes to run over the reduction dimensions adds
+# all that it reads.
 
 # %%
 from __future__ import annotations

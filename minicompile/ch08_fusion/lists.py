@@ -106,7 +106,18 @@ def shape_key(kernel: Kernel) -> tuple[tuple, Shape] | None:
 # `body_for` writes the kernel that all pieces run: the first of them, in canonical form, with a parameter wherever their
 # numbers differ. A number that they share stays what it is, so a list of equal layers loses nothing.
 #
-# `make_list` collects the pieces.
+# Let three pieces be the update of a weight of 512 by 128, one of 64 by 128, and one of 32 by 128, each in the nest
+# of its rows and columns with the index `128*i0 + i1`. Their numbers, in order of appearance, are (512, 128), (64,
+# 128) and (32, 128). The second column is the same for all and is written into the code. The first one varies, so
+# it becomes the symbol `n0`, and the body is the loop over `i0 < n0`, `i1 < 128`. A compiler of C++ or Triton sees
+# that the inner loop is contiguous and how long it is, which it could not if all numbers were parameters. That a
+# place of the body is a parameter is decided by looking at the first piece: where its number stands, `n0` is put.
+# This is why two places with the same number are one number of a `Shape` only if they agree in every piece, which
+# the key has made sure of.
+#
+# `make_list` collects the pieces. For each it notes the body, the memory of its buffers, and the values of the
+# parameters: a row of the table above. Two names for one memory (`x`, and `x` updated) are one entry, since a
+# kernel gets pointers to memory.
 
 # %%
 def body_for(shapes: list[Shape]) -> tuple[Kernel, list[int]]:
