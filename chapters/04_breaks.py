@@ -220,7 +220,7 @@ found = watch(outer, torch.randn(4), backend="eager")
 rows = []
 for state, graph in zip(found.states, found.graphs):
     operators = [n.name for n in graph.graph.nodes if n.op not in ("placeholder", "output")]
-    rows.append((state.code.co_name, ", ".join(operators)))
+    rows.append((state.code.co_qualname, ", ".join(operators)))
 Table(["function", "its graph"], rows)
 
 # %% [markdown]
@@ -391,13 +391,13 @@ def jump_of(code):
 
 
 def signature(code):
-    return f"{code.co_name}({', '.join(code.co_varnames[: code.co_argcount])})"
+    return f"{code.co_qualname}({', '.join(code.co_varnames[: code.co_argcount])})"
 
 
 def resume_function(found):
     """The code of the last resume function of a run, and where it goes on in the original."""
     code = found.states[-1].code
-    return code, int(code.co_name.rpartition("_")[2])
+    return code, int(code.co_qualname.rpartition("_")[2])
 
 
 rest, resumed_at = resume_function(watch(twice, torch.ones(3), backend="eager"))

@@ -250,9 +250,8 @@ def listen(found: Explanation, context, states: list, kind: str, data: dict) -> 
 
 
 def frame_name(code) -> str:
-    name = code.co_qualname.split("__resume_at_")[0]
-    rest = "the rest of " if "__resume_at_" in code.co_name else ""
-    return f"{rest}{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    name, resumed, _ = code.co_qualname.partition("__resume_at_")
+    return f"{'the rest of ' if resumed else ''}{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def fact(code, guard) -> Fact:

@@ -71,8 +71,7 @@ def warned(code) -> set:
 
 
 def name_of_code(code) -> str:
-    name, _, resumed = code.co_name.partition("__resume_at_")
-    return f"{'the rest of ' if resumed else ''}{name} ({code.co_filename}:{code.co_firstlineno})"
+    return f"{'the rest of ' if '__resume_at_' in code.co_qualname else ''}{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def model_of(args):

@@ -151,7 +151,7 @@ def test_an_internal_error_after_a_break(monkeypatch):
     original = capture.trace
 
     def fails_in_the_rest(func, *args, **kwargs):
-        if "resume" in func.__name__:
+        if "resume" in func.__qualname__:
             raise IndexError("injected")
         return original(func, *args, **kwargs)
     monkeypatch.setattr(capture, "trace", fails_in_the_rest)

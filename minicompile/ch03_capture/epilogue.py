@@ -31,6 +31,7 @@ from ..ch01_graphs.graph import known_history
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ConstantSource, LocalSource
 from ..errors import Unsupported
+from . import hook
 from .contexts import grad_switch
 from .effects import difference_of_dicts, difference_of_lists, settled
 from .iterate import PLAIN_ITERATORS
@@ -38,7 +39,8 @@ from .tensors import finish_node
 from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
-    MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, describe, like)
+    MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
+    describe, like)
 
 
 @dataclass(eq=False)
@@ -338,8 +340,9 @@ def iterator_at(container, taken: int):
 # %% [markdown]
 # An object that the trace has made is created without its `__init__`, whose effects the trace has seen. It
 # gets its name before its attributes are set, because an attribute may refer to it. An exception is made by
-# its class's `__new__`, and initialised by the nearest class that is written in C. A function is put
-# together from its code, its defaults and its cells.
+# its class's `__new__`, and initialised by the nearest class that is written in C. Its traceback lists the frames that it came
+# through, of which there is none, as the trace has not run them. C makes frames for this purpose that nobody runs. A function is
+# put together from its code, its defaults and its cells.
 
 # %%
 @reconstructs(ObjVal)
@@ -368,8 +371,24 @@ def exception_text(ep, value):
     name = variable(ep, value, f"{pool(ep, value.cls.__new__)}({pool(ep, value.cls)}, {args})")
     in_c = next(base for base in value.cls.__mro__ if not base.__flags__ & HEAP_TYPE)
     ep.reads.append(f"{pool(ep, in_c.__init__)}({name}, {args})")       # `args`, and others such as `value`
-    links = {"__cause__": value.cause, "__context__": value.context}
+    links = {"__cause__": value.cause, "__context__": value.context, "__traceback__": value.traceback if value.seen else None}
     return with_attributes(ep, name, {**value.attrs, **{k: v for k, v in links.items() if v is not None}})
+
+
+@reconstructs(TracebackVal)
+def traceback_text(ep, value):
+    entries = "".join(f"({pool(ep, code)}, {namespace_text(ep, namespace)}, {offset}, {line}), "
+                      for code, namespace, offset, line in value.passed)
+    return variable(ep, value, f"{pool(ep, traceback_of)}(({entries}))")
+
+
+def traceback_of(passed: tuple) -> types.TracebackType | None:
+    """A traceback with these entries (`TracebackVal`). Its frames have no locals, and no callers, which they would keep."""
+    found = None
+    for code, namespace, offset, line in passed:
+        whole = code.replace(co_freevars=()) if code.co_freevars else code          # there are no cells for them
+        found = types.TracebackType(found, hook.frame_of(whole, namespace), offset, line)
+    return found
 
 
 # %% [markdown]

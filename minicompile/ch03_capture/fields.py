@@ -26,7 +26,8 @@ from .interpreter import read_cell
 from .tracer import guard, unsupported
 from .values import (
     BuiltinVal, CellVal, Const, DictVal, ExcVal, FuncVal, GenVal, IterVal, ListVal, MISSING, MethodName, MethodVal, NONE, PartialVal,
-    SetVal, SliceVal, SuperVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, lookup, python_method, user_error)
+    SetVal, SliceVal, SuperVal, TracebackVal, TupleVal, ViewVal, boolean, const, describe, dict_of, is_class, lookup, python_method,
+    user_error)
 from .wrap import realize, wrap
 
 FIELDS = {
@@ -57,10 +58,17 @@ FIELDS = {
     (ExcVal, "__context__"): lambda v: v.context or NONE,
     (ExcVal, "__suppress_context__"): lambda v: boolean(v.cause is not None),
     (ExcVal, "__traceback__"): lambda v: v.traceback if v.seen else NONE,
-    (ExcVal, "with_traceback"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: v),
+    (ExcVal, "with_traceback"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: with_traceback(tx, v, *args)),
     (ExcVal, "add_note"): lambda v: BuiltinVal(call=lambda tx, args, kwargs: add_note(v, *args)),
     (ExcVal, "__dict__"): lambda v: dict_of(v.attrs, owner=NONE),
 }
+
+
+def with_traceback(tx, exc, traceback):
+    if type(traceback) is not TracebackVal and traceback is not NONE:
+        unsupported(tx, "the traceback of an exception from outside of the trace")
+    exc.traceback = traceback
+    return exc
 
 
 def add_note(exc, note):

@@ -23,6 +23,7 @@
 #define _GNU_SOURCE /* pthread_getattr_np */
 #endif
 #include <Python.h>
+#include <frameobject.h>
 #include <stddef.h>
 #define Py_BUILD_CORE
 #include <internal/pycore_frame.h>
@@ -395,6 +396,15 @@ static PyObject *record_of(PyObject *self, PyObject *code)
     return Py_XNewRef(state->record);
 }
 
+/* frame_of(code, globals): a frame that nobody runs, for a traceback. */
+static PyObject *frame_of(PyObject *self, PyObject *args)
+{
+    PyObject *code, *globals;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyCode_Type, &code, &PyDict_Type, &globals))
+        return NULL;
+    return (PyObject *)PyFrame_New(PyThreadState_Get(), (PyCodeObject *)code, globals, NULL);
+}
+
 /* targets_of(code): the targets of a code object in all contexts, a list; None if nothing is known about it. */
 static PyObject *targets_of(PyObject *self, PyObject *code)
 {
@@ -423,6 +433,7 @@ static PyMethodDef methods[] = {
     {"skip_code", skip_code, METH_O, "Evaluate frames of this code as they are, always."},
     {"forget_code", forget_code, METH_O, "Forget all that is known about a code object."},
     {"record_of", record_of, METH_O, "A dict that belongs to this code object and dies with it."},
+    {"frame_of", frame_of, METH_VARARGS, "A frame of this code with these globals that nobody runs."},
     {"targets_of", targets_of, METH_O, "Its targets in all contexts, a list; None if nothing is known about the code."},
     {"is_installed", is_installed, METH_NOARGS, "Whether CPython asks us before it runs a frame."},
     {NULL, NULL, 0, NULL},

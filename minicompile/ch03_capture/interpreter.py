@@ -56,8 +56,8 @@ from .binding import bind
 from .hook import kept
 from .tracer import Tracer, location, say_where, unsupported
 from .values import (
-    AbstractValue, BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TupleVal, UserError, const, dict_of,
-    user_error)
+    AbstractValue, BIRTHS, DictVal, ExcVal, GenVal, IterVal, LASTI, NONE, NULL, NotConstant, TracebackVal, TupleVal, UserError, const,
+    dict_of, user_error)
 from .wrap import realize
 
 @dataclass(eq=False)
@@ -211,8 +211,11 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
     if len(tx.frames) >= 180:
         raise Unsupported("calls nested more than 180 deep", location(tx))
     outermost, steps, stack = not tx.frames and not tx.steps, frame.decoded.steps, frame.stack
-    if thrown is not None and not unwind(frame, steps[max(frame.ip - 1, 0)][2].offset, thrown):
-        raise UserError(thrown)
+    if thrown is not None:
+        at = steps[max(frame.ip - 1, 0)][2]
+        note_passage(frame, at, thrown)
+        if not unwind(frame, at.offset, thrown):
+            raise UserError(thrown)
     tx.frames.append(frame)
     try:
         while True:
@@ -230,6 +233,8 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
                 pushed = handler(tx, frame, instruction, *pop_many(frame, pops))
             except UserError as error:
                 exc, raises = error.exc, instruction.opname == "RAISE_VARARGS"
+                if instruction.opname != "RERAISE" and not (raises and instruction.arg == 0):
+                    note_passage(frame, instruction, exc)
                 handled = handled_exception(tx)
                 fresh = raises or not exc.seen and instruction.opname != "RERAISE"
                 if fresh and handled not in (None, exc):
@@ -257,10 +262,20 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
 
 
 # %% [markdown]
-# Three helpers around exceptions. The second lets a handler try something that may raise in the traced program,
-# for example `next()` at the end of an iterator.
+# Four helpers around exceptions. The first keeps a record for the traceback that the exception will have if it ever leaves the
+# trace: CPython adds an entry for each frame that it comes through, but not where it is raised again as it was. The third lets a
+# handler try something that may raise in the traced program, for example `next()` at the end of an iterator.
 
 # %%
+def note_passage(frame: Frame, instruction, exc: ExcVal) -> None:
+    """`exc` has come out of an instruction of `frame`."""
+    before = TracebackVal() if exc.traceback is NONE else exc.traceback
+    if type(before) is TracebackVal and not frame.globals.get("__name__", "").startswith("minicompile."):
+        line = frame.decoded.lines[frame.decoded.index[instruction.offset]]
+        passed = frame.code, frame.globals, instruction.offset, line
+        exc.traceback = TracebackVal(passed=(*before.passed, passed))
+
+
 def handled_exception(tx: Tracer) -> AbstractValue | None:
     """What `sys.exception()` is: the exception in whose handler the program is, or None."""
     return next((f.handling for f in reversed(tx.frames) if f.handling is not NONE), None)

@@ -397,7 +397,9 @@ class GenVal(Mutable):
 
 @dataclass(eq=False)
 class TracebackVal(Mutable):
-    """The traceback of an exception: the trace has none, so nobody may look into it."""
+    """The traceback of an exception, into which nobody may look while the program is traced. passed: (code, globals, offset, line) of
+    each frame that the exception has come through, the innermost first."""
+    passed: tuple = ()
     cls = types.TracebackType
 
 

@@ -19,11 +19,7 @@
 # %%
 from __future__ import annotations
 
-import functools
 import linecache
-import sys
-import threading
-import types
 
 from .. import advice
 from ..ch02_guards.guards import GuardSet
@@ -164,26 +160,8 @@ def stack_slots(ep, stack) -> tuple:
         else:
             kind = resume.VALUE
         kinds.append(kind)
-        text = expression(ep, value)
-        if kind == resume.HANDLING and value.source is None:
-            text = f"{pool(ep, raised)}({text})"
-        slots.append(text)
+        slots.append(expression(ep, value))
     return tuple(kinds), slots
-
-
-def raised(error):
-    """An exception that was raised in the trace only gets a traceback; CPython counts on one in a handler. It is that of a thread which is
-    over: one from here would keep the frames of all callers, one of which holds the exception."""
-    return error.with_traceback(traceback_without_callers())
-
-
-@functools.cache
-def traceback_without_callers() -> types.TracebackType:
-    frames = []
-    thread = threading.Thread(target=lambda: frames.append(sys._getframe()))
-    thread.start()
-    thread.join()
-    return types.TracebackType(None, frames[0], frames[0].f_lasti, frames[0].f_lineno)
 
 
 # %% [markdown]

@@ -42,6 +42,8 @@
 # torch.compile has resume functions too. It generates the instruction and the part before it as bytecode,
 # reconstructs the `with` blocks that it knows, and gives up on the frame when a break happens in a loop or
 # a `try`. Bytecode is written in this chapter only; the part before the break is Python text (chapter 3).
+#
+# In tracebacks a resume function goes by the name of its original. Only its qualified name says where it begins.
 
 # %%
 from __future__ import annotations
@@ -296,7 +298,7 @@ def assemble(draft: Draft, name: str, with_original: bool, firm: bool = False):
     instructions = prologue + draft.body + original
     co_code, exception_table, line_table = bc.encode(instructions, handlers, code.co_firstlineno)
     made = code.replace(
-        co_code=co_code, co_exceptiontable=exception_table, co_linetable=line_table, co_name=name,
+        co_code=co_code, co_exceptiontable=exception_table, co_linetable=line_table,
         co_qualname=code.co_qualname.removesuffix(code.co_name) + name, co_nlocals=len(varnames),
         co_argcount=len(draft.parameters) + len(draft.stack_names), co_posonlyargcount=0, co_kwonlyargcount=0,
         co_varnames=varnames, co_cellvars=(), co_freevars=draft.cells, co_flags=code.co_flags & ~0x0C,
