@@ -86,6 +86,10 @@ print(tiny.decompose(tiny.record(lambda x: torch.softmax(x, -1), torch.tensor([[
 # wrong for this case. And `_alias` is for rules that give back the very tensor that they got, as the expansion of a
 # tensor to its own shape does. Autograd wants a view to be a new object, so one is made.
 #
+# A model has equal layers, and an optimizer does the same to each parameter. When a call arrives that differs from an
+# earlier one only in its operands, no rule runs. What the earlier call was expanded to is a
+# [pattern](ref:minicompile.ch06_decompositions.decompose.Pattern), and is written down again.
+#
 # Here it is at work on a layer norm with a bias of its own. Each frame is one call that arrives. Calls that a rule
 # made are indented under it.
 

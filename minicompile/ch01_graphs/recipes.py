@@ -54,7 +54,7 @@ def _check_alone(first, others) -> None:
         raise NotKept
 
 
-def _asked(x, floats: bool):
+def asked(x, floats: bool):
     """What an answer may depend on, of one argument. floats: whether the values of floats are none of it."""
     kind = type(x)
     if floats and (kind is float or kind is torch.SymFloat):
@@ -65,7 +65,7 @@ def _asked(x, floats: bool):
     if kind in PLAIN or kind is torch.device and (x.type != "cuda" or x.index is not None):
         return kind, x
     if isinstance(x, (list, tuple)):
-        return tuple([_asked(item, floats) for item in x])
+        return tuple([asked(item, floats) for item in x])
     raise NotKept
 
 
@@ -118,7 +118,7 @@ def fake_call(func, args, kwargs):
     try:
         if func._schema.is_mutable:
             _check_alone(args[0], leaves(args[1:], kwargs))
-        key = func, torch.get_default_dtype(), _asked(args, floats), tuple(kwargs), _asked(tuple(kwargs.values()), floats)
+        key = func, torch.get_default_dtype(), asked(args, floats), tuple(kwargs), asked(tuple(kwargs.values()), floats)
     except NotKept:
         return ask(func, args, kwargs)
     first = args[0] if args else None

@@ -175,15 +175,19 @@ class Recorder(DispatchMode):
             target = IN_PLACE_VIEWS[func]
             self._keep_metadata(args[0], node_args[0])
         out = fake_call(func, args, kwargs)
-        node = self.graph.call_function(target, node_args, node_kwargs)
+        self._bind(out, self.write(target, node_args, node_kwargs, out))
+        return out
+
+    def write(self, target, args, kwargs, val) -> fx.Node:
+        """One more node."""
+        node = self.graph.call_function(target, args, kwargs)
         location, origins = self._provenance_now()
-        node.meta.update(val=out, location=location, origins=origins)
+        node.meta.update(val=val, location=location, origins=origins)
         if self.recompute and torch._C._current_autograd_node() is None:
             node.meta["recompute"] = self.recompute
         if self.backward:
             node.meta["backward"] = self.backward
-        self._bind(out, node)
-        return out
+        return node
 
     def _keep_metadata(self, fake, node):
         """`fake` is about to become a view of itself: the nodes that made and wrote it keep a fake of the old

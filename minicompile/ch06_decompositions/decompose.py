@@ -10,6 +10,7 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import operator
@@ -18,8 +19,12 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ch01_graphs.graph import call_node
+from ..ch01_graphs.fake import FakeTensor, form_of, length_of, storage_key
+from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.layouts import inverse, is_dense, memory_order, same_layout
+from ..ch01_graphs.operators import leaves
+from ..ch01_graphs.recipes import NotKept, asked
+from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..ch05_autograd.cleanup import clean
 from .primitives import PRIMITIVES, is_primitive
@@ -132,13 +137,17 @@ def as_promised(node: fx.Node, out):
         return _fitted(out, wanted)
     if not isinstance(out, (list, tuple)) or len(out) != len(wanted):
         return NotImplemented
-    read = {user.args[1] if user.target is operator.getitem else None for user in node.users}
-    results = []
+    read, results = read_results(node), []
     for i, (o, w) in enumerate(zip(out, wanted)):
         if i > 0 and all(isinstance(t, torch.Tensor) and t.is_floating_point() for t in (o, w)):
             o = o.to(w.dtype)
         results.append(_fitted(o, w) if i in read or None in read else o)
     return NotImplemented if any(r is NotImplemented for r in results) else results
+
+
+def read_results(node: fx.Node) -> frozenset:
+    """Which of several results are read, by their numbers; None stands for all of them at once."""
+    return frozenset(user.args[1] if user.target is operator.getitem else None for user in node.users)
 
 
 def _fitted(out, wanted):
@@ -161,6 +170,108 @@ def _ordered(out, wanted):
     return copy.permute(inverse(order))
 
 
+# %% [markdown]
+# ## The same again
+#
+# Twelve equal layers ask for the same expansion twelve times, and an optimizer asks once for each parameter. What a rule
+# does depends on the operator, on how its operands lie in memory, and on the arguments that are not data. So the nodes of
+# one expansion serve as a *pattern* for the next one with an equal `question`: they are written down again, with other
+# operands, and no rule runs. In a pattern, nodes and tensors are numbers: first come the operands, then what was
+# written, in order. A new tensor has memory of its own, or that of an earlier one. What cannot be told like this
+# (symbolic sizes, constants that a rule makes) is expanded each time.
+
+# %%
+class Place(int):
+    """In the arguments of a pattern: the node of this number, or the tensor."""
+
+
+class Pattern:
+    """What one call was expanded to: the nodes after `mark`, and its result `out`."""
+
+    def __init__(self, recorder: Recorder, mark: fx.Node | None, operands: list[FakeTensor], out):
+        self.calls, self.made = [], []             # (target, args, kwargs, val); how to make the tensors that are no operands
+        tensors = {id(t): k for k, t in reversed([*enumerate(operands)])}
+        nodes = {recorder.node_of(t): k for k, t in reversed([*enumerate(operands)])}
+        owners = {storage_key(t): (k, t.dtype) for k, t in reversed([*enumerate(operands)])}
+
+        def node_at(a):
+            if isinstance(a, fx.Node) and a not in nodes:
+                raise NotKept
+            return Place(nodes[a]) if isinstance(a, fx.Node) else a
+
+        def tensor_at(t):
+            if not isinstance(t, torch.Tensor):
+                return t
+            if id(t) not in tensors:
+                asked(t, False)
+                tensors[id(t)] = k = len(operands) + len(self.made)
+                owner, dtype = owners.setdefault(storage_key(t), (k, t.dtype))
+                form = sizes, _, offset = form_of(t)
+                fresh = owner == k
+                if dtype != t.dtype or fresh and (offset or t.meta.untyped_storage().nbytes() != (
+                        0 if 0 in sizes else length_of(form) * dtype.itemsize)):
+                    raise NotKept
+                self.made.append((None if fresh else owner, form, dtype, t.device))
+            return Place(tensors[id(t)])
+
+        for node in reversed(recorder.since(mark)):
+            if node.op != "call_function":
+                raise NotKept
+            args, kwargs = map_args(node_at, (node.args, node.kwargs))
+            self.calls.append((node.target, args, kwargs, map_args(tensor_at, node.meta["val"])))
+            nodes[node] = len(operands) + len(self.calls) - 1
+        results = [t for t in (out if isinstance(out, (list, tuple)) else [out]) if isinstance(t, torch.Tensor)]
+        self.results = [(tensor_at(t), node_at(recorder.node_of(t))) for t in results]
+        self.out = map_args(tensor_at, out)
+
+    def again(self, recorder: Recorder, operands: list[FakeTensor]):
+        """Write the nodes once more, for these operands; the result."""
+        tensors, nodes = list(operands), [recorder.node_of(t) for t in operands]
+        with torch._C._DisableTorchDispatch():
+            for owner, (sizes, strides, offset), dtype, device in self.made:
+                meta = torch.empty_strided(sizes, strides, dtype=dtype, device="meta") if owner is None else \
+                    tensors[owner].meta.as_strided(sizes, strides, offset)
+                tensors.append(FakeTensor(meta, device))
+
+        def node_at(a):
+            return nodes[a] if type(a) is Place else a
+
+        def tensor_at(a):
+            return tensors[a] if type(a) is Place else a
+
+        for target, args, kwargs, val in self.calls:
+            args, kwargs = map_args(node_at, (args, kwargs))
+            nodes.append(recorder.write(target, args, kwargs, map_args(tensor_at, val)))
+        for t, node in self.results:
+            recorder.nodes[id(tensors[t])] = tensors[t], nodes[node]
+        return map_args(tensor_at, self.out)
+
+
+# %% [markdown]
+# A question has all that the answer depends on: of a tensor its layout, and which of the operands are one node or one memory;
+# the exact value of any other argument; and of the results what `as_promised` looks at. A number that is computed at run
+# time is known by its formula.
+
+# %%
+def question(recorder: Recorder, node: fx.Node, args, kwargs) -> tuple:
+    """Equal for two nodes that are expanded to the same nodes. Raises NotKept if that cannot be told."""
+    names: dict = {}
+
+    def of(x):
+        kind = type(x)
+        if kind is FakeTensor:
+            return asked(x, False), *(names.setdefault(n, len(names)) for n in (recorder.node_of(x), storage_key(x)))
+        if kind is float:
+            return kind, repr(x)                 # -0.0 is not 0.0
+        if kind is torch.SymFloat:
+            return kind, expr_of(x)
+        return tuple([of(item) for item in x]) if isinstance(x, (list, tuple)) else asked(x, False)
+
+    wanted = node.meta["val"]
+    return node.target, of(args), tuple(kwargs), of(tuple(kwargs.values())), asked(wanted, False), \
+        isinstance(wanted, (list, tuple)) and read_results(node)
+
+
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     """The functional ATen graph `gm` over primitives, and operators that nothing decomposes (see
     `fallbacks`).
@@ -168,14 +279,13 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     Every node keeps `location` and names the node it came from in `origins`. The input graph is unchanged.
     """
     recorder = Decomposer()
-    inputs = []
+    inputs, patterns = [], {}
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             inputs.append(node.meta["val"])
             recorder.placeholder(node.name, node.meta["val"]).meta.update(node.meta)
 
-    def call(node, args, kwargs):
-        mark = recorder.mark()
+    def expanded(node, args, kwargs, mark):
         out = call_node(gm, node, args, kwargs)
         if node.target in TABLE:
             out = as_promised(node, out)
@@ -184,6 +294,22 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
                 recorder.literal = True
                 out = call_node(gm, node, args, kwargs)
                 recorder.literal = False
+        return out
+
+    def call(node, args, kwargs):
+        mark = recorder.mark()
+        try:
+            key = question(recorder, node, args, kwargs) if node.target in TABLE else None
+        except NotKept:
+            key = None
+        operands = [x for x in leaves(args, kwargs) if isinstance(x, FakeTensor)]
+        if key is not None and (pattern := patterns.get(key)) is not None:
+            out = pattern.again(recorder, operands)
+        else:
+            out = expanded(node, args, kwargs, mark)
+            if key is not None:
+                with contextlib.suppress(NotKept):
+                    patterns[key] = Pattern(recorder, mark, operands, out)
         notes = {k: v for k, v in node.meta.items() if k not in ("val", "location", "origins")}
         for recorded in recorder.since(mark) if notes else ():
             recorded.meta.update(notes)

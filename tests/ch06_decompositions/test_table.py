@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import minicompile
-from minicompile.ch01_graphs.fake import FakeMode
+from minicompile.ch01_graphs.fake import FakeMode, storage_key
 from minicompile.ch01_graphs.graph import Location, interpret
 from minicompile.ch01_graphs.trace import trace
 from minicompile.ch06_decompositions import PRIMITIVES, TABLE, Decomposed, decompose, fallbacks, is_primitive, violations
@@ -390,6 +390,44 @@ def test_equal_work_is_done_once_but_random_numbers_stay_apart():
     targets = [n.target for n in result.graph.nodes]
     assert targets.count(aten.exp.default) == 1
     assert targets.count(aten.bernoulli.p) == 2 and targets.count(aten.bernoulli.default) == 1
+
+
+def repeated(x, y, n):
+    """The same questions of other operands, and questions that look alike and are not the same."""
+    out = []
+    for a, b in ((x, y), (y, x), (x, x), (x, x.view(4, 6)), (x.detach(), x), (x[:2], y[:2]), (x[2:], y[2:]), (x.T, y.T)):
+        out += [torch.addcmul(a, a, b, value=2.0), torch.lerp(a, b, 0.3), torch.add(a, n, alpha=3)]
+    for a in (x, y):
+        out += [torch.clamp(a, 0.0), torch.clamp(a, -0.0), torch.add(a, 1, alpha=1), torch.add(a, 1.0, alpha=1), torch.add(a, True)]
+        out += [*F.gelu(a).chunk(2), *torch.native_layer_norm(a, (6,), None, None, 1e-5), F.softmax(a, 1), F.softmax(a, 0)]
+        out += [aten.expand_copy.default(a, (4, 6)), torch.std(a, 1), F.dropout(a, 0.5), torch.special.xlogy(a, a)]
+    return out
+
+
+def test_patterns_write_what_the_rules_write(monkeypatch):
+    from minicompile.ch01_graphs.graph import print_graph
+    module, used = sys.modules["minicompile.ch06_decompositions.decompose"], []
+    again = module.Pattern.again
+    monkeypatch.setattr(module.Pattern, "again", lambda self, *args: used.append(self) or again(self, *args))
+    mode = FakeMode()
+    x, y, n = torch.randn(4, 6), torch.randn(4, 6), torch.tensor(2)
+    gm = trace(repeated, [mode.from_real(t) for t in (x, y, n)])
+    with_patterns = decompose(gm)
+    assert len(used) > 20
+    monkeypatch.setattr(module, "question", lambda *args: None)
+    without = decompose(gm)
+    assert print_graph(with_patterns) == print_graph(without)
+    for a, b in zip(with_patterns.graph.nodes, without.graph.nodes):
+        assert {k: v for k, v in a.meta.items() if k != "val"} == {k: v for k, v in b.meta.items() if k != "val"}
+        if isinstance(a.meta.get("val"), torch.Tensor):
+            assert a.meta["val"].stride() == b.meta["val"].stride()
+    memory = lambda g: [storage_key(v) for v in (m.meta.get("val") for m in g.graph.nodes) if isinstance(v, torch.Tensor)]
+    first, second = memory(with_patterns), memory(without)
+    assert [first.index(k) for k in first] == [second.index(k) for k in second]
+    torch.manual_seed(0)
+    got = interpret(with_patterns, [x, y, n])
+    torch.manual_seed(0)
+    compare(got, repeated(x, y, n))
 
 
 def test_equal_results_are_separate_tensors():
