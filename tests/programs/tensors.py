@@ -47,6 +47,27 @@ def on_cpu(f):
 def checkpointed(f):
     return lambda *args: torch.utils.checkpoint.checkpoint(f, *args, use_reentrant=False)
 
+def autocast(f, *args):
+    with torch.autocast(DEVICE, torch.bfloat16):
+        return f(*args)
+
+def without_grad(f, *args):
+    with torch.no_grad():
+        return f(*args)
+
+def with_hook(x):
+    if x.grad_fn is not None:
+        x.register_hook(lambda g: g * 0.5)
+    return x * 2
+
+def slope(f, x):
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        return torch.autograd.grad(f(x).sum(), x)[0]
+
+def into(f, out, *args):
+    return f(*args, out=out)
+
 def inputs(seed, B):
     generator = torch.Generator().manual_seed(seed)
     def randn(*size):
@@ -209,6 +230,29 @@ expressions(0.6, "{x} > {y}", "{x} == {x}.amax()", "{a} == {y}", "{a} <= {c}", "
 expressions(0.8, "{x} - {x}.to(torch.bfloat16).to({x}.dtype)",
             "({x} * {y}).to(torch.bfloat16).double()", "{x}.to(torch.float16) > {f}.half()",
             "({x} * 3).to(torch.bfloat16).floor()")
+
+
+# Signs of divisors and exponents, numbers and 0-d tensors of other dtypes
+expressions(0.4, "{n} // -3", "{n} % -5", "torch.div({n}, -4, rounding_mode='floor')", "torch.fmod({n}, -5)", "-7 // ({n}.abs() + 1)",
+            "-7 % ({n}.abs() + 1)", "(-2.0) ** {n}.clamp(0, 4)", "2 ** {n}.abs().clamp(0, 5)", "{x} // -0.7", "{x} % -0.7",
+            "{n} ** {n}.abs().clamp(0, 2)",
+            "torch.where({b}, 1.5, 2)", "torch.where({b}, {b}, 2)", "torch.where({x} > 0, {y}, 2)", "torch.where({n} > 0, {n}, 0.5)",
+            "torch.where({x} > 0, torch.tensor(1.5, dtype=torch.float64, device=DEVICE), {y})", "{x}.clamp({i}, 2)", "{n}.clamp(0.5)",
+            "{a} + torch.tensor(2.5, dtype=torch.float64, device=DEVICE)", "{a} * torch.tensor(3, device=DEVICE)", "{a}.sum() + {y}",
+            "{n} + torch.tensor(True, device=DEVICE)", "True + {n}", "2.5 * {a}", "{b}.sum() * {b}", "{b}.cumsum({d})",
+            "{b}.amax({d}{k})")
+# Contexts, hooks and gradients in the middle, results written to given tensors
+expressions(0.5, "autocast(torch.matmul, {x}, {x}.mT)", "autocast(lambda a: (a @ a.mT).softmax(-1) + a.sum(), {x})",
+            "autocast(F.linear, {x}, {x}) + {x}.mean()", "without_grad(lambda a: a[1:], {x})", "without_grad(lambda a: a * 2, {x})",
+            "without_grad(torch.Tensor.t, {x}) * {c}", "with_hook({x})", "with_hook({x}[1:])", "slope(torch.sin, {x})",
+            "slope(lambda a: a * a.detach(), {x})", "slope(lambda a: a[0] * a.mean(), {x}) + {x}", "{x}.detach().detach()[..., ::2]",
+            "into(torch.mul, torch.empty_like({x}), {x}.detach(), {c})", "into(torch.sin, {x}.new_zeros({x}.shape[::-1]).mT, {x}.detach())",
+            "into(torch.gt, torch.ones_like({x}, dtype=torch.bool), {x}.detach(), {y}.detach())",
+            "into(torch.add, torch.zeros_like({a}, dtype=torch.float64), {a}.detach(), 1)",
+            "into(torch.cat, torch.empty(0, device=DEVICE), [{x}.detach().float().reshape(-1), torch.ones(2, device=DEVICE)])",
+            "torch.view_as_real(torch.complex({x}.float(), {x}.float().flip(0)) * (2 - 1j))",
+            "torch.complex({x}.float(), {x}.float()).abs()",
+            "torch.view_as_real(torch.fft.rfft({x}.float()))")
 
 
 @expression(2.0)
@@ -594,6 +638,14 @@ writes(0.5, "{x}.zero_()", "{x}.fill_({c})", "{x}.clamp_(-1, 1)", "{x}.relu_()",
        "{x}.scatter_(0, torch.zeros_like({x}, dtype=torch.long)[:1], 2)", "{x}.real.add_(1)",
        "{x}.permute(*range({x}.dim())[::-1]).mul_(0.5)",
        "with torch.no_grad(): {x}.add_(1)", "with torch.no_grad(): {x}[0] = {c}", "{x}.masked_scatter_({x} > 0, {x}.clone())",
+       "{b}[..., 0] = True", "{b} ^= {m}", "{b}.view(-1)[::2].logical_not_()", "{b}[{b}.clone()] = False", "{b} |= {y} > 0",
+       "{b}.copy_({y})",
+       "{n} //= -2", "{n} %= -3", "{n}.fill_(2.7)", "{n}[..., -1] = {n}[..., 0] * 2.5", "{x} *= {i}", "{x}[{x} > 0] *= 0.5",
+       "{x}.unflatten(0, (-1, 1)).mul_(2)", "{x}.unbind(-1)[0].mul_(0.5)", "{x}.detach().detach()[..., :1].add_(1)",
+       "with torch.no_grad(): {x}[1:].t().mul_(0.5)", "into(torch.sub, {x}, {x}, {f})", "into(torch.add, {n}[1:], {n}[1:], 2)",
+       "torch.view_as_complex({x}.unflatten(-1, (-1, 2))).mul_(2)", "with torch.no_grad(): {x}.unbind(0)[0].copy_({x}[-1])",
+       "{x}.data = {x}.data * 0.5", "{x}.data[..., 0] = 2", "{x}.clamp_(max={f})", "{x}.as_strided((2,), (1,)).mul_(0.5)",
+       "{x}[..., 1:].as_strided((2,), (1,), 0).add_(1)",
        "{x}.put_(torch.tensor([0], device=DEVICE), {x}.reshape(-1)[:1] * 2)")
 
 
@@ -751,15 +803,27 @@ def _program(seed: int, device: str) -> str:
     results = list(dict.fromkeys([*unused, *rng.sample(w.names, min(2, len(w.names)))]))
     body = "".join(f"    {line}\n" for line in w.lines)
     calls = [(0, B), (1, B)] + ([(2, B + rng.choice([1, 2, -1, -2]))] if rng.random() < 0.3 else [])
-    # What a checkpoint runs twice must not write to what it is given: eager stops the second time where it has enough
+    # What a checkpoint runs twice must not write to what it is given: eager stops the second time where it has enough. Nor to what
+    # is saved, since then no one notices that gradients are computed from what was written
     versions = [t._version for t in begin(w, maker, made, arguments, B)]
     values = replay(w, maker, made, arguments, B)
-    again = [t._version for t in values] == versions
-    around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2, 1, 9 if again else 0])[0]
+    again = [t._version for t in values] == versions and has_gradients([w.env[n] for n in results if n in w.env])
+    # ... and what is written behind autograd's back, to `x.data`, is not in the copy that a hook has made
+    copies = ".data" not in text
+    around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2 * copies, copies, 9 if again else 0])[0]
     return (HEAD.format(device=device) + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n\n"
             + f"def entry({', '.join(arguments)}):\n{body}    return ({', '.join(results)},)\n\n"
             + f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, B in {calls}:\n"
             f"        call({around}(fast), *inputs(seed, B))\n")
+
+
+def has_gradients(results: list) -> bool:
+    try:
+        loss = sum([t.double().sum() for t in results if t.requires_grad and t.grad_fn is not None], torch.ones((), requires_grad=True))
+        loss.backward()
+        return True
+    except RuntimeError:
+        return False
 
 
 def begin(w: Writer, maker: str, made: list[str], arguments: list[str], B: int) -> tuple:
