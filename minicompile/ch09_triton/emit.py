@@ -45,7 +45,7 @@ from . import heuristics, reductions
 from .ops import OPS, constant, convert, pointer_type, triton_type
 from .passes import CHOOSE, narrow_positions, online_softmax, schedule_passes
 from .prelude import prelude_for
-from .tiling import Axis, Indexer, choose_axes, column_block, contiguous_var, divides, fits_int32, rows_and_columns, visits
+from .tiling import COLUMNS, Axis, Indexer, choose_axes, column_block, contiguous_var, divides, fits_int32, rows_and_columns, visits
 
 # %% [markdown]
 # ## Planning
@@ -68,6 +68,8 @@ def plan(g: LinkedKernel, pieces: Sequence[dict] = ({},)) -> tuple[list[Axis], h
     if "y" in sizes:
         return axes, heuristics.tiled(sizes["y"], sizes["x"], len(heavy))
     if "r" not in sizes:
+        if (split := rows_added_to(g, axes)) and total >= heuristics.MANY:
+            return split, heuristics.added(column_block(split[1].numel))
         split = rows_and_columns(axes, [s.index for s in g.steps if s.op == "load"])
         widths = [kernel.buffers[s.buffer].dtype.itemsize for s in g.steps if s.op in ("load", "store") and s.index in heavy]
         if len(split) > 1 and total >= heuristics.MANY and sum(widths) <= 2 * len(widths):
@@ -79,6 +81,31 @@ def plan(g: LinkedKernel, pieces: Sequence[dict] = ({},)) -> tuple[list[Axis], h
     walks = sum(bool(inside) for _, inside in schedule_passes(g))
     sums = sum(s.op == "reduce" for s in g.steps)
     return axes, heuristics.reduction(sizes["x"], sizes["r"], inner, walks, len(heavy), sums)
+
+# %% [markdown]
+# An atomic store whose place is a row of a table, looked up for each row of the loop, gets a tile of rows and columns, if the table is
+# so much shorter than the loop that rows of a tile will meet (`add_rows` in `prelude.py`).
+
+# %%
+def row_of(g: LinkedKernel, s: Value, rows: tuple[Symbol, ...]) -> Value | None:
+    """The looked-up number that says to which row of a table `s` adds, if it comes from the loop variables `rows` and these give nothing
+    else of the place."""
+    data = [g.symbols[v] for v in symbols(s.index) if v in g.symbols]
+    fits = len(data) == 1 and s.mode is not None and s.mask is None and g.kernel.buffers[s.buffer].dtype == torch.float32
+    return data[0] if fits and data[0].dims <= set(rows) and symbols(s.index).isdisjoint(rows) else None
+
+
+def rows_added_to(g: LinkedKernel, axes: list[Axis]) -> list[Axis] | None:
+    """Two axes, rows and columns, for a kernel on one axis that adds to rows of a short table; else None."""
+    vars = axes[0].vars
+    looked_up = {v for s in g.stores if s.mode is not None for d in symbols(s.index) if d in g.symbols for v in g.symbols[d].dims}
+    cut = 1 + max([vars.index(v) for v in looked_up], default=-1)
+    rows, columns = (product(v.size for v in part) for part in (vars[:cut], vars[cut:]))
+    short = [s for s in g.stores if row_of(g, s, vars[:cut])
+             and 8 * present(storage_size(g.kernel.buffers[s.buffer])) <= present(rows * columns)]
+    if not cut or not short or not divides(heuristics.ROWS, rows) or column_block(columns) < COLUMNS[0]:
+        return None
+    return [Axis("y", vars[:cut], 0, 2), Axis("x", vars[cut:], 1, 2)]
 
 # %% [markdown]
 # ## Printing
@@ -100,6 +127,7 @@ class Printer:
     lines: list[tuple[str, str]] = field(default_factory=list)       # (statement, comment)
     names: dict[Value, str | list[str]] = field(default_factory=dict)
     policy: dict[Value, str] = field(default_factory=dict)           # load -> eviction policy in this pass
+    rows: tuple[Symbol, ...] = ()                        # of a tile in which additions to one row of memory meet first
 
     def __post_init__(self):
         self.cast = ".to(tl.int64)" if self.indexer.index_type == "tl.int64" else ""
@@ -208,7 +236,10 @@ def print_store(p: Printer, s: Value):
         return
     if target in (torch.bool, torch.int8, torch.uint8, torch.int16):
         raise Unsupported(f"no atomic addition to {target} on this GPU", s.loop.location)
-    p.say(f'tl.atomic_add({pointer}, {text}{f", mask={mask}" if mask else ""}, sem="relaxed")', s.loop)
+    if (row := row_of(p.graph, s, p.rows)) is not None:
+        p.say(f"add_rows({pointer}, {text}, {p.names[row]})", s.loop)
+    else:
+        p.say(f'tl.atomic_add({pointer}, {text}{f", mask={mask}" if mask else ""}, sem="relaxed")', s.loop)
 
 # %% [markdown]
 # Everything else is a value. `index` turns an expression into one; `indirect` does the opposite, and gives
@@ -426,6 +457,8 @@ def print_kernel(graph: LinkedKernel, axes: list[Axis], config: heuristics.Confi
     masks = {} if exact else {n: f"{n}mask" for n, length in lengths.items() if not divides(config.blocks[n], length)}
     parameters = {b: b if b.isidentifier() else f"buffer{k}" for k, b in enumerate(kernel.tensors)}
     p = Printer(graph, axes, Indexer(axes, index_type), masks, parameters)
+    if config.blocks.get("y") == heuristics.ROWS and config.blocks["x"] >= 16 and not masks:      # a product needs 16 columns
+        p.rows = axes[0].vars
     looped = bool(kernel.reduction_vars) and not config.persistent
     if looped:
         print_passes(p)

@@ -69,6 +69,13 @@ def rows(x: int) -> Config:
     for a thread are as fast, eight warps slower; for float32 the memory takes so long that one axis is as fast.)"""
     return Config({"y": 2048 // x, "x": x}, num_warps=4)
 
+ROWS = 64                   # of a tile in which additions to one row of a table meet first
+
+
+def added(x: int) -> Config:
+    """`ROWS` rows of at most 64 columns. (Twice the rows meet more often, and take all registers of a multiprocessor.)"""
+    return Config({"y": ROWS, "x": min(x, 64)}, num_warps=4)
+
 # %% [markdown]
 # ## Reductions
 #

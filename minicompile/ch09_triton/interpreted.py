@@ -40,7 +40,7 @@ def _apply(function, tiles):
 
 
 def repair() -> None:
-    """Conversions from and to bfloat16 in Triton's interpreter are those of PyTorch (Triton keeps the bits as uint16),
+    """Conversions from and to bfloat16 in Triton's interpreter are those of PyTorch (Triton keeps the bits as uint16), products see them,
     a tile has the type of the value that fills it, and a scalar can bound a loop."""
     import triton.language as tl
     from triton.runtime import interpreter
@@ -65,11 +65,17 @@ def repair() -> None:
         shape = kind.shape if hasattr(kind, "shape") else kind
         return TensorHandle(np.full(shape, np.ravel(value.data)[0], dtype=value.data.dtype), value.dtype.scalar)
 
+    multiplying = InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, *rest):
+        wide = [cast_rounding(self, t, tl.float32) if t.dtype.scalar == tl.bfloat16 else t for t in (a, b)]
+        return multiplying(self, *wide, *rest)
+
     adding_methods = interpreter._patch_lang_tensor
 
     def add_methods(tensor, scope):
         adding_methods(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(np.ravel(self.handle.data)[0]))
 
-    InterpreterBuilder.cast_impl, InterpreterBuilder.create_splat = cast_rounding, create_splat
+    InterpreterBuilder.cast_impl, InterpreterBuilder.create_splat, InterpreterBuilder.create_dot = cast_rounding, create_splat, create_dot
     interpreter._patch_lang_tensor = add_methods

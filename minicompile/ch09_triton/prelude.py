@@ -154,6 +154,34 @@ def philox_uniform(seed, offset, index, VEC: tl.constexpr, THREADS: tl.constexpr
     bits = tl.where(component == 0, a, tl.where(component == 1, b, tl.where(component == 2, c, d)))
     return bits.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10
 
+# %% [markdown]
+# ## Rows that many add to
+#
+# The gradient of an embedding adds a row of the table for every token, atomically. In a text a few characters make up most of it, and
+# in a batch of short sentences most tokens are padding: thousands of additions to the same address, which the memory does one after the
+# other. A tile of rows first adds up those that go to one place. `same[i, j]` says whether rows i and j do, and the sums are a
+# product of this matrix with the values, on the tensor cores. These multiply bfloat16, which has 8 of the 24 bits of a float32; but a
+# float32 is the sum of three of them, and their products with 0 and 1 are exact. Then the first row of each place writes. In a product 0
+# times infinity would be NaN in rows that never met it, so a tile with such a number is added as it is.
+# (16,384 tokens of width 384 into 104 characters: 19 us where each row by itself takes 37; of width 768 into 1,024, most of them
+# padding: 49, and 153.)
+
+# %%
+def add_rows(pointers, values, keys):
+    if tl.max(tl.max(tl.where(tl.abs(values) < 1e38, 0, 1), 1), 0) > 0:
+        tl.atomic_add(pointers, values, sem="relaxed")
+    else:
+        same = keys == tl.trans(keys)
+        place = tl.arange(0, values.shape[0])
+        later = tl.max((same & (place[None, :] < place[:, None])).to(tl.int32), 1) > 0
+        one = same.to(tl.bfloat16)
+        high = values.to(tl.bfloat16)
+        rest = values - high.to(tl.float32)
+        middle = rest.to(tl.bfloat16)
+        low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
+        total = tl.dot(one, high, tl.dot(one, middle, tl.dot(one, low)))
+        tl.atomic_add(pointers, total, mask=tl.broadcast_to(later[:, None] == 0, values.shape), sem="relaxed")
+
 # %%
 HELPERS = [f for f in list(globals().values()) if inspect.isfunction(f) and f is not erf_polynomial]
 

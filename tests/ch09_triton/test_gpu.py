@@ -196,6 +196,16 @@ def test_gather_scatter_embedding():
     check(lambda t, i: torch.zeros(50, 128, device="cuda", dtype=BF16).index_add(0, i, t[i].to(BF16)), table, index, rtol=5e-2, atol=1e-1)
 
 
+def test_rows_that_go_to_one_place_are_added_up_in_the_tile():
+    index = torch.randint(0, 50, (16384,), device="cuda")
+    index[3000:] = 7
+    for table in (r(50, 128), r(50, 192) * 1e30):
+        got, = compiled(lambda t, i: torch.zeros_like(t).index_add(0, i, t[i].cos() + t[i]), table, index)(table, index)
+        rows = (table.cos() + table)[index].double()
+        want, amount = (torch.zeros(table.shape, device="cuda", dtype=torch.float64).index_add(0, index, x) for x in (rows, rows.abs()))
+        assert bool(((got - want).abs() <= 1e-5 * amount).all())
+
+
 def test_misaligned_views_use_narrower_loads():
     base = r(4097)
     run = compiled(lambda x: x * 2, base[:4096])

@@ -180,6 +180,42 @@ def test_scatter_add_is_atomic():
     torch.testing.assert_close(out, torch.zeros(rows).index_add(0, index, value))
 
 
+@pytest.mark.parametrize("odd", [False, True], ids=["finite", "infinite"])
+def test_rows_that_go_to_one_place_are_added_up_in_the_tile(odd):
+    n, rows, columns = 8192, 50, 128
+    i, j = sym("i0", n), sym("i1", columns)
+    b = Body()
+    at = b.indirect(b.load("in0", i.expr, dtype=torch.int64), rows)
+    b.store("out0", at.expr * columns + j.expr, b.load("in1", i.expr * columns + j.expr), "atomic_add")
+    k = kernel([b.loop((i, j))], [buffer("in0", (n,), torch.int64), buffer("in1", (n, columns)), buffer("out0", (rows, columns))],
+               ["in0", "in1"], ["out0"], (i, j))
+    generator = torch.Generator().manual_seed(0)
+    index, value = torch.randint(0, rows, (n,), generator=generator), torch.randn(n, columns, generator=generator)
+    index[n // 2:] = 7                                              # padding
+    value *= torch.tensor([1e-6, 1.0, 1e4, 1e30]).repeat(columns // 4)
+    if odd:
+        value[5], value[600, 3] = float("inf"), float("nan")
+    out, expected = torch.ones(rows, columns), torch.ones(rows, columns, dtype=torch.float64).index_add(0, index, value.double())
+    source = run(k, index, value, out)
+    assert "add_rows(" in source.code and source.options["constants"] == {"YBLOCK": 64, "XBLOCK": 64}
+    amount = torch.ones(rows, columns, dtype=torch.float64).index_add(0, index, value.double().abs())
+    same = (out.double() - expected).abs() <= 1e-6 * amount
+    assert torch.equal(out.isnan(), expected.isnan()) and torch.equal(out.isinf(), expected.isinf())
+    assert bool((same | ~expected.isfinite()).all()) and int(expected.isfinite().sum()) >= expected.numel() - 2 * columns
+
+
+@pytest.mark.parametrize("n, rows, columns", [(8190, 50, 128), (8192, 2000, 128), (8192, 50, 129)],
+                         ids=["no full tiles", "a long table", "odd columns"])
+def test_when_rows_are_not_added_up_in_the_tile(n, rows, columns):
+    i, j = sym("i0", n), sym("i1", columns)
+    b = Body()
+    at = b.indirect(b.load("in0", i.expr, dtype=torch.int64), rows)
+    b.store("out0", at.expr * columns + j.expr, b.load("in1", i.expr * columns + j.expr), "atomic_add")
+    k = kernel([b.loop((i, j))], [buffer("in0", (n,), torch.int64), buffer("in1", (n, columns)), buffer("out0", (rows, columns))],
+               ["in0", "in1"], ["out0"], (i, j))
+    assert "add_rows(" not in emit_triton(k).code
+
+
 def test_symbolic_size():
     s = sym("s0", None)
     i, j = sym("i0", s.expr), sym("i1", 24)
