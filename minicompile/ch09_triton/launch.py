@@ -333,8 +333,12 @@ def finish(source: KernelSource, device: int, aligned: bool, task: dict, wait: C
 # its own, of `slots`: memory on the GPU and, pinned, of the host, both taken beforehand, outside of the pool. What is launched
 # while a graph is recorded is run at each replay, so the copy from one to the other waits for the end of the recording
 # (`tables_after_recording`). If somebody else records, nobody knows the end, and the copy becomes a part of the graph.
+#
+# All this concerns the thread that records. A table that another thread makes meanwhile, with pinned memory of its own, may make
+# the recording invalid, so that thread waits for `RECORDING`.
 
 # %%
+RECORDING = threading.Lock()     # a recording begins by waiting for the device, which would break another one
 TABLES = 4        # sets of addresses that are remembered
 SLOTS = 8         # recordings that can have a table of their own
 
@@ -402,11 +406,12 @@ class ListKernel:
                     WAITING.copies.append((own, slot))
                 table = own
             elif on_gpu:
-                if not self.slots:
-                    rows = torch.empty(SLOTS, len(table), dtype=table.dtype, pin_memory=True)
-                    self.slots = [(row, torch.empty_like(row, device=args[0].device, pin_memory=False)) for row in rows]
-                    self.piece_of = self.piece_of.to(args[0].device)
-                table = table.pin_memory().to(args[0].device, non_blocking=True)
+                with RECORDING:
+                    if not self.slots:
+                        rows = torch.empty(SLOTS, len(table), dtype=table.dtype, pin_memory=True)
+                        self.slots = [(row, torch.empty_like(row, device=args[0].device, pin_memory=False)) for row in rows]
+                        self.piece_of = self.piece_of.to(args[0].device)
+                    table = table.pin_memory().to(args[0].device, non_blocking=True)
             known = kernel, table
             if not recording:
                 while len(self.tables) >= TABLES:

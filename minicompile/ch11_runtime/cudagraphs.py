@@ -56,7 +56,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from .. import logs
 from ..ch02_guards.memory import holders, lie_at, raise_versions, storage_of
 from ..ch07_loops.ir import written_by
-from ..ch09_triton.launch import tables_after_recording
+from ..ch09_triton.launch import RECORDING, tables_after_recording
 from .numbers import Apart, picker
 
 MAX_RECORDINGS = 8        # per callable: different sizes, moved parameters
@@ -72,7 +72,7 @@ OFF = "CUDA graphs are off for one graph: %s"
 # which is just what a graph does.
 
 # %%
-RECORDING = threading.Lock()     # a recording begins by waiting for the device, which would break another one
+BROKEN: list = []                # graphs whose recording could not be ended: PyTorch's allocator has their addresses
 
 
 @contextlib.contextmanager
@@ -89,9 +89,10 @@ def without_collection():
 
 
 # %% [markdown]
-# `record` is PyTorch's context manager with three precautions. A recording starts by waiting for the device, so no
+# `record` is PyTorch's context manager with four precautions. A recording starts by waiting for the device, so no
 # other thread may record meanwhile. The garbage collector must not run, since it might free another graph. And the
-# workspaces that cuBLAS keeps are given back around it, because they would be held for ever. `queue_behind` keeps
+# workspaces that cuBLAS keeps are given back around it, because they would be held for ever. And if something makes the recording
+# invalid, so that it cannot be ended, `give_up` does what the context manager then leaves out. `queue_behind` keeps
 # calls on different streams in order, since all graphs of a function write to one pool. `borrow` makes a tensor
 # that looks at the pool's memory without owning it.
 
@@ -123,12 +124,27 @@ class CudaRecorder:
         with RECORDING, without_collection():
             if self.pool is None:
                 self.pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
+            graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             torch._C._cuda_clearCublasWorkspaces()         # 32 MiB for each thread and stream that multiplied
-            with tables_after_recording(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-                outputs = fn(inputs)
-                torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
+            try:
+                with tables_after_recording(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                    outputs = fn(inputs)
+                    torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
+            finally:
+                if torch.cuda.current_stream() != stream:
+                    self.give_up(graph, stream)
         return graph.replay, outputs
+
+    def give_up(self, graph, stream) -> None:
+        """Clean up where the end of a recording has failed, because something had made it invalid. PyTorch leaves its stream current,
+        the allocator with its pool, and the generator in the middle of a recording, which one that succeeds puts right."""
+        BROKEN.append(graph)
+        torch.cuda.set_stream(stream)
+        with contextlib.suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            torch.zeros((), device=stream.device)
+        self.pool = None
 
     def leave_pool(self) -> None:
         """What is recorded from now on lies elsewhere than what was recorded before."""

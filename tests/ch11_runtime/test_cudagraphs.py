@@ -146,6 +146,21 @@ def test_threads_and_streams_of_a_gpu(streams):
     minicompile.reset()
 
 
+@pytest.mark.gpu
+def test_what_follows_a_recording_that_cannot_be_ended():
+    """Waiting makes a recording invalid."""
+    f = GraphSet().wrap(lambda args: [args[0] * args[0].sum().item()])
+    stream = torch.cuda.current_stream()
+    for n in range(4):
+        assert f([torch.full((3,), float(n), device="cuda")])[0].tolist() == [3.0 * n * n] * 3
+    assert f.disabled and torch.cuda.current_stream() == stream
+    torch.randn(3, device="cuda")
+    g = GraphSet().wrap(lambda args: [args[0] + 1])
+    for n in range(4):
+        assert g([torch.full((3,), float(n), device="cuda")])[0].tolist() == [n + 1.0] * 3
+    assert g.counts["replayed"] and not g.disabled
+
+
 def group(device):
     return GraphSet(FakeRecorder() if device == "cpu" else CudaRecorder())
 
