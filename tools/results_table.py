@@ -36,7 +36,7 @@ def line(cells: list[str]) -> str:
 
 def title(task: dict) -> str:
     model = task["model"]
-    size = f"{model['size']}x{model['size']}" if "size" in model else \
+    size = f"{model['size']}x{model['size']}" if "size" in model else f"block {model['block']}" if "block" in model else \
         f"{model['layers']} layers, width {model['width']}, block {model['block_size']}"
     return f"{TITLES[task['work']]} (batch {task['batch']}, {size})"
 
