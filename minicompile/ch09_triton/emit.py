@@ -261,7 +261,8 @@ def print_value(p: Printer, value: Value):
         text, kind = p.indexer.text(args[0]), triton_type(dtype)
         if dtype is torch.float64:
             text = f"{text}.to(tl.int64).to(tl.float64, bitcast=True)"
-        text = f"({text}).to({kind})" if p.axes_of(value) else f"tl.full({p.shape(())}, {text}, {kind})"
+        looked_up = any(v in p.indexer.names for v in symbols(args[0]))         # a block already, if only of one element
+        text = f"({text}).to({kind})" if looked_up or p.axes_of(value) else f"tl.full({p.shape(())}, {text}, {kind})"
     elif op == "indirect":
         p.indexer.names[args[1]] = name
         text = f"{value_text(p, args[0])}.to({p.indexer.index_type})"
