@@ -338,7 +338,7 @@ def finish(source: KernelSource, device: int, aligned: bool, task: dict, wait: C
 # the recording invalid, so that thread waits for `RECORDING`.
 
 # %%
-RECORDING = threading.Lock()     # a recording begins by waiting for the device, which would break another one
+RECORDING = threading.RLock()    # a recording begins by waiting for the device, which would break another one
 TABLES = 4        # sets of addresses that are remembered
 SLOTS = 8         # recordings that can have a table of their own
 
