@@ -22,7 +22,6 @@ import inspect
 import os
 import sys
 import threading
-import traceback
 import weakref
 from dataclasses import replace
 
@@ -285,8 +284,10 @@ def internal_error(code, context: Context, error: Exception, give_up=lambda: Non
     warning; under fullgraph it is an InternalError."""
     if config.raise_on_internal_error:
         raise
-    trace = traceback.extract_tb(error.__traceback__)
-    where = f" at {os.path.basename(trace[-1].filename)}:{trace[-1].lineno}" if trace else ""
+    trace = error.__traceback__                  # walked by hand: the program may have replaced what `traceback` calls
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" at {os.path.basename(trace.tb_frame.f_code.co_filename)}:{trace.tb_lineno}" if trace is not None else ""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     what = f"an internal error{where}: {type(error).__name__}: {error}{notes}."
     report = ("To report it, set minicompile.config.raise_on_internal_error = True, run it again, and send "

@@ -2,6 +2,7 @@
 import copy
 import cProfile
 import gc
+import inspect
 import logging
 import os
 import pathlib
@@ -1166,3 +1167,22 @@ def test_the_derivative_of_a_product_of_complex_numbers_with_a_number():
         [(o * torch.arange(24.0).view(o.shape)).sum().backward() for o in out]
         torch.testing.assert_close(*out)
         torch.testing.assert_close(*(leaf.grad for leaf in leaves))
+
+
+def names_of_callers():
+    return [sorted(frame.f_locals) for frame in (sys._getframe(1), inspect.currentframe().f_back.f_back)]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_locals_of_callers(backend):
+    def inner(x):
+        half = x / 2
+        return names_of_callers(), half
+
+    def program(x):
+        y, unused = x * 2, 5                                                   # noqa: F841
+        return inner(y)
+
+    for _ in range(2):
+        names, half = minicompile.compile(program, backend=backend)(torch.ones(3))
+        assert names == [["half", "x"], ["inner", "unused", "x", "y"]] and half.tolist() == [1.0] * 3

@@ -116,9 +116,12 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     changed = before != [f._version for f in fakes]
     if changed and torch.is_grad_enabled():
-        for fake, version in zip(fakes, before):
-            if fake.requires_grad and fake._version != version:
-                guard_not_a_view(tx, fake)
+        for fake in [f for f, version in zip(fakes, before) if f._version != version]:
+            value = tx.tensor_of_fake.get(id(fake))
+            itself = fake.requires_grad or value is not None and value.real is not None          # or through another tensor
+            for one in [fake] if itself else [v.fake for v in inputs_around(tx, fake) if v.fake._version != v.version]:
+                if one.requires_grad:
+                    guard_not_a_view(tx, one)
     if not changed and not holds_tensor(result) and result is not None:
         return wrap_constant(tx, result)
     if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:
@@ -250,9 +253,10 @@ def count_up(tensors: list, args, kwargs) -> list[tuple]:
 
 
 def guard_not_a_view(tx: Tracer, written):
-    """`written`, a fake, was given a gradient in place. If it belongs to an input of the graph that is a view
-    of another tensor, eager has that tensor to think of, too, and may refuse: it was one of several views
-    that one operator gave, was made with gradients off, or shows a leaf. The fake does not know: a break."""
+    """`written`, a fake, was given a gradient in place, or was written through a tensor without one (`detach`), which counts the
+    versions of both. If it belongs to an input of the graph that is a view of another tensor, eager has that tensor to think of, too,
+    and may refuse: it was one of several views that one operator gave, was made with gradients off, or shows a leaf. And a leaf that
+    is a view is none any more. The fake does not know: a break."""
     value = tx.tensor_of_fake.get(id(written if written._base is None else written._base))
     if value is None or value.real is None:
         return

@@ -3037,3 +3037,22 @@ def test_lazy_conjugates(f):
     for backend in ("eager", "aot_eager"):
         got, want = minicompile.compile(f, backend=backend)(z), f(z)
         assert torch.equal(got, want) and got.is_conj() == want.is_conj() if isinstance(want, torch.Tensor) else got is want
+
+
+@pytest.mark.parametrize("write", [lambda v: v.detach().zero_(), lambda v: v.view(torch.int32).zero_(), lambda v: v.data.zero_(),
+                                   lambda v: v.squeeze().detach().add_(1)])
+@pytest.mark.parametrize("part", [lambda base: base[1:5, 1:4], lambda base: base, lambda base: base.detach()])
+def test_a_leaf_that_is_a_view_and_is_written_beside_its_history(write, part):
+    def f(a):
+        b = a.squeeze()
+        write(a)
+        return (b * 2).sum()
+
+    seen = []
+    for function in (f, minicompile.compile(f, backend="aot_eager")):
+        torch.manual_seed(0)
+        a = part(torch.randn(8, 6)).requires_grad_()
+        out = function(a)
+        out.backward()
+        seen.append((a.detach().clone(), out.detach(), a.grad, a.is_leaf))
+    torch.testing.assert_close(seen[1], seen[0])

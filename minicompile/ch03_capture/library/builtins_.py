@@ -19,6 +19,7 @@ import types
 
 import torch
 
+from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special
 from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
@@ -26,7 +27,7 @@ from ..iterate import length, next_value, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
 from ..operations import METHODS, binary, compare, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
 from ..tensors import emit
-from ..tracer import call, plain_python, unsupported
+from ..tracer import call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
     SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, lookup, python_method, user_error)
@@ -581,9 +582,18 @@ for _function in (globals, eval, exec, compile):
 
 
 def needs_frame(function):
-    """A debugger shows the frame it is called from, so that frame must be the user's own."""
-    HANDLED[function] = lambda tx, *args, **kwargs: plain_python(
-        tx, f"{function.__name__}() needs the frame of its caller")
+    """A debugger shows the frame it is called from, so that frame must be the user's own. Who reads `f_locals` may mean those of
+    any caller, whose variables are all in place only where that caller runs as it is."""
+    def refuse(tx, *args, **kwargs):
+        reason = f"{function.__name__}() needs the frame of its caller"
+        if any(mentions(frame.code, "f_locals") for frame in tx.frames):
+            raise SkipFrame(reason, location(tx))
+        plain_python(tx, reason)
+    HANDLED[function] = refuse
+
+
+def mentions(code: types.CodeType, name: str) -> bool:
+    return name in code.co_names or any(mentions(c, name) for c in code.co_consts if type(c) is types.CodeType)
 
 
 for _function in (breakpoint, pdb.set_trace, sys._getframe, inspect.currentframe, inspect.stack):
