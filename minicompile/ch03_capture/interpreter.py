@@ -397,6 +397,8 @@ def advance(tx, generator: GenVal, sent: AbstractValue = NONE, thrown: ExcVal | 
     if frame in tx.frames:
         user_error(ValueError, "generator already executing")
     if thrown is not None and (generator.done or not generator.started):
+        if not generator.done:
+            note_passage(frame, frame.decoded.instructions[0], thrown)
         generator.done = True
         raise UserError(thrown)
     if generator.done:

@@ -28,7 +28,7 @@ from .tensors import call_tensor_method
 from .tracer import Tracer, call, unsupported
 from .values import (
     AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE, TensorVal,
-    TupleVal, ViewVal, boolean, const, describe, is_class, user_error)
+    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class, user_error)
 from .wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
 
 
@@ -493,11 +493,12 @@ def generator_send(tx, self, value):
 
 
 @method(GenVal, "throw")
-def generator_throw(tx, self, exc, *more):
+def generator_throw(tx, self, exc, value=NONE, traceback=NONE):
     if is_class(exc):
-        exc = call(tx, exc, [v for v in more[:1] if v is not NONE])
-    if type(exc) is not ExcVal or len(more) > 2:
+        exc = value if type(value) is ExcVal and issubclass(value.cls, exc.real) else call(tx, exc, [] if value is NONE else [value])
+    if type(exc) is not ExcVal or type(traceback) is not TracebackVal and traceback is not NONE:
         unsupported(tx, f"throw() of {describe(exc)}")
+    exc.traceback = exc.traceback if traceback is NONE else traceback
     return advance(tx, self, thrown=exc) or stop_iteration(*result_of(self))
 
 

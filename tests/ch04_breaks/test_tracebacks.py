@@ -123,6 +123,40 @@ def is_thrown_into_a_generator(x):
         return x * 2, error
 
 
+@contextlib.contextmanager
+def translated():
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError("translated") from error
+
+
+def comes_through_a_context(x):
+    try:
+        with contextlib.ExitStack() as stack, translated():
+            stack.enter_context(translated())
+            raise Refused(1, 2)
+    except Refused as error:
+        return x * 2, error, error.args
+
+
+def is_translated_by_a_context(x):
+    try:
+        with translated():
+            raise KeyError(x.shape[0])
+    except ValueError as error:
+        return x * 2, error, error.__cause__.args
+
+
+def is_thrown_with_its_class(x):
+    def parts():
+        yield x
+    try:
+        parts().throw(KeyError, KeyError("own"), None)
+    except KeyError as error:
+        return x * 2, error, error.args
+
+
 def comes_after_a_break(x):
     print(end="")
     try:
@@ -145,7 +179,8 @@ def was_never_raised(x):
 
 
 PROGRAMS = [text_is_asked_for, leaves_in_the_result, leaves_by_an_attribute, is_raised_again, is_raised_by_name, has_a_cause, has_a_context,
-            comes_through_closures, comes_through_a_generator, is_thrown_into_a_generator, comes_after_a_break, loses_it, was_never_raised]
+            comes_through_closures, comes_through_a_generator, is_thrown_into_a_generator, comes_through_a_context,
+            is_translated_by_a_context, is_thrown_with_its_class, comes_after_a_break, loses_it, was_never_raised]
 
 
 def told(error) -> str:
