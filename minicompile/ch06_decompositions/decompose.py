@@ -179,6 +179,10 @@ def _ordered(out, wanted):
 # operands, and no rule runs. In a pattern, nodes and tensors are numbers: first come the operands, then what was
 # written, in order. A new tensor has memory of its own, or that of an earlier one. What cannot be told like this
 # (symbolic sizes, constants that a rule makes) is expanded each time.
+#
+# Making a `Pattern` is mostly numbering: `node_at` turns the arguments of each recorded node into places, and `tensor_at` notes for
+# each new fake how to make one like it. `again` goes the other way: it makes the fakes, and then writes the nodes with what is now
+# at those places.
 
 # %%
 class Place(int):
@@ -272,6 +276,14 @@ def question(recorder: Recorder, node: fx.Node, args, kwargs) -> tuple:
         isinstance(wanted, (list, tuple)) and read_results(node)
 
 
+# %% [markdown]
+# The stage itself interprets the graph once, with a recorder that writes down what the rules call. `call` computes each node. If a node
+# with an equal question came before, its pattern is written again. Otherwise `expanded` runs the rule and looks whether the
+# results lie in memory as the node promises. If they do not, and no copy would mend that, what the rule has written is erased, and the
+# operator itself is written down: a library call. What was expanded becomes a pattern. In the end the marks of the node, such as
+# "compute this again in backward", go to all nodes that have come from it.
+
+# %%
 def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     """The functional ATen graph `gm` over primitives, and operators that nothing decomposes (see
     `fallbacks`).
