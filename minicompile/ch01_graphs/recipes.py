@@ -77,6 +77,12 @@ class SameMemory:
     """In a recipe: memory of the first argument."""
 
 
+def fills_its_memory(x: FakeTensor) -> bool:
+    """Whether the memory of `x` begins and ends with it, so that `empty_strided` makes one like it."""
+    sizes, _, offset = form = form_of(x)
+    return not offset and x.meta.untyped_storage().nbytes() == (0 if 0 in sizes else length_of(form) * x.dtype.itemsize)
+
+
 def _recipe(x, first, memory: set):
     """How to make a result like `x`. memory: the storages of the arguments, and of results that were met before."""
     kind = type(x)
@@ -88,11 +94,10 @@ def _recipe(x, first, memory: set):
         return kind, [_recipe(item, first, memory) for item in x]
     if kind is not FakeTensor or x.dtype.is_complex or x.meta.is_neg():
         raise NotKept
-    sizes, strides, offset = form = form_of(x)
+    sizes, strides, _ = form = form_of(x)
     if type(first) is FakeTensor and storage_key(x) == storage_key(first) and x.dtype == first.dtype and x.device == first.device:
         return SameMemory, form
-    if storage_key(x) in memory or offset or \
-            x.meta.untyped_storage().nbytes() != (0 if 0 in sizes else length_of(form) * x.dtype.itemsize):
+    if storage_key(x) in memory or not fills_its_memory(x):
         raise NotKept
     memory.add(storage_key(x))
     return kind, (sizes, strides, x.dtype, x.device)

@@ -116,12 +116,9 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
         check_strided(tx, name, fakes[0], result, len(fx_args) + len(fx_kwargs) > 3 or "scatter" in name)
     changed = before != [f._version for f in fakes]
     if changed and torch.is_grad_enabled():
-        for fake in [f for f, version in zip(fakes, before) if f._version != version]:
-            value = tx.tensor_of_fake.get(id(fake))
-            itself = fake.requires_grad or value is not None and value.real is not None          # or through another tensor
-            for one in [fake] if itself else [v.fake for v in inputs_around(tx, fake) if v.fake._version != v.version]:
-                if one.requires_grad:
-                    guard_not_a_view(tx, one)
+        for fake, version in zip(fakes, before):
+            if fake._version != version:
+                guard_views(tx, fake)
     if not changed and not holds_tensor(result) and result is not None:
         return wrap_constant(tx, result)
     if not changed and isinstance(result, FakeTensor) and id(result) in tx.tensor_of_fake:
@@ -252,11 +249,20 @@ def count_up(tensors: list, args, kwargs) -> list[tuple]:
     return found
 
 
+def guard_views(tx: Tracer, written) -> None:
+    """`written`, a fake, was changed in place. If it has no gradient itself, it may be what `detach` made of an input that has one, and
+    that counts its versions with it."""
+    value = tx.tensor_of_fake.get(id(written))
+    itself = written.requires_grad or value is not None and value.real is not None
+    for fake in [written] if itself else [v.fake for v in inputs_around(tx, written) if v.fake._version != v.version]:
+        if fake.requires_grad:
+            guard_not_a_view(tx, fake)
+
+
 def guard_not_a_view(tx: Tracer, written):
-    """`written`, a fake, was given a gradient in place, or was written through a tensor without one (`detach`), which counts the
-    versions of both. If it belongs to an input of the graph that is a view of another tensor, eager has that tensor to think of, too,
-    and may refuse: it was one of several views that one operator gave, was made with gradients off, or shows a leaf. And a leaf that
-    is a view is none any more. The fake does not know: a break."""
+    """The contents of `written`, a fake with a gradient, were changed. If it belongs to an input of the graph that is a view of another
+    tensor, eager has that tensor to think of, too, and may refuse: it was one of several views that one operator gave, was made with
+    gradients off, or shows a leaf. And a leaf that is a view is none any more. The fake does not know: a break."""
     value = tx.tensor_of_fake.get(id(written if written._base is None else written._base))
     if value is None or value.real is None:
         return

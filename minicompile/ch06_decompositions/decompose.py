@@ -19,11 +19,11 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..ch01_graphs.fake import FakeTensor, form_of, length_of, storage_key
+from ..ch01_graphs.fake import FakeTensor, form_of, storage_key
 from ..ch01_graphs.graph import call_node, map_args
 from ..ch01_graphs.layouts import inverse, is_dense, memory_order, same_layout
 from ..ch01_graphs.operators import leaves
-from ..ch01_graphs.recipes import NotKept, asked
+from ..ch01_graphs.recipes import NotKept, asked, fills_its_memory
 from ..ch01_graphs.shapes import expr_of
 from ..ch01_graphs.trace import Recorder, run_recorded
 from ..ch05_autograd.cleanup import clean
@@ -210,12 +210,10 @@ class Pattern:
                 asked(t, False)
                 tensors[id(t)] = k = len(operands) + len(self.made)
                 owner, dtype = owners.setdefault(storage_key(t), (k, t.dtype))
-                form = sizes, _, offset = form_of(t)
                 fresh = owner == k
-                if dtype != t.dtype or fresh and (offset or t.meta.untyped_storage().nbytes() != (
-                        0 if 0 in sizes else length_of(form) * dtype.itemsize)):
+                if dtype != t.dtype or fresh and not fills_its_memory(t):
                     raise NotKept
-                self.made.append((None if fresh else owner, form, dtype, t.device))
+                self.made.append((None if fresh else owner, form_of(t), dtype, t.device))
             return Place(tensors[id(t)])
 
         for node in reversed(recorder.since(mark)):

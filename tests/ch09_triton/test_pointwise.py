@@ -180,15 +180,20 @@ def test_scatter_add_is_atomic():
     torch.testing.assert_close(out, torch.zeros(rows).index_add(0, index, value))
 
 
-@pytest.mark.parametrize("odd", [False, True], ids=["finite", "infinite"])
-def test_rows_that_go_to_one_place_are_added_up_in_the_tile(odd):
-    n, rows, columns = 8192, 50, 128
+def additions_of_rows(n, rows, columns):
+    """out0[in0[i]] += in1[i], atomically, for n rows."""
     i, j = sym("i0", n), sym("i1", columns)
     b = Body()
     at = b.indirect(b.load("in0", i.expr, dtype=torch.int64), rows)
     b.store("out0", at.expr * columns + j.expr, b.load("in1", i.expr * columns + j.expr), "atomic_add")
-    k = kernel([b.loop((i, j))], [buffer("in0", (n,), torch.int64), buffer("in1", (n, columns)), buffer("out0", (rows, columns))],
-               ["in0", "in1"], ["out0"], (i, j))
+    return kernel([b.loop((i, j))], [buffer("in0", (n,), torch.int64), buffer("in1", (n, columns)), buffer("out0", (rows, columns))],
+                  ["in0", "in1"], ["out0"], (i, j))
+
+
+@pytest.mark.parametrize("odd", [False, True], ids=["finite", "infinite"])
+def test_rows_that_go_to_one_place_are_added_up_in_the_tile(odd):
+    n, rows, columns = 8192, 50, 128
+    k = additions_of_rows(n, rows, columns)
     generator = torch.Generator().manual_seed(0)
     index, value = torch.randint(0, rows, (n,), generator=generator), torch.randn(n, columns, generator=generator)
     index[n // 2:] = 7                                              # padding
@@ -207,13 +212,7 @@ def test_rows_that_go_to_one_place_are_added_up_in_the_tile(odd):
 @pytest.mark.parametrize("n, rows, columns", [(8190, 50, 128), (8192, 2000, 128), (8192, 50, 129)],
                          ids=["no full tiles", "a long table", "odd columns"])
 def test_when_rows_are_not_added_up_in_the_tile(n, rows, columns):
-    i, j = sym("i0", n), sym("i1", columns)
-    b = Body()
-    at = b.indirect(b.load("in0", i.expr, dtype=torch.int64), rows)
-    b.store("out0", at.expr * columns + j.expr, b.load("in1", i.expr * columns + j.expr), "atomic_add")
-    k = kernel([b.loop((i, j))], [buffer("in0", (n,), torch.int64), buffer("in1", (n, columns)), buffer("out0", (rows, columns))],
-               ["in0", "in1"], ["out0"], (i, j))
-    assert "add_rows(" not in emit_triton(k).code
+    assert "add_rows(" not in emit_triton(additions_of_rows(n, rows, columns)).code
 
 
 def test_symbolic_size():
