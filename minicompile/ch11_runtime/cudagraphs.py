@@ -89,12 +89,14 @@ def without_collection():
 
 
 # %% [markdown]
-# `record` is PyTorch's context manager with four precautions. A recording starts by waiting for the device, so no
-# other thread may record meanwhile. The garbage collector must not run, since it might free another graph. And the
-# workspaces that cuBLAS keeps are given back around it, because they would be held for ever. And if something makes the recording
-# invalid, so that it cannot be ended, `give_up` does what the context manager then leaves out. `queue_behind` keeps
-# calls on different streams in order, since all graphs of a function write to one pool. `borrow` makes a tensor
-# that looks at the pool's memory without owning it.
+# `record` is PyTorch's context manager with five precautions. A recording starts by waiting for the device, so no
+# other thread may record meanwhile. The garbage collector must not run, since it might free another graph. The
+# workspaces that cuBLAS keeps are given back around it, because they would be held for ever. Before it, PyTorch clears
+# the place of the generator's offset on a stream of its own: a replay that overtook this would draw the numbers of the
+# first call once more, so the caller's stream waits for it. And if something makes the recording invalid, so that it
+# cannot be ended, `give_up` does what the context manager then leaves out. `queue_behind` keeps calls on different
+# streams in order, since all graphs of a function write to one pool. `borrow` makes a tensor that looks at the pool's
+# memory without owning it.
 
 # %%
 class CudaRecorder:
@@ -126,13 +128,15 @@ class CudaRecorder:
                 self.pool = torch.cuda.graph_pool_handle()
             graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
             torch._C._cuda_clearCublasWorkspaces()         # 32 MiB for each thread and stream that multiplied
+            recording = torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local")
             try:
-                with tables_after_recording(), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                with tables_after_recording(), recording:
                     outputs = fn(inputs)
                     torch._C._cuda_clearCublasWorkspaces()     # those of this recording stay in its pool
             finally:
                 if torch.cuda.current_stream() != stream:
                     self.give_up(graph, stream)
+            stream.wait_stream(recording.capture_stream)
         return graph.replay, outputs
 
     def give_up(self, graph, stream) -> None:

@@ -366,6 +366,26 @@ def test_dropout_differs_between_replays_and_follows_the_seed():
     assert torch.equal(f([x])[0], expected)
 
 
+@pytest.mark.gpu
+def test_the_first_replay_does_not_overtake_what_begins_its_recording(monkeypatch):
+    cycles = 50_000_000
+
+    class Late(torch.cuda.CUDAGraph):
+        def capture_begin(self, *args, **kwargs):
+            torch.cuda._sleep(cycles)                  # what PyTorch prepares for the generator now waits behind this
+            super().capture_begin(*args, **kwargs)
+
+    def drop(a):
+        torch.cuda._sleep(3 * cycles)
+        return [torch.nn.functional.dropout(a[0], 0.5)]
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Late)
+    f, x = group("cuda").wrap(drop), torch.ones(1000, device="cuda")
+    torch.manual_seed(0)
+    expected = [torch.nn.functional.dropout(x, 0.5) for _ in range(4)]
+    torch.manual_seed(0)
+    assert all(torch.equal(f([x])[0], one) for one in expected)
+
+
 def pipeline(fn, examples, device, rung, graphs=None):
     """(fn compiled like a captured graph, for inputs like the examples, the set of its CUDA graphs)"""
     graph, graphs = torch.fx.Graph(), graphs or group(device)
