@@ -524,6 +524,10 @@ def _symbols(entries: list) -> dict[str, tuple[int, int | None]]:
     return where
 
 
+def depends_on_sizes(value) -> bool:
+    return any(map(depends_on_sizes, value)) if isinstance(value, (list, tuple)) else isinstance(value, (Expr, Float))
+
+
 def resolve(value, symbols: dict, inputs: Sequence):
     """A recipe's argument with its symbolic sizes replaced by the present ones."""
     if isinstance(value, (Expr, Float)):

@@ -26,7 +26,7 @@ from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
 from ..ch03_capture import hook
 from ..errors import MinicompileError
-from .joint import Constant, Input, Joint, Result, resolve, simplify, trace_joint
+from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve, simplify, trace_joint
 from .partition import Partition, compare_operands, partition
 from .undefined import without_tangents
 
@@ -391,39 +391,48 @@ def build_function(joint: Joint, halves: Partition, forward: Callable, backward:
 #
 # `finish` has two jobs. It copies into the inputs what the program wrote to them, which the graph has returned as
 # values. And it makes the outputs by their recipes: a result as it is, an input, a constant, or a view that is
-# taken step by step from one of these.
+# taken step by step from one of these. What kind of recipe it is, and whether its numbers depend on sizes, is known
+# when the graph is compiled; `maker` decides it then, and each call only does what is left.
 
 # %%
 def build_finish(joint: Joint) -> Callable[[Sequence, Sequence], tuple]:
     """`finish(results, inputs) -> outputs`, the last step of every call."""
     if joint.recipes == [Result(k) for k in range(joint.results)] and not joint.written:
         return lambda results, inputs: tuple(results[:joint.results])
-
-    def make(recipe, results, inputs):
-        if isinstance(recipe, Result):
-            return results[recipe.index]
-        if isinstance(recipe, Input):
-            return inputs[recipe.index]
-        if isinstance(recipe, Constant):
-            return resolve(recipe.value, joint.symbols, inputs)
-        tensor = make(recipe.of, results, inputs)
-        if recipe.detach:
-            tensor = tensor.detach()
-        return with_grad_mode(torch.is_grad_enabled() and not recipe.no_grad, view, tensor, recipe, inputs)
-
-    def view(tensor, recipe, inputs):
-        for step in recipe.steps:
-            args = resolve(step.args, joint.symbols, inputs)
-            tensor = step.target(tensor, *args, **step.kwargs)
-            tensor = tensor if step.index is None else tensor[step.index]
-        return tensor
+    makers = [maker(recipe, joint.symbols) for recipe in joint.recipes]
 
     def finish(results, inputs):
         for offset, i in enumerate(joint.written):
             inputs[i].copy_(results[joint.results + offset])
-        return tuple([make(recipe, results, inputs) for recipe in joint.recipes])
+        return tuple([make(results, inputs) for make in makers])
 
     return finish
+
+
+def maker(recipe: Constant | Result | Input | ViewOf, symbols: dict) -> Callable[[Sequence, Sequence], Any]:
+    """`make(results, inputs)`: the output that `recipe` describes."""
+    if isinstance(recipe, Result):
+        return lambda results, inputs: results[recipe.index]
+    if isinstance(recipe, Input):
+        return lambda results, inputs: inputs[recipe.index]
+    if isinstance(recipe, Constant):
+        return lambda results, inputs: resolve(recipe.value, symbols, inputs)
+    base = maker(recipe.of, symbols)
+    steps = [(step, depends_on_sizes(step.args)) for step in recipe.steps]
+
+    def view(tensor, inputs):
+        for step, by_size in steps:
+            args = resolve(step.args, symbols, inputs) if by_size else step.args
+            tensor = step.target(tensor, *args, **step.kwargs)
+            tensor = tensor if step.index is None else tensor[step.index]
+        return tensor
+
+    def make(results, inputs):
+        tensor = base(results, inputs)
+        if recipe.detach:
+            tensor = tensor.detach()
+        return with_grad_mode(False, view, tensor, inputs) if recipe.no_grad else view(tensor, inputs)
+    return make
 
 # %% [markdown]
 # ## The stage
@@ -486,8 +495,11 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
 def _direct(joint: Joint, compile_aten: Compile) -> Callable:
     compiled = compile_aten(joint.gm, is_backward=False)
     finish = build_finish(joint)
+    nothing_computed = not joint.results and all(node.op != "call_function" for node in joint.gm.graph.nodes)
 
     def run(*inputs):
+        if nothing_computed:                                # only views of inputs
+            return finish((), inputs)
         results = with_grad_mode(False, call_forward, compiled, inputs, joint)
         return finish(results, inputs)
 
@@ -498,6 +510,8 @@ def _direct(joint: Joint, compile_aten: Compile) -> Callable:
 def with_grad_mode(enabled: bool, function: Callable, *args):
     """Not `with torch.no_grad()`: a signal handler that raises inside its `__exit__` leaves gradients off."""
     before = torch.is_grad_enabled()
+    if before is enabled:
+        return function(*args)
     try:
         torch._C._set_grad_enabled(enabled)
         return function(*args)
