@@ -91,11 +91,13 @@ def iterate(tx: Tracer, value: AbstractValue) -> AbstractValue:
 # What they say is then raised in the program that is being captured, where a handler may wait for it.
 
 # %%
-def sequence(tx, value):
-    i, items = 0, entries(tx, value)
-    while i < len(items):
+def sequence(tx, value, backwards=False):
+    """The items of a list or tuple, which may grow or shrink meanwhile."""
+    items, step = entries(tx, value), -1 if backwards else 1
+    i = len(items) - 1 if backwards else 0
+    while 0 <= i < len(items):
         yield realize(tx, items[i])
-        i += 1
+        i += step
 
 
 def natively(iterator):
@@ -132,20 +134,21 @@ def members(value):
         user_error(RuntimeError, "Set changed size during iteration")
 
 
-def ordered_entries(value):
+def ordered_entries(value, order):
     """The [key, value] pairs of an OrderedDict. Its iterator knows the next key in advance, and after the
     last one does not look any more."""
     keys = list(value.items)
-    for entry in list(value.items.values()):
+    for entry in list(order(value.items.values())):
         if list(value.items) != keys:
             user_error(RuntimeError, "OrderedDict mutated during iteration")
         yield entry
 
 
-def entries_of(tx, view):
+def entries_of(tx, view, order=iter):
+    """What `order`, which is `iter` or `reversed`, gives for a view of a dictionary."""
     wanted = {"keys": (0,), "values": (1,), "items": (0, 1)}[view.kind]
     ordered = issubclass(view.of.cls, collections.OrderedDict)
-    for entry in ordered_entries(view.of) if ordered else natively(iter(view.of.items.values())):
+    for entry in ordered_entries(view.of, order) if ordered else natively(order(view.of.items.values())):
         shown = [realize(tx, entry[i]) for i in wanted]
         yield TupleVal(items=shown) if view.kind == "items" else shown[0]
 

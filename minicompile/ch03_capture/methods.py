@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 
 import torch
 
 from .attributes import get_attribute, has_attribute
 from .effects import touch
 from .interpreter import advance, unless_raised
-from .iterate import as_dict, iterate, length, next_value, unpack
+from .iterate import as_dict, iterate, length, next_value, unpack, values_of
 from .operations import (
     METHODS, binary, compare, contains, delete_item, equal, fold, get_item, index_of, is_missing, set_item, specialize, truth, user_errors)
 from .tensors import call_tensor_method
@@ -115,11 +116,36 @@ for _name, _converters in {
     changes_items(_name, *_converters)
 
 
+# %% [markdown]
+# One thing can be seen of the way in which a method takes many items: `out.extend(generator())`, where the generator
+# looks at `out`, or raises after two items. The two are in the list by then. So a method that takes items of something
+# whose iteration runs code of the program is its method for one item, in turn; `in_turn` registers that.
+
+# %%
+RUNS_CODE = (IterVal, GenVal, ObjVal)        # when it is iterated over
+
+
+def in_turn(kind, name, one):
+    """The method `name` takes any iterables at once. What the program can watch goes through the method `one`, item by item."""
+    at_once = METHODS[kind, name]
+
+    @method(kind, name)
+    def apply(tx, self, *others):
+        if not any(type(other) in RUNS_CODE for other in others):
+            return at_once(tx, self, *others)
+        for item in itertools.chain.from_iterable(values_of(tx, other) for other in others):
+            METHODS[kind, one](tx, self, item)
+
+
+in_turn(ListVal, "extend", "append")
+in_turn(ListVal, "extendleft", "appendleft")
+
+
 @method(ListVal, "__init__")
 def list_init(tx, self, items=TupleVal()):
-    items = unpack(tx, items)
+    items = items if type(items) in RUNS_CODE else TupleVal(items=unpack(tx, items))
     METHODS[ListVal, "clear"](tx, self)
-    self.items.extend(items)
+    METHODS[ListVal, "extend"](tx, self, items)
 
 
 @method(ListVal, "remove")
@@ -299,27 +325,27 @@ def dict_update(tx, self, other=None, /, **kwargs):
 
 
 # %% [markdown]
-# `update` and `dict(...)` take a mapping or an iterable of pairs. `pairs_of` makes a list of pairs of either, as
-# Python does: an object with a method `keys` is a mapping.
+# `update` and `dict(...)` take a mapping or an iterable of pairs. `pairs_of` gives the pairs of either, one after the
+# other, as Python does: an object with a method `keys` is a mapping.
 #
 # The operators `|` and `|=`, and the methods that change many entries, are made of it.
 
 # %%
-def pairs_of(tx, value) -> list:
+def pairs_of(tx, value):
     """The (key, value) pairs of what one may pass to dict(): a mapping with keys(), or an iterable of
     pairs."""
-    if value is None:
-        return []
-    value = as_dict(tx, value, "__iter__")               # Python does not ask the class's own `keys`, either
+    value = TupleVal() if value is None else as_dict(tx, value, "__iter__")     # Python does not ask the class's own `keys`, either
     if type(value) is DictVal:
-        return [(realize(tx, k), realize(tx, v)) for k, v in entries(tx, value).values()]
-    if type(value) is ObjVal and has_attribute(tx, value, "keys"):
-        keys = call(tx, get_attribute(tx, value, "keys"), [])
-        return [(k, get_item(tx, value, k)) for k in unpack(tx, keys)]
-    pairs = [unpack(tx, v) if hasattr(v.cls, "__iter__") else () for v in unpack(tx, value)]
-    if any(len(pair) != 2 for pair in pairs):
-        unsupported(tx, "a dictionary of what are no pairs")
-    return pairs
+        yield from [(realize(tx, k), realize(tx, v)) for k, v in entries(tx, value).values()]
+    elif type(value) is ObjVal and has_attribute(tx, value, "keys"):
+        for key in unpack(tx, call(tx, get_attribute(tx, value, "keys"), [])):
+            yield key, get_item(tx, value, key)
+    else:
+        for item in values_of(tx, value):
+            pair = unpack(tx, item) if hasattr(item.cls, "__iter__") else ()
+            if len(pair) != 2:
+                unsupported(tx, "a dictionary of what are no pairs")
+            yield pair
 
 
 @method(DictVal, "__or__")
@@ -439,6 +465,10 @@ def set_remove(tx, self, item):
     if key_of(tx, item, self.items) not in self.items:
         user_error(KeyError, item)
     set_discard(tx, self, item)
+
+
+in_turn(SetVal, "update", "add")
+in_turn(SetVal, "difference_update", "discard")
 
 
 @method(SetVal, "pop")

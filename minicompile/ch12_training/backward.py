@@ -467,6 +467,8 @@ def requires_grad_(tx, self, requires_grad=Const(value=True)):
         return self
     if self.fake.grad_fn is not None or tx.effects.pure_since or tx.outer is not None:
         unsupported(tx, "Tensor.requires_grad_() of a tensor with a history, or in code that is not run exactly once")
+    if not self.fake.is_floating_point() and not self.fake.is_complex():
+        unsupported(tx, f"Tensor.requires_grad_() of a {self.fake.dtype} tensor")
     if self.real is None:
         node = tx.graph.call_method("requires_grad_", (self.node, requires_grad.value))
         finish_node(tx, node, self.fake)

@@ -51,6 +51,77 @@ def bounded_deque(x):
     return d, left, e, len(d), d[0] is d[-2]
 
 
+def raises_after(*items):
+    yield from items
+    raise ValueError("no more")
+
+
+@program
+def filled_until_an_error(x):
+    filled = {"list": [], "deque": collections.deque([9], maxlen=3), "set": {7}, "dict": {}, "ordered": collections.OrderedDict(),
+              "less": {1, 2, 3}, "left": collections.deque([1])}
+    pairs = raises_after(("a", x), ("b", x + 1))
+    for fill in (lambda: filled["list"].extend(raises_after(x, 2)), lambda: filled["deque"].extend(raises_after(1, 2, 3)),
+                 lambda: filled["set"].update((4,), raises_after(5)), lambda: filled["dict"].update(pairs),
+                 lambda: filled["ordered"].update((k, 1) for k in raises_after("c")),
+                 lambda: filled["less"].difference_update(raises_after(2)),
+                 lambda: filled["left"].extendleft(raises_after(2, 3)), lambda: filled["list"].__iadd__(raises_after(3))):
+        try:
+            fill()
+        except ValueError as error:
+            filled[len(filled)] = str(error)
+    return x + 1, filled
+
+
+@program
+def filled_by_who_looks(x):
+    a = [1, 2, 3]
+
+    def look():
+        for v in a[:2]:
+            yield v
+            a.append(len(a))
+    a.extend(look())
+    return x + 1, a
+
+
+@program
+def backwards_while_it_changes(x):
+    a, d, q, seen = [1, 2, 3], {1: 2, 3: 4}, collections.deque([1, 2, 3]), []
+    for v in reversed(a):
+        a[0] = 7
+        seen.append(v)
+        if len(a) > 2:
+            a.pop()
+    for container in (d, d.values(), q, collections.OrderedDict(d)):
+        try:
+            for v in reversed(container):
+                seen.append(v)
+                d[len(d) + 5] = 0
+                q.append(0)
+        except RuntimeError as error:
+            seen.append(str(error))
+    return x + 1, a, seen, reversed(x), [*reversed({1: 2, 3: 4}.items())]
+
+
+@program
+def no_item_before_it_is_wanted(x):
+    seen = []
+
+    def items():
+        for i in range(3):
+            seen.append(("made", i))
+            yield i
+
+    def key(v):
+        seen.append(("key", v))
+        return -v
+    seen.extend(itertools.islice(itertools.cycle(items()), 7))
+    for pair in itertools.pairwise(items()):
+        seen.append(pair)
+    return x + 1, seen, max(items(), key=key), min(items(), key=key, default=None)
+
+
 @program
 def python_below_c(x):
     class Late:

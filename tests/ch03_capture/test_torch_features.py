@@ -3056,3 +3056,15 @@ def test_a_leaf_that_is_a_view_and_is_written_beside_its_history(write, part):
         out.backward()
         seen.append((a.detach().clone(), out.detach(), a.grad, a.is_leaf))
     torch.testing.assert_close(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("operand", [lambda x: x, lambda x: x * 2])
+def test_whole_numbers_require_no_gradient(operand):
+    def f(x):
+        try:
+            return operand(x).requires_grad_()
+        except RuntimeError as error:
+            return str(error), x + 1
+    x = torch.arange(3)
+    said, result = minicompile.compile(f)(x)
+    assert (said, result.tolist()) == (f(x)[0], [1, 2, 3])

@@ -103,7 +103,7 @@ AFTER = ["pass"] * 3 + [
     "model.count.add_(1)", "model.last = loss.detach().expand(3).clone()", "model.last.copy_(loss.detach())", "optimizer.zero_grad()",
     "with torch.no_grad():\n        for e, p in zip(ema, ps): e.lerp_(p, 0.1)", "torch._foreach_lerp_(ema, [p.detach() for p in ps], 0.1)",
     "KEPT.append(loss)", "KEPT.append(float(loss))", "print(model.steps)", "optimizer.param_groups[0]['lr'] = 0.1 / (1 + model.steps)",
-    "KEPT.append([p.grad for p in ps])", "KEPT.append(len(optimizer.state))", "KEPT.append(optimizer.state[ps[0]])", "scheduler.step()",
+    "KEPT.append([p.grad for p in ps])", "KEPT.append(len(optimizer.state))", "KEPT.append(optimizer.state.get(ps[0]))", "scheduler.step()",
     "KEPT[:] = KEPT[-2:]"]
 RETURNS = ["loss", "loss.detach()", "loss.item()", "None", "(loss, ps[0].grad)", "model(x)", "[p.grad for p in ps]", "loss, model.steps"]
 OUTSIDE = ["pass"] * 4 + [
@@ -114,7 +114,7 @@ OUTSIDE = ["pass"] * 4 + [
     "model.load_state_dict({k: v * 1.1 if v.is_floating_point() else v for k, v in model.state_dict().items()})",
     "optimizer.state.clear()", "KEPT.clear()", "ps[0].grad = None", "ps[0].data = torch.ones_like(ps[0])",
     "model.scale = nn.Parameter(torch.tensor(0.5))", "model.last = torch.ones(3)", "model.double().float()",
-    "torch.set_grad_enabled(True)", "optimizer.state[ps[0]].clear()", "ps[0].register_hook(lambda g: g * 2)",
+    "torch.set_grad_enabled(True)", "optimizer.state.get(ps[0], {}).clear()", "ps[0].register_hook(lambda g: g * 2)",
     "ps[0].register_post_accumulate_grad_hook(lambda p: KEPT.append(1))",
     "model.first.weight = nn.Parameter(model.first.weight.detach() * 2)",
     "optimizer.register_step_post_hook(lambda *a: KEPT.append('stepped'))", "optimizer = torch.optim.SGD(ps, lr=0.01, momentum=0.9)",

@@ -23,15 +23,15 @@ from ...errors import SkipFrame
 from ..attributes import get_attribute, has_attribute, in_library, module_child, set_attribute, set_module_attribute, special
 from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
-from ..iterate import length, next_value, unpack, values_of
+from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
 from ..operations import METHODS, binary, compare, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
-from ..tensors import emit
+from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
-    SymVal, TRUE, TensorVal, TupleVal, as_number, boolean, const, describe, is_class, lookup, python_method, user_error)
-from ..wrap import as_python, guard_keys, wrap
+    SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_class, lookup, python_method, user_error)
+from ..wrap import as_python, entries, guard_keys, realize, wrap
 
 ZERO, EMPTY = const(0), TupleVal()
 
@@ -327,18 +327,16 @@ def extreme(symbol):
     def handler(tx, *items, key=NONE, default=None):
         if len(items) != 1 and (default is not None or not items):
             unsupported(tx, "min() or max() with arguments that do not fit")
-        items = unpack(tx, items[0]) if len(items) == 1 else items
-        if not items:
-            return default or fold(tx, min if symbol == "<" else max, [TupleVal()])      # raises
-        if {type(v) for v in items} == {SymVal, Const} and {v.cls for v in items} == {int}:
-            items = sorted(items, key=lambda v: type(v) is Const)
-        measure = (lambda v: v) if key is NONE else (lambda v: call(tx, key, [v]))
-        best, size = items[0], measure(items[0])
-        for item in items[1:]:
-            this = measure(item)
-            if truth(tx, compare(tx, symbol, this, size)):
+        first = items[0] if len(items) == 1 else TupleVal(items=list(items))
+        known = unpack(tx, first) if type(first) in (TupleVal, ListVal) else []
+        if {type(v) for v in known} == {SymVal, Const} and {v.cls for v in known} == {int}:
+            first = TupleVal(items=sorted(known, key=lambda v: type(v) is Const))
+        best = size = None
+        for item in values_of(tx, first):
+            this = item if key is NONE else call(tx, key, [item])
+            if best is None or truth(tx, compare(tx, symbol, this, size)):
                 best, size = item, this
-        return best
+        return best or default or fold(tx, min if symbol == "<" else max, [TupleVal()])      # raises
     return handler
 
 
@@ -404,8 +402,20 @@ def filtered(tx, function, items):
 
 @handles(reversed)
 def reverse(tx, items):
-    cls = items.cls
-    if type(items) is not ObjVal:
+    items = as_dict(tx, items, "__reversed__")
+    kind, cls = type(items), items.cls
+    if kind is ListVal and cls is collections.deque:
+        entries(tx, items)
+        return IterVal(it=(realize(tx, item) for item in natively(reversed(items.items))))
+    if kind in (TupleVal, ListVal):
+        return IterVal(it=sequence(tx, items, backwards=True))
+    if kind in (DictVal, ViewVal):
+        view = items if kind is ViewVal else ViewVal(of=items)
+        entries(tx, view.of)
+        return IterVal(it=entries_of(tx, view, reversed))
+    if kind is TensorVal:
+        return call_tensor_method(tx, items, "__reversed__", [], {})
+    if kind is not ObjVal:
         if not hasattr(cls, "__reversed__") and not hasattr(cls, "__getitem__"):
             user_error(TypeError, f"'{cls.__name__}' object is not reversible")
         return IterVal(it=(v for v in unpack(tx, items)[::-1]))
@@ -442,7 +452,8 @@ HANDLED.update({
         it=(const(i) for i in itertools.count(start.value, step.value))),
     itertools.repeat: lambda tx, item, times=None: IterVal(
         it=itertools.repeat(item) if times is None else itertools.repeat(item, times.value)),
-    itertools.cycle: lambda tx, items: IterVal(it=itertools.cycle(unpack(tx, items))),
+    itertools.cycle: lambda tx, items: IterVal(it=itertools.cycle(values_of(tx, items))),
+    itertools.pairwise: lambda tx, items: rows(tx, itertools.pairwise(values_of(tx, items))),
     itertools.starmap: lambda tx, function, items: IterVal(
         it=(call(tx, function, unpack(tx, row)) for row in values_of(tx, items))),
     itertools.zip_longest: lambda tx, *sequences, fillvalue=NONE: rows(
@@ -459,8 +470,7 @@ def combinatoric(function):
     return handler
 
 
-for _function in (itertools.product, itertools.combinations, itertools.permutations, itertools.pairwise,
-                  itertools.combinations_with_replacement):
+for _function in (itertools.product, itertools.combinations, itertools.permutations, itertools.combinations_with_replacement):
     HANDLED[_function] = combinatoric(_function)
 
 
