@@ -92,7 +92,7 @@ def row_of(g: LinkedKernel, s: Value, rows: tuple[Symbol, ...]) -> Value | None:
     else of the place."""
     data = [g.symbols[v] for v in symbols(s.index) if v in g.symbols]
     fits = len(data) == 1 and s.mode is not None and s.mask is None and g.kernel.buffers[s.buffer].dtype == torch.float32
-    return data[0] if fits and data[0].dims <= set(rows) and symbols(s.index).isdisjoint(rows) else None
+    return data[0] if fits and data[0].dims and data[0].dims <= set(rows) and symbols(s.index).isdisjoint(rows) else None
 
 
 def rows_added_to(g: LinkedKernel, axes: list[Axis]) -> list[Axis] | None:

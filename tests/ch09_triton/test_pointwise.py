@@ -215,6 +215,19 @@ def test_when_rows_are_not_added_up_in_the_tile(n, rows, columns):
     assert "add_rows(" not in emit_triton(additions_of_rows(n, rows, columns)).code
 
 
+@pytest.mark.parametrize("columns", [1, 128])
+def test_one_row_to_which_everything_goes(columns):
+    i, j = sym("i0", 8192), sym("i1", columns)
+    b = Body()
+    at = b.indirect(b.load("in0", 0, dtype=torch.int64), 50)
+    b.store("out0", at.expr * columns + j.expr, b.load("in1", i.expr * columns + j.expr), "atomic_add")
+    k = kernel([b.loop((i, j))], [buffer("in0", (1,), torch.int64), buffer("in1", (8192, columns)), buffer("out0", (50, columns))],
+               ["in0", "in1"], ["out0"], (i, j))
+    index, value, out = torch.tensor([7]), torch.ones(8192, columns), torch.zeros(50, columns)
+    run(k, index, value, out)
+    torch.testing.assert_close(out, torch.zeros(50, columns).index_fill(0, index, 8192))
+
+
 def test_symbolic_size():
     s = sym("s0", None)
     i, j = sym("i0", s.expr), sym("i1", 24)
