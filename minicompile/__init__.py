@@ -5,9 +5,11 @@
 """
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib.util
 import inspect
+import operator
 import sys
 import types
 
@@ -151,7 +153,8 @@ def _compile_function(function, context):
     target = function
     if isinstance(function, functools.partial):
         target = marks.original(function.func)
-        function = functools.partial(target, *function.args, **function.keywords)
+        if target is not function.func:
+            function = functools.partial(target, *function.args, **function.keywords)
     elif not hasattr(function, "__code__") and not inspect.ismethod(function):
         target = type(function).__call__
     operator = isinstance(function, (torch._ops.OpOverload, torch._ops.OpOverloadPacket))
@@ -251,7 +254,7 @@ class OptimizedModule(torch.nn.Module):
         return getattr(self._orig_mod, name)
 
     def __setattr__(self, name, value):
-        if name == "training" or not self._is_built():
+        if name == "training" or name in self.__dict__ or not self._is_built():      # what Module keeps about hooks of its own
             super().__setattr__(name, value)
         else:
             setattr(self._orig_mod, name, value)
@@ -268,6 +271,17 @@ class OptimizedModule(torch.nn.Module):
 
 def _rebuild_module(module, settings):
     return compile(module, **settings)
+
+
+# What capture takes in the place of `forward`: a compiled function that calls a compiled module is one graph.
+marks.put_mark(OptimizedModule.forward, marks.ORIGINAL, lambda self, *args, **kwargs: self._modules["_orig_mod"](*args, **kwargs))
+
+# Python finds special methods on classes only, and those that register things would register them with the wrapper.
+for _name in ("len", "bool", "iter", "contains", "getitem", "setitem", "delitem"):
+    setattr(OptimizedModule, f"__{_name}__", lambda self, *args, _do=getattr(builtins, _name, None) or getattr(operator, _name):
+            _do(self._orig_mod, *args))
+for _name in ("register_buffer", "register_parameter", "register_module", "add_module"):
+    setattr(OptimizedModule, _name, functools.partialmethod(lambda self, _name, *args, **kwargs: getattr(self._orig_mod, _name)(*args, **kwargs), _name))
 
 
 # ---- around it ---------------------------------------------------------------------------------------

@@ -164,6 +164,53 @@ def test_optimized_module():
     assert compiled.apply(lambda m: None) is compiled and "linear" in dir(compiled)
 
 
+def test_compiled_module_does_what_its_module_does():
+    net = minicompile.compile(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.ReLU()), backend="eager")
+    x = torch.randn(2, 3, requires_grad=True)
+    assert len(net) == 2 and net and net[0] in net and [type(m) for m in net] == [torch.nn.Linear, torch.nn.ReLU]
+    net[1], net[0].bias = torch.nn.Tanh(), None
+    assert torch.equal(net(x), (x @ net[0].weight.T).tanh())
+    del net[1]
+    net.add_module("last", torch.nn.Sigmoid())
+    assert torch.equal(net(x), (x @ net[0].weight.T).sigmoid()) and not minicompile.compile(torch.nn.Sequential())
+    with pytest.raises(TypeError, match="'Net' object is not subscriptable"):
+        minicompile.compile(Net())[0]
+    assert minicompile.compile(Net())
+
+    class Scaled(Net):
+        def forward(self, x):
+            return self.linear(x) * self.scale
+
+    scaled = minicompile.compile(Scaled(), backend="eager")
+    scaled.register_buffer("scale", torch.ones(3) * 2)
+    assert torch.equal(scaled(x), scaled.linear(x) * 2) and "_orig_mod.scale" in scaled.state_dict()
+    seen = []
+    handle = scaled.register_full_backward_hook(lambda m, inputs, outputs: seen.append(type(m)))
+    scaled(x).sum().backward()
+    handle.remove()
+    scaled(x).sum().backward()
+    assert seen == [minicompile.OptimizedModule]
+
+
+def test_compiled_module_inside_of_a_compiled_function_is_part_of_its_graph():
+    net, recorder = Net(), Recorder()
+    inner = minicompile.compile(net, backend="eager")
+    outer = minicompile.compile(lambda x: inner(x) * 2, backend=recorder, fullgraph=True)
+    x = torch.randn(2, 3)
+    assert torch.equal(outer(x), net(x) * 2) and len(recorder.graphs) == 1
+    inner.register_forward_hook(lambda m, args, y: y + 1)
+    assert torch.equal(outer(x), (net(x) + 1) * 2)
+
+
+def test_partial_is_the_one_that_was_given():
+    scale = functools.partial(plain, k=2)
+    compiled = minicompile.compile(scale, backend="eager")
+    x = torch.randn(3)
+    assert torch.equal(compiled(x), plain(x, 2))
+    scale.keywords["k"] = 5
+    assert torch.equal(compiled(x), plain(x, 5))
+
+
 # ---- disable, allow_in_graph, backends, stances --------------------------------------------------------------------
 
 def test_disable_says_why_and_keeps_its_meaning():

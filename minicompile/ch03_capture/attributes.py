@@ -194,7 +194,8 @@ def bind_unless_shadowed(tx, obj, name, found, at):
 # %% [markdown]
 # What lies in a class is not yet the attribute. A function becomes a method that remembers the instance, a
 # property is called, a `staticmethod` is unwrapped. This is Python's descriptor protocol, and its kinds
-# follow here. A descriptor that the program has written is called like any function of the program.
+# follow here. A descriptor that the program has written is called like any function of the program. One
+that others wrote in C is asked, as long as the trace has not changed what it might look at.
 #
 # `vars(obj)` gives a dictionary that is another view of the same attributes. It is made when somebody asks
 # for it, and from then on each write to one of the two is made to both.
@@ -219,6 +220,10 @@ def bind_attribute(tx, obj, name, found, at=None):
         return MethodVal(func=wrap(tx, found), self=obj)
     if getter := python_method(kind, "__get__"):
         return call(tx, wrap(tx, getter), [part_of_class(tx, cls, name, found), obj, wrap(tx, cls)])
+    if hasattr(kind, "__get__"):             # a method made by Cython or pybind11
+        if obj.real is NEW or obj.attrs:
+            unsupported(tx, f"the attribute {name} of {describe(obj)}, made by {kind.__name__}")
+        return wrap(tx, getattr(obj.real, name), at)
     if at is not None and not isinstance(at.base, ConstantSource):
         return wrap(tx, found, at)
     return part_of_class(tx, cls, name, found)

@@ -1106,6 +1106,15 @@ def numpy_of_tensor(x):
 
 
 @program(breaks=True)
+def numpy_generator(x):                        # its methods are Cython's, which are neither functions nor methods of C
+    generator = np.random.default_rng(3)
+    return x * generator.normal(), x + SEVENS.integers(7, 8)
+
+
+SEVENS = np.random.default_rng(0)
+
+
+@program(breaks=True)
 def numpy_pure(x):
     return x * float(np.prod([2, 3])), int(np.cumsum([1, 2])[-1]), np.array([1, 2]).tolist(), float(np.linspace(0, 1, 3)[1])
 
