@@ -281,7 +281,7 @@ for _name in ("len", "bool", "iter", "contains", "getitem", "setitem", "delitem"
     setattr(OptimizedModule, f"__{_name}__", lambda self, *args, _do=getattr(builtins, _name, None) or getattr(operator, _name):
             _do(self._orig_mod, *args))
 for _name in ("register_buffer", "register_parameter", "register_module", "add_module"):
-    setattr(OptimizedModule, _name, functools.partialmethod(lambda self, _name, *args, **kwargs: getattr(self._orig_mod, _name)(*args, **kwargs), _name))
+    setattr(OptimizedModule, _name, lambda self, *args, _name=_name, **kwargs: getattr(self._orig_mod, _name)(*args, **kwargs))
 
 
 # ---- around it ---------------------------------------------------------------------------------------

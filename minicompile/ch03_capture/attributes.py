@@ -195,7 +195,7 @@ def bind_unless_shadowed(tx, obj, name, found, at):
 # What lies in a class is not yet the attribute. A function becomes a method that remembers the instance, a
 # property is called, a `staticmethod` is unwrapped. This is Python's descriptor protocol, and its kinds
 # follow here. A descriptor that the program has written is called like any function of the program. One
-that others wrote in C is asked, as long as the trace has not changed what it might look at.
+# that others wrote in C is asked, as long as the trace has not changed what it might look at.
 #
 # `vars(obj)` gives a dictionary that is another view of the same attributes. It is made when somebody asks
 # for it, and from then on each write to one of the two is made to both.
