@@ -250,8 +250,8 @@ def listen(found: Explanation, context, states: list, kind: str, data: dict) -> 
 
 
 def frame_name(code) -> str:
-    name, resumed, _ = code.co_qualname.partition("__resume_at_")
-    return f"{'the rest of ' if resumed else ''}{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+    from .ch04_breaks.resume import is_resume, original_name
+    return f"{'the rest of ' if is_resume(code) else ''}{original_name(code)} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
 
 
 def fact(code, guard) -> Fact:

@@ -71,7 +71,8 @@ def warned(code) -> set:
 
 
 def name_of_code(code) -> str:
-    return f"{'the rest of ' if '__resume_at_' in code.co_qualname else ''}{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
+    from .ch04_breaks.resume import is_resume
+    return f"{'the rest of ' if is_resume(code) else ''}{code.co_name} ({code.co_filename}:{code.co_firstlineno})"
 
 
 def model_of(args):

@@ -156,9 +156,10 @@ def pieces(code) -> dict:
 
 @dataclass(eq=False)
 class Origin:
-    """What a resume function was cut from: the code, held weakly, and where each offset of its own is there;
+    """What a resume function was cut from: the code, held weakly, its name, and where each offset of its own is there;
     its locals and stack are those of its `ResumePoint`."""
     code: weakref.ref
+    name: str
     offsets: dict[int, int] = field(repr=False)
     locals: tuple[str, ...]
     stack: tuple[str, ...]
@@ -176,6 +177,12 @@ def original_code(code):
     """The code that a resume function was cut from; other code is its own."""
     origin = origin_of(code)
     return code if origin is None else origin.code() or code
+
+
+def original_name(code) -> str:
+    """The qualified name of the function that this code is, or is the rest of."""
+    origin = origin_of(code)
+    return code.co_qualname if origin is None else origin.name
 
 
 def original_position(code, offset: int):
@@ -213,7 +220,7 @@ def make_resume(code, offset: int, bound: set | None, stack: tuple) -> ResumePoi
         name = f"{code.co_name}__resume_at_{offset}"
         resumed, instructions = assemble(draft, name, with_original=True)
         known[key] = ResumePoint(name, resumed, parameters, tuple(stack), draft.cells)
-        record(resumed)["origin"] = Origin(weakref.ref(code), new_offsets(resumed, instructions), parameters,
+        record(resumed)["origin"] = Origin(weakref.ref(code), code.co_qualname, new_offsets(resumed, instructions), parameters,
                                            tuple(stack))
     return known[key]
 

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from types import CodeType
 
 from ..ch01_graphs import graph as printing
+from ..ch04_breaks.resume import original_name
 from ..explain import count, fact, frame_name, half_in_words, size_in_words, summary
 
 # In the order of the pipeline: title, and what the pane shows.
@@ -131,7 +132,7 @@ class Lines:
         shown: dict[str, dict[int, str]] = {}
         for code in self.codes:
             last = max([line for _, _, line in code.co_lines() if line] or [code.co_firstlineno])
-            name = code.co_qualname.split("__resume_at_")[0]
+            name = original_name(code)
             lines = shown.setdefault(code.co_filename, {})
             for n in range(code.co_firstlineno, last + 1):
                 lines.setdefault(n, name if n == code.co_firstlineno else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import contextlib
 import pathlib
 
+from ..ch04_breaks.resume import original_name
 from ..explain import ANY, Explanation, listening
 from .measure import Measured, clocked, steps_of
 from .page import render
@@ -32,13 +33,18 @@ def explored(path: str, say=print):
             say(f"minicompile: {path} shows {name}, the slowest frame: {seconds:.3g} of {all_seconds:.3g} s in compiled graphs.")
 
 
+def frame_of(code) -> tuple:
+    """What the code of a function and that of its rests behind graph breaks share."""
+    return code.co_filename, original_name(code)
+
+
 def slowest_frame(found: Explanation, clocks: dict) -> tuple | None:
     """(name, an `Explanation` of this frame and what remains of it behind graph breaks, its seconds, all seconds)."""
     codes = {id(captured): code for code, captured in found.frames}
     parts, seconds = {}, {}
     for graph in found.graphs:
         code = codes[id(graph.captured)]
-        frame = code.co_filename, code.co_qualname.split("__resume_at_")[0]
+        frame = frame_of(code)
         parts.setdefault(frame, []).append(graph)
         seconds[frame] = seconds.get(frame, 0.0) + sum(clocks[id(data["compiled"])].total for kind, data in graph.told
                                                        if kind == "schedule" and id(data["compiled"]) in clocks)
@@ -46,7 +52,7 @@ def slowest_frame(found: Explanation, clocks: dict) -> tuple | None:
         return None
     frame = max(seconds, key=seconds.get)
     part = Explanation(frame[1], parts[frame])
-    part.frames = [(code, c) for code, c in found.frames if (code.co_filename, code.co_qualname.split("__resume_at_")[0]) == frame]
+    part.frames = [(code, c) for code, c in found.frames if frame_of(code) == frame]
     names = {graph.frame for graph in parts[frame]}
     part.breaks = [b for b in found.breaks if b.frame in names]
     part.guards = [g for g in found.guards if g.frame in names]
