@@ -26,11 +26,10 @@ from torch.utils._device import _device_constructors
 from .. import marks
 from ..ch01_graphs.composites import with_symbols
 from ..ch01_graphs.fake import FakeTensor, storage_key
-from ..ch01_graphs.layouts import inside
-from ..ch01_graphs.shapes import expr_of, is_symbolic
-from ..ch01_graphs.symbolic import present
+from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
+from .storage import STRIDED, check_strided, guard_place, guard_strides, guard_views
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal,
@@ -147,43 +146,6 @@ TAKES_SIZES = frozenset(("view", "reshape", "expand", "repeat", "new_zeros", "ne
                          "unflatten", "narrow", "as_strided", "tile"))
 
 
-STRIDED = frozenset(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"))
-
-
-def inputs_around(tx: Tracer, fake) -> list:
-    """The inputs that share memory with `fake`."""
-    return [v for v in tx.tracked.values() if type(v) is TensorVal and storage_key(v.fake) == storage_key(fake)]
-
-
-def guard_place(tx: Tracer, fake) -> None:
-    """Where in its memory `fake` begins is part of the program."""
-    for other in inputs_around(tx, fake):
-        if other.fake._has_symbolic_sizes_strides:
-            unsupported(tx, "a place in memory where sizes vary")
-        guard(tx, part(CallSource, other.source, "storage_offset"), "CONSTANT_MATCH", other.real.storage_offset())
-
-
-def guard_strides(tx: Tracer, fake) -> None:
-    """The guard of a tensor leaves open the strides of dimensions of size 1, and all strides of an empty one, which no operator looks
-    at; a program that reads strides may."""
-    for other in inputs_around(tx, fake):
-        for dim, size in enumerate(other.real.shape):
-            if size == 1 or other.real.numel() == 0:
-                if present(expr_of(other.fake.stride(dim))) != other.real.stride(dim):
-                    unsupported(tx, "a stride of a dimension of size 1, where sizes vary")
-                guard(tx, part(CallSource, other.source, "stride", (dim,)), "CONSTANT_MATCH", other.real.stride(dim))
-
-
-def check_strided(tx: Tracer, name: str, fake, view, absolute: bool) -> None:
-    """`as_strided` may show what is around an input, of which a compiled function knows nothing: it may be given a copy, or
-    another time a tensor that has nothing around it. absolute: it counts from the start of the memory."""
-    for other in inputs_around(tx, fake):
-        if other.fake.storage_offset() != 0 if name == "as_strided_scatter" else not inside(view, other.fake):
-            unsupported(tx, f"{name} of an input, beyond its elements")
-    if absolute:
-        guard_place(tx, fake)
-
-
 def is_pointwise(target) -> bool:
     """Whether a torch function, method name or operator of Python is elementwise, and not random."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
@@ -247,28 +209,6 @@ def count_up(tensors: list, args, kwargs) -> list[tuple]:
             elif tensor.real is not None and tensor.fake._version == version:
                 found.append((tensor, "added", before + amount))
     return found
-
-
-def guard_views(tx: Tracer, written) -> None:
-    """`written`, a fake, was changed in place. If it has no gradient itself, it may be what `detach` made of an input that has one, and
-    that counts its versions with it."""
-    value = tx.tensor_of_fake.get(id(written))
-    itself = written.requires_grad or value is not None and value.real is not None
-    for fake in [written] if itself else [v.fake for v in inputs_around(tx, written) if v.fake._version != v.version]:
-        if fake.requires_grad:
-            guard_not_a_view(tx, fake)
-
-
-def guard_not_a_view(tx: Tracer, written):
-    """The contents of `written`, a fake with a gradient, were changed. If it belongs to an input of the graph that is a view of another
-    tensor, eager has that tensor to think of, too, and may refuse: it was one of several views that one operator gave, was made with
-    gradients off, or shows a leaf. And a leaf that is a view is none any more. The fake does not know: a break."""
-    value = tx.tensor_of_fake.get(id(written if written._base is None else written._base))
-    if value is None or value.real is None:
-        return
-    if value.real._is_view():
-        unsupported(tx, "a gradient is written to an input that is a view of another tensor")
-    guard(tx, value.source, "NOT_A_VIEW", value.real.is_leaf)
 
 
 # %% [markdown]
