@@ -24,7 +24,8 @@ from .effects import touch
 from .interpreter import advance, unless_raised
 from .iterate import as_dict, iterate, length, next_value, unpack, values_of
 from .operations import (
-    METHODS, binary, compare, contains, delete_item, equal, fold, get_item, index_of, is_missing, set_item, specialize, truth, user_errors)
+    METHODS, Proxy, binary, compare, contains, delete_item, fold, get_item, index_of, is_missing, proxies, set_item, specialize, truth,
+    user_errors)
 from .tensors import call_tensor_method
 from .tracer import Tracer, call, unsupported
 from .values import (
@@ -92,9 +93,8 @@ METHODS.update({
 # come the two duties of every method that writes. The length of the list is guarded, unless the method does
 # not depend on it, and `touch` notes what the list held.
 #
-# Methods that compare items (`remove`, `index`, `count`, `sort`) cannot be Python's own, because the items
-# are values and not what they stand for. They are written in terms of `equal` and of the traced `<`.
-# Sorting constants is left to Python; of other keys it gets a comparison that traces.
+# Methods that compare items (`remove`, `index`, `count`, `sort`) are Python's own as well, but on proxies
+# (`operations.py`), which ask the interpreter. Sorting constants needs none.
 
 # %%
 def changes_items(name, *converters):
@@ -148,13 +148,6 @@ def list_init(tx, self, items=TupleVal()):
     METHODS[ListVal, "extend"](tx, self, items)
 
 
-@method(ListVal, "remove")
-def list_remove(tx, self, item):
-    index = sequence_index(tx, self, item, asked="remove")
-    touch(tx, self)
-    del self.items[index.value]
-
-
 @method(ListVal, "copy", "__copy__")
 def list_copy(tx, self):
     return ListVal(items=entries(tx, self).copy(), cls=self.cls)
@@ -168,32 +161,32 @@ def list_sort(tx, self, *, key=NONE, reverse=FALSE):
 
 
 def sort_values(tx, items, key, reverse) -> list:
-    """sorted(items, key=key, reverse=reverse): constants are compared by Python, other keys by the traced
-    `<`."""
+    """sorted(items, key=key, reverse=reverse)"""
     keys = items if type(key) is Const else [call(tx, key, [item]) for item in items]
     try:
-        measure = [as_python(tx, k) for k in keys].__getitem__
+        measure = [as_python(tx, k) for k in keys]
     except NotConstant:
-        def order_of(i, j):
-            less = lambda a, b: truth(tx, compare(tx, "<", keys[a], keys[b]))
-            return -1 if less(i, j) else 1 if less(j, i) else 0
-        measure = functools.cmp_to_key(order_of)
+        measure = [Proxy(tx, k) for k in keys]
     with user_errors():
-        order = sorted(range(len(items)), key=measure, reverse=truth(tx, reverse))
+        order = sorted(range(len(items)), key=measure.__getitem__, reverse=truth(tx, reverse))
     return [items[i] for i in order]
 
 
-def sequence_index(tx, self, item, start=NONE, stop=NONE, asked="index"):
-    items = unpack(tx, self)
-    for i in range(*slice(start.value, stop.value).indices(len(items))):
-        if equal(tx, items[i], item):
-            return const(i)
-    empty = type(self)(items=type(self.items)(), cls=self.cls)
-    fold(tx, getattr(self.cls, asked), [empty, item])                # raises
+def looks_for(kind, name, changes=False):
+    """A method that looks for an item: Python's own, on proxies. changes: the sequence itself."""
+    @method(kind, name)
+    def apply(tx, self, item, *bounds):
+        sequence = proxies(tx, self)
+        with user_errors():
+            result = getattr(sequence, name)(Proxy(tx, item), *(b.value for b in bounds))
+        if changes:
+            touch(tx, self)
+            self.items.clear()
+            self.items.extend(p.value for p in sequence)
+        return const(result)
 
 
-def sequence_count(tx, self, item):
-    return const(sum(equal(tx, v, item) for v in unpack(tx, self)))
+looks_for(ListVal, "remove", changes=True)
 
 
 def repeated(tx, self, count):
@@ -205,8 +198,9 @@ def repeated(tx, self, count):
 
 
 for _kind in (ListVal, TupleVal):
-    METHODS.update({(_kind, "index"): sequence_index, (_kind, "count"): sequence_count,
-                    (_kind, "__mul__"): repeated, (_kind, "__rmul__"): repeated})
+    looks_for(_kind, "index")
+    looks_for(_kind, "count")
+    METHODS.update({(_kind, "__mul__"): repeated, (_kind, "__rmul__"): repeated})
 
 
 @method(ListVal, "__add__")

@@ -13,13 +13,15 @@ import collections
 import enum
 import math
 import operator
+import traceback
 import types
+from dataclasses import dataclass
 
 import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
-from ..errors import Unsupported
+from ..errors import StrictError, Unsupported
 from .attributes import special, store_in_dict
 from .effects import touch
 from .iterate import as_dict, length, unpack, values_of
@@ -29,7 +31,7 @@ from .values import (
     AbstractValue, Const, DictVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal,
     SymVal, Table, TensorVal, TupleVal, UserError, ViewVal, as_number, boolean, const, describe, lookup, python_method, told_apart,
     user_error)
-from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap_constant
+from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
           "@": "matmul",
@@ -47,14 +49,15 @@ def python_operator(name: str):
 
 
 class user_errors:
-    """What Python raises inside, the traced program raises. (A generator as a context would be held by the traceback of what it catches,
-    and hold it: see `Unsupported`.)"""
+    """What Python raises inside, the traced program raises; not what the interpreter itself raises when Python calls it back. (A
+    generator as a context would be held by the traceback of what it catches, and hold it: see `Unsupported`.)"""
 
     def __enter__(self):
         pass
 
-    def __exit__(self, kind, error, traceback):
-        if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant)):
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant, StrictError)) and \
+                not any(frame.f_code in INTERPRETING for frame, _ in traceback.walk_tb(trace)):
             user_error(type(error), *error.args)
 
 
@@ -292,8 +295,8 @@ def equal(tx: Tracer, a: AbstractValue, b: AbstractValue) -> bool:
 # Python compares in an order that `compare` repeats. Numbers and tensors come first (`compare_plain`),
 # because most comparisons are of numbers, and a comparison with a tensor is an operation of the graph. Then
 # both operands are asked for their methods: the left one for `__lt__`, the right one for the mirror image
-# `__gt__`, and the right one first if its class is derived from the left one's. Lists and tuples compare
-# item by item, and only the first pair that differs decides. What is left are objects whose classes say
+# `__gt__`, and the right one first if its class is derived from the left one's. Lists and tuples are compared by
+# Python, as the next part says. What is left are objects whose classes say
 # nothing. `==` of such objects is identity, and any other comparison is a TypeError, which Python itself
 # words (`raise_as_python`).
 #
@@ -320,7 +323,7 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
         if {type(v) for v in inner} == {DictVal}:
             return compare(tx, symbol, *inner)
     if kinds in ({TupleVal}, {ListVal}):
-        return compare_sequences(tx, symbol, a, b)
+        return compare_sequences(tx, function, a, b)
     try:
         return fold(tx, function, [a, b])
     except NotConstant:
@@ -374,12 +377,52 @@ def compare_plain(tx, symbol, function, a, b):
         user_error(TypeError, str(error))
 
 
-def compare_sequences(tx, symbol, a, b):
-    left, right = unpack(tx, a), unpack(tx, b)
-    for x, y in zip(left, right):
-        if not equal(tx, x, y):
-            return boolean(symbol == "!=") if symbol in ("==", "!=") else compare(tx, symbol, x, y)
-    return boolean(getattr(operator, COMPARE[symbol])(len(left), len(right)))
+def compare_sequences(tx, function, a, b):
+    with user_errors():
+        result = function(proxies(tx, a), proxies(tx, b))
+    return result.value if type(result) is Proxy else boolean(result)
+
+# %% [markdown]
+# ## Python's own C code, on values
+#
+# `[a, b] < [c, d]`, `sorted(items)`, `items.index(a)`, `str(items)`: C code that at some point asks the items something. Which items it
+# asks, in which order, when it has seen enough, and in which words it complains, a program may notice; rules of ours would have to
+# repeat all that. So the C code itself runs, on **proxies**. A `Proxy` is an object that passes what it is asked on to the interpreter,
+# which traces the answer. Answers to `<` and `>` are proxies as well: Python takes their truth where it needs it, and otherwise
+# hands them out.
+#
+# (The iterators of `itertools` ask nothing of items, and need no proxies: they run on the values themselves.)
+
+# %%
+@dataclass(eq=False, repr=False)
+class Proxy:
+    """A value as an object for Python's C code."""
+    tx: Tracer
+    value: AbstractValue
+    __hash__ = object.__hash__
+
+    def __eq__(self, other): return equal(self.tx, self.value, other.value)
+    def __lt__(self, other): return Proxy(self.tx, compare(self.tx, "<", self.value, other.value))
+    def __gt__(self, other): return Proxy(self.tx, compare(self.tx, ">", self.value, other.value))
+    def __le__(self, other): return Proxy(self.tx, compare(self.tx, "<=", self.value, other.value))
+    def __ge__(self, other): return Proxy(self.tx, compare(self.tx, ">=", self.value, other.value))
+    def __bool__(self): return truth(self.tx, self.value)
+    def __repr__(self): return self.ask(repr)
+    def __str__(self): return self.ask(str)
+    def __format__(self, spec): return self.ask(format, const(spec))
+
+    def ask(self, function, *args):
+        return as_python(self.tx, call(self.tx, wrap(self.tx, function), [self.value, *args]))
+
+
+INTERPRETING = frozenset(f.__code__ for f in (call, values_of, *vars(Proxy).values()) if isinstance(f, types.FunctionType))
+
+
+def proxies(tx: Tracer, sequence: AbstractValue):
+    """The list, tuple or deque of the proxies of its items."""
+    items = [Proxy(tx, v) for v in unpack(tx, sequence)]
+    return tuple(items) if type(sequence) is TupleVal else sequence.cls(items)
+
 
 # %% [markdown]
 # Membership is a comparison with each item, except where a container has keys. Then the keys are looked up,

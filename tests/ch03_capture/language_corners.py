@@ -383,6 +383,79 @@ def derived_from_builtins(x, d):
     return x + d.__len__(), str(Text.A), f"{Text.A}", f"{Text.A:>3}", dict(d), {**d}, {"z": 0} | dict(d)
 
 
+# What C code asks of items
+
+
+class Asked:
+    """Says what it was asked."""
+
+    def __init__(self, n, log):
+        self.n, self.log = n, log
+
+    def __eq__(self, other):
+        self.log.append(("==", self.n, getattr(other, "n", other)))
+        return self.n == getattr(other, "n", other)
+
+    def __lt__(self, other):
+        self.log.append(("<", self.n, other.n))
+        return self.n < other.n
+
+    def __gt__(self, other):
+        self.log.append((">", self.n, other.n))
+        return self.n > other.n
+
+    def __repr__(self):
+        self.log.append(("repr", self.n))
+        return f"<{self.n}>"
+
+
+def several(log, *numbers):
+    return [Asked(n, log) for n in numbers]
+
+
+@program
+def items_that_are_sorted(x):
+    log, numbers = [], (3, 1, 2, 5, 4, 1)
+    l = several(log, *numbers)
+    l.sort()
+    keyed = sorted(several(log, *numbers), reverse=True, key=lambda v: (log.append(v.n), v)[1])
+    pairs = sorted([(2, Asked(1, log)), (2, Asked(0, log)), (1, Asked(5, log))])
+    least, most = min(several(log, *numbers)), max(Asked(2, log), Asked(3, log), Asked(3, log))
+    first = min(several(log, 2, 1), key=lambda v: -v.n)
+    return x + 1, [v.n for v in (*l, *keyed)], [v.n for _, v in pairs], least.n, most.n, first.n, log
+
+
+@program
+def items_that_are_looked_for(x):
+    log = []
+    l, d = several(log, 3, 1, 2, 1), collections.deque(several(log, 1, 2, 1), 4)
+    l.remove(Asked(1, log))
+    d.remove(Asked(2, log))
+    found = l.index(Asked(1, log), 1), tuple(l).index(Asked(2, log), -2, 99), l.count(Asked(3, log)), d.index(Asked(1, log), 1)
+    words = [outcome_of(lambda: c.index(Asked(7, log))) for c in (l, tuple(l), d)]
+    words += [outcome_of(lambda: c.remove(7)) for c in (l, d)]
+    return x + 1, [v.n for v in l], [v.n for v in d], found, words, [k.n for k, _ in itertools.groupby(several(log, 1, 1, 2))], log
+
+
+@program
+def items_of_sequences_that_are_compared(x):
+    log = []
+    one, two, more = several(log, 1), several(log, 2), several(log, 1, 2)
+    queue = collections.deque(one)
+    found = one == more, one != more, tuple(one) == tuple(more), one < more, tuple(more) > tuple(one), one <= two, two >= one, [one] < [two]
+    mixed = queue == one, one == queue, queue == collections.deque(one), outcome_of(lambda: queue < one), outcome_of(lambda: [1] < ["a"])
+    return x + 1, found, mixed, [x] == [x], [x, 1] == [x], log
+
+
+@program
+def extremes_of_nothing_and_of_one(x):
+    refused = [outcome_of(f) for f in (
+        lambda: min([]), lambda: max(v for v in ()), min, lambda: max(1, 2, default=3), lambda: min(1, "a"), lambda: max(3))]
+    given = min([], default=None), max((), default=5), min([4], default=5)
+    return (x + 1, refused, given, min([3, -1], key=abs), max("ab", "c", key=len), max([2, 1], key=None),
+            [min(x.shape[0], 2), max(2, x.shape[0])])
+
+
 # What runs when an object dies
 
 

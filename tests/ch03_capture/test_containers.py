@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import minicompile
+from minicompile.ch03_capture import operations
 
 pytestmark = pytest.mark.usefixtures("fresh")
 PROGRAMS = []
@@ -444,3 +445,19 @@ def test_guards_do_not_ask_for_missing_items(make):
     table.clear()
     assert compiled(x, table, False) is x and not table
     assert compiled(x, table, False) is x and not table
+
+
+def test_what_the_interpreter_raises_is_not_the_programs(monkeypatch):
+    """Python's own `sorted` calls the interpreter back; an error of that does not pass for one that the program may catch."""
+    def sorts(x):
+        try:
+            return x + len(sorted([x, x]))
+        except LookupError:
+            return x
+
+    def broken(*args):
+        raise LookupError("ours")
+
+    monkeypatch.setattr(operations, "compare", broken)
+    with pytest.raises(LookupError, match="ours"):
+        minicompile.compile(sorts, backend="eager")(torch.ones(3))

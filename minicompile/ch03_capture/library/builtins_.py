@@ -25,7 +25,7 @@ from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
-from ..operations import METHODS, binary, compare, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
+from ..operations import METHODS, Proxy, binary, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
@@ -127,10 +127,8 @@ def to_float(tx, value=ZERO):
 
 # %% [markdown]
 # `str(x)` of an object asks its class for a method written in Python, and traces it. Containers are harder, since
-# `str([a, b])` calls `repr` of each item from inside of C. So the real function is called, on a container of
-# stand-ins (`Shown`), whose `__repr__` calls the interpreter.
-#
-# `printable` builds that container, item by item, and lets stand-ins pass that have a text of their own.
+# `str([a, b])` calls `repr` of each item from inside of C. So the real function is called, on a container in which
+# what has a text of its own is a proxy. `printable` builds that container, item by item.
 
 # %%
 def text_handler(function, methods):
@@ -154,24 +152,8 @@ def text_handler(function, methods):
     return handler
 
 
-class Shown:
-    """An object of the trace as a part of what Python prints: its text is made by the interpreter."""
-
-    def __init__(self, tx, value):
-        self.tx, self.value = tx, value
-
-    def __repr__(self):
-        return as_python(self.tx, HANDLED[repr](self.tx, self.value))
-
-    def __str__(self):
-        return as_python(self.tx, HANDLED[str](self.tx, self.value))
-
-    def __format__(self, spec):
-        return as_python(self.tx, HANDLED[format](self.tx, self.value, const(spec)))
-
-
 def printable(tx, value):
-    """as_python(value) for printing: objects with a text of their own are let pass."""
+    """as_python(value) for printing: objects with a text of their own are proxies."""
     kind = type(value)
     if kind in (ListVal, TupleVal) and value.cls in (list, tuple):
         return value.cls(printable(tx, v) for v in unpack(tx, value))
@@ -180,7 +162,7 @@ def printable(tx, value):
         return value.cls([tuple(printable(tx, v) for v in row.items) for row in rows])
     if kind in (ObjVal, TupleVal, ExcVal) and any(python_method(value.cls, m) for m in (
             "__repr__", "__str__", "__format__")):
-        return Shown(tx, value)
+        return Proxy(tx, value)
     return as_python(tx, value)
 
 
@@ -284,8 +266,8 @@ HANDLED[hash] = lambda tx, value: const(hash_of(tx, value))
 
 # %% [markdown]
 # The functions that are left are written with the operators of `operations.py`, item by item, so that each step
-# may be on tensors, symbols or objects. `max` over symbolic numbers asks a question for each comparison, and each
-# answer is a guard.
+# may be on tensors, symbols or objects. `max` is Python's own, with proxies for keys: over symbolic numbers it asks a question for
+# each comparison, and each answer is a guard.
 #
 # Of a symbol and a number that are equal it takes the symbol.
 
@@ -323,20 +305,15 @@ def divided(tx, a, b):
         TupleVal(items=[binary(tx, "//", a, b), binary(tx, "%", a, b)])
 
 
-def extreme(symbol):
-    def handler(tx, *items, key=NONE, default=None):
-        if len(items) != 1 and (default is not None or not items):
-            unsupported(tx, "min() or max() with arguments that do not fit")
-        first = items[0] if len(items) == 1 else TupleVal(items=list(items))
+def extreme(function):
+    def handler(tx, *args, key=NONE, **default):
+        first = args[0] if len(args) == 1 else TupleVal(items=list(args))
         known = unpack(tx, first) if type(first) in (TupleVal, ListVal) else []
         if {type(v) for v in known} == {SymVal, Const} and {v.cls for v in known} == {int}:
             first = TupleVal(items=sorted(known, key=lambda v: type(v) is Const))
-        best = size = None
-        for item in values_of(tx, first):
-            this = item if key is NONE else call(tx, key, [item])
-            if best is None or truth(tx, compare(tx, symbol, this, size)):
-                best, size = item, this
-        return best or default or fold(tx, min if symbol == "<" else max, [TupleVal()])      # raises
+        measure, items = function_of(tx, key, lambda v: v), values_of(tx, first)
+        with user_errors():
+            return function(*([items] if len(args) == 1 else items), key=lambda v: Proxy(tx, measure(v)), **default)
     return handler
 
 
@@ -346,8 +323,8 @@ HANDLED.update({
     pow: power,
     any: lambda tx, items: boolean(any(truth(tx, v) for v in values_of(tx, items))),
     all: lambda tx, items: boolean(all(truth(tx, v) for v in values_of(tx, items))),
-    min: extreme("<"),
-    max: extreme(">"),
+    min: extreme(min),
+    max: extreme(max),
 })
 
 
