@@ -240,27 +240,13 @@ def write_free(w: Writer, names: list[str]) -> None:
 # %% [markdown]
 # ## Putting it together
 #
-# A program may run on a GPU that is not the current one; then the device is exchanged around the body.
-# Inputs that kernels write get their version counter raised, because autograd uses it to notice that a
-# saved tensor was changed, and a raw pointer write is invisible to it. Library calls run below autograd:
-# the caller of this program differentiates it as a whole.
-#
 # `generate_host` is called once for each graph. It names the inputs, and those that are sizes get the name
 # of their symbol. For each step it writes the allocations that the plan asks for in front of it, the names
-# that take over memory, the call, and what dies behind it. What surrounds the body is written last, because
-# only then is it known: whether any library is called, whether more than one GPU could be current, which
-# inputs are changed. The first line of the function takes the arguments out of the list, the second empties
-# the list, so that each input dies with its last name.
+# that take over memory, the call, and what dies behind it.
 
 # %%
 allocate = torch.empty_strided          # a test fills what it returns, to see who reads what no one wrote
 
-
-# %% [markdown]
-# In the order of the text: the names of the arguments, the numbers that the host computes, the memory that the plan
-# wants at the beginning, and for each step its memory, its call and what is dropped after it. What follows depends on
-# all of that, and so is written around it at the end: the state of autograd if PyTorch is called, and the device if
-# there are several.
 
 # %% tags=["exercise:host-bug"]
 def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | View]] | None]) -> tuple[str, dict]:
@@ -296,8 +282,23 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
         else:
             write_extern(w, step)
         write_free(w, plan.free)
+    return module_text(w, schedule, names), w.globals
+
+
+# %% [markdown]
+# What surrounds these lines depends on all of them, and so is written last. Library calls run below autograd: the caller of
+# this program differentiates it as a whole. A program may run on a GPU that is not the current one; then the device is
+# exchanged around the body. Inputs that kernels write get their version counter raised, because autograd uses it to
+# notice that a saved tensor was changed, and a raw pointer write is invisible to it.
+#
+# The first line of the function takes the arguments out of the list, the second empties the list, so that each input dies
+# with its last name.
+
+# %%
+def module_text(w: Writer, schedule: Schedule, names: list[str]) -> str:
+    """The lines of the steps as the body of `call(args)`. names: of the arguments."""
     changed = [w.local(n) for n in mutated_inputs(schedule)]
-    outputs = ", ".join(output_text(w, o) for o in p.outputs)
+    outputs = ", ".join(output_text(w, o) for o in schedule.program.outputs)
     body = w.lines + [f"result = [{outputs}]"]
     calls_torch = any(isinstance(s, Extern) for s in schedule.steps)
     if calls_torch or any("as_strided(" in line or "view(" in line for line in body):
@@ -313,10 +314,9 @@ def generate_host(schedule: Schedule, calls: list[tuple[Callable, list[str | Vie
         w.globals["raise_versions"] = raise_versions
         body = [f"raise_versions({', '.join(changed)})", *body]
     body = [*unpack, "args.clear()", *body]
-    return "\n".join(["def call(args):", *_indent(body + ["return result"]), ""]), w.globals
+    return "\n".join(["def call(args):", *_indent(body + ["return result"]), ""])
 
 
-# %%
 def _indent(lines: list[str]) -> list[str]:
     return ["    " + line for line in lines]
 
