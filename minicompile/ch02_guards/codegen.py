@@ -193,9 +193,44 @@ def memo_call(name: str, arguments: list[str], result: str) -> list[str]:
 
 
 # %% [markdown]
-# `check_text` sorts the guards into five groups. `stable` are guards that a memo can vouch for, because it can
-# watch all that they look at (`looks`), `further` those of the second memo. `world` is the state of the library. `loose`
-# are tensors' metadata that neither covers. All others are written by `write_rest` in the order of the trace. That order
+# The guards fall into five groups. `stable` are guards that a memo can vouch for, because it can watch all that they look
+# at (`looks`), `further` those of the second memo, if there are enough of them. `world` is the state of the library. `loose`
+# are tensors' metadata that neither memo covers.
+
+# %%
+@dataclass
+class Groups:
+    """The guards by who checks them. looks: what the first two groups look at, by `id` of the guard."""
+    stable: list
+    further: list
+    world: list
+    loose: list
+    others: list
+    looks: dict
+
+    def looks_of(self, guards) -> list:
+        return [look for guard in guards for look in self.looks[id(guard)]]
+
+
+def grouped(guards, scope: Scope, beyond: Scope) -> Groups:
+    world, left = parted(guards, lambda guard: isinstance(guard.source, GlobalStateSource))
+    looks = {id(guard): scope.looks_of(guard) for guard in left}
+    stable, left = parted(left, lambda guard: looks[id(guard)] is not None)
+    looks |= {id(guard): beyond.looks_of(guard) for guard in left}
+    further, rest = parted(left, lambda guard: looks[id(guard)] is not None)
+    if len(further) < ENOUGH:
+        further, rest = [], left
+    loose, others = parted(rest, lambda guard: guard.kind == "TENSOR_MATCH")
+    return Groups(stable, further, world, loose, others, looks)
+
+
+def parted(guards, belongs) -> tuple[list, list]:
+    """The guards that belong, and the others."""
+    return [guard for guard in guards if belongs(guard)], [guard for guard in guards if not belongs(guard)]
+
+
+# %% [markdown]
+# `check_text` writes them down; the others by `write_rest` in the order of the trace. That order
 # matters. A guard on `x.shape[0]` must not run before the guard that says that `x` is a tensor.
 #
 # The order of the writing is different from the order of the lines. The rest is written before the memos of the
@@ -208,51 +243,37 @@ def check_text(guards, inputs, written=()) -> CheckText:
     varying = varying_attributes(guards, written)
     scope, first, second = Scope(place, varying), {}, {}
     beyond = Scope(further_place, varying, scope)
-    memos = ((scope, "__w", first), (beyond, "__u", second))
-    looks = {id(guard): scope.looks_of(guard) for guard in guards}
-    stable = [guard for guard in guards if looks[id(guard)] is not None]
-    world = [guard for guard in guards if isinstance(guard.source, GlobalStateSource)]
-    done = {id(guard) for guard in (*stable, *world)}
-    looks |= {id(guard): beyond.looks_of(guard) for guard in guards if id(guard) not in done}
-    further = [guard for guard in guards if id(guard) not in done and looks[id(guard)] is not None]
-    if len(further) < ENOUGH:
-        further, memos = [], memos[:1]
-    done.update(map(id, further))
-    loose = [guard for guard in guards if guard.kind == "TENSOR_MATCH" and id(guard) not in done]
-    done.update(map(id, loose))
+    groups = grouped(guards, scope, beyond)
+    memos = ((scope, "__w", first), (beyond, "__u", second))[:2 if groups.further else 1]
 
     def write_rest(emitter):
-        for guard in guards:
-            if id(guard) not in done:
-                emitter.check(guard)
-        if loose:
-            reads = list(dict.fromkeys(emitter.read(guard.source) for guard in loose))
+        for guard in groups.others:
+            emitter.check(guard)
+        if groups.loose:
+            reads = list(dict.fromkeys(emitter.read(guard.source) for guard in groups.loose))
             emitter.lines += memo_call("__tensors", reads, "__t")
         return tuple_of_reads([emitter.read(source) for source in inputs])
 
-    def all_looks(guards):
-        return [look for guard in guards for look in looks[id(guard)]]
+    def add(name, scope, guards, outputs) -> dict:
+        """The memo of these guards; returns its roots."""
+        looks = groups.looks_of(guards)
+        roots = dict.fromkeys(map(scope.start_of, (*(at for what, at in looks if what != g.WATCHED), *outputs)))
+        result.add_memo(name, scope, guards, roots, looks, outputs)
+        return roots
 
-    def roots_of(scope, guards, outputs):
-        read = (at for what, at in all_looks(guards) if what != g.WATCHED)
-        return dict.fromkeys(map(scope.start_of, (*read, *outputs)))
-
-    states = Emitter(prefix="__s")
-    for guard in world:
+    states, further_lines = Emitter(prefix="__s"), []
+    for guard in groups.world:
         states.check(guard)
     result.inputs, rest = twice(write_rest, memos=memos)
-    if loose:
-        tensors = dict.fromkeys(guard.source for guard in loose)
-        result.add_memo("__tensors", scope, loose, tensors, [(g.TENSOR, source) for source in tensors])
-    further_lines = []
-    if further:
-        roots = roots_of(beyond, further, second)
-        result.add_memo("__further", beyond, further, roots, all_looks(further), second)
+    if groups.loose:
+        tensors = dict.fromkeys(guard.source for guard in groups.loose)
+        result.add_memo("__tensors", scope, groups.loose, tensors, [(g.TENSOR, source) for source in tensors])
+    if groups.further:
+        roots = add("__further", beyond, groups.further, second)
         _, emitter = twice(lambda e: e.lines.extend(memo_call("__further", list(map(e.read, roots)), "__u")) or "", memos=memos[:1])
         further_lines = emitter.lines
-    if stable or first:
-        roots = roots_of(scope, stable, first)
-        result.add_memo("__stable", scope, stable, roots, all_looks(stable), first)
+    if groups.stable or first:
+        roots = add("__stable", scope, groups.stable, first)
         states.lines += memo_call("__stable", [source.text() for source in roots], "__w")
     result.names.update(states.constants)
     result.names.update(rest.constants)
