@@ -19,11 +19,11 @@
  * Those values are the next places. Of a tensor its metadata matters (`Facts`), or that it has no gradient. Classes and
  * functions are not read from the program but from weak references, whose places follow the arguments.
  *
- * The proof takes the things in order. An argument that leads to things must be the object that it was, and a reference
+ * The proof takes the things in order. An argument that leads to things must have the address that it had, and a reference
  * be alive. Of each dict, either the number is the one remembered, which CPython gives it at every write and gives to no
- * other: then its places hold what they held. Or each place is read again, and must hold the same address, as it is done
- * with the places of what has no number: a list, a function, a tensor. A thing comes after the thing that holds it
- * (`plan_thing` sees to it). Hence:
+ * other: then its places hold what they held, and a tuple there is the tuple that it was. Or each place is read again, and
+ * must hold the same address, as it is done with the places of what has no number: a list, a function, a tensor, a tuple
+ * that is an argument. A thing comes after the thing that holds it (`plan_thing` sees to it). Hence:
  *
  *   - It reads no dead object. All pointers are borrowed, but when the turn of a thing comes, something alive has been
  *     found to hold it, and nobody else has run since: the proof allocates no memory, so that no garbage is collected (in
@@ -289,8 +289,9 @@ static inline int is_kept(PyObject *value, PyObject *keeper)
     return keeper == NULL || keeper == value || (PyWeakref_CheckRef(keeper) && PyWeakref_GET_OBJECT(keeper) == value);
 }
 
-/* compared: whether some places were, in this proof. Before that every tuple is known to be the tuple that it was. */
-static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *v, Thing *thing, int *compared)
+/* compared: whether some places were, in this proof. Before that every tuple but an argument is known to be the tuple that it
+ * was: a dict holds it that has its number. */
+static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *v, Thing *thing, int arguments, int *compared)
 {
     PyObject *object = thing->object, *from = object;
     uint64_t version = thing->version;
@@ -299,8 +300,9 @@ static inline int is_unchanged(const Plan *plan, const Key *key, const Variant *
     if (thing->kind == CLASS)
         return ((PyTypeObject *)object)->tp_version_tag == version;
     if (thing->kind == TUPLE) {
-        if (!*compared || (uint64_t)Py_SIZE(object) != version)
-            return !*compared;
+        int known = !*compared && plan->place >= arguments;
+        if (known || (uint64_t)Py_SIZE(object) != version)
+            return known;
     } else if (thing->kind == LIST) {
         if ((uint64_t)Py_SIZE(object) != version)
             return 0;
@@ -368,7 +370,7 @@ static int holds(const Memo *self, const Variant *v, PyObject *const *args)
         if (PyWeakref_GET_OBJECT(PyTuple_GET_ITEM(self->references, i)) != v->held[self->arguments + i])
             return 0;
     for (int i = 0, compared = 0; i < self->things; i++)
-        if (!is_unchanged(&self->plan[i], self->key, v, &v->thing[i], &compared))
+        if (!is_unchanged(&self->plan[i], self->key, v, &v->thing[i], self->arguments, &compared))
             return 0;
     for (int i = 0; i < self->tensors; i++) {
         int at = self->tensor[i];

@@ -137,6 +137,22 @@ def test_another_object_at_the_same_address_is_told_apart():
 
 
 @needs_memo
+@pytest.mark.parametrize("kind", [tuple, type("Pair", (tuple,), {})])
+def test_another_tuple_at_the_same_address_is_told_apart(kind):
+    """The argument itself, which no dict holds, and a tuple in it."""
+    memo = stable.Memo(1, (), ((stable.TUPLE, 0, (0, 1)), (stable.TUPLE, 2, (0,))), (1, 3), (), (1, 3))
+    seen, hits = set(), 0
+    for i in range(200):
+        pair = kind([1000 + i % 2, (2000 + i % 2,)])                # two numbers that are new each time
+        hits += id(pair) in seen
+        seen.add(id(pair))
+        assert memo(pair) is None
+        assert memo.record(pair) and all(memo(pair) == (1000 + i % 2, 2000 + i % 2) for _ in range(3))
+        del pair
+    assert hits > 10
+
+
+@needs_memo
 def test_lists_are_compared_item_by_item():
     things = ((stable.LIST, 0, (0, 2)), (stable.OBJECT, 1, ("k",)))
     memo, items = stable.Memo(1, (), things, (3,), (), (3,)), [Thing(), 0, Thing()]
