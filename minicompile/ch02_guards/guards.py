@@ -238,7 +238,8 @@ def constant_match(g, x, const):
 # **Containers and attributes.** A loop over a list was unrolled, so its length matters; a loop over a dict
 # was unrolled in the order of its keys.
 #
-# An empty one is asked for its truth value. `looks` names what a memo has to watch.
+# An empty one is asked for its truth value. `looks` names what a memo has to watch. A class derived from dict may
+# have methods of its own for all of this; what is asked there are the methods of its base (`BASE_KEYS`, `BASE_NO_KEY`).
 
 # %%
 def length_in_words(g) -> str:
@@ -268,6 +269,14 @@ def dict_keys(g, x, const):
     return [Condition(f"__same_constant([*{x}], {const(list(g.expected))})", why)]
 
 
+@guard("BASE_KEYS", lambda g: f"{g.source} has the keys {short(list(g.expected[1]))}")
+def base_keys(g, x, const):
+    """expected: the class from which that of a dictionary derives, and the keys. The class may have an `__iter__` of its own."""
+    base, keys = g.expected
+    return [Condition(f"__same_constant([*{const(base)}.keys({x})], {const(list(keys))})",
+                      lambda v: changed_in_words(f"keys of {g.source}", list(keys), list(base.keys(v))))]
+
+
 @guard("NO_ATTR", lambda g: f"{g.source} has no attribute {g.expected!r}")
 def no_attr(g, x, const):
     return [Condition(f"not hasattr({x}, {g.expected!r})",
@@ -279,6 +288,11 @@ def no_attr(g, x, const):
 def no_key(g, x, const):
     key = repr(g.expected) if isinstance(g.expected, str) else const(g.expected)
     return [Condition(f"{key} not in {x}", lambda v: f"{g.source} has a key {g.expected!r} now")]
+
+
+@guard("BASE_NO_KEY", lambda g: f"{g.source} has no key {g.expected!r}")
+def base_no_key(g, x, const):
+    return [Condition(f"not {const(dict)}.__contains__({x}, {g.expected!r})", lambda v: f"{g.source} has a key {g.expected!r} now")]
 
 
 # %% tags=["exercise:function-guard"]

@@ -201,8 +201,7 @@ def bind_unless_shadowed(tx, obj, name, found, at):
 # for it, and from then on each write to one of the two is made to both.
 
 # %%
-BOUND = (functools._lru_cache_wrapper, types.MethodDescriptorType, types.WrapperDescriptorType,
-         types.ClassMethodDescriptorType)
+BOUND = functools._lru_cache_wrapper, types.MethodDescriptorType, types.WrapperDescriptorType
 
 
 def bind_attribute(tx, obj, name, found, at=None):
@@ -216,6 +215,8 @@ def bind_attribute(tx, obj, name, found, at=None):
         return wrap(tx, found.__func__)
     if kind is classmethod:
         return MethodVal(func=wrap(tx, found.__func__), self=wrap(tx, cls))
+    if kind is types.ClassMethodDescriptorType:
+        return wrap(tx, getattr(cls, name))
     if kind in BOUND:
         return MethodVal(func=wrap(tx, found), self=obj)
     if getter := python_method(kind, "__get__"):

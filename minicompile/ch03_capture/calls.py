@@ -318,8 +318,22 @@ def call_builtin(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
 # The same method can be reached from the class: `list.append(l, 1)`, or `object.__setattr__(self, "x", v)`
 # in a class whose own `__setattr__` does something besides. Then the first argument is the object. The
 # methods of `object` itself are the ends of all chains of `super()`, and are written down in a table.
+#
+# Some methods of an `OrderedDict` reach the items of an object of a derived class through what that class has
+# written for them. Those of a dict do not, but for one: `copy` looks whether there is another `__iter__`.
 
 # %%
+BY_ITEMS = ("__init__", "update", "setdefault", "pop", "popitem", "__or__", "__ror__", "__ior__", "__reduce__")
+
+
+def asks_its_class(cls, owner, name) -> bool:
+    """Whether a method of dict or of a class like it, on an object of class `cls`, runs the program's code or makes another such object."""
+    if owner is collections.OrderedDict:
+        items = ("__contains__", "__getitem__", "__setitem__", "__delitem__") if name in BY_ITEMS else ()
+        return name == "copy" or any(python_method(cls, item) for item in items)
+    return name == "copy" and python_method(cls, "__iter__") is not None
+
+
 @REAL_CALLS.of(types.MethodDescriptorType, types.WrapperDescriptorType)
 def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     """An unbound C method: `torch.Tensor.add(x, y)`, `list.append(l, 1)`, `object.__setattr__(o, n, v)`."""
@@ -334,7 +348,10 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
             unsupported(tx, f"object.{name}")
         return call_handler(tx, f"object.{name}", OBJECT_METHODS[name], args, kwargs)
     if type(self) is ObjVal and issubclass(owner, dict) and (contents := dict_contents(tx, self)) is not None:
-        return call_method(tx, contents, name, args[1:], kwargs)
+        if asks_its_class(self.cls, owner, name):
+            unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}, whose class has a say in it")
+        result = call_method(tx, contents, name, args[1:], kwargs)
+        return self if result is contents else result
     if issubclass(owner, BaseException) and name == "__init__":
         if type(self) is not ExcVal:
             unsupported(tx, "__init__ of an exception that existed before")

@@ -40,7 +40,7 @@ from .tracer import Tracer, constant_source, globals_of, location
 from .values import (
     AbstractValue, ByIdentity, ByValue, CellVal, Const, ContextVal, DELETED, DictVal, ExcVal, FuncVal, Identity, IterVal, Lazy, ListVal,
     MethodName, MethodVal, NEW, NONE, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TracebackVal, TupleVal, ViewVal,
-    describe, like)
+    describe, like, native_new)
 
 
 @dataclass(eq=False)
@@ -262,11 +262,7 @@ def refuse_made_leaves(ep):
 @reconstructs(TupleVal)
 def tuple_text(ep, value):
     items = expressions(ep, value.items)
-    if value.cls is tuple:
-        return f"({items})"
-    if hasattr(value.cls, "_fields"):
-        return f"{pool(ep, tuple.__new__)}({pool(ep, value.cls)}, ({items}))"
-    return f"{pool(ep, value.cls)}(({items}))"
+    return f"({items})" if value.cls is tuple else f"{pool(ep, native_new(value.cls))}({pool(ep, value.cls)}, ({items}))"
 
 
 @reconstructs(ListVal)

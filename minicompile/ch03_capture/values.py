@@ -509,6 +509,16 @@ def python_method(cls: type, name: str):
     return found if isinstance(found, types.FunctionType) else None
 
 
+def is_plain_tuple(cls: type) -> bool:
+    """Whether tuples of this class are looked at as a `TupleVal` is: by no code of the program."""
+    return cls is tuple or not any(python_method(cls, name) for name in ("__len__", "__iter__", "__getitem__", "__bool__", "__reversed__"))
+
+
+def native_new(cls: type):
+    """The nearest `__new__` that is written in C: it makes an instance without any code of the program."""
+    return next(new for base in cls.__mro__ if type(new := vars(base).get("__new__")) is types.BuiltinFunctionType)
+
+
 def is_class(value) -> bool:
     return type(value) is ObjVal and isinstance(value.real, type)
 

@@ -39,7 +39,7 @@ from .tracer import Tracer, call, constant_source, guard, unsupported
 from .values import (
     AbstractValue, ByIdentity, ByValue, CONSTANT_TYPES, CellVal, Const, ContextVal, DictVal, ExcVal, FuncVal, Identity, Lazy, ListVal,
     MethodName, MethodVal, NEW, NotConstant, ObjVal, PartialVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, const, describe,
-    like, python_method, told_apart, user_error)
+    is_plain_tuple, like, native_new, python_method, told_apart, user_error)
 
 BY_IDENTITY = (type, types.ModuleType, types.BuiltinFunctionType, types.FunctionType,
                types.MethodDescriptorType,
@@ -203,7 +203,7 @@ def build(tx, real, kind, source) -> AbstractValue:
 @BUILDERS.of(tuple)
 def wrap_tuple(tx, real, kind, source):
     structural = kind in (tuple, torch.Size) or hasattr(kind, "_fields") or hasattr(kind, "n_sequence_fields")
-    if not structural:
+    if not structural or not is_plain_tuple(kind):
         return None
     guard(tx, source, "TYPE_MATCH", kind)
     guard(tx, source, "TUPLE_LENGTH", len(real))
@@ -379,7 +379,7 @@ def as_python(tx: Tracer, value: AbstractValue):
         items = [as_python(tx, realize(tx, item)) for item in entries(tx, value)]
         if kind is ListVal:
             return items if value.cls is list else value.cls(items, value.items.maxlen)
-        return tuple.__new__(value.cls, items) if hasattr(value.cls, "_fields") else value.cls(items)
+        return native_new(value.cls)(value.cls, items)
     if kind is SetVal:
         if all(type(item) is Const for item in value.items.values()):
             content = like(order_of(tx, value))
@@ -488,7 +488,11 @@ def guard_keys(tx, value: ListVal | DictVal):
         if type(value) is ListVal:
             guard(tx, value.source, "LENGTH" if value.cls is list else "DEQUE_LENGTH", len(value.real))
         else:
-            guard(tx, value.source, "ORDERED_KEYS" if value.cls is collections.OrderedDict else "DICT_KEYS", tuple(value.real))
+            keys = tuple(value.cls.keys(value.real))
+            if type(value.real) is value.cls:
+                guard(tx, value.source, "ORDERED_KEYS" if value.cls is collections.OrderedDict else "DICT_KEYS", keys)
+            else:
+                guard(tx, value.source, "BASE_KEYS", (value.cls, keys))
 
 
 def entries(tx, value: AbstractValue):
@@ -500,9 +504,9 @@ def entries(tx, value: AbstractValue):
 
 def guard_missing(tx, value: DictVal, key):
     if value.real is not None and value.source is not None and not value.keys_guarded:
-        if key in value.real:
+        if dict.__contains__(value.real, key):
             return                               # deleted by the trace itself
         if type(key) in (str, bytes):
-            guard(tx, value.source, "NO_KEY", key)
+            guard(tx, value.source, "NO_KEY" if type(value.real) is value.cls else "BASE_NO_KEY", key)
         else:
             guard_keys(tx, value)

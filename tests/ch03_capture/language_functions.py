@@ -1119,6 +1119,84 @@ def numpy_pure(x):
     return x * float(np.prod([2, 3])), int(np.cumsum([1, 2])[-1]), np.array([1, 2]).tolist(), float(np.linspace(0, 1, 3)[1])
 
 
+# Classes derived from containers, with methods of their own
+
+class Items(tuple):
+    def __new__(cls, *items):
+        return super().__new__(cls, items)
+
+
+class Pair(typing.NamedTuple):
+    a: torch.Tensor
+    b: int = 2
+
+
+class Wide(Pair):
+    __slots__ = ()
+
+    def __getitem__(self, key):
+        return getattr(self, key) if isinstance(key, str) else super().__getitem__(key)
+
+    def __len__(self):
+        return 7
+
+    def __bool__(self):
+        return self.b > 2
+
+    def __reversed__(self):
+        return iter("ba")
+
+
+class Around(Pair):
+    __slots__ = ()
+
+    def __iter__(self):
+        yield 5
+        yield from super().__iter__()
+
+
+@program(breaks=True, args=lambda: (Items(1, 2), Wide(torch.ones(2)), Around(torch.ones(2), 3)))
+def tuples_of_their_own(x, items, wide, around):
+    made = Items(x, *items)
+    new, other = Wide(x, 3), Around(x)
+    return made, made[0] + made[2], Items(*made), new["a"], len(new), wide["b"], len(wide), bool(wide), 1 if new else 2, \
+        list(reversed(new)), [*around], list(other), [k for k in other], new[1:], type(new).__name__
+
+
+class Doubled(collections.OrderedDict):
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value * 2)
+
+
+class Asked(collections.OrderedDict):
+    asked = ()
+
+    def __contains__(self, key):
+        self.asked += (key,)
+        return super().__contains__(key)
+
+    def __iter__(self):
+        self.asked += ("all",)
+        return super().__iter__()
+
+
+class Mapping(dict):
+    def __iter__(self):
+        return iter(("z",))
+
+
+@program(breaks=True, args=lambda: (Doubled(a=1), Asked(a=1), Mapping(z=2), Asked()))
+def dictionaries_of_their_own(x, doubled, asked, mapping, empty):
+    made = Doubled(a=x)
+    made.update(b=x)
+    made.setdefault("c", 3)
+    doubled.update(b=4)
+    copied, plain = made.copy(), mapping.copy()
+    known = "a" in asked, "b" in asked, list(asked), "a" in empty, list(empty), len(empty)
+    return x + 1, made, doubled, copied, type(copied).__name__, plain, type(plain), known, asked.asked, \
+        doubled.fromkeys("ab", 2), mapping.__ior__({"k": x})
+
+
 # State that outlives the call
 
 class History:

@@ -30,7 +30,8 @@ from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
-    SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_class, lookup, python_method, user_error)
+    SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_class, is_plain_tuple, lookup,
+    python_method, user_error)
 from ..wrap import as_python, entries, guard_keys, realize, wrap
 
 ZERO, EMPTY = const(0), TupleVal()
@@ -47,7 +48,8 @@ ZERO, EMPTY = const(0), TupleVal()
 HANDLED.update({
     list: lambda tx, items=EMPTY: ListVal(items=unpack(tx, items)),
     torch.Size: lambda tx, items=EMPTY: TupleVal(items=unpack(tx, items), cls=torch.Size),
-    tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real),
+    tuple.__new__: lambda tx, cls, items=EMPTY: TupleVal(items=unpack(tx, items), cls=cls.real) if is_plain_tuple(cls.real) else
+        unsupported(tx, f"making a {cls.real.__name__}, a tuple that is looked at in ways of its own"),
     set: lambda tx, items=EMPTY: set_of(tx, items),
     frozenset: lambda tx, items=EMPTY: items if items.cls is frozenset else set_of(tx, items, frozenset),
     collections.deque: lambda tx, items=EMPTY, maxlen=NONE: ListVal(
