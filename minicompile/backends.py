@@ -78,7 +78,7 @@ def watch_overlaps(captured, compiled) -> Callable:
         owned = [item for item in owned if item[2]]
     if not loose or len(loose) + len(owned) < 2 or not (owned or any(is_written for *_, is_written in loose)):
         return compiled
-    eager, items = eager_callable(captured.gm), [item[:2] for item in (*loose, *owned)]
+    gm, items = captured.gm, [item[:2] for item in (*loose, *owned)]
     kinds = [(is_written, of_module) for group, of_module in ((loose, False), (owned, True)) for *_, is_written in group]
     spans = Spans and Spans([(i, -1 if size is None else size, captured.example_inputs[i].element_size(), *kind)
                              for (i, size), kind in zip(items, kinds)])
@@ -88,7 +88,7 @@ def watch_overlaps(captured, compiled) -> Callable:
         if are_apart is None:
             where = ((inputs[i].data_ptr(), extent(inputs[i]) if size is None else size) for i, size in items)
             are_apart = not harm_each_other([(at, at + size) for at, size in where], kinds)
-        return compiled(*inputs) if are_apart else eager(*inputs)
+        return compiled(*inputs) if are_apart else eager_callable(gm)(*inputs)
     return call
 
 
@@ -142,7 +142,6 @@ def add_size_inputs(captured) -> None:
             node.replace_all_uses_with(of_symbol[str(node.meta["val"])])
             graph.erase_node(node)
     captured.gm.recompile()
-    captured.gm.real_recompile()                        # backends take hold of `forward`
 
 
 # %% [markdown]
@@ -151,12 +150,14 @@ def add_size_inputs(captured) -> None:
 # %%
 def eager_callable(gm) -> Callable:
     """Backend `eager`: the graph's own Python code."""
+    gm.real_recompile()
     return gm.forward
 
 
 def custom_backend(captured, context) -> Callable:
     """What the user's backend made of the graph, with checks of what it returns."""
     name = context.backend_name
+    captured.gm.real_recompile()                        # backends take hold of `forward`
     try:
         compiled = context.backend(captured.gm, list(captured.example_inputs))
     except Exception as error:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import logs
-from .backends import add_size_inputs, compile_graph
+from .backends import add_size_inputs, compile_graph, eager_callable
 from .ch01_graphs.recipes import RECIPES
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.identity import weakly
@@ -249,7 +249,7 @@ def graph_refused(gm, eager: bool, grad: bool, *inputs) -> bool:
         return True
     try:
         with without_saved_tensor_hooks():
-            gm.forward(*inputs)
+            eager_callable(gm)(*inputs)
     except Exception:
         return True
     finally:

@@ -429,7 +429,7 @@ def failing_guards(guards, code, function, args, constants=()):
             if guard.source is not None:
                 value = namespace["__x"] = value_of(guard.source, namespace, known)
             for condition in g.GUARD_KINDS[guard.kind].conditions(guard, "__x", emitter):
-                if not eval(condition.text, namespace):
+                if not eval(expression(condition.text), namespace):
                     yield guard, in_users_words(condition.why(value), code)
                     break
         except Exception as error:
@@ -443,13 +443,13 @@ def value_of(source, namespace: dict, known: dict):
         base, template = source.parts()
         if base is not None:
             namespace["__base"] = value_of(base, namespace, known)
-        known[source] = eval(step_code(template), namespace)
+        known[source] = eval(expression(template.replace("{}", "__base", 1)), namespace)
     return known[source]
 
 
-@functools.lru_cache(1000)
-def step_code(template: str) -> types.CodeType:
-    return compile(template.replace("{}", "__base", 1), "<source>", "eval")
+@functools.lru_cache(10000)
+def expression(text: str) -> types.CodeType:
+    return compile(text, "<guard>", "eval")
 
 
 def in_users_words(text: str, code) -> str:

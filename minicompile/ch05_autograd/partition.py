@@ -331,11 +331,11 @@ def choose_saved(joint: Joint, halves: Halves, prefer: str = "speed", prices=Non
     or an output needs it in memory, or that it is not fusible; what is checkpointed and does not leave its
     region has no price at which it is saved (INFINITE). The sum of the prices is minimal; among equal cuts
     the one nearest to backward wins. Raises AssertionError if every cut is INFINITE."""
-    nodes = [n for n in joint.gm.graph.nodes if n.op != "output" and n not in halves.backward]
-    stage = stages(nodes, halves)
-    consumed = {n for n in nodes if any(u in halves.backward for u in n.users)} | \
+    consumed = {a for n in halves.backward for a in n.all_input_nodes if a not in halves.backward} | \
         {g for g in halves.gradients if isinstance(g, fx.Node) and g not in halves.backward}
     wanted = with_ancestors(consumed)
+    nodes = [n for n in joint.gm.graph.nodes if n in wanted or n in halves.forward]
+    stage = stages(nodes, halves)
     net = Network()
     source, sink = add_vertex(net), add_vertex(net)
     inner: dict[fx.Node, tuple[int, int]] = {}

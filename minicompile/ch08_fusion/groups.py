@@ -188,8 +188,8 @@ def makes_cycle(f: Fuser, a: int, b: int) -> bool:
 # A fusion has been decided; now the books are kept. Both groups are rewritten to the common variables. What a
 # pointwise loop reads becomes a `wide` read if the loop now runs inside of a reduction's row. Reads and writes are
 # united. Then the ancestors: who is above `a` or `b` is above the new group, and who has one of them above it has
-# all of the new group's ancestors above it now. To go through all groups for each fusion would be quadratic, so
-# `settled` finds out when it changes nothing.
+# all of the new group's ancestors above it now. To go through all groups for each fusion would be quadratic, so the
+# news goes from successor to successor, and ends at each group that knew: all behind it knew as well.
 
 # %%
 def _apply(g: Group, mapping: dict[Symbol, Int]) -> None:
@@ -221,15 +221,14 @@ def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
     a.turns |= b.turns
     a.members = sorted(a.members + b.members)
     bits = (1 << ia) | (1 << ib)
-    above = (a.ancestors | b.ancestors) & ~bits
-    # If everything after a also comes after b, and b after a, nobody gains an ancestor.
-    settled = b.ancestors >> ia & 1 and all(
-        s in (ia, ib) or f.groups[s].ancestors >> ib & 1 for s in map(f.find, a.successors))
+    a.ancestors = (a.ancestors | b.ancestors) & ~bits
     a.successors = a.successors | b.successors
-    a.ancestors = above
     del f.groups[ib]
     f.parent[ib] = ia
-    if not settled:
-        for g in f.groups.values():
-            if g.ancestors & bits:
-                g.ancestors |= above | bits
+    above, pending = a.ancestors | bits, [a]
+    while pending:
+        for s in map(f.find, pending.pop().successors):
+            g = f.groups[s]
+            if g is not a and above & ~g.ancestors:
+                g.ancestors |= above
+                pending.append(g)
