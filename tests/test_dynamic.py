@@ -287,6 +287,13 @@ def test_kernels_take_floats(backend):
           [(torch.rand(5), torch.rand(5).double(), s) for s in values], backend)
 
 
+@pytest.mark.parametrize("backend", ("eager", "loops"))
+def test_the_two_zeros_are_different_operands(backend):
+    one = torch.ones(3)
+    agree(lambda x, s: (x + s * 0.0, torch.copysign(one, x.new_full((3,), s * 0.0)), torch.copysign(one, x.new_full((3,), s * -0.0))),
+          [(torch.zeros(3), s) for s in (0.5, 1.5, 2.5)], backend)
+
+
 def test_what_needs_the_number_is_compiled_for_it():
     agree(lambda x, p: F.dropout(x, p) * 0, [(torch.rand(4), p) for p in (.1, .2, .3)], graphs=3)
     agree(lambda x, s: x * int(s), [(torch.rand(4), s) for s in (1.5, 1.7, 2.5)], graphs=6)

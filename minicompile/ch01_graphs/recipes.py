@@ -44,7 +44,8 @@ def _may_be_kept(func) -> bool:
 def _writes_first(func) -> bool:
     """Whether it is elementwise, in place."""
     written = [a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments]
-    return torch.Tag.pointwise in func.tags and written[:1] == [True] and True not in written[1:] and len(func._schema.returns) == 1
+    elementwise = torch.Tag.pointwise in func.tags or func is torch.ops.aten.copy_.default
+    return elementwise and written[:1] == [True] and True not in written[1:] and len(func._schema.returns) == 1
 
 
 def _check_alone(first, others) -> None:

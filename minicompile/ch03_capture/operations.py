@@ -190,29 +190,35 @@ def ask(tx, candidates) -> AbstractValue | None:
 
 
 # %% [markdown]
-# The others are simpler. A float operation on symbols is one node, and the same operation on the same operands is
+# The others are simpler. An operation on symbolic floats is one node, and the same operation on the same operands is
 # emitted only once: an optimizer divides by the same correction for each of its parameters.
 
 # %%
 def unary(tx: Tracer, name: str, a: AbstractValue) -> AbstractValue:
     """name: 'neg', 'pos', 'abs' or 'invert'."""
-    if type(a) is TensorVal or type(a) is SymVal:
+    if type(a) is TensorVal:
         return emit(tx, "call_function", getattr(operator, name), [a], {})
+    if type(a) is SymVal:
+        known, key = tx.symbols.results, (name, to_arg(tx, a))
+        if key not in known:
+            known[key] = emit(tx, "call_function", getattr(operator, name), [a], {})
+        return known[key]
     return special(tx, a, f"__{name}__") or fold(
         tx, getattr(operator, name), [a], reason=f"{name} of {describe(a)}")
 
 
 def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
     """An operation of Python that gives a float, on numbers of which some are symbolic."""
-    function = float_function(op)
-    try:
-        result = function(*[a.sym if type(a) is SymVal else a.value for a in args])
-    except (ArithmeticError, ValueError, TypeError):            # for these very numbers
-        return fold(tx, OPERATIONS[op], args)
-    operands = tuple(to_arg(tx, a) for a in args)
-    if (op, operands) not in tx.symbols.results:
-        tx.symbols.results[op, operands] = wrap_result(tx, tx.graph.call_function(function, operands), result)
-    return tx.symbols.results[op, operands]
+    operands = tuple([to_arg(tx, a) for a in args])
+    known, key = tx.symbols.results, (op, *[repr(a) if type(a) is float else a for a in operands])      # -0.0 is not 0.0
+    if key not in known:
+        function = float_function(op)
+        try:
+            result = function(*[a.sym if type(a) is SymVal else a.value for a in args])
+        except (ArithmeticError, ValueError, TypeError):        # for these very numbers
+            return fold(tx, OPERATIONS[op], args)
+        known[key] = wrap_result(tx, tx.graph.call_function(function, operands), result)
+    return known[key]
 
 
 # %% [markdown]

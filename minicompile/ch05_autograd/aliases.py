@@ -24,7 +24,7 @@ from torch import fx
 
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.floats import Float
-from ..ch01_graphs.graph import copy_provenance, map_args
+from ..ch01_graphs.graph import Graph, copy_provenance, map_args
 from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, memory_order, same_layout
 from ..ch01_graphs.recipes import fake_call
 from ..ch01_graphs.shapes import FloatNode, ShapeEnv, SizeNode, expr_of, is_symbolic
@@ -101,7 +101,7 @@ def viewed_argument(node: fx.Node, val: FakeTensor) -> fx.Node | None:
 class GraphBuilder:
     """Adds nodes to `graph`, on behalf of `current`, a node of `old`."""
     old: fx.GraphModule
-    graph: fx.Graph = field(default_factory=fx.Graph)
+    graph: fx.Graph = field(default_factory=Graph)
     current: fx.Node | None = None
     shapes: ShapeEnv | None = None
 

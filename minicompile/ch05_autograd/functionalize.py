@@ -37,9 +37,10 @@ from torch.utils import _pytree as pytree
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, is_window, memory_order, overlap, same_layout
+from ..ch01_graphs.operators import leaves
 from ..errors import Unsupported
 from .aliases import Alias, GraphBuilder, Step, anchored, emit, emit_step, fresh, read, viewed_argument, write
-from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, signature, written_arguments
+from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, parameters_of_counterpart, written_arguments
 
 aten = torch.ops.aten
 
@@ -96,7 +97,7 @@ def visit_call(f: Functionalizer, node: fx.Node):
 def visit_pure(f: Functionalizer, node: fx.Node):
     val, (args, kwargs) = node.meta["val"], read_args(f, (node.args, node.kwargs))
     if isinstance(val, FakeTensor):
-        f.env[node] = fresh(val, emit(f, node.target, args, kwargs, reuse(node, args, kwargs)))
+        f.env[node] = fresh(val, emit(f, node.target, args, kwargs, val if lie_as_before(f, node) else None))
     else:
         f.env[node] = emit(f, node.target, args, kwargs, val)
 
@@ -128,12 +129,14 @@ def visit_as_strided(f: Functionalizer, node: fx.Node, alias: Alias, parent: fx.
         raise Unsupported("as_strided beyond the elements of a tensor that was written")
 
 
-def reuse(node: fx.Node, args, kwargs):
-    """The old fake serves again where no argument changed its layout."""
-    before = [a.meta["val"] for a in pytree.tree_leaves((node.args, node.kwargs)) if isinstance(a, fx.Node)]
-    after = [a.meta["val"] for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, fx.Node)]
-    same = all(not isinstance(a, torch.Tensor) or a is b or same_layout(a, b) for a, b in zip(before, after))
-    return node.meta["val"] if same else None
+def lie_as_before(f: Functionalizer, node: fx.Node) -> bool:
+    """Has no argument changed its layout? Then the old fake serves again."""
+    for a in node.all_input_nodes:
+        if isinstance(f.env[a], Alias):
+            before, after = a.meta["val"], read(f, f.env[a]).meta["val"]
+            if before is not after and not same_layout(before, after):
+                return False
+    return True
 
 
 def visit_getitem(f: Functionalizer, node: fx.Node):
@@ -191,7 +194,7 @@ def check_no_overlap(f: Functionalizer, node: fx.Node, targets: list) -> None:
     for alias in (f.env[a] for a in node.all_input_nodes):
         if isinstance(alias, Alias):
             operands.setdefault(id(alias.memory), []).append(alias)
-    for target in pytree.tree_leaves(targets):
+    for target in leaves(targets, {}):
         if not isinstance(target, fx.Node) or not isinstance(target.meta["val"], FakeTensor):
             continue
         val, memory = f.env[target].fake, f.env[target].memory
@@ -279,14 +282,10 @@ def draw_in_memory_order(f: Functionalizer, bound: dict) -> fx.Node:
 
 def call_counterpart(f: Functionalizer, op, bound: dict) -> list[fx.Node]:
     """Call the functional counterpart of `op` on the arguments `bound` by name; its results."""
-    functional = functional_counterpart(op)
-    defaults = {a.name: a.default_value for o in (functional, op) for a in o._schema.arguments
-                if a.has_default_value()}
-    keyword_only = {a.name for a in functional._schema.arguments if a.kwarg_only}
-    args, kwargs = [], {}
-    for name, _ in signature(op):
-        if name not in keyword_only:
-            args.append(read_args(f, bound[name]) if name in bound else defaults[name])
+    functional, args, kwargs = functional_counterpart(op), [], {}
+    for name, keyword_only, default in parameters_of_counterpart(op):
+        if not keyword_only:
+            args.append(read_args(f, bound[name]) if name in bound else default)
         elif name in bound:
             kwargs[name] = read_args(f, bound[name])
     new, count = emit(f, functional, tuple(args), kwargs), len(functional._schema.returns)

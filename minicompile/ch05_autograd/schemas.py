@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -54,6 +55,15 @@ def functional_counterpart(op):
         if fitting:
             return min(fitting, key=lambda o: o._overloadname != op._overloadname)
     raise Unsupported(f"{op} writes to its arguments and has no functional counterpart")
+
+
+@functools.cache
+def parameters_of_counterpart(op) -> list[tuple[str, bool, Any]]:
+    """(name, whether it is passed by name, default) of each argument of `op` with which to call its functional counterpart."""
+    functional = functional_counterpart(op)
+    defaults = {a.name: a.default_value for o in (functional, op) for a in o._schema.arguments if a.has_default_value()}
+    keyword_only = {a.name for a in functional._schema.arguments if a.kwarg_only}
+    return [(name, name in keyword_only, defaults.get(name)) for name, _ in signature(op)]
 
 
 METADATA_OPS = {"aten::resize_", "aten::resize_as_", "aten::set_", "aten::as_strided_", "aten::detach_",

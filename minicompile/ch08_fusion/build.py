@@ -29,8 +29,15 @@ from .kernel import Kernel
 
 # %%
 def rewrite(stores: Iterable[Value], mapping: dict[Symbol, Int], names: dict[str, str] = {}) -> tuple[Value, ...]:
-    """A new body: these stores, with loop variables replaced by expressions and buffers renamed."""
+    """These stores with loop variables replaced by expressions and buffers renamed: a new body, unless all stays as it is."""
+    if not names and stays(mapping):
+        return tuple(stores)
     return with_places(stores, lambda name, at: (names.get(name, name), normal(at)), mapping)
+
+
+def stays(mapping: dict[Symbol, Int]) -> bool:
+    """Whether each variable is replaced by itself, of the same size: equal symbols have equal names."""
+    return all(e == v.expr and next(iter(symbols(e))).size == v.size for v, e in mapping.items())
 
 
 def kernel_name(members, number: int) -> str:
