@@ -15,7 +15,9 @@
 # %%
 from __future__ import annotations
 
+import functools
 import linecache
+import re
 import weakref
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable, Sequence
@@ -89,15 +91,23 @@ def _forget_text(filename: str) -> None:
 
 class Graph(fx.Graph):
     """A graph whose nodes get their arguments once they are there. PyTorch 2.13 walks through the arguments of a node that it makes,
-    to warn of symbolic sizes among them, and this takes longer than all else."""
+    to warn of symbolic sizes among them, and this takes longer than all else. Nor do arguments change where `find_nodes` finds a node,
+    for which PyTorch takes it out and puts it in again; and each operator gives many nodes their names."""
 
     def create_node(self, op, target, args=None, kwargs=None, name=None, type_expr=None) -> fx.Node:
+        name = stem(target.__name__) if name is None and op == "call_function" else name
         node = super().create_node(op, target, None, None, name, type_expr)
         if args:
-            node.args = args
+            fx.Node.args.fset(node, args)
         if kwargs:
-            node.kwargs = kwargs
+            fx.Node.kwargs.fset(node, kwargs)
         return node
+
+
+@functools.lru_cache(1000)
+def stem(name: str) -> str:
+    """What PyTorch makes of the name of a function for the names of its nodes."""
+    return re.sub("[^0-9a-zA-Z_]+", "_", re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower())
 
 
 def graph_module(root, graph: fx.Graph) -> fx.GraphModule:
@@ -151,12 +161,15 @@ def map_args(fn: Callable[[Any], Any], args):
     """Apply `fn` to every leaf of a node's arguments (nodes, sizes, constants). Keeps tuples, lists, dicts
     and slices, which pytree would not enter."""
     if isinstance(args, (tuple, list)):
-        return type(args)([map_args(fn, a) for a in args])
+        return type(args)([map_args(fn, a) if isinstance(a, CONTAINERS) else fn(a) for a in args])
     if isinstance(args, dict):
         return {k: map_args(fn, v) for k, v in args.items()}
     if isinstance(args, slice):
         return slice(map_args(fn, args.start), map_args(fn, args.stop), map_args(fn, args.step))
     return fn(args)
+
+
+CONTAINERS = (tuple, list, dict, slice)
 
 
 def call_node(gm: fx.GraphModule, node: fx.Node, args, kwargs):
