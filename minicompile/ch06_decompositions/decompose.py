@@ -14,6 +14,7 @@ import contextlib
 import functools
 import itertools
 import operator
+from typing import Callable
 
 import torch
 from torch import fx
@@ -100,9 +101,13 @@ class Decomposed(TorchDispatchMode):
 # %%
 class Decomposer(Recorder):
     """A recorder that records what decompositions are made of. While `literal`, calls are recorded as
-    they are."""
+    they are. patterns: what was expanded, by its `question`."""
 
     literal = False
+
+    def __init__(self):
+        super().__init__()
+        self.patterns: dict[tuple, Pattern] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -114,6 +119,19 @@ class Decomposer(Recorder):
                 return self._alias(out) if any(out is x for x in args) else out
             self.erase_after(mark)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def repeat(self, rule, args, kwargs, expand: Callable, node: fx.Node | None = None):
+        """What `expand()` gives for a call of `rule`; where there is a pattern for it, this is written again. node: what asks, if its
+        fake is a promise."""
+        key, operands = question(self, rule, args, kwargs, node), [x for x in leaves(args, kwargs) if isinstance(x, FakeTensor)]
+        if key is not None and (pattern := self.patterns.get(key)) is not None:
+            return pattern.again(self, operands)
+        mark = self.mark()
+        out = expand()
+        if key is not None:
+            with contextlib.suppress(NotKept):
+                self.patterns[key] = Pattern(self, mark, operands, out)
+        return out
 
     def mark(self) -> fx.Node | None:
         return next(iter(reversed(self.graph.nodes)), None)
@@ -255,8 +273,9 @@ class Pattern:
 # time is known by its formula.
 
 # %%
-def question(recorder: Recorder, node: fx.Node, args, kwargs) -> tuple:
-    """Equal for two nodes that are expanded to the same nodes. Raises NotKept if that cannot be told."""
+def question(recorder: Recorder, rule, args, kwargs, node: fx.Node | None = None) -> tuple | None:
+    """Equal for two calls of `rule` that are expanded to the same nodes, and None if that cannot be told. node: what makes the call, if
+    `as_promised` will look at it."""
     names: dict = {}
 
     def of(x):
@@ -269,9 +288,11 @@ def question(recorder: Recorder, node: fx.Node, args, kwargs) -> tuple:
             return kind, expr_of(x)
         return tuple([of(item) for item in x]) if isinstance(x, (list, tuple)) else asked(x, False)
 
-    wanted = node.meta["val"]
-    return node.target, of(args), tuple(kwargs), of(tuple(kwargs.values())), asked(wanted, False), \
-        isinstance(wanted, (list, tuple)) and read_results(node)
+    wanted = None if node is None else node.meta["val"]
+    with contextlib.suppress(NotKept):
+        return rule, of(args), tuple(kwargs), of(tuple(kwargs.values())), asked(wanted, False), \
+            isinstance(wanted, (list, tuple)) and read_results(node)
+    return None
 
 
 # %% [markdown]
@@ -289,7 +310,7 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
     Every node keeps `location` and names the node it came from in `origins`. The input graph is unchanged.
     """
     recorder = Decomposer()
-    inputs, patterns = [], {}
+    inputs = []
     for node in gm.graph.nodes:
         if node.op == "placeholder":
             inputs.append(node.meta["val"])
@@ -308,18 +329,8 @@ def decompose(gm: fx.GraphModule) -> fx.GraphModule:
 
     def call(node, args, kwargs):
         mark = recorder.mark()
-        try:
-            key = question(recorder, node, args, kwargs) if node.target in TABLE else None
-        except NotKept:
-            key = None
-        operands = [x for x in leaves(args, kwargs) if isinstance(x, FakeTensor)]
-        if key is not None and (pattern := patterns.get(key)) is not None:
-            out = pattern.again(recorder, operands)
-        else:
-            out = expanded(node, args, kwargs, mark)
-            if key is not None:
-                with contextlib.suppress(NotKept):
-                    patterns[key] = Pattern(recorder, mark, operands, out)
+        expand = functools.partial(expanded, node, args, kwargs, mark)
+        out = recorder.repeat(node.target, args, kwargs, expand, node) if node.target in TABLE else expand()
         notes = {k: v for k, v in node.meta.items() if k not in ("val", "location", "origins")}
         for recorded in recorder.since(mark) if notes else ():
             recorded.meta.update(notes)

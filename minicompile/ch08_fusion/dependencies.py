@@ -23,7 +23,7 @@ from typing import Any, Iterable
 
 import torch
 
-from ..ch01_graphs.symbolic import Int, present
+from ..ch01_graphs.symbolic import Int, mul, present
 from ..ch07_loops.ir import Buffer, Extern, Loop, Program, View, root_of, written_by
 
 # %% [markdown]
@@ -37,11 +37,11 @@ def storage_size(buffer: Buffer) -> Int:
     """Elements from the first to the last addressed one, inclusive; 0 for an empty tensor. `buffer.layout` has `size` and
     `stride`, both in elements. Sizes may be symbolic."""
     sizes = buffer.layout.size
-    if 0 in sizes:
+    if any(isinstance(s, int) and s == 0 for s in sizes):
         return 0
     last: Int = 1
     for size, stride in zip(sizes, buffer.layout.stride):
-        last = last + (size - 1) * stride
+        last = last + mul(size - 1, stride)
     return last
 
 

@@ -401,6 +401,10 @@ def repeated(x, y, n):
         out += [torch.clamp(a, 0.0), torch.clamp(a, -0.0), torch.add(a, 1, alpha=1), torch.add(a, 1.0, alpha=1), torch.add(a, True)]
         out += [*F.gelu(a).chunk(2), *torch.native_layer_norm(a, (6,), None, None, 1e-5), F.softmax(a, 1), F.softmax(a, 0)]
         out += [aten.expand_copy.default(a, (4, 6)), torch.std(a, 1), F.dropout(a, 0.5), torch.special.xlogy(a, a)]
+    lists = [x, y, x[:2], x.T], [y, x, y[:2], y.T]
+    for found in (torch._foreach_norm(lists[0]), torch._foreach_addcmul(*lists, lists[0], 2.0), torch._foreach_lerp(*lists, 0.3),
+                  torch._foreach_mul(*lists), torch._foreach_mul(lists[0], [0.0, -0.0, 1.0, 0.0]), torch._foreach_add(lists[0], 1)):
+        out += found
     return out
 
 

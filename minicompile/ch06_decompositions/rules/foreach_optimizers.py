@@ -14,6 +14,7 @@ import functools
 import math
 
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from ..table import aten, decomposition, in_float32
 from . import arithmetic, reductions
@@ -21,12 +22,14 @@ from . import arithmetic, reductions
 
 def each(fn, lists: int = 1):
     """`fn` mapped over lists: the first `lists` arguments are lists, a later one is a list or one value
-    for all."""
+    for all. Most elements ask what another one has asked, so the decomposer may write again what that was expanded to."""
 
     def run(*args, **kwargs):
         n = len(args[0])
         rows = [a if isinstance(a, (list, tuple)) or i < lists else [a] * n for i, a in enumerate(args)]
-        return [fn(*row, **kwargs) for row in zip(*rows)]
+        mode = _get_current_dispatch_mode()
+        repeat = getattr(mode, "repeat", lambda rule, args, kwargs, expand: expand())
+        return [repeat(fn, row, kwargs, functools.partial(fn, *row, **kwargs)) for row in zip(*rows)]
 
     return run
 
