@@ -34,13 +34,13 @@ from .effects import changed
 from .fields import NAMING
 from .interpreter import inline
 from .methods import call_handler, call_method
-from .operations import emit_float, fold, user_errors
+from .operations import emit_float, fold
 from .tensors import call_graph_function, is_graph_function
 from .tracer import CALLS, Tracer, call, constant_source, enter_namespace, is_library, location, plain_python, unsupported
 from .values import (
     AbstractValue, BuiltinVal, CONSTANT_TYPES, Const, ContextVal, DictVal, ExcVal, FuncVal, IMMUTABLE, ListVal, MISSING, MethodName,
     MethodVal, NEW, NONE, ObjVal, PartialVal, SymVal, Table, TensorVal, TupleVal, boolean, const, describe, is_class, lookup,
-    python_method, user_error)
+    python_method, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, guard_keys, is_made_per_call, part, wrap
 
 

@@ -25,9 +25,9 @@ from .calls import handles
 from .interpreter import inline
 from .iterate import unpack
 from .methods import pairs_of
-from .operations import user_errors
 from .tracer import unsupported
-from .values import BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, AbstractValue, const, dict_of, lookup
+from .values import (
+    AbstractValue, BuiltinVal, CellVal, Const, DictVal, FuncVal, MISSING, NONE, ObjVal, TupleVal, const, dict_of, lookup, user_errors)
 from .wrap import as_python, wrap
 
 METACLASSES = (type, abc.ABCMeta)

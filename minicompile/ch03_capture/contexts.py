@@ -18,10 +18,10 @@ import torch
 from torch.utils._device import DeviceContext
 
 from .attributes import attributes_of
-from .operations import METHODS, user_errors
+from .operations import METHODS
 from .tensors import finish_node
 from .tracer import CALLS, Tracer, call, unsupported
-from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const
+from .values import BIRTHS, BuiltinVal, Const, ContextVal, FALSE, NONE, AbstractValue, const, user_errors
 from .wrap import wrap
 
 enter_autocast = torch.amp.autocast_mode._enter_autocast

@@ -33,7 +33,7 @@ from .tensors import emit, tensor_shape
 from .tracer import Tracer, unsupported
 from .values import (
     AbstractValue, Const, DictVal, GenVal, IterVal, ListVal, MISSING, ObjVal, SetVal, TensorVal, TupleVal, ViewVal, const, describe,
-    lookup, python_method, user_error)
+    interprets, lookup, python_method, user_error, user_errors)
 from .wrap import dict_contents, entries, order_of, realize, wrap
 
 
@@ -103,14 +103,8 @@ def sequence(tx, value, backwards=False):
 def natively(iterator):
     """Python's own iterator over a container of values. What it says about a change meanwhile is for the
     program."""
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        except RuntimeError as error:
-            user_error(RuntimeError, *error.args)
-        yield item
+    with user_errors():
+        yield from iterator
 
 
 def may_go_on(iterator) -> bool:
@@ -214,6 +208,7 @@ def emptied(container):
 # code is an endless loop that a user can interrupt. Here it counts against the limit of instructions.
 
 # %%
+@interprets
 def values_of(tx: Tracer, value: AbstractValue):
     """A Python generator over the values of an iterable value."""
     iterator = iterate(tx, value)

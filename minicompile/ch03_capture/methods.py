@@ -24,13 +24,12 @@ from .effects import touch
 from .interpreter import advance, unless_raised
 from .iterate import as_dict, iterate, length, next_value, unpack, values_of
 from .operations import (
-    METHODS, Proxy, binary, compare, contains, delete_item, fold, get_item, index_of, is_missing, proxies, set_item, specialize, truth,
-    user_errors)
+    METHODS, Proxy, binary, compare, contains, delete_item, fold, get_item, index_of, is_missing, proxies, set_item, specialize, truth)
 from .tensors import call_tensor_method
 from .tracer import Tracer, call, unsupported
 from .values import (
     AbstractValue, Const, DictVal, ExcVal, FALSE, GenVal, IterVal, ListVal, NONE, NotConstant, ObjVal, SetVal, SliceVal, TRUE, TensorVal,
-    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class, user_error)
+    TracebackVal, TupleVal, ViewVal, boolean, const, describe, is_class, user_error, user_errors)
 from .wrap import as_python, entries, guard_keys, key_of, keyed, order_of, realize
 
 

@@ -13,7 +13,6 @@ import collections
 import enum
 import math
 import operator
-import traceback
 import types
 from dataclasses import dataclass
 
@@ -21,16 +20,15 @@ import torch
 
 from ..ch01_graphs.floats import OPERATIONS
 from ..ch01_graphs.shapes import float_function
-from ..errors import StrictError, Unsupported
 from .attributes import special, store_in_dict
 from .effects import touch
 from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, to_arg, wrap_result
 from .tracer import Tracer, call, unsupported
 from .values import (
-    AbstractValue, Const, DictVal, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SetVal, SliceVal,
-    SymVal, Table, TensorVal, TupleVal, UserError, ViewVal, as_number, boolean, const, describe, lookup, python_method, told_apart,
-    user_error)
+    AbstractValue, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal,
+    SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, lookup, python_method, told_apart,
+    user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
@@ -46,19 +44,6 @@ METHODS = Table()
 def python_operator(name: str):
     """The function of the operator module: `add`, `and_`, `iadd`."""
     return getattr(operator, f"{name}_", None) or getattr(operator, name)
-
-
-class user_errors:
-    """What Python raises inside, the traced program raises; not what the interpreter itself raises when Python calls it back. (A
-    generator as a context would be held by the traceback of what it catches, and hold it: see `Unsupported`.)"""
-
-    def __enter__(self):
-        pass
-
-    def __exit__(self, kind, error, trace):
-        if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant, StrictError)) and \
-                not any(frame.f_code in INTERPRETING for frame, _ in traceback.walk_tb(trace)):
-            user_error(type(error), *error.args)
 
 
 def fold(tx: Tracer, function, args, kwargs=None, reason: str | None = None) -> AbstractValue:
@@ -421,7 +406,7 @@ class Proxy:
         return as_python(self.tx, call(self.tx, wrap(self.tx, function), [self.value, *args]))
 
 
-INTERPRETING = frozenset(f.__code__ for f in (call, values_of, *vars(Proxy).values()) if isinstance(f, types.FunctionType))
+INTERPRETING.update(f.__code__ for f in vars(Proxy).values() if isinstance(f, types.FunctionType))
 
 
 def proxies(tx: Tracer, sequence: AbstractValue):

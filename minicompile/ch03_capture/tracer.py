@@ -37,7 +37,7 @@ from ..ch02_guards.guards import GuardSet
 from ..ch02_guards.sources import AttrSource, ConstantSource, GlobalsSource, InstanceDictSource, Source
 from ..errors import SkipFrame, Unsupported
 from .effects import Effects
-from .values import ObjVal, Table, AbstractValue, user_error
+from .values import ObjVal, Table, AbstractValue, interprets, user_error
 
 PYTHON = sys.version_info[:2]
 
@@ -248,6 +248,7 @@ def written_global(tx: Tracer, namespace: dict, name: str):
 CALLS = Table()                       # kind of value -> function(tx, callee, args, kwargs)
 
 
+@interprets
 def call(tx: Tracer, callee: AbstractValue, args, kwargs=None) -> AbstractValue:
     """callee(*args, **kwargs); args: list of values, kwargs: dict of values."""
     if type(callee) not in CALLS:

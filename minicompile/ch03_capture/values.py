@@ -38,6 +38,7 @@ import functools
 import itertools
 import re
 import sys
+import traceback
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,7 @@ import torch
 from ..ch02_guards.guards import MISSING, class_lookup  # noqa: F401 (MISSING is one of the values)
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import Source
+from ..errors import StrictError, Unsupported
 from ..tables import Table  # noqa: F401 (of handlers by kind of value)
 
 
@@ -458,6 +460,10 @@ CONSTANT_TYPES = frozenset(LITERALS + (
 # `UserError` carries an exception that the *traced* program raises, through the interpreter's own Python
 # frames, to the interpreter frame whose exception table covers it. It must not be confused with
 # `Unsupported`, which is ours.
+#
+# Much of the time Python itself does the work, and calls the interpreter back now and then: a sort asks which item is smaller.
+# What Python raises there is the program's, what the interpreter raises is ours. `user_errors` tells them apart
+# by the traceback, in which a function that goes on interpreting is marked with `interprets`.
 
 # %%
 class NotConstant(Exception):
@@ -474,6 +480,27 @@ def user_error(cls, *args, **attributes):
     """Raise `cls(*args)` in the traced program; args are values or constants, attributes are values."""
     args = [a if isinstance(a, AbstractValue) else const(a) for a in args]
     raise UserError(ExcVal(cls=cls, args=args, attrs=attributes))
+
+
+INTERPRETING: set = set()            # codes of functions
+
+
+def interprets(function):
+    INTERPRETING.add(function.__code__)
+    return function
+
+
+class user_errors:
+    """What Python raises inside, the traced program raises. (A generator as a context would be held by the traceback of
+    what it catches, and hold it: see `Unsupported`.)"""
+
+    def __enter__(self):
+        pass
+
+    def __exit__(self, kind, error, trace):
+        if isinstance(error, Exception) and not isinstance(error, (Unsupported, UserError, NotConstant, StrictError)) and \
+                not any(frame.f_code in INTERPRETING for frame, _ in traceback.walk_tb(trace)):
+            user_error(type(error), *error.args)
 
 
 # %% [markdown]

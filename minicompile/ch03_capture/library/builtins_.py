@@ -25,13 +25,13 @@ from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
-from ..operations import METHODS, Proxy, binary, emit_float, fold, get_item, identical, specialize, truth, unary, user_errors
+from ..operations import METHODS, Proxy, binary, emit_float, fold, get_item, identical, specialize, truth, unary
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
     CellVal, Const, DictVal, ExcVal, FALSE, IterVal, ListVal, MISSING, MethodVal, NEW, NONE, ObjVal, PartialVal, SliceVal, SuperVal,
     SymVal, TRUE, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, is_class, is_plain_tuple, lookup,
-    python_method, user_error)
+    python_method, user_error, user_errors)
 from ..wrap import as_python, entries, guard_keys, realize, wrap
 
 ZERO, EMPTY = const(0), TupleVal()
@@ -338,13 +338,7 @@ HANDLED.update({
 # %%
 def rows(tx, tuples):
     """An iterator whose items are tuples of values, as values."""
-    def items():
-        try:
-            for row in tuples:
-                yield TupleVal(items=list(row))
-        except ValueError as error:
-            user_error(ValueError, str(error))
-    return IterVal(it=items())
+    return IterVal(it=natively(TupleVal(items=list(row)) for row in tuples))
 
 
 def values_of_each(tx, sequences):

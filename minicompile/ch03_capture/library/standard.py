@@ -45,11 +45,11 @@ from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
 from ..methods import call_method, method
-from ..operations import METHODS, Proxy, contains, equal, fold, set_item, truth, user_errors
+from ..operations import METHODS, Proxy, contains, equal, fold, set_item, truth
 from ..tracer import call, constant_source, guard, location, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, told_apart)
+    SetVal, SliceVal, SymVal, TensorVal, TupleVal, const, describe, dict_of, python_method, told_apart, user_errors)
 from ..wrap import key_of, part, realize, wrap
 from .builtins_ import folded, function_of, refused
 

@@ -21,11 +21,11 @@ from ...ch01_graphs.symbolic import present
 from ..calls import HANDLED, REAL_CALLS, call, handles
 from ..iterate import unpack
 from ..methods import call_method
-from ..operations import fold, truth, user_errors
+from ..operations import fold, truth
 from ..effects import call_later
 from ..tensors import call_graph_function, emit, is_pointwise, make_tensor, name_device
 from ..tracer import guard, is_library, line_of, location, unsupported
-from ..values import Const, DictVal, FALSE, ListVal, NONE, TensorVal, TupleVal, boolean, const
+from ..values import Const, DictVal, FALSE, ListVal, NONE, TensorVal, TupleVal, boolean, const, user_errors
 from ..wrap import wrap, wrap_constant
 from .builtins_ import folded, refused
 
