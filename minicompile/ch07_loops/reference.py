@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -221,59 +222,69 @@ def flat_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # %% [markdown]
-# `run_program` is a host program by interpretation. It names the inputs (numbers go to `sizes`, tensors to
-# `storages`), allocates a buffer when the first step writes it, runs loops by `run_loop` and library calls by
-# calling them, and hands out the outputs as views of the storages.
+# `run_program` is a host program by interpretation. A `Machine` has names for what a program works with: `storages` for its
+# buffers, `sizes` for its numbers. Inputs are in it from the start (`started`). A buffer is allocated when the first step writes it.
+
+# %%
+@dataclass
+class Machine:
+    """The state of a run of `program`: storages of buffers and values of symbols, by name."""
+    program: Program
+    storages: dict[str, torch.Tensor]
+    sizes: dict[str, int]
+
+    def value(self, a):
+        """A part of the arguments or outputs of a program: views as tensors, expressions as numbers."""
+        if isinstance(a, View):
+            storage, layout = self.storages[a.buffer], a.layout
+            return storage.as_strided(self.value(layout.size), self.value(layout.stride),
+                                      self.value(layout.offset) + storage.storage_offset())
+        if isinstance(a, (list, tuple)):
+            return type(a)(map(self.value, a))
+        return evaluate_float(a, self.sizes) if isinstance(a, (Expr, Float)) else a
+
+    def allocate(self, name):
+        buffer = self.program.buffers[name]
+        if buffer.alias_of is not None:
+            self.storages[name] = self.storages[buffer.alias_of]
+        elif name not in self.storages:
+            size, stride = self.value(buffer.layout.size), self.value(buffer.layout.stride)
+            device = buffer.device if torch.cuda.is_available() else "cpu"
+            self.storages[name] = flat_storage(torch.empty_strided(size, stride, dtype=buffer.dtype, device=device))
+
+
+def started(program: Program, inputs) -> Machine:
+    machine = Machine(program, {name: flat_storage(t) for name, t in program.constants.items()}, {})
+    for name, value in zip(program.inputs, inputs, strict=True):
+        if isinstance(value, torch.Tensor):
+            machine.storages[name] = flat_storage(value.detach())
+        else:
+            machine.sizes[program.symbols[name].name if name in program.symbols else name] = value
+    machine.sizes.update({symbol.name: evaluate_float(e, machine.sizes) for symbol, e in program.numbers.items()})
+    return machine
+
+
+# %% [markdown]
+# Then the steps are run in order: loops by `run_loop`, and library calls by calling them. The outputs are handed out as
+# views of the storages.
 
 # %%
 def run_program(program: Program, inputs) -> list:
     """Run `program` on tensors and integers (one per `program.inputs`). Returns the list of outputs."""
-    sizes: dict[str, int] = {}
-    storages: dict[str, torch.Tensor] = {name: flat_storage(t) for name, t in program.constants.items()}
-    for name, value in zip(program.inputs, inputs, strict=True):
-        if isinstance(value, torch.Tensor):
-            storages[name] = flat_storage(value.detach())
-        else:
-            sizes[program.symbols[name].name if name in program.symbols else name] = value
-    sizes.update({symbol.name: evaluate_float(e, sizes) for symbol, e in program.numbers.items()})
-
-    def number(e):
-        return evaluate_float(e, sizes)
-
-    def strided(view: View):
-        storage, layout = storages[view.buffer], view.layout
-        return storage.as_strided(*([number(n) for n in dims] for dims in (layout.size, layout.stride)),
-                                  number(layout.offset) + storage.storage_offset())
-
-    def allocate(name):
-        buffer = program.buffers[name]
-        if buffer.alias_of is not None:
-            storages[name] = storages[buffer.alias_of]
-        elif name not in storages:
-            size, stride = ([number(n) for n in dims] for dims in (buffer.layout.size, buffer.layout.stride))
-            device = buffer.device if torch.cuda.is_available() else "cpu"
-            memory = torch.empty_strided(size, stride, dtype=buffer.dtype, device=device)
-            storages[name] = flat_storage(memory)
-
-    def value(a):
-        if isinstance(a, View):
-            return strided(a)
-        if isinstance(a, (list, tuple)):
-            return type(a)(map(value, a))
-        return number(a) if isinstance(a, (Expr, Float)) else a
-
-    def run_extern(node: Extern):
-        out = node.op(*map(value, node.args), **{k: value(v) for k, v in node.kwargs.items()})
-        for name, result in zip(node.outputs, out if isinstance(out, (tuple, list)) else [out]):
-            if name is not None:
-                allocate(name)
-                strided(View(name, program.buffers[name].layout)).copy_(result)
-
+    machine = started(program, inputs)
     for node in program.nodes:
         if isinstance(node, Loop):
             for name in node.outputs:
-                allocate(name)
-            run_loop(node, storages, sizes)
+                machine.allocate(name)
+            run_loop(node, machine.storages, machine.sizes)
         else:
-            run_extern(node)
-    return [value(o) for o in program.outputs]
+            run_extern(machine, node)
+    return [machine.value(o) for o in program.outputs]
+
+
+def run_extern(machine: Machine, node: Extern) -> None:
+    out = node.op(*machine.value(node.args), **{k: machine.value(v) for k, v in node.kwargs.items()})
+    for name, result in zip(node.outputs, out if isinstance(out, (tuple, list)) else [out]):
+        if name is not None:
+            machine.allocate(name)
+            machine.value(View(name, machine.program.buffers[name].layout)).copy_(result)
