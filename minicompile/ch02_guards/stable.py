@@ -249,56 +249,71 @@ class Scope:
 # nothing of the other.
 
 # %%
+@dataclass
+class Plan:
+    """The things that a memo looks at, and its places: a number for each argument, and for each key at which a thing is read."""
+    scope: Scope
+    arguments: dict                          # source -> its place
+    keys: dict = field(default_factory=dict)            # (kind of thing, source) -> {key: None}
+    places: dict = field(default_factory=dict)          # (kind of thing, source), key -> its place
+
+    def add(self, kind, source) -> dict:
+        if (kind, source) not in self.keys:
+            self.hold(source)
+            self.keys[kind, source] = {}
+        return self.keys[kind, source]
+
+    def hold(self, source):
+        if source not in self.arguments:
+            kind, holder, key = self.held_at(source)
+            self.add(kind, holder)[key] = None
+
+    def held_at(self, source):
+        kind, holder, key = self.scope.place(source)
+        return (DICT if kind == ALL else kind), holder, key
+
+    def number_from(self, start):
+        for thing, keys in self.keys.items():
+            for key in keys:
+                self.places[thing, key] = start
+                start += 1
+
+    def number(self, source) -> int:
+        if source in self.arguments:
+            return self.arguments[source]
+        kind, holder, key = self.held_at(source)
+        return self.places[(kind, holder), key]
+
+
+# %% [markdown]
+# `add` puts a thing behind the one that holds it, which makes the order. `make_memo` adds all that guards look at and all that is to be
+# answered, and then numbers the places: arguments first, then classes and functions, then what lies in things.
+
+# %%
 def make_memo(scope: Scope, roots, looks, outputs=()):
     """A memo with the arguments `roots` (sources), which answers the values of `outputs`. looks: as `looks_of`
     gives them. The places of the classes and functions among them follow the arguments."""
-    arguments = {source: number for number, source in enumerate(roots)}
+    plan = Plan(scope, {source: number for number, source in enumerate(roots)})
+    keys, number = plan.keys, plan.number
     watched = list({id(strongly(at)): strongly(at) for what, at in looks if what == WATCHED}.values())
-    looks = [look for look in looks if look[0] != WATCHED]
-    keys: dict = {}                          # (kind of thing, source) -> {key: None}
-
-    def add(kind, source):
-        if (kind, source) not in keys:
-            hold(source)
-            keys[kind, source] = {}
-        return keys[kind, source]
-
-    def hold(source):
-        if source not in arguments:
-            kind, holder, key = held_at(source)
-            add(kind, holder)[key] = None
-
-    def held_at(source):
-        kind, holder, key = scope.place(source)
-        return (DICT if kind == ALL else kind), holder, key
-
-    looks = [(ALL if what == KEYS else what, at) for what, at in looks]
+    looks = [(ALL if what == KEYS else what, at) for what, at in looks if what != WATCHED]
     whole = {source for what, source in looks if what == ALL}
     for what, source in (*looks, *((HELD, source) for source in outputs)):
-        add(DICT if what == ALL else what, source) if type(what) is int else hold(source)
+        plan.add(DICT if what == ALL else what, source) if type(what) is int else plan.hold(source)
     whole |= {source for (kind, source), k in keys.items() if kind == DICT and any(type(key) is not str for key in k)}
     for kind, source in [thing for thing, k in keys.items() if not k]:
         if kind == OBJECT and any((other, source) in keys for other in (DICT, TUPLE, LIST)):
             del keys[OBJECT, source]         # a class is looked at once
-    watch = len(arguments) + len(watched)
-    first = itertools.accumulate((len(k) for k in keys.values()), initial=watch)
-    numbers = {(thing, key): number for thing, start in zip(keys, first)
-               for number, key in enumerate(keys[thing], start)}
-
-    def number(source):
-        if source in arguments:
-            return arguments[source]
-        kind, holder, key = held_at(source)
-        return numbers[(kind, holder), key]
-
+    watch = len(plan.arguments) + len(watched)
+    plan.number_from(watch)
     things = [(ALL if source in whole else kind, number(source), tuple(k)) for (kind, source), k in keys.items()]
     same, tensors, bare = ([number(source) for fact, source in dict.fromkeys(looks) if fact == what]
                            for what in (SAME, TENSOR, BARE))
-    for target, at in zip(watched, itertools.count(len(arguments))):
+    for target, at in zip(watched, itertools.count(len(plan.arguments))):
         parts, place_of_part = watch_thing(target, at, watch + sum(len(k) for *_, k in things))
         things += parts
         same += place_of_part
-    return Memo(len(arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
+    return Memo(len(plan.arguments), tuple(map(weakref.ref, watched)), tuple(things), tuple(same), tuple(tensors),
                 tuple(map(number, outputs)), tuple(bare))
 
 

@@ -200,7 +200,7 @@ class StopTrace(Exception):
 # trace stops there (`StopTrace`), with the stack and the variables as they are in front of the instruction.
 #
 # The `except` clauses sort what may go wrong in a handler. A `UserError` carries an exception that the *program*
-# raises. As in CPython, it is linked to the exception that is being handled at the moment, and `unwind` looks for
+# raises. As in CPython, it is linked to the exception that is being handled at the moment (`note_raise`), and `unwind` looks for
 # a handler of the program in the frame's table; without one the error goes on to the calling frame. `NotConstant`
 # and `Unsupported` are breaks, and note the place. The last test ends traces that would never end, such as a loop
 # of a million rounds that is being unrolled.
@@ -232,15 +232,8 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
             try:
                 pushed = handler(tx, frame, instruction, *pop_many(frame, pops))
             except UserError as error:
-                exc, raises = error.exc, instruction.opname == "RAISE_VARARGS"
-                if instruction.opname != "RERAISE" and not (raises and instruction.arg == 0):
-                    note_passage(frame, instruction, exc)
-                handled = handled_exception(tx)
-                fresh = raises or not exc.seen and instruction.opname != "RERAISE"
-                if fresh and handled not in (None, exc):
-                    exc.context = handled
-                exc.seen = True
-                if tx.ops > tx.options.max_ops or not unwind(frame, instruction.offset, exc):
+                note_raise(tx, frame, instruction, error.exc)
+                if tx.ops > tx.options.max_ops or not unwind(frame, instruction.offset, error.exc):
                     raise
                 continue
             except NotConstant:
@@ -262,11 +255,22 @@ def run(tx: Tracer, frame: Frame, thrown: ExcVal | None = None) -> Leave:
 
 
 # %% [markdown]
-# Four helpers around exceptions. The first keeps a record for the traceback that the exception will have if it ever leaves the
-# trace: CPython adds an entry for each frame that it comes through, but not where it is raised again as it was. The third lets a
+# Four helpers around exceptions. The first notes what CPython notes on an exception when an instruction raises it: what was being
+# handled then, and, by the second, an entry of the traceback that the exception will have if it ever leaves the
+# trace. There is one for each frame that it comes through, but not where it is raised again as it was. The last lets a
 # handler try something that may raise in the traced program, for example `next()` at the end of an iterator.
 
 # %%
+def note_raise(tx: Tracer, frame: Frame, instruction, exc: ExcVal) -> None:
+    raises, reraises = (instruction.opname == name for name in ("RAISE_VARARGS", "RERAISE"))
+    if not reraises and not (raises and instruction.arg == 0):
+        note_passage(frame, instruction, exc)
+    handled = handled_exception(tx)
+    if (raises or not (exc.seen or reraises)) and handled not in (None, exc):
+        exc.context = handled
+    exc.seen = True
+
+
 def note_passage(frame: Frame, instruction, exc: ExcVal) -> None:
     """`exc` has come out of an instruction of `frame`."""
     before = TracebackVal() if exc.traceback is NONE else exc.traceback
