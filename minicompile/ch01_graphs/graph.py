@@ -36,17 +36,13 @@ from .symbolic import Expr
 class Location:
     """A line of the user's program. Two are equal if they are one line.
 
-    Where CPython knows it: `offset`, in bytes, of the instruction in the code that was captured (behind a graph
-    break that of the resume function), and the text that it was compiled from, up to `end_lineno` and from
-    `column` to `end_column` (UTF-8 bytes, counted from 0). `others`: further lines that asked for the same."""
+    `offset`, where it is known, in bytes: of the instruction in the code that was captured (behind a graph break that of the
+    resume function). `others`: further lines that asked for the same."""
 
     filename: str
     lineno: int
     function: str
     offset: int | None = field(default=None, compare=False)
-    end_lineno: int | None = field(default=None, compare=False)
-    column: int | None = field(default=None, compare=False)
-    end_column: int | None = field(default=None, compare=False)
     others: tuple[Location, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self):

@@ -76,11 +76,11 @@ class ShapeEnv:
     places: dict[SizeGuard, object] = field(default_factory=dict)     # the user's line that asked
     place: Callable = lambda: None
 
-    def create(self, hint: int, name: str | None = None) -> torch.SymInt | int:
+    def create(self, hint: int) -> torch.SymInt | int:
         """A fresh symbolic size with the value `hint`. 0 and 1 stay ints: they broadcast differently."""
         if hint in (0, 1):
             return hint
-        symbol = Symbol(name or f"s{len(self.symbols)}", None, 2, hint=hint)
+        symbol = Symbol(f"s{len(self.symbols)}", None, 2, hint=hint)
         self.symbols[symbol.name], self.hints[symbol.name] = symbol, hint
         return torch.SymInt(SizeNode(symbol.expr, self))
 

@@ -137,8 +137,7 @@ def location(tx: Tracer):
     frame = user_frame(tx)
     if frame.place is None or frame.place[0] != frame.ip:        # it is asked for again and again
         name, i = frame.code.co_name, frame.decoded.instructions[max(frame.ip - 1, 0)]
-        text = (i.positions.end_lineno, i.positions.col_offset, i.positions.end_col_offset) if i.positions else ()
-        frame.place = frame.ip, Location(frame.code.co_filename, line_of(frame), name, i.offset, *text)
+        frame.place = frame.ip, Location(frame.code.co_filename, line_of(frame), name, i.offset)
     return frame.place[1]
 
 

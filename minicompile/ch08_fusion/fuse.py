@@ -141,10 +141,13 @@ def candidate_pairs(f: Fuser) -> set[tuple[int, int]]:
 # now, so a pair whose two loops have met in one group drops out by itself.
 
 # %%
-def fuse_groups(f: Fuser, rounds: int = 8) -> None:
+MOST_ROUNDS = 8
+
+
+def fuse_groups(f: Fuser) -> None:
     pairs = candidate_pairs(f)
     refused: set[tuple] = set()
-    for _ in range(rounds):
+    for _ in range(MOST_ROUNDS):
         scored = {}
         for i, j in pairs:
             i, j = sorted((f.find(i), f.find(j)))

@@ -93,7 +93,7 @@ def child(scope: Scope, dims) -> Scope:
     return Scope(scope.dims | frozenset(dims), scope)
 
 
-def close(scope: Scope, headers: list[str], prologue: list[str] = (), epilogue: list[str] = ()) -> None:
+def close(scope: Scope, headers: list[str], prologue: list[str] = ()) -> None:
     """Append `scope`'s lines to its parent, wrapped in the loops `headers` (outermost first)."""
     lines, depth = scope.parent.lines, 0
     for header in headers:
@@ -102,7 +102,7 @@ def close(scope: Scope, headers: list[str], prologue: list[str] = (), epilogue: 
         else:
             lines.append("  " * depth + f"{header} {{".lstrip())
             depth += 1
-    lines += ["  " * depth + line for line in (*prologue, *scope.lines, *epilogue)]
+    lines += ["  " * depth + line for line in (*prologue, *scope.lines)]
     lines += ["  " * k + "}" for k in reversed(range(depth))]
 
 
