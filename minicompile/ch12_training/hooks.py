@@ -197,7 +197,7 @@ def apply_on_tensors(tx: Tracer, self, fn: AbstractValue, args: AbstractValue) -
 # %% [markdown]
 # ## Calling them
 #
-# The first three functions are Python of ours that is *traced*, as if the program contained it. So a hook is inlined, and
+# The first two functions are Python of ours that is *traced*, as if the program contained it. So a hook is inlined, and
 # what it does becomes a part of the graph. They say what the engine does in C++. The hooks of a tensor get its gradient one
 # after the other, and what one returns is what the next one gets; None changes nothing. Those of a node get all of its
 # results, and what flowed into it. Those that run after accumulation get the leaf itself, and may not return anything.
@@ -207,30 +207,16 @@ def apply_on_tensors(tx: Tracer, self, fn: AbstractValue, args: AbstractValue) -
 TENSOR_HOOKS, LATER_HOOKS = "_backward_hooks", "_post_accumulate_grad_hooks"
 
 
-def change_gradient(hooks, gradient, grad_mode):
-    """What the hooks of a tensor make of its gradient."""
+def run_hooks(hooks, grad_mode, result, *given):
+    """What hooks make of `result`, a gradient of a tensor or the results of a node, to which gradients were `given`."""
     previous = torch.is_grad_enabled()
     try:
         torch.set_grad_enabled(grad_mode)
         for hook in list(hooks):
-            changed = hook(gradient)
-            if changed is not None:
-                gradient = changed
-        return gradient
-    finally:
-        torch.set_grad_enabled(previous)
-
-
-def change_gradients(hooks, results, gradients, grad_mode):
-    """What the hooks of a node make of its results."""
-    previous = torch.is_grad_enabled()
-    try:
-        torch.set_grad_enabled(grad_mode)
-        for hook in list(hooks):
-            changed = hook(results, gradients)
-            if changed is not None:
-                results = changed
-        return results
+            other = hook(result, *given)
+            if other is not None:
+                result = other
+        return result
     finally:
         torch.set_grad_enabled(previous)
 
@@ -260,13 +246,13 @@ def hooks_of(tx: Tracer, tensor: TensorVal, name: str) -> list[AbstractValue]:
 def changed_by_hooks(tx: Tracer, hooks: list[AbstractValue], gradient: AbstractValue, create_graph: bool) -> AbstractValue:
     if type(gradient) is not TensorVal or not hooks:
         return gradient
-    changed = call(tx, wrap(tx, change_gradient), [TupleVal(items=hooks), gradient, const(create_graph)])
-    check_changed(tx, changed, gradient)
-    return changed
+    made = call(tx, wrap(tx, run_hooks), [TupleVal(items=hooks), const(create_graph), gradient])
+    check_changed(tx, made, gradient)
+    return made
 
 
-def check_changed(tx, changed, gradient):
-    if type(changed) is not TensorVal or changed.fake.shape != gradient.fake.shape or changed.fake.dtype != gradient.fake.dtype:
+def check_changed(tx, made, gradient):
+    if type(made) is not TensorVal or made.fake.shape != gradient.fake.shape or made.fake.dtype != gradient.fake.dtype:
         unsupported(tx, "a hook that makes something else of a gradient")
 
 
@@ -278,9 +264,8 @@ def changed_at_point(tx: Tracer, point: Crossing, gradients: list[AbstractValue]
                for g, t in zip(gradients, point.before)]
     if not point.hooks:
         return results
-    changed = call(tx, wrap(tx, change_gradients), [
-        TupleVal(items=list(point.hooks.values())), TupleVal(items=results), TupleVal(items=gradients), const(create_graph)])
-    items = unpack(tx, changed)
+    items = unpack(tx, call(tx, wrap(tx, run_hooks), [
+        TupleVal(items=list(point.hooks.values())), const(create_graph), TupleVal(items=results), TupleVal(items=gradients)]))
     if len(items) != len(results):
         unsupported(tx, "a hook that returns another number of gradients")
     for new, old in zip(items, results):
