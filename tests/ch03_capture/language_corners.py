@@ -448,6 +448,14 @@ def items_of_sequences_that_are_compared(x):
 
 
 @program
+def items_that_are_shown(x):
+    log = []
+    one, two = several(log, 1, 2)
+    shown = str([one, (two,)]), f"{[one]} {(one, two)} {one}", "%s %r" % (one, [two]), "{} {:>5}".format({"a": one}, "b"), format([two])
+    return x + 1, shown, log
+
+
+@program
 def extremes_of_nothing_and_of_one(x):
     refused = [outcome_of(f) for f in (
         lambda: min([]), lambda: max(v for v in ()), min, lambda: max(1, 2, default=3), lambda: min(1, "a"), lambda: max(3))]

@@ -217,11 +217,11 @@ for _function, _methods in {str: ("__str__", "__repr__"), repr: ("__repr__",), a
 
 @handles(format)
 def to_format(tx, value, spec=const("")):
+    if identical(spec, const("")) and lookup(value.cls, "__format__") is vars(object)["__format__"]:
+        return HANDLED[str](tx, value)
     if type(value) is not ObjVal:
         return text_handler(format, ())(tx, value, spec)
-    if not identical(spec, const("")) and not python_method(value.cls, "__format__"):
-        return fold(tx, format, [value, spec], reason="format() of an object")
-    return special(tx, value, "__format__", spec) or HANDLED[str](tx, value)
+    return special(tx, value, "__format__", spec) or fold(tx, format, [value, spec], reason="format() of an object")
 
 
 # %% [markdown]
