@@ -161,8 +161,8 @@ def make_entry(state: FrameState, function, args, captured):
     if captured.gm is not None:
         body = captured.before + call_of_graph(state, captured, namespace) + body
         inputs = captured.inputs
-    elif not captured.breaks:
-        body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold
+    elif not (captured.breaks or state.context.fullgraph):
+        body = "return __EVALUATE"     # nothing for the compiler here, as long as the guards hold; what it calls may break
     for problem, of_the_program in captured.close():
         if of_the_program or state.context.fullgraph:
             raise MarkError(problem)

@@ -36,6 +36,18 @@ def strict(function, **settings):
     return minicompile.compile(function, fullgraph=True, **{"backend": "eager", **settings})
 
 
+def only_python(x, out):
+    out.append([n + 1 for n in (1, 2)])
+    return x, {k: sorted(v for v in out[0]) for k in "ab"}
+
+
+def test_a_function_without_a_graph_does_not_break_one():
+    """What has nothing for the compiler is one graph, though an empty one: its comprehensions are no frames of their own."""
+    x, eager, compiled = torch.ones(3), [], []
+    want, got = only_python(x, eager), strict(only_python)(x, compiled)
+    assert got[0] is x and got[1] == want[1] and compiled == eager == [[2, 3]]
+
+
 def refused(error, words, call, *args):
     """`call(*args)` raises this error each time, with these words, and does not fall back to eager afterwards."""
     for _ in range(2):
