@@ -24,7 +24,7 @@ from .effects import touch
 from .interpreter import advance, unless_raised
 from .iterate import as_dict, iterate, length, next_value, unpack, values_of
 from .operations import (
-    METHODS, Proxy, binary, compare, contains, delete_item, fold, get_item, index_of, is_missing, proxies, set_item, specialize, truth)
+    METHODS, Deputy, binary, compare, contains, delete_item, deputies, fold, get_item, index_of, is_missing, set_item, specialize, truth)
 from .tensors import call_tensor_method
 from .tracer import Tracer, call, unsupported
 from .values import (
@@ -92,7 +92,7 @@ METHODS.update({
 # come the two duties of every method that writes. The length of the list is guarded, unless the method does
 # not depend on it, and `touch` notes what the list held.
 #
-# Methods that compare items (`remove`, `index`, `count`, `sort`) are Python's own as well, but on proxies
+# Methods that compare items (`remove`, `index`, `count`, `sort`) are Python's own as well, but on deputies
 # (`operations.py`), which ask the interpreter. Sorting constants needs none.
 
 # %%
@@ -165,19 +165,19 @@ def sort_values(tx, items, key, reverse) -> list:
     try:
         measure = [as_python(tx, k) for k in keys]
     except NotConstant:
-        measure = [Proxy(tx, k) for k in keys]
+        measure = [Deputy(tx, k) for k in keys]
     with user_errors():
         order = sorted(range(len(items)), key=measure.__getitem__, reverse=truth(tx, reverse))
     return [items[i] for i in order]
 
 
 def looks_for(kind, name, changes=False):
-    """A method that looks for an item: Python's own, on proxies. changes: the sequence itself."""
+    """A method that looks for an item: Python's own, on deputies. changes: the sequence itself."""
     @method(kind, name)
     def apply(tx, self, item, *bounds):
-        sequence = proxies(tx, self)
+        sequence = deputies(tx, self)
         with user_errors():
-            result = getattr(sequence, name)(Proxy(tx, item), *(b.value for b in bounds))
+            result = getattr(sequence, name)(Deputy(tx, item), *(b.value for b in bounds))
         if changes:
             touch(tx, self)
             self.items.clear()

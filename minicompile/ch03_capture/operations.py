@@ -370,33 +370,33 @@ def compare_plain(tx, symbol, function, a, b):
 
 def compare_sequences(tx, function, a, b):
     with user_errors():
-        result = function(proxies(tx, a), proxies(tx, b))
-    return result.value if type(result) is Proxy else boolean(result)
+        result = function(deputies(tx, a), deputies(tx, b))
+    return result.value if type(result) is Deputy else boolean(result)
 
 # %% [markdown]
 # ## Python's own C code, on values
 #
 # `[a, b] < [c, d]`, `sorted(items)`, `items.index(a)`, `str(items)`: C code that at some point asks the items something. Which items it
 # asks, in which order, when it has seen enough, and in which words it complains, a program may notice; rules of ours would have to
-# repeat all that. So the C code itself runs, on **proxies**. A `Proxy` is an object that passes what it is asked on to the interpreter,
-# which traces the answer. Answers to `<` and `>` are proxies as well: Python takes their truth where it needs it, and otherwise
+# repeat all that. So the C code itself runs, on **deputies**. A `Deputy` is an object that passes what it is asked on to the interpreter,
+# which traces the answer. Answers to `<` and `>` are deputies as well: Python takes their truth where it needs it, and otherwise
 # hands them out.
 #
-# (The iterators of `itertools` ask nothing of items, and need no proxies: they run on the values themselves.)
+# (The iterators of `itertools` ask nothing of items, and need no deputies: they run on the values themselves.)
 
 # %%
 @dataclass(eq=False, repr=False)
-class Proxy:
+class Deputy:
     """A value as an object for Python's C code."""
     tx: Tracer
     value: AbstractValue
     __hash__ = object.__hash__
 
     def __eq__(self, other): return equal(self.tx, self.value, other.value)
-    def __lt__(self, other): return Proxy(self.tx, compare(self.tx, "<", self.value, other.value))
-    def __gt__(self, other): return Proxy(self.tx, compare(self.tx, ">", self.value, other.value))
-    def __le__(self, other): return Proxy(self.tx, compare(self.tx, "<=", self.value, other.value))
-    def __ge__(self, other): return Proxy(self.tx, compare(self.tx, ">=", self.value, other.value))
+    def __lt__(self, other): return Deputy(self.tx, compare(self.tx, "<", self.value, other.value))
+    def __gt__(self, other): return Deputy(self.tx, compare(self.tx, ">", self.value, other.value))
+    def __le__(self, other): return Deputy(self.tx, compare(self.tx, "<=", self.value, other.value))
+    def __ge__(self, other): return Deputy(self.tx, compare(self.tx, ">=", self.value, other.value))
     def __bool__(self): return truth(self.tx, self.value)
     def __repr__(self): return self.ask(repr)
     def __str__(self): return self.ask(str)
@@ -406,12 +406,12 @@ class Proxy:
         return as_python(self.tx, call(self.tx, wrap(self.tx, function), [self.value, *args]))
 
 
-INTERPRETING.update(f.__code__ for f in vars(Proxy).values() if isinstance(f, types.FunctionType))
+INTERPRETING.update(f.__code__ for f in vars(Deputy).values() if isinstance(f, types.FunctionType))
 
 
-def proxies(tx: Tracer, sequence: AbstractValue):
-    """The list, tuple or deque of the proxies of its items."""
-    items = [Proxy(tx, v) for v in unpack(tx, sequence)]
+def deputies(tx: Tracer, sequence: AbstractValue):
+    """The list, tuple or deque of the deputies of its items."""
+    items = [Deputy(tx, v) for v in unpack(tx, sequence)]
     return tuple(items) if type(sequence) is TupleVal else sequence.cls(items)
 
 

@@ -25,7 +25,7 @@ from ..calls import HANDLED, handles, refuse_finalizer
 from ..interpreter import read_cell, read_local, unless_raised
 from ..iterate import as_dict, entries_of, length, natively, next_value, sequence, unpack, values_of
 from ..methods import dict_update, result_of, set_of, sort_values, stop_iteration
-from ..operations import METHODS, Proxy, binary, emit_float, fold, get_item, identical, specialize, truth, unary
+from ..operations import METHODS, Deputy, binary, emit_float, fold, get_item, identical, specialize, truth, unary
 from ..tensors import call_tensor_method, emit
 from ..tracer import call, location, plain_python, unsupported
 from ..values import (
@@ -130,7 +130,7 @@ def to_float(tx, value=ZERO):
 # %% [markdown]
 # `str(x)` of an object asks its class for a method written in Python, and traces it. Containers are harder, since
 # `str([a, b])` calls `repr` of each item from inside of C. So the real function is called, on a container in which
-# what has a text of its own is a proxy. `printable` builds that container, item by item.
+# what has a text of its own is a deputy. `printable` builds that container, item by item.
 
 # %%
 def text_handler(function, methods):
@@ -155,7 +155,7 @@ def text_handler(function, methods):
 
 
 def printable(tx, value):
-    """as_python(value) for printing: objects with a text of their own are proxies."""
+    """as_python(value) for printing: objects with a text of their own are deputies."""
     kind = type(value)
     if kind in (ListVal, TupleVal) and value.cls in (list, tuple):
         return value.cls(printable(tx, v) for v in unpack(tx, value))
@@ -164,7 +164,7 @@ def printable(tx, value):
         return value.cls([tuple(printable(tx, v) for v in row.items) for row in rows])
     if kind in (ObjVal, TupleVal, ExcVal) and any(python_method(value.cls, m) for m in (
             "__repr__", "__str__", "__format__")):
-        return Proxy(tx, value)
+        return Deputy(tx, value)
     return as_python(tx, value)
 
 
@@ -268,7 +268,7 @@ HANDLED[hash] = lambda tx, value: const(hash_of(tx, value))
 
 # %% [markdown]
 # The functions that are left are written with the operators of `operations.py`, item by item, so that each step
-# may be on tensors, symbols or objects. `max` is Python's own, with proxies for keys: over symbolic numbers it asks a question for
+# may be on tensors, symbols or objects. `max` is Python's own, with deputies for keys: over symbolic numbers it asks a question for
 # each comparison, and each answer is a guard.
 #
 # Of a symbol and a number that are equal it takes the symbol.
@@ -315,7 +315,7 @@ def extreme(function):
             first = TupleVal(items=sorted(known, key=lambda v: type(v) is Const))
         measure, items = function_of(tx, key, lambda v: v), values_of(tx, first)
         with user_errors():
-            return function(*([items] if len(args) == 1 else items), key=lambda v: Proxy(tx, measure(v)), **default)
+            return function(*([items] if len(args) == 1 else items), key=lambda v: Deputy(tx, measure(v)), **default)
     return handler
 
 

@@ -45,7 +45,7 @@ from ..effects import effect_free
 from ..interpreter import handled_exception, read_cell, read_local
 from ..iterate import iterate, unpack, values_of
 from ..methods import call_method, method
-from ..operations import METHODS, Proxy, contains, equal, fold, set_item, truth
+from ..operations import METHODS, Deputy, contains, equal, fold, set_item, truth
 from ..tracer import call, constant_source, guard, location, unsupported
 from ..values import (
     BuiltinVal, CONSTANT_TYPES, Const, DictVal, ExcVal, FuncVal, Identity, IterVal, ListVal, MethodVal, NEW, NONE, NotConstant, ObjVal,
@@ -73,7 +73,7 @@ METHODS[SliceVal, "indices"] = lambda tx, self, length: fold(tx, slice.indices, 
 # ## Iterators and functions of functions
 #
 # These work as the iterators of `builtins_.py` do: the real function runs on values. `groupby` compares keys with
-# `==`, which has to be the program's, so the keys are proxies.
+# `==`, which has to be the program's, so the keys are deputies.
 
 # %%
 @handles(itertools.tee)
@@ -85,7 +85,7 @@ def make_tee(tx, items, n=const(2)):
 @handles(itertools.groupby)
 def make_groupby(tx, items, key=NONE):
     measure = function_of(tx, key, lambda v: v)
-    groups = itertools.groupby(values_of(tx, items), lambda v: Proxy(tx, measure(v)))
+    groups = itertools.groupby(values_of(tx, items), lambda v: Deputy(tx, measure(v)))
     return IterVal(it=(TupleVal(items=[k.value, IterVal(it=(v for v in group))]) for k, group in groups))
 
 
