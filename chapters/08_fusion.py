@@ -600,7 +600,7 @@ for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["
 # another, because what stood between two loops is now inside of one of them. So the rounds repeat until
 # nothing changes:
 #
-# %show minicompile.ch08_fusion.fuse.fuse_groups "for _ in range(rounds)" to "if not fused"
+# %show minicompile.ch08_fusion.fuse.fuse_groups "for _ in range(MOST_ROUNDS)" to "if not fused"
 #
 # `pairs` are positions of loops, and `find` tells in which group a loop is by now. Of two groups the one that runs first is
 # given first to `shared_buffers`; who that is, says the bit of `ancestors`. Equal scores are tried in the order of their
