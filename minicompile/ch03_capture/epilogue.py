@@ -305,15 +305,15 @@ def set_content(ep, value) -> str:
 @reconstructs(IterVal)
 def iterator_text(ep, value):
     """Where the loop has come to: a real iterator over the real container, or over the values that are left.
-    Other iterators (`map`, `zip`, ...) would have to be run to know what is left. Dictionaries, sets and
-    deques do not let themselves be changed while somebody iterates over them, so where the trace has changed
-    one, what matters is whether it did so before it made the iterator."""
+    Other iterators (`map`, `zip`, ...) would have to be run to know what is left. Over what the trace has changed
+    it is made after the change: there may be no such position before. Dictionaries, sets and deques do not let themselves be
+    changed while somebody iterates over them, so for these it matters whether the trace did so before it made the iterator."""
     if value.over is not None:
         if not value.unchanged():
             refuse_to_leave(ep, "an iterator over what has changed meanwhile", value)
         text = f"{pool(ep, iterator_at)}({expression(ep, value.over)}, {value.taken})"
         container = value.over.of if type(value.over) is ViewVal else value.over
-        if id(container) in ep.tx.effects.changed and not (type(container) is ListVal and container.cls is list):
+        if id(container) in ep.tx.effects.changed:
             name = ep.names[value] = f"__t{len(ep.names)}"
             ep.late[name] = value, f"{name} = {text}"
         else:

@@ -1119,6 +1119,17 @@ def numpy_pure(x):
     return x * float(np.prod([2, 3])), int(np.cumsum([1, 2])[-1]), np.array([1, 2]).tolist(), float(np.linspace(0, 1, 3)[1])
 
 
+@program(breaks=True, args=lambda: ([], [7]))
+def grown_before_the_loop(x, empty, one):
+    empty.append(1)
+    one.extend([2, 3])
+    found, rest = [], iter(one)
+    first = next(rest), next(rest)
+    for item in empty:
+        found.append((item, x.sum().item() > 0))
+    return x + 1, first, found, list(rest), empty, one
+
+
 # Classes derived from containers, with methods of their own
 
 class Items(tuple):

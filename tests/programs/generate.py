@@ -55,6 +55,13 @@ EXPRESSIONS = {
         $H.n
         $P.n
         $N.a
+        Row($i, $i)['a']
+        len(Row($i))
+        sum(Row($i))
+        sum(Items($i, $i))
+        Items($i, $i).first()
+        Bag(b=$i)[$s]
+        len(Registry(b=$i))
         $E.value
         $E.weight()
         $O.prop
@@ -151,6 +158,8 @@ EXPRESSIONS = {
         """,
     "b": """
         2|%b
+        bool(Row($i))
+        $s in Registry(a=$i)
         $i > $i
         $i == $i
         $i <= $i < $i
@@ -507,6 +516,10 @@ EXPRESSIONS = {
         G_DICT
         $D.copy()
         dict(sorted($D.items()))
+        Registry(a=$i)
+        Registry($D)
+        Bag($D)
+        Bag($D).copy()
         """,
     "LT": """
         3|%LT
@@ -542,6 +555,7 @@ EXPRESSIONS = {
         divmod($i, 3)
         $U[::-1]
         (lambda *@1: @1)($i, $i)
+        Items($i, $i)
         """,
     "UT": "2|%UT\n($T, $i)\n(lambda @1, @2: (@1, @2))($T, $i)\n($T, $i) if $b else ($T, 3)",
     "O": """
@@ -1526,6 +1540,45 @@ class Point:
 class Pair(NamedTuple):
     a: int
     b: int = 2
+
+
+class Row(Pair):
+    __slots__ = ()
+
+    def __getitem__(self, key):
+        return getattr(self, key) if isinstance(key, str) else super().__getitem__(key)
+
+    def __len__(self):
+        return 2 + ~2
+
+    def __iter__(self):
+        yield ~2
+        yield from super().__iter__()
+
+
+class Items(tuple):
+    def __new__(cls, *items):
+        return super().__new__(cls, items)
+
+    def first(self):
+        return self[0]
+
+
+class Registry(OrderedDict):
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value + ~2)
+
+    def __contains__(self, key):
+        G_DICT['asked'] = len(key)
+        return super().__contains__(key)
+
+
+class Bag(dict):
+    def __missing__(self, key):
+        return ~2
+
+    def __iter__(self):
+        return iter(sorted(super().__iter__(), reverse=~b))
 
 
 class Color(enum.Enum):
