@@ -335,7 +335,7 @@ class Extern:
     origins: tuple[str, ...] = ()
     asked: bool = False
 
-    @property
+    @cached_property
     def inputs(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(view.buffer for view in views_in((self.args, self.kwargs))))
 

@@ -37,7 +37,7 @@ def storage_size(buffer: Buffer) -> Int:
     """Elements from the first to the last addressed one, inclusive; 0 for an empty tensor. `buffer.layout` has `size` and
     `stride`, both in elements. Sizes may be symbolic."""
     sizes = buffer.layout.size
-    if any(isinstance(s, int) and s == 0 for s in sizes):
+    if 0 in sizes:
         return 0
     last: Int = 1
     for size, stride in zip(sizes, buffer.layout.stride):
