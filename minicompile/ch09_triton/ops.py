@@ -77,9 +77,8 @@ OPS: dict[str, Callable] = {}
 def form(name: str, **forms: str) -> None:
     """Register an operation by its text for each kind of type."""
     def emit(dtype, *args):
-        kinds = (TYPES[dtype][0], "float", "any") if dtype.is_floating_point else \
-            ("bool", "int", "any") if dtype == torch.bool else ("int", "any")
-        text = next((forms[k] for k in kinds if k in forms), None)
+        kinds = ("float",) if dtype.is_floating_point else ("bool", "int") if dtype == torch.bool else ("int",)
+        text = next((forms[k] for k in (TYPES[dtype][0], *kinds, "any") if k in forms), None)
         if text is None:
             raise Unsupported(f"{name} of {dtype} in Triton")
         return text.format(*args)
@@ -104,10 +103,9 @@ form("where", any="tl.where({0}, {1}, {2})")
 # ## Those that need thought
 #
 # Triton's unary minus is `0 - x`, which makes `+0.0` of `+0.0`; multiplying by -1 changes the sign, but is refused for unsigned
-# integers. Booleans
-# add with `|` and multiply with `&`. Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps
-# it. Rounding is half to even. Integer `//` and `%` truncate as C does, so Python's floor needs a correction,
-# by one of the helpers of `prelude.py`.
+# integers. For these `~x` is refused as well, by the interpreter of Triton 3.6. Booleans add with `|` and multiply with `&`.
+# Triton's `maximum` drops NaN unless told otherwise; PyTorch's keeps it. Rounding is half to even. Integer `//` and `%` truncate
+# as C does, so Python's floor needs a correction, by one of the helpers of `prelude.py`.
 
 # %%
 form("neg", int="0 - {0}", float="{0} * -1")
@@ -134,7 +132,7 @@ for _name, _function in {"floor": "tl.floor", "ceil": "tl.ceil", "trunc": "libde
                          "round": "libdevice.nearbyint"}.items():
     form(_name, int="{0}", float=f"{_function}({{0}})")
 form("logical_not", any="{0} == 0")
-form("bitwise_not", int="~{0}", bool="{0} == 0")
+form("bitwise_not", int="~{0}", uint8="{0} ^ 255", bool="{0} == 0")
 form("isnan", any="{0} != {0}")
 form("isinf", int="{0} != {0}", float='tl.abs({0}) == float("inf")')
 form("signbit", any="{0} < 0", float32="{0}.to(tl.int32, bitcast=True) < 0",
