@@ -251,7 +251,9 @@ print(print_graph(functionalize(graph)))
 # Reading an alias is then a comparison of two numbers. If nobody has written since, the remembered node will do.
 # If somebody has, the contents are looked up anew: an alias without a parent shows the memory itself, any other
 # reads its parent and takes its view step again. Nothing happens at the moment of the write to the aliases that
-# show the memory; each finds out when it is read, and one that is never read again costs nothing.
+# show the memory; each finds out when it is read, and one that is never read again costs nothing. Two kinds of views ask
+# for strides, `view` to other sizes and `view` as another dtype. For these the new contents are first copied into rows, if
+# they lie otherwise than in eager.
 #
 # %show minicompile.ch05_autograd.aliases.read
 #

@@ -96,6 +96,13 @@ POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.def
              aten.native_dropout_backward.default}
 
 
+def _any_broadcasts(operands) -> bool:
+    """Is there an expanded dim? Meta kernels in Python first convert halves to float32, and a converted tensor is
+    expanded no more: it has an opinion then about the order of dims, which the real kernel does not ask for."""
+    tensors = [x for x in operands if isinstance(x, torch.Tensor)]
+    return any(type(n) is int and n > 1 and stride == 0 for t in tensors for n, stride in zip(t.shape, t.stride()))
+
+
 # The strides of dims of size 1 are free, and kernels of a tensor and a number choose others than meta kernels
 # do. With the number in a 0-dim tensor the two agree.
 WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
@@ -106,10 +113,14 @@ WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
 # %% [markdown]
 # The rule is not written down here. It is asked: meta tensors with the strides of the operands, all of one dtype
 # so that no promotion interferes, are added, and the sum has the strides that any pointwise kernel would choose.
-# With one operand, `neg` takes the place of `add`. If the shapes differ from those of `out`, the operator was no
-# plain pointwise one, and its own answer stays.
+# With one operand, `neg` takes the place of `add`, and with three `addcmul`: of three operands the kernel asks the third
+# where the first two are both expanded, while the sum of those two would not be expanded. If the shapes differ from
+# those of `out`, the operator was no plain pointwise one, and its own answer stays.
 
 # %%
+PLAIN_KERNELS = {1: torch.neg, 2: torch.add, 3: torch.addcmul}
+
+
 def _has_ones(out) -> bool:
     return any(type(s) is int and s == 1 for s in out.shape)
 
@@ -124,7 +135,7 @@ def _pointwise_layout(out, operands):
         return out
     with _with_symbols_or_outside(out, *tensors):
         tensors = [torch.empty_strided(t.shape, t.stride(), device="meta") for t in tensors]     # of one dtype
-        like = functools.reduce(torch.add, tensors) if len(tensors) > 1 else torch.neg(tensors[0])
+        like = PLAIN_KERNELS[len(tensors)](*tensors) if len(tensors) in PLAIN_KERNELS else functools.reduce(torch.add, tensors)
         if like.shape != out.shape:
             return out
         return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device="meta")
@@ -218,6 +229,8 @@ def true_form(func, out, operands, device):
         return _norm_shape(out, *operands)
     if func in POINTWISE or func in WITH_NUMBER and _has_ones(out):
         return _pointwise_layout(out, [_as_operand(x) for x in operands[:2]])
+    if torch.Tag.pointwise in func.tags and not func._schema.is_mutable and _any_broadcasts(operands):
+        return _pointwise_layout(out, operands)
     if func is aten.index.Tensor:
         return _pointwise_layout(out, _index_operands(operands[0], operands[1], out))
     return CPU_FORMS[func](out, *operands) if func in CPU_FORMS and device.type == "cpu" else out

@@ -158,13 +158,20 @@ def read(b: GraphBuilder, alias: Alias) -> fx.Node:
             alias.node = alias.memory.value
         else:
             base = read(b, alias.parent)
-            if alias.step.target is aten.view.default and not same_layout(base.meta["val"], alias.parent.fake):
+            if looks_otherwise(alias.step.target, base, alias.parent.fake):
                 base = emit(b, aten.clone.default, (base,), {"memory_format": torch.contiguous_format})     # its gaps are closed
             elif alias.step.target is aten.as_strided.default:
                 base = as_it_lies(b, base, alias)
             alias.node = emit_step(b, base, alias.step)
         alias.version = alias.memory.version
     return alias.node
+
+
+def looks_otherwise(view, base: fx.Node, fake: FakeTensor) -> bool:
+    """Does `view` need strides of `fake`, the tensor in eager, that `base`, its present contents, does not have? A change of
+    dtype asks for the last one, also of a dim of size 1."""
+    return view is aten.view.default and not same_layout(base.meta["val"], fake) or \
+        view is aten.view.dtype and base.meta["val"].stride()[-1:] != fake.stride()[-1:]
 
 
 # %% tags=["exercise:write-through-view"]

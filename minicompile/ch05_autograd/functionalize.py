@@ -39,7 +39,7 @@ from ..ch01_graphs.graph import copy_provenance, graph_module, map_args
 from ..ch01_graphs.layouts import each_has_its_place, inside, inverse, is_dense, is_window, memory_order, overlap, same_layout
 from ..ch01_graphs.operators import leaves
 from ..errors import Unsupported
-from .aliases import Alias, GraphBuilder, Step, anchored, emit, emit_step, fresh, read, viewed_argument, write
+from .aliases import Alias, GraphBuilder, Step, anchored, emit, emit_step, fresh, looks_otherwise, read, viewed_argument, write
 from .schemas import check_no_metadata_change, functional_counterpart, is_mutable, parameters_of_counterpart, written_arguments
 
 aten = torch.ops.aten
@@ -109,7 +109,7 @@ def visit_view(f: Functionalizer, node: fx.Node, base: fx.Node):
     parent = read(f, alias)
     if node.target is aten.as_strided.default:
         return visit_as_strided(f, node, alias, parent)
-    if node.target is aten.view.dtype and parent.meta["val"].stride()[-1:] != base.meta["val"].stride()[-1:]:
+    if looks_otherwise(node.target, parent, base.meta["val"]):
         parent = emit(f, aten.clone.default, (parent,), {"memory_format": torch.contiguous_format})
     unchanged = val if parent.meta["val"] is base.meta["val"] else None
     try:

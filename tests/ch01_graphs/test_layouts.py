@@ -38,6 +38,20 @@ def test_pointwise(op):
             check(op, a, same.long())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_expanded_operands(dtype):
+    """Meta kernels in Python copy an expanded operand of half precision before they ask it for its order."""
+    one, row = torch.ones((), dtype=dtype).expand(4, 6), torch.ones(6, dtype=dtype).expand(4, 6)
+    for order in itertools.permutations(range(2)):
+        x = strided((4, 6), order, dtype)
+        for a, b in itertools.permutations((one, row, x), 2):
+            for op in (aten.add.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.pow.Tensor_Tensor, aten.maximum.default, aten.atan2.default,
+                       aten.fmod.Tensor, aten.eq.Tensor, aten.lt.Tensor):
+                check(op, a, b)
+            check(aten.where.self, a > 0, b, x)
+            check(aten.addcmul.default, a, b, x)
+
+
 @pytest.mark.parametrize("op", sorted(WITH_NUMBER, key=str))
 def test_a_tensor_with_dims_of_size_one_and_a_number(op):
     """Such dims may have any stride, and kernels differ in what they make of it."""

@@ -225,3 +225,13 @@ def test_a_literal_is_a_new_tensor_at_each_call(f, rung):
                 results[0].mul_(5)
             for a, b in zip(got, expected):
                 assert torch.equal(a, b) and a.stride() == b.stride()
+
+
+def test_a_written_column_seen_as_another_dtype():
+    """The dtype's view asks for the last stride, also of a dim of size 1, which is free elsewhere."""
+    def fn(x):
+        row, bits = x.movedim(0, 1), x.view(torch.int32)
+        row.clamp_(1)
+        return [bits.clone()]
+
+    agree(fn, torch.randn(7, 1, dtype=torch.float64))

@@ -40,7 +40,8 @@ def hooked(f):
 
 def on_cpu(f):
     def run(*args):
-        with torch.autograd.graph.save_on_cpu():
+        # on a CPU it saves the tensors themselves, and later writes go unnoticed into gradients
+        with torch.autograd.graph.save_on_cpu() if DEVICE != "cpu" else torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):
             return f(*args)
     return run
 
