@@ -747,10 +747,7 @@ def run(x, *values):
 
 graph = trace(run, [x, *parameters.values()], ["x", *[name.replace(".", "_") for name in parameters]])
 calls = sum(n.op.startswith("call") for n in graph.graph.nodes)
-seconds = best_time(trace, run, [x, *parameters.values()], repeat=3)
-fixed = [f.detach() if f is not x else mode.from_real(inputs) for f in (x, *parameters.values())]
-fixed_seconds = best_time(trace, run, fixed, repeat=3)
-print(f"{calls} nodes; to trace each takes {1e6 * seconds / calls:.0f} us, and {1e6 * fixed_seconds / calls:.0f} us with fixed sizes\n")
+print(f"{calls} nodes\n")
 head("\n".join(line for line in print_graph(graph).splitlines() if " = input" not in line), 16)
 
 # %% [markdown]
@@ -766,12 +763,37 @@ for text in dict.fromkeys(g.text() for g in env.guards):
 # and of `s0`, both without an upper end, so it knows nothing about their difference. The price is a comparison at
 # each call, which always holds. A proof that is missing makes a guard too many, and never a wrong answer.
 #
+# ### What a name costs
+#
+# How long does it take to record the block? Here is the time for each of its nodes: with the two names, with numbers in
+# their place, and with numbers once more, when every question has been asked before:
+
+
+# %%
+from minicompile.ch01_graphs.recipes import RECIPES
+
+
+def anew(*arguments):
+    RECIPES.clear()
+    return trace(*arguments)
+
+
+numbers = [FakeMode().from_real(inputs), *parameters.values()]
+recordings = {"names": (trace, [x, *parameters.values()]), "numbers": (anew, numbers), "numbers, asked before": (trace, numbers)}
+Table(["sizes", "time for each node"],
+      [(sizes, f"{1e6 * best_time(f, run, given, repeat=5) / calls:,.0f} us") for sizes, (f, given) in recordings.items()])
+
+# %% [markdown]
+# A name is dear. The meta kernels that are written in C++ know numbers only, so PyTorch's versions in Python run in
+# their place, and whatever these compute with a size is a call of a method of our node. And no answer is kept as a
+# recipe, since an answer may come with a guard. So the compiler begins with numbers, and gives a name to a size that has
+# been seen to vary ([chapter 2](chapter:02)).
+#
 # ## What torch.compile does differently
 #
 # Its `FakeTensor` is the same pair of a meta tensor and a device. It also remembers the result of each operator for
-# its arguments, which saves most of the time that our meta kernels take, and it propagates constants. It does not ask
-# kernels what they refuse, so the product of floats and integers above passes through its trace and fails when
-# the compiled program runs.
+# its arguments, for symbolic sizes as well, and it propagates constants. It does not ask kernels what they refuse, so the
+# product of floats and integers above passes through its trace and fails when the compiled program runs.
 #
 # Its `ShapeEnv` keeps ranges for every expression, and can replace a symbol once two are found to be equal; ours
 # keeps both and a guard. It also knows *unbacked* symbols: sizes that come from data, such as the length of

@@ -470,7 +470,8 @@ def spelled(i, names=()):
     """One decoded instruction; a jump names where it goes."""
     if i.target is not None:
         return f"{i.name} -> {i.target.name} (was at {i.target.offset})"
-    return f"{i.name} {names[i.arg] if i.op in bc.LOCAL_OPS and i.op not in bc.NO_INDEX else i.arg or ''}".rstrip()
+    argument = names[i.arg] if i.op in bc.LOCAL_OPS and i.op not in bc.NO_INDEX else i.arg
+    return i.name if argument is None else f"{i.name} {argument}"
 
 
 def building(code, point):

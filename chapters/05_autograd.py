@@ -174,7 +174,7 @@ for kind, outputs in (("eager", eager), ("compiled", compiled)):
 # at the view have to flow on into `x`. If the graph returned five tensors with the right numbers, programs
 # would go wrong later, and far from here. So the graph computes only what has to be computed, and each output
 # has a *recipe* that ordinary PyTorch carries out afterwards. There are three kinds. `Result(k)` is the graph's
-# result number k. `Input(k)` is the caller's own tensor. A `View` is made from one of the other two by a list of
+# result number k. `Input(k)` is the caller's own tensor. A `ViewOf` is made from one of the other two by a list of
 # view operators, its `steps`:
 
 # %%
@@ -599,7 +599,8 @@ def flow_picture(room, way=(), inside=()):
     for (a, b), capacity in CAPACITY.items():
         kind = "path" if (a, b) in way or (b, a) in way else "full" if room[a, b] == 0 else "plain"
         edges.append((a, b, f"{capacity - room[a, b]} of {capacity}", kind))
-    return pipes(PLACES, edges, "Flow in each pipe.", inside=inside)
+    caption = "Red and dashed: full." + (" Orange: the path." if way else "") + (" Green: from here T can be reached." if inside else "")
+    return pipes(PLACES, edges, "Flow in each pipe.", caption, inside=inside)
 
 
 Walk(
@@ -640,7 +641,7 @@ print("reach T:", sorted(marked), " the cut:", through_cut, "carries", sum(CAPAC
 flow_picture(room, inside=marked)
 
 # %% [markdown]
-# The compiler's own version is the same search with a better order, Dinic's. It numbers the places by their
+# The compiler's own version is the same search with a better order, Dinitz's. It numbers the places by their
 # distance from the source, pushes water along many paths of that length at once, and only then numbers them
 # again. A pipe and its reverse stand beside each other in one list, edge `e` and edge `e ^ 1`, so that the
 # two residual capacities are two additions apart:
@@ -719,17 +720,6 @@ for function in (with_exp, without_exp):
     print(f"{function.__name__:12}", ", ".join(f"{n.name}: {'an input' if n.op == 'placeholder' else size(weight([n]))}" for n in saved))
 
 # %% [markdown]
-# ### The same question of another value
-#
-# The comparison r <= 0 has a twin: h <= 0 has the same answer everywhere. Here that helps nobody, since backward would need h for
-# nothing else. But in a convolutional network a batch norm stands in front of most ReLUs, and the gradient of a batch norm reads what was
-# normalised. From that tensor, which the kernel has in a register, the operand of the ReLU is four operations away, with numbers of which
-# there is one per channel. The result of the ReLU would be one more large tensor to read. So before the network is built,
-# [`compare_operands`](ref:minicompile.ch05_autograd.partition.compare_operands) puts the question to the operand, where that is made
-# from one large tensor that backward reads anyway. In a training step of ResNet-50 with 128 images in TF32, on an H200, the two
-# kernels of the first such layers take 53 and 69 microseconds, where they took 74 and 91.
-
-# %% [markdown]
 # ### A value is two vertices
 #
 # One thing does not fit yet. Prices belong to values, and capacities to pipes. A value that three operators read is
@@ -751,7 +741,7 @@ pipes(
     },
     [
         ("S", "x in", "∞", "plain"),
-        ("x in", "x out", "0", "full"),
+        ("x in", "x out", "0", "path"),
         ("x out", "h in", "∞", "plain"),
         ("h in", "h out", "8", "path"),
         ("h out", "f", "∞", "plain"),
@@ -760,7 +750,7 @@ pipes(
         ("g", "T", "∞", "plain"),
     ],
     "An input x and a value h that two operators f and g of backward read. Only the pipes inside of x and of h have a price.",
-    "h has two readers and one price.",
+    "Orange: the two pipes with a price. h has two readers, and is paid for once.",
     radius=24,
     width=640,
 )
@@ -853,6 +843,20 @@ drawing(
 # The sum and the slope are as large as the copy of `x` alone, so one of them is the cheapest. They cost the same,
 # and among equal cuts the compiler takes the one nearest to backward, which leaves least to compute there: the
 # slope.
+#
+# ### The same question, asked of another value
+#
+# What backward reads is what PyTorch's derivative formulas name, and a formula may name a dear value where a cheap one
+# would do. Take the ReLU once more. Its formula asks where the *result* is zero or less. The operand gives the same
+# answer everywhere. In the example above this helps nobody, since backward would need the operand for nothing else. But
+# in a convolutional network a batch norm stands in front of most ReLUs. The backward pass of a batch norm reads the
+# tensor that was normalised, and so its kernel has each element of this tensor in a register. From there the operand of
+# the ReLU is four operations away, with numbers of which there is one for each channel. The result of the ReLU would be
+# one more large tensor to read. So before the network is built,
+# [`compare_operands`](ref:minicompile.ch05_autograd.partition.compare_operands) puts the question to the operand,
+# wherever the operand is made from one large tensor that backward reads anyway. In a training step of ResNet-50 (128
+# images, TF32, on an H200), the kernels of the first two such layers take 53 and 69 microseconds. With the question left
+# as it was they took 74 and 91.
 #
 # ### A case in which a quarter is kept
 #

@@ -51,6 +51,11 @@ times = {name: best_time(lambda: f(small, small), repeat=200) for name, f in con
 Table(["two small products", "time of one call"], [(name, f"{seconds * 1e6:.0f} us") for name, seconds in times.items()])
 
 # %% [markdown]
+# Eager needs least, as it has four small operators to dispatch and nothing else to do. A compiled function pays for its
+# hook and its guards first, and on so little work it cannot earn that back ([chapter 3](chapter:03)). But between tiny
+# and the real compiler there are many microseconds, with the same kernels and the same library calls. They are the
+# subject of this chapter.
+#
 # ## The naive version: a loop over steps
 #
 # A schedule is a list of kernels and library calls with names for their buffers. An interpreter for it is a

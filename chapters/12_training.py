@@ -861,19 +861,20 @@ print("\n".join(line.strip() for line in program_text.splitlines() if "bits_of_f
 # Here are the guards of the step above, which has twenty parameters:
 
 # %%
-guards = [g.expected for g in seen_step.captured[-1].guards if g.kind == "SIZE" and len(g.expected[1]) > 2]
-for text, sources in guards:
-    print(f"{len(sources)} counters: {text[:46]} ... {text[-34:]}")
+for g in seen_step.captured[-1].guards:
+    if g.kind == "COUNTERS":
+        limit, *others = g.expected
+        print(f"{1 + len(others)} tensors: one number, whole and below {limit}, in {1 + len(others)} places of memory")
 
 # %% [markdown]
-# The first guard is the one that was just described: the twenty numbers `n0`, `n1` and so on are equal, whole, and
-# below 2^24. When does it fail? Suppose that the program adds a parameter to the optimizer later, or loads a
-# checkpoint in which some counters are behind. Then there are two different numbers, the guard fails, and the step is
-# compiled once more, with two symbols.
+# It is one guard, and one call asks all twenty ([`counters_agree`](ref:minicompile.ch02_guards.memory.counters_agree)).
+# It asks two things. First, whether their numbers are equal, whole, and below 2^24. When does that fail? Suppose
+# that the program adds a parameter to the optimizer later, or loads a checkpoint in which some counters are behind.
+# Then there are two different numbers, the guard fails, and the step is compiled once more, with two symbols.
 #
-# The second guard compares addresses: twenty counters, twenty places in memory. Sharing a symbol is sharing a *number*,
-# but each counter is also a tensor to which the step adds one. If two parameters shared one counter *tensor*, eager
-# would count it up twice in each step, and this graph, which was made for twenty tensors, would not.
+# Second, whether the addresses differ: twenty counters, twenty places in memory. Sharing a symbol is sharing a
+# *number*, but each counter is also a tensor to which the step adds one. If two parameters shared one counter *tensor*,
+# eager would count it up twice in each step, and this graph, which was made for twenty tensors, would not.
 #
 # Only PyTorch's own code is answered with a symbol. Where *your* program asks for `.item()`, the graph breaks as ever.
 # A program that takes a number out of a tensor often decides something with it, and a decision on a symbol is a guard

@@ -226,6 +226,10 @@ print(str(found).replace(folder, "bisect-results"))
 #
 # ## Exercises
 #
+# In four exercises a part of the compiler has a bug, and you look for it: [a chain that bites its
+# tail](exercise:cache-bug), [a flow that cannot change its mind](exercise:flow-bug), [the maximum that
+# forgets](exercise:row-bug) and [memory that is never given back](exercise:host-bug).
+#
 # <!-- exercises -->
 #
 # ## Further reading

@@ -518,7 +518,8 @@ def pipes(places, edges, alt, caption="", inside=(), width=620, radius=17, notes
             f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{wide}"{dash}/>'
             f'<polygon points="{points}" fill="{colour}"/>'
         )
-        x, y = xa + 0.42 * (xb - xa) - 13 * abs(uy), ya + 0.42 * (yb - ya) - 7 * abs(ux) + (4 if abs(uy) > 0.9 else 0)
+        away = 7 + 3.2 * len(label) * abs(uy)            # from the line, to the side that is up
+        x, y = xa + 0.42 * (xb - xa) + away * uy, ya + 0.42 * (yb - ya) - away * abs(ux) + 4 * abs(uy)
         body.append(text_at(x, y, label, "middle", font_size=12, font_weight="600" if kind != "plain" else "400"))
     for name, (x, y) in places.items():
         colour = GREEN if name in inside else BLUE
@@ -678,13 +679,13 @@ def step_through(function, **args):
     from minicompile import errors
     from minicompile.ch01_graphs.graph import _call_text
     from minicompile.ch03_capture import capture
-    from minicompile.ch03_capture.values import describe
+    from minicompile.ch03_capture.values import NULL, describe
 
     rows, real_start = [], capture.start
 
     def short(value):
         words = re.sub(r"a tensor of shape \(([\d, ]*?),?\)", r"tensor[\1]", describe(value))
-        return "NULL" if words == "value" else words.replace("torch.nn.functional", "F")
+        return "NULL" if value is NULL else words.replace("torch.nn.functional", "F")
 
     def start(*arguments):
         tx, frame = real_start(*arguments)

@@ -93,6 +93,14 @@ def test_an_exception_fails_with_its_line_and_outputs_are_cached(folder):
     assert execute.outputs([path], cache, folder)[0] != first
 
 
+def test_a_cell_that_prints_has_to_show_something(folder):
+    path = page_in(folder, "# %%\nfound = []\n\n# %%\nfor x in found:\n    print(x)\n")
+    outputs, (failure,) = execute.outputs([path], folder / "cache", folder)
+    assert failure.startswith("chapters/42_tiny.py:") and "this cell prints" in failure and not outputs
+    page_in(folder, "# %%\ndef f():\n    print(1)\n\nif False:\n    print(2)\n")
+    assert execute.outputs([path], folder / "cache", folder) == ({"42_tiny": [[]]}, [])
+
+
 CLOCK = "import time\ntime.perf_counter_ns()\n"
 MODULE = "# %% [markdown]\n# # Prose\n\n# %%\ndef f():  # why\n    return 1\n"
 
@@ -441,6 +449,7 @@ def test_a_generated_listing_opens_in_the_explorer_of_its_graph(folder, modules)
     assert not first and "explorer" not in other[0] and listing[0]["explorer"].startswith("explore/42_tiny-1.html#at=a-cpp-")
     line = listing[0]["explorer"].partition("#at=")[2].partition("&")[0]
     assert f'id="{line}"' in listing[0]["page"] and "torch.tanh(x * 2) + 1" in listing[0]["page"]
+    assert re.search(r"1 graph, 0 graph breaks, 3 operations, [1-9]\d* guards", listing[0]["page"])
     shown = execute.output_html(listing)
     assert 'href="../explore/42_tiny-1.html#at=a-cpp-' in shown and "<!doctype" not in shown
     explorers.write_all({"42_tiny": [first, listing, other], "stepper": {"steps": [{"op": "x"}]}}, folder / "files")

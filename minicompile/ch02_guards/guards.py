@@ -331,7 +331,7 @@ def function_code(g, x, const):
                       lambda v: f"{g.source} is another function: {short(v)}")]
 
 
-@guard("GLOBALS", lambda g: "the function has the globals of " + (str(g.source) if g.source else short(strongly(g.expected))),
+@guard("GLOBALS", lambda g: f"the function has the globals of {g.source or getattr(strongly(g.expected), '__name__', None)}",
        weakly)
 def same_globals(g, x, const):
     """That the function being called has the globals of `expected`, a module or a function, or without it

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Maximum flow
 #
-# A minimum cut tells which values to save; maximum flow finds it. This is Dinic's algorithm: number the
+# A minimum cut tells which values to save; maximum flow finds it. This is Dinitz's algorithm: number the
 # vertices by their distance from the source, push flow along edges that increase the distance until no more
 # goes through, and repeat. Edges are stored in pairs, `e` and its reverse `e ^ 1`, so pushing flow is two
 # additions.

@@ -90,7 +90,17 @@ def run_cell(cell: cells.Cell, namespace: dict, path: str) -> list[dict]:
         value = eval(compile(ast.Expression(last.value), path, "eval"), namespace) if last is not None else None
         shown = show(value)
     printed = [{"kind": "text", "text": said.getvalue().rstrip("\n")}] if said.getvalue().strip() else []
-    return [{**output, "text": clean(output["text"])} if output["kind"] == "text" else output for output in [*printed, *shown]]
+    if not printed and prints(tree):
+        raise ValueError("this cell prints, and nothing came out: does it still find what it looks for?")
+    return [{**output, "text": clean(output["text"]) if output["kind"] == "text" else output["text"].replace(f"{ROOT}/", "")}
+            for output in [*printed, *shown]]
+
+
+def prints(tree: ast.AST) -> bool:
+    """Whether executing it is bound to call `print`, but for loops over nothing."""
+    later = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda | ast.If | ast.Try
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "print" or not isinstance(n, later) and prints(n)
+               for n in ast.iter_child_nodes(tree))
 
 
 def run_page(path: pathlib.Path, root: pathlib.Path = ROOT, only_recorded: bool = True) -> list:

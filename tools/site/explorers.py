@@ -179,7 +179,7 @@ def graph_of(found, call: str, namespace: dict):
 def listings(found, outputs: list, name: str, asked: dict) -> list:
     """For the outputs of a page's cells: where one shows a generated text, a further output with the explorer of its graph. asked: for
     a cell the graph that its tag `explore:` names."""
-    from minicompile.explain import Explanation
+    from minicompile.explain import Explanation, heard_captured
     from minicompile.explore import record as recorded, render
     texts = [(graph, {significant(line) for text in texts_of(graph) for line in text.split("\n")} - {""}) for graph in found.graphs]
     made: dict = {}
@@ -191,8 +191,10 @@ def listings(found, outputs: list, name: str, asked: dict) -> list:
                 continue
             graph = asked.get(number) or best[0]
             if id(graph) not in made:
-                own = [(code, c) for code, c in found.frames if c is graph.captured]
-                part = Explanation(graph.frame, [graph], frames=own)
+                part = Explanation(graph.frame, [graph])
+                for code, captured in found.frames:
+                    if captured is graph.captured:
+                        heard_captured(part, code, captured)
                 r = recorded(part)
                 r.title = graph.frame
                 made[id(graph)] = f"{name}-{len(made) + 1}", r, render(r, back=BACK)

@@ -171,9 +171,10 @@ def place(entry: dict) -> str:
 
 # ---- results ----------------------------------------------------------------------------------------------
 
-WORKS = {"gpt2": "GPT-2 124M", "nanogpt": "nanoGPT, characters", "resnet50": "ResNet-50", "overhead": "What surrounds the kernels",
-         "chains": "Fused chains", "curves": "Block sizes and lengths of rows", "zoo": "A zoo of models",
-         "transformers": "Hugging Face transformers", "random-programs": "Random programs",
+MACHINES = {"h200": "an H200", "h100": "an H100", "cpu": "a CPU"}           # by the beginnings of names, in the order of the page
+WORKS = {"captions": "Captions of images", "gpt2": "GPT-2 124M", "nanogpt": "nanoGPT, characters", "resnet50": "ResNet-50",
+         "overhead": "What surrounds the kernels", "chains": "Fused chains", "curves": "Block sizes and lengths of rows",
+         "zoo": "A zoo of models", "transformers": "Hugging Face transformers", "random-programs": "Random programs",
          "random-tensor-programs": "Random tensor programs"}
 
 
@@ -185,10 +186,12 @@ def results(root: pathlib.Path) -> Page:
                "medians. \"Over eager\" is eager's time divided by this one: more than 1 is faster. The first step includes compilation. A "
                "name with "
                "`reduce-overhead` replays CUDA graphs ([chapter 11](chapters/11_runtime.html)).")
-    for path in sorted((root / "results").glob("*.json"), key=lambda p: (not p.stem.startswith("h100"), p.stem)):
+    machines = list(MACHINES)
+    made_on = {p: next((m for m in machines if p.stem.startswith(m)), None) for p in (root / "results").glob("*.json")}
+    for path in sorted(made_on, key=lambda p: (machines.index(made_on[p]) if made_on[p] else len(machines), p.stem)):
         data = json.loads(path.read_text())
         work = next((words for key, words in WORKS.items() if key in path.stem), path.stem)
-        place = "an H100" if path.stem.startswith("h100") else "a CPU" if path.stem.startswith("cpu") else ""
+        place = MACHINES.get(made_on[path])
         note = f" {data['note'][:1].upper()}{data['note'][1:].rstrip('.')}." if data.get("note") else ""
         page.prose(f"## {work}{f' on {place}' if place else ''}{', slower host' if 'slow' in path.stem else ''}\n\n"
                    f"`{path.name}`: {described(data, note)}")
@@ -217,6 +220,8 @@ def results(root: pathlib.Path) -> Page:
             page.prose(f"{data['programs']:,} programs made {data['graphs']:,} graphs; {data['differ']} of them behave differently when "
                        f"compiled.")
         elif "rungs" in data:
+            page.prose("Programs whose answer differs from eager's, by the rung of the ladder that they were run on. A program counts "
+                       "where it was found, also if the compiler has been mended since.")
             page.prose(table(["rung", "programs", "graphs", "differ"], [[rung, *(f"{found[k]:,}" for k in ("programs", "graphs", "differ"))]
                              for rung, found in data["rungs"].items()]))
         elif "rows" in data and "ok" in data:
@@ -249,6 +254,10 @@ def zoo(page: Page, data: dict) -> None:
 
 
 def described(data: dict, note: str = "") -> str:
+    if "runs" in data:                               # of several machines and days
+        machines = dict.fromkeys(run["hardware"]["gpu"] or run["hardware"]["cpu"] for run in data["runs"])
+        days = sorted(run["date"] for run in data["runs"])
+        return f"{len(days)} runs on {', '.join(machines)}, {days[0]} to {days[-1]}, whose commands are in the file."
     hardware, versions = data.get("hardware", {}), data.get("versions", {})
     parts = [hardware.get("gpu") or hardware.get("cpu"), *(f"{k} {v}" for k, v in versions.items()),
              *(f"{k} {data[k]}" for k in ("python", "torch", "transformers") if k in data and not versions),
