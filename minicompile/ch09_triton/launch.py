@@ -90,7 +90,7 @@ def load_plain(source: KernelSource) -> Callable:
     function, grid, pointers = define(source), grid_function(source), len(pointer_names(source))
     options = dict(source.options["constants"])
     if not interpreting():
-        options |= {"num_warps": source.options["num_warps"], "num_stages": 1}
+        options |= {"num_warps": source.options["num_warps"], **worker.OPTIONS}
 
     def run(*args):
         programs = grid(*args[pointers:])
@@ -201,7 +201,7 @@ def make_task(source: KernelSource, arch: int, aligned: bool) -> dict:
     anonymous = re.sub(rf"\b{re.escape(source.name)}\b", "kernel", text)
     settings = (sorted(options["signature"].items()), sorted(options["constants"].items()),
                 options["num_warps"], arch, aligned)
-    key = cache_key("triton", anonymous, settings, triton_version(), os.environ.get("TRITON_DEFAULT_FP_FUSION"))
+    key = cache_key("triton", anonymous, settings, triton_version(), sorted(worker.OPTIONS.items()))
     return dict(name=source.name, key=key, code=text, signature=options["signature"],
                 constants=options["constants"], num_warps=options["num_warps"], arch=arch,
                 aligned=pointer_names(source) if aligned else [],

@@ -256,3 +256,8 @@ def test_dropout_stream_matches_the_philox_helper():
     torch.manual_seed(1234)
     _, mask = torch.native_dropout(torch.ones(n, device="cuda"), 0.3, True)
     assert torch.equal(out < 0.7, mask)
+
+
+def test_what_cancels_in_eager_cancels():
+    """With one rounding for a product and a sum, these would be the rounding errors of the products."""
+    check(lambda x, y: x * y - y * x, r(1000), r(1000), rtol=0, atol=0)

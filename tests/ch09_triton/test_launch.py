@@ -120,6 +120,26 @@ def test_pool_compiles_for_a_gpu_that_is_not_here(tmp_path, monkeypatch):
         pool.process.kill()
 
 
+@pytest.mark.skipif(launch.interpreting(), reason="compiles for a GPU")
+def test_a_product_and_a_sum_are_two_roundings(monkeypatch):
+    """As in eager, where they are two operators: no fused multiply-add in the text for the GPU's assembler."""
+    import triton
+    emitted, real = [], triton.compile
+
+    def spy(*args, **kwargs):
+        emitted.append(real(*args, **kwargs))
+        return emitted[-1]
+    monkeypatch.setattr(triton, "compile", spy)
+    b, i = Body(), sym("i0", 1000)
+    x = b.load("in0", i.expr)
+    b.store("out0", i.expr, b.sub(b.mul(x, x), x))
+    buffers = [buffer("in0", (1000,)), buffer("out0", (1000,))]
+    task = launch.make_task(emit_triton(kernel([b.loop((i,))], buffers, ["in0"], ["out0"], (i,))), 90, True)
+    launch.worker.compile_kernel(task)
+    text = emitted[0].asm["ptx"]
+    assert "mul.rn.f32" in text and "sub.rn.f32" in text and "fma" not in text
+
+
 def test_damaged_cache_file_is_removed(tmp_path, monkeypatch):
     monkeypatch.setenv("MINICOMPILE_CACHE_DIR", str(tmp_path))
     task = launch.make_task(emit_triton(small_kernel()), 90, True)
