@@ -121,20 +121,11 @@ for guard in found.guards:
 # %% [markdown]
 # ## 4. The compiled function
 #
-# Guards and graph together are one ordinary Python function. No bytecode is assembled; Python compiles this text. Names
-# that begin with two underscores are the compiler's own:
-#
-# - The `try` block is the check. Each line is a guard from the list above, and `raise __Miss` ends the check when one
-#   does not hold. The first six ask for the settings of PyTorch, such as the dtype of new tensors. `__F` is the
-#   function that was called, `__G` are its globals, and `__s0`, `__g0` and `__K[0]` are objects that were noted when
-#   the check was made.
-# - `__stable` and `__tensors` are memos, written in C. They have seen the full checks hold, for the modules that the
-#   function uses and for tensors such as `x` and `w`, and look only at what may have changed since. If a memo cannot
-#   tell, it returns None, and `__refresh` makes the full check, which is a function of its own.
-# - The `else` block runs when all guards hold: `__graph` is the compiled graph. Should it raise, as for an index that
-#   is out of range, then `__refused` makes sure that nothing else has happened yet, and `__EVALUATE` has the original
-#   function raise the error at the right line.
-# - `__next` is the next version in line, or the compiler itself.
+# Guards and graph together are one ordinary Python function. No bytecode is assembled; Python compiles this text. (Names
+# that begin with two underscores are the compiler's own.) The `try` block is the check. Each of its lines is a guard from
+# the list above, or one of two memos, `__stable` and `__tensors`, which answer for many guards at once. Where a guard
+# does not hold, `raise __Miss` ends the check, and the last line asks the next version, or the compiler. If all
+# hold, `__graph` runs, which is the compiled graph. [Chapter 2](chapter:02) reads such a text line by line.
 
 # %%
 text = seen.entry_text()

@@ -142,6 +142,7 @@ def test_graph_breaks_have_graphs_of_their_own():
     r = recorded(broken, torch.randn(8))
     assert len([i for i in r.pane("graph") if i.kind == "head"]) == 2
     (said,) = [i for i in r.pane("graph") if i.kind == "break"]
+    assert [i.kind for i in r.pane("graph") if i.kind in ("head", "break")] == ["head", "break", "head"]        # between its graphs
     texts = {i.id: i.text for i in r.items}
     assert 'print("a break")' in texts[said.made_from[0]] and said.facts["advice"]
     for word, line in (("sin", "y = torch.sin(x)"), ("cos", "return torch.cos(y)")):

@@ -82,11 +82,14 @@ def from_dict(data: dict) -> Exploration:
 def record(found, measured=None) -> Exploration:
     """found: an `Explanation`. measured: a `measure.Measured`, or None."""
     r = Exploration(found.name)
-    program = Lines(r, found)
+    program, breaks = Lines(r, found), list(found.breaks)
     for number, graph in enumerate(found.graphs):
         record_graph(program, number, graph, measured)
+        record_breaks(program, [b for b in breaks if b.frame == graph.frame])
+        breaks = [b for b in breaks if b.frame != graph.frame]
     record_guards(program)
-    record_breaks(program)
+    record_breaks(program, breaks)
+    record_skipped(program)
     record_times(r, found, measured)
     r.summary = {"what": summary(found), **r.summary}
     order = list(PANES)
@@ -210,10 +213,13 @@ def record_guards(p: Lines) -> None:
                     guard=g.kind.lower().replace("_", " "), needed_by=where)
 
 
-def record_breaks(p: Lines) -> None:
-    for b in p.found.breaks:
+def record_breaks(p: Lines, breaks: list) -> None:
+    for b in breaks:
         lines = [i for (file, n), i in p.lines.items() if b.where.startswith(f"{file}:{n} ")]
         p.r.add("graph", f"graph break: {b.reason}", lines, kind="break", where=tidy(b.where), advice=b.advice)
+
+
+def record_skipped(p: Lines) -> None:
     for s in p.found.skipped:
         p.r.add("graph", f"runs as it is: {s.frame}", kind="break", why=tidy(s.reason), advice=s.advice)
 
