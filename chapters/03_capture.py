@@ -246,16 +246,20 @@ Table(["program", "tiny: parts", "because", "minicompile: graphs"], rows)
 # %show minicompile.ch03_capture.interpreter.run "if type(pushed) is list" to "stack.append(pushed)"
 #
 # Between the two stands the call of the handler, and two kinds of exceptions may come out of it. They must not be
-# confused. A `UserError` belongs to the *program*: it would have been raised in eager code as well. Beside the
-# bytecode of a function CPython keeps its *exception table*. For each range of instructions inside of a `try` or a
-# `with`, it says where the handler begins, and how high the stack is there. So `unwind` cuts the stack to this
-# height, pushes the exception and jumps, as CPython does ([exercise](exercise:unwind)). A frame without a handler
-# ends, and the search goes on in the frame that called it. If no frame has one, the program raises this exception in
-# eager, too. The capture is given up, CPython evaluates the whole frame, and the exception is raised for real.
-# `Unsupported` belongs to the *compiler*: it does not know what to do here, and the graph ends. The errors of tensor
-# operators are of the second kind. When an addition on fakes fails because shapes do not fit, eager would raise as
-# well, but its message and perhaps its type are the kernel's affair. So the graph ends in front of that line, CPython
-# executes it, and whatever it raises is raised for real, inside of the program's own `try`.
+# confused.
+#
+# A `UserError` belongs to the *program*: it would have been raised in eager code as well. It looks for an `except`, as
+# in CPython. Beside the bytecode of a function CPython keeps its *exception table*. For each range of instructions
+# inside of a `try` or a `with`, the table says where the handler begins, and how high the stack is there. So `unwind`
+# cuts the stack to this height, pushes the exception and jumps ([exercise](exercise:unwind)). A frame without a handler
+# ends, and the search goes on in the frame that called it. If no frame has one, the capture is given up. CPython
+# evaluates the whole frame, and the exception is raised for real.
+#
+# `Unsupported` belongs to the *compiler*: it does not know what to do here, and the graph ends.
+#
+# The errors of tensor operators are of the second kind. When an addition on fakes fails because shapes do not fit, eager
+# would raise as well, but its message and perhaps its type are the kernel's affair. So the graph ends in front of that
+# line, CPython executes it, and whatever it raises is raised inside of the program's own `try`.
 #
 # ### What stands on the stack
 #

@@ -413,15 +413,22 @@ lines(
 # %% [markdown]
 # Up to rows of 8192 elements nearly nothing, except for very short ones: the second reading is served by the cache.
 # Beyond that the rows that are being worked on do not fit into the cache together, and the looped kernel moves half
-# again as many bytes. The persistent one pays in another currency, registers: a row of 32768 floats is 64 of them
-# in each of 512 threads. When other values are alive at the same time there are not enough, and the compiler begins
-# to *spill* them to memory. So the choice between the two looks at the length of the row (`rnumel`), at how often
-# it would be walked (`passes`), and at how many full-size values are alive (`live`). `inner` says whether the row
-# lies along memory. If it does, the first half decides: up to a limit the row is held, with as many rows in a
-# program as make 1024 elements, beyond it the row is walked. If it does not, as in a sum of columns, the second half
-# takes many columns side by side, so that neighbouring threads still read neighbours. `xnumel` is the number of results:
-# if it is small, a program takes fewer of them, so that there are programs for all multiprocessors. `sums` counts the
-# tiles that a sum of columns accumulates, since each of them takes registers:
+# again as many bytes. (Rows of 16,384 lose more than that, and this measurement does not say why.) The persistent one
+# pays in another currency, registers: a row of 32768 floats is 64 of them in each of 512 threads. When other values are
+# alive at the same time there are not enough, and the compiler begins to *spill* them to memory. So the choice between
+# the two needs to know several things:
+#
+# | | what it is | what follows |
+# |---|---|---|
+# | `rnumel` | the length of the row | up to a limit the row is held in registers, beyond it the row is walked |
+# | `passes` | how often a looped kernel would walk it | one walk gains little from holding the row: a low limit |
+# | `live` | full-size values alive at one time | the more there are, the lower the limit |
+# | `inner` | whether the row lies along memory | if not, as in a sum of columns, a program takes many columns side by side |
+# | `xnumel` | the number of results | if there are few, a program takes fewer, so that no multiprocessor is without one |
+# | `sums` | tiles that a sum of columns accumulates | each takes registers, so the steps along the column are shorter |
+#
+# The first half of the function is for rows that lie along memory. A program takes as many of them as make 1024
+# elements. The second half is for those that do not:
 #
 # %show minicompile.ch09_triton.heuristics.reduction
 #

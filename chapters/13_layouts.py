@@ -312,11 +312,18 @@ Table(["position", "node", "memory in capture's run", "memory now", ""], rows)
 #
 # ### In code
 #
-# A run is an object with six things. `position` says where each node stands. `values` has the result of each node. `written` has
-# for each of capture's memories the position of the last node that writes it. `ours` are the requests, which are no nodes of
-# the program. `seen` collects the memories whose order the program sees, and `joined` the copies that no longer copy. Ways 2 and
-# 3 are noticed while a node runs. Ways 1 and 4 are looked for at the end. Below, `memories` gives the identities of the memory
-# behind a value; `node.meta["val"]` is capture's value and `value` the new one:
+# A run is an object with six things:
+#
+# - `position`: where each node stands.
+# - `values`: the result of each node.
+# - `written`: for each of capture's memories, the position of the last node that writes it.
+# - `ours`: the requests, which are no nodes of the program.
+# - `seen`: the memories whose order the program sees. It is empty at first.
+# - `joined`: the copies that no longer copy. It is empty at first, too.
+#
+# Ways 2 and 3 are noticed while a node runs. Ways 1 and 4 are looked for at the end, in the function below. In it,
+# `memories` gives the identities of the memory behind a value, `node.meta["val"]` is capture's value and `value` the new
+# one:
 #
 # %show minicompile.ch13_tuning.layouts.Turned.parted_or_joined
 #
