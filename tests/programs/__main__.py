@@ -1,5 +1,6 @@
 """Random programs, plain and compiled: `python -m tests.programs --count 20000 --jobs 2`, `python -m tests.programs --seed 17`;
-`--kind tensors` for programs of tensors only, on every rung (`--backend`) and device; `--kind training` for whole training steps.
+`--kind tensors` for programs of tensors only, on every rung (`--backend`) and device (`--kind tensors/scatters`: most statements of one
+family); `--kind training` for whole training steps.
 
 Each difference is reduced to a small program and printed, as a module that can be run by `--file`."""
 from __future__ import annotations
@@ -56,7 +57,7 @@ def main():
         return int(found is not None)
     if options.seed is not None:
         if options.show:
-            print(KINDS[options.kind](options.seed, *([options.device] if options.kind == "tensors" else [])))
+            print(KINDS[options.kind](options.seed, *([options.device] if options.kind.startswith("tensors") else [])))
         options.first, options.count = options.seed, 1
     start, last = time.time(), options.first + options.count
     chunk = min(100 if options.kind == "python" else 30, -(-options.count // options.jobs))

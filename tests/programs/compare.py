@@ -34,6 +34,7 @@ FRAMES = re.compile(r"\nException raised from .*|(?<=already been freed\)\.) .*"
 ADDRESS = re.compile(r"0x[0-9a-f]+")
 NODE = re.compile(r"grad_fn=<\w+>")            # one node of a compiled region stands for many
 OVERWRITTEN = "backward raised one of the variables needed for gradient computation has been"
+PARTS = {"torch.complex64": "torch.float32", "torch.complex128": "torch.float64", "torch.complex32": "torch.float16"}
 INTERNAL = {"_backward_hooks", "_forward_hooks", "_parameters", "_buffers", "_modules"}
 
 
@@ -98,7 +99,8 @@ class Photo:
         leaf, strides = is_leaf(t), tuple([s if n != 1 or self.exact else None for n, s in zip(t.shape, t.stride())])
         info = (str(t.dtype), tuple(t.shape), strides if t.numel() > 1 else (), t.storage_offset() - first,
                 t.requires_grad, leaf, t.is_inference())
-        values = t.detach().flatten().tolist()
+        plain = t.detach().clone() if t._is_zerotensor() else t.detach()       # autograd's zeros have no memory
+        values = (torch.view_as_real(plain.resolve_conj()) if t.is_complex() else plain).flatten().tolist()
         return "tensor", type(t).__name__, storage, info, values, None if leaf is not True else self.of(t.grad, depth)
 
 
@@ -145,7 +147,7 @@ def difference(a, b, path="", others=()):
         if len(a) != len(b):
             return path + ".length", a, b
         if len(a) == 6 and a[0] == "tensor" and others and a[3] == b[3]:
-            return numbers_differ(a[4], b[4], path, [o[4] for o in others], a[3][0]) or \
+            return numbers_differ(a[4], b[4], path, [o[4] for o in others], PARTS.get(a[3][0], a[3][0])) or \
                 difference((*a[:4], a[5]), (*b[:4], b[5]), path, [(*o[:4], o[5]) for o in others])
         return next(filter(None, (difference(x, y, f"{path}[{i}]", [o[i] for o in others]) for i, (x, y) in enumerate(zip(a, b)))), None)
     if isinstance(a, float):
@@ -203,6 +205,10 @@ def ramp(t):
     return torch.linspace(0.5, 1.5, t.numel(), dtype=t.dtype, device=t.device).reshape(t.shape)
 
 
+def real(z):
+    return z.real + 2 * z.imag if z.is_complex() else z
+
+
 def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> list:
     """The photographs of one run of a module: one per call, and the last. words: compare the texts of exceptions, and
     the strides that address nothing. around: a context for what is called, and for its backward."""
@@ -239,7 +245,7 @@ def execute(code, compile_, *, words=True, around=contextlib.nullcontext) -> lis
             if wanted:
                 before = gradients_behind(wanted)
                 try:
-                    loss = sum((t * ramp(t)).sum() for t in wanted)
+                    loss = sum(real((t * ramp(t)).sum()) for t in wanted)
                     with around():
                         loss.backward(retain_graph=True)
                     what = "backward"

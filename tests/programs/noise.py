@@ -45,6 +45,13 @@ class Noise(TorchDispatchMode):
 
     def disturb_(self, t, dtype=None):
         """By roundings of its own dtype, or of a coarser one."""
+        if t.is_complex() and t.numel() and not overlaps(t):       # either part is as inexact as the number is large
+            parts = torch.view_as_real(t.conj() if t.is_conj() else t)
+            size = t.abs().unsqueeze(-1).expand(parts.shape).contiguous()
+            changed = size.clone()
+            self.disturb_(changed)
+            parts.add_(changed - size)
+            return
         if not t.is_floating_point() or not t.numel() or overlaps(t):
             return
         if t.device not in self.generators:
@@ -57,7 +64,7 @@ class Noise(TorchDispatchMode):
         t.copy_(t.double() * factor)
 
     def disturbed(self, t, dtype=None):
-        if not t.is_floating_point():
+        if not t.is_floating_point() and not t.is_complex():
             return t
         # Equal elements are disturbed one by one as well: the deviation of a constant is zero only in one order of its sums
         out = torch.empty_like(t) if overlaps(t) else torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device)

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import os
 import time
@@ -15,12 +16,13 @@ from . import generate, tensors, training
 from .compare import check
 from .reduce import reduce
 
-KINDS = {"python": generate.program, "tensors": tensors.program, "training": training.program}
+KINDS = {"python": generate.program, "tensors": tensors.program, "training": training.program,
+         **{f"tensors/{name}": functools.partial(tensors.program, favourite=name) for name in tensors.FAMILIES}}
 
 
 def backend_of(seed: int, kind: str, device: str) -> str:
     """The rung for a seed where none was asked for."""
-    if kind == "tensors":
+    if kind.startswith("tensors"):
         return "triton" if device == "cuda" else "cpp"
     if kind == "training":
         return ["eager", "aot_eager", "cpp"][seed % 3]
@@ -67,7 +69,7 @@ def run_seeds(args):
         if time.time() > deadline:
             break
         statistics, used = {}, backend or backend_of(seed, kind, device)
-        text = KINDS[kind](seed, device) if kind == "tensors" else KINDS[kind](seed)
+        text = KINDS[kind](seed, device) if kind.startswith("tensors") else KINDS[kind](seed)
         if device == "cuda" and indexes_outside(text.replace("DEVICE = 'cuda'", "DEVICE = 'cpu'")):
             continue
         try:

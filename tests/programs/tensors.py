@@ -66,6 +66,26 @@ def slope(f, x):
         x = x if x.requires_grad else x.detach().requires_grad_()
         return torch.autograd.grad(f(x).sum(), x)[0]
 
+def slope_of(f, x):
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        return torch.autograd.grad(f(x).sum(), x, create_graph=True)[0]
+
+def pulled(f, x):
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        y = f(x)
+        return torch.autograd.grad(y, x, torch.arange(y.numel(), device=y.device).sin().reshape(y.shape).to(y.dtype))[0]
+
+def curvature(f, x):
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        slope, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        return torch.autograd.grad((slope * slope).sum(), x)[0]
+
+def penalty(f, x):
+    return (slope_of(f, x).norm() - 1) ** 2
+
 def into(f, out, *args):
     return f(*args, out=out)
 
@@ -98,8 +118,19 @@ def write(weight: float = 1.0):
     return lambda fn: WRITES.append((weight, fn))
 
 
+FAMILIES: dict = {}                     # name -> (EXPRESSIONS, WRITES), of operators that belong together
+
+
+def family(name: str, weight: float, *forms: str, write: bool = False):
+    """Register forms, or as a decorator a function, in a family."""
+    table = FAMILIES.setdefault(name, ([], []))[write]
+    table.extend((weight, lambda w, form=form: w.fill(form)) for form in forms)
+    return lambda fn: table.append((weight, fn))
+
+
 def expressions(weight: float, *forms: str) -> None:
-    """Forms with operands {x}: floating, {y}: broadcastable with x, {n}: integer, {b}: bool, {a}: any, {d}: dim of x, {c}: number."""
+    """Forms with operands {x}: floating, {y}: broadcastable with x, {n}: integer, {b}: bool, {z}: complex, {a}: any, {d}: dim of x,
+    {c}: number."""
     for form in forms:
         EXPRESSIONS.append((weight, lambda w, form=form: w.fill(form)))
 
@@ -107,13 +138,16 @@ def expressions(weight: float, *forms: str) -> None:
 class Writer:
     """The state of a program that is being written. env: name -> tensor, as eager has it now."""
 
-    def __init__(self, seed: int, device: str):
+    def __init__(self, seed: int, device: str, favourite: str | None = None):
         self.rng, self.device = random.Random(seed), device
         self.head, self.lines, self.names, self.unused = [HEAD.format(device=device)], [], [], []
         self.space: dict = {}
         exec(HEAD.format(device="cpu"), self.space)
         self.env: dict[str, torch.Tensor] = {}
-        self.forms = {id(table): some_of(table, self.rng) for table in (EXPRESSIONS, WRITES)}
+        self.families = [favourite] if favourite else self.rng.sample(sorted(FAMILIES), 2)
+        self.share = 0.6 if favourite else 0.2              # of the statements are of these families
+        tables = [table for name in self.families for table in FAMILIES[name]]
+        self.forms = {id(table): some_of(table, self.rng) for table in (EXPRESSIONS, WRITES, *tables)}
 
     def tensor(self, accept=lambda t: True) -> str:
         names = [n for n in self.names if accept(self.env[n])]
@@ -155,9 +189,11 @@ class Writer:
             x = self.tensor(is_integer)
         elif "{a}" in form:
             x = self.tensor()
+        elif "{z}" in form:
+            x = self.tensor(torch.is_complex)
         elif "{b}" in form:
             x = self.tensor(is_bool)
-        values = {"x": x, "n": x, "a": x, "b": x, "c": self.number()}
+        values = {"x": x, "n": x, "a": x, "b": x, "z": x, "c": self.number()}
         if "{y}" in form:
             values["y"] = self.partner(x)
         if "{f}" in form:
@@ -178,7 +214,7 @@ class Writer:
 
 
 def is_integer(t) -> bool:
-    return not t.is_floating_point() and t.dtype is not torch.bool
+    return not t.is_floating_point() and not t.is_complex() and t.dtype is not torch.bool
 
 
 def is_bool(t) -> bool:
@@ -699,6 +735,8 @@ def make_input(w: Writer, name: str, B: int) -> list[str]:
     if form == "plain" and rng.random() < 0.15:
         value = rng.choice(["nan", "inf", "-inf", "-0.0", "0.0"])
         lines.append(f"{name}.view(-1)[::5] = float('{value}')")
+    if "complex" in w.families and rng.random() < 0.5:
+        lines[0] = f"{name} = torch.complex(({text}).float(), randn({shape}))" + rng.choice(["", "", ".conj()", ".to(torch.complex128)"])
     kind = rng.random()
     if kind < 0.4:
         lines.append(f"{name}.requires_grad_()")
@@ -715,25 +753,32 @@ def some_of(table, rng):
     return [fn for _, fn in kept], [weight for weight, _ in kept]
 
 
-def chosen(w: Writer, table) -> str:
+def chosen(w: Writer, write: bool) -> str:
+    table = (EXPRESSIONS, WRITES)[write]
+    if w.rng.random() < w.share:
+        table = FAMILIES[w.rng.choice(w.families)][write] or table
     forms, weights = w.forms[id(table)]
+    if not forms:
+        raise Refused
     return w.rng.choices(forms, weights)[0](w)
 
 
 def run(w: Writer, text: str) -> bool:
     """Execute a statement; whether eager accepts it."""
+    scope = {**w.space, **w.env}                            # one dictionary: lambdas see the names, too
     try:
-        exec(text, w.space, w.env)
+        exec(text, scope)
     except Exception:
         return False
+    w.env.update((name, value) for name, value in scope.items() if name not in w.space)
     return True
 
 
 def acceptable(w: Writer, t) -> bool:
-    if not isinstance(t, torch.Tensor) or t.numel() > LIMIT or t.dim() > 6 or t.is_complex() or t.layout is not torch.strided:
+    if not isinstance(t, torch.Tensor) or t.numel() > LIMIT or t.dim() > 6 or t.layout is not torch.strided:
         return False
-    if t.is_floating_point() and t.numel():
-        values = t.detach().double().abs()
+    if (t.is_floating_point() or t.is_complex()) and t.numel():
+        values = t.detach().abs().double()
         finite = values.isfinite()
         if (finite.double().mean() < 0.6 or values[finite].amax() > LARGEST) and w.rng.random() < 0.95:
             return False
@@ -744,9 +789,9 @@ def statement(w: Writer, refusals: bool) -> str | None:
     """Write one statement that eager accepts (`refusals`: refuses); None if this candidate will not do."""
     try:
         if w.rng.random() < 0.2:
-            text, name = chosen(w, WRITES), None
+            text, name = chosen(w, True), None
         else:
-            text, name = chosen(w, EXPRESSIONS), f"v{len(w.lines)}"
+            text, name = chosen(w, False), f"v{len(w.lines)}"
     except Refused:
         return None
     line = text if name is None else f"{name} = {text}"
@@ -757,15 +802,14 @@ def statement(w: Writer, refusals: bool) -> str | None:
     return line
 
 
-def program(seed: int, device: str = "cpu") -> str:
-    """The text of a module with `entry`, `inputs` and `drive`."""
+def program(seed: int, device: str = "cpu", favourite: str | None = None) -> str:
+    """The text of a module with `entry`, `inputs` and `drive`; most of its statements are of the favourite family, if there is one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return _program(seed, device)
+        return _program(Writer(seed, device, favourite), device)
 
 
-def _program(seed: int, device: str) -> str:
-    w = Writer(seed, device)
+def _program(w: Writer, device: str) -> str:
     rng, length, B = w.rng, 0, w.rng.choice([3, 4, 5, 7])
     made: list[str] = []
     maker = HEAD.format(device="cpu").partition("leaves = []")[2]
@@ -842,3 +886,6 @@ def replay(w: Writer, maker: str, made: list[str], arguments: list[str], B: int)
         run(w, line)
     w.env = {n: t for n, t in w.env.items() if n in w.names}
     return values
+
+
+from . import families  # noqa: E402, F401  they register themselves in the tables above

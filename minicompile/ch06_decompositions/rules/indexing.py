@@ -223,7 +223,7 @@ def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     place: list = [None] * x.dim()
     place[dim1], place[dim2] = along + max(-offset, 0), along + max(offset, 0)
     front = min(dim1, dim2) if abs(dim1 - dim2) == 1 else 0     # where indexing puts the dim that it makes
-    return aten.index_put.default(x, place, torch.movedim(src, -1, front))
+    return aten.index_put.default(x, place, torch.movedim(src, -1, front).to(x.dtype))
 
 
 @decomposition("diagonal_backward", complex=True)
