@@ -228,6 +228,11 @@ draw_fusion(forward["program"], forward["schedule"], "Fusion of the forward grap
 # 10](chapter:10)). For a GPU: a Triton program in which one instance handles a block of rows ([chapter
 # 9](chapter:09)). This page is built without a GPU; the Triton text is generated all the same, since
 # generating needs no device.
+#
+# Both walk along a row twice. The C++ puts the row into a small array, in which a function of ours, `mc_row_welford`, finds
+# the mean and the squared distances. Then it loads the row once more and normalises it. In the Triton text the row is a
+# *tile*, a block of values that stays in registers, and each walk is a few operations on the whole tile. The comments are
+# the user's lines.
 
 # %%
 from chapters._lib import Listings

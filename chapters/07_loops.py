@@ -380,8 +380,8 @@ draw_body(
 )
 
 # %% [markdown]
-# All lowerings of elementwise operators and of views are of this kind, and there are about 200 for ATen. None of
-# them says anything about the operators around it.
+# All lowerings of elementwise operators and of views are of this kind. There are about a hundred, one for each primitive
+# that is not a library call. None of them says anything about the operators around it.
 #
 # ### A reduction, by hand
 #

@@ -418,7 +418,7 @@ lines(
 # alive at the same time there are not enough, and the compiler begins to *spill* them to memory. So the choice between
 # the two needs to know several things:
 #
-# | | what it is | what follows |
+# | parameter | what it is | what follows |
 # |---|---|---|
 # | `rnumel` | the length of the row | up to a limit the row is held in registers, beyond it the row is walked |
 # | `passes` | how often a looped kernel would walk it | one walk gains little from holding the row: a low limit |

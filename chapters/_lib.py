@@ -404,6 +404,7 @@ def timeline(spans, steps, alt, caption="", step_name="step"):
     for k in range(steps):
         if steps <= 24 or k % 5 == 0:
             body.append(text_at(left + k * cell + cell / 2, 12, k, "middle", font_size=10, opacity=0.7))
+    body.append(text_at(left - 6, 12, step_name, "end", font_size=10, opacity=0.7))
     for n, (name, first, last, note) in enumerate(spans):
         y = 20 + n * 20
         body.append(text_at(left - 6, y + 12, name, "end"))
@@ -437,7 +438,7 @@ def lines(series, x_label, y_label, alt, caption="", log_y=False):
     body = [
         f'<path d="M{left} 10V{height - bottom}H{width - 100}" stroke="currentColor" stroke-opacity="0.5" fill="none"/>',
         text_at((left + width - 110) / 2, height - 6, x_label, "middle"),
-        text_at(4, 10, y_label, font_size=11),
+        text_at(4, 10, f"{y_label}, logarithmic" if log_y else y_label, font_size=11),
     ]
     for x in sorted(set(xs)):
         body.append(

@@ -1410,6 +1410,10 @@ def joint_graph(recorder, outputs):
     return Joint(finish(recorder, [*outputs, *gradients]), len(tangents), len(outputs))
 
 
+# %% [markdown]
+# Below are both passes of a small layer. Two of the nodes, `detach`, are autograd's: it keeps the result of tanh under a name
+# of its own. They are views, of which no kernel will know anything.
+
 # %%
 if __name__ == "__main__":
     with Recorder() as recorder:
@@ -1858,6 +1862,10 @@ if __name__ == "__main__":
 # A kernel has rows and columns, its *nest*. A pointwise loop runs over all positions `columns * r + c`. A reduction does
 # too, and then there is one result for each row, at position `r`, complete when the row is. What comes after it in the
 # same row may use it. A pointwise loop may also have one element for each row; most often they come from a reduction.
+#
+# `nest` finds rows and columns for some loops. If there is a reduction among them, it says how long a row is. If there is
+# none, a row is the last dimension of the largest loop. Reductions of different rows have no nest, and neither have loops
+# with other numbers of elements than one for each position or one for each row.
 
 # %%
 @dataclass(eq=False)
@@ -1961,7 +1969,8 @@ def fuse(steps, refused=None):
 
 
 # %% [markdown]
-# Softmax is one kernel. What adds its own transpose is two, and here is why:
+# Softmax is one kernel. What adds its own transpose is two, and the refusal says why. (`x.exp()` stands in the program
+# twice, and tiny records both.)
 
 # %%
 def fused(graph, refused=None):
