@@ -17,7 +17,23 @@ import torch.nn.functional as F
 
 import minicompile
 from chapters import tiny
-from chapters._lib import Block, Table, Walk, bars, best_time, check_of, drawing, example, folded, head, lines, tidy, watch, watching
+from chapters._lib import (
+    Block,
+    Table,
+    Walk,
+    bars,
+    best_time,
+    check_of,
+    drawing,
+    example,
+    folded,
+    head,
+    lines,
+    results,
+    tidy,
+    watch,
+    watching,
+)
 
 # %% [markdown]
 # ## The naive version: a dictionary of shapes
@@ -635,10 +651,18 @@ print("because", seen.recompiles[-1]["why"].split("  #")[0])
 #
 # Its guards are a tree of C++ objects (guard managers), one node for each access path, with dictionary
 # version tags as shortcuts, which is the idea of our memo. Ours are Python text, in which CPython's
-# specialising interpreter is fast enough. The measured comparison, microseconds per call, is in
-# [`stable.py`](code:minicompile/ch02_guards/stable.py). torch.compile guards global state of torch in one
-# C++ call, specialises integers with *automatic dynamic shapes* on the second value as we do, has about
-# forty kinds of sources, and lets users drop guards with a filter function.
+# specialising interpreter is fast enough. Here is what a call costs if its graph does nothing, so that only guards, hook
+# and entry are left. "It writes to itself" is a GPT that counts its calls and keeps its last loss:
+
+# %% tags=["fold", "gpu-result", "results:cpu-overhead"]
+Table(
+    ["one call without kernels", "minicompile", "torch.compile"],
+    [(work, *(f"{row[c]['median']:.1f} us" for c in ("minicompile", "torch"))) for work, row in results("cpu-overhead")["call_us"].items()],
+)
+
+# %% [markdown]
+# torch.compile guards global state of torch in one C++ call, specialises integers with *automatic dynamic shapes* on the
+# second value as we do, has more than fifty kinds of sources, and lets users drop guards with a filter function.
 #
 # ## Exercises
 #

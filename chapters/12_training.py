@@ -858,7 +858,7 @@ print("\n".join(line.strip() for line in program_text.splitlines() if "bits_of_f
 # equal at later calls as well, and what a trace assumes has to be checked at each call. So the counters that share a
 # symbol become one guard, "all of these are equal". ([The function](exercise:equal-counters) is short.)
 #
-# Here are the guards of the step above, which has twenty parameters:
+# The step above has twenty parameters. This is what guards their counters:
 
 # %%
 for g in seen_step.captured[-1].guards:

@@ -62,6 +62,10 @@ def short(value, limit: int = 80) -> str:
     return text if len(text) <= limit else text[:limit - 3] + "..."
 
 
+def one(words: str) -> str:
+    return f"{'an' if words[0] in 'aeiouAEIOU' else 'a'} {words}"
+
+
 def changed_in_words(what, expected, got) -> str:
     return f"{what} changed: expected {short(expected)}, got {short(got)}"
 
@@ -165,7 +169,7 @@ def in_words(g: Guard) -> str:
         return str(g)
 
 
-@guard("TYPE_MATCH", lambda g: f"{g.source} is a {strongly(g.expected).__qualname__}", weakly, lambda g: [(OBJECT, g.source)])
+@guard("TYPE_MATCH", lambda g: f"{g.source} is {one(strongly(g.expected).__qualname__)}", weakly, lambda g: [(OBJECT, g.source)])
 def type_match(g, x, const):
     return [Condition(f"type({x}) is {name_of(g.expected, const)}",
                       lambda v: changed_in_words(f"type of {g.source}", strongly(g.expected), type(v)))]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..ch01_graphs.layouts import stride_pattern
-from .guards import ALL, SAME, STATE, TENSOR, Condition, Spec, changed_in_words, guard, name_of, short
+from .guards import ALL, SAME, STATE, TENSOR, Condition, Spec, changed_in_words, guard, name_of, one, short
 from .identity import held, strongly, weakly
 from .sources import InstanceDictSource, ItemSource
 
@@ -58,7 +58,7 @@ def module_looks(g) -> list[tuple]:
             *((SAME, ItemSource(fields, name)) for name in spec.visible)]
 
 
-@guard("MODULE_STRUCTURE", lambda g: f"{g.source} is a {strongly(g.expected.type).__qualname__} with the same children and no hooks",
+@guard("MODULE_STRUCTURE", lambda g: f"{g.source} is {one(strongly(g.expected.type).__qualname__)} with the same children and no hooks",
        looks=module_looks)
 def module_structure(g, x, const):
     """expected: a ModuleSpec. The class, the names of children, and the absence of hooks and of attributes
@@ -133,7 +133,7 @@ def tensor_in_words(g) -> str:
     layout = spec.stride if isinstance(spec.stride, str) else f"strides {spec.stride}"
     kind = "tensor" if spec.type is torch.Tensor else spec.type.__name__
     grad = ", requires grad" if spec.requires_grad else ""
-    return f"{g.source} is a {str(spec.dtype).removeprefix('torch.')} {kind} [{shape}] on {spec.device}, {layout}{grad}"
+    return f"{g.source} is {one(str(spec.dtype).removeprefix('torch.'))} {kind} [{shape}] on {spec.device}, {layout}{grad}"
 
 # %% [markdown]
 # A generated kernel has everything about its operands built in that is not their numbers: the class, the
