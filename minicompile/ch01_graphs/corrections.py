@@ -97,10 +97,10 @@ POINTWISE = {aten.copysign.Tensor, aten.logical_and.default, aten.logical_or.def
 
 
 def _any_broadcasts(operands) -> bool:
-    """Is there an expanded dim? Meta kernels in Python first convert halves to float32, and a converted tensor is
-    expanded no more: it has an opinion then about the order of dims, which the real kernel does not ask for."""
+    """Is there an expanded dim, and another operand? Meta kernels in Python first convert halves to float32, and a converted
+    tensor is expanded no more: it has an opinion then about the order of dims, which the real kernel does not ask for."""
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
-    return any(type(n) is int and n > 1 and stride == 0 for t in tensors for n, stride in zip(t.shape, t.stride()))
+    return len(tensors) > 1 and any(type(n) is int and n > 1 and stride == 0 for t in tensors for n, stride in zip(t.shape, t.stride()))
 
 
 # The strides of dims of size 1 are free, and kernels of a tensor and a number choose others than meta kernels

@@ -50,6 +50,10 @@ def test_expanded_operands(dtype):
                 check(op, a, b)
             check(aten.where.self, a > 0, b, x)
             check(aten.addcmul.default, a, b, x)
+    square = torch.ones(7, 7, 5, dtype=dtype).diagonal()
+    for form in (torch.contiguous_format, torch.preserve_format):
+        check(lambda x: aten.clone.default(x.expand(2, 5, 7), memory_format=form), square)
+    check(lambda x: x.tile(2), square)
 
 
 @pytest.mark.parametrize("op", sorted(WITH_NUMBER, key=str))
