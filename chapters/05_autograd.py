@@ -1232,6 +1232,55 @@ print("in eager:", len(names), "nodes")
 print("largest difference of the gradients of x:", (ours_g - eager_g).abs().max().item())
 
 # %% [markdown]
+# ### The derivative of a derivative
+#
+# One thing the naive region cannot do, and neither could ours if it stopped here. A gradient penalty keeps the slope of a
+# network near 1: its loss contains a gradient, and training differentiates that. In eager one asks for it with
+# `create_graph=True`, and the engine notes the operators of the backward pass while it runs them. A compiled backward
+# runs kernels, and of these the engine notes nothing.
+#
+# Is there a function that computes the gradients, and that a compiler can differentiate? There is, and we have all of its
+# parts. It runs the captured program, and then calls the engine:
+#
+#     def gradients(x, w, tangent):
+#         y = region(x, w)
+#         return torch.autograd.grad(y, (x, w), tangent, create_graph=True)
+#
+# This chapter began by running a program on fakes, with the engine. The engine may just as well be called *inside* of the program
+# that is recorded. So `gradients` has a joint graph: its forward half computes the gradients, its backward half their
+# derivative. What was compiled there may be differentiated again, by the same function.
+
+# %%
+net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1)).double()
+fast = minicompile.compile(net)
+
+
+def slopes(f, x):
+    """The first three derivatives of the sum of f(x) by the first column of x."""
+    found, y = [], f(x)
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        y = gradient[:, 0]
+        found.append(y)
+    return found
+
+
+x = torch.randn(5, 2, dtype=torch.double, requires_grad=True)
+for order, (ours, eager) in enumerate(zip(slopes(fast, x), slopes(net, x)), 1):
+    print(f"derivative {order}: largest difference {(ours - eager).abs().max().item():.1e}")
+(penalty,) = torch.autograd.grad(slopes(fast, x)[2].square().sum(), net[0].weight)
+print("and by the weights:", torch.allclose(penalty, torch.autograd.grad(slopes(net, x)[2].square().sum(), net[0].weight)[0]))
+
+# %% [markdown]
+# What does it cost? A training step that asks for one derivative pays for a few numbers that each call notes, by which a later
+# question can tell whether inputs are as they were. A second derivative computes the forward pass and the first
+# derivative once more, and is compiled when it is first asked for.
+#
+# What goes wrong? The program runs again on the *inputs* of the region, where eager goes on from what it has saved.
+# An input that was written since, or that was large, not saved, and is gone, ends in an error that says so. Dropout would draw
+# another mask, and is refused. A batch norm in training is not, although it writes its running statistics: no gradient reads
+# them, as the decomposed graph shows. [`second.py`](code:minicompile/ch05_autograd/second.py) has the details.
+#
 # ## What torch.compile does differently
 #
 # AOTAutograd records the joint graph in the same way, with the engine on fake tensors, and its default
@@ -1240,7 +1289,7 @@ print("largest difference of the gradients of x:", (ours_g - eager_g).abs().max(
 # graph before it. Its partitioner decides on ATen operators, knows a list of recomputable ones, and can be
 # given a memory budget; ours decides after decomposition, when a softmax is visibly a small reduction to
 # save and an exponential to repeat. It supports tensor subclasses, and traces one joint graph even if the
-# backward has to run with other strides than expected.
+# backward has to run with other strides than expected. A second derivative through a compiled region is an error there.
 #
 # ## Exercises
 #

@@ -236,7 +236,7 @@ class _tracing:
 
 
 @contextlib.contextmanager
-def _backward_state():
+def backward_state():
     """As a caller of `backward()` would have it: no autocast; and the engine runs in this thread, where the
     recorder is."""
     with contextlib.ExitStack() as stack:
@@ -386,7 +386,7 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
                 meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta")
         tangents.append(FakeTensor(meta, out.device))
         recorder.placeholder(f"tangent{i}", tangents[-1]).meta["tangent"] = layout
-    with _backward_state():
+    with backward_state():
         return list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))
 
 # %% [markdown]

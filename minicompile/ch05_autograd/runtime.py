@@ -25,9 +25,9 @@ from ..ch01_graphs.fake import has_memory
 from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
 from ..ch03_capture import hook
-from ..errors import MinicompileError
 from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve, simplify, trace_joint
 from .partition import Partition, compare_operands, partition
+from .second import Again, Derivative, Inputs, derive_again, kept_if_small, objection, refuse
 from .undefined import without_tangents
 
 Compile = Callable[..., Callable[[list], Sequence]]
@@ -59,20 +59,6 @@ def call_compiled(compiled: Callable, inputs: list):
         with torch._C._DisableAutocast():
             return compiled(inputs)
     return compiled(inputs)
-
-
-class _NotTwice(torch.autograd.Function):
-    """Identity whose derivative is an error: what `create_graph=True` gets."""
-
-    @staticmethod
-    def forward(ctx, gradient, *causes):
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx, *_):
-        raise MinicompileError("A compiled region was differentiated twice (create_graph=True), and only its "
-                               "first derivative is compiled. Run the function that needs the second "
-                               "derivative with minicompile.disable.")
 
 # %% [markdown]
 # ## Tangents
@@ -184,7 +170,8 @@ def layout_of(t: torch.Tensor, form="of the output") -> tuple:
 # `g_loss.backward()`. What is needed for outputs whose graphs were not touched (`overlapping`) is kept.
 #
 # With `create_graph=True` the gradients that leave here depend, by way of the saved tensors, on all inputs of the region,
-# and whoever asks for that derivative gets an error (`_NotTwice`). A saved value that the region has computed
+# and whoever asks for that derivative gets it from [`second.py`](code:minicompile/ch05_autograd/second.py), or an error that says why not.
+# To raise it, one has to be on the way to every input, and a saved value that the region has computed
 # does not say which inputs it came from. Parameters can be asked of the engine's node. Where there are other inputs, the
 # region has one more output, the *anchor*. It is empty and it is saved, and nobody sees it. Autograd gives a saved
 # output back with the node that made it, and this one leads to all inputs.
@@ -255,7 +242,7 @@ def sharing_memory(saved: list, others: list) -> set[int]:
 class Region:
     """A partitioned graph as one node of the engine: what of it is known at compile time."""
 
-    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool):
+    def __init__(self, joint: Joint, halves: Partition, forward: Callable, backward: Backward, anchored: bool, again: Again | str):
         self.joint, self.forward, self.backward, self.from_inputs = joint, forward, backward, halves.saved_inputs
         self.results = joint.results + len(joint.written)            # how many, with what is written to inputs
         self.plain = [i for i in range(self.results) if i not in joint.differentiable]
@@ -268,7 +255,9 @@ class Region:
         self.is_tensor = [isinstance(n.meta["val"], torch.Tensor) for n in saved]
         self.order = {i: place for place, i in enumerate(i for i, tensor in enumerate(self.is_tensor) if tensor)}
         self.shared: set[int] | None = None      # saved values with memory in common; the first call knows
-        self.anchored = anchored
+        self.anchored, self.again = anchored, again
+        inputs = [n.meta["val"] for n in joint.gm.graph.find_nodes(op="placeholder") if "tangent" not in n.meta]
+        self.inputs = None if isinstance(again, str) else Inputs(inputs, halves.saved_inputs, again.parameters, again.hold)
 
 
 # %% [markdown]
@@ -296,6 +285,7 @@ def run_forward(region: Region, ctx, *inputs):
     ctx.saved_layouts = [layout_of(t) for t in tensors] if ctx.hooked else None
     ctx.versions, ctx.modified = [t._version for t in tensors] if len(region.every) > 1 else None, None
     ctx.left, ctx.alive = None, region.every
+    ctx.noted = region.inputs and region.inputs.note(inputs)
     ctx.watched = [(inputs[i].detach(), inputs[i]._version + (i in joint.written), tangents)
                    for i, tangents in joint.watched.items()]       # `finish` writes once more
     ctx.set_materialize_grads(False)
@@ -325,8 +315,7 @@ def run_backward(region: Region, ctx, *tangents):
         compiled, reads = region.backward(absent)
     again = what_leads_back(region, ctx) if torch.is_grad_enabled() else ()
     arguments, kept = take_saved(region, ctx, absent, reads, retained)
-    causes = [t for t in (*arguments, *tangents, *again) if isinstance(t, torch.Tensor) and t.requires_grad] \
-        if torch.is_grad_enabled() else ()
+    derive, causes = how_again(region, ctx, absent, arguments, tangents, again) if torch.is_grad_enabled() else (None, ())
     dynamic = iter(ctx.layouts)
     many = not all(has_memory(t) for t in tangents if t is not None)
     with torch.no_grad():
@@ -340,10 +329,24 @@ def run_backward(region: Region, ctx, *tangents):
         for i in copied:
             arguments[i] = copy_with_layout(arguments[i], *layout_of(arguments[i]))
         gradients = call_compiled(region.backward.interpreted(absent) if many else compiled, arguments)
+    if any(t.requires_grad for t in causes):
+        present = [g for g in gradients if g is not None]
+        present = iter(Derivative.apply(derive, len(present), *present, *causes))
+        gradients = [g if g is None else next(present) for g in gradients]
     out: list[Any] = [None] * region.arity
     for position, gradient in zip(joint.gradients, gradients):
-        out[position] = _NotTwice.apply(gradient, *causes) if causes and gradient is not None else gradient
+        out[position] = gradient
     return tuple(out)
+
+
+def how_again(region: Region, ctx, absent: frozenset, saved: list, tangents, leading: Sequence) -> tuple[Callable, list[torch.Tensor]]:
+    """What is to be called for the derivative of the gradients, and the tensors that it is a derivative for."""
+    present = [tangents[i] for k, i in enumerate(region.joint.differentiable) if k not in absent]
+    found = region.again if region.inputs is None else region.inputs.find(ctx, ctx.noted, saved, region.again.rewritten)
+    if isinstance(found, str):
+        return functools.partial(refuse, found), [t for t in (*saved, *present, *leading) if isinstance(t, torch.Tensor)]
+    template = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in found]
+    return functools.partial(derive_again, region.again, absent, template), [x for x in found if isinstance(x, torch.Tensor)] + present
 
 
 def what_leads_back(region: Region, ctx) -> list[torch.Tensor]:
@@ -376,9 +379,9 @@ def take_saved(region: Region, ctx, absent: frozenset, reads: set[int], retained
 
 
 def build_function(joint: Joint, halves: Partition, forward: Callable, backward: Backward,
-                   anchored: bool = True) -> type[torch.autograd.Function]:
+                   anchored: bool = True, again: Again | str = "it was compiled without its program") -> type[torch.autograd.Function]:
     """The autograd.Function of a partitioned graph. `apply(*inputs)` gives results and written values (and the anchor)."""
-    region = Region(joint, halves, forward, backward, anchored)
+    region = Region(joint, halves, forward, backward, anchored, again)
     backward = functools.partial(hook.run, None, run_backward, region)      # a program may call it; it is not captured
     return type("CompiledRegion", (torch.autograd.Function,),
                 {"forward": staticmethod(functools.partial(run_forward, region)), "backward": staticmethod(backward)})
@@ -449,13 +452,14 @@ def maker(recipe: Constant | Result | Input | ViewOf, symbols: dict) -> Callable
 
 # %%
 def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
-                     prepare: Callable | None = None) -> Callable:
+                     prepare: Callable | None = None, hold: Callable = kept_if_small) -> Callable:
     """Compile a captured graph with its gradient: `f(*inputs) -> tuple of outputs`. Raises Unsupported.
 
     fakes: one per placeholder, with `requires_grad` as the real inputs have it.
     compile_aten(gm, is_backward=...): compiles a functional ATen graph to a callable from a list of
     inputs to a list of outputs.
-    prepare: a pass on the joint graph before it is partitioned."""
+    prepare: a pass on the joint graph before it is partitioned.
+    hold: how an input is remembered that backward does not need, and a second derivative may."""
     joint = trace_joint(gm, fakes)
     if prepare is not None:
         simplify(joint, prepare)
@@ -467,8 +471,9 @@ def compile_training(gm: fx.GraphModule, fakes: Sequence, compile_aten: Compile,
     backward = backward_versions(halves, compile_aten)
     backward(expected_absent(joint))
     placeholders = gm.graph.find_nodes(op="placeholder")
-    anchored = not all(placeholders[i].meta.get("parameter") for i in joint.gradients)
-    apply = build_function(joint, halves, forward, backward, anchored).apply
+    parameters = {i for i in joint.gradients if placeholders[i].meta.get("parameter")}
+    again = objection(joint) or Again(gm, fakes, joint, compile_training, compile_aten, prepare, parameters, hold)
+    apply = build_function(joint, halves, forward, backward, parameters != {*joint.gradients}, again).apply
     finish = build_finish(joint)
     needs_enabling = not torch.is_grad_enabled()        # the program itself enables gradients somewhere
     gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]

@@ -43,6 +43,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import threading
 import weakref
@@ -523,6 +524,7 @@ def _alias_of_input(tensor: torch.Tensor, shape, stride, offset):
 # %%
 def graphed(graphs: GraphSet, compile_aten: Callable) -> Callable:
     """`compile_aten(gm, is_backward=...)` whose results are recorded as CUDA graphs of one set."""
+    @functools.wraps(compile_aten)
     def compile_graph(gm, *, is_backward: bool = False):
         inputs = gm.graph.find_nodes(op="placeholder")
         mutated = [inputs.index(n.args[0]) for n in gm.graph.find_nodes(op="call_function", target=COPY)]

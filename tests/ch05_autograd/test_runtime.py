@@ -13,7 +13,7 @@ from minicompile.ch01_graphs.fake import FakeMode
 from minicompile.ch01_graphs.shapes import ShapeEnv
 from minicompile.ch05_autograd.runtime import compile_training, interpret_aten
 from minicompile.ch06_decompositions.decompose import decompose
-from minicompile.errors import MinicompileError, Unsupported
+from minicompile.errors import Unsupported
 
 
 def rand(*shape, grad=True, dtype=torch.float32):
@@ -436,29 +436,6 @@ def test_what_keeps_the_gaps_of_an_input_is_saved_and_returned_with_them(rung):
     compiled_strides, compiled = gradient(minicompile.compile(f, backend=rung))
     assert compiled_strides == strides
     torch.testing.assert_close(compiled, expected)
-
-
-def test_double_backward_is_an_error():
-    w = rand(3)
-    c = compile_function(lambda x: (x ** 3).sum(), [w])
-    g, = torch.autograd.grad(c(w)[0], w, create_graph=True)
-    assert torch.allclose(g, 3 * w ** 2)
-    with pytest.raises(MinicompileError, match="minicompile.disable"):
-        g.sum().backward()
-
-
-@pytest.mark.parametrize("given", ["a parameter", "a leaf", "an activation"])
-def test_a_second_derivative_by_way_of_what_forward_computed_is_an_error(given):
-    """Backward reads intermediates only, which do not say what they were computed from."""
-    layer, w = torch.nn.Linear(3, 3), rand(3)
-    if given == "a parameter":
-        of, value = layer.weight, minicompile.compile(lambda: layer.weight.exp().sum().tanh())()
-    else:
-        of = w if given == "a leaf" else w * 1
-        value, = compile_function(lambda x: x.exp().sum().tanh(), [of])(of)
-    g, = torch.autograd.grad(value, of, create_graph=True)
-    with pytest.raises(MinicompileError, match="differentiated twice"):
-        torch.autograd.grad(g.sum() + of.sum(), of)
 
 
 def test_modifying_a_saved_input_is_noticed():

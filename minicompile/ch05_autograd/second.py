@@ -1,0 +1,245 @@
+# %% [markdown]
+# # Derivatives of derivatives
+#
+# A gradient penalty is a loss that contains a gradient: `torch.autograd.grad(critic(x).sum(), x, create_graph=True)`. In
+# eager this works because the engine, when it is asked to, notes what a backward pass computes, as it notes a
+# forward pass. A compiled backward is a kernel, in which there is nothing to note.
+#
+# But there is a function that computes the same gradients, and it is made of what the compiler can compile: the captured program,
+# followed by a call of the engine.
+#
+#     def gradients(x, w, tangent):
+#         y = region(x, w)
+#         return torch.autograd.grad(y, (x, w), tangent, create_graph=True)
+#
+# So a second derivative needs nothing new. This program goes through the same stage as any other, which
+# gives it a forward (the gradients) and a backward (their derivative). That backward may be asked for
+# its own derivative, in the same way, and so on.
+#
+# It is compiled when a second derivative is asked for. Until then gradients come from the compiled backward, which
+# leaves behind a node of autograd that remembers the inputs of the region. They have to be as they were. What the
+# region has saved, the engine watches. Parameters that it did not save can be had from the nodes of the engine. Of the other
+# inputs only small ones are kept, and large ones are remembered weakly: to keep these alive would cost memory in every
+# training, for the sake of a few. If an input is gone, or was written, there is an error. There is one, too, for a region that
+# draws random numbers, which would have to be the same ones again.
+
+# %%
+from __future__ import annotations
+
+import contextvars
+import operator
+import threading
+import weakref
+from typing import Callable, Sequence
+
+import torch
+from torch import fx
+
+from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.graph import graph_module
+from ..ch01_graphs.trace import backward_pass
+from ..ch03_capture import hook
+from ..errors import MinicompileError, Unsupported
+from .cleanup import is_random
+from .joint import Joint, Result, backward_state
+
+# %% [markdown]
+# ## The program
+#
+# The captured graph is copied, the tangents become further inputs, and the output is one call. The tangents belong to
+# results of the region, and the call has to name these. It can where they are outputs of the program as they are. A view that
+# is taken outside of the region (a recipe, in `joint.py`) and a value that is written to an input are refused.
+#
+# `objection` also follows the gradients back through the decomposed graph, to all that they are computed from. Statistics that a
+# batch norm writes are not among this, so such an input may be another one by now.
+
+# %%
+def engine(outputs, inputs, tangents):
+    """One call of the autograd engine, whose results it can differentiate again."""
+    with backward_pass(), backward_state(), torch.enable_grad():
+        return torch.autograd.grad(outputs, inputs, tangents, create_graph=True, allow_unused=True)
+
+
+def objection(joint: Joint) -> str | None:
+    """Why the gradients of this region cannot be computed again from its inputs."""
+    results = {r.index for r in joint.recipes if isinstance(r, Result)}
+    if joint.written or not {*joint.differentiable} <= results:
+        return "it writes to an input, or returns a view of its result"
+    needed, output = set(), joint.gm.graph.output_node()
+    pending = [g for g in output.args[0][-len(joint.gradients):] if g is not None]
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending.extend(node.all_input_nodes)
+    if any(is_random(node) for node in needed):
+        return "it draws random numbers"
+    if any(node.op == "placeholder" and node.name in joint.mutated for node in needed):
+        return "it writes to an input that its gradients depend on"
+    return None
+
+
+def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.GraphModule:
+    """The captured graph `gm`, followed by a call of the engine: (inputs, present tangents) -> gradients."""
+    graph, env = fx.Graph(), {}
+    inputs = gm.graph.find_nodes(op="placeholder")
+    for node in inputs:
+        env[node] = graph.placeholder(node.name)
+    places = {r.index: i for i, r in enumerate(joint.recipes) if isinstance(r, Result)}
+    present = [i for k, i in enumerate(joint.differentiable) if k not in absent]
+    tangents = tuple([graph.placeholder(f"given{i}") for i in present])
+    for node in gm.graph.nodes:
+        if node.op not in ("placeholder", "output"):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    outputs, = gm.graph.output_node().args
+    whole = isinstance(outputs, fx.Node)            # the program is one call
+    outputs = [graph.call_function(operator.getitem, (env[outputs], places[i])) if whole else env[outputs[places[i]]] for i in present]
+    call = graph.call_function(engine, (outputs, [env[inputs[i]] for i in joint.gradients], tangents))
+    graph.output(tuple([graph.call_function(operator.getitem, (call, k)) for k in range(len(joint.gradients))]))
+    return graph_module(gm, graph)
+
+
+# %% [markdown]
+# ## The region again
+#
+# `Again` belongs to a region. It remembers how the region was compiled, and compiles one program for each set of absent
+# tangents. The program is recorded as the region was, under the autocast of that time, and not of the backward pass. The fakes of
+# the inputs are those of the region. If sizes vary, they are made from the present inputs, one program for each set of
+# sizes, since it is too late for new guards.
+
+# %%
+class Again:
+    """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
+    parameters: inputs that are leaves which the engine has a node for; rewritten: those that the region itself writes; hold: how the
+    region remembers the others."""
+
+    def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], hold: Callable):
+        self.gm, self.fakes, self.joint, self.arguments = gm, fakes, joint, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
+        self.parameters, self.rewritten, self.hold = parameters, {*joint.copied}, hold
+        self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
+        self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
+        self.vary = any(type(x) in (torch.SymInt, torch.SymFloat) for f in fakes
+                        for x in ([*f.shape, *f.stride()] if isinstance(f, torch.Tensor) else [f]))
+
+    def __call__(self, absent: frozenset, inputs: Sequence, tangents: Sequence):
+        sizes = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]) if self.vary else ()
+        key = absent, sizes, tuple([t.requires_grad for t in tangents])
+        with self.lock:
+            if key not in self.known:
+                self.known[key] = self.context.copy().run(self.build, absent, inputs, tangents)
+        return self.known[key](*inputs, *tangents)
+
+    def build(self, absent, inputs, tangents) -> Callable:
+        with torch.enable_grad(), torch.autocast("cpu", *self.autocast[0][1:]), torch.autocast("cuda", *self.autocast[1][1:]):
+            program = gradient_program(self.gm, self.joint, absent)
+            given = [like(x, x.device, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(inputs, self.fakes)] \
+                if self.vary else [like(f.meta, f.device, f.requires_grad) if isinstance(f, torch.Tensor) else f for f in self.fakes]
+            given += [like(t, t.device, t.requires_grad) for t in tangents]
+            return self.stage(program, given, *self.arguments, hold=kept)
+
+
+def like(t: torch.Tensor, device: torch.device, requires_grad: bool) -> FakeTensor:
+    meta = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+    return FakeTensor(meta, device, requires_grad)
+
+
+# %% [markdown]
+# ## What a call remembers
+#
+# An input of at most a megabyte is kept, and so is every input of the programs above, which `derive_again` makes for one
+# call. A parameter that is a leaf has a node of the engine, `AccumulateGrad`, which knows its `variable`. All others are weak.
+#
+# `Inputs` knows, for a region, where its backward finds each input: among the saved values, at a node of the engine, or in
+# what `note` has kept of the call. `note` runs in every forward, and so does little. `find` runs where gradients are asked
+# for with `create_graph=True`.
+
+# %%
+def kept(x: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: x
+
+
+def kept_if_small(x: torch.Tensor) -> Callable[[], torch.Tensor | None]:
+    return kept(x) if x.nbytes <= 1 << 20 else weakref.ref(x)
+
+
+class Inputs:
+    """Where the inputs of a region are found at backward. saved: for each saved value the input that it is, or None. leaves: inputs that
+    the engine has a node for. hold: how the others are remembered."""
+
+    def __init__(self, vals: Sequence, saved: Sequence, leaves: set[int], hold: Callable):
+        self.hold = hold
+        tensors = [i for i, val in enumerate(vals) if isinstance(val, torch.Tensor)]
+        self.count, self.saved = len(vals), {i: place for place, i in enumerate(saved) if i is not None}
+        unsaved = [i for i in range(self.count) if i not in self.saved]
+        self.leaves = [(i, tensors.index(i)) for i in unsaved if i in leaves]
+        self.numbers = [i for i in unsaved if i not in tensors]
+        self.others = [i for i in unsaved if i in tensors and i not in leaves]
+        self.watched = [i for i in tensors if i not in self.saved]
+
+    def note(self, inputs: Sequence) -> tuple[list, list, list]:
+        return ([self.hold(inputs[i]) for i in self.others], [inputs[i] for i in self.numbers],
+                [inputs[i]._version for i in self.watched])
+
+    def find(self, ctx, noted, saved: Sequence, rewritten: set[int]) -> list | str:
+        """The inputs, or why they cannot be had. rewritten: those that the region itself writes, and whose values do not matter."""
+        others, numbers, versions = noted
+        found = {i: saved[place] for i, place in self.saved.items()}
+        found |= {i: getattr(ctx.next_functions[k][0], "variable", None) for i, k in self.leaves}
+        found |= {i: held() for i, held in zip(self.others, others)} | dict(zip(self.numbers, numbers))
+        if any(found[i] is None for i in self.watched):
+            return "one of its inputs is not alive any more"
+        if any(found[i]._version != version for i, version in zip(self.watched, versions) if i not in rewritten):
+            return "one of its inputs was modified in place since"
+        return [found[i].clone() if i in rewritten else found[i] for i in range(self.count)]
+
+
+# %% [markdown]
+# ## The node
+#
+# `Derivative` hands the gradients through, and saves the inputs and the tangents, so that from here on the engine notices if
+# one is written. Its backward runs the program on them, and asks the engine for the gradients of what came out. If these are to have
+# a history, they are computed from the inputs with theirs. Otherwise copies without a history will do, which keeps the engine from
+# walking on.
+#
+# If the inputs could not be found, the node saves what leads to them, so that whoever asks for the second derivative reaches it, and gets
+# an error.
+
+# %%
+class Derivative(torch.autograd.Function):
+    """Identity on the first `count` tensors, whose derivative is `derive(the other tensors, gradients)`."""
+
+    @staticmethod
+    def forward(ctx, derive, count, *tensors):
+        ctx.derive, ctx.count = derive, count
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors[count:])
+        return tuple([gradient.detach() for gradient in tensors[:count]])
+
+    @staticmethod
+    def backward(ctx, *seconds):
+        return None, None, *[None] * ctx.count, *hook.run(None, ctx.derive, ctx.saved_tensors, seconds)
+
+
+def refuse(reason: str, tensors, seconds):
+    raise MinicompileError(f"A compiled region was differentiated twice (create_graph=True), and {reason}. Run the function that needs the "
+                           "second derivative with minicompile.disable, or compile it whole, with its call of torch.autograd.grad.")
+
+
+def derive_again(again: Again, absent: frozenset, template: list, tensors, seconds) -> list:
+    """Gradients for `tensors`, inputs and tangents, of what `again` computes from them. template: its arguments, without tensors."""
+    create = torch.is_grad_enabled()
+    with torch.enable_grad():
+        tensors = [t if not t.requires_grad else t.view_as(t) if create else t.detach().requires_grad_() for t in tensors]
+        rest = iter(tensors)
+        inputs = [next(rest) if x is torch.Tensor else x for x in template]
+        try:
+            computed = again(absent, inputs, list(rest))
+        except Unsupported as error:
+            refuse(f"its derivative cannot be compiled: {error}", tensors, seconds)
+        pairs = [(g, s) for g, s in zip([g for g in computed if g is not None], seconds, strict=True) if s is not None and g.requires_grad]
+        wanted = [t for t in tensors if t.requires_grad]
+        if not pairs or not wanted:
+            return [None] * len(tensors)
+        results, seconds = zip(*pairs)
+        found = iter(torch.autograd.grad(results, wanted, seconds, create_graph=create, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in tensors]

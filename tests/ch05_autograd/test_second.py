@@ -1,0 +1,194 @@
+"""Derivatives of derivatives, and of those, through compiled functions."""
+import gc
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import minicompile
+from minicompile.errors import MinicompileError
+
+
+def net(*layers):
+    torch.manual_seed(0)
+    return nn.Sequential(*layers).double()
+
+
+def penalty(f, x):
+    """A gradient penalty: a loss with a gradient in it."""
+    x.requires_grad_()
+    y = f(x)
+    g, = torch.autograd.grad(y.sum(), x, create_graph=True)
+    return y.mean() + ((g.flatten(1).norm(2, 1) - 1) ** 2).mean()
+
+
+def residual(f, x):
+    """A differential equation of the third order."""
+    x.requires_grad_()
+    u = f(x)
+    ux, = torch.autograd.grad(u.sum(), x, create_graph=True)
+    uxx, = torch.autograd.grad(ux[:, 0].sum(), x, create_graph=True)
+    uxxx, = torch.autograd.grad(uxx[:, 1].sum(), x, create_graph=True)
+    return (uxx[:, 0] - u[:, 0] * ux[:, 1]).square().mean() + uxxx.square().sum()
+
+
+def one_step_ahead(f, x):
+    """The loss after a step of gradient descent, differentiated through that step."""
+    weights = list(f.parameters())
+    gradients = torch.autograd.grad(f(x).square().mean(), weights, create_graph=True)
+    return sum((w - 0.1 * g).square().sum() for w, g in zip(weights, gradients))
+
+
+def into_grad(f, x):
+    weights = list(f.parameters())
+    f(x).square().mean().backward(create_graph=True)
+    loss = sum(w.grad.square().sum() for w in weights)
+    for w in weights:
+        w.grad = None
+    return loss
+
+
+class Breaks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        h = torch.tanh(self.a(x))
+        print(end="")
+        return torch.sigmoid(self.b(h))
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.norm, self.out = nn.Linear(6, 18), nn.LayerNorm(6), nn.Linear(6, 1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x))[:, None].chunk(3, -1)
+        return self.out(F.gelu((q @ k.mT).softmax(-1) @ v) + x[:, None])
+
+
+CRITIC = [nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2, padding=1), nn.BatchNorm2d(4), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(48, 1)]
+
+
+PERCEPTRON = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph")
+@pytest.mark.parametrize("layers, loss, rung", [
+    (PERCEPTRON, penalty, "cpp"), (PERCEPTRON, residual, "cpp"), (PERCEPTRON, into_grad, "aot_eager"),
+    ([Breaks()], penalty, "aot_eager"), ([Attention()], penalty, "aot_eager"), ([Attention()], one_step_ahead, "cpp"),
+    (CRITIC, penalty, "cpp")])
+def test_losses_with_gradients_in_them(layers, loss, rung):
+    """Over three steps with other batch sizes, which change the parameters."""
+    results = []
+    for compiled in (False, True):
+        model = net(*layers)
+        state = {k: v.clone() for k, v in model.state_dict().items()}
+        f, seen = minicompile.compile(model, backend=rung) if compiled else model, []
+        for step in range(3):
+            x = torch.randn(4 + step, 6, dtype=torch.double, generator=torch.Generator().manual_seed(step))
+            value = loss(f, x)
+            weights = list(model.parameters())
+            gradients = torch.autograd.grad(value, weights, allow_unused=True)
+            seen += [value.detach(), *gradients, *(b.clone() for b in model.buffers())]
+            with torch.no_grad():
+                for w, g in zip(weights, gradients):
+                    w.sub_(0.05 * g if g is not None else 0)
+        model.load_state_dict(state)
+        results.append(seen)
+    torch.testing.assert_close(*results, rtol=1e-7, atol=1e-9)
+
+
+def two(x, w):
+    h = torch.sin(x @ w)
+    return h * 2, (h * h).sum()
+
+
+FUNCTIONS = [
+    lambda x, w: (x.exp() * w.sum()).sum().tanh(), lambda x, w: F.layer_norm(x @ w, (3,)), two,
+    lambda x, w: (x.detach() * x * w[0]).cumsum(0),
+    lambda x, w: torch.logsumexp(x @ w, 1) * x.amax(1), lambda x, w: (x / x.norm(dim=1, keepdim=True)) @ w,
+    lambda x, w: F.pad(x, (1, 2)).unfold(1, 3, 1).mean(2) @ torch.cat([w, w])[:4].sin()]
+
+
+@pytest.mark.parametrize("f", FUNCTIONS, ids=range(7))
+def test_second_and_third_derivatives(f):
+    """With what is detached inside, inputs that are activations, and several results."""
+    seen = []
+    for g in (f, minicompile.compile(f, fullgraph=True)):
+        x, w, v = (torch.randn(3, 3, dtype=torch.double, generator=torch.Generator().manual_seed(k)).requires_grad_() for k in (1, 2, 3))
+        y = g(x * 1, w)
+        for _ in range(3):
+            value = sum((t * v.flatten()[:1]).sum() for t in (y if isinstance(y, tuple) else [y]))
+            y = torch.autograd.grad(value, (x, w), create_graph=True, materialize_grads=True)
+            seen += [t.detach() for t in y]
+            if not any(t.requires_grad for t in y):
+                break
+    half = len(seen) // 2
+    torch.testing.assert_close(seen[half:], seen[:half])
+
+
+def test_what_has_no_second_derivative_has_a_first():
+    f = minicompile.compile(lambda x: F.scaled_dot_product_attention(x, x, x).sum())
+    x = torch.randn(1, 2, 4, 8, requires_grad=True)
+    gradient, = torch.autograd.grad(f(x), x, create_graph=True)           # PyTorch has no derivative of this one
+    want, = torch.autograd.grad(F.scaled_dot_product_attention(x, x, x).sum(), x)
+    assert gradient.requires_grad and torch.allclose(gradient, want, atol=1e-6)
+    with pytest.raises(MinicompileError, match="not implemented"):
+        gradient.sum().backward()
+
+
+def test_random_numbers_are_refused():
+    f = minicompile.compile(lambda x: F.dropout(x.exp(), 0.5).sum().tanh())        # backward reads no input
+    x = torch.randn(9, requires_grad=True)
+    gradient, = torch.autograd.grad(f(x), x, create_graph=True)
+    with pytest.raises(MinicompileError, match="draws random numbers"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_was_written_since_is_noticed(when):
+    """The shift is an input that the first derivative does not need."""
+    f = minicompile.compile(lambda x, shift: ((x + shift) ** 3).sum())
+    x, shift = torch.randn(4, requires_grad=True), torch.randn(4)
+    value = f(x, shift)
+    if when == "before":
+        shift.add_(1)
+    gradient, = torch.autograd.grad(value, x, create_graph=True)
+    if when == "after":
+        shift.add_(1)
+    with pytest.raises((MinicompileError, RuntimeError), match="modified"):
+        gradient.sum().backward()
+
+
+def test_large_inputs_that_are_not_needed_are_not_kept_alive():
+    f = minicompile.compile(lambda x, w: (x + w).sin().sum())
+    w = torch.randn(1 << 19, requires_grad=True)
+    large = torch.randn(1 << 19) + 0
+    seen, value = weakref.ref(large), f(large, w)
+    del large
+    gc.collect()
+    gradient, = torch.autograd.grad(value, w, create_graph=True)
+    if seen() is None:
+        with pytest.raises(MinicompileError, match="not alive"):
+            gradient.sum().backward()
+    else:
+        pytest.fail("the region holds an input that its backward does not read")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_gradient_penalty_on_a_gpu(mode):
+    results = []
+    for compiled in (False, True):
+        model = net(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
+        f, seen = minicompile.compile(model, mode=mode) if compiled else model, []
+        for step in range(5):
+            x = torch.randn(4, 6, dtype=torch.double, generator=torch.Generator().manual_seed(step)).cuda()
+            seen += torch.autograd.grad(penalty(f, x), list(model.parameters()))
+        results.append(seen)
+    torch.testing.assert_close(*results)
