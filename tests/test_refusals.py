@@ -218,3 +218,35 @@ def test_which_operators_look_at_numbers():
             found[func._schema.name.removeprefix("aten::")] = why
     assert {"gather", "nll_loss_forward", "segment_reduce", "remainder"} <= found.keys()
     assert not {name: why for name, why in found.items() if name not in REFUSING | REFUSING_INTEGERS}
+
+
+SCATTERED_VIEWS = {
+    "select": lambda x, s: x.select_scatter(s(x[0]), 0, 1),
+    "select beyond": lambda x, s: x.select_scatter(s(x[0]), 0, 7),
+    "slice": lambda x, s: x.slice_scatter(s(x[:2]), 0, 0, 2),
+    "diagonal": lambda x, s: x.diagonal_scatter(s(x.diagonal())),
+    "as_strided": lambda x, s: x.as_strided_scatter(s(x[:2, :2]), (2, 2), (1, 2)),
+    "as_strided that meets itself": lambda x, s: x.as_strided_scatter(s(x[:2, :2]), (2, 2), (0, 1)),
+    "index_add": lambda x, s: x.index_add(0, torch.tensor([1, 0]), s(x[:2])),
+    "index_add_": lambda x, s: (x * 1).index_add_(1, torch.tensor([1, 0]), s(x[:, :2])),
+    "soft_margin_loss": lambda x, s: F.soft_margin_loss(x, s(x)),
+}
+SOURCES = {"fits": lambda t: t * 2, "broadcasts": lambda t: t[..., :1] * 2, "is a number": lambda t: t.sum(), "row": lambda t: t[:1] * 2}
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+@pytest.mark.parametrize("write", SCATTERED_VIEWS)
+def test_sources_that_only_broadcast_are_refused_where_eager_refuses_them(write, rung):
+    for source in SOURCES.values():
+        minicompile.reset()
+        x = torch.arange(12.0).view(3, 4)
+
+        def f(x):
+            return SCATTERED_VIEWS[write](x * 2, source) + 1
+        try:
+            expected = f(x)
+        except (RuntimeError, IndexError) as error:
+            with pytest.raises(type(error)):
+                minicompile.compile(f, backend=rung)(x)
+        else:
+            torch.testing.assert_close(minicompile.compile(f, backend=rung)(x), expected)

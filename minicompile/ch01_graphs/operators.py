@@ -23,7 +23,19 @@ from torch.utils import _pytree as pytree
 from ..errors import Unsupported
 from .corrections import LIKE_THE_FIRST, true_form
 from .fake import FakeTensor
-from .refusals import IN_PLACE_VIEWS, ONE_DTYPE, STRIDED, check_indices, check_storage, check_with_kernel, is_viewed
+from .refusals import (
+    BROADCAST,
+    IN_PLACE_VIEWS,
+    ONE_DTYPE,
+    SCATTERED,
+    STRIDED,
+    check_indices,
+    check_scattered,
+    check_sizes,
+    check_storage,
+    check_with_kernel,
+    is_viewed,
+)
 from .shapes import NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
@@ -204,6 +216,10 @@ def _check_call(func, args, kwargs, tensors):
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
     if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
         check_indices(args[0], args[1])
+    if func.overloadpacket in BROADCAST:
+        check_sizes(func.overloadpacket, *args)
+    if func in SCATTERED:
+        check_scattered(func, *args, **kwargs)
     if func.overloadpacket in STRIDED:
         check_storage(*args, **kwargs)
     if func in IN_PLACE_VIEWS and is_viewed(args[0]):

@@ -26,6 +26,7 @@ aten = torch.ops.aten
 # Their kernels refuse operands of different dtypes, their meta kernels do not.
 ONE_DTYPE = {getattr(aten, name).default for name in
              ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")}
+BROADCAST = {aten.soft_margin_loss, aten.index_add, aten.index_add_}
 STRIDED = {aten.as_strided, aten.as_strided_, aten.as_strided_copy}
 IN_PLACE_VIEWS = {                      # `x.t_()` writes no data: the tensor object becomes a view of what it was
     aten.t_.default: aten.t.default,
@@ -36,6 +37,32 @@ IN_PLACE_VIEWS = {                      # `x.t_()` writes no data: the tensor ob
     aten.unsqueeze_.default: aten.unsqueeze.default,
     aten.as_strided_.default: aten.as_strided.default,
 }
+
+SCATTERED = {                           # the part of their first operand that is replaced by the second
+    aten.select_scatter.default: aten.select.int,
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+    aten.as_strided_scatter.default: aten.as_strided.default,
+}
+
+
+def check_scattered(func, x, source, *where, **named) -> None:
+    """Meta kernels take any source that broadcasts to the part of `x` that it replaces, wherever that part is."""
+    part = SCATTERED[func](x.meta if isinstance(x, FakeTensor) else x, *where, **named)
+    if part.shape != source.shape:
+        raise RuntimeError(f"expected a source of size {list(part.shape)}, got {list(source.shape)}")
+    if func is aten.as_strided_scatter.default and any(step == 0 and size > 1 for size, step in zip(part.shape, part.stride())):
+        raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location")
+
+
+def check_sizes(packet, x, *args) -> None:
+    """Meta kernels that broadcast what the kernels do not."""
+    if packet is aten.soft_margin_loss and x.shape != args[0].shape:
+        raise RuntimeError(f"expected a target of size {list(x.shape)}, got {list(args[0].shape)}")
+    if packet in (aten.index_add, aten.index_add_) and x.dim() == args[2].dim() > 0:
+        dim, source = args[0] % x.dim(), args[2]
+        if any(d != dim and x.shape[d] != source.shape[d] for d in range(x.dim())):
+            raise RuntimeError(f"expected a source that fits {list(x.shape)} but for dimension {dim}, got {list(source.shape)}")
 
 
 def is_viewed(t: torch.Tensor) -> bool:

@@ -327,6 +327,13 @@ def test_diagonals_are_written_at_any_offset():
     check(fn, [R(4, 3, 5), R(4, 3, 5)])
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
+def test_diagonals_are_written_with_a_cast_and_keep_gaps(dtype):
+    def fn(x, y):
+        return x.diagonal_scatter(y.diagonal()), x[:, :3].diagonal_scatter(y.diagonal()), x.t().diagonal_scatter(y.diagonal())
+    check(fn, [R(3, 5).to(dtype), R(3, 5)])
+
+
 def test_fused_dropout_draws_its_mask_in_the_loop():
     def drop(x):
         return torch.native_dropout(x * 2, 0.25, True)

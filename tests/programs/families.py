@@ -126,8 +126,9 @@ def view_scatter(w):
         f"(q := {base}).slice_scatter(torch.ones_like(torch.ops.aten.slice(q, {d}, {low}, {high}, {step})), {d}, {low}, {high}, {step})",
         f"(q := {base}).slice_scatter(torch.ops.aten.slice(q, {d}, {low}, {high}, {step}).flip(0), {d}, {low}, {high}, {step})",
         f"(q := {base}).select_scatter(q.select({d}, {at}) * 2, {d}, {low})", f"(q := {base}).select_scatter(q.amax({d}), {d}, {at})",
-        f"{x}.as_strided_scatter({x}.as_strided({sizes}, {strides}) * 2, {sizes}, {strides})",
-        f"{x}.as_strided_scatter(torch.ones({sizes}, device=DEVICE).to({t.dtype}), {sizes}, {t.stride()[-2:]}, {t.storage_offset()})"])
+        f"{x}.detach().as_strided_scatter({x}.as_strided({sizes}, {strides}) * 2, {sizes}, {strides})",
+        f"{x}.contiguous().as_strided_scatter(torch.ones({sizes}, device=DEVICE).to({t.dtype}), "
+        f"{sizes}, {t.stride()[-2:]}, {t.storage_offset()})"])
 
 
 # ---- integers

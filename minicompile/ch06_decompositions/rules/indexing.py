@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 
+from ...ch01_graphs.layouts import same_layout
 from ...ch01_graphs.symbolic import present
 from ..table import HALF, aten, constant, decomposition, dims_of, formulas, iota, number_dtype, overload, promoted, widen
 
@@ -223,7 +224,8 @@ def diagonal_scatter(x, src, offset=0, dim1=0, dim2=1):
     place: list = [None] * x.dim()
     place[dim1], place[dim2] = along + max(-offset, 0), along + max(offset, 0)
     front = min(dim1, dim2) if abs(dim1 - dim2) == 1 else 0     # where indexing puts the dim that it makes
-    return aten.index_put.default(x, place, torch.movedim(src, -1, front).to(x.dtype))
+    out = aten.index_put.default(x, place, torch.movedim(src, -1, front).to(x.dtype))
+    return out if same_layout(out, x) else aten.slice_scatter.default(x, out)       # with the gaps of `x`, which `index_put` drops
 
 
 @decomposition("diagonal_backward", complex=True)
