@@ -230,11 +230,13 @@ def test_a_cell_of_measurements_says_where_they_were_made(folder, modules):
     assert not findings and "1.25" in shown and "Measured on H100, torch 2: h100-a at commit abc123" in shown
     file.write_text(json.dumps({"ms": 2.5, "commit": "def456", "versions": {"torch": "2"}, "hardware": {"gpu": "H100"}}))
     assert "2.5" in findings_and_page()[1]                              # never what an older file said
+    file.write_text(json.dumps({"ms": 3, "commit": "abc123", "versions": {"torch": "2"}, "hardware": {"gpu": None, "cpu": "EPYC"}}))
+    assert "Measured on EPYC, torch 2" in findings_and_page()[1]
     for damaged in ({"ms": 1, "commit": "abc123", "versions": {}, "hardware": {}}, {"ms": 1, "versions": {}, "hardware": {"gpu": "H100"}}):
         file.write_text(json.dumps(damaged))
-        assert "42_tiny.py:2: no measurement on a GPU" in findings_and_page()[0][0]
+        assert "42_tiny.py:2: no measurement that this cell reads" in findings_and_page()[0][0]
     page_in(folder, source.replace("results:h100-a", "results:h100-b"))
-    assert "no measurement on a GPU" in findings_and_page()[0][0]
+    assert "no measurement that this cell reads" in findings_and_page()[0][0]
 
 
 def test_a_package_that_cannot_be_imported_is_one_finding(folder, monkeypatch):

@@ -128,7 +128,7 @@ def fill(book: links.Book, page: Page, path: pathlib.Path, outputs: list, root: 
             try:
                 note = execute.measured_note(cell, root)
             except KeyError as error:
-                book.findings.append(f"{where}:{cell.line}: no measurement on a GPU that this cell reads, or it lacks a field: {error}")
+                book.findings.append(f"{where}:{cell.line}: no measurement that this cell reads, or it lacks a field: {error}")
         elif "gpu-result" in cell.tags:
             try:
                 output, note = execute.recorded(path, cell)

@@ -323,8 +323,8 @@ def measurements(cell: cells.Cell) -> list[str]:
 
 
 def measured_note(cell: cells.Cell, root: pathlib.Path) -> str:
-    """Hardware, versions and commits of the measurements that a cell shows; KeyError for one that is not there, does not say, is not
-    from a GPU or is not read by the cell."""
+    """Hardware, versions and commits of the measurements that a cell shows; KeyError for one that is not there, does not say, or is
+    not read by the cell."""
     places: dict[str, list] = {}
     for name in measurements(cell):
         file = root / "results" / f"{name}.json"
@@ -332,7 +332,8 @@ def measured_note(cell: cells.Cell, root: pathlib.Path) -> str:
             raise KeyError(name)
         data = json.loads(file.read_text())
         versions = ", ".join(f"{k} {v}" for k, v in data["versions"].items())
-        places.setdefault(f"{data['hardware']['gpu']}, {versions}", []).append(f"{name} at commit {data['commit']}")
+        hardware = data["hardware"]
+        places.setdefault(f"{hardware['gpu'] or hardware['cpu']}, {versions}", []).append(f"{name} at commit {data['commit']}")
     return "; ".join(f"{place}: {', '.join(which)}" for place, which in places.items())
 
 
