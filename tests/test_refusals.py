@@ -250,3 +250,16 @@ def test_sources_that_only_broadcast_are_refused_where_eager_refuses_them(write,
                 minicompile.compile(f, backend=rung)(x)
         else:
             torch.testing.assert_close(minicompile.compile(f, backend=rung)(x), expected)
+
+
+@pytest.mark.parametrize("rung", RUNGS)
+def test_what_writes_to_a_part_of_varying_size_is_not_refused(rung):
+    def f(x):
+        y = x * 2
+        y[1:, :1].add_(1)
+        y.diagonal()[:2].mul_(3)
+        return y, x.slice_scatter(x[1:] * 2, 0, 1), x.select_scatter(x[:, 0] * 2, 1, -1), x.index_add(0, torch.tensor([0]), x[-1:])
+    fast = minicompile.compile(f, backend=rung)
+    for n in (4, 6, 7):
+        x = torch.arange(5.0 * n).view(n, 5)
+        torch.testing.assert_close(fast(x), f(x))

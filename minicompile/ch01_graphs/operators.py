@@ -219,7 +219,7 @@ def _check_call(func, args, kwargs, tensors):
     if func.overloadpacket in BROADCAST:
         check_sizes(func.overloadpacket, *args)
     if func in SCATTERED:
-        check_scattered(func, *args, **kwargs)
+        check_scattered(func, ask(SCATTERED[func], (args[0], *args[2:]), kwargs), args[1])
     if func.overloadpacket in STRIDED:
         check_storage(*args, **kwargs)
     if func in IN_PLACE_VIEWS and is_viewed(args[0]):

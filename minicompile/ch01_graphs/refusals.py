@@ -46,9 +46,8 @@ SCATTERED = {                           # the part of their first operand that i
 }
 
 
-def check_scattered(func, x, source, *where, **named) -> None:
-    """Meta kernels take any source that broadcasts to the part of `x` that it replaces, wherever that part is."""
-    part = SCATTERED[func](x.meta if isinstance(x, FakeTensor) else x, *where, **named)
+def check_scattered(func, part, source) -> None:
+    """Meta kernels take any source that broadcasts to the part that it replaces, wherever that part is."""
     if part.shape != source.shape:
         raise RuntimeError(f"expected a source of size {list(part.shape)}, got {list(source.shape)}")
     if func is aten.as_strided_scatter.default and any(step == 0 and size > 1 for size, step in zip(part.shape, part.stride())):
