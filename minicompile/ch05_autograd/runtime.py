@@ -27,7 +27,7 @@ from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_str
 from ..ch03_capture import hook
 from .joint import Constant, Input, Joint, Result, ViewOf, depends_on_sizes, resolve, simplify, trace_joint
 from .partition import Partition, compare_operands, partition
-from .second import Again, Derivative, Inputs, derive_again, kept_if_small, objection, refuse
+from .second import Again, Derivative, Inputs, derive_again, kept_if_small, objection, refuse, separate
 from .undefined import without_tangents
 
 Compile = Callable[..., Callable[[list], Sequence]]
@@ -304,7 +304,8 @@ def run_forward(region: Region, ctx, *inputs):
 # expects them, and call it. `kept` are the positions of what a later backward of other outputs will need.
 #
 # Under `vmap`, which is also what `torch.autograd.grad(..., is_grads_batched=True)` does, a tangent stands for many, and has
-# no memory of its own. Each operator knows what to do with it, a compiled kernel does not: then the graph is interpreted.
+# no memory of its own. Each operator knows what to do with it, a compiled kernel does not: then the graph is interpreted. If
+# somebody may differentiate the result, it is the program of `second.py` that is interpreted, by PyTorch.
 
 # %%
 def run_backward(region: Region, ctx, *tangents):
@@ -313,11 +314,14 @@ def run_backward(region: Region, ctx, *tangents):
     check_watched(ctx.watched, absent)
     with torch.no_grad():
         compiled, reads = region.backward(absent)
-    again = what_leads_back(region, ctx) if torch.is_grad_enabled() else ()
+    leading = what_leads_back(region, ctx) if torch.is_grad_enabled() else []
     arguments, kept = take_saved(region, ctx, absent, reads, retained)
-    derive, causes = how_again(region, ctx, absent, arguments, tangents, again) if torch.is_grad_enabled() else (None, ())
+    found = inputs_again(region, ctx, arguments) if torch.is_grad_enabled() else "nobody may ask"
     dynamic = iter(ctx.layouts)
-    many = not all(has_memory(t) for t in tangents if t is not None)
+    present = [tangents[i] for k, i in enumerate(joint.differentiable) if k not in absent]
+    many = not all(map(has_memory, present))
+    if many and type(found) is list:
+        return spread(region, region.again.in_eager(absent)(*map(separate, found), *present))
     with torch.no_grad():
         for k, (i, layout) in enumerate(zip(joint.differentiable, region.layouts)):
             layout = layout or next(dynamic)
@@ -326,27 +330,41 @@ def run_backward(region: Region, ctx, *tangents):
         copied = getattr(compiled, "overwritten", ())
         if not (ctx.hooked or retained):
             copied = (region.shared | kept).intersection(copied)
+        leading += arguments[:len(region.is_tensor)] if torch.is_grad_enabled() else []
         for i in copied:
             arguments[i] = copy_with_layout(arguments[i], *layout_of(arguments[i]))
         gradients = call_compiled(region.backward.interpreted(absent) if many else compiled, arguments)
-    if any(t.requires_grad for t in causes):
-        present = [g for g in gradients if g is not None]
-        present = iter(Derivative.apply(derive, len(present), *present, *causes))
-        gradients = [g if g is None else next(present) for g in gradients]
+    if torch.is_grad_enabled():
+        gradients = with_history(region, absent, found, gradients, present, leading)
+    return spread(region, gradients)
+
+
+def spread(region: Region, gradients) -> tuple:
+    """A gradient, or None, for every input."""
     out: list[Any] = [None] * region.arity
-    for position, gradient in zip(joint.gradients, gradients):
+    for position, gradient in zip(region.joint.gradients, gradients):
         out[position] = gradient
     return tuple(out)
 
 
-def how_again(region: Region, ctx, absent: frozenset, saved: list, tangents, leading: Sequence) -> tuple[Callable, list[torch.Tensor]]:
-    """What is to be called for the derivative of the gradients, and the tensors that it is a derivative for."""
-    present = [tangents[i] for k, i in enumerate(region.joint.differentiable) if k not in absent]
-    found = region.again if region.inputs is None else region.inputs.find(ctx, ctx.noted, saved, region.again.rewritten)
+def inputs_again(region: Region, ctx, saved: list) -> list | str:
+    """The inputs of the region, or why nothing can be computed from them again."""
+    return region.again if region.inputs is None else region.inputs.find(ctx, ctx.noted, saved, region.again.rewritten)
+
+
+def with_history(region: Region, absent: frozenset, found: list | str, gradients, present: list, leading: list) -> list:
+    """The gradients, with a derivative, or an error in its place. present: the tangents; leading: tensors that lead back to the inputs."""
     if isinstance(found, str):
-        return functools.partial(refuse, found), [t for t in (*saved, *present, *leading) if isinstance(t, torch.Tensor)]
-    template = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in found]
-    return functools.partial(derive_again, region.again, absent, template), [x for x in found if isinstance(x, torch.Tensor)] + present
+        derive, causes = functools.partial(refuse, found), present + leading
+    else:
+        template = [torch.Tensor if isinstance(x, torch.Tensor) else x for x in found]
+        derive, causes = functools.partial(derive_again, region.again, absent, template), found + present
+    causes = [t for t in causes if isinstance(t, torch.Tensor)]
+    if not any(t.requires_grad for t in causes):
+        return gradients
+    known = [g for g in gradients if g is not None]
+    known = iter(Derivative.apply(derive, len(known), *known, *causes))
+    return [g if g is None else next(known) for g in gradients]
 
 
 def what_leads_back(region: Region, ctx) -> list[torch.Tensor]:

@@ -26,6 +26,7 @@
 # %%
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import operator
 import threading
@@ -35,8 +36,9 @@ from typing import Callable, Sequence
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import FakeTensor
-from ..ch01_graphs.graph import graph_module
+from ..ch01_graphs.fake import FakeTensor, has_memory
+from ..ch01_graphs.graph import graph_module, interpret
+from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
 from ..ch01_graphs.trace import backward_pass
 from ..ch03_capture import hook
 from ..errors import MinicompileError, Unsupported
@@ -103,11 +105,15 @@ def gradient_program(gm: fx.GraphModule, joint: Joint, absent: frozenset) -> fx.
 # ## The region again
 #
 # `Again` belongs to a region. It remembers how the region was compiled, and compiles one program for each set of absent
-# tangents. The program is recorded as the region was, under the autocast of that time, and not of the backward pass. The fakes of
-# the inputs are those of the region. If sizes vary, they are made from the present inputs, one program for each set of
-# sizes, since it is too late for new guards.
+# tangents, and of the strides that the others have. The program is recorded as the region was, under the autocast of that time,
+# and not of the backward pass. The fakes of the inputs are those of the region. If sizes vary, they are made from the present
+# inputs, one program for each set of sizes, since it is too late for new guards. What cannot be compiled, and what comes after `MOST`
+# programs, runs operator by operator, in eager.
 
 # %%
+MOST = 8
+
+
 class Again:
     """The gradients of a region, as a function that can be differentiated: `again(absent, inputs, tangents)`. stage: `compile_training`.
     parameters: inputs that are leaves which the engine has a node for; rewritten: those that the region itself writes; hold: how the
@@ -123,24 +129,46 @@ class Again:
 
     def __call__(self, absent: frozenset, inputs: Sequence, tangents: Sequence):
         sizes = tuple([tuple(x.shape) if isinstance(x, torch.Tensor) else x for x in inputs]) if self.vary else ()
-        key = absent, sizes, tuple([t.requires_grad for t in tangents])
+        key = absent, sizes, tuple([(t.requires_grad, t.stride()) for t in tangents])
         with self.lock:
-            if key not in self.known:
-                self.known[key] = self.context.copy().run(self.build, absent, inputs, tangents)
-        return self.known[key](*inputs, *tangents)
+            run = self.known.get(key)
+            if run is None and len(self.known) < MOST:
+                run = self.known[key] = self.context.copy().run(self.build, absent, inputs, tangents)
+        return (run or self.in_eager(absent))(*inputs, *tangents)
+
+    @contextlib.contextmanager
+    def as_recorded(self):
+        with torch.enable_grad(), torch.autocast("cpu", *self.autocast[0][1:]), torch.autocast("cuda", *self.autocast[1][1:]):
+            yield
 
     def build(self, absent, inputs, tangents) -> Callable:
-        with torch.enable_grad(), torch.autocast("cpu", *self.autocast[0][1:]), torch.autocast("cuda", *self.autocast[1][1:]):
-            program = gradient_program(self.gm, self.joint, absent)
-            given = [like(x, x.device, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(inputs, self.fakes)] \
-                if self.vary else [like(f.meta, f.device, f.requires_grad) if isinstance(f, torch.Tensor) else f for f in self.fakes]
-            given += [like(t, t.device, t.requires_grad) for t in tangents]
-            return self.stage(program, given, *self.arguments, hold=kept)
+        models = inputs if self.vary else self.fakes
+        given = [like(x, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(models, self.fakes)]
+        given += [like(t, t.requires_grad) for t in tangents]
+        try:
+            with self.as_recorded():
+                return self.stage(gradient_program(self.gm, self.joint, absent), given, *self.arguments, hold=kept)
+        except Unsupported:
+            return self.in_eager(absent)
+
+    def in_eager(self, absent) -> Callable:
+        program = gradient_program(self.gm, self.joint, absent)
+
+        def run(*inputs):
+            with self.as_recorded():
+                return interpret(program, inputs)
+        return run
 
 
-def like(t: torch.Tensor, device: torch.device, requires_grad: bool) -> FakeTensor:
+def like(t: torch.Tensor, requires_grad: bool) -> FakeTensor:
     meta = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-    return FakeTensor(meta, device, requires_grad)
+    return FakeTensor(meta, t.device, requires_grad)
+
+
+def in_memory(t: torch.Tensor) -> torch.Tensor:
+    """`t`, whose negation or conjugation may be pending, as a generated kernel reads it."""
+    lazy = t.is_neg() or t.is_conj() or t._is_zerotensor()
+    return copy_with_layout(t, t.shape, contiguous_strides(t.shape), t.dtype, t.device) if lazy else t
 
 
 # %% [markdown]
@@ -213,7 +241,7 @@ class Derivative(torch.autograd.Function):
         ctx.derive, ctx.count = derive, count
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors[count:])
-        return tuple([gradient.detach() for gradient in tensors[:count]])
+        return tuple([g.detach() if has_memory(g) else g.view_as(g) for g in tensors[:count]])
 
     @staticmethod
     def backward(ctx, *seconds):
@@ -225,17 +253,19 @@ def refuse(reason: str, tensors, seconds):
                            "second derivative with minicompile.disable, or compile it whole, with its call of torch.autograd.grad.")
 
 
+def separate(x):
+    """`x` as a tensor of its own, so that a gradient for it leaves out what other inputs were computed from it."""
+    return x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x
+
+
 def derive_again(again: Again, absent: frozenset, template: list, tensors, seconds) -> list:
     """Gradients for `tensors`, inputs and tangents, of what `again` computes from them. template: its arguments, without tensors."""
     create = torch.is_grad_enabled()
     with torch.enable_grad():
-        tensors = [t if not t.requires_grad else t.view_as(t) if create else t.detach().requires_grad_() for t in tensors]
+        tensors = [separate(t) if create or not t.requires_grad else t.detach().requires_grad_() for t in tensors]
         rest = iter(tensors)
         inputs = [next(rest) if x is torch.Tensor else x for x in template]
-        try:
-            computed = again(absent, inputs, list(rest))
-        except Unsupported as error:
-            refuse(f"its derivative cannot be compiled: {error}", tensors, seconds)
+        computed = again(absent, inputs, [in_memory(t) for t in rest])
         pairs = [(g, s) for g, s in zip([g for g in computed if g is not None], seconds, strict=True) if s is not None and g.requires_grad]
         wanted = [t for t in tensors if t.requires_grad]
         if not pairs or not wanted:
