@@ -25,6 +25,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import _Namespace
 
 from .composites import with_symbols
 from .floats import Float
@@ -85,10 +86,26 @@ def _forget_text(filename: str) -> None:
     getattr(getattr(fx.graph_module, "_loader", None), "eval_cache", {}).pop(filename, None)
 
 
+class Names(_Namespace):
+    """The names of a graph's nodes. Most continue a series, `mul_17` after `mul_16`, and need not be taken apart to see so."""
+
+    def create_name(self, candidate: str, obj) -> str:
+        last = self._base_count.get(candidate) if obj is None else None
+        if last is None or (name := f"{candidate}_{last + 1}") in self._used_names:
+            return super().create_name(candidate, obj)
+        self._base_count[candidate] = last + 1
+        self._used_names.add(name)
+        return name
+
+
 class Graph(fx.Graph):
     """A graph whose nodes get their arguments once they are there. PyTorch 2.13 walks through the arguments of a node that it makes,
     to warn of symbolic sizes among them, and this takes longer than all else. Nor do arguments change where `find_nodes` finds a node,
     for which PyTorch takes it out and puts it in again; and each operator gives many nodes their names."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._graph_namespace = Names()
 
     def create_node(self, op, target, args=None, kwargs=None, name=None, type_expr=None) -> fx.Node:
         name = stem(target.__name__) if name is None and op == "call_function" else name

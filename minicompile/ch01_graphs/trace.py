@@ -225,7 +225,8 @@ class Recorder(DispatchMode):
 
     def remember_grad_fns(self, out):
         """Give the autograd nodes that an operation just created the provenance of that operation."""
-        pending = [t.grad_fn for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        found = [out] if isinstance(out, torch.Tensor) else pytree.tree_leaves(out)
+        pending = [t.grad_fn for t in found if isinstance(t, torch.Tensor)]
         while pending:
             fn = pending.pop()
             if fn is None or fn in self.grad_provenance:

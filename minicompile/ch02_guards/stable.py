@@ -29,6 +29,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import types
 import weakref
@@ -195,6 +196,10 @@ class Scope:
     varying: frozenset = frozenset()
     before: "Scope | None" = None
     known: dict = field(default_factory=dict)
+    starts: dict = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.place = functools.cache(self.place)             # many guards are about one thing
 
     def is_stable(self, source: Source) -> bool:
         """Whether `source` is a chain of places from a root that no other such chain leads to."""
@@ -219,8 +224,10 @@ class Scope:
 
     def start_of(self, source: Source) -> Source:
         """Where the chain of places begins; a source that is not stable is its own root."""
-        found = None if self.begins_at(source) else self.place(source)
-        return source if found is None else self.start_of(found[1])
+        if source not in self.starts:
+            found = None if self.begins_at(source) else self.place(source)
+            self.starts[source] = source if found is None else self.start_of(found[1])
+        return self.starts[source]
 
     def looks_of(self, guard) -> list[tuple] | None:
         """What a memo must look at (`Kind.looks`). None for a guard that is not stable."""

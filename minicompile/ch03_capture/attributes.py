@@ -23,7 +23,7 @@ from ..ch02_guards.sources import AttrSource, CallSource, ConstantSource, FieldS
 from .effects import changed, touch
 from .interpreter import unless_raised
 from .tensors import set_gradient, tensor_attribute
-from .tracer import PYTHON, Tracer, call, constant_source, guard, unsupported, written_global
+from .tracer import PYTHON, Tracer, call, constant_source, guard, read_once, unsupported, written_global
 from .values import (
     AbstractValue, CONSTANT_TYPES, Const, DELETED, DictVal, ExcVal, FuncVal, MISSING, MethodName, MethodVal, NEW, NONE, ObjVal,
     PartialVal, Table, TensorVal, TupleVal, UserError, const, describe, is_class, lookup, python_method, user_error)
@@ -301,6 +301,10 @@ def python_module_attribute(tx, obj, name):
     real, at = obj.real, constant_source(tx, obj.real)
     if (written := written_global(tx, vars(real), name)) is not None:
         return written if written is not DELETED else no_module_attribute(real, name)
+    return read_once(tx, real, name, lambda: find_module_attribute(tx, real, at, name))
+
+
+def find_module_attribute(tx, real, at, name):
     if not hasattr(real, name):
         guard(tx, InstanceDictSource(at), "NO_KEY", name)
         no_module_attribute(real, name)

@@ -89,7 +89,7 @@ def call_object(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     real, kind = function.real, type(function.real)
     handler = HANDLED.get(real) if isinstance(real, HANDLED_KINDS) else None
     if handler is not None:
-        return call_handler(tx, describe(function), handler, args, kwargs)
+        return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if isinstance(real, type):
         return call_class(tx, function, args, kwargs)
     if is_graph_function(real) and not (kind is types.FunctionType and (
@@ -161,13 +161,13 @@ def inline_function(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
         why = f": {because}" if because else ""
         unsupported(tx, f"{real.__qualname__} is disabled for compilation{why}")
     if getattr(real, marks.CONSTANT, False) is True:
-        return call_handler(tx, describe(function), lambda tx, *args, **kwargs: fold(tx, real, args, kwargs),
+        return call_handler(tx, lambda: describe(function), lambda tx, *args, **kwargs: fold(tx, real, args, kwargs),
                             args, kwargs)
     if real.__module__ == "torch._dynamo.mutation_guard":
         # `Module.__init__`, once torch.compile has run: it counts modules
         return call(tx, wrap(tx, real.__closure__[0].cell_contents), args, kwargs)
     if handler := NAMED.get((real.__module__, real.__name__)):
-        return call_handler(tx, describe(function), handler, args, kwargs)
+        return call_handler(tx, lambda: describe(function), handler, args, kwargs)
     if handler := BY_CODE.get(DISABLED if DISABLED in vars(real) else code):
         return handler(tx, function, *args, **kwargs)
     if is_refused_module(real.__module__ or ""):
@@ -346,7 +346,7 @@ def call_descriptor(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue
     if owner is object:
         if name not in OBJECT_METHODS:
             unsupported(tx, f"object.{name}")
-        return call_handler(tx, f"object.{name}", OBJECT_METHODS[name], args, kwargs)
+        return call_handler(tx, lambda: f"object.{name}", OBJECT_METHODS[name], args, kwargs)
     if type(self) is ObjVal and issubclass(owner, dict) and (contents := dict_contents(tx, self)) is not None:
         if asks_its_class(self.cls, owner, name):
             unsupported(tx, f"{owner.__name__}.{name} of {describe(self)}, whose class has a say in it")

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+from typing import Callable
 
 import torch
 
@@ -50,7 +51,7 @@ def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) 
         return call_tensor_method(tx, value, name, args, kwargs)
     function = function or METHODS.get((AbstractValue, name))
     if function is not None:
-        return call_handler(tx, f"{describe(value)}.{name}", function, [value, *args], kwargs)
+        return call_handler(tx, lambda: f"{describe(value)}.{name}", function, [value, *args], kwargs)
     reason = f"the method {name} of {describe(value)}"
     if type(value) not in FOLDED or name in ("__enter__", "__exit__", "__call__"):
         unsupported(tx, reason)
@@ -60,7 +61,7 @@ def call_method(tx: Tracer, value: AbstractValue, name: str, args, kwargs=None) 
                 kwargs, reason)
 
 
-def call_handler(tx, name, handler, args, kwargs):
+def call_handler(tx, name: Callable[[], str], handler, args, kwargs):
     """handler(tx, *args, **kwargs). A handler need not take every argument that the real function takes: its signature
     says which. Any other TypeError is ours."""
     try:
@@ -69,10 +70,10 @@ def call_handler(tx, name, handler, args, kwargs):
         try:
             inspect.signature(handler).bind(tx, *args, **kwargs)
         except TypeError as error:
-            unsupported(tx, f"this call of {name}: {error}")
+            unsupported(tx, f"this call of {name()}: {error}")
         raise
     except NotConstant:
-        unsupported(tx, f"{name} of something that is no constant")
+        unsupported(tx, f"{name()} of something that is no constant")
 
 
 METHODS.update({

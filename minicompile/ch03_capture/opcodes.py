@@ -34,7 +34,7 @@ from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_l
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
 from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary
-from .tracer import PYTHON, call, globals_of, is_library, location, unsupported, writable_globals, written_global
+from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
     AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const, describe,
     user_error)
@@ -143,9 +143,12 @@ def global_source(tx, namespace: dict, name: str) -> Source:
 
 def read_global(tx, frame, name) -> AbstractValue:
     written = written_global(tx, frame.globals, name)
-    deleted = written is DELETED
-    if written is not None and not deleted:
-        return written
+    if written is DELETED:
+        return find_global(tx, frame, name, True)
+    return written if written is not None else read_once(tx, frame.globals, name, lambda: find_global(tx, frame, name, False))
+
+
+def find_global(tx, frame, name, deleted: bool) -> AbstractValue:
     if name in frame.globals and not deleted:
         return wrap(tx, frame.globals[name], global_source(tx, frame.globals, name))
     namespace = frame.globals.get("__builtins__", builtins)

@@ -12,7 +12,6 @@
 # %%
 from __future__ import annotations
 
-import inspect
 import math
 import operator
 import types
@@ -27,13 +26,14 @@ from .. import marks
 from ..ch01_graphs.composites import with_symbols
 from ..ch01_graphs.fake import FakeTensor, storage_key
 from ..ch01_graphs.shapes import is_symbolic
+from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
 from .storage import STRIDED, check_strided, guard_place, guard_strides, guard_views
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
-    AbstractValue, BIRTHS, Const, DictVal, ListVal, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal, TensorVal,
-    TupleVal, as_number, boolean, const, describe, user_error)
+    AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
+    TensorVal, TupleVal, as_number, boolean, const, describe, user_error)
 from .wrap import as_python, entries, part, realize, wrap, wrap_constant
 
 
@@ -328,10 +328,10 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
         return wrap(tx, getattr(real, name), AttrSource(tensor.source, name))
     if name in ("is_leaf", "grad_fn"):
         return const(getattr(fake, name))
-    found = inspect.getattr_static(cls, name, None)
-    if found is None and real is not None and name in real.__dict__:
+    found = class_lookup(cls, name)
+    if found is MISSING and real is not None and name in real.__dict__:
         return wrap(tx, real.__dict__[name], AttrSource(tensor.source, name))
-    if found is None:
+    if found is MISSING:
         guard(tx, tensor.source, "NO_ATTR", name)
         user_error(AttributeError, f"'Tensor' object has no attribute '{name}'")
     if isinstance(found, (property, types.GetSetDescriptorType)):

@@ -22,11 +22,12 @@
 # %%
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 import types
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -77,6 +78,7 @@ class Tracer:
     root_globals: dict = None
     namespaces: dict = field(default_factory=dict)       # id of a namespace -> its source
     globals: dict = field(default_factory=dict)          # id of a namespace -> the value that stands for it, if written to
+    read: dict = field(default_factory=dict)         # `read_once`: (id of a holder, name) -> the value, and the holder
     options: Any = None                              # CaptureOptions
     told: bool = False                               # the program was told that it is being compiled
     failed: bool = False                             # a tensor operation raised
@@ -105,17 +107,13 @@ class Tracer:
 # A call chain lists all frames, and `unsupported` raises a break that carries the place.
 
 # %%
-_LIBRARY: dict = {}
 LIBRARY_ROOTS = (torch.__path__[0] + "/", inspect.__file__.rsplit("/", 1)[0] + "/", "<frozen", "<minicompile")
 
 
+@functools.cache
 def is_library(filename: str) -> bool:
     """Whether a file belongs to torch or the standard library."""
-    known = _LIBRARY.get(filename)
-    if known is None:
-        rest = filename.replace(LIBRARY_ROOTS[0], "")
-        known = _LIBRARY[filename] = filename.startswith(LIBRARY_ROOTS) and "site-packages" not in rest
-    return known
+    return filename.startswith(LIBRARY_ROOTS) and "site-packages" not in filename.replace(LIBRARY_ROOTS[0], "")
 
 
 def line_of(frame) -> int:
@@ -125,9 +123,16 @@ def line_of(frame) -> int:
 OURS = marks.__file__.removesuffix("marks.py") + "ch"        # chapters write some functions of PyTorch in Python
 
 
+@functools.cache
+def is_users(filename: str) -> bool:
+    return not is_library(filename) and not filename.startswith(OURS)
+
+
 def user_frame(tx: Tracer):
-    return next((f for f in reversed(tx.frames) if not is_library(f.code.co_filename) and not f.code.co_filename.startswith(OURS)),
-                tx.frames[0])
+    for frame in reversed(tx.frames):
+        if is_users(frame.code.co_filename):
+            return frame
+    return tx.frames[0]
 
 
 def location(tx: Tracer):
@@ -230,6 +235,17 @@ def writable_globals(tx: Tracer, namespace: dict) -> ObjVal:
         source = GlobalsSource() if namespace is tx.root_globals else globals_of(tx, namespace)
         tx.globals[id(namespace)] = ObjVal(real=namespace, cls=types.ModuleType, source=source)
     return tx.globals[id(namespace)]
+
+
+def read_once(tx: Tracer, holder, name: str, read: Callable[[], AbstractValue]) -> AbstractValue:
+    """What `read()` gives for a global variable, or for an attribute of a Python module, that the trace has not written to. Loops read the
+    same few again and again, and one guard is enough. holder: a namespace or a module."""
+    found, _ = tx.read.get((id(holder), name), (None, None))
+    if found is None:
+        found = read()
+        if type(found) is ObjVal:                        # a constant is made anew
+            tx.read[id(holder), name] = found, holder
+    return found
 
 
 def written_global(tx: Tracer, namespace: dict, name: str):

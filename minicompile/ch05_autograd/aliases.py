@@ -81,14 +81,15 @@ def fresh(fake, node: fx.Node) -> Alias:
 # an argument's fake.
 
 # %%
-def viewed_argument(node: fx.Node, val: FakeTensor) -> fx.Node | None:
-    """The tensor argument whose memory the result `val` of `node` shows, if any."""
-    key = storage_key(val)
-    for arg in node.all_input_nodes:
-        fake = arg.meta["val"]
-        if isinstance(fake, FakeTensor) and storage_key(fake) == key:
-            return arg
-    return None
+def viewed_argument(node: fx.Node, val: FakeTensor, lent: dict[int, fx.Node] | None = None) -> fx.Node | None:
+    """The tensor argument whose memory the result `val` of `node` shows, if any. lent: a table for further results of the same node,
+    which may have hundreds of each."""
+    lent = {} if lent is None else lent
+    if not lent:
+        for arg in node.all_input_nodes:
+            if isinstance(fake := arg.meta["val"], FakeTensor):
+                lent.setdefault(storage_key(fake), arg)
+    return lent.get(storage_key(val))
 
 # %% [markdown]
 # ## Adding nodes

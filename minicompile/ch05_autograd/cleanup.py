@@ -27,10 +27,20 @@ from .schemas import argument_of
 
 aten = torch.ops.aten
 
+@functools.cache
+def may_draw(op) -> bool:
+    return isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+@functools.cache
+def writes_or_checks(op) -> bool:
+    return op._schema.is_mutable or not op._schema.returns
+
+
 def is_random(node: fx.Node) -> bool:
     """True if the node draws from a random generator. Attention and dropout do only with a probability, and in training."""
     op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in op.tags:
+    if not may_draw(op):
         return False
     if op is aten.native_dropout.default:
         return argument_of(node, "train") is not False
@@ -68,7 +78,7 @@ def has_effect(node: fx.Node) -> bool:
     """True for a node that must stay even if nothing reads it: it draws, writes, only checks, or may refuse and is not read."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return is_random(node) or node.target._schema.is_mutable or not node.target._schema.returns or not node.users and may_refuse(node)
+    return is_random(node) or writes_or_checks(node.target) or not node.users and may_refuse(node)
 
 
 def eliminate_dead_code(gm: fx.GraphModule) -> None:

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +56,7 @@ aten = torch.ops.aten
 class Functionalizer(GraphBuilder):
     env: dict[fx.Node, Any] = field(default_factory=dict)
     inputs: dict[str, Alias] = field(default_factory=dict)
+    lent: dict[fx.Node, dict[int, fx.Node]] = field(default_factory=dict)     # of nodes with several results: their arguments by memory
 
 # %% [markdown]
 # ## One node at a time
@@ -147,7 +149,7 @@ def visit_getitem(f: Functionalizer, node: fx.Node):
         f.env[node] = entry[index]
     elif not isinstance(val, FakeTensor):
         f.env[node] = emit(f, operator.getitem, (entry, index), val=val)
-    elif (base := viewed_argument(source, val)) is not None:
+    elif (base := viewed_argument(source, val, f.lent.setdefault(source, {}))) is not None:
         step = Step(source.target, source.args[1:], source.kwargs, index)
         f.env[node] = Alias(f.env[base].memory, f.env[base], step, val)
     else:
@@ -343,11 +345,11 @@ def functionalize_with_mutations(gm: fx.GraphModule) -> tuple[fx.GraphModule, di
             f.graph.output(pytree.tree_map(lambda x: read_output(f, x), node.args[0]))
         else:
             visit_call(f, node)
-    keys = [storage_key(a.fake) for a in f.inputs.values() if isinstance(a.fake, FakeTensor)]
+    sharing = Counter(storage_key(a.fake) for a in f.inputs.values() if isinstance(a.fake, FakeTensor))
     for name in mutations:
         if not isinstance(f.inputs[name].fake, FakeTensor):
             raise Unsupported("a constant tensor is modified in place")
-        if keys.count(storage_key(f.inputs[name].fake)) > 1:
+        if sharing[storage_key(f.inputs[name].fake)] > 1:
             raise Unsupported("two inputs share memory and one of them is modified in place")
         if not each_has_its_place(f.inputs[name].fake):
             raise Unsupported("an input that overlaps itself is modified in place")

@@ -441,8 +441,8 @@ def tangents_behind(gm: fx.GraphModule, gradients: list) -> list[set[int]]:
 
 # %%
 def simplify(joint: Joint, rewrite=None) -> Joint:
-    """Apply a pass (graph -> graph) to the joint graph, and clean up."""
-    joint.gm = clean(rewrite(joint.gm) if rewrite is not None else joint.gm)
+    """Clean up the joint graph, or apply a pass (graph -> graph) to it that does."""
+    joint.gm = clean(joint.gm) if rewrite is None else rewrite(joint.gm)
     separate_results(joint)
     logs.tell("stage", name="primitives" if rewrite is not None else "joint", gm=joint.gm)
     return joint

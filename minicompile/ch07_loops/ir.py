@@ -75,13 +75,14 @@ class Layout:
 
 @dataclass
 class Buffer:
-    """Named memory. `layout.offset` is 0 for buffers that we allocate."""
+    """Named memory. `layout.offset` is 0 for buffers that we allocate. `nbytes` (chapter 8) keeps its answer here."""
 
     name: str
     dtype: torch.dtype
     device: torch.device
     layout: Layout
     alias_of: str | None = None
+    nbytes: int | None = field(default=None, init=False, repr=False, compare=False)
 
 
 def root_of(buffers: dict[str, Buffer], name: str) -> str:
@@ -367,3 +368,8 @@ class Program:
     numbers: dict[Symbol, Float] = field(default_factory=dict)    # float arguments of kernels, from the host
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     owned: set[str] = field(default_factory=set)    # inputs that nobody else needs after their last use
+
+    @cached_property
+    def roots(self) -> dict[str, str]:
+        """`root_of` each buffer, once all of them are there."""
+        return {name: root_of(self.buffers, name) for name in self.buffers}

@@ -286,7 +286,7 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
         if value.view is not None and value.view.layout == layout and root_of(g.program.buffers, value.view.buffer) == own:
             continue                                        # it is there: updated in place, or copied onto itself
         reads = {root_of(g.program.buffers, name) for name in footprint(value)[1]}
-        if reads & (targets - {own}) or own in reads and reads_elsewhere(g, value, own, layout):
+        if reads & targets - {own} or own in reads and reads_elsewhere(g, value, own, layout):
             value = temporary(g, value)
         values.append((copy, own, value))
     for copy, own, value in values:

@@ -48,7 +48,9 @@ def storage_size(buffer: Buffer) -> Int:
 # %%
 def nbytes(buffer: Buffer) -> int:
     """Bytes that the buffer occupies (in the traced call)."""
-    return present(storage_size(buffer)) * buffer.dtype.itemsize
+    if buffer.nbytes is None:
+        buffer.nbytes = present(storage_size(buffer)) * buffer.dtype.itemsize
+    return buffer.nbytes
 
 # %% [markdown]
 # ## The order that must be kept

@@ -33,7 +33,7 @@ import torch
 
 from ..ch01_graphs.symbolic import Int, Symbol, symbols
 from ..ch07_loops.ir import Extern, Loop, Program, written_by
-from .dependencies import dependency_edges, root_of
+from .dependencies import dependency_edges
 from .iteration import Alignment, Space, apply
 
 
@@ -127,7 +127,7 @@ class Fuser:
         self.groups = {i: make_group(i, n, self.buffers) for i, n in enumerate(nodes)}
         self.parent = list(range(len(nodes)))
         self.decisions: dict[tuple, Decision] = {}
-        self.root = {name: root_of(self.buffers, name) for name in self.buffers}
+        self.root = program.roots
         self.kept = set(program.inputs) - program.owned
         self.aliased = {self.root[n] for n, b in self.buffers.items() if b.alias_of is not None}
         self.readers: dict[str, set[int]] = defaultdict(set)
@@ -222,13 +222,13 @@ def merge(f: Fuser, ia: int, ib: int, alignment: Alignment) -> None:
     a.members = sorted(a.members + b.members)
     bits = (1 << ia) | (1 << ib)
     a.ancestors = (a.ancestors | b.ancestors) & ~bits
-    a.successors = a.successors | b.successors
     del f.groups[ib]
     f.parent[ib] = ia
+    a.successors = {*map(f.find, a.successors), *map(f.find, b.successors)} - {ia}
     above, pending = a.ancestors | bits, [a]
     while pending:
         for s in map(f.find, pending.pop().successors):
             g = f.groups[s]
-            if g is not a and above & ~g.ancestors:
+            if above & ~g.ancestors and g is not a:
                 g.ancestors |= above
                 pending.append(g)

@@ -18,13 +18,14 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import dataclass, field
 from operator import attrgetter
 
 import torch
 
 from ..ch07_loops.ir import Buffer, Extern, Program, View, written_by
-from .dependencies import dependency_edges, nbytes, root_of, storage_size
+from .dependencies import dependency_edges, nbytes, storage_size
 from .kernel import Kernel, pieces_of
 
 aten = torch.ops.aten
@@ -59,7 +60,6 @@ def order_for_memory(program: Program, steps: dict[int, Kernel | Extern],
 # %%
 def _topological(program: Program, steps, before: dict[int, set[int]], greedy: bool) -> list[int]:
     """Kahn's algorithm; the next step is the first ready one, or the one with the best balance of bytes."""
-    buffers = program.buffers
     waiting = {i: len(b) for i, b in before.items()}
     after: dict[int, list[int]] = {i: [] for i in steps}
     for i, b in before.items():
@@ -79,7 +79,7 @@ def _topological(program: Program, steps, before: dict[int, set[int]], greedy: b
                     heapq.heappush(ready, i)
         order.append(pick)
         for name in steps[pick].inputs:
-            uses[root_of(buffers, name)] -= 1
+            uses[program.roots[name]] -= 1
         for i in after[pick]:
             waiting[i] -= 1
             if not waiting[i]:
@@ -90,21 +90,16 @@ def _topological(program: Program, steps, before: dict[int, set[int]], greedy: b
 
 def _use_counts(program: Program, steps) -> tuple[dict[str, int], set[str]]:
     """How many steps read each root, and the roots that live to the end: inputs, constants and outputs."""
-    uses: dict[str, int] = {}
-    for step in steps:
-        for name in step.inputs:
-            root = root_of(program.buffers, name)
-            uses[root] = uses.get(root, 0) + 1
-    pinned = {root_of(program.buffers, v.buffer) for v in program.outputs if isinstance(v, View)}
-    pinned |= set(program.constants) | set(program.inputs) - program.owned
-    return uses, pinned
+    uses = Counter(program.roots[name] for step in steps for name in step.inputs)
+    pinned = {program.roots[v.buffer] for v in program.outputs if isinstance(v, View)}
+    return uses, pinned | set(program.constants) | set(program.inputs) - program.owned
 
 
 def _balance(program: Program, step, uses, pinned) -> int:
     """Bytes allocated minus bytes freed by running the step now."""
     b = program.buffers
     total = sum(nbytes(b[n]) for n in written_by(step) if b[n].alias_of is None)
-    for root in {root_of(b, n) for n in step.inputs}:
+    for root in {program.roots[n] for n in step.inputs}:
         if uses[root] == 1 and root not in pinned:
             total -= nbytes(b[root])
     return total
@@ -125,22 +120,20 @@ class Lifetimes:
 
 
 def lifetimes(program: Program, steps: list[Kernel | Extern]) -> Lifetimes:
-    b = program.buffers
-    _, pinned = _use_counts(program, steps)
+    b, roots = program.buffers, program.roots
     birth, death = {}, {}
     for k, step in enumerate(steps):
-        for n in written_by(step):
-            root = root_of(b, n)
-            birth.setdefault(root, k)
-            death[root] = k
+        for n in step.outputs:
+            if n is not None:
+                root = roots[n]
+                birth.setdefault(root, k)
+                death[root] = k
         for n in step.inputs:
-            death[root_of(b, n)] = k
-    for root in list(birth):
-        if root in program.inputs or root in program.constants:
-            del birth[root]
-    returned = {root_of(b, v.buffer) for v in program.outputs if isinstance(v, View)}
-    death = {root: k for root, k in death.items()
-             if root not in pinned or root in program.inputs and root not in returned}
+            death[roots[n]] = k
+    given = {*program.inputs, *program.constants}
+    birth = {root: k for root, k in birth.items() if root not in given}
+    lasting = {*program.constants, *(roots[v.buffer] for v in program.outputs if isinstance(v, View))}
+    death = {root: k for root, k in death.items() if root not in lasting}
     delta = [0] * (len(steps) + 1)
     for root, k in birth.items():
         size = nbytes(b[root])
@@ -239,10 +232,11 @@ def plan_memory(program: Program, steps: list[Kernel | Extern], reuse: bool = Tr
             if root in times.birth and root not in taken:
                 pool.setdefault(_memory_class(b[root]), []).append((k, root))
     _postpone_frees(plans)
-    written = {root_of(b, n) for step in steps for n in written_by(step)}
+    roots = program.roots
+    written = {roots[n] for step in steps for n in written_by(step)}
     wanted = {n for step in steps for n in step.inputs}
     wanted |= {v.buffer for v in program.outputs if isinstance(v, View)}
-    first = {root_of(b, n) for n in wanted} - written - set(program.inputs) - set(program.constants)
+    first = {roots[n] for n in wanted} - written - set(program.inputs) - set(program.constants)
     overwritten = frozenset(old for plan in plans for _, old in plan.reuse) & program.owned
     return MemoryPlan(plans, sorted(first), max(live, default=0), overwritten)
 
@@ -301,7 +295,7 @@ def _donors(program: Program, step, dying: list[str]) -> dict[tuple, list[tuple[
         for n in piece.inputs:
             readers.setdefault(n, []).append(piece)
     for n in step.inputs + step.outputs:
-        names.setdefault(root_of(b, n), set()).add(n)
+        names.setdefault(program.roots[n], set()).add(n)
     donors: dict[tuple, list] = {}
     for x in dying:
         if x in readers and b[x].alias_of is None:

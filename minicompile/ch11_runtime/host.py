@@ -77,6 +77,7 @@ class Writer:
     globals: dict[str, Any] = field(default_factory=dict)
     known: dict[tuple, str] = field(default_factory=dict)
     locals: dict[str, str] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)          # the values of `locals`
     fresh: set[str] = field(default_factory=set)          # roots that this program allocated, at offset 0
 
     def emit(self, line: str) -> None:
@@ -88,10 +89,11 @@ class Writer:
         if root not in self.locals:
             text = re.sub(r"\W", "_", root)
             if not text.isidentifier() or keyword.iskeyword(text) or text in RESERVED or \
-                    CONSTANT.match(text) or text in self.globals or text in self.locals.values() or \
+                    CONSTANT.match(text) or text in self.globals or text in self.taken or \
                     any(s.name == text for s in self.program.symbols.values()):
                 text = f"t_{len(self.locals)}_{text}"
             self.locals[root] = text
+            self.taken.add(text)
         return self.locals[root]
 
     def constant(self, value: Any, prefix: str) -> str:
