@@ -15,7 +15,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import fx
@@ -233,17 +233,32 @@ def emit_loop(g: Lowering, variables, reduction_vars, b: Builder, ops: frozenset
 
 # %% [markdown]
 # `store_into` is where lazy values end. It makes variables for the space, evaluates the value at them in a
-# `Builder`, which records each operation, and emits a loop that stores the result. `realize` does this for a new
+# `Builder`, which records each operation (`evaluate`), and emits a loop that stores the result. `realize` does this for a new
 # buffer, and from then on the value is a load from it (`become`).
 
 # %%
-def store_into(g: Lowering, x: Lazy, name: str, layout: Layout) -> None:
-    """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`."""
+class Element(NamedTuple):
+    """What a loop over `variables` computes (`value`, in the body that `b` collects) and at which position `at` it stores it."""
+
+    variables: tuple[Symbol, ...]
+    at: Int
+    b: Builder
+    value: Value
+
+
+def evaluate(x: Lazy, layout: Layout) -> Element:
+    """`x` at the variables of a loop that stores it into a window of this layout."""
     if x.dtype not in SUPPORTED:
         raise Unsupported(f"loops over {x.dtype}")
     variables, index = make_vars("i", x.size, present_order(x.size, layout.stride))
     b = Builder()
-    b.store(name, linear(index, layout.stride, layout.offset), b.read(x, index))
+    return Element(variables, linear(index, layout.stride, layout.offset), b, b.read(x, index))
+
+
+def store_into(g: Lowering, x: Lazy, name: str, layout: Layout, element: Element | None = None) -> None:
+    """Emit the loop that evaluates `x` everywhere and stores it into a window of buffer `name`. element: of `evaluate`, if known."""
+    variables, at, b, value = element or evaluate(x, layout)
+    b.store(name, at, value)
     emit_loop(g, variables, (), b, footprint(x)[0])
 
 

@@ -13,6 +13,10 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Iterator
 
 import torch
 from torch import fx
@@ -26,8 +30,8 @@ from ..ch05_autograd.cleanup import has_effect, may_refuse
 from ..errors import Unsupported
 from .builder import SUPPORTED
 from .ir import Buffer, Layout, Program, View, root_of
-from .lazy import (Lazy, Lowering, Options, alias, as_view, copy_to_buffer, footprint, from_buffer, realize, settle, sizes_of, spelled,
-                   store_into, strides_of, window)
+from .lazy import (Element, Lazy, Lowering, Options, alias, as_view, copy_to_buffer, evaluate, footprint, from_buffer, realize, settle,
+                   sizes_of, spelled, store_into, strides_of, window)
 from .table import LOOPS, LOWERINGS, REINDEXING, VIEWS
 from .updates import WINDOWS, apart, in_place_updates, reads_elsewhere, temporary, update_window
 from . import externs, indexing, pointwise, random, reductions, scatters, views  # noqa: F401  (they register)
@@ -264,7 +268,8 @@ def check_result(g: Lowering, node: fx.Node, out):
 # The functional graph ends with `copy_(input, new value)`. The loop that computes a new value may write
 # straight into the input's memory, under a new name that is an alias of the old one. This is what makes an
 # optimizer step or the running statistics of a batch norm update in place. It is only right when the old
-# contents are not needed any more: if the value of another copy reads them, or the value reads its own
+# contents are not needed any more. If the value of another copy reads them, that copy comes first: the new parameter of an optimizer
+# is made of the old moments, and stored before the new ones. If two read each other's destination, or a value reads its own
 # destination at *other* elements than it writes (`x.copy_(x.flip(0))`), it goes through a temporary. A value that
 # was updated in place (`updates`) is there already.
 
@@ -277,7 +282,7 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
         if isinstance(node, fx.Node) and node.target is not aten.copy_.default and \
                 isinstance(g.values[node], Lazy):
             protect(g, g.values[node], targets)
-    values = []
+    updates: dict[str, Update] = {}
     for copy in copies:
         g.node = copy
         own = g.values[copy.args[0]].view.buffer
@@ -286,14 +291,53 @@ def store_copies(g: Lowering, copies: list[fx.Node], output: fx.Node) -> None:
         if value.view is not None and value.view.layout == layout and root_of(g.program.buffers, value.view.buffer) == own:
             continue                                        # it is there: updated in place, or copied onto itself
         reads = {root_of(g.program.buffers, name) for name in footprint(value)[1]}
-        if reads & targets - {own} or own in reads and reads_elsewhere(g, value, own, layout):
-            value = temporary(g, value)
-        values.append((copy, own, value))
-    for copy, own, value in values:
-        g.node = copy
+        updates[own] = update = Update(copy, value, reads & targets - {own})
+        if own in reads:
+            update.element = evaluate(value, layout)
+            if reads_elsewhere(g, update.element, own):
+                by_temporary(g, update)
+    for update in updates.values():
+        if not update.reads <= updates.keys():
+            by_temporary(g, update)
+    for own, update in readers_first(g, updates):
+        g.node = update.copy
         name = alias(g, g.latest.get(own, own))
-        store_into(g, value, name, g.program.buffers[own].layout)
-        g.values[copy] = from_buffer(g, name)
+        store_into(g, update.value, name, g.program.buffers[own].layout, update.element)
+        g.values[update.copy] = from_buffer(g, name)
+
+
+@dataclass
+class Update:
+    """A copy of `value` into an input. reads: other inputs that are copied into, whose old contents it reads; element: the evaluated
+    value, if it reads its own."""
+    copy: fx.Node
+    value: Lazy
+    reads: set[str]
+    element: Element | None = None
+
+
+def by_temporary(g: Lowering, update: Update) -> None:
+    g.node = update.copy
+    update.value, update.reads, update.element = temporary(g, update.value), set(), None
+
+
+def readers_first(g: Lowering, updates: dict[str, Update]) -> Iterator[tuple[str, Update]]:
+    """Each update when no other one that is still to come reads what it overwrites."""
+    readers = Counter(name for update in updates.values() for name in update.reads)
+    place = {own: i for i, own in enumerate(updates)}
+    ready = [(i, own) for own, i in place.items() if not readers[own]]       # in this order, a heap
+    left = dict(updates)
+    while left:
+        own = heappop(ready)[1] if ready else next(own for own, update in left.items() if update.reads)
+        reads = left[own].reads
+        if readers[own]:                                    # they read each other's, in a circle
+            by_temporary(g, left[own])
+        else:
+            yield own, left.pop(own)
+        for name in reads:
+            readers[name] -= 1
+            if not readers[name]:
+                heappush(ready, (place[name], name))
 
 
 def broadcast_cast(g: Lowering, value: Lazy, copy: fx.Node) -> Lazy:

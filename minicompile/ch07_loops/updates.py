@@ -16,10 +16,10 @@ import torch
 from torch import fx
 
 from ..ch01_graphs.symbolic import as_expr
-from .builder import Builder
+from .builder import normal
 from .ir import Layout, View, root_of
-from .lazy import (Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, footprint, from_buffer, in_memory, linear,
-                   make_vars, realize, store_into)
+from .lazy import (Element, Lazy, Lowering, alias, as_view, copy_to_buffer, dense_strides, evaluate, footprint, from_buffer, in_memory,
+                   realize, store_into)
 from .table import LOWERINGS, REINDEXING, VIEWS
 from .views import clamp_start, wrapped
 
@@ -99,7 +99,7 @@ def update_window(g: Lowering, x: Lazy, source: Lazy, *where) -> Lazy:
     layout = window_layout(base.layout, source, g.node.target, *where)
     stored = in_memory(source) and as_view(g, source) == View(name, layout)        # by an inner write
     if not stored and 0 not in layout.size:
-        if len(g.node.args[1].users) > 1 or reads_elsewhere(g, source, root_of(g.program.buffers, name), layout):
+        if len(g.node.args[1].users) > 1 or reads_elsewhere(g, evaluate(source, layout), root_of(g.program.buffers, name)):
             source = apart(g, source, x)
         name = alias(g, name)
         store_into(g, source, name, layout)
@@ -136,11 +136,7 @@ def apart(g: Lowering, x, base: Lazy):
     return realize(g, x) if x.view is None and x.base is None else temporary(g, x)
 
 
-def reads_elsewhere(g: Lowering, value: Lazy, memory: str, layout: Layout) -> bool:
-    """Does evaluating an element of `value` load `memory`, under any of its names, at any position other than that
-    element's own in `layout`?"""
-    _, index = make_vars("i", value.size)
-    b = Builder()
-    b.read(value, index)
-    own = linear(index, layout.stride, layout.offset)
-    return any(v.op == "load" and root_of(g.program.buffers, v.buffer) == memory and v.index != own for v in b.known.values())
+def reads_elsewhere(g: Lowering, element: Element, memory: str) -> bool:
+    """Does evaluating the element load `memory`, under any of its names, at any position other than where it will be stored?"""
+    return any(v.op == "load" and root_of(g.program.buffers, v.buffer) == memory and v.index != normal(element.at)
+               for v in element.b.known.values())

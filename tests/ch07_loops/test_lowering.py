@@ -268,6 +268,24 @@ def test_update_in_place_needs_no_temporary():
     torch.testing.assert_close(after[0], p - g * 0.1)
 
 
+def test_updates_that_read_each_other_are_stored_in_an_order_that_needs_no_temporary():
+    p, m, g = R(5), R(5), R(5)
+
+    def adam(p, m, g):
+        new = m * 0.9 + g
+        return [(m, new), (p, p - new * 0.1)], []
+    program, after, _ = mutating(adam, [p, m, g])
+    assert len(program.nodes) == 2
+    torch.testing.assert_close(after, [p - (m * 0.9 + g) * 0.1, m * 0.9 + g, g])
+
+
+def test_updates_in_a_circle_take_one_temporary():
+    x, y, z, w = (R(5) for _ in range(4))
+    program, after, _ = mutating(lambda x, y, z, w: ([(x, y * 1), (y, z * 1), (z, x + 1), (w, x + y)], []), [x, y, z, w])
+    assert len(program.nodes) == 5
+    torch.testing.assert_close(after, [y, z, x + 1, x + y])
+
+
 def test_update_that_reads_other_elements_goes_through_a_temporary():
     x, y = R(5), R(5)
     program, after, _ = mutating(lambda x, y: ([(x, x.flip(0))], []), [x, y])
