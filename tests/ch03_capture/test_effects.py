@@ -154,6 +154,41 @@ def test_a_global_that_was_written_is_read_through_its_module():
     assert COUNT == before + 3
 
 
+def double(x):
+    return x * 2
+
+
+def add_one(x):
+    return x + 1
+
+
+CURRENT = double
+
+
+def test_a_function_among_the_globals_that_is_read_in_a_loop():
+    here = sys.modules[__name__]
+
+    def f(x, replace):
+        global CURRENT
+        for _ in range(3):
+            x = CURRENT(here.double(x))
+            if replace:
+                CURRENT = add_one if CURRENT is double else double
+        return x
+
+    compiled = minicompile.compile(f, backend="eager", fullgraph=True)
+    for replace in (False, True, False, True, False):
+        before = CURRENT
+        expected, after = f(torch.ones(2), replace), CURRENT
+        here.CURRENT = before
+        assert torch.equal(compiled(torch.ones(2), replace), expected) and CURRENT is after
+    here.CURRENT, kept, here.double = double, double, add_one           # by name, and as an attribute of the module
+    try:
+        assert torch.equal(compiled(torch.ones(2), False), f(torch.ones(2), False))
+    finally:
+        here.double = kept
+
+
 def test_a_list_that_is_only_appended_to_may_have_any_length():
     def f(x, log):
         log.append(x)
