@@ -853,9 +853,9 @@ def _program(w: Writer, device: str) -> str:
     versions = [t._version for t in begin(w, maker, made, arguments, B)]
     values = replay(w, maker, made, arguments, B)
     again = [t._version for t in values] == versions and has_gradients([w.env[n] for n in results if n in w.env])
-    # ... and what is written behind autograd's back, to `x.data`, is not in the copy that a hook has made
+    # ... and what is written behind autograd's back, to `x.data`, is not in the copy that a hook has made, and no version tells of it
     copies = ".data" not in text
-    around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2 * copies, copies, 9 if again else 0])[0]
+    around = rng.choices(["", "hooked", "on_cpu", "checkpointed"], [6, 2 * copies, copies, 9 if again and copies else 0])[0]
     return (HEAD.format(device=device) + "".join(f"    {line}\n" for line in made) + f"    return ({', '.join(arguments)},)\n\n"
             + f"def entry({', '.join(arguments)}):\n{body}    return ({', '.join(results)},)\n\n"
             + f"def drive(compile_, call):\n    fast = compile_(entry)\n    for seed, B in {calls}:\n"
