@@ -52,7 +52,8 @@ aten = torch.ops.aten
 #
 # A few derivatives look at numbers to choose their way: that of a product divides by its factors if none of them is
 # zero. For tensors without numbers PyTorch takes another way, which agrees with the first but for infinities and NaN. Hooks
-# replace what such a derivative has given by what eager would have chosen.
+# replace what such a derivative has given by what eager would have chosen. They divide by 1 where they do not choose the
+# quotient: in the next derivative an infinity that was not chosen is multiplied by 0.
 
 # %%
 def derivative_of_product(given, grads):
@@ -66,7 +67,7 @@ def derivative_of_product(given, grads):
     elif not node._saved_keepdim:
         dim = node._saved_dim - (2**64 if node._saved_dim >= 2**63 else 0)
         result, grad = result.unsqueeze(dim), grad.unsqueeze(dim)
-    return (torch.where(zeros > 0, safe, grad * (result / x)),)
+    return (torch.where(zeros > 0, safe, grad * (result / torch.where(zeros > 0, 1, x))),)
 
 
 def derivative_of_extreme(given, grads):
@@ -80,10 +81,11 @@ def derivative_of_extreme(given, grads):
 
 def derivative_of_running_product(given, grads):
     """What eager and later versions of PyTorch compute: in front of the first zero it divides by the factor, at the zero it takes
-    the products without it, and behind it all is zero. PyTorch 2.11 takes steps for each element of `dim`, which nobody uses then."""
+    the products without it, and behind it all is zero. PyTorch 2.11 takes steps for each element of `dim`, which nobody uses then.
+    These stay if they may be differentiated: behind a zero the gradient is 0, but not its derivative."""
     node, [steps] = torch._C._current_autograd_node(), given
     x, result, grad, dim = node._saved_self, node._saved_result, grads[0], node._saved_dim
-    if steps is None or grad is None or x.is_complex() or x.dim() == 0:
+    if steps is None or grad is None or x.is_complex() or x.dim() == 0 or torch.is_grad_enabled():
         return None
     dim -= 2**64 if dim >= 2**63 else 0
     zeros = (x == 0).cumsum(dim)

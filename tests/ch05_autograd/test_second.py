@@ -212,6 +212,18 @@ def test_large_inputs_that_are_not_needed_are_not_kept_alive():
         pytest.fail("the region holds an input that its backward does not read")
 
 
+@pytest.mark.parametrize("f", [lambda x: x.prod(-1), lambda x: x.prod(0, keepdim=True), lambda x: x.prod(), lambda x: x.cumprod(-1)],
+                         ids=["rows", "columns", "all", "running"])
+def test_products_with_factors_of_zero(f):
+    rows = [[0.0, 2, 3], [0, 0, 3], [1, 2, 3], [0, 0, 0]]
+
+    def curvature(x):
+        gradient, = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        return gradient, torch.autograd.grad((gradient * torch.arange(12.0).view(4, 3)).sum(), x)[0]
+    compiled = minicompile.compile(curvature, fullgraph=True)
+    torch.testing.assert_close(compiled(torch.tensor(rows, requires_grad=True)), curvature(torch.tensor(rows, requires_grad=True)))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_gradient_penalty_on_a_gpu(mode):
