@@ -3,6 +3,7 @@
 Tests marked `gpu` are deselected, and counted as such, on machines without one; `-m gpu` asks for them anyway. Tests marked `slow` run with
 `-m slow` only. No test sees the user's kernel cache: each session has an empty one, which its workers and the processes they start share.
 """
+import gc
 import os
 import shutil
 import tempfile
@@ -29,6 +30,12 @@ def pytest_collection_modifyitems(config, items):
     if without:
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item in items if item not in set(without)]
+
+
+def pytest_collection_finish(session):
+    """What has been imported and collected stays: the collections of garbage that tests ask for need not look through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

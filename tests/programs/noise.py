@@ -52,7 +52,7 @@ class Noise(TorchDispatchMode):
             self.disturb_(changed)
             parts.add_(changed - size)
             return
-        if not t.is_floating_point() or not t.numel() or overlaps(t):
+        if not t.is_floating_point() or not t.numel() or t._is_zerotensor() or overlaps(t):
             return
         if t.device not in self.generators:
             self.generators[t.device] = torch.Generator(t.device)
