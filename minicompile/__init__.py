@@ -3,8 +3,6 @@
     import minicompile
     fast = minicompile.compile(model)            # or @minicompile.compile on a function
 """
-from __future__ import annotations
-
 import builtins
 import functools
 import importlib.util

@@ -1,7 +1,5 @@
 """Command line: `python -m minicompile bench nanogpt`, `run SCRIPT ARGS...`, `explain FILE:FUNCTION ARGS...`."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 from typing import Annotated, Optional

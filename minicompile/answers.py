@@ -4,8 +4,6 @@ A rung starts from the same memory as eager: arguments, parameters, random state
 program gives or changes: results, arguments and modules afterwards, gradients, exceptions; a crash is an answer, too.
 `bisect` and the explorer compare them.
 """
-from __future__ import annotations
-
 import collections.abc
 import contextlib
 import dataclasses

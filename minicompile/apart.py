@@ -5,8 +5,6 @@ monkeypatches included, and what it changes nobody else sees. Two things do not 
 process that has used a GPU needs a fresh interpreter, which then forks per job, before it uses the GPU itself;
 jobs for it must be picklable. The other are OpenMP's threads: a child of this process has one.
 """
-from __future__ import annotations
-
 import atexit
 import contextlib
 import faulthandler

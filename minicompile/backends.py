@@ -6,8 +6,6 @@
 # backend may rely on: sizes are inputs, and inputs that are written do not overlap.
 
 # %%
-from __future__ import annotations
-
 import functools
 from typing import Callable
 

@@ -6,8 +6,6 @@ the same memory: arguments, parameters, random state. Crashes are answers, too. 
 the graph, by compiling one graph of the program there and running the others as they were captured; then that
 graph is written as Python and made small (`shrink.py`).
 """
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -14,8 +14,6 @@
 #   to it.
 
 # %%
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

@@ -20,8 +20,6 @@
 # | `cudagraphs` | `aot_eager`, replayed as CUDA graphs |
 
 # %%
-from __future__ import annotations
-
 import os
 import time
 from dataclasses import dataclass, field

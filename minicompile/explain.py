@@ -5,8 +5,6 @@ It compiles f anew, apart from what is compiled already, runs it once, and liste
 (`logs.tell`). With `backend="eager"` it stops after capture: graphs, breaks and guards, without building
 kernels.
 """
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import html

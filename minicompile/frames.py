@@ -14,8 +14,6 @@
 # entry that runs or in `EVALUATE`.
 
 # %%
-from __future__ import annotations
-
 import atexit
 import functools
 import inspect

@@ -6,8 +6,6 @@
 # version.
 
 # %%
-from __future__ import annotations
-
 import torch
 
 from .ch02_guards import codegen

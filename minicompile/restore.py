@@ -4,8 +4,6 @@ Tensors get their numbers back, and their gradients; lists, dictionaries, sets a
 held; globals and closure cells what they named; Python's, numpy's and PyTorch's random streams their positions. What
 a program did outside of these (files, generators, objects of C extensions) stays.
 """
-from __future__ import annotations
-
 import collections
 import contextlib
 import inspect

@@ -5,8 +5,6 @@ program is run like any other program, so nothing here knows how a stage works. 
 input, with the value that eager computes there, and so a long graph is cut from both ends before single
 statements are tried.
 """
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ replaced. What is torch's own and harmless stays, such as assignments to `torch.
 options of a compiler that is not running. `torch.compiler.is_compiling` stays False everywhere, because
 torch's own library asks it in order to suit its own compiler.
 """
-from __future__ import annotations
-
 import linecache
 import runpy
 import sys

@@ -3,8 +3,6 @@
 FILE is a Python file or the name of a module, FUNCTION an expression in it (`step`, `Model.forward`,
 `Model(width=64)`), and every argument a Python expression there, or `name=expression`; `torch` is known.
 """
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

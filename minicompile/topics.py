@@ -3,8 +3,6 @@
 Each row is a topic, a kind of event, and a function that gives the texts. It is called only when somebody listens to the
 topic, so no stage has to ask whether a long text is wanted.
 """
-from __future__ import annotations
-
 import dis
 import re
 

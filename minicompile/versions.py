@@ -6,8 +6,6 @@
 # function.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

@@ -15,8 +15,6 @@
 # called one by one.
 
 # %%
-from __future__ import annotations
-
 import torch
 from torch.utils import _pytree as pytree
 

@@ -9,8 +9,6 @@
 # autocast leaves it on a CPU. And PyTorch 2.11 lacks two meta kernels that later versions have, and gets a shape wrong.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import functools
 

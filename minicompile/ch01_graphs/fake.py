@@ -16,8 +16,6 @@
 # `refusals.py`; `recipes.py` keeps answers, and `composites.py` is for calls that want sizes as numbers.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import functools
 import weakref

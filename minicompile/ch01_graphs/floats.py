@@ -16,8 +16,6 @@
 # float input becomes a 0-d tensor, and a pass turns arithmetic on it back into scalars where it can.
 
 # %%
-from __future__ import annotations
-
 import math
 import operator
 from dataclasses import dataclass

@@ -7,8 +7,6 @@
 # All chapters ask them here.
 
 # %%
-from __future__ import annotations
-
 import math
 
 import torch

@@ -13,8 +13,6 @@
 # break.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 
 import torch

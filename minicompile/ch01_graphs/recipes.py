@@ -13,8 +13,6 @@
 # fakes call; `ask` alone would do, and take longer.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import functools
 from typing import Any

@@ -10,8 +10,6 @@
 # microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out.
 
 # %%
-from __future__ import annotations
-
 import re
 
 import torch

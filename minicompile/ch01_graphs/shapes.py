@@ -12,8 +12,6 @@
 # exactly those inputs for which all recorded questions have the same answers.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -13,8 +13,6 @@
 # `Expr({(i0,): 64, (i1,): 1}, 0)`.
 
 # %%
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass
@@ -547,11 +545,11 @@ def to_text(e: Int, name: Callable[[Symbol], str] = lambda s: s.name, floordiv: 
     if isinstance(e, int):
         return str(e)
 
-    def operand(x: Int) -> str:
+    def operand(x):
         text = to_text(x, name, floordiv, truncates)
         return text if text.isidentifier() or text.isdigit() else f"({text})"
 
-    def atom_text(a: Atom, alone: bool) -> str:
+    def atom_text(a, alone):
         if isinstance(a, Symbol):
             return name(a)
         over, under, divides = a.numerator, operand(a.divisor), isinstance(a, FloorDiv)

@@ -9,8 +9,6 @@
 # joint forward and backward graph is a recording of the engine at work on fakes.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import operator
 from typing import Any, Callable, Sequence

@@ -12,8 +12,6 @@
 # failing.
 
 # %%
-from __future__ import annotations
-
 import sys
 import weakref
 from collections import Counter

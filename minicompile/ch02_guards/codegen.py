@@ -12,8 +12,6 @@
 # variable, and in the end returns the inputs of the graph, which the guards have fetched anyway.
 
 # %%
-from __future__ import annotations
-
 import builtins
 import functools
 import inspect

@@ -17,8 +17,6 @@
 # the conditions as Python text, each with its explanation.
 
 # %%
-from __future__ import annotations
-
 import math
 import re
 import types

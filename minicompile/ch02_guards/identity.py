@@ -9,8 +9,6 @@
 # object, where the garbage collector does not see it. The same goes for functions and for code.
 
 # %%
-from __future__ import annotations
-
 import enum
 import functools
 import sys

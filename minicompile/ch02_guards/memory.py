@@ -9,8 +9,6 @@
 # done to many tensors: raising a version, reading a counter.
 
 # %%
-from __future__ import annotations
-
 import math
 
 import torch

@@ -26,8 +26,6 @@
 # (torch.compile does the same for modules, with its dictionary tags, inside a C++ tree of guard managers.)
 
 # %%
-from __future__ import annotations
-
 import ctypes
 import functools
 import itertools

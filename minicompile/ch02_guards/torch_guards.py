@@ -4,8 +4,6 @@
 # The kinds of guards that a program without tensors has no use for.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@
 # front of it, and are replayed after the graph has run.
 
 # %%
-from __future__ import annotations
-
 import enum
 import functools
 import sys

@@ -11,8 +11,6 @@
 # calls it with values (`interpreter.py`), and the replacement for the frame hook with objects (`no_hook.py`).
 
 # %%
-from __future__ import annotations
-
 import functools
 import inspect
 import types

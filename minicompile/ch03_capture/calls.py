@@ -7,8 +7,6 @@
 # left, a C function that we know nothing about, ends the graph: it may do anything.
 
 # %%
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum

@@ -15,8 +15,6 @@
 # happened, and the frame can simply be evaluated as it is.
 
 # %%
-from __future__ import annotations
-
 import bisect
 import functools
 import inspect

@@ -14,8 +14,6 @@
 # nothing that can be seen from outside; with any other metaclass the graph breaks.
 
 # %%
-from __future__ import annotations
-
 import abc
 import dataclasses
 import types

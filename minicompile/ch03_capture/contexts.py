@@ -9,8 +9,6 @@
 # tensor is given the device as an argument.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, replace
 

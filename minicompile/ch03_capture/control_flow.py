@@ -21,8 +21,6 @@
 # steps.
 
 # %%
-from __future__ import annotations
-
 import operator
 
 import torch

@@ -25,8 +25,6 @@
 # not copied. What is written lies in front of the object, in `attrs`, and is the difference.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 from dataclasses import dataclass, field
 

@@ -16,8 +16,6 @@
 # references stay one object.
 
 # %%
-from __future__ import annotations
-
 import collections
 import functools
 import itertools

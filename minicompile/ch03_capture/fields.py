@@ -16,8 +16,6 @@
 # certain, the graph ends.
 
 # %%
-from __future__ import annotations
-
 import types
 
 from ..ch02_guards.sources import AttrSource

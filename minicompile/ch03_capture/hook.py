@@ -44,8 +44,6 @@
 # Where the extension could not be built, `no_hook.py` stands in for it.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -8,8 +8,6 @@
 # call) get a `SymInt` instead of a number. Each symbol is a graph input of its own.
 
 # %%
-from __future__ import annotations
-
 import operator
 import re
 

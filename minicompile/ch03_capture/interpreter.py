@@ -43,8 +43,6 @@
 # is one activation: the instruction pointer, the locals, the stack.
 
 # %%
-from __future__ import annotations
-
 import dis
 import inspect
 import types

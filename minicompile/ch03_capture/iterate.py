@@ -21,8 +21,6 @@
 # inlined, or by indices 0, 1, 2 ..., as Python does where a class has only `__getitem__`.
 
 # %%
-from __future__ import annotations
-
 import collections
 import enum
 import itertools

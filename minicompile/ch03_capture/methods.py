@@ -11,8 +11,6 @@
 # `touch` has noted what it held before (`effects.py`).
 
 # %%
-from __future__ import annotations
-
 import functools
 import inspect
 import itertools

@@ -8,8 +8,6 @@
 # it calls after a graph break, and the rest of the function after that break, run as they are.
 
 # %%
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

@@ -23,8 +23,6 @@
 # meet; where one name means different things, the handler asks `PYTHON`.
 
 # %%
-from __future__ import annotations
-
 import builtins
 
 from ..ch02_guards.sources import DictGetSource, GlobalSource, InstanceDictSource, ItemSource, Source

@@ -5,8 +5,6 @@
 # exception machinery that `try` and `with` compile to, imports, and pattern matching.
 
 # %%
-from __future__ import annotations
-
 import importlib.util
 import sys
 

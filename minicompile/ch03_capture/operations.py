@@ -7,8 +7,6 @@
 # inlined.
 
 # %%
-from __future__ import annotations
-
 import collections
 import enum
 import math

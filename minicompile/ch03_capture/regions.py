@@ -20,8 +20,6 @@
 # torch.compile has a higher-order operator for the same purpose, which each later stage has to learn.
 
 # %%
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass
 

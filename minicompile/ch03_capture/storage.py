@@ -12,8 +12,6 @@
 # A tensor that the trace has made may be a view of an input, and then it is the input that is guarded: `inputs_around` finds it.
 
 # %%
-from __future__ import annotations
-
 from ..ch01_graphs.fake import storage_key
 from ..ch01_graphs.layouts import inside
 from ..ch01_graphs.shapes import expr_of

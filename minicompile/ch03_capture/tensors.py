@@ -10,8 +10,6 @@
 # ends before this instruction, and eager raises.
 
 # %%
-from __future__ import annotations
-
 import math
 import operator
 import types

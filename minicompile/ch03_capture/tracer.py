@@ -20,8 +20,6 @@
 # What belongs to sizes and numbers that may vary has a class of its own, `Symbols`.
 
 # %%
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

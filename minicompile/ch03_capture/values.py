@@ -28,8 +28,6 @@
 # with a reason; nothing is guessed.
 
 # %%
-from __future__ import annotations
-
 import collections
 import datetime
 import decimal

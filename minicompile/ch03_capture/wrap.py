@@ -17,8 +17,6 @@
 # object.
 
 # %%
-from __future__ import annotations
-
 import collections
 import enum
 import functools

@@ -17,8 +17,6 @@
 # that is a call, the callee runs as a frame of its own, is captured on its own, and breaks in its own body.
 
 # %%
-from __future__ import annotations
-
 import linecache
 
 from .. import advice

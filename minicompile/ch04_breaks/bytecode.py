@@ -15,8 +15,6 @@
 # interpreter keeps what it has learned. How many belong to an opcode, `dis` knows.
 
 # %%
-from __future__ import annotations
-
 import dis
 from dataclasses import dataclass
 

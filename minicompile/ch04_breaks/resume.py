@@ -46,8 +46,6 @@
 # In tracebacks a resume function goes by the name of its original. Only its qualified name says where it begins.
 
 # %%
-from __future__ import annotations
-
 import inspect
 import sys
 import types

@@ -22,8 +22,6 @@
 # input of the graph, so the loop needs three graphs, be it nine rounds or a thousand.
 
 # %%
-from __future__ import annotations
-
 import dis
 import sys
 from dataclasses import dataclass, field, replace

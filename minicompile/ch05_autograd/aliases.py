@@ -13,8 +13,6 @@
 # traces. A pass over a recorded graph is shorter, and the graph before it can still be printed.
 
 # %%
-from __future__ import annotations
-
 import operator
 from dataclasses import dataclass, field
 from typing import Any

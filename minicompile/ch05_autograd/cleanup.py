@@ -13,8 +13,6 @@
 # (it is not marked `asked`): a derivative looks at indices that forward has looked at.
 
 # %%
-from __future__ import annotations
-
 import functools
 import operator
 

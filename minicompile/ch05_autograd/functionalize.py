@@ -23,8 +23,6 @@
 # node.
 
 # %%
-from __future__ import annotations
-
 import math
 import operator
 from collections import Counter

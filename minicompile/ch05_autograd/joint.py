@@ -17,8 +17,6 @@
 #     return y, mm(t(x), g)              and the gradient of w
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import operator
 import weakref

@@ -7,8 +7,6 @@
 # additions.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 INFINITE = 1 << 60

@@ -48,8 +48,6 @@
 # what leaves the checkpoint (it is the next one's input) and random numbers.
 
 # %%
-from __future__ import annotations
-
 import math
 import operator
 from collections import Counter

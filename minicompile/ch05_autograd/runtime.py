@@ -10,8 +10,6 @@
 # decided at compile time; a call pays only for what it uses.
 
 # %%
-from __future__ import annotations
-
 import contextvars
 import functools
 import threading

@@ -9,8 +9,6 @@
 # written.
 
 # %%
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -24,8 +24,6 @@
 # draws random numbers, which would have to be the same ones again.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import contextvars
 import operator

@@ -15,8 +15,6 @@
 # left of the question at run time it answers with zeros.
 
 # %%
-from __future__ import annotations
-
 import operator
 from typing import Iterable
 

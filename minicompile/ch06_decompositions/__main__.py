@@ -2,8 +2,6 @@
 # # Printing the dialect
 
 # %%
-from __future__ import annotations
-
 from . import PRIMITIVES, TABLE
 from .primitives import CATEGORIES
 

@@ -8,8 +8,6 @@
 # that calls `mean` never asks how `mean` is done.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

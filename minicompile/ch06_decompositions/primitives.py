@@ -17,8 +17,6 @@
 # is runnable PyTorch.
 
 # %%
-from __future__ import annotations
-
 import dataclasses
 
 import torch

@@ -20,8 +20,6 @@
 # A function that meets a case it does not cover returns `NotImplemented`, and the operator stays as it is.
 
 # %%
-from __future__ import annotations
-
 import functools
 from typing import Callable
 

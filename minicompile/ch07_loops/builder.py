@@ -12,8 +12,6 @@
 # - half-precision values become float32 as they are loaded. Arithmetic on half types never appears in a body.
 
 # %%
-from __future__ import annotations
-
 import math
 from contextlib import contextmanager
 

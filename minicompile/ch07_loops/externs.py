@@ -8,8 +8,6 @@
 # decided.
 
 # %%
-from __future__ import annotations
-
 import operator
 
 import torch

@@ -7,8 +7,6 @@
 # say) is done for the gathered elements only.
 
 # %%
-from __future__ import annotations
-
 import torch
 
 from ..ch01_graphs.symbolic import as_expr, floordiv

@@ -12,8 +12,6 @@
 # which is what a library call wants to receive.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Callable, NamedTuple
 

@@ -10,8 +10,6 @@
 # hardware, layouts and templates that we leave to later chapters.
 
 # %%
-from __future__ import annotations
-
 import operator
 from collections import Counter
 from dataclasses import dataclass

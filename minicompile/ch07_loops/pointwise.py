@@ -6,8 +6,6 @@
 # computes in, and the result stays lazy.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -14,8 +14,6 @@
 # (`fallback_random=False`).
 
 # %%
-from __future__ import annotations
-
 import torch
 
 from .externs import emit_extern

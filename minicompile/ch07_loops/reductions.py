@@ -9,8 +9,6 @@
 # gives mean and sum of squared deviations, without the cancellation of `mean(x*x) - mean(x)**2`.
 
 # %%
-from __future__ import annotations
-
 import math
 
 import torch

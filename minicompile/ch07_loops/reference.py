@@ -10,8 +10,6 @@
 # the bounds of its buffer, so an index that a fast kernel would silently read out of range is an error here.
 
 # %%
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

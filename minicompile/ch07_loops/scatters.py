@@ -10,8 +10,6 @@
 # rounded once at the end: adding thousands of small gradients in bfloat16 would lose them.
 
 # %%
-from __future__ import annotations
-
 from functools import partial
 
 import torch

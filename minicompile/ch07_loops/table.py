@@ -6,8 +6,6 @@
 # all end the same way, in a call of the ATen kernel.
 
 # %%
-from __future__ import annotations
-
 from typing import Callable
 
 import torch

@@ -10,8 +10,6 @@
 # overwrites). A later write to the same input continues from the name that the last one made.
 
 # %%
-from __future__ import annotations
-
 import torch
 from torch import fx
 

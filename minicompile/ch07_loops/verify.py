@@ -6,8 +6,6 @@
 # tests run it always.
 
 # %%
-from __future__ import annotations
-
 from ..ch01_graphs.symbolic import Expr, Symbol, symbols, to_text
 from .ir import Buffer, Loop, Program, Value, View, written_by
 from .reference import REDUCE, SCALAR

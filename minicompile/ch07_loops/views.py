@@ -6,8 +6,6 @@
 # Neither moves data.
 
 # %%
-from __future__ import annotations
-
 import torch
 
 from ..ch01_graphs.layouts import contiguous_strides, inside, same_strides

@@ -8,8 +8,6 @@
 # is read at the index at which it was written.
 
 # %%
-from __future__ import annotations
-
 from ..ch01_graphs.symbolic import Int, Symbol, coefficient, present, product, symbols
 from ..ch07_loops.reductions import ENOUGH_BLOCKS, LONGEST_ROW
 from .dependencies import nbytes

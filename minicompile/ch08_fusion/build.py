@@ -7,8 +7,6 @@
 # and with it the arithmetic that only it needed.
 
 # %%
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Iterable

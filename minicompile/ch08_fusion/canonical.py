@@ -23,8 +23,6 @@
 # ([`lists.py`](ref:minicompile.ch08_fusion.lists.shape_key)) ask it for kernels that are equal up to their numbers.
 
 # %%
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any, Callable

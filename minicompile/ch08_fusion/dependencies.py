@@ -17,8 +17,6 @@
 # chain, and the last two kinds of order are questions about roots.
 
 # %%
-from __future__ import annotations
-
 from typing import Any, Iterable
 
 import torch

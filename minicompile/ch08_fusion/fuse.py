@@ -15,8 +15,6 @@
 # answer. What is merged are the groups of `groups.py`.
 
 # %%
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 

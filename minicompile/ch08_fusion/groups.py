@@ -23,8 +23,6 @@
 # all that it reads.
 
 # %%
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple

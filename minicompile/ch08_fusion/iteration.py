@@ -17,8 +17,6 @@
 # Without such evidence, dimensions are paired in order.
 
 # %%
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ..ch01_graphs.symbolic import Int, Symbol, as_expr, coefficient, floordiv, mul, present, product, substitute

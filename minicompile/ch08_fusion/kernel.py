@@ -2,8 +2,6 @@
 # # What fusion hands to the code generators
 
 # %%
-from __future__ import annotations
-
 import struct
 from dataclasses import dataclass, field
 from typing import Callable

@@ -16,8 +16,6 @@
 # with few results would slow down the loop (`_starved`, on GPUs), and the hazards.
 
 # %%
-from __future__ import annotations
-
 from ..ch01_graphs.symbolic import Int, Symbol, add, coefficient, mul, present, symbols
 from .alignment import align_across, find_alignment, numel, same_reads, scattered_stores
 from .dependencies import nbytes

@@ -15,8 +15,6 @@
 #   to the allocator. But keeping dead memory around for a later reuse must not raise the peak.
 
 # %%
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from dataclasses import dataclass, field

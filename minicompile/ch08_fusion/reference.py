@@ -6,8 +6,6 @@
 # other.
 
 # %%
-from __future__ import annotations
-
 import torch
 
 from ..ch01_graphs.symbolic import evaluate

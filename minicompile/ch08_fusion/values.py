@@ -26,8 +26,6 @@
 # there, a cache of stored names here. As a graph it is done once, and what follows can look ahead.
 
 # %%
-from __future__ import annotations
-
 import functools
 from typing import Callable, Iterable
 

@@ -26,8 +26,6 @@
 # is printed.
 
 # %%
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -9,8 +9,6 @@
 # them; that is where part of its compile time goes.)
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 MULTIPROCESSORS = 132

@@ -8,8 +8,6 @@
 # Triton 3.6 relies on a conversion that NumPy gave up in version 2.4. `repair` mends all three.
 
 # %%
-from __future__ import annotations
-
 import numpy as np
 import torch
 

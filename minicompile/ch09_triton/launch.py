@@ -15,8 +15,6 @@
 # It also spares compile time, since Triton builds a C extension per kernel signature for the same purpose.
 
 # %%
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib

@@ -12,8 +12,6 @@
 # NVIDIA's bitcode library of math functions, which is also what eager's CUDA kernels call.
 
 # %%
-from __future__ import annotations
-
 import math
 from typing import Callable
 

@@ -5,8 +5,6 @@
 # on which walk along a row.
 
 # %%
-from __future__ import annotations
-
 import torch
 
 from ..ch07_loops.builder import COMPARISONS

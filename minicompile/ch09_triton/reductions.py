@@ -12,8 +12,6 @@
 # warp shuffles, and custom combine functions over tuples cost compile time.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -15,8 +15,6 @@
 # - Reductions: `x` over the output variables, `r` over the reduced ones, whatever is contiguous.
 
 # %%
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

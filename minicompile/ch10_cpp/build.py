@@ -12,8 +12,6 @@
 # finished libraries stay on disk. In memory they stay as long as somebody has one of their functions.
 
 # %%
-from __future__ import annotations
-
 import _ctypes
 import ctypes
 import functools

@@ -17,8 +17,6 @@
 #   the reduction runs outside of it.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Iterable, NamedTuple
 

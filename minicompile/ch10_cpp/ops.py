@@ -11,8 +11,6 @@
 # functions come from `prelude.h`, where they are polynomials.
 
 # %%
-from __future__ import annotations
-
 import math
 import struct
 

@@ -15,8 +15,6 @@
 # which reads the row once where the textbook reads it twice. These merging steps are C++, in `reductions.h`.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Sequence

@@ -40,8 +40,6 @@
 # an H100), and on the host two microseconds for each tensor. It buys that nobody has to know.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

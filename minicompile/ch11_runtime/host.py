@@ -26,8 +26,6 @@
 # with `cpp_wrapper`).
 
 # %%
-from __future__ import annotations
-
 import keyword
 import math
 import os

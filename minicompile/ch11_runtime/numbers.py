@@ -13,8 +13,6 @@
 # parameter.
 
 # %%
-from __future__ import annotations
-
 import operator
 import threading
 from dataclasses import dataclass, replace

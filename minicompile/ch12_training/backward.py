@@ -24,8 +24,6 @@
 #   here, also if it comes after the compiled function has returned the loss.
 
 # %%
-from __future__ import annotations
-
 import contextlib
 import inspect
 from dataclasses import dataclass, field

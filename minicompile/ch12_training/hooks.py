@@ -22,8 +22,6 @@
 # them is a point with several tensors.
 
 # %%
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -23,8 +23,6 @@
 # Inputs cost nothing: they are alive through the whole step, and the graph writes them at its end only.
 
 # %%
-from __future__ import annotations
-
 import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes

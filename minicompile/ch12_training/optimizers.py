@@ -10,8 +10,6 @@
 # whether the GPU is recording, which is no question for a program that is being compiled.
 
 # %%
-from __future__ import annotations
-
 import collections
 import functools
 

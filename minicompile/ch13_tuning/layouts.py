@@ -19,8 +19,6 @@
 # measurements.
 
 # %%
-from __future__ import annotations
-
 from itertools import takewhile
 
 import torch

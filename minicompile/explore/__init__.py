@@ -6,8 +6,6 @@
 `recording.py` collects the lines, `measure.py` runs and times them, `page.py` writes the HTML, which needs nothing
 else: no network, no server.
 """
-from __future__ import annotations
-
 import pathlib
 
 from .measure import Measured, check, measure

@@ -1,7 +1,5 @@
 """What can only be known by running: times of kernels against copies of as many bytes, and whether each stage's
 graph, when run, gives eager's answers."""
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

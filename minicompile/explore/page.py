@@ -1,6 +1,4 @@
 """The page: the lines of a recording as HTML, which is readable without its script, and the script that links them."""
-from __future__ import annotations
-
 import base64
 import difflib
 import html

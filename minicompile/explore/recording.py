@@ -3,8 +3,6 @@
 Everything is collected from what the stages tell (`logs.tell`, by way of `explain`) and from the provenance that
 nodes carry: the `location` and `origins` of graphs, loops and library calls, the `lines` of kernel texts.
 """
-from __future__ import annotations
-
 import dis
 import linecache
 import os

@@ -1,6 +1,4 @@
 """The frame of a script that took the most time in its compiled graphs: `python -m minicompile run --explore PAGE SCRIPT`."""
-from __future__ import annotations
-
 import contextlib
 import pathlib
 

@@ -6,8 +6,6 @@
 # `zip(self.layers, itertools.count())` ends.
 
 # %%
-from __future__ import annotations
-
 import collections
 import functools
 import inspect

@@ -8,8 +8,6 @@
 # which is guarded or ends the graph.
 
 # %%
-from __future__ import annotations
-
 import _thread
 import bisect
 import builtins

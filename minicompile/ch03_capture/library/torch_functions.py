@@ -6,8 +6,6 @@
 # (the default dtype, deterministic algorithms) is simply asked.
 
 # %%
-from __future__ import annotations
-
 import functools
 import sys
 import warnings

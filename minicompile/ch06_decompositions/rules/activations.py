@@ -9,8 +9,6 @@
 # eager's kernels are of the second kind, so these are too.
 
 # %%
-from __future__ import annotations
-
 import math
 
 import torch

@@ -6,8 +6,6 @@
 # become the common ones.
 
 # %%
-from __future__ import annotations
-
 import functools
 import math
 

@@ -8,8 +8,6 @@
 # horizontal kind puts the parameters side by side in one kernel.
 
 # %%
-from __future__ import annotations
-
 import functools
 import math
 

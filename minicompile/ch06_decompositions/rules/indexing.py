@@ -7,8 +7,6 @@
 # reads as "inside the range: the gradient, outside: 0".
 
 # %%
-from __future__ import annotations
-
 import math
 from functools import partial
 

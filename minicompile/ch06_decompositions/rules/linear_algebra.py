@@ -7,8 +7,6 @@
 # precision that would round twice where eager rounds once, so there it stays.
 
 # %%
-from __future__ import annotations
-
 import torch
 
 from ..table import HALF, decomposition

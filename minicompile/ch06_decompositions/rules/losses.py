@@ -6,8 +6,6 @@
 # the largest tensor of the whole program.
 
 # %%
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@
 # kernel holding a row in registers.
 
 # %%
-from __future__ import annotations
-
 import math
 
 import torch

@@ -11,8 +11,6 @@
 # Both loops stay small only for small windows; larger ones keep their library kernel.
 
 # %%
-from __future__ import annotations
-
 import itertools
 import math
 import struct

@@ -7,8 +7,6 @@
 # that is a visible `_to_copy` before the sum and another one after it.
 
 # %%
-from __future__ import annotations
-
 import math
 
 import torch
