@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import runpy
 import signal
 import time
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from minicompile.bench.zoo import run, worker
+from minicompile.bench.zoo import imports, run, worker
 from minicompile.bench.zoo.check import Bench, Yardstick
 from minicompile.bench.zoo.huggingface import TINY
 from minicompile.bench.zoo.models import LIBRARIES, MODELS, build, installed
@@ -177,3 +178,14 @@ def test_wrong_use_is_refused(tmp_path, settings, says):
     with pytest.raises(MinicompileError, match=says):
         run.bench_zoo(**{"device": "cpu", "out": str(tmp_path / "new"), **settings})
     assert not (tmp_path / "new").exists()
+
+
+def test_a_library_that_does_not_fit_this_torch_stops_nobody_else(monkeypatch):
+    asked = []
+
+    def broken(name):
+        asked.append(name)
+        raise RuntimeError("operator torchvision::nms does not exist")
+    monkeypatch.setattr("importlib.import_module", broken)
+    runpy.run_path(imports.__file__)
+    assert "torchvision" in asked and "timm" in asked
