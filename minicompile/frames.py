@@ -28,7 +28,7 @@ import torch.utils.checkpoint
 from torch.utils._device import DeviceContext
 
 from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 12 fills tables of chapter 3, topics one of logs)
-from .ch02_guards import cache as entries
+from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly
 from .ch03_capture import hook
@@ -182,11 +182,12 @@ def on_miss(state: FrameState, function, *args):
     if state.full and current.name == "default" and over_limit(state, args):
         return EVALUATE
     grad, depth, undo, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
+    created = state.cache.created
     try:
         try:
             with hook.outside_region(), without_saved_tensor_hooks(), _lock:
                 state.undo = undo
-                entry = new_entry(state, function, args)
+                entry = made_meanwhile(state, created, function, args) or new_entry(state, function, args)
         finally:
             restore_modes(grad, depth)
         if entry is not None:
@@ -197,6 +198,14 @@ def on_miss(state: FrameState, function, *args):
             for take_back in reversed(undo):
                 take_back()
         undo.clear()                              # it holds objects of the program
+
+
+def made_meanwhile(state: FrameState, created: int, function, args):
+    """An entry for this call that another thread has made while this one waited for its turn: ten threads that
+    begin to serve one model need two versions, not ten."""
+    made = [] if state.cache.created == created else list(state.cache.entries)
+    return next((entry for entry in made
+                 if codegen.failing_guard(entry.guards, state.code, function, args, entry.constants) is None), None)
 
 
 def why_not_here() -> str | None:

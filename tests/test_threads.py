@@ -125,6 +125,26 @@ def test_modules_and_their_gradients(backend):
             done.result(timeout=200)
 
 
+def test_threads_that_wait_for_a_version_take_it():
+    """Threads that begin together with batches of all sizes get as many versions as one thread would make."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    compiled, start, seen = minicompile.compile(model, backend="eager"), threading.Barrier(8), []
+    minicompile.logs.watchers.append(watch := lambda kind, **data: seen.append(kind))
+
+    def serve(size):
+        start.wait()
+        x = torch.randn(size, 8)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(x), model(x))
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(serve, range(2, 10)))
+    finally:
+        minicompile.logs.watchers.remove(watch)
+    assert seen.count("entry") <= 3
+
+
 def test_reset_while_others_call():
     stop, x = threading.Event(), torch.randn(5)
     fast = [minicompile.compile(f, backend="eager") for f in (lambda x: x.sin() + 1, lambda x: x.cos().sum(), lambda x: (x * 2).tolist())]
