@@ -263,3 +263,24 @@ def test_what_writes_to_a_part_of_varying_size_is_not_refused(rung):
     for n in (4, 6, 7):
         x = torch.arange(5.0 * n).view(n, 5)
         torch.testing.assert_close(fast(x), f(x))
+
+
+NUMBERS = {
+    "full": lambda x, n: torch.full((2,), n),
+    "full_like": lambda x, n: torch.full_like(x, n),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "fill_": lambda x, n: x.clone().fill_(n),
+    "bytes": lambda x, n: torch.full((2,), n, dtype=torch.int8),
+    "one": lambda x, n: torch.full((1,), n, dtype=torch.float16),
+}
+
+
+@pytest.mark.parametrize("rung", ["aot_eager", "loops", "cpp"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_do_not_fit(name, rung):
+    """That a kernel accepts a number does not mean that it accepts a larger one."""
+    for number in (1.0, 3e4, 1e300, 300, float("inf"), -5):
+        minicompile.reset()
+        f = lambda x: NUMBERS[name](x, number)          # noqa: E731
+        same(outcome(minicompile.compile(f, backend=rung), torch.ones(3)), outcome(f, torch.ones(3)), number)

@@ -14,13 +14,15 @@
 
 # %%
 import contextlib
+import math
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
-from .corrections import LIKE_THE_FIRST, true_form
+from .corrections import LIKE_THE_FIRST, outside, true_form
 from .fake import FakeTensor
+from .layouts import present
 from .refusals import (
     BROADCAST,
     IN_PLACE_VIEWS,
@@ -206,12 +208,18 @@ def with_small_sizes(meta: torch.Tensor) -> torch.Tensor:
     return meta.as_strided(sizes, meta.stride(), meta.storage_offset())
 
 
+FILLS = {aten.full.default, aten.scalar_tensor.default}
+
+
 def _check_call(func, args, kwargs, tensors):
     """What can be refused without asking a kernel."""
     if func.overloadpacket in QUANTIZING:
         raise Unsupported(f"{func} gives a quantized tensor")
     if func in ONE_DTYPE and len({t.dtype for t in tensors}) > 1:
         raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
+    if func in FILLS and type(args[-1]) in (int, float):        # the number may not fit; of one element another kernel says so
+        with outside():
+            torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=kwargs.get("dtype"))
     if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
         check_indices(args[0], args[1])
     if func.overloadpacket in BROADCAST:

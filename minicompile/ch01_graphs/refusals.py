@@ -7,7 +7,8 @@
 #
 # The rest only the kernel knows, so it is asked: once for each operator, dtypes and flags, and whenever something is
 # written that shares memory with another argument, it runs on zeros that lie as the tensors would. That costs
-# microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out.
+# microseconds; beyond `TRIED_BYTES`, where it would not, the call itself will find out. Of numbers only the type counts, and into
+# which dtypes they fit: 1e300 overflows where 1.0 does not.
 
 # %%
 import re
@@ -108,6 +109,8 @@ REFUSALS = re.compile("not implemented for|unsupported operation|for input.numel
                       "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
 TRIED_BYTES = 1 << 20
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
+LIMITS = [(info.min, info.max) for info in (*map(torch.iinfo, (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)),
+                                            *map(torch.finfo, (torch.float16, torch.bfloat16, torch.float32)))]
 
 
 def check_with_kernel(func, kwargs, flat, spec) -> None:
@@ -144,10 +147,13 @@ def _is_derivative(func) -> bool:
 
 
 def _kind_of(x):
-    """What a refusal can depend on: of a tensor its dtype, of a number its type, of anything else (flags, names) all of it."""
+    """What a refusal can depend on: of a tensor its dtype, of a number its type and into what it fits, of anything else (flags, names)
+    all of it."""
     if isinstance(x, torch.Tensor):
         return x.dtype, x.dim() == 0
-    return type(x) if isinstance(x, (int, float, complex, torch.SymInt, torch.SymFloat)) and type(x) is not bool else x
+    if type(x) in (int, float):
+        return type(x), 0 <= x <= 127 or (x - x == 0, *[low <= x <= high for low, high in LIMITS])
+    return type(x) if isinstance(x, (complex, torch.SymInt, torch.SymFloat)) else x
 
 
 def _kernel_refuses(func, flat, spec):

@@ -147,7 +147,7 @@ def pointwise(g: Lowering, fn, *operands, dtype: torch.dtype | None = None, heav
 # functions see rounded operands.
 
 # %%
-SHARP = set("floor ceil round trunc sign remainder fmod nextafter pow sqrt rsqrt log log2 log10 log1p asin acos acosh "
+SHARP = set("floor ceil round trunc sign remainder fmod pow sqrt rsqrt log log2 log10 log1p asin acos acosh "
             "atanh erfinv lgamma digamma".split())
 
 
@@ -174,7 +174,7 @@ def simple(name: str, *overloads: str) -> None:
         return pointwise(g, fn, *operands, heavy=name in HEAVY, exact=name in ("mul", "truediv"))
 
 
-for _name in (*"neg abs sqrt rsqrt reciprocal sign floor ceil round trunc bitwise_not maximum minimum nextafter".split(),
+for _name in (*"neg abs sqrt rsqrt reciprocal sign floor ceil round trunc bitwise_not maximum minimum".split(),
               *(HEAVY - {"pow", "erf_plus_one"})):
     simple(_name, _name)
 for _name in "add sub mul fmod remainder bitwise_and bitwise_or bitwise_xor".split():
@@ -188,6 +188,12 @@ def power(g, x, exponent):
     """Of integers a negative power is refused, which is left to the kernel."""
     refused = not x.dtype.is_floating_point and not isinstance(exponent, Expr) and exponent < 0
     return NotImplemented if refused else LOWERINGS[aten.pow.Tensor_Tensor](g, x, exponent)
+
+
+@lowering("nextafter")
+def nextafter(g, x, y):
+    """The neighbour of a half number is not that of the float32 in which loops compute."""
+    return NotImplemented if x.dtype in HALF else pointwise(g, lambda b, u, v: b.op("nextafter", u, v), x, y)
 
 
 simple("lshift", "bitwise_left_shift.Tensor")
