@@ -72,6 +72,11 @@ def has_memory(t: torch.Tensor) -> bool:
     return True
 
 
+def is_lazy(t: torch.Tensor) -> bool:
+    """Is the memory of `t` not its value, because a conjugation or a negation is pending, or because it is a zero without memory?"""
+    return t.is_conj() or t.is_neg() or t._is_zerotensor()
+
+
 def form_of(t: FakeTensor) -> tuple:
     """(sizes, strides, offset) of the present call."""
     meta = t.meta
@@ -165,7 +170,7 @@ class FakeMode(DispatchMode):
             return known[1]
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
             raise Unsupported(f"a tensor of layout {tensor.layout} has no fake")
-        if tensor.is_conj() or tensor.is_neg() or tensor._is_zerotensor():
+        if is_lazy(tensor):
             raise Unsupported("the memory of a lazily conjugated, negated or zero tensor is not its value")
         if tensor.requires_grad and not (tensor.is_floating_point() or tensor.is_complex()):
             raise Unsupported("integers that require gradients (a copy from floats makes them) have no fake")

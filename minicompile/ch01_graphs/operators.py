@@ -14,28 +14,14 @@
 
 # %%
 import contextlib
-import math
 
 import torch
 from torch.utils import _pytree as pytree
 
 from ..errors import Unsupported
-from .corrections import LIKE_THE_FIRST, outside, true_form
+from .corrections import LIKE_THE_FIRST, true_form
 from .fake import FakeTensor
-from .layouts import present
-from .refusals import (
-    BROADCAST,
-    IN_PLACE_VIEWS,
-    ONE_DTYPE,
-    SCATTERED,
-    STRIDED,
-    check_indices,
-    check_scattered,
-    check_sizes,
-    check_storage,
-    check_with_kernel,
-    is_viewed,
-)
+from .refusals import REFUSALS, check_with_kernel
 from .shapes import NUMBERS, answer_in_numbers
 
 aten = torch.ops.aten
@@ -151,8 +137,6 @@ def settle_floats(func, args, kwargs):
 # Fused optimizers: not all of them have meta kernels, and none with the learning rate in a tensor
 FUSED = {getattr(packet, kind) for name in ("adam", "adamw", "sgd") for form in ("", "_")
          for packet in [getattr(aten, f"_fused_{name}{form}")] for kind in ("default", "tensor_lr")}
-# Their meta kernels answer with plain tensors
-QUANTIZING = {aten.quantize_per_tensor, aten.quantize_per_tensor_dynamic, aten.quantize_per_channel}
 
 
 def _ctc_loss(log_probs, targets, input_lengths, target_lengths, *_):
@@ -177,7 +161,8 @@ def ask(func, args, kwargs):
     args, kwargs = settle_floats(func, args, kwargs)
     flat, spec = pytree.tree_flatten((args, kwargs))
     tensors = [x for x in flat if isinstance(x, torch.Tensor)]
-    _check_call(func, args, kwargs, tensors)
+    if func in REFUSALS:
+        REFUSALS[func](func, *args, **kwargs)
     check_with_kernel(func, kwargs, flat, spec)
     device = _result_device(func, args, kwargs, tensors)
     meta_args, meta_kwargs = pytree.tree_unflatten([_without_fakes(x) for x in flat], spec)
@@ -206,30 +191,6 @@ def with_small_sizes(meta: torch.Tensor) -> torch.Tensor:
         return meta
     sizes = [int(n) if d in small else n for d, n in enumerate(meta.shape)]
     return meta.as_strided(sizes, meta.stride(), meta.storage_offset())
-
-
-FILLS = {aten.full.default, aten.scalar_tensor.default}
-
-
-def _check_call(func, args, kwargs, tensors):
-    """What can be refused without asking a kernel."""
-    if func.overloadpacket in QUANTIZING:
-        raise Unsupported(f"{func} gives a quantized tensor")
-    if func in ONE_DTYPE and len({t.dtype for t in tensors}) > 1:
-        raise RuntimeError(f"expected operands of one dtype, got {', '.join(str(t.dtype) for t in tensors)}")
-    if func in FILLS and type(args[-1]) in (int, float):        # the number may not fit; of one element another kernel says so
-        with outside():
-            torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=kwargs.get("dtype"))
-    if func in FIRST_DECIDES and type(args[1]) in (list, tuple):
-        check_indices(args[0], args[1])
-    if func.overloadpacket in BROADCAST:
-        check_sizes(func.overloadpacket, *args)
-    if func in SCATTERED:
-        check_scattered(func, ask(SCATTERED[func], (args[0], *args[2:]), kwargs), args[1])
-    if func.overloadpacket in STRIDED:
-        check_storage(*args, **kwargs)
-    if func in IN_PLACE_VIEWS and is_viewed(args[0]):
-        raise Unsupported("a tensor of which there are views changes its shape in place")
 
 
 def _without_fakes(x):

@@ -11,21 +11,20 @@
 # which dtypes they fit: 1e300 overflows where 1.0 does not.
 
 # %%
+import math
 import re
 
 import torch
 from torch.utils import _pytree as pytree
 
+from ..errors import Unsupported
+from ..tables import Table
 from .corrections import outside
 from .fake import FakeTensor, form_of, length_of, storage_key
 from .layouts import present
 
 aten = torch.ops.aten
 
-# Their kernels refuse operands of different dtypes, their meta kernels do not.
-ONE_DTYPE = {getattr(aten, name).default for name in
-             ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot")}
-BROADCAST = {aten.soft_margin_loss, aten.index_add, aten.index_add_}
 STRIDED = {aten.as_strided, aten.as_strided_, aten.as_strided_copy}
 IN_PLACE_VIEWS = {                      # `x.t_()` writes no data: the tensor object becomes a view of what it was
     aten.t_.default: aten.t.default,
@@ -36,7 +35,6 @@ IN_PLACE_VIEWS = {                      # `x.t_()` writes no data: the tensor ob
     aten.unsqueeze_.default: aten.unsqueeze.default,
     aten.as_strided_.default: aten.as_strided.default,
 }
-
 SCATTERED = {                           # the part of their first operand that is replaced by the second
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
@@ -44,23 +42,66 @@ SCATTERED = {                           # the part of their first operand that i
     aten.as_strided_scatter.default: aten.as_strided.default,
 }
 
+# %% [markdown]
+# `REFUSALS` is the table of what is written down: for an operator a function of its arguments that raises what the kernel would. Most rows
+# are about sources that meta kernels broadcast and kernels do not.
 
-def check_scattered(func, part, source) -> None:
-    """Meta kernels take any source that broadcasts to the part that it replaces, wherever that part is."""
+# %%
+REFUSALS = Table()
+
+
+def overloads(*packets) -> list:
+    return [getattr(packet, name) for packet in packets for name in packet.overloads()]
+
+
+@REFUSALS.of(*(packet.default for packet in (
+    aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot, aten.vdot)))
+def check_dtypes(func, *args, **kwargs) -> None:
+    dtypes = [str(t.dtype) for t in args if isinstance(t, torch.Tensor)]
+    if len(set(dtypes)) > 1:
+        raise RuntimeError(f"expected operands of one dtype, got {', '.join(dtypes)}")
+
+
+@REFUSALS.of(*overloads(aten.soft_margin_loss))
+def check_target(func, x, target, *args, **kwargs) -> None:
+    if x.shape != target.shape:
+        raise RuntimeError(f"expected a target of size {list(x.shape)}, got {list(target.shape)}")
+
+
+@REFUSALS.of(*overloads(aten.index_add, aten.index_add_))
+def check_added(func, x, dim, index, source, **kwargs) -> None:
+    if x.dim() == source.dim() > 0 and any(d != dim % x.dim() and x.shape[d] != source.shape[d] for d in range(x.dim())):
+        raise RuntimeError(f"expected a source that fits {list(x.shape)} but for dimension {dim % x.dim()}, got {list(source.shape)}")
+
+
+@REFUSALS.of(aten.full.default, aten.scalar_tensor.default)
+def check_fill(func, *args, dtype=None, **kwargs) -> None:
+    """The number may not fit; of one element another kernel says so."""
+    if type(args[-1]) in (int, float):
+        with outside():
+            torch.full((min(math.prod(map(present, *args[:-1])), 2),) if args[:-1] else (), args[-1], dtype=dtype)
+
+
+@REFUSALS.of(*SCATTERED)
+def check_scattered(func, x, source, *args, **kwargs) -> None:
+    part = FakeTensor.run(SCATTERED[func], (x, *args), kwargs)
     if part.shape != source.shape:
         raise RuntimeError(f"expected a source of size {list(part.shape)}, got {list(source.shape)}")
     if func is aten.as_strided_scatter.default and any(step == 0 and size > 1 for size, step in zip(part.shape, part.stride())):
         raise RuntimeError("unsupported operation: more than one element of the written-to tensor refers to a single memory location")
 
 
-def check_sizes(packet, x, *args) -> None:
-    """Meta kernels that broadcast what the kernels do not."""
-    if packet is aten.soft_margin_loss and x.shape != args[0].shape:
-        raise RuntimeError(f"expected a target of size {list(x.shape)}, got {list(args[0].shape)}")
-    if packet in (aten.index_add, aten.index_add_) and x.dim() == args[2].dim() > 0:
-        dim, source = args[0] % x.dim(), args[2]
-        if any(d != dim and x.shape[d] != source.shape[d] for d in range(x.dim())):
-            raise RuntimeError(f"expected a source that fits {list(x.shape)} but for dimension {dim}, got {list(source.shape)}")
+@REFUSALS.of(*overloads(aten.quantize_per_tensor, aten.quantize_per_tensor_dynamic, aten.quantize_per_channel))
+def refuse_quantized(func, *args, **kwargs) -> None:
+    raise Unsupported(f"{func} gives a quantized tensor")              # its meta kernel, a plain one
+
+
+@REFUSALS.of(*IN_PLACE_VIEWS)
+def check_unviewed(func, x, *args, **kwargs) -> None:
+    if is_viewed(x):
+        raise Unsupported("a tensor of which there are views changes its shape in place")
+    if func is aten.as_strided_.default:
+        check_storage(func, x, *args, **kwargs)
 
 
 def is_viewed(t: torch.Tensor) -> bool:
@@ -72,7 +113,8 @@ def is_viewed(t: torch.Tensor) -> bool:
     return torch._C._storage_Use_Count(memory._cdata) > 2 + t.formers       # this Python object, and the meta tensor of `t`
 
 
-def check_storage(t: FakeTensor, sizes, strides, offset=None) -> None:
+@REFUSALS.of(*overloads(aten.as_strided, aten.as_strided_copy))
+def check_storage(func, t: FakeTensor, sizes, strides, offset=None, **kwargs) -> None:
     """`as_strided` beyond the memory that there is, which a meta tensor does not have."""
     form = [tuple(map(present, sizes)), tuple(map(present, strides)), present(t.storage_offset() if offset is None else offset)]
     there = t.meta.untyped_storage().nbytes()
@@ -81,7 +123,8 @@ def check_storage(t: FakeTensor, sizes, strides, offset=None) -> None:
                            f"require {needed} bytes, out of bounds for storage of size {there}")
 
 
-def check_indices(tensor, indices) -> None:
+@REFUSALS.of(aten.index.Tensor, *overloads(aten.index_put, aten.index_put_, aten._index_put_impl_))
+def check_indices(func, tensor, indices, *args, **kwargs) -> None:
     """What the kernel of an `index_put` refuses and its meta kernel does not look at: floats, and masks of
     another shape."""
     d = 0
@@ -105,7 +148,7 @@ def check_indices(tensor, indices) -> None:
 
 # %%
 # Words of refusals that are not about the numbers in the tensors, which are zeros here
-REFUSALS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
+WORDS = re.compile("not implemented for|unsupported operation|for input.numel|support|dtype|scalar type|boolean|[Bb]ool"
                       "|same (data ?)?type|can't be cast|inputs to be|should be the same|long tensor|without overflow|destination dtypes")
 TRIED_BYTES = 1 << 20
 _ACCEPTED: set = set()                  # calls, up to shapes and numbers, that a kernel has not refused
@@ -176,5 +219,5 @@ def _kernel_refuses(func, flat, spec):
         try:
             func(*args, **kwargs)
         except Exception as error:      # or it is about the zeros
-            return error if REFUSALS.search(str(error)) else None
+            return error if WORDS.search(str(error)) else None
     return None

@@ -19,7 +19,7 @@ from typing import Any, Callable, Sequence
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import has_memory
+from ..ch01_graphs.fake import has_memory, is_lazy
 from ..ch01_graphs.graph import interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout, same_strides
 from ..ch03_capture import hook
@@ -72,10 +72,7 @@ def call_compiled(compiled: Callable, inputs: list):
 def match_tangent(tangent, shape, stride, dtype, device):
     """`tangent` as the compiled backward expects it."""
     moved = tangent.stride() != stride and not same_strides(shape, tangent.stride(), stride)
-    lazy = tangent.is_neg() or tangent.is_conj() or tangent._is_zerotensor()     # memory holds other numbers
-    if moved or lazy:
-        return copy_with_layout(tangent, shape, stride, dtype, device)
-    return tangent
+    return copy_with_layout(tangent, shape, stride, dtype, device) if moved or is_lazy(tangent) else tangent
 
 
 def as_saved(t: torch.Tensor, shape, stride, dtype, device) -> torch.Tensor:

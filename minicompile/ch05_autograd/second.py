@@ -26,6 +26,7 @@
 # %%
 import contextlib
 import contextvars
+import functools
 import operator
 import threading
 import weakref
@@ -34,7 +35,7 @@ from typing import Callable, Sequence
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import FakeTensor, has_memory
+from ..ch01_graphs.fake import FakeTensor, has_memory, is_lazy
 from ..ch01_graphs.graph import graph_module, interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
 from ..ch01_graphs.trace import backward_pass
@@ -42,6 +43,7 @@ from ..ch03_capture import hook
 from ..errors import MinicompileError, Unsupported
 from .cleanup import is_random
 from .joint import Joint, Result, backward_state
+from .partition import with_ancestors
 
 # %% [markdown]
 # ## The program
@@ -65,13 +67,8 @@ def objection(joint: Joint) -> str | None:
     results = {r.index for r in joint.recipes if isinstance(r, Result)}
     if joint.written or not {*joint.differentiable} <= results:
         return "it writes to an input, or returns a view of its result"
-    needed, output = set(), joint.gm.graph.output_node()
-    pending = [g for g in output.args[0][-len(joint.gradients):] if g is not None]
-    while pending:
-        node = pending.pop()
-        if node not in needed:
-            needed.add(node)
-            pending.extend(node.all_input_nodes)
+    gradients = joint.gm.graph.output_node().args[0][-len(joint.gradients):]
+    needed = with_ancestors([g for g in gradients if g is not None])
     if any(is_random(node) for node in needed):
         return "it draws random numbers"
     if any(node.op == "placeholder" and node.name in joint.mutated for node in needed):
@@ -118,7 +115,8 @@ class Again:
     region remembers the others."""
 
     def __init__(self, gm, fakes, joint: Joint, stage: Callable, compile_aten, prepare, parameters: set[int], hold: Callable):
-        self.gm, self.fakes, self.joint, self.arguments = gm, fakes, joint, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
+        self.fakes, self.arguments = fakes, (getattr(compile_aten, "__wrapped__", compile_aten), prepare)
+        self.program = functools.cache(functools.partial(gradient_program, gm, joint))          # for each set of absent tangents
         self.parameters, self.rewritten, self.hold = parameters, {*joint.copied}, hold
         self.stage, self.known, self.lock, self.context = stage, {}, threading.Lock(), contextvars.copy_context()
         self.autocast = [(d, torch.get_autocast_dtype(d), torch.is_autocast_enabled(d)) for d in ("cpu", "cuda")]
@@ -145,16 +143,14 @@ class Again:
         given += [like(t, t.requires_grad) for t in tangents]
         try:
             with self.as_recorded():
-                return self.stage(gradient_program(self.gm, self.joint, absent), given, *self.arguments, hold=kept)
+                return self.stage(self.program(absent), given, *self.arguments, hold=kept)
         except Unsupported:
             return self.in_eager(absent)
 
     def in_eager(self, absent) -> Callable:
-        program = gradient_program(self.gm, self.joint, absent)
-
         def run(*inputs):
             with self.as_recorded():
-                return interpret(program, inputs)
+                return interpret(self.program(absent), inputs)
         return run
 
 
@@ -165,8 +161,7 @@ def like(t: torch.Tensor, requires_grad: bool) -> FakeTensor:
 
 def in_memory(t: torch.Tensor) -> torch.Tensor:
     """`t`, whose negation or conjugation may be pending, as a generated kernel reads it."""
-    lazy = t.is_neg() or t.is_conj() or t._is_zerotensor()
-    return copy_with_layout(t, t.shape, contiguous_strides(t.shape), t.dtype, t.device) if lazy else t
+    return copy_with_layout(t, t.shape, contiguous_strides(t.shape), t.dtype, t.device) if is_lazy(t) else t
 
 
 # %% [markdown]
