@@ -100,7 +100,9 @@ def digamma(x):
 # %% [markdown]
 # ## 1 + erf(x)
 #
-# Half of a GELU (chapter 8). `Q(t)` stands for the polynomial, which is put in when the text is made.
+# Half of a GELU (chapter 8). `Q(t)` stands for the polynomial, which is put in when the text is made. The kernels are compiled
+# without contraction of products and sums (`worker.py`), so the polynomial asks for fused multiply-adds itself: a
+# GELU takes 18 instructions an element in place of 25.
 
 # %%
 def erf_plus_one(x):
@@ -121,9 +123,9 @@ def tanh_float(x):
     e = tl.exp2(tl.abs(x) * -2.885390081777927)
     far = (1 - e) / (1 + e)
     y = x * x
-    p = 0.01564048044383526 * y - 0.05223110690712929
-    p = p * y + 0.13313521444797516
-    p = p * y - 0.33332622051239014
+    p = tl.fma(y, 0.01564048044383526, -0.05223110690712929)
+    p = tl.fma(p, y, 0.13313521444797516)
+    p = tl.fma(p, y, -0.33332622051239014)
     return tl.where(tl.abs(x) < 0.6, x * (1 + y * p), tl.where(x < 0, -far, far))
 
 # %% [markdown]
@@ -189,5 +191,5 @@ HELPERS = [f for f in list(globals().values()) if inspect.isfunction(f) and f is
 def prelude_for(code: str) -> str:
     """The source of the helpers that `code` mentions, each decorated with `@triton.jit`."""
     used = set(re.findall(r"\b[a-z_]+\b", code))
-    return "".join(f"@triton.jit\n{inspect.getsource(f).replace('Q(t)', erf_polynomial('({} * t + {})'))}\n\n"
+    return "".join(f"@triton.jit\n{inspect.getsource(f).replace('Q(t)', erf_polynomial('tl.fma({}, t, {})'))}\n\n"
                    for f in HELPERS if f.__name__ in used)
