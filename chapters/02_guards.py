@@ -58,6 +58,10 @@ def naive_compile(function):
     return run
 
 
+# %% [markdown]
+# Here it compiles an activation whose slope is a setting, and then the setting changes:
+
+# %%
 config = {"slope": 0.1}
 
 
@@ -396,6 +400,11 @@ class Counted(dict):
         self.number = next(Counted.numbers)
 
 
+# %% [markdown]
+# A memo of a tree of such dictionaries notes all of their numbers, and returns a function that compares them again:
+
+
+# %%
 def children(d):
     yield d
     for value in d.values():

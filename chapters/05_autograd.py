@@ -565,6 +565,9 @@ pipes(
 # search also walk a pipe *against* its direction, as far as water is flowing in it: to send one litre from d back to
 # a is to send one litre less from a to d. What a pipe can still take in its direction, and what can be taken back
 # from it, are its two *residual* capacities. Flow that is sent along a pipe moves from the first to the second.
+#
+# The search keeps both in one dictionary, `room`, which has an entry for each pipe and one for its reverse. It goes out from
+# the source, place by place, and notes where it came from. When it has reached the sink, the way back is the path:
 
 
 # %%
@@ -582,6 +585,10 @@ def augment(room, source, sink):
     return path
 
 
+# %% [markdown]
+# Then paths are found and used until there is none. `pushed` is what the narrowest pipe of the path has room for:
+
+# %%
 room = {**CAPACITY, **{(b, a): 0 for a, b in CAPACITY}}
 frames, total = [], 0
 while path := augment(room, "S", "T"):
@@ -593,7 +600,7 @@ while path := augment(room, "S", "T"):
     total += pushed
     frames.append((path, pushed, total, dict(room)))
 
-
+# %% tags=["fold"]
 def flow_picture(room, way=(), inside=()):
     edges = []
     for (a, b), capacity in CAPACITY.items():
@@ -888,6 +895,10 @@ def kept(function, *args, known=()):
     return found
 
 
+# %% [markdown]
+# The table counts bytes in three ways: as eager keeps them, as the joint graph reads them, and with the minimum cut.
+
+# %%
 a, w = torch.randn(256, 256), torch.randn(256, 256, requires_grad=True)
 made = joint_of(up, a, w)
 halves = split_nodes(made)
@@ -935,7 +946,11 @@ def three_layers(x, a, b, c):
 weights = [torch.randn(512, 512, requires_grad=True) for _ in range(3)]
 batch = torch.randn(512, 512)
 
+# %% [markdown]
+# Two helpers. `training` is one step, without an optimizer. `compiled_with` compiles a copy of the function, because the
+# policy is read when something is compiled, and reports what the copy keeps and how many products it runs:
 
+# %%
 def training(function):
     for parameter in weights:
         parameter.grad = None
@@ -952,6 +967,10 @@ def compiled_with(name):
     return compiled, size(sum(kept(compiled, batch, *weights, known=(batch, *weights)).values())), products
 
 
+# %% [markdown]
+# Now the policy is replaced by one that forbids nothing, and both are timed:
+
+# %%
 policy, contenders = partition_module.must_not_recompute, {}
 contenders["as it is"] = compiled_with("as_it_is")
 partition_module.must_not_recompute = lambda node, halves, use, prefer: False

@@ -89,6 +89,7 @@ def chain_into(x, out):  # eager as well, but into memory that is there already
         torch.add(out, 0.25, out=out)
 
 
+# %%
 big = torch.randn(2_000_000)
 other = torch.empty_like(big)
 copy_time = best_time(lambda: other.copy_(big), repeat=15)
@@ -122,8 +123,7 @@ print(f"ten operations, eager, with a new tensor each: {eager_time * 1e3:.1f} ms
 #
 # ## The naive version: fuse neighbours
 #
-# Put each loop into the kernel of the loop before it, as long as both have the same number of elements.
-# This takes five lines.
+# Put each loop into the kernel of the loop before it, as long as both run over the same sizes.
 
 
 # %%
@@ -139,6 +139,11 @@ def fuse_neighbours(program):
     return groups
 
 
+# %% [markdown]
+# Try it on a program with two branches and a matrix product:
+
+
+# %%
 def two_branches(x, w):
     a = F.silu(x)
     b = x.sum(1)

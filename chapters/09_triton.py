@@ -175,10 +175,10 @@ Table(["program", "tiny", "minicompile"], [(name, counted(smallest(*case)), coun
 #
 # Two dimensions become any number. Each dimension of the loop nest becomes an *axis*; each axis is cut into blocks;
 # and a value that varies along some of the axes is a tile that is a block long along these, and 1 along the others.
-# That is all one needs to know about a value in order to print it.
+# That is all one needs to know about a value in order to print it. Here is a sum of two vectors, printed. (Three helpers
+# for this page are folded away: they take the kernels of a function, and shorten a text.)
 
-
-# %%
+# %% tags=["fold"]
 def kernels_of(function, *args):
     """The fused kernels of a function, forward."""
     return [
@@ -201,6 +201,7 @@ def how(source):
     return f"{sizes}; programs: {programs}; warps in each: {source.options['num_warps']}"
 
 
+# %%
 def scaled(x, y):
     return x * 2 + y
 

@@ -51,7 +51,9 @@ print("minicompile:", len(watch(mixed, x).half()["compiled"].sources), "kernels"
 # ## The naive version: print the loop
 #
 # The obvious translation has one `for` per loop variable and one line per value of the body. Here is one that
-# does that for a kernel without reductions:
+# does that for a kernel without reductions. First the line of one value. A value `v3` becomes the variable `v3`. A load
+# reads an array, a store writes one, a constant is a literal, and for anything else there is a template. (`names` has
+# the name of each buffer's array.)
 
 # %%
 C = {
@@ -64,35 +66,41 @@ C = {
 }
 
 
+def naive_line(value, names):
+    if value.op == "store":
+        return f"  {names[value.buffer]}[{value.index}] = v{value.value.number};"
+    if value.op == "load":
+        text = f"{names[value.buffer]}[{value.index}]"
+    elif value.op == "constant":
+        text = f"{value.constant}f"
+    else:
+        text = C[value.op].format(*[f"v{a.number}" if isinstance(a, Value) else a for a in value.args])
+    return f"  float v{value.number} = {text};"
+
+
+# %% [markdown]
+# Around these lines goes the loop, and around the loop a function. A kernel gets the addresses of its tensors in one
+# array, inputs first, and begins by giving each a name:
+
+# %%
 def naive_cpp(kernel):
     """C++ text of a pointwise kernel of floats over one flat variable."""
     (var,) = kernel.vars
-    names = {n: f"in{i}" for i, n in enumerate(kernel.inputs)} | {
-        n: f"out{i}" for i, n in enumerate(kernel.outputs)
-    }
-    lines = [f"const float* in{i} = (const float*)pointers[{i}];" for i in range(len(kernel.inputs))]
-    lines += [
-        f"float* out{i} = (float*)pointers[{len(kernel.inputs) + i}];" for i in range(len(kernel.outputs))
-    ]
+    names = {n: f"in{i}" for i, n in enumerate(kernel.inputs)} | {n: f"out{i}" for i, n in enumerate(kernel.outputs)}
+    lines = [f"{'const ' * (n in kernel.inputs)}float* {name} = (float*)pointers[{k}];" for k, (n, name) in enumerate(names.items())]
     lines.append(f"for (int64_t {var} = 0; {var} < {var.size}; {var}++) {{")
-    for loop in kernel.loops:
-        for value in loop.body:
-            args = [f"v{a.number}" if isinstance(a, Value) else a for a in value.args]
-            if value.op == "store":
-                lines.append(f"  {names[value.buffer]}[{value.index}] = v{value.value.number};")
-                continue
-            text = (
-                f"{names[value.buffer]}[{value.index}]"
-                if value.op == "load"
-                else f"{value.constant}f" if value.op == "constant" else C[value.op].format(*args)
-            )
-            lines.append(f"  float v{value.number} = {text};")
+    lines += [naive_line(value, names) for loop in kernel.loops for value in loop.body]
     body = "\n  ".join([*lines, "}"])
     arguments = "void** pointers, const int64_t* sizes, mc_problem* problem"
     start = f'extern "C" float erff(float);\nextern "C" void {kernel.name}({arguments}) {{'
     return f"{start}\n  {body}\n}}"
 
 
+# %% [markdown]
+# A GELU, printed in this way and by the compiler:
+
+
+# %%
 def activation(x):
     return F.gelu(x) * 2
 

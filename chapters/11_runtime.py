@@ -58,8 +58,8 @@ Table(["two small products", "time of one call"], [(name, f"{seconds * 1e6:.0f} 
 #
 # ## The naive version: a loop over steps
 #
-# A schedule is a list of kernels and library calls with names for their buffers. An interpreter for it is a
-# dictionary and a loop.
+# A schedule is a list of kernels and library calls with names for their buffers ([chapter 8](chapter:08)). Here is one
+# of four kernels. They could be one, so fusion is switched off for it:
 
 
 # %%
@@ -76,7 +76,12 @@ schedule = fuse(program, FusionOptions(enabled=False))  # kept apart, to have se
 functions = load_cpp([emit_cpp(k) for k in schedule.steps])
 arguments = [k.args for k in schedule.steps]
 
+# %% [markdown]
+# An interpreter for a schedule is a dictionary and a loop. For each step it makes memory for the results, as the
+# layouts of their buffers say, and calls the kernel with its tensors:
 
+
+# %%
 def naive_run(inputs):
     values = dict(zip(program.inputs, inputs))
     for step, function, names in zip(schedule.steps, functions, arguments):
@@ -90,6 +95,7 @@ def naive_run(inputs):
     return [values[out.buffer].as_strided(out.layout.size, out.layout.stride)]
 
 
+# %%
 compiled = compile_schedule(schedule, "cpp")
 print("same result:", torch.equal(naive_run([x])[0], compiled([x])[0]), " steps:", len(schedule.steps))
 with torch.no_grad():

@@ -569,6 +569,12 @@ class Frame:
     at: int = 0
 
 
+# %% [markdown]
+# How does a call become the first frame? Its arguments have to be sorted into parameters, with defaults and keywords and
+# `*args`, by rules that fill pages. CPython knows them. So we give it code that has the same parameters and, in the place of
+# the body, `locals()`. Called with the arguments, it returns the dictionary that we want.
+
+# %%
 @functools.cache
 def binder(code):
     """Code with the same parameters, which returns their values by name."""
@@ -578,6 +584,7 @@ def binder(code):
     return bare.replace(**kept, co_nlocals=count, co_varnames=code.co_varnames[:count], co_flags=bare.co_flags | several)
 
 
+# %%
 def first_frame(function, args, kwargs, outside=None):
     """The frame of a call. With `outside`, the defaults of a function from there are read through it."""
     defaults, named = function.__defaults__, function.__kwdefaults__
@@ -626,6 +633,11 @@ def instructions(code):
     return made
 
 
+# %% [markdown]
+# Before anything is traced, the list is looked through once. An instruction without a handler rules a function out, and
+# so does the name of a builtin that asks Python for the frame which called it, since no such frame exists here.
+
+# %%
 @functools.cache
 def supported(code):
     """Whether the machine knows every instruction, and Python need not find the function's frame. Those of generators are not known."""
@@ -1106,6 +1118,8 @@ if __name__ == "__main__" and OPCODES:
             x = x * 2
         return x.relu()
 
+# %% tags=["fold"]
+if __name__ == "__main__" and OPCODES:
     def traced(m):
         """Run the machine to the end or to a break, and print what it does."""
         line, places = None, [i for i in dis.get_instructions(m.frames[-1].function.__code__) if i.opname != "CACHE"]
@@ -1128,6 +1142,8 @@ if __name__ == "__main__" and OPCODES:
         variables = {name: Unread(f"frames[0].locals[{name!r}]", x) for name, x in values.items()}
         return Machine([Frame(f, variables, [])], Outside(Recorder()))
 
+# %%
+if __name__ == "__main__" and OPCODES:
     m = begun(scaled, x=torch.ones(2, 3), settings={"double": True})
     with m.outside.recorder:
         traced(m)
@@ -1270,6 +1286,11 @@ def capture(frames, compile_graph, log):
     return outside.function("check(frames)", {**globals(), **vars(types), "graph": graph})
 
 
+# %% [markdown]
+# The frames that it begins with are the caller's, with everything in them `Unread`. What is compared of a frame from the start
+# is only which variables are set, how high its stack is, and of which function it is.
+
+# %%
 def unread(path, frame, outside):
     outside.test(f"list({path}.locals) == {list(frame.locals)} and len({path}.stack) == {len(frame.stack)}")
     variables = {name: Unread(f"{path}.locals[{name!r}]", x) for name, x in frame.locals.items()}
@@ -1644,6 +1665,11 @@ def to_save(graph, forward):
 
 
 # %% [markdown]
+# In the code the two nodes of a value are `(n, "in")` and `(n, "out")`. The pipe between them is as wide as what it costs to
+# save the value. A pipe from `"source"` says that it must not be computed again, and one to `"sink"` that backward reads it.
+# `in_memory` are values that forward writes anyway, because a call makes them or reads them. The last line is the cut:
+# water arrives at the first node of the value and cannot go on to the second.
+#
 # With the set known, both halves are parts of the joint graph, each given by its inputs and outputs. What the tangents
 # have an influence on belongs to backward; everything else can be computed before.
 
@@ -1882,6 +1908,7 @@ def kernel(loops):
     return Step({x.node for loop in loops for x in loop.operands if isinstance(x, Read)} - writes, writes, loops)
 
 
+# %%
 def nest(loops):
     """(rows, columns) over which all these loops can run; None if there are none."""
     largest = max(loops, key=lambda loop: loop.size)
@@ -2386,8 +2413,9 @@ if __name__ == "__main__":
 #
 # *Does all of it work together?*
 #
-# A small GPT, written as one would write it. Its GELU is spelled out as in the code of GPT-2, so eager runs eight
-# kernels for it, and keeps what most of them made. The text that it learns to continue is this file.
+# A small GPT, written as one would write it. A block is attention and two linear layers, each behind a layer norm and
+# beside a sum. Its GELU is spelled out as in the code of GPT-2, so eager runs eight kernels for it, and keeps what most
+# of them made.
 
 # %%
 class Block(torch.nn.Module):
@@ -2407,6 +2435,11 @@ class Block(torch.nn.Module):
         return x + self.down(spelled_gelu(h))
 
 
+# %% [markdown]
+# The model looks up a row for each letter and one for each place in the text, adds them, goes through the blocks, and gives
+# every possible next letter a score.
+
+# %%
 class GPT(torch.nn.Module):
     def __init__(self, layers=2, width=64, heads=4, length=64, letters=256):
         super().__init__()
@@ -2422,6 +2455,11 @@ class GPT(torch.nn.Module):
         return F.cross_entropy(scores.flatten(0, 1), wanted.flatten())
 
 
+# %% [markdown]
+# The text that it learns to continue is this file. `wrap` is what is tried: the identity for eager, or `compile`. Only the
+# model is wrapped. The optimizer runs eagerly, which is one of the restrictions of the first page.
+
+# %%
 def train(wrap, steps, device, batch=12, **sizes):
     """The losses, and the seconds that a step takes (median, without the first five)."""
     torch.manual_seed(0)

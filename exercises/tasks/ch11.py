@@ -81,7 +81,8 @@ def versions(function, case):
 
 task("relayout", title="The library's strides and ours", minutes=20, about="""\
 Kernels are compiled for certain strides. What a library call returns usually has them, but nobody guarantees it, and a kernel that reads a
-tensor by the wrong strides gives a wrong answer. So each result is checked, cheaply, and copied in the rare case.""", hints=[
+tensor by the wrong strides gives a wrong answer. So each result is checked, cheaply, and copied in the rare case.
+`copy_with_layout(tensor, size, stride, dtype, device)` makes the copy.""", hints=[
     "Which three outcomes are there, and in which of them does the caller get the very tensor that came in?",
     "Strides of dims of size 1 do not matter, and none do if the tensor has no elements.",
     "Compare the shapes first, as tuples. Then each pair of strides, where a dim of one element is excused; an empty tensor is excused "

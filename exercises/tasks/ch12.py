@@ -62,7 +62,8 @@ filled it in the order in which it met them. The leaves are to be returned in th
 should not depend on the shape of a graph that nobody sees. `history_of(fakes)` is the set of all nodes behind some fakes, and
 `type(node).__name__` tells their kinds apart. A history that goes on outside of the trace ends in a node called EnterBackward. There say
 `unsupported(tx, "backward() into a tensor that was computed before the compiled function was called")`: it raises. So it does, with a
-sentence of yours, for a leaf that `tx.tensor_of_fake` does not have.""",
+sentence of yours, for a leaf that `tx.tensor_of_fake` does not have. (Leaves behind such an end are unknown as well. There it is the end
+that has to be named.)""",
      hints=[
     "In which kind of node does an autograd graph end, and what does such a node hold? Which other end can it have, if a tensor came in "
     "that was computed outside?",
@@ -307,14 +308,15 @@ for _points, _name, _cases in ((3, "equal counters share", ["nothing is changed"
 task("forget-gradients", title="Gradients that nobody will read", minutes=40, about="""\
 A step that begins with `zero_grad()` frees the old gradients before it needs memory for anything else. In compiled code, effects happen
 at the end, so without care the old gradients live until the new ones are there. Find the gradients that can be given up before the graph
-runs. `tx.effects.gradients` has an entry for each leaf whose `.grad` the program has changed. If the program has looked at what was there
-before, `tx.effects.found` has the trace's value for it, which is a `TensorVal` unless there was None. The tensor is needed if a node of the
-graph reads it (`old.node.users`), if the graph returns it (`ep.outputs` is a list of nodes), or if the text that was written already
-reads it, or something that is reached through it: `ep.names` are the values that this text reads, `value.source` is where from, and
-`path_of(source)` gives the source, its base, and so on to the root. Write the line `PATH.grad = None` for each of the others, where PATH
-is `source_text(ep, leaf.source)`. If the program has not looked, as in `zero_grad()`, nobody knows whether there is a gradient, and nobody
-needs it: it gets a line as well, if the leaf came in (it has a `source`). What is given up must not be an input of the graph any more:
-erase its node, and remove its entry from `tx.inputs`, which has one for each placeholder, in order.""",
+runs. `ep.tx` is the trace. The keys of the dictionary `tx.effects.gradients` are the leaves whose `.grad` the program has changed. If the
+program has looked at what was there before, `tx.effects.found[leaf]` is the trace's value for it, a `TensorVal` unless there was None.
+The tensor is needed if a node of the graph reads it (`old.node.users`), if the graph returns it (`ep.outputs` is a list of nodes), or if
+the text that was written already reads it, or something that is reached through it: `ep.names` are the values that this text reads,
+`value.source` is where from, and `path_of(source)` gives the source, its base, and so on to the root. Write the line `PATH.grad = None`
+for each of the others, where PATH is `source_text(ep, leaf.source)`. If the program has not looked, as in `zero_grad()`, nobody knows
+whether there is a gradient, and nobody needs it: it gets a line as well, if the leaf came in (it has a `source`). What is given up must
+not be an input of the graph any more: erase its node, and remove its entry from `tx.inputs`, which has one for each placeholder, in
+order.""",
      hints=[
     "Who could still want to see the old tensor after the program has let go of it? Think of a program that returns it, one that hands "
     "it to another parameter, and one that computes its norm.",

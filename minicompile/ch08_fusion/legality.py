@@ -131,7 +131,8 @@ def hazard(f: Fuser, a: Group, b: Group, alignment: Alignment) -> str | None:
     (name -> index) and `reads` (name -> set of indices), `scattered` (names that it writes masked, atomically or at computed
     positions), `guarded` (names that it reads so), `reduces`, and `wide_reads` (what its loops over the reduction dimensions
     read). `apply(index, alignment.a)` is an index of a in the common nest, with `alignment.b` one of b. `disjoint(i, j)`: do two
-    writes never meet? `_is_wide(y, x)`: would y run over x's reduction dimensions? A kernel that reduces walks these more than once."""
+    writes never meet? `_is_wide(y, x)`: would y run over x's reduction dimensions? A kernel that reduces walks these more than once.
+    Old contents have another name than the update: who reads the name that the other group writes wants the new ones."""
     if f.aliased.isdisjoint(f.root[n] for n in (*a.writes, *b.writes)):
         return None
     reduces = a.reduces or b.reduces

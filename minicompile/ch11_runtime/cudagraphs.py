@@ -471,9 +471,10 @@ def run_recording(g: GraphedCallable, r: Recording, args: list) -> list:
     """Copy in, replay, copy out. Returns the outputs of `g.fn(args)`, one for each of `r.recipes`, and
     empties `args`.
 
-    `r.copied` are copied to `r.placeholders`, the graph replays, and what it wrote into placeholders
-    (`r.written`) goes back into the arguments; `raise_versions` tells autograd which arguments have changed
-    (`g.mutated`). Recipes: ("leaves", k) is a fresh copy of `r.leaving[k]`, with its strides; ("stays",
+    The arguments at the positions `r.copied` are copied to `r.placeholders`, `r.replay()` replays the graph, and what it wrote
+    into placeholders goes back into the arguments: `r.written` has pairs (position, placeholder). `raise_versions(*tensors)`
+    tells autograd which arguments have changed, those at the positions `g.mutated`. `g.counts["replayed"]` counts replays.
+    Recipes: ("leaves", k) is a fresh copy of `r.leaving[k]`, with its strides; ("stays",
     tensor) a new alias of it, of which `g.group.inside` gets a weak reference; ("input", i, shape, stride,
     offset) is `_alias_of_input` of argument i; ("constant", value) the value."""
     with torch._C._AutoDispatchBelowAutograd():           # memory may run out: before anything is written
