@@ -192,7 +192,7 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
     gm = captured.gm if captured.traceless else None
     namespace["__refused"] = functools.partial(hook.run, None, graph_refused, gm, state.context.backend == "eager",
                                                torch.is_grad_enabled())
-    return WATCHED_CALL
+    return watched_call(captured.retreat)
 
 
 # %% [markdown]
@@ -207,10 +207,14 @@ def call_of_graph(state: FrameState, captured, namespace: dict) -> str:
 
 # %%
 CALL_OF_GRAPH = "__out = __graph(*__inputs)\n"
-WATCHED_CALL = f"""try:
+
+
+def watched_call(retreat: str) -> str:
+    """retreat: what to return so that the frame is evaluated; it puts back generators of random numbers, if there is need."""
+    return f"""try:
     {CALL_OF_GRAPH}except Exception:
-    if __refused(*__inputs):
-        return __EVALUATE
+    if {"" if retreat == "__EVALUATE" else f"{retreat} is __EVALUATE and "}__refused(*__inputs):
+        return {retreat}
     raise
 """
 

@@ -145,7 +145,7 @@ def found_attribute(tx, obj, name):
 def instance_attribute(tx, obj, name, found):
     real, kind = obj.real, type(found)
     at = part(AttrSource, obj.source, name)
-    if kind is property:
+    if is_property(found):
         return bind_attribute(tx, obj, name, found)
     if kind in (types.MemberDescriptorType, types.GetSetDescriptorType) and name != "__dict__":
         if real is NEW or not hasattr(real, name):
@@ -199,6 +199,13 @@ def bind_unless_shadowed(tx, obj, name, found, at):
 # for it, and from then on each write to one of the two is made to both.
 
 # %%
+def is_property(found) -> bool:
+    """Whether a thing in a class is a property, or of a class derived from it that reads and writes as it does."""
+    kind = type(found)
+    return kind is property or issubclass(kind, property) and all(
+        getattr(kind, name) is getattr(property, name) for name in ("__get__", "__set__", "__delete__"))
+
+
 BOUND = functools._lru_cache_wrapper, types.MethodDescriptorType, types.WrapperDescriptorType
 
 
@@ -207,7 +214,7 @@ def bind_attribute(tx, obj, name, found, at=None):
     kind, cls = type(found), obj.cls
     if kind is types.FunctionType:
         return MethodVal(func=wrap(tx, found), self=obj, source=at)
-    if kind is property:
+    if is_property(found):
         return call(tx, wrap(tx, found.fget), [obj]) if found.fget else no_accessor(cls, name, "gett")
     if kind is staticmethod:
         return wrap(tx, found.__func__)
@@ -393,7 +400,7 @@ def metaclass_attribute(tx, obj, name):
 
 def in_python(found) -> bool:
     """Whether an attribute of a class is a method or a property written in Python."""
-    return isinstance(found.fget if type(found) is property else found, types.FunctionType)
+    return isinstance(found.fget if is_property(found) else found, types.FunctionType)
 
 
 # %% [markdown]
@@ -487,7 +494,7 @@ def set_exception_attribute(tx, exc, name, value):
 
 def store_attribute(tx, obj, name, value):
     found, arguments = lookup(obj.cls, name), [] if value is None else [value]
-    if type(found) is property:
+    if is_property(found):
         setter = found.fdel if value is None else found.fset
         if setter is None:
             no_accessor(obj.cls, name, "delet" if value is None else "sett")

@@ -26,7 +26,7 @@ from ..ch02_guards.torch_guards import GLOBAL_HOOKS, HOOK_DICTS
 from ..ch02_guards.identity import HEAP_TYPE
 from ..ch02_guards.sources import AttrSource, ItemSource
 from ..errors import SkipFrame
-from .attributes import found_attribute, get_attribute, module_child, store_attribute
+from .attributes import found_attribute, get_attribute, is_library_class, module_child, store_attribute
 from .contexts import ContextExit, make_context
 from .effects import changed
 from .fields import NAMING
@@ -428,6 +428,9 @@ def make_instance(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
         return make_exception(tx, cls, args, kwargs)
     if cls in FOLDED_CLASSES or cls in IMMUTABLE or isinstance(cls, enum.EnumMeta):
         return fold(tx, cls, args, kwargs, f"{cls.__name__}() of something that is no constant")
+    if issubclass(cls, property) and is_library_class(cls) and not kwargs and all(
+            isinstance(getattr(a, "real", None), types.FunctionType) for a in args):
+        return wrap(tx, cls(*(a.real for a in args)))
     new, init = lookup(cls, "__new__"), python_method(cls, "__init__")
     if typing.is_typeddict(cls):
         return HANDLED[dict](tx, *args, **kwargs)

@@ -37,9 +37,11 @@ from ..errors import SkipFrame, Unsupported, marked
 from . import classes, contexts, control_flow, library, opcodes, opcodes_calls, regions  # noqa: F401 (they fill tables)
 from .contexts import close_all, enter_autocast, exit_autocast, set_grad
 from .effects import written_storages
-from .epilogue import Epilogue, expression, refuse_to_leave, source_text, write_effects
+from .epilogue import Epilogue, expression, output_text, pool, refuse_to_leave, source_text, write_effects
+from .hook import EVALUATE
 from .inputs import fixed_marks, guard_counters, guard_sizes
 from .interpreter import Frame, StopTrace, has_cleanup, run
+from .operations import BRANCH_ON_VALUES
 from .tensors import OPERATORS
 from .tracer import Tracer, location
 from .values import Lazy, ObjVal, SymVal, TensorVal, UserError, class_reads, describe, told_apart
@@ -94,6 +96,7 @@ class Captured:
     weak: tuple = ()                     # indices of the constants that the body names `__k0`, `__k1`, ...
     symbols: dict = field(default_factory=dict)         # where each symbol is read: name -> Source
     before: str = ""                     # text before the call of the graph
+    retreat: str = "__EVALUATE"          # what to return after the call of the graph so that the frame is evaluated as it is
 
 
 @dataclass(eq=False)
@@ -247,11 +250,10 @@ def capture(func, args: dict, options: CaptureOptions | None = None) -> Captured
     ep = Epilogue(done.tx)
     try:
         result = expression(ep, done.result)
-        lines = closing_lines(ep, done)
+        return finish_capture(ep, [*closing_lines(ep, done), f"return {result}"])
     except Unsupported as error:
         error.step = step_of(done.tx, error.born) + 1      # it may break before that was made
         raise
-    return finish_capture(ep, [*lines, f"return {result}"])
 
 
 def step_of(tx: Tracer, born: int) -> int:
@@ -298,7 +300,9 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
     guard_sizes(tx)
     guard_aliasing(tx)
     guard_counters(tx)
-    gm, before = None, forget_gradients(ep)
+    gm, before, retreat = None, forget_gradients(ep), "__EVALUATE"
+    if tx.right is not None:
+        lines = [f"if not {output_text(ep, tx.right.node)}: return __RETREAT", *lines]
     flags = [f"{source_text(ep, leaf.source)}.requires_grad_({flag})" for leaf, flag in tx.effects.flags.items()]
     if any(n.op != "placeholder" for n in tx.graph.nodes) and (ep.outputs or has_effects(tx.graph)):
         output = tx.graph.output(tuple(ep.outputs))
@@ -309,13 +313,21 @@ def finish_capture(ep: Epilogue, lines: list, breaks=()) -> Captured:
         before += "".join(line + "\n" for line in flags)
     elif ep.outputs:
         raise AssertionError("outputs without a graph")
+    traceless = leaves_no_trace(tx)
+    if tx.right is not None:
+        if before or not traceless and not leaves_no_trace(tx, tx.fake_mode.draws):
+            _, place, born, _ = tx.assumptions[0]
+            raise Unsupported(BRANCH_ON_VALUES, place, born)
+        if not traceless:
+            traceless, before, retreat = True, f"__retreat = {pool(ep, keep_generators)}()\n", "__retreat()"
+        lines[0] = lines[0].replace("__RETREAT", retreat)
     inputs = tx.inputs if gm is not None else []
     written = [(value.source, name) for value, _ in tx.effects.changed.values()
                if type(value) is ObjVal and value.cls is not types.ModuleType and value.source for name in value.attrs]
     return Captured(gm, [source for source, _ in inputs], [real for _, real in inputs], tx.guards,
                     "\n".join(lines if gm is not None else flags + lines),
                     tuple(held(real) for _, real in tx.constants.values()), list(breaks), functools.partial(close_guards, tx),
-                    tuple(written), leaves_no_trace(tx), tuple(ep.weak), tx.symbols.sources, before)
+                    tuple(written), traceless, tuple(ep.weak), tx.symbols.sources, before, retreat)
 
 
 # %% tags=["exercise:forget-gradients"]
@@ -340,18 +352,33 @@ def forget_gradients(ep: Epilogue) -> str:
 
 
 # %%
-def leaves_no_trace(tx) -> bool:
+def leaves_no_trace(tx, draws: bool = False) -> bool:
     """Whether running a part of the graph changes nothing but the grad mode. An index out of range is noticed
-    by the kernel only, and the program may handle it; then the frame can be evaluated from its beginning."""
+    by the kernel only, and the program may handle it; then the frame can be evaluated from its beginning. draws: it may
+    draw random numbers from the default generators."""
     def harmless(node):
         target = node.target
+        if draws and isinstance(node.kwargs.get("generator"), torch.Generator):
+            return False
         if isinstance(target, OPERATORS):
             return str(target).startswith(("aten.", "prims."))
         return target not in (enter_autocast, exit_autocast) and id(target) not in marks.IN_GRAPH
 
     inputs = {storage_key(v.fake) for v in tx.tensor_of_fake.values() if v.real is not None}
-    return not inputs & written_storages(tx) and not tx.fake_mode.draws and all(
+    return not inputs & written_storages(tx) and tx.fake_mode.draws in (False, draws) and all(
         harmless(n) for n in tx.graph.nodes if n.op == "call_function")
+
+
+def keep_generators():
+    """A function that puts the default generators back to where they are now, and asks for the frame to be evaluated."""
+    cuda = torch.cuda.default_generators if torch.cuda.is_initialized() else ()
+    states = [(generator, generator.get_state()) for generator in (torch.default_generator, *cuda)]
+
+    def retreat():
+        for generator, state in states:
+            generator.set_state(state)
+        return EVALUATE
+    return retreat
 
 
 # %% [markdown]

@@ -31,7 +31,7 @@ from .effects import touch
 from .interpreter import instructions, jump, opcode, pop_many, read_cell, read_local, store_local
 from .iterate import iterate, next_value, unpack
 from .methods import call_method, dict_update
-from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, unary
+from .operations import binary, compare, contains, delete_item, get_item, identical, set_item, truth, truth_at_jump, unary
 from .tracer import PYTHON, call, globals_of, is_library, location, read_once, unsupported, writable_globals, written_global
 from .values import (
     AbstractValue, CellVal, Const, DELETED, DictVal, ListVal, NONE, NULL, SetVal, SliceVal, TupleVal, boolean, const, describe,
@@ -270,7 +270,7 @@ instructions({
     "UNARY_POSITIVE": lambda tx, frame, i, value: unary(tx, "pos", value),
     "UNARY_INVERT": lambda tx, frame, i, value: unary(tx, "invert", value),
     "UNARY_NOT": lambda tx, frame, i, value: boolean(not truth(tx, value)),
-    "TO_BOOL": lambda tx, frame, i, value: boolean(truth(tx, value)),
+    "TO_BOOL": lambda tx, frame, i, value: boolean(truth_before_jump(tx, frame, value)),
     "GET_ITER GET_YIELD_FROM_ITER": lambda tx, frame, i, value: iterate(tx, value),
     "LIST_TO_TUPLE": lambda tx, frame, i, items: TupleVal(items=unpack(tx, items)),
     "IS_OP": lambda tx, frame, i, a, b: boolean(identical(a, b) != bool(i.arg)),
@@ -283,10 +283,21 @@ def binary_op(tx, frame, i, a, b):
     return binary(tx, i.argrepr.removesuffix("="), a, b, inplace=i.argrepr.endswith("="))
 
 
+# %% [markdown]
+# From 3.13 on a value becomes a truth value in an instruction of its own, or in the comparison, and the jump that
+# asks for it comes next. Whether a tensor may answer depends on the jump, so it is looked at one instruction early.
+
+# %%
 @opcode("COMPARE_OP")
 def compare_op(tx, frame, i, a, b):
     result = compare(tx, i.argval, a, b)
-    return boolean(truth(tx, result)) if PYTHON >= (3, 13) and i.arg & 16 else result
+    return boolean(truth_before_jump(tx, frame, result)) if PYTHON >= (3, 13) and i.arg & 16 else result
+
+
+def truth_before_jump(tx, frame, value):
+    """bool(value); from 3.13 on the jump that asks for it comes next."""
+    following = frame.decoded.instructions[frame.ip].opname
+    return truth_at_jump(tx, frame, value, frame.ip) if following.startswith("POP_JUMP_IF_") else truth(tx, value)
 
 
 # %% [markdown]
@@ -299,20 +310,20 @@ instructions({"JUMP_FORWARD JUMP_BACKWARD JUMP_BACKWARD_NO_INTERRUPT": lambda tx
 def conditional_jump(name, condition):
     @opcode(f"POP_JUMP_IF_{name}", f"POP_JUMP_FORWARD_IF_{name}", f"POP_JUMP_BACKWARD_IF_{name}")
     def pop_jump_if(tx, frame, i, value):
-        if condition(tx, value):
+        if condition(tx, frame, value):
             jump(frame, i.argval)
 
     @opcode(f"JUMP_IF_{name}_OR_POP")
     def jump_if_or_pop(tx, frame, i, value):
-        if condition(tx, value):
+        if condition(tx, frame, value):
             jump(frame, i.argval)
             return value
 
 
-conditional_jump("TRUE", truth)
-conditional_jump("FALSE", lambda tx, value: not truth(tx, value))
-conditional_jump("NONE", lambda tx, value: value is NONE)
-conditional_jump("NOT_NONE", lambda tx, value: value is not NONE)
+conditional_jump("TRUE", lambda tx, frame, value: truth_at_jump(tx, frame, value, frame.ip - 1))
+conditional_jump("FALSE", lambda tx, frame, value: not truth_at_jump(tx, frame, value, frame.ip - 1))
+conditional_jump("NONE", lambda tx, frame, value: value is NONE)
+conditional_jump("NOT_NONE", lambda tx, frame, value: value is not NONE)
 
 
 # %% tags=["exercise:for-iter"]

@@ -22,11 +22,11 @@ from .attributes import special, store_in_dict
 from .effects import touch
 from .iterate import as_dict, length, unpack, values_of
 from .tensors import emit, to_arg, wrap_result
-from .tracer import Tracer, call, unsupported
+from .tracer import Tracer, call, location, unsupported
 from .values import (
-    AbstractValue, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant, ObjVal,
-    SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, lookup, python_method, told_apart,
-    user_error, user_errors)
+    AbstractValue, BIRTHS, Const, DictVal, INTERPRETING, Identity, ListVal, MISSING, MethodVal, NEW, NONE, NUMPY_SCALARS, NotConstant,
+    ObjVal, SetVal, SliceVal, SymVal, Table, TensorVal, TupleVal, ViewVal, as_number, boolean, const, describe, lookup, python_method,
+    told_apart, user_error, user_errors)
 from .wrap import as_python, dict_contents, entries, guard_keys, guard_missing, key_of, realize, wrap, wrap_constant
 
 BINARY = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow",
@@ -228,8 +228,8 @@ def emit_float(tx: Tracer, op: str, args) -> AbstractValue:
 ORDERINGS = frozenset((operator.lt, operator.le, operator.gt, operator.ge))
 
 
-def either_way(tx: Tracer, value: TensorVal) -> bool:
-    """The truth of a tensor that compares a uniform random number with one that is not in its range."""
+def either_way(tx: Tracer, value: TensorVal) -> bool | None:
+    """The truth of a tensor that compares a uniform random number with one that is not in its range; None for others."""
     node = value.node
     if node.target in ORDERINGS and not value.fake._version and tuple(value.fake.shape) in ((), (1,)):
         drawn = [a for a in node.args if isinstance(a, torch.fx.Node) and a.target is torch.rand and not a.meta["val"]._version]
@@ -237,7 +237,10 @@ def either_way(tx: Tracer, value: TensorVal) -> bool:
             low, high = (node.target(*(end if a is drawn[0] else a for a in node.args)) for end in (0.0, math.nextafter(1.0, 0.0)))
             if low == high:
                 return low
-    unsupported(tx, "a branch on the values of a tensor")
+    return None
+
+
+BRANCH_ON_VALUES = "a branch on the values of a tensor"
 
 
 def truth(tx: Tracer, value: AbstractValue) -> bool:
@@ -247,7 +250,8 @@ def truth(tx: Tracer, value: AbstractValue) -> bool:
     if kind is Const:
         return bool(value.value)
     if kind is TensorVal:
-        return either_way(tx, value)
+        answer = either_way(tx, value)
+        return unsupported(tx, BRANCH_ON_VALUES) if answer is None else answer
     if kind is SymVal:
         return bool(value.sym)
     if kind is ObjVal and not isinstance(value.real, (type, types.ModuleType)):
@@ -260,6 +264,52 @@ def truth(tx: Tracer, value: AbstractValue) -> bool:
     if type(value) is ObjVal and any(lookup(value.cls, m) is not MISSING for m in ("__bool__", "__len__")):
         return fold(tx, bool, [value], reason=f"bool() of {describe(value)}").value
     return True
+
+
+# %% [markdown]
+# `assert (x > 0).all()`, and what `torch.distributions` does with each parameter: a jump on a tensor one side of which
+# ends in a `raise`. The program does not expect to raise, so the trace goes the other way, and the graph computes one
+# more number, whether it was right. If it was not, the call has left no trace yet, and the frame is evaluated from its beginning: CPython
+# raises, in the right place and after the right side effects. Capture sees at the end whether that is so
+# (`finish_capture`), and otherwise breaks the graph at the jump as at any other. The same jump again and again in one
+# frame may be a loop that an exception ends, so patience has a limit.
+
+# %%
+PATIENCE = 16
+LEAVING = ("JUMP", "RETURN", "YIELD", "SEND", "FOR_ITER")
+
+
+def ends_in_raise(frame, index: int) -> bool:
+    """Whether the instructions from here on lead to a `raise` without a jump."""
+    for i in frame.decoded.instructions[index:]:
+        if i.opname == "RAISE_VARARGS":
+            return True
+        if any(word in i.opname for word in LEAVING):
+            return False
+    return False
+
+
+def truth_at_jump(tx: Tracer, frame, value: AbstractValue, index: int) -> bool:
+    """bool(value) for the conditional jump at this index of the frame's instructions."""
+    if type(value) is not TensorVal or tx.outer is not None or either_way(tx, value) is not None:
+        return truth(tx, value)
+    i = frame.decoded.instructions[index]
+    there, here = ends_in_raise(frame, frame.decoded.index[i.argval]), ends_in_raise(frame, index + 1)
+    single = all(type(size) is int and size == 1 for size in value.fake.shape)
+    if there == here or not single or not i.opname.endswith(("IF_TRUE", "IF_FALSE")):
+        return truth(tx, value)
+    return assume(tx, value, i.opname.endswith("IF_TRUE") == here, (id(frame), index))
+
+
+def assume(tx: Tracer, value: TensorVal, answer: bool, jump) -> bool:
+    """Take this answer to bool(value), and let the graph compute whether it is right."""
+    tx.assumptions.append((value, location(tx), next(BIRTHS), jump))
+    if sum(a[-1] == jump for a in tx.assumptions) > PATIENCE:
+        unsupported(tx, BRANCH_ON_VALUES)
+    right = emit(tx, "call_function", operator.ne if answer else operator.eq, [value, const(0)], {})
+    right = emit(tx, "call_method", "reshape", [right, TupleVal(items=[])], {})
+    tx.right = right if tx.right is None else emit(tx, "call_function", operator.and_, [tx.right, right], {})
+    return answer
 
 
 def identical(a: AbstractValue, b: AbstractValue) -> bool:

@@ -90,6 +90,8 @@ class Tracer:
     made_classes: dict = field(default_factory=dict)
     told_apart: set = field(default_factory=set)
     identities: dict = field(default_factory=dict)
+    assumptions: list = field(default_factory=list)  # (tensor, location, birth, jump) of each `raise` that was left aside
+    right: Any = None                                # the tensor that says whether all of them hold
     path: list = field(default_factory=list)         # of the outermost frame: (position, births until then)
     steps: int = 0
     ops: int = 0

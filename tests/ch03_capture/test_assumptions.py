@@ -1,0 +1,171 @@
+"""Jumps on tensors that decide whether to raise: the graph goes on, and says whether it was right to.
+
+The programs have assertions of their own: PYTEST_DONT_REWRITE."""
+import pytest
+import torch
+from torch import distributions as D, nn
+
+import minicompile
+
+pytestmark = pytest.mark.usefixtures("fresh")
+
+
+def both(f, *calls, fullgraph=True, backend="aot_eager", g=None):
+    """Each call in eager and compiled, from the same random state: results or exceptions, and the next random number."""
+    compiled = minicompile.compile(g or f, backend=backend, fullgraph=fullgraph)
+
+    def run(h, args):
+        torch.manual_seed(0)
+        try:
+            return "", h(*args), torch.rand(2)
+        except Exception as error:
+            return f"{type(error)}: {error}", torch.rand(2)
+
+    for args in calls:
+        (said, *found), (expected, *results) = run(compiled, args), run(f, args)
+        assert said == expected
+        torch.testing.assert_close(found, results, equal_nan=True)
+
+
+def checked(x, seen=None):
+    y = x * 2
+    if seen is not None:
+        seen.append(1)
+    assert (y > 0).all(), f"not all of {tuple(y.shape)} are positive"
+    if torch.isnan(y).any():
+        raise ValueError("nan")
+    return y.sqrt()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "default"])
+def test_an_assertion_does_not_break_the_graph(backend):
+    both(checked, (torch.ones(3),), (-torch.ones(3),), (torch.tensor([1.0, float("nan"), 1]),), (torch.ones(3) * 4,), backend=backend)
+
+
+def test_what_came_before_the_assertion_happens_once():
+    compiled, seen = minicompile.compile(checked, backend="eager", fullgraph=True), []
+    for n, x in enumerate([torch.ones(2), -torch.ones(2), torch.ones(2)]):
+        try:
+            compiled(x, seen)
+        except AssertionError:
+            assert n == 1
+        assert len(seen) == n + 1
+
+
+def test_an_assertion_that_fails_first():
+    both(checked, (-torch.ones(3),), (torch.ones(3),))
+
+
+def test_the_program_may_handle_it():
+    def f(x):
+        try:
+            return checked(x) + 1
+        except AssertionError:
+            return x - 1
+
+    both(f, (torch.ones(3),), (-torch.ones(3),), (torch.ones(3),))
+
+
+def test_random_numbers_are_drawn_once():
+    def f(x):
+        y = x + torch.rand(3)
+        if not (y > 0).all():
+            raise ValueError("negative")
+        return y * torch.rand(3)
+
+    both(f, (torch.ones(3),), (-torch.ones(3) * 2,), (torch.ones(3),))
+
+
+def test_the_check_comes_before_an_error_of_what_follows():
+    def f(p):
+        assert (p >= 0).all()
+        torch.rand(2)
+        return torch.multinomial(p, 1)
+
+    both(f, (torch.ones(3),), (-torch.ones(3),), (torch.ones(3),))
+
+
+def test_with_a_write_the_graph_breaks():
+    def f(x, state):
+        state.add_(x)
+        assert (state < 3).all()
+        state.mul_(1)
+        return state * 2
+
+    def fresh(h):
+        state = torch.zeros(2)
+        return lambda: h(torch.ones(2), state)
+
+    both(fresh(f), *[()] * 4, fullgraph=False, g=fresh(minicompile.compile(f, backend="eager")))
+    with pytest.raises(minicompile.GraphBreakError, match="a branch on the values of a tensor"):
+        minicompile.compile(f, backend="eager", fullgraph=True)(torch.ones(2), torch.zeros(2))
+
+
+class Converged(Exception):
+    pass
+
+
+def test_a_loop_that_an_exception_ends():
+    def f(x):
+        try:
+            while True:
+                x = x / 2
+                if x.norm() < 1e-4:
+                    raise Converged
+        except Converged:
+            return x
+
+    both(f, (torch.ones(3),), (torch.ones(3) * 100,), fullgraph=False, backend="eager")
+
+
+def test_either_side_raises_or_neither():
+    def f(x):
+        if x.sum() > 0:
+            raise ValueError
+        raise KeyError
+
+    def g(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    for h in (f, g):
+        both(h, (torch.ones(3),), (-torch.ones(3),), fullgraph=False)
+
+
+# ---- what asks most: torch.distributions
+
+def densities(mu, scale, logits):
+    c = D.Categorical(logits=logits)
+    action, n = c.sample(), D.Independent(D.Normal(mu, scale), 1)
+    z = n.rsample()
+    kl = D.kl_divergence(D.Normal(mu, scale), D.Normal(torch.zeros_like(mu), torch.ones_like(mu)))
+    flow = D.TransformedDistribution(D.Normal(mu, scale), [D.TanhTransform(), D.AffineTransform(0, 2.0)])
+    return (action, c.log_prob(action), c.entropy(), c.probs, n.log_prob(z), kl, flow.log_prob(z.tanh()),
+            D.Bernoulli(logits=mu).log_prob((z > 0).float()), D.Beta(scale, scale + 1).log_prob(torch.sigmoid(z)))
+
+
+def test_distributions_are_one_graph():
+    good = torch.randn(4, 2), torch.rand(4, 2) + 0.1, torch.randn(4, 3)
+    bad = torch.randn(4, 2), -torch.ones(4, 2), torch.randn(4, 3)
+    nan = torch.randn(4, 2), torch.rand(4, 2) + 0.1, torch.full((4, 3), float("nan"))
+    both(densities, good, bad, nan, good)
+
+
+def test_policy_gradient_with_distributions():
+    torch.manual_seed(0)
+    policy = nn.Linear(4, 3)
+
+    def loss(x, reward):
+        pi = D.Categorical(logits=policy(x))
+        action = pi.sample()
+        return -(pi.log_prob(action) * reward).mean() - 0.01 * pi.entropy().mean()
+
+    def gradient(h):
+        def call(x, reward):
+            policy.zero_grad()
+            value = h(x, reward)
+            value.backward()
+            return value.detach(), policy.weight.grad.clone()
+        return call
+
+    calls = [(torch.randn(n, 4), torch.randn(n)) for n in (5, 5, 6, 7)]
+    both(gradient(loss), *calls, fullgraph=False, g=gradient(minicompile.compile(loss, backend="aot_eager", fullgraph=True)))
