@@ -193,6 +193,13 @@ def _norm_shape(out, x, ord=2, dim=None, keepdim=False, *_):
     return out.reshape([size for d, size in enumerate(x.shape) if d not in dim and d - x.dim() not in dim])
 
 
+def _of_one_row(out, x, target, *_):
+    """The loss of a single row without a batch is a number; the meta kernels give a vector of one."""
+    loss, *rest = out if isinstance(out, tuple) else (out,)
+    loss = loss.reshape(()) if x.dim() <= 1 and target.dim() <= (1 if rest else 0) else loss
+    return (loss, *rest) if rest else loss
+
+
 # Results like the first operand, where PyTorch 2.11 has no meta kernel.
 LIKE_THE_FIRST = {aten._transformer_encoder_layer_fwd.default, aten._standard_gamma.default}
 
@@ -225,6 +232,8 @@ def true_form(func, out, operands, device):
         return _convolution_layout(out, operands[0], operands[1], device)
     if func is aten.linalg_vector_norm.default:
         return _norm_shape(out, *operands)
+    if func in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
+        return _of_one_row(out, *operands)
     if func in POINTWISE or func in WITH_NUMBER and _has_ones(out):
         return _pointwise_layout(out, [_as_operand(x) for x in operands[:2]])
     if torch.Tag.pointwise in func.tags and not func._schema.is_mutable and _any_broadcasts(operands):

@@ -75,7 +75,7 @@ def guard_views(tx: Tracer, written) -> None:
             guard_not_a_view(tx, fake)
 
 
-def guard_not_a_view(tx: Tracer, written):
+def guard_not_a_view(tx: Tracer, written, reason: str = "a gradient is written to an input that is a view of another tensor"):
     """The contents of `written`, a fake with a gradient, were changed. If it belongs to an input of the graph that is a view of another
     tensor, eager has that tensor to think of, too, and may refuse: it was one of several views that one operator gave, was made with
     gradients off, or shows a leaf. And a leaf that is a view is none any more. The fake does not know: a break."""
@@ -83,5 +83,5 @@ def guard_not_a_view(tx: Tracer, written):
     if value is None or value.real is None:
         return
     if value.real._is_view():
-        unsupported(tx, "a gradient is written to an input that is a view of another tensor")
+        unsupported(tx, reason)
     guard(tx, value.source, "NOT_A_VIEW", value.real.is_leaf)

@@ -27,7 +27,7 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
-from .storage import STRIDED, check_strided, guard_place, guard_strides, guard_views
+from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
@@ -105,6 +105,10 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     fakes = []
     fake_args, fake_kwargs = fake_of(fx_args, fakes), fake_of(fx_kwargs, fakes)
     before = [f._version for f in fakes]
+    if torch.is_grad_enabled():
+        for fake in fakes:
+            if fake.requires_grad and fake.grad_fn is None and fake._is_view():     # whether it does is for its base to say
+                guard_not_a_view(tx, fake, "a view taken without gradients is used, of an input that is a view of another tensor")
     name = target if op == "call_method" else getattr(target, "__name__", "")
     if name in ("is_conj", "resolve_conj") and any(f.dtype.is_complex for f in fakes):
         unsupported(tx, "whether a tensor is a lazy conjugate, which its fake does not know")

@@ -58,7 +58,7 @@ def without_grad(f, *args):
 
 def with_hook(x):
     if x.grad_fn is not None:
-        x.register_hook(lambda g: g * 0.5)
+        x.register_hook(lambda g: None if g is None else g * 0.5)     # see README: hooks on outputs
     return x * 2
 
 def slope(f, x):
@@ -775,7 +775,7 @@ def run(w: Writer, text: str) -> bool:
 
 
 def acceptable(w: Writer, t) -> bool:
-    if not isinstance(t, torch.Tensor) or t.numel() > LIMIT or t.dim() > 6 or t.layout is not torch.strided:
+    if not isinstance(t, torch.Tensor) or t.numel() > LIMIT or t.dim() > 8 or t.layout is not torch.strided:
         return False
     if (t.is_floating_point() or t.is_complex()) and t.numel():
         values = t.detach().abs().double()
@@ -828,7 +828,7 @@ def _program(w: Writer, device: str) -> str:
         w.names.append(name)
         w.env = dict(zip(w.names, values))
     arguments, length = list(w.names), rng.randint(10, 40)
-    refuse = rng.random() < 0.1 and device == "cpu"
+    refuse = rng.random() < (0.7 if "refusals" in w.families else 0.1) and device == "cpu"
     tries = 0
     while len(w.lines) < length and tries < 40 * length:
         tries += 1
@@ -888,4 +888,4 @@ def replay(w: Writer, maker: str, made: list[str], arguments: list[str], B: int)
     return values
 
 
-from . import families  # noqa: E402, F401  they register themselves in the tables above
+from . import families, operands  # noqa: E402, F401  they register themselves in the tables above

@@ -1,0 +1,296 @@
+"""Further families for random tensor programs: not other operators, but other operands. Numbers and tensors of many dtypes, results that
+are written to tensors that do not fit, many dimensions and empty ones, and what eager refuses."""
+from __future__ import annotations
+
+import re
+
+from .tensors import family
+
+SCALARS = ["2", "-1.5", "True", "2.5", "0", "-1", "1e300", "300", "128", "-0.0", "2**40", "1e-50", "float('nan')", "float('-inf')", "1j",
+           "2",
+           "0.1", "7", "torch.tensor(2)", "torch.tensor(1.5, dtype=torch.float64)", "torch.tensor(True)",
+           "torch.tensor(-3, dtype=torch.int8)",
+           "torch.tensor(0.3, dtype=torch.float16)", "torch.tensor(0.7)", "torch.tensor([3], device=DEVICE)"]
+DTYPES = ["torch.float32", "torch.float64", "torch.bfloat16", "torch.float16", "torch.int64", "torch.int32", "torch.int16", "torch.int8",
+          "torch.uint8", "torch.bool"]
+
+
+def scalars(form: str):
+    """`form` with numbers for {s} and {u}, and a dtype for {t}."""
+    def write(w):
+        text = w.fill(form.replace("{s}", "<s>").replace("{u}", "<u>").replace("{t}", "<t>"))
+        for name, table in (("<s>", SCALARS), ("<u>", SCALARS), ("<t>", DTYPES)):
+            text = text.replace(name, w.rng.choice(table))
+        return text
+    return write
+
+
+def operands(name: str, weight: float, *forms: str, write: bool = False) -> None:
+    for form in forms:
+        family(name, weight, write=write)(scalars(form))
+
+
+# ---- numbers and dtypes
+
+operands("promotions", 0.5, "{a} + {s}", "{a} * {s}", "{s} - {a}", "{a} / {s}", "{a} // {s}", "{a} % {s}", "{a} ** {s}", "{s} ** {a}",
+         "{s} // {a}", "{s} % {a}", "{s} / {a}", "{a} > {s}", "{a} == {s}", "{s} <= {a}", "torch.where({m}, {a}, {s})",
+         "torch.where({m}, {s}, {a})", "torch.where({b}, {s}, {u})", "torch.where({a} > 0, {a}, {y})", "torch.clamp({a}, {s}, {u})",
+         "torch.clamp({a}, min={s})", "torch.clamp({a}, max={s})", "torch.clamp({a}, {y}, {y})", "{a}.clamp({y}, None)",
+         "{a}.clamp_min({s})",
+         "{a}.clamp(torch.as_tensor({s}, device=DEVICE))", "torch.maximum({a}, {y})", "torch.minimum({a}, {y})", "torch.fmax({a}, {y})",
+         "{a}.masked_fill({m}, {s})", "torch.full({a}.shape, {s}, device=DEVICE)", "torch.full({a}.shape, {s}, dtype={t}, device=DEVICE)",
+         "torch.full_like({a}, {s})", "torch.full_like({a}, {s}, dtype={t})", "{a}.new_full((2,), {s})", "torch.lerp({a}, {y}, {s})",
+         "torch.lerp({x}, {f}, {f})", "torch.addcmul({a}, {y}, {y}, value={s})", "torch.addcdiv({a}, {y}, {y}, value={s})",
+         "torch.addcmul({a}, {a}, torch.as_tensor({s}, device=DEVICE))", "torch.add({a}, {y}, alpha={s})", "torch.sub({a}, {y}, alpha={s})",
+         "torch.rsub({a}, {s})", "torch.rsub({a}, {y}, alpha={s})", "torch.fmod({a}, {s})", "torch.remainder({s}, {a})",
+         "torch.xlogy({s}, {a})", "torch.xlogy({a}, {y})", "{a} & {s}", "{a} ^ {y}", "{n} << {s}", "{n} >> {s}",
+         "torch.nan_to_num({a}, {s})",
+         "torch.hypot({a}, {y})", "torch.atan2({a}, {y})", "torch.copysign({a}, {s})", "torch.heaviside({a}, {y})", "{a}.float_power({s})",
+         "torch.float_power({s}, {a})", "torch.ldexp({a}, {y})", "{a} * {b}", "{b} * {s}", "{b} + {y}", "{a} - {s}", "{b} - 1", "{b} * {m}",
+         "{a}.to({t})", "{a}.to({t}) * {y}", "{a}.to({t}) + {s}", "{n}.to({t}) / {y}", "{b}.to({t}) - {y}", "{a}.type_as({y})",
+         "torch.arange({s}, {u}, device=DEVICE)", "torch.arange(0, 6, {s}, dtype={t}, device=DEVICE)", "torch.tensor([{s}, {u}])",
+         "torch.linspace({s}, {u}, 4, device=DEVICE)", "torch.tensor([{s}, 1], dtype={t}, device=DEVICE)", "torch.stack([{a}, {y}])",
+         "torch.cat([{a}.reshape(-1), {y}.reshape(-1)])", "torch.cat([{b}.reshape(-1), {y}.reshape(-1)])", "{n}.sqrt()", "{n}.sin()",
+         "{b}.exp()", "{n}.sigmoid()", "{n}.exp2()", "{n}.reciprocal()", "{b}.tanh()", "{n}.rsqrt()", "{n}.softmax({d}, dtype={t})",
+         "{x}.softmax({d}, dtype={t})", "{a}.log_softmax({d}, torch.float64)", "{a}.sum({d}, dtype={t})", "{a}.prod({d}, dtype={t})",
+         "{a}.cumsum({d}, dtype={t})", "{a}.cumprod({d}, dtype={t})", "{a}.mean({d}, dtype={t})", "{a}.nansum({d}, dtype={t})",
+         "{a}.norm(2, {d}, dtype={t})", "torch.isclose({a}, {y})", "torch.logical_or({a}, {y})", "{a}.bool() | {y}.bool()",
+         "F.relu({n})", "F.hardtanh({n})", "F.leaky_relu({x}, {s})", "F.elu({x}, {s})", "F.threshold({a}, {s}, {u})",
+         "F.softplus({x}, {s})",
+         "F.celu({x}, 0.3)", "F.hardshrink({x}, 0.2)", "F.softshrink({x}, 0.2)",
+         "F.prelu({x}, torch.tensor([0.2], device=DEVICE).to({x}.dtype))",
+         "torch.sgn({a})", "torch.sign({b})", "torch.neg({n})", "torch.square({a})", "torch.abs({n})", "{n}.trunc()", "{n}.round()",
+         "{x}.round(decimals=1)", "{x}.round(decimals=-1)", "torch.mul({a}, {s})", "torch.true_divide({a}, {s})", "{a}.equal({a}) + {a}",
+         "torch.div({a}, {s}, rounding_mode='floor')", "torch.div({a}, {s}, rounding_mode='trunc')", "{n} * 1.5 + {i}", "{a}.sum() * {y}",
+         "{a}.mean(dtype=torch.float64) + {y}", "torch.result_type({a}, {y}).itemsize + {a}",
+         "torch.promote_types({a}.dtype, {t}).itemsize * {a}",
+         "torch.bitwise_and({n}, {i})", "torch.special.xlog1py({a}, {y}.abs())", "torch.special.entr({x})", "torch.special.i0({x})",
+         "torch.special.erfcx({x})", "torch.special.ndtr({x})", "torch.special.log_ndtr({x})", "torch.special.zeta({x}.abs() + 1.5, 2.0)",
+         "torch.digamma({x}.abs() + 0.3)", "torch.lgamma({x}.abs() + 0.3)", "torch.polygamma(1, {x}.abs() + 0.3)",
+         "torch.mvlgamma({x}.abs() + 3, 2)",
+         "torch.sinc({n})", "torch.erfinv({x}.clamp(-0.9, 0.9))", "torch.logit({n}, 0.1)", "torch.deg2rad({a})", "torch.rad2deg({n})",
+         "torch.frac({x})", "torch.isposinf({a})", "torch.isneginf({x})", "torch.isreal({a})", "torch.signbit({a})", "torch.positive({n})")
+operands("promotions", 0.5, "{a}.add_({s})", "{a}.mul_({s})", "{a} += {y}", "{a} -= {s}", "{a} *= {y}", "{a} /= {s}", "{a} //= {s}",
+         "{a} %= {s}", "{a} **= {s}", "{a}.copy_({y})", "{a}.div_({s}, rounding_mode='trunc')", "{a}.masked_fill_({m}, {s})",
+         "{a}.fill_({s})", "{a}[...] = {s}", "{a}[:1] = {s}", "{a}[..., 0] = {y}[..., 0]", "{a}.clamp_({s}, {u})", "{a}.clamp_(min={y})",
+         "{a}.pow_({s})", "{a}.addcmul_({y}, {y}, value={s})", "{a}.lerp_({y}, {s})", "{a}.eq_({y})", "{a}.gt_({s})",
+         "{a}.logical_and_({y})",
+         "{a}.remainder_({s})", "{a}.fmod_({s})", "{a}.floor_divide_({s})", "{a}.sub_({y}, alpha={s})", "{n}.bitwise_or_({i})",
+         "{a}.copysign_({s})", "{a}.index_fill_(0, torch.tensor([0], device=DEVICE), {s})", "{a}.xlogy_({s})", "{x}.hypot_({f})",
+         "{a}.scatter_(0, torch.zeros_like({a}, dtype=torch.long)[:1], {s})", "{a}[{a} > 0] = {s}", "{n}.sigmoid_()", "{n}.add_({b})",
+         "{a}.nan_to_num_({s})", "{a}.ne_({s})", "{n} <<= {s}", "{b} |= {y}", "{b} &= {s}", "{a}.square_()", "{a}.cumsum_({d}, dtype={t})",
+         "{x}.round_(decimals=1)", "{a}.addcdiv_({y}, {y}, value={s})", "{a}.heaviside_({y})", "{x}.copy_({n})", "{n}.copy_({x})",
+         "{a}.fill_(torch.tensor({s}))", "{a}.index_put_((torch.tensor([0], device=DEVICE),), torch.tensor({s}).to({a}.dtype))", write=True)
+
+
+# ---- results written to given tensors
+
+CALLS = [("torch.mul", "{a}, {c}"), ("torch.add", "{a}, {y}"), ("torch.sin", "{a}"), ("torch.exp", "{a}.clamp(-3, 3)"), ("torch.neg",
+         "{a}"),
+         ("torch.sum", "{a}, {d}"), ("torch.mean", "{x}, {d}"), ("torch.cumsum", "{a}, {d}"), ("torch.amax", "{a}, {d}"),
+         ("torch.matmul", "{x}, {x}.mT"), ("torch.cat", "[{a}, {a}]"), ("torch.stack", "[{a}, {a}]"), ("torch.gt", "{a}, {y}"),
+         ("torch.where", "{m}, {a}, {y}"), ("torch.clamp", "{a}, 0, 1"), ("torch.argmax", "{a}, {d}"), ("torch.var", "{x}, {d}"),
+         ("torch.index_select", "{a}, 0, torch.tensor([0, 0], device=DEVICE)"), ("torch.addmm", "{x}, {x}, {x}.mT"), ("torch.norm",
+         "{x}, 2, {d}"),
+         ("torch.logical_and", "{a}, {y}"), ("torch.tril", "{a}"), ("torch.diag", "{a}"), ("torch.prod", "{a}, {d}"), ("torch.eye", "3"),
+         ("torch.softmax", "{x}, {d}"), ("torch.take", "{a}, torch.tensor([0, -1], device=DEVICE)"), ("torch.pow", "{a}, 2"),
+         ("torch.arange", "5"),
+         ("torch.pow", "2.0, {a}.clamp(-3, 3)"), ("torch.cumprod", "{a}.clamp(-1, 1), {d}"), ("torch.logsumexp", "{x}, {d}"),
+         ("torch.zeros", "2, 3"),
+         ("torch.full", "(2, 3), {c}"), ("torch.linspace", "0, 1, 5"), ("torch.true_divide", "{a}, 3"), ("torch.floor_divide", "{a}, 2"),
+         ("torch.bitwise_not", "{n}"), ("torch.all", "{a}, {d}"), ("torch.any", "{a}, {d}"), ("torch.square", "{a}"), ("torch.abs", "{a}"),
+         ("torch.gather", "{a}, 0, torch.zeros_like({a}, dtype=torch.long)"), ("torch.std", "{x}, {d}"), ("torch.sub", "{a}, {y}, alpha=2"),
+         ("torch.lerp", "{x}, {x}, 0.5"), ("torch.addcmul", "{x}, {x}, {x}"), ("torch.nan_to_num", "{a}"), ("torch.sigmoid", "{a}"),
+         ("torch.ones", "4"),
+         ("torch.outer", "{x}.flatten()[:5], {x}.flatten()[:3]"), ("torch.bmm", "{x}, {x}.mT"), ("torch.dot",
+         "{x}.flatten(), {x}.flatten()"),
+         ("torch.mv", "{x}, {x}[0]"), ("torch.nansum", "{x}, {d}"), ("torch.median", "{x}"), ("torch.fmod", "{a}, 2"), ("torch.isin",
+         "{a}, {a}[:1]"),
+         ("torch.baddbmm", "{x}[..., :1], {x}, {x}.mT"), ("torch.scatter", "{a}, 0, torch.zeros_like({a}, dtype=torch.long)[:1], 2")]
+PAIRS = [("torch.sort", "{a}, {d}"), ("torch.max", "{a}, {d}"), ("torch.topk", "{a}, 1, {d}"), ("torch.kthvalue", "{a}, 1, {d}"),
+         ("torch.min", "{a}, {d}"), ("torch.cummax", "{a}, {d}"), ("torch.median", "{a}, {d}"), ("torch.mode", "{a}, {d}")]
+PLACES = ["torch.empty(0, device=DEVICE)", "torch.empty(0, dtype={t}, device=DEVICE)", "torch.empty_like({r})",
+          "torch.empty_like({r}, dtype={t})",
+          "torch.zeros(7, device=DEVICE)", "torch.zeros(7, device=DEVICE).to({r}.dtype)",
+          "torch.zeros(3, *{r}.shape, dtype={r}.dtype, device=DEVICE)[1]",
+          "torch.empty({r}.shape[::-1], dtype={r}.dtype, device=DEVICE).T",
+          "torch.zeros(1, dtype={r}.dtype, device=DEVICE).expand({r}.shape)",
+          "torch.zeros(*{r}.shape, 2, dtype={r}.dtype, device=DEVICE)[..., 0]", "torch.empty(0, dtype={r}.dtype, device=DEVICE)",
+          "torch.zeros({r}.numel(), dtype={r}.dtype, device=DEVICE)", "torch.zeros({r}.shape[1:], dtype={r}.dtype, device=DEVICE)"]
+
+
+@family("outs", 6.0)
+def out(w):
+    name, args = w.rng.choice(CALLS)
+    args = w.fill(args)
+    if w.rng.random() < 0.85:                               # autograd refuses
+        args = re.sub(r"(?<![\w.])([a-e]|v\d+)\b", r"\1.detach()", args)
+    place = w.rng.choice(PLACES).replace("{r}", "r").replace("{t}", w.rng.choice(DTYPES))
+    change = w.rng.choice(["o", "o", "o * 2", "(o.add_(1), o)[1]", "(o, o.sum())[1]", "o.view(-1)", "(o.shape[0], o * 3)[1]"])
+    return f"(r := {name}({args}), o := {place}, {name}({args}, out=o), {change})[-1]"
+
+
+@family("outs", 2.0)
+def outs(w):
+    name, args = w.rng.choice(PAIRS)
+    args = w.fill(args)
+    place = w.rng.choice(PLACES).replace("{r}", "r").replace("{t}", w.rng.choice(DTYPES))
+    x = args.split(",")[0]
+    args = args.replace(x, f"{x}.detach()", 1)
+    other = w.rng.choice(["torch.empty(0, dtype=torch.long, device=DEVICE)", "torch.empty_like(r, dtype=torch.long)",
+                          "torch.zeros(3, dtype=torch.long, device=DEVICE)"])
+    value = w.rng.choice(["o", "o * 2", "i", "i + o"])
+    return f"(r := {name}({args})[0], o := {place}, i := {other}, {name}({args}, out=(o, i)), {value})[-1]"
+
+
+operands("outs", 1.0, "torch.add({a}, {y}, out={a})", "torch.mul({a}, {s}, out={a})", "torch.sub({a}[1:], {a}[:-1], out={a}[1:])",
+         "torch.cumsum({a}, {d}, out={a})", "torch.sin({a}, out={a})", "torch.where({m}, {a}, {y}, out={a})",
+         "torch.clamp({a}, 0, 1, out={a})",
+         "torch.neg({a}, out={y})", "torch.cat([{a}, {a}], out={y})", "torch.abs({a}.T, out={a})", "torch.exp({x}.mT, out={x})",
+         "torch.matmul({x}, {x}, out={x})", "torch.gt({a}, 0, out={y})", "torch.sum({a}, {d}, out={y})",
+         "torch.copysign({a}, {s}, out={a})",
+         write=True)
+
+
+# ---- many dimensions, and none
+
+BIG = [".unsqueeze(0).unsqueeze(-1)", "[None, :, None]", "[..., None, None]", "[None, None, ..., None]", ".unsqueeze({d})",
+       ".expand(2, 1, 2, *[-1] * {k})",
+       ".permute(*range({k})[::-1])", ".flip(0, -1)", ".roll((1, -1), (0, -1))", ".roll((1, 2), (0, {d}))", ".roll(3)",
+       ".rot90(1, (0, -1))",
+       ".rot90(-1, ({d}, 0))", ".rot90(3)", ".movedim((0, 1), (-1, 0))", ".flatten(1, 2)", ".flatten(0, -2)", ".unflatten(-1, (1, -1))",
+       ".swapdims(0, -1)",
+       ".sum((0, -1))", ".sum(0, keepdim=True)", ".amax((0, -1), keepdim=True)", ".mean((1, -1))", ".diagonal(0, 0, -1)",
+       ".diagonal(1, -1, 0)",
+       ".unfold(-1, 1, 1)", ".repeat(1, 2, *[1] * {k})", ".tile((2, 1, 1, 1, 1, 1))", ".squeeze((0, -1))", ".squeeze()", ".mT",
+       ".cumsum(0)", ".softmax(0)",
+       ".tril()", ".std((0, 1))", ".argmax(1)", ".sort(0).values", ".contiguous()", ".transpose(1, -2)", "[:, ..., -1]", "[..., 0, :]",
+       "[0, ..., 1:]",
+       ".logsumexp((0, 1))", ".norm(dim=(0, -1))", ".any(-1)", ".count_nonzero((0, -1))", ".fliplr()", ".flipud()", " * 2", ".abs()"]
+
+
+@family("ranks", 8.0)
+def big(w):
+    x = w.tensor(lambda t: t.numel() <= 600)
+    links = "".join(w.rng.choices(BIG, k=w.rng.randint(2, 5)))
+    if " * 2" in links:
+        links = links.replace(" * 2", "") + " * 2"
+    return x + links.replace("{k}", str(w.env[x].dim())).replace("{d}", str(w.dim(x)))
+
+
+SUMMATIONS = ["ij,jk->ik", "ii", "iij->ij", "...i,i->...", "ij,kj", "ab,cd->abcd", "i,i", "i,j->ij", "ijk,ijl->ikl", "bij,bjk,bkl->bil",
+              "i->", "ij->",
+              "...->...", "ij,ij,ij->j", "ij->i", "ii->i", "iijj->ij", "ijk->kij", "bhid,bhjd->bhij", "bhij,bhjd->bhid", "i,ij->j",
+              "ij,ij->", "aab,b->a",
+              "...ij,...jk", "i...,i...->...", "ijkl->lk", "ab,ba->", "xi,yi->xyi", "ij,jk,kl", "iii->i", "ij...->...ji"]
+
+
+@family("ranks", 3.0)
+def summation(w):
+    text = w.rng.choice(SUMMATIONS)
+    count = text.split("->")[0].count(",") + 1
+    x = w.tensor(lambda t: t.dim() > 0 and t.is_floating_point() and t.numel() <= 400)
+    others = [x + w.rng.choice(["", "", ".mT", " * 2", ".sin()", ".flip(0)"]) for _ in range(count)]
+    return f"torch.einsum('{text}', {', '.join(others)})"
+
+
+operands("ranks", 0.7, "torch.tensordot({x}, {f}, 0)", "torch.tensordot({x}, {x}.T, 1)", "torch.tensordot({x}, {x}, ([0], [0]))",
+         "torch.kron({x}, {x}[:1])",
+         "torch.kron({a}, {y})", "torch.block_diag({x}, {x}[:1], {f})", "torch.block_diag({a}, {a}.T)", "torch.atleast_3d({a})",
+         "torch.dstack([{a}, {a}])",
+         "torch.vstack([{a}, {a}])", "torch.column_stack([{a}, {a}])", "torch.diag({a}, {e})", "torch.diagflat({a})",
+         "torch.broadcast_tensors({a}, {y})[0]",
+         "torch.meshgrid({a}.flatten()[:3], {a}.flatten()[:2], indexing='ij')[0]",
+         "torch.meshgrid({a}.flatten()[:3], {a}.flatten()[:2], indexing='xy')[1]",
+         "torch.linalg.diagonal({a})", "torch.repeat_interleave({a}, 2)", "torch.narrow_copy({a}, 0, 0, 1)",
+         "torch.linalg.vecdot({x}, {f})",
+         "torch.triu_indices(3, 4, {e}, device=DEVICE)", "{a}[:0].sum({ds}{k})", "{a}[:0].sum()", "{x}[:0].mean({d})", "{a}[:0].amax({d})",
+         "{a}[:0].prod({d})",
+         "{x}[..., :0].cumsum({d})", "{x}[..., :0].softmax({d})", "{a}[..., :0].sort({d}).values", "{x}[:0] @ {x}.mT",
+         "{x}[..., :0] @ {x}.mT[..., :0, :]",
+         "{x}[:0].norm(2, {d})", "{x}[:0].std({d})", "{x}[..., :0].var({d}{k})", "torch.cat([{a}[:0], {a}])",
+         "{x}[..., :0].logsumexp({d})", "{a}[:0].any({d})",
+         "{a}[:0].all()", "F.linear({x}, {x}[:0])", "F.linear({x}[..., :0], {x}[..., :0])", "{a}[:0].flip(0)", "{a}[:0].roll(1, 0)",
+         "{a}[:0].repeat_interleave(2, 0)",
+         "{a}[..., :0].argmax({d})", "{a}[..., :0].count_nonzero({d})", "{a}[:0].reshape(-1)", "{a}[:0].max()", "{x}[:0].median()",
+         "{x}[..., :0].norm()",
+         "{x}[:0].var_mean()", "F.layer_norm({x}[:0], {x}.shape[-1:])", "F.pad({x}[:0], (1, 1))",
+         "{a}[:0].index_select(0, torch.tensor([], dtype=torch.long, device=DEVICE))",
+         "{a}[torch.tensor([], dtype=torch.long, device=DEVICE)]", "{a}[..., :0].nansum()", "torch.stack([{a}[:0]])",
+         "torch.outer({x}[:0].flatten(), {x}.flatten()[:4])",
+         "torch.zeros(3, 0, device=DEVICE) @ torch.zeros(0, 4, device=DEVICE)", "torch.zeros(0, 3, device=DEVICE).amax(1)",
+         "{x}[:0].logcumsumexp(0)",
+         "torch.zeros(2, 40000, device=DEVICE)[:, ::20000] + 1", "torch.ones(60000, device=DEVICE)[::30000] * {a}.sum()",
+         "{a}.expand(2, 2, *{a}.shape)[1].contiguous()",
+         "torch.ones(4, 1, 70000, device=DEVICE).as_strided((2, 2), (70000, 35000)) * 3", "{a}.cumsum(-1).cumsum(0)",
+         "{x}.cumprod(-1).cumsum(-1)",
+         "{n}.cumprod({d})", "{x}.logcumsumexp({d}).exp()", "{b}.cummax({d}).values", "{n}.cummin({d}).indices", "{n}.median({d}).values",
+         "{n}.mode({d}).values",
+         "{n}.kthvalue(1, {d}).values", "{x}.median({d}{k}).values", "{x}.nanmedian()", "{x}.float().quantile(0.5)",
+         "{x}.float().quantile(0.25, {d}{k}, interpolation='midpoint')",
+         "{x}.float().quantile(0.7, {d}, interpolation='higher')", "{x}.std({ds}, correction=2)", "{x}.var({d}, correction=0.5)",
+         "torch.std_mean({x}, {ds})[1]",
+         "{b}.argmax()", "{b}.sort({d}, stable=True).values", "{n}.sort({d}, descending=True, stable=True).indices", "{n}.logsumexp({d})",
+         "torch.linalg.vector_norm({x}, 0)",
+         "torch.linalg.vector_norm({x}, 0.5, {d})", "torch.linalg.vector_norm({x}, float('-inf'), {ds}{k})",
+         "torch.linalg.matrix_norm({x}.float())",
+         "torch.linalg.matrix_norm({x}.float(), 1)", "torch.linalg.matrix_norm({x}, float('inf'))",
+         "{x}.aminmax(dim={d}{k}).min".replace("{k}", ""), "{n}.aminmax().max",
+         "{n}.float().histc(4)", "torch.trapz({x})", "torch.diff({a}, dim={d})", "torch.diff({b})", "F.softmin({x}, {d})",
+         "F.normalize({x}, 1.0, {d})",
+         "{n}.abs().flatten().bincount()", "{n}.abs().flatten().bincount({n}.flatten() * 0.5, 4)", "{x}.sum((0, -1))",
+         "{a}.all({ds})".replace("{ds}", "{d}"),
+         "torch.searchsorted({x}.sort(-1).values, {x}[..., :1].contiguous())",
+         "torch.bucketize({a}, torch.tensor([0, 1, 2], device=DEVICE))",
+         "torch.unravel_index(torch.tensor([0, 1], device=DEVICE), {a}.shape)[0]",
+         "torch.take_along_dim({a}, torch.tensor([0], device=DEVICE).view([1] * {a}.dim()))",
+         "torch.combinations({a}.flatten()[:4], 3)", "torch.nn.functional.one_hot({n}.abs() % 3)", "torch.cosine_similarity({x}, {f}, 0)",
+         "{x}.fmod({f})", "{x}.nanquantile(0.3)",
+         "torch.argwhere({a})", "{a}.unique()", "{a}.nonzero()", "torch.unique_consecutive({a})", "{a}[{a} > 0]", "{a}.masked_select({m})",
+         "{x}.histc(3, -1, 1)",
+         "torch.corrcoef({x}.float())", "torch.cov({x}.float(), correction=0)", "torch.tril_indices(4, 2, {e}, device=DEVICE)",
+         "{a}.index_select({d}, torch.tensor(0, device=DEVICE))")
+
+
+# ---- what eager refuses
+
+operands("refusals", 0.5, "{a}.view(7, 11)", "{a}.expand(5, 7)", "{a}.reshape(-1, 13)", "{x} @ {y}", "{a}.squeeze(9)",
+         "{a}.transpose(0, 8)", "{a}.permute(0, 0)",
+         "{a}.sum(11)", "{n}.mean()", "{b} - {m}", "-{b}", "{n}.softmax(0)", "{x}[{x}]", "{a}[99]",
+         "{a}.index_select(0, torch.tensor([99], device=DEVICE))",
+         "{a}.gather(0, {x})", "torch.cat([{a}, {a}[None]])", "torch.stack([{a}, {a}[1:]])", "{a}.split_with_sizes([1, 1, 9])",
+         "{a}.chunk(0)", "{a}.unfold(0, 99, 1)",
+         "{a}.narrow(0, 0, 99)", "torch.empty(-1)", "F.conv2d({x}, {x})", "F.cross_entropy({x}, {x}.long() + 99)",
+         "F.layer_norm({x}, [99])", "F.linear({x}, {y})",
+         "{a} + torch.ones(11, 13, device=DEVICE)", "{b} ** {m}", "~{x}", "{x} & 1", "{n} << 1.5", "{x}.diagonal(0, 0, 0)",
+         "{a}.flip(0, 0)", "{a}.roll((1, 2), 0)",
+         "{a}.rot90(1, (0, 0))", "torch.einsum('ij,jk', {x}, {x})", "torch.tensordot({x}, {x}, 9)", "{a}.unflatten(0, (99, -1))",
+         "{a}.movedim(0, 9)", "{a}.item()",
+         "{x}.kthvalue(99)", "{x}.topk(99)", "{x}.quantile(2.0)", "{n}.std()", "{x}.sum(dtype=torch.long)",
+         "{n}.prod(dtype=torch.float64)", "{x}.median(9)",
+         "torch.where({x}, {x}, {x})", "torch.clamp({a})", "{a}.repeat(2)", "{a}.tile()", "{x}.masked_fill({n}, 1)",
+         "{x}.masked_fill({m}, torch.ones(2))",
+         "{x}.index_add(0, torch.tensor([0, 9], device=DEVICE), {x}[:2])", "{x}.scatter(0, torch.tensor([0]), 1)",
+         "torch.complex({x}, {f}.double())",
+         "torch.lerp({x}, {f}, {n})", "torch.addmm({x}, {x}, {x})", "torch.bmm({x}, {x})", "torch.outer({x}, {x})",
+         "torch.cross({x}, {x}, dim=0)", "torch.dot({x}, {x})",
+         "torch.cdist({x}, {x}[..., :1])", "{x}.cholesky()", "torch.bucketize({x}, {x})", "F.one_hot({n} - 99)", "F.embedding({x}, {x})",
+         "F.pad({x}, (1, 2, 3))",
+         "F.max_pool2d({x}, 99)", "F.interpolate({x}, 0)", "F.pixel_shuffle({x}, 7)", "F.glu({x}, 0)", "F.nll_loss({x}, {n})",
+         "F.gelu({n})", "F.silu({n})", "{n}.mean(0)",
+         "F.dropout({n}, 0.5)", "F.softmax({n}, 0)", "{n}.norm()", "{x}.view(torch.int8)[..., 1:].view(torch.float64)", "{a}.T.view(-1)",
+         "torch.zeros(2, 3).to({x}) @ {x}",
+         "{x}.new_full((2,), 'a')", "{a}.sum(0, 0)", "{a}.swapaxes(5, 6)", "torch.arange(3, 1)", "torch.linspace(0, 1, -3)",
+         "torch.eye(-2)", "torch.full((2,), 1j, dtype=torch.float32)",
+         "torch.tensor([1, [2]])", "{x}.pow(2j)", "{n} ** -1", "{n} // 0", "{n} % 0", "{n}.argmax(9)", "{a}.cumsum(9)",
+         "{b}.cumprod(0) - {b}", "{x}.to(torch.device('nowhere'))")
+operands("refusals", 0.5, "{x}.expand(2, *{x}.shape).add_(1)", "{x}.expand(2, *{x}.shape)[0].add_(1)", "{n}.add_({x})", "{n} /= 2",
+         "{b} += 1", "{n}.mul_(0.5)", "{x}[0] = {x}", "{x}.t_().view(99)",
+         "{x}.copy_(torch.ones(11, 13))", "{x}[:, 99] = 1", "{x}[{n}] = {x}[:1, :1]", "{x}[1:] += {x}[:-1]",
+         "{x}.add_(torch.ones(2, *{x}.shape))", "{x}.unfold(0, 2, 1).mul_(2)",
+         "{n}.sin_()", "{b}.neg_()", "{x}.fill_(torch.ones(2))", "{x}.index_fill_(0, torch.tensor([99]), 1)", "{x}.masked_fill_({n}, 0)",
+         "{x}.clamp_()", "{n}.clamp_(0.5)",
+         "{x}.scatter_(0, {n}, 1)", "{x}.unsqueeze_(9)", "{a}.data = {a}.sum().bool()", "torch.sin({x}, out={n})", "{x} @= {x}",
+         "{x}.diagonal().copy_(torch.ones(99))", "{b} ^= {x}", "{x}.lerp_({n}, 1)",
+         "{x}.put_(torch.tensor([999]), torch.ones(1))", "{n}.copy_({x} * 1j)", "{b}.logical_not_().sub_({b})", "{x}.bernoulli_(3)",
+         "{x}.normal_(0, -1)", write=True)
