@@ -252,7 +252,9 @@ def train_tiny(path: pathlib.Path | None, steps: int, device: str | None) -> Non
         from . import sandbox
         sandbox.warm()
         load_tasks()
-        print("In tiny now, written by you:", ", ".join(t.id for t in done(read(path, track()[0].id))) or "nothing", flush=True)
+        if not (parts := done(read(path, track()[0].id))):
+            raise ExerciseError(f"No exercise in {path} is done yet.")
+        print("In tiny now, written by you:", ", ".join(t.id for t in parts), flush=True)
     results = trained(path, steps, device)
     for name, r in results.items():
         if "error" in r:

@@ -68,6 +68,8 @@ def test_commands(tmp_path):
         return CliRunner().invoke(app, [*words, "--dir", str(tmp_path)])
     assert run("start", "tiny-loop").exit_code == run("start", "tiny-record").exit_code == 0
     assert isinstance(run("start", "tiny-loop").exception, ExerciseError)
+    said = run("run", "tiny", "--mine").exception
+    assert isinstance(said, ExerciseError) and "done yet" in str(said)
     file = tmp_path / "tiny.py"
     file.write_text(begun_again(file.read_text(), track()[0]).replace("raise NotDone('tiny-loop')", "m.pop(1)"))
     assert run("reset", "tiny-loop").exit_code == 0 and "NotDone('tiny-loop')" in file.read_text()
