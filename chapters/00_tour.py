@@ -125,7 +125,8 @@ for guard in found.guards:
 # that begin with two underscores are the compiler's own.) The `try` block is the check. Each of its lines is a guard from
 # the list above, or one of two memos, `__stable` and `__tensors`, which answer for many guards at once. Where a guard
 # does not hold, `raise __Miss` ends the check, and the last line asks the next version, or the compiler. If all
-# hold, `__graph` runs, which is the compiled graph. [Chapter 2](chapter:02) reads such a text line by line.
+# hold, `__graph` runs, which is the compiled graph. (If it raises an error that the program itself would raise, `__EVALUATE` leaves
+# the call to CPython, so that the error comes from the program's own line.) [Chapter 2](chapter:02) reads such a text line by line.
 
 # %%
 text = seen.entry_text()

@@ -245,7 +245,8 @@ Listings([("two loops", str(two_loops(x))), ("fused", str(one_loop(x)))])
 # Chapter 5 has left few of the latter two. Programs are functional, and every buffer of the loop IR is written once,
 # except where the caller will look: an input that the program changes. There a buffer has a new name and is memory that
 # exists already. It is an *alias*, and says of which buffer, in its field `alias_of`. Here is a program with all of
-# that, and with the three kinds of order in one table:
+# that, and with the three kinds of order in one table. (In the code each loop is a *group*, which will grow when loops are
+# fused. Its `ancestors` are the groups that have to run before it, as the bits of one integer.)
 
 
 # %%
@@ -510,8 +511,8 @@ drawing(
 
 # %% [markdown]
 # In a graph: is there a path from `a` to `b` that goes through a third group? To search for paths for each of
-# ten thousand pairs would be slow. So each group carries the set of its *ancestors*, all groups that must run
-# before it, as the bits of one integer. A path through a third group exists exactly if some direct successor
+# ten thousand pairs would be slow. So each group carries its *ancestors*, all groups that must run before it, with
+# whatever is between them. A path through a third group exists exactly if some direct successor
 # of `a`, other than `b`, is an ancestor of `b`:
 #
 # %show minicompile.ch08_fusion.groups.makes_cycle

@@ -126,7 +126,7 @@ bars(
 print(compiled.source)
 
 # %% [markdown]
-# Read the first four lines of work. `empty` is `torch.empty_strided`, bound once under a short name. It gets four
+# Read the lines up to `del buf0`. `empty` is `torch.empty_strided`, bound once under a short name. It makes four
 # rows of one number, with strides that the compiler has chosen. `k0` is the first kernel, called with the tensor
 # that it reads and the one that it writes. Then `buf0` is dead after the next kernel, which reads it at the very
 # places at which it writes `buf1`. So no memory is asked for: `buf1 = buf0` gives the same tensor another name. And
@@ -140,9 +140,9 @@ print(compiled.source)
 # ### How the text is made
 #
 # The generator is a state and one function for each kind of line. The state is the list of lines, and what is known
-# about names: what each buffer is called, which objects the text will need as globals (kernels, dtypes, operators),
-# how many of each kind there are so far, and which buffers are fresh memory, as opposed to a window on something
-# else:
+# about names. `globals` has the objects that the text will need (kernels, dtypes, operators), and `known` the names that
+# they have got. `locals` has the name of each buffer's memory, `taken` all of these names. `fresh` says which of them are
+# memory that this program has made, as opposed to an input or a result of a library, which may begin anywhere in its memory:
 #
 # %show minicompile.ch11_runtime.host.Writer "program: Program" to "fresh: set"
 #
@@ -174,6 +174,11 @@ q = torch.randn(1, 2, 8, 16)
 print(watch(attention, q, q, q).half()["compiled"].source)
 
 # %% [markdown]
+# `x0` is the operator, and the comparison stands two lines below its call. `view` is a window on a tensor, given by sizes,
+# strides and an offset from where the tensor begins. And around everything stands `with below_autograd()`, as in each program
+# that calls an operator. An operator would ask whether autograd has to record it. Here it need not: for autograd the
+# whole program is one operation ([chapter 5](chapter:05)), and to say so once is cheaper than to be asked at every call.
+#
 # ## Two lines that look superfluous
 #
 # ### `args.clear()`
@@ -255,8 +260,8 @@ print(watch(counter, c, torch.ones(4)).half()["compiled"].source)
 #
 # ## The running example
 #
-# The backward pass of the GPT block. Its inputs are the saved activations and the gradient; it is the only
-# owner of both.
+# The backward pass of the GPT block gets parameters, the saved activations, and the gradient of the result. Of the
+# activations and the gradient it is the only owner.
 
 # %%
 block, x = example()
@@ -265,6 +270,13 @@ seen.result.sum().backward()
 head(seen.half("backward")["compiled"].source, 45)
 
 # %% [markdown]
+# Read some of its lines. `x0` is a matrix product. It writes its result into memory that the line above has made for it.
+# Its operands are windows: with the sizes (64, 128) and the strides (1, 64), `tangent0` is read as its own transpose, and
+# nothing is copied. Behind each step stand the names that die there. So the saved activations go one after the other, as
+# their gradients are done, and their memory is free for what comes next. Where a comment says so, a value has
+# taken over the memory of a dead one of the same size. `x1` is the backward pass of attention. It returns the gradients of `q`, `k`
+# and `v`, and the strides of each are compared before anything reads it.
+#
 # ### Equal kernels are one
 #
 # A model of twelve equal layers has every kernel twelve times, each time over other buffers. Before a kernel
@@ -284,8 +296,9 @@ print(
 # %% [markdown]
 # ## Where the time of a call goes
 #
-# From the outside in: the frame hook and the guards, autograd's node, the host program, the kernels and
-# libraries.
+# A call of compiled code goes through several layers. The frame hook finds the compiled function, which checks its
+# guards. Then comes autograd's node, in it the host program, and from there kernels and libraries are called. Here are two of
+# these layers, each timed alone, and the whole:
 
 # %%
 forward = seen.half("forward")["compiled"]
@@ -413,7 +426,7 @@ print("a result that was kept:", first.tolist(), "where [10.0, 20.0] is right")
 # with it before the next call.
 #
 # One copy can be spared without asking anything of the user. A whole training step (chapter 12) that begins with
-# `zero_grad()` drops the gradients of the step before, and makes 150 tensors to copy the new ones into. Where nobody had
+# `zero_grad()` drops the gradients of the step before, and GPT-2 would then make 148 tensors to copy the new ones into. Where nobody had
 # kept a result when the next call came, it is *lent*: the caller gets the graph's own tensor. Before each replay the
 # references to what is lent are counted, in Python and in C++. If somebody has kept one, or a view of one, its
 # memory is left to them, and everything is recorded once more elsewhere.
@@ -602,9 +615,9 @@ Table(["work, bf16", "how", "ms per step", "peak GB"], rows)
 # gigabyte in float32. To read and write it once takes 0.3 ms on an H100, one percent of the step. That buys a
 # promise: no result is ever overwritten, whatever the caller does with it.
 #
-# What is left of a compiled call when its kernels are taken away: a graph that does nothing, called on
-# that host. Guards on hundreds of parameters are in there; without the C memo ([chapter 2](chapter:02))
-# they alone would cost more.
+# What is left of a compiled call when its kernels are taken away? The table has graphs that do nothing, called on that
+# host. A model brings guards on hundreds of parameters with it. Without the C memo ([chapter 2](chapter:02)) these alone
+# would cost more than the whole call does now.
 
 # %% tags=["gpu-result", "results:h100-overhead", "fold"]
 calls = results("h100-overhead")["call_us"]
