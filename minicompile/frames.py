@@ -30,7 +30,7 @@ from torch.utils._device import DeviceContext
 from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 12 fills tables of chapter 3, topics one of logs)
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
-from .ch02_guards.identity import strongly
+from .ch02_guards.identity import strongly, weakly
 from .ch03_capture import hook
 from .ch03_capture.hook import EVALUATE
 from .config import config
@@ -179,7 +179,7 @@ def on_miss(state: FrameState, function, *args):
             raise GraphBreakError(f"fullgraph=True, but {name_of_code(state.code)} cannot be compiled here: {obstacle}, "
                                   "or allow it to run eagerly with fullgraph=False.")
         return EVALUATE
-    if state.full and current.name == "default" and over_limit(state, args):
+    if state.full and current.name == "default" and is_full(state, model_of(args)):
         return EVALUATE
     grad, depth, undo, result = torch.is_grad_enabled(), torch._C._len_torch_function_stack(), [], EVALUATE
     created = state.cache.created
@@ -217,6 +217,8 @@ def why_not_here() -> str | None:
     if torch._C._are_functorch_transforms_active():
         return ("it runs under torch.func.vmap, grad or another transform. Compile the function that applies "
                 "the transform")
+    if _lock._is_owned():
+        return "this thread is compiling, and was interrupted by a signal handler or a finaliser. Call what is not compiled there"
     if is_deep():
         return ("the program has used up half of its recursion limit, and compiling needs the other half. "
                 "Raise it with sys.setrecursionlimit")
@@ -250,8 +252,8 @@ def new_entry(state: FrameState, function, args):
             raise RecompileError(f"{name_of_code(state.code)} would be compiled{f' again: {why}' if why else ''}. "
                                  "Set the stance to 'default' to allow it.")
         if why is not None:
-            if over_limit(state, args):
-                reach_limit(state)
+            if over_limit(state, function, args):
+                reach_limit(state, args)
                 return None
             logs.tell("recompile", state=state, version=state.cache.created + 1, why=why)
         return compile_frame(state, function, args)
@@ -313,10 +315,42 @@ def late_error(error: Exception) -> None:
     internal_error(code, context, error, lambda: None, "the backward of {} runs operator by operator")
 
 
-def over_limit(state: FrameState, args) -> bool:
-    model, made = model_of(args), state.cache.entries
+# %% [markdown]
+# **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Which arguments are
+# None, or of which types, is another matter. A program has a few such patterns, and each of them is another program: in a batch with four
+# optional tensors, sixteen. So the limit counts the versions of one pattern, those whose guards on types all hold
+# for the call at hand. For all patterns together it is four times as high.
+
+# %%
+def over_limit(state: FrameState, function, args) -> bool:
+    model, made, limit = model_of(args), state.cache.entries, config.recompile_limit
     same = [entry for entry in made if strongly(entry.model) is model]
-    return len(same) >= config.recompile_limit or len(made) >= 8 * config.recompile_limit
+    return len(same) >= limit and sum(is_alike(state, entry, function, args) for entry in same) >= limit or \
+        len(same) >= 4 * limit or len(made) >= 8 * limit
+
+
+def is_full(state: FrameState, model) -> bool:
+    return any(model is None if weak is None else weak() is model for weak in state.full)
+
+
+def is_alike(state: FrameState, entry, function, args) -> bool:
+    """Whether nothing that the entry was made for is None, or of a type, where this call has something else."""
+    return not any(differs_in_type(guard, codegen.call_namespace(state.code, function, args, entry.constants))
+                   for guard, _ in codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))
+
+
+def differs_in_type(guard, namespace: dict) -> bool:
+    expected = strongly(guard.expected)
+    if guard.kind == "CONSTANT_MATCH" and (expected is None or type(expected) in (int, float, str)):
+        kind = type(expected)
+    elif guard.kind in ("TYPE_MATCH", "TENSOR_MATCH"):
+        kind = expected if guard.kind == "TYPE_MATCH" else expected.type
+    else:
+        return False
+    try:
+        return type(eval(guard.source.text(), namespace)) is not kind
+    except Exception:                                # it is not there: a list is shorter
+        return False
 
 
 def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
@@ -351,14 +385,14 @@ def unseen(context: Context):
     return run_unseen
 
 
-def reach_limit(state: FrameState) -> None:
+def reach_limit(state: FrameState, args) -> None:
     """There are as many versions as the recompile limit allows: a warning, under fullgraph an error."""
     full = f"{name_of_code(state.code)} was compiled {state.cache.created} times (config.recompile_limit)"
     worst = f"The guard that failed most: {entries.worst_guard(state.cache)}"
     if state.context.fullgraph:
         raise RecompileError(f"fullgraph=True, but {full}, and no version fits this call. {worst}. "
                              f"{advice.for_recompile(worst)} Or raise minicompile.config.recompile_limit.")
-    state.full = True
+    state.full = [weak for weak in state.full if weak is None or weak() is not None] + [weakly(model_of(args))]
     logs.warn_once("limit", f"minicompile: {full}; other calls run eagerly from now on. {worst}. "
                    "Set MINICOMPILE_LOGS=recompiles to see all.", hook.kept(warned, state.code))
 

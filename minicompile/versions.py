@@ -40,7 +40,7 @@ class FrameState:
     cache: entries.EntryCache = None
     dynamic: dict = field(default_factory=dict)     # source -> symbolic dimensions (True for a number)
     given_up: bool = False                          # nothing more is compiled
-    full: bool = False                              # the recompile limit was reached at least once
+    full: list = field(default_factory=list)        # the models, held weakly, for which the recompile limit was reached
     raised: int = 0                                 # calls that were seen to end in the program's own exception
     unseen: Any = None                              # runs a call as if nothing were compiled, or None (`unseen`)
     undo: list = field(default_factory=list)        # what the traces of the call at hand have done ahead

@@ -1,5 +1,6 @@
 """Sizes, ints and floats that vary: the answers are eager's, and a third value compiles nothing new."""
 import gc
+import itertools
 import math
 import os
 import random
@@ -433,6 +434,31 @@ def test_a_mark_that_cannot_be_honoured(size):
     for fullgraph in (False, True):
         with pytest.raises(minicompile.MarkError, match="dimension 0 of x was marked with mark_dynamic"):
             minicompile.compile(function, backend="aot_eager", fullgraph=fullgraph)(x)
+
+
+def test_patterns_of_none_do_not_count_as_versions_of_one_another():
+    """Four optional tensors make sixteen programs. Lists of many lengths are what the limit is for."""
+    def function(x, *optional):
+        for k, t in enumerate(optional):
+            x = x + k if t is None else x * t
+        return x
+
+    def lengths(x, scales):
+        for s in scales:
+            x = x * len(s)
+        return x
+
+    compiled, x, t = minicompile.compile(function, backend="aot_eager"), torch.ones(3), torch.arange(3.0)
+    for _ in range(2):
+        for pattern in itertools.product((None, t), repeat=4):
+            torch.testing.assert_close(compiled(x, *pattern), function(x, *pattern))
+    assert driver.counters.graphs == 16
+    driver.counters.clear()
+    compiled = minicompile.compile(lengths, backend="aot_eager")
+    with warnings.catch_warnings(record=True):
+        for n in range(2, 30):
+            compiled(x, [[1] * (k + 1) for k in range(n)])
+    assert driver.counters.graphs == minicompile.config.recompile_limit
 
 
 def test_the_limit_and_the_guard_that_kept_failing():

@@ -1186,3 +1186,29 @@ def test_locals_of_callers(backend):
     for _ in range(2):
         names, half = minicompile.compile(program, backend=backend)(torch.ones(3))
         assert names == [["half", "x"], ["inner", "unused", "x", "y"]] and half.tolist() == [1.0] * 3
+
+
+def test_a_signal_handler_that_calls_compiled_code_while_it_is_compiled():
+    """The handler runs in the middle of a compilation, in the thread that compiles, and starts none of its own."""
+    compiled, inside = [], []
+
+    def backend(gm, inputs):
+        if not inside:
+            inside.append(None)
+            signal.raise_signal(signal.SIGUSR1)
+        return gm.forward
+
+    def handler(number, frame):
+        inside[0] = compiled[0](torch.ones(3)), compiled[1](torch.ones(4))
+
+    made = []
+    minicompile.logs.watchers.append(watch := lambda kind, **data: made.append(kind))
+    old = signal.signal(signal.SIGUSR1, handler)
+    try:
+        compiled += [minicompile.compile(f, backend=backend) for f in (lambda x: x.sin() + 1, lambda x: x.cos() * 2)]
+        torch.testing.assert_close(compiled[0](torch.zeros(2)), torch.ones(2))
+    finally:
+        signal.signal(signal.SIGUSR1, old)
+        minicompile.logs.watchers.remove(watch)
+    torch.testing.assert_close(inside, [(torch.ones(3).sin() + 1, torch.ones(4).cos() * 2)])
+    assert made.count("entry") == 1
