@@ -85,3 +85,11 @@ def guard_not_a_view(tx: Tracer, written, reason: str = "a gradient is written t
     if value.real._is_view():
         unsupported(tx, reason)
     guard(tx, value.source, "NOT_A_VIEW", value.real.is_leaf)
+
+
+def taken_without_gradients(fake) -> bool:
+    """Is it a view of a tensor that requires a gradient, taken while gradients were off?"""
+    try:
+        return fake.requires_grad and fake._is_view() and fake.grad_fn is None
+    except RuntimeError:                # a write has invalidated it, of which whoever uses it hears
+        return False

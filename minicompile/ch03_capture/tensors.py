@@ -27,7 +27,7 @@ from ..ch01_graphs.shapes import is_symbolic
 from ..ch02_guards.guards import class_lookup
 from ..ch02_guards.sources import AttrSource, CallSource
 from ..errors import Unsupported
-from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views
+from .storage import STRIDED, check_strided, guard_not_a_view, guard_place, guard_strides, guard_views, taken_without_gradients
 from .tracer import Tracer, guard, location, unsupported
 from .values import (
     AbstractValue, BIRTHS, Const, DictVal, ListVal, MISSING, MethodName, NONE, NUMPY_SCALARS, NotConstant, ObjVal, SliceVal, SymVal,
@@ -107,7 +107,7 @@ def emit(tx: Tracer, op: str, target, args, kwargs) -> AbstractValue:
     before = [f._version for f in fakes]
     if torch.is_grad_enabled():
         for fake in fakes:
-            if fake.requires_grad and fake.grad_fn is None and fake._is_view():     # whether it does is for its base to say
+            if taken_without_gradients(fake):               # whether it requires one is for its base to say
                 guard_not_a_view(tx, fake, "a view taken without gradients is used, of an input that is a view of another tensor")
     name = target if op == "call_method" else getattr(target, "__name__", "")
     if name in ("is_conj", "resolve_conj") and any(f.dtype.is_complex for f in fakes):
@@ -303,7 +303,7 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     fake, real, cls = tensor.fake, tensor.real, tensor.cls
     if name == "shape":
         return tensor_shape(tx, tensor)
-    if name == "requires_grad" and fake.requires_grad and fake.grad_fn is None and fake._is_view():
+    if name == "requires_grad" and taken_without_gradients(fake):
         # It is what the base says, which for an input that is itself a view is another tensor
         unsupported(tx, "requires_grad of a view that was taken while gradients were off")
     if name in METADATA:
