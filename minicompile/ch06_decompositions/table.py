@@ -21,11 +21,13 @@
 
 # %%
 import functools
+import math
 from typing import Callable
 
 import torch
 from torch.utils._pytree import tree_map
 
+from ..ch01_graphs.corrections import outside
 from ..ch01_graphs.operators import leaves
 
 aten = torch.ops.aten
@@ -158,8 +160,13 @@ def real(x):
 
 # %%
 def constant(value, like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """A 0-d tensor on the device of `like`. The loop stage inlines it."""
-    return aten.full.default([], value, dtype=dtype or like.dtype, device=like.device)
+    """A 0-d tensor on the device of `like`. The loop stage inlines it. A number that does not fit is cast as a tensor would be: 1e300 to an
+    infinity, 300 to a byte."""
+    dtype = dtype or like.dtype
+    if type(value) in (int, float) and not -128 <= value <= 127 and math.isfinite(value):
+        with outside():
+            value = torch.tensor(value, dtype=torch.int64 if type(value) is int else torch.float64).to(dtype).item()
+    return aten.full.default([], value, dtype=dtype, device=like.device)
 
 
 def iota(size, like: torch.Tensor, dim: int = 0, ndim: int = 1) -> torch.Tensor:

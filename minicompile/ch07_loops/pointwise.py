@@ -209,6 +209,9 @@ simple("rshift", "bitwise_right_shift.Tensor")
 def comparison(name: str) -> None:
     @lowering(f"{name}.Tensor", f"{name}.Scalar")
     def rule(g, x, y):
+        if isinstance(y, complex):
+            return NotImplemented
+
         def fn(b, *values):
             values = rounded(b, x.dtype, values)
             if x.dtype is torch.bool and name not in ("eq", "ne"):

@@ -310,9 +310,9 @@ def nan_to_num(x, nan=None, posinf=None, neginf=None):
     if not x.is_floating_point():
         return x.clone()
     limits = torch.finfo(x.dtype)
-    out = torch.where(x != x, 0.0 if nan is None else nan, x)
-    out = torch.where(x == math.inf, limits.max if posinf is None else posinf, out)
-    return torch.where(x == -math.inf, limits.min if neginf is None else neginf, out).to(x.dtype)
+    out = torch.where(x != x, constant(0.0 if nan is None else nan, x), x)
+    out = torch.where(x == math.inf, constant(limits.max if posinf is None else posinf, x), out)
+    return torch.where(x == -math.inf, constant(limits.min if neginf is None else neginf, x), out)
 
 
 def log_of_sum(a, b, exp, scale: float):
