@@ -31,7 +31,9 @@ from . import advice, ch12_training, logs, marks, topics  # noqa: F401 (chapter 
 from .ch02_guards import cache as entries, codegen
 from .ch02_guards.guards import GuardSet
 from .ch02_guards.identity import strongly, weakly
+from .ch02_guards.torch_guards import TensorSpec
 from .ch03_capture import hook
+from .ch03_capture.capture import WORLD
 from .ch03_capture.hook import EVALUATE
 from .config import config
 from .errors import GraphBreakError, InternalError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
@@ -316,10 +318,10 @@ def late_error(error: Exception) -> None:
 
 
 # %% [markdown]
-# **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Which arguments are
-# None, or of which types, is another matter. A program has a few such patterns, and each of them is another program: in a batch with four
-# optional tensors, sixteen. So the limit counts the versions of one pattern, those whose guards on types all hold
-# for the call at hand. For all patterns together it is four times as high.
+# **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Flags, and which arguments
+# are None or of which types, are another matter. A program has a few such patterns, and each of them is another program: for a batch with
+# four optional tensors, sixteen. So the limit counts the versions of one pattern, those that fit the call at hand in all that is
+# `finite`. For all patterns together it is four times as high.
 
 # %%
 def over_limit(state: FrameState, function, args) -> bool:
@@ -334,23 +336,30 @@ def is_full(state: FrameState, model) -> bool:
 
 
 def is_alike(state: FrameState, entry, function, args) -> bool:
-    """Whether nothing that the entry was made for is None, or of a type, where this call has something else."""
-    return not any(differs_in_type(guard, codegen.call_namespace(state.code, function, args, entry.constants))
+    """Whether the entry was made for the pattern of this call."""
+    return not any(differs_in_kind(guard, codegen.call_namespace(state.code, function, args, entry.constants))
                    for guard, _ in codegen.failing_guards(entry.guards, state.code, function, args, entry.constants))
 
 
-def differs_in_type(guard, namespace: dict) -> bool:
-    expected = strongly(guard.expected)
-    if guard.kind == "CONSTANT_MATCH" and (expected is None or type(expected) in (int, float, str)):
-        kind = type(expected)
-    elif guard.kind in ("TYPE_MATCH", "TENSOR_MATCH"):
-        kind = expected if guard.kind == "TYPE_MATCH" else expected.type
-    else:
+def differs_in_kind(guard, namespace: dict) -> bool:
+    """Whether a guard that fails has met something finite other than what it expects."""
+    if guard.source is None:
+        return guard.kind in WORLD
+    if guard.kind not in ("TYPE_MATCH", "CONSTANT_MATCH", "TENSOR_MATCH"):
         return False
     try:
-        return type(eval(guard.source.text(), namespace)) is not kind
+        value = eval(guard.source.text(), namespace)
     except Exception:                                # it is not there: a list is shorter
         return False
+    expected = strongly(guard.expected)
+    return type(value) is not expected if guard.kind == "TYPE_MATCH" else finite(value) != finite(expected)
+
+
+def finite(value):
+    """What there are few of: types, flags, and all about a tensor but its sizes."""
+    if isinstance(value, (torch.Tensor, TensorSpec)):
+        return value.dtype, value.device, len(value.shape), value.requires_grad
+    return value if type(value) is bool else type(value)
 
 
 def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:

@@ -436,11 +436,16 @@ def test_a_mark_that_cannot_be_honoured(size):
             minicompile.compile(function, backend="aot_eager", fullgraph=fullgraph)(x)
 
 
-def test_patterns_of_none_do_not_count_as_versions_of_one_another():
-    """Four optional tensors make sixteen programs. Lists of many lengths are what the limit is for."""
+def test_patterns_do_not_count_as_versions_of_one_another():
+    """Four optional tensors, or flags, make sixteen programs. Lists of many lengths are what the limit is for."""
     def function(x, *optional):
         for k, t in enumerate(optional):
             x = x + k if t is None else x * t
+        return x
+
+    def flags(x, a, b, c, d):
+        for k, flag in enumerate((a, b, c, d)):
+            x = x + k if flag else x * k
         return x
 
     def lengths(x, scales):
@@ -452,6 +457,11 @@ def test_patterns_of_none_do_not_count_as_versions_of_one_another():
     for _ in range(2):
         for pattern in itertools.product((None, t), repeat=4):
             torch.testing.assert_close(compiled(x, *pattern), function(x, *pattern))
+    assert driver.counters.graphs == 16
+    driver.counters.clear()
+    compiled = minicompile.compile(flags, backend="aot_eager")
+    for pattern in itertools.product((False, True), repeat=4):
+        torch.testing.assert_close(compiled(x, *pattern), flags(x, *pattern))
     assert driver.counters.graphs == 16
     driver.counters.clear()
     compiled = minicompile.compile(lengths, backend="aot_eager")
