@@ -229,6 +229,12 @@ class OptimizedModule(torch.nn.Module):
             raise MinicompileError(TRACED)
         return self._run(self._context, module, *args, **kwargs)
 
+    @marks.passed_over
+    def _call_impl(self, *args, **kwargs):
+        """Hooks for all modules of the program are called around the original, not a second time around this."""
+        own = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        return super()._call_impl(*args, **kwargs) if own else self.forward(*args, **kwargs)
+
     def __prepare_scriptable__(self):
         """What torch.jit.script takes in its place."""
         return self._orig_mod

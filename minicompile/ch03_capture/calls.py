@@ -274,8 +274,9 @@ def call_module(tx: Tracer, function: ObjVal, args, kwargs) -> AbstractValue:
     if call_of_class is not torch.nn.Module.__call__:
         return call(tx, wrap(tx, call_of_class), [function, *args], kwargs)
     tx.guards.add(None, "GLOBAL_HOOKS")
-    if any(map(fields.get, HOOK_DICTS)) or any(GLOBAL_HOOKS):
-        return call(tx, wrap(tx, torch.nn.Module._call_impl), [function, *args], kwargs)
+    around = lookup(function.cls, "_call_impl")
+    if any(map(fields.get, HOOK_DICTS)) or any(GLOBAL_HOOKS) or around is not torch.nn.Module._call_impl:
+        return call(tx, wrap(tx, around), [function, *args], kwargs)
     return call(tx, get_attribute(tx, function, "forward"), args, kwargs)
 
 

@@ -123,7 +123,8 @@ def python_function(function, args, kwargs):
         elif isinstance(function, types.MethodType):
             function, args = function.__func__, (function.__self__, *args)
         elif isinstance(function, torch.nn.Module):
-            own_call = type(function).__call__ is not torch.nn.Module.__call__
+            kind = type(function)
+            own_call = kind.__call__ is not torch.nn.Module.__call__ or kind._call_impl is not torch.nn.Module._call_impl
             if own_call or any(getattr(function, name, None) for name in _HOOKS):
                 return None
             function = function.forward

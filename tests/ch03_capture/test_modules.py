@@ -259,3 +259,33 @@ def test_distributed_that_begins(tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     assert compiled(torch.zeros(1)).item() == 2
+
+
+def test_hooks_of_all_modules_see_those_of_the_program():
+    seen, compiled = [], minicompile.compile(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), backend="eager")
+    whole = minicompile.compile(lambda x: compiled(x) + 1, backend="eager")
+    x = torch.ones(3, 2)
+    for call in (compiled, whole):
+        call(x)
+        handle = torch.nn.modules.module.register_module_forward_pre_hook(lambda module, args: seen.append(type(module).__name__))
+        try:
+            call(x)
+        finally:
+            handle.remove()
+        assert seen == ["Sequential", "Linear", "ReLU"]
+        seen.clear()
+    own = compiled.register_forward_hook(lambda module, args, out: out * 2)
+    torch.testing.assert_close(compiled(x), compiled._orig_mod(x) * 2)
+    torch.testing.assert_close(whole(x), compiled._orig_mod(x) * 2 + 1)
+    own.remove()
+    torch.testing.assert_close(whole(x), compiled._orig_mod(x) + 1)
+
+
+def test_a_class_that_says_what_is_around_forward():
+    class Doubled(nn.Linear):
+        def _call_impl(self, *args, **kwargs):
+            return super()._call_impl(*args, **kwargs) * 2
+
+    model, x = nn.Sequential(Doubled(2, 2), nn.ReLU()), torch.randn(3, 2)
+    torch.testing.assert_close(minicompile.compile(model, backend="eager")(x), model(x))
+    torch.testing.assert_close(minicompile.compile(model[0], backend="eager")(x), model[0](x))
