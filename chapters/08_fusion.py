@@ -575,6 +575,7 @@ def centred_then_changed(x):
     return centred
 
 
+# %%
 def in_two_walks(x):
     centred = torch.empty(x.shape)
     for row, out in zip(x, centred):
@@ -587,6 +588,7 @@ def in_two_walks(x):
     return centred
 
 
+# %%
 print("right:  ", centred_then_changed(torch.arange(6.0).view(2, 3)).tolist())
 print("one kernel:", in_two_walks(torch.arange(6.0).view(2, 3)).tolist())
 for d in watch(centred_then_changed, torch.randn(8, 64), dynamic=False).half()["schedule"].decisions:

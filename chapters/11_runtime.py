@@ -200,6 +200,7 @@ found = watch(squares, wide).half()
 steps = fuse(found["program"], FusionOptions(enabled=False))
 
 
+# %%
 def probe(source_change):
     """Run the host program with its text changed, and tell whether its input outlives the first kernel."""
     host = compile_schedule(steps, "cpp")
@@ -220,6 +221,7 @@ def probe(source_change):
     return seen[0]
 
 
+# %%
 print("as it is:             input alive at the last kernel:", probe(lambda text: text))
 print("without args.clear(): input alive at the last kernel:", probe(lambda text: text.replace("args.clear()", "pass")))
 
