@@ -171,10 +171,7 @@ def _compile_function(function, context):
             raise MinicompileError(TRACED)
         return run(context, function, *args, **kwargs)
 
-    try:
-        functools.update_wrapper(compiled, function)
-    except AttributeError:
-        pass
+    marks.look_like(compiled, function)
     marks.put_mark(compiled, marks.ORIGINAL, function)
     return compiled
 
@@ -194,10 +191,7 @@ def _written_in_python(builtin):
         return builtin(*args, **kwargs)
 
     call.__code__ = call.__code__.replace()
-    try:
-        return functools.update_wrapper(call, builtin)
-    except AttributeError:
-        return call
+    return marks.look_like(call, builtin)
 
 
 # ---- modules -----------------------------------------------------------------------------------------
@@ -303,16 +297,12 @@ def disable(function=None, recursive=True, *, reason=None):
     inner = marks.original(function)
     if not recursive:
         frames.hook.skip_code(inmost(inner).__code__)
-    run = functools.partial(frames.hook.run, None) if recursive else _call
+    run = functools.partial(frames.hook.run, None) if recursive else operator.call
     return marks.mark_disabled(inner, run, reason)
 
 
 def inmost(function):
     return inspect.unwrap(function.__func__ if inspect.ismethod(function) else function)
-
-
-def _call(function, *args, **kwargs):
-    return function(*args, **kwargs)
 
 
 def reset() -> None:

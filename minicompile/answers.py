@@ -70,7 +70,7 @@ def evaluate(run: Run, rung: str | None, how: str = "plain") -> Answers:
     how: "plain"; "double": in float64; "moved": with inputs that are moved by one rounding."""
     from . import compile, frames, set_stance, stances, versions
     function, args, kwargs = run.load()
-    function = getattr(marks.original(function), "_orig_mod", marks.original(function))
+    function = marks.uncompiled(function)
     calls = [(args, kwargs)] * run.calls + [(more, {}) for more in run.then]
     roots = {"function": function_state(function), "arguments": [*args, *kwargs.values(), *run.then]}
     change_inputs(roots, how)
@@ -202,10 +202,8 @@ def function_state(function) -> dict:
     function = inspect.unwrap(getattr(function, "__func__", function))
     if isinstance(function, types.FunctionType):
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-            try:
+            with contextlib.suppress(ValueError):
                 state[name] = cell.cell_contents
-            except ValueError:
-                pass
         state |= {n: function.__globals__[n] for n in function.__code__.co_names if n in function.__globals__}
     elif hasattr(function, "__dict__"):
         state["object"] = function

@@ -82,8 +82,7 @@ def bisect(function, *, then=(), calls: int | None = None, seconds: float = 120.
     resolve_options(settings.get("mode"), settings.get("options"))
 
     def run(*args, **kwargs):
-        plain = marks.original(function)
-        plain = getattr(plain, "_orig_mod", plain)
+        plain = marks.uncompiled(function)
         name = getattr(plain, "__qualname__", None) or type(plain).__name__
         found = Bisection(name)
         case = Run(lambda: (function, args, kwargs), settings, calls or 2, tuple(then))

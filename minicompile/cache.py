@@ -15,6 +15,7 @@
 
 # %%
 import atexit
+import contextlib
 import functools
 import hashlib
 import os
@@ -32,13 +33,7 @@ _fallback: Path | None = None
 _choosing = threading.RLock()
 
 
-def _after_fork() -> None:
-    """Whoever was choosing does not exist in the child."""
-    global _choosing
-    _choosing = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_choosing._at_fork_reinit)        # whoever was choosing does not exist in the child
 
 
 def cache_key(*parts: object) -> str:
@@ -167,8 +162,6 @@ def disk_cache(key: str, suffix: str, build: Callable[[Path], None], *, rebuild:
 def _sweep(directory: Path) -> None:
     """Remove what a process that was killed has left: temporary files that are an hour old."""
     for path in directory.glob("*-*"):
-        try:
+        with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > 3600:
                 path.unlink()
-        except OSError:
-            pass

@@ -170,8 +170,7 @@ def explain(function, **settings):
         from . import compile, driver, frames, marks, set_stance
         from .ch01_graphs.fake import load_meta_kernels
         load_meta_kernels()                # seconds of imports that a process needs once; they are no part of this call
-        target = marks.original(function)
-        target = getattr(target, "_orig_mod", target)
+        target = marks.uncompiled(function)
         found = Explanation(getattr(target, "__qualname__", None) or type(target).__name__)
         found.call = target, args, kwargs, settings
         compiled, context = compile_alone(compile, target, settings)
@@ -318,6 +317,10 @@ LISTENERS = {
 
 def short_place(location) -> str:
     return "" if location is None else f"{os.path.basename(location.filename)}:{location.lineno}"
+
+
+def all_places(location) -> str:
+    return "" if location is None else ", ".join(map(short_place, location.lines))
 
 
 def operator_name(node) -> str:

@@ -117,11 +117,16 @@ TRACERS = ("<frozen importlib", *(os.path.join(os.path.dirname(torch.__file__), 
                                   for name in ("_dynamo", "_export", "export", "fx", "jit", "onnx")))
 
 
-@marks.passed_over
-def run_outside(function, *values):
-    """Call `function` outside of the region."""
-    args, kwargs = arguments_of(function.__code__, values)
-    return hook.run(None, function, *args, **kwargs)
+def running_in(context: Context | None):
+    """A target that runs a frame, and all that it calls, in this context, or outside of the region."""
+    @marks.passed_over
+    def run(function, *values):
+        args, kwargs = arguments_of(function.__code__, values)
+        return hook.run(context, function, *args, **kwargs)
+    return run
+
+
+run_outside = running_in(None)
 
 
 @marks.passed_over
@@ -384,14 +389,7 @@ def skip_frame(state: FrameState, why: Unsupported | None = None) -> None:
 
 # %%
 def unseen(context: Context):
-    """A target that runs a frame, and all that it calls, in such a context."""
-    other = replace(context, unseen=context)
-
-    @marks.passed_over
-    def run_unseen(function, *values):
-        args, kwargs = arguments_of(function.__code__, values)
-        return hook.run(other, function, *args, **kwargs)
-    return run_unseen
+    return running_in(replace(context, unseen=context))
 
 
 def reach_limit(state: FrameState, args) -> None:
@@ -413,12 +411,7 @@ def reach_limit(state: FrameState, args) -> None:
 # was compiling, its lock would never be released, and its compile jobs never done.
 
 # %%
-def after_fork() -> None:
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=after_fork)
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 
 
 # %% [markdown]

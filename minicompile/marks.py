@@ -1,4 +1,5 @@
 """Marks that a user puts on functions and tensors, and that capture reads. Every chapter may import this."""
+import contextlib
 import functools
 import types
 
@@ -45,6 +46,12 @@ def original(function):
     return function if found is None else found
 
 
+def uncompiled(function):
+    """The function or module inside of what `compile` returned, or the object itself."""
+    function = original(function)
+    return getattr(function, "_orig_mod", function)
+
+
 def compiled_by_torch(function):
     """The function inside of what torch.compile returned for one, or None."""
     module = function.__globals__.get("__name__")
@@ -57,6 +64,13 @@ def own_mark(function, name):
     so a decorator around a compiled function carries its marks: they say which code they belong to."""
     code, value = getattr(function, name, (None, None))
     return value if code is not None and code is getattr(function, "__code__", None) else None
+
+
+def look_like(wrapper, function):
+    """`wrapper` with the name and the attributes of `function`, as far as that has them and they can be read."""
+    with contextlib.suppress(AttributeError):
+        functools.update_wrapper(wrapper, function)
+    return wrapper
 
 
 def put_mark(function, name, value) -> None:
@@ -104,9 +118,6 @@ def mark_disabled(function, run_disabled, reason=None):
     @passed_over
     def disabled(*args, **kwargs):
         return run_disabled(function, *args, **kwargs)
-    try:
-        functools.update_wrapper(disabled, function)
-    except AttributeError:
-        pass
+    look_like(disabled, function)
     put_mark(disabled, DISABLED, reason or "")
     return disabled

@@ -65,7 +65,7 @@ def evaluated(text: str, names: dict, file: str, shown: str = ""):
 
 
 def check_arguments(function, name: str, args, kwargs) -> None:
-    target = getattr(marks.original(function), "_orig_mod", marks.original(function))
+    target = marks.uncompiled(function)
     try:
         signature = inspect.signature(target.forward if isinstance(target, torch.nn.Module) else target)
     except (TypeError, ValueError):

@@ -119,14 +119,6 @@ WITH_NUMBER = {getattr(getattr(aten, name), kind) for kind, names in {
 PLAIN_KERNELS = {1: torch.neg, 2: torch.add, 3: torch.addcmul}
 
 
-def _has_ones(out) -> bool:
-    return any(type(s) is int and s == 1 for s in out.shape)
-
-
-def _as_operand(x):
-    return x if isinstance(x, torch.Tensor) else torch.empty((), device="meta")
-
-
 def _pointwise_layout(out, operands):
     tensors = [x for x in operands if isinstance(x, torch.Tensor)]
     if not tensors:
@@ -234,8 +226,8 @@ def true_form(func, out, operands, device):
         return _norm_shape(out, *operands)
     if func in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
         return _of_one_row(out, *operands)
-    if func in POINTWISE or func in WITH_NUMBER and _has_ones(out):
-        return _pointwise_layout(out, [_as_operand(x) for x in operands[:2]])
+    if func in POINTWISE or func in WITH_NUMBER and any(type(s) is int and s == 1 for s in out.shape):
+        return _pointwise_layout(out, [x if isinstance(x, torch.Tensor) else torch.empty((), device="meta") for x in operands[:2]])
     if torch.Tag.pointwise in func.tags and not func._schema.is_mutable and _any_broadcasts(operands):
         return _pointwise_layout(out, operands)
     if func is aten.index.Tensor:

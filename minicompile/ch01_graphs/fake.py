@@ -58,6 +58,11 @@ class FakeTensor(torch.Tensor):
         return cls.run(func, args, kwargs or {})
 
 
+def fake_like(t: torch.Tensor, requires_grad: bool = False) -> FakeTensor:
+    """A fake with memory of its own that lies as `t` does."""
+    return FakeTensor(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), t.device, requires_grad)
+
+
 def storage_key(t: torch.Tensor) -> int:
     """Equal for two fakes, or two real tensors, exactly when they share memory."""
     return (t.meta if isinstance(t, FakeTensor) else t).untyped_storage()._cdata

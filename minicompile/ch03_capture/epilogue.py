@@ -17,6 +17,7 @@
 
 # %%
 import collections
+import contextlib
 import functools
 import itertools
 import math
@@ -551,10 +552,8 @@ def write_object(ep, value, before):
 
 def delete_attribute(obj, name):
     """Delete an attribute, which the program may have written just before: then there need not be one now."""
-    try:
+    with contextlib.suppress(AttributeError):
         object.__delattr__(obj, name)
-    except AttributeError:
-        pass
 
 
 def write_cell(ep, value, before):

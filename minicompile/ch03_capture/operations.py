@@ -8,6 +8,7 @@
 
 # %%
 import collections
+import contextlib
 import enum
 import math
 import operator
@@ -109,10 +110,8 @@ def binary(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue, inplace:
     result = ask(tx, candidates)
     if result is not None:
         return result
-    try:
+    with contextlib.suppress(NotConstant):
         return fold(tx, python_operator(name), [a, b])
-    except NotConstant:
-        pass
     if type(a) is not TensorVal and type(b) is not TensorVal:
         raise_as_python(tx, python_operator("i" + name if inplace else name), name, a, b)
     unsupported(tx, f"{describe(a)} {symbol} {describe(b)}")
@@ -363,10 +362,8 @@ def compare(tx: Tracer, symbol: str, a: AbstractValue, b: AbstractValue) -> Abst
             return compare(tx, symbol, *inner)
     if kinds in ({TupleVal}, {ListVal}):
         return compare_sequences(tx, function, a, b)
-    try:
+    with contextlib.suppress(NotConstant):
         return fold(tx, function, [a, b])
-    except NotConstant:
-        pass
     if symbol == "!=" and python_method(a.cls, "__eq__"):
         return boolean(not truth(tx, compare(tx, "==", a, b)))
     if symbol in ("==", "!=") and TensorVal not in kinds:

@@ -28,7 +28,7 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import logs
-from ..ch01_graphs.fake import Enter, FakeTensor, storage_key
+from ..ch01_graphs.fake import Enter, FakeTensor, fake_like, storage_key
 from ..ch01_graphs.floats import Float, evaluate_float
 from ..ch01_graphs.graph import history_of
 from ..ch01_graphs.layouts import each_has_its_place, is_window
@@ -379,10 +379,8 @@ def _record_backward(recorder: Recorder, outputs: list, leaves: list) -> list:
     for i, out in enumerate(outputs):
         layout = "of the output" if each_has_its_place(out) else "row by row"
         with _disable_current_modes():
-            meta = torch.empty(out.shape, dtype=out.dtype, device="meta")
-            if layout == "of the output":
-                meta = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device="meta")
-        tangents.append(FakeTensor(meta, out.device))
+            tangents.append(fake_like(out) if layout == "of the output" else
+                            FakeTensor(torch.empty(out.shape, dtype=out.dtype, device="meta"), out.device))
         recorder.placeholder(f"tangent{i}", tangents[-1]).meta["tangent"] = layout
     with backward_state():
         return list(torch.autograd.grad(outputs, leaves, tangents, allow_unused=True))

@@ -35,7 +35,7 @@ from typing import Callable, Sequence
 import torch
 from torch import fx
 
-from ..ch01_graphs.fake import FakeTensor, has_memory, is_lazy
+from ..ch01_graphs.fake import fake_like, has_memory, is_lazy
 from ..ch01_graphs.graph import graph_module, interpret
 from ..ch01_graphs.layouts import contiguous_strides, copy_with_layout
 from ..ch01_graphs.trace import backward_pass
@@ -139,8 +139,8 @@ class Again:
 
     def build(self, absent, inputs, tangents) -> Callable:
         models = inputs if self.vary else self.fakes
-        given = [like(x, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(models, self.fakes)]
-        given += [like(t, t.requires_grad) for t in tangents]
+        given = [fake_like(x, f.requires_grad) if isinstance(x, torch.Tensor) else x for x, f in zip(models, self.fakes)]
+        given += [fake_like(t, t.requires_grad) for t in tangents]
         try:
             with self.as_recorded():
                 return self.stage(self.program(absent), given, *self.arguments, hold=kept)
@@ -152,11 +152,6 @@ class Again:
             with self.as_recorded():
                 return interpret(self.program(absent), inputs)
         return run
-
-
-def like(t: torch.Tensor, requires_grad: bool) -> FakeTensor:
-    meta = torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
-    return FakeTensor(meta, t.device, requires_grad)
 
 
 def in_memory(t: torch.Tensor) -> torch.Tensor:

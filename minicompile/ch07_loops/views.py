@@ -3,7 +3,12 @@
 #
 # A view is two functions: how an index of the view becomes an index of its base (used inside loops), and how
 # the strides of a base in memory become strides of the view (used for library calls and graph outputs).
-# Neither moves data.
+# Neither moves data. The first is called `pick` here, the second `relayout`. They must agree: the address that
+# `relayout`'s strides give for an index is the address of `pick`'s index in the base.
+#
+# For most views the second follows from the first. Where `pick` is linear, a step along one dimension of the
+# view is the same distance in memory wherever it begins, so it is enough to look at the first element and its
+# neighbours: where the first lies is the offset, and how far away the next one along a dimension is, its stride.
 
 # %%
 import torch
@@ -15,6 +20,18 @@ from ..errors import Unsupported
 from .ir import Layout
 from .lazy import Lazy, Lowering, as_view, from_buffer, linear, make_lazy, make_view, sizes_of, strides_of, window
 from .table import lowering
+
+
+def strided(g: Lowering, x: Lazy, size, pick) -> Lazy:
+    """The view of `x` by a linear index map, which also tells the steps in memory."""
+    size = tuple(size)
+
+    def relayout(base: Layout):
+        def place(dim=None):
+            return linear(pick(tuple(int(d == dim) for d in range(len(size)))), base.stride)
+        return Layout(size, tuple(place(d) - place() for d in range(len(size))), base.offset + place())
+
+    return make_view(g, x, size, pick, relayout)
 
 
 @lowering("expand", view=True)
@@ -33,22 +50,14 @@ def broadcast_to(g: Lowering, x: Lazy, size) -> Lazy:
     def pick(index):
         return tuple(0 if repeated[d] else index[d] for d in range(skip, len(size)))
 
-    def relayout(base: Layout):
-        stride = tuple(0 if repeated[d] else base.stride[d - skip] for d in range(len(size)))
-        return Layout(size, stride, base.offset)
-
-    return make_view(g, x, size, pick, relayout)
+    return strided(g, x, size, pick)
 
 
 @lowering("permute", view=True)
 def permute(g, x, dims):
     dims = [d % len(x.size) for d in dims]
     places = [dims.index(d) for d in range(len(dims))]
-
-    def relayout(base: Layout):
-        return Layout(tuple(base.size[d] for d in dims), tuple(base.stride[d] for d in dims), base.offset)
-
-    return make_view(g, x, [x.size[d] for d in dims], lambda index: tuple(index[p] for p in places), relayout)
+    return strided(g, x, [x.size[d] for d in dims], lambda index: tuple(index[p] for p in places))
 
 
 # %% [markdown]
@@ -77,30 +86,19 @@ def slice_(g, x, dim=0, start=None, end=None, step=1):
     def pick(index):
         return index[:dim] + (as_expr(index[dim]) * step + start,) + index[dim + 1:]
 
-    def relayout(base: Layout):
-        return Layout(size, base.stride[:dim] + (base.stride[dim] * step,) + base.stride[dim + 1:],
-                      base.offset + base.stride[dim] * start)
-
-    return make_view(g, x, size, pick, relayout)
+    return strided(g, x, size, pick)
 
 
 @lowering("select.int", view=True)
 def select(g, x, dim, index):
     dim, size = dim % len(x.size), sizes_of(g.val)
     where = wrapped(index, x.size[dim])
-
-    def relayout(base: Layout):
-        return Layout(size, base.stride[:dim] + base.stride[dim + 1:], base.offset + base.stride[dim] * where)
-
-    return make_view(g, x, size, lambda index: index[:dim] + (where,) + index[dim:], relayout)
+    return strided(g, x, size, lambda index: index[:dim] + (where,) + index[dim:])
 
 
 # %% [markdown]
-# Every view here is the same pair of functions. `pick` maps an index of the view to an index of what is viewed,
-# and is used when the operand is computed on the fly. `relayout` maps the layout of the base to that of the view,
-# sizes, strides and offset, and is used when the operand lies in memory and somebody, a library call or the
-# caller, wants the view as memory. The two must agree: the address that `relayout`'s strides give for an index is
-# the address of `pick`'s index in the base.
+# A new dimension of size 1 has only the index 0, which `pick` drops, so any stride would do. But eager gives it
+# one, the caller may ask for it, and `unsqueeze` says it itself.
 
 # %%
 @lowering("unsqueeze", view=True)
@@ -123,15 +121,12 @@ def squeeze(g, x, dims):
         rest = iter(index)
         return tuple(0 if d in gone else next(rest) for d in range(len(x.size)))
 
-    def relayout(base: Layout):
-        return Layout(tuple(base.size[d] for d in kept), tuple(base.stride[d] for d in kept), base.offset)
-
-    return make_view(g, x, [x.size[d] for d in kept], pick, relayout)
+    return strided(g, x, [x.size[d] for d in kept], pick)
 
 
 # %% [markdown]
-# In a diagonal one index moves along two dimensions at once. So `pick` puts the last index into both, and
-# `relayout` adds the two strides. `unfold`, which makes windows of `length` elements, does the opposite: two
+# In a diagonal one index moves along two dimensions at once. So `pick` puts the last index into both, and its
+# stride comes out as the sum of the two. `unfold`, which makes windows of `length` elements, does the opposite: two
 # indices of the view, the number of the window and the place in it, move along one dimension.
 
 # %%
@@ -139,8 +134,8 @@ def squeeze(g, x, dims):
 def diagonal(g, x, offset=0, dim1=0, dim2=1):
     a, c = dim1 % len(x.size), dim2 % len(x.size)
     kept = [d for d in range(len(x.size)) if d not in (a, c)]
-    start = (max(-offset, 0), max(offset, 0))
     size = sizes_of(g.val)
+    start = (0, 0) if 0 in size else (max(-offset, 0), max(offset, 0))
 
     def pick(index):
         full: list = [0] * len(x.size)
@@ -149,12 +144,7 @@ def diagonal(g, x, offset=0, dim1=0, dim2=1):
         full[a], full[c] = as_expr(index[-1]) + start[0], as_expr(index[-1]) + start[1]
         return tuple(full)
 
-    def relayout(base: Layout):
-        stride = tuple(base.stride[d] for d in kept) + (base.stride[a] + base.stride[c],)
-        return Layout(size, stride, base.offset + (base.stride[a] * start[0] + base.stride[c] * start[1]
-                                                   if 0 not in size else 0))
-
-    return make_view(g, x, size, pick, relayout)
+    return strided(g, x, size, pick)
 
 
 @lowering("unfold", view=True)
@@ -167,16 +157,12 @@ def unfold(g, x, dim, length, step):
     def pick(index):
         return index[:dim] + (as_expr(index[dim]) * step + index[-1],) + index[dim + 1:-1]
 
-    def relayout(base: Layout):
-        stride = base.stride[:dim] + (base.stride[dim] * step,) + base.stride[dim + 1:] + (base.stride[dim],)
-        return Layout(size, stride, base.offset)
-
-    return make_view(g, x, size, pick, relayout)
+    return strided(g, x, size, pick)
 
 
 @lowering("flip", view=True)
 def flip(g, x, dims):
-    """Eager copies here, as strides cannot be negative; inside a loop it is one more index map."""
+    """Eager copies here, as strides cannot be negative; inside a loop it is one more index map, and no window."""
     flipped = {d % len(x.size) for d in dims} if x.size else set()
     return make_view(g, x, x.size, lambda index: tuple(
         x.size[d] - 1 - as_expr(i) if d in flipped else i for d, i in enumerate(index)), None)

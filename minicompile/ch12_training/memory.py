@@ -27,7 +27,7 @@ import torch
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..ch01_graphs.fake import FakeTensor
+from ..ch01_graphs.fake import FakeTensor, fake_like
 from ..ch01_graphs.graph import Graph, copy_provenance, graph_module, map_args
 from ..ch05_autograd.cleanup import eliminate_dead_code, has_effect, renew_views
 from ..ch05_autograd.joint import Joint
@@ -125,8 +125,7 @@ def price_inside(node: fx.Node, joint: Joint, written: bool) -> int:
 def memory_of_its_own(val):
     """A fake, or a structure of them, as `val`."""
     with _disable_current_modes():
-        return map_args(lambda t: FakeTensor(torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta"), t.device)
-                        if isinstance(t, FakeTensor) else t, val)
+        return map_args(lambda t: fake_like(t) if isinstance(t, FakeTensor) else t, val)
 
 # %% [markdown]
 # ## Later stages must not undo it

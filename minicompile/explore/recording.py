@@ -14,7 +14,7 @@ from types import CodeType
 
 from ..ch01_graphs import graph as printing
 from ..ch04_breaks.resume import original_name
-from ..explain import count, fact, frame_name, half_in_words, size_in_words, summary
+from ..explain import all_places, count, fact, frame_name, half_in_words, short_place, size_in_words, summary
 
 # In the order of the pipeline: title, and what the pane shows.
 PANES = {
@@ -206,9 +206,8 @@ def record_guards(p: Lines) -> None:
         for g in list(captured.guards):
             needed = p.lines_at(g.location)
             tensor = p.inputs.get((code, str(g.source)))
-            where = f"{os.path.basename(g.location.filename)}:{g.location.lineno}" if g.location else "the function as a whole"
             p.r.add("guards", fact(code, g).text, [*(needed or [first] if first else needed), *([tensor] if tensor else [])],
-                    guard=g.kind.lower().replace("_", " "), needed_by=where)
+                    guard=g.kind.lower().replace("_", " "), needed_by=short_place(g.location) or "the function as a whole")
 
 
 def record_breaks(p: Lines, breaks: list) -> None:
@@ -290,9 +289,8 @@ def add_nodes(r: Exploration, pane: str, gm, made_from) -> dict[str, list[str]]:
             continue
         result = printing.describe(node.meta["val"]) if node.meta.get("val") is not None else "?"
         call = "input" if node.op == "placeholder" else printing._call_text(node)
-        place = node.meta.get("location")
         ids[node.name] = [r.add(pane, f"{node.name}: {result} = {call}", made_from(node, ids), "input" if node.op == "placeholder" else "",
-                                line=" and ".join(f"{os.path.basename(p.filename)}:{p.lineno}" for p in place.lines) if place else "")]
+                                line=all_places(node.meta.get("location")))]
     return ids
 
 
@@ -402,14 +400,10 @@ def record_loops(r: Exploration, heading: str, program, names: dict) -> dict[str
         node = known[name]
         made = [i for o in node.origins for i in names.get(o, ())]
         head = re.sub(r"    # .*", "", block[0])
-        ids[name] = r.add("loops", head, made, of=", ".join(node.origins), line=lines_in_words(node.location))
+        ids[name] = r.add("loops", head, made, of=", ".join(node.origins), line=all_places(node.location))
         for line in block[1:]:
             r.add("loops", line, [ids[name]])
     return ids
-
-
-def lines_in_words(location) -> str:
-    return "" if location is None else ", ".join(f"{os.path.basename(p.filename)}:{p.lineno}" for p in location.lines)
 
 
 def bytes_of(step, buffers) -> int:
@@ -454,7 +448,7 @@ def record_fusion(r: Exploration, heading: str, program, schedule, loops: dict, 
                            inside_the_kernel=", ".join(sorted(step.local)), why="; ".join(step.notes[:12]), **facts))
         for loop in step.loops:
             made = [loops[loop.name]] if loop.name in loops else ()
-            inside.append(r.add("fusion", f"    {loop.name}  {', '.join(loop.origins[:6])}", made, line=lines_in_words(loop.location)))
+            inside.append(r.add("fusion", f"    {loop.name}  {', '.join(loop.origins[:6])}", made, line=all_places(loop.location)))
         members.append(inside)
     refused = {}
     for d in schedule.decisions:                      # the last word on each pair of kernels counts

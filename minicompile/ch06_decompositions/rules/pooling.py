@@ -22,10 +22,11 @@ from ..table import aten, constant, decomposition, iota
 UNROLL = 25          # the largest number of loads that a pool is unrolled into
 
 
-def _list(value, n, default=None):
-    value = default if value is None or (isinstance(value, (list, tuple)) and not value) else value
-    value = list(value) if isinstance(value, (list, tuple)) else [value]
-    return value * n if len(value) == 1 else value
+def _pairs(kernel, stride, padding, dilation=1):
+    """Each for two dimensions. A stride that is not given is the kernel."""
+    given = (kernel, kernel if stride in (None, [], ()) else stride, padding, dilation)
+    lists = [list(v) if isinstance(v, (list, tuple)) else [v] for v in given]
+    return [v * 2 if len(v) == 1 else v for v in lists]
 
 
 def pooled_size(size, kernel, stride, padding, dilation=1, ceil_mode=False):
@@ -82,8 +83,7 @@ def _concrete(*sizes) -> bool:
 # %%
 @decomposition("max_pool2d_with_indices")
 def max_pool2d_with_indices(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
-    kernel = _list(kernel_size, 2)
-    stride, padding, dilation = _list(stride, 2, kernel), _list(padding, 2), _list(dilation, 2)
+    kernel, stride, padding, dilation = _pairs(kernel_size, stride, padding, dilation)
     if math.prod(kernel) > UNROLL or not x.is_floating_point() or not _concrete(*x.shape[-2:]):
         return NotImplemented
     size = x.shape[-2:]
@@ -145,8 +145,7 @@ def _few(kernel, stride, dilation=(1, 1)) -> bool:
 
 @decomposition("max_pool2d_with_indices_backward", float32=True)
 def max_pool2d_with_indices_backward(grad, x, kernel_size, stride, padding, dilation, ceil_mode, indices):
-    kernel = _list(kernel_size, 2)
-    stride, padding, dilation = _list(stride, 2, kernel), _list(padding, 2), _list(dilation, 2)
+    kernel, stride, padding, dilation = _pairs(kernel_size, stride, padding, dilation)
     size, out = x.shape[-2:], grad.shape[-2:]
     if not _few(kernel, stride, dilation) or not _concrete(*size, *out):
         return NotImplemented
@@ -200,8 +199,7 @@ def _divisor(x, size, out, kernel, stride, padding, include_pad, override):
 @decomposition("avg_pool2d", float32=True)
 def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_include_pad=True,
                divisor_override=None):
-    kernel = _list(kernel_size, 2)
-    stride, padding = _list(stride, 2, kernel), _list(padding, 2)
+    kernel, stride, padding, _ = _pairs(kernel_size, stride, padding)
     size = list(x.shape[-2:])
     if not _concrete(*size) or not x.is_floating_point():
         return NotImplemented
@@ -219,8 +217,7 @@ def avg_pool2d(x, kernel_size, stride=None, padding=0, ceil_mode=False, count_in
 @decomposition("avg_pool2d_backward", float32=True)
 def avg_pool2d_backward(grad, x, kernel_size, stride, padding, ceil_mode, count_include_pad,
                         divisor_override):
-    kernel = _list(kernel_size, 2)
-    stride, padding = _list(stride, 2, kernel), _list(padding, 2)
+    kernel, stride, padding, _ = _pairs(kernel_size, stride, padding)
     size, out = list(x.shape[-2:]), list(grad.shape[-2:])
     if not _few(kernel, stride) or not _concrete(*size, *out) or not grad.is_floating_point():
         return NotImplemented
