@@ -521,3 +521,26 @@ def test_what_lies_before_the_tensor_asked_for_is_not_used_up(rung):
     for fn in (consumed, minicompile.compile(consumed, backend=rung)):
         with pytest.raises(RuntimeError, match="second time"):
             fn(torch.arange(3.0, requires_grad=True))[1].sum().backward()
+
+
+def test_clipping_the_step_and_zeroing_what_backward_has_left_is_one_graph():
+    """The gradients come from outside, are written to by clipping, and are then asked for their history."""
+    def trained(compiled):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        optimizer, norms = torch.optim.AdamW(net.parameters(), 0.1), []
+
+        def finish():
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+            return norm, sum(p.grad.is_leaf for p in net.parameters())
+
+        last = minicompile.compile(finish, backend="aot_eager", fullgraph=True) if compiled else finish
+        for _ in range(3):
+            for _ in range(2):
+                net(torch.randn(3, 4)).sum().backward()
+            norms.append(last())
+        return norms, list(net.parameters()), [p.grad for p in net.parameters()]
+
+    torch.testing.assert_close(trained(True), trained(False))
