@@ -317,6 +317,8 @@ def tensor_attribute(tx: Tracer, tensor: TensorVal, name: str) -> AbstractValue:
     if name == "__class__":
         return wrap(tx, cls)
     if name in ("is_leaf", "grad_fn") and real is not None and fake._version != tensor.version:
+        if not fake.requires_grad and not fake._is_view():             # whatever was written, there is no history
+            return const(True) if name == "is_leaf" else NONE
         unsupported(tx, f"{name} of an input that the graph has written to")
     if name == "grad_fn" and (real if real is not None else fake).grad_fn is not None:
         node = (real if real is not None else fake).grad_fn
