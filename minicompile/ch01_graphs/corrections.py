@@ -196,10 +196,23 @@ def _of_one_row(out, x, target, *_):
 LIKE_THE_FIRST = {aten._transformer_encoder_layer_fwd.default, aten._standard_gamma.default}
 
 
-# CPU kernels whose results have other strides or dtypes than their meta kernels say.
+def _row_by_row(out, *_):
+    return out.contiguous()
+
+
+# Kernels whose results have other shapes, strides or dtypes than their meta kernels say: on all devices, and on a CPU.
+FORMS = {
+    # weights that nobody wants: an empty tensor, really None
+    aten._native_multi_head_attention.default: lambda out, *_: (out[0], out[1] if out[1].dim() > 1 else None),
+    aten.linalg_vector_norm.default: _norm_shape,
+    **dict.fromkeys([aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default], _of_one_row),
+    **dict.fromkeys([aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor,
+                     aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor], _row_by_row),
+}
 CPU_FORMS = {
     **dict.fromkeys([aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
-                     aten._native_batch_norm_legit_functional.default], lambda out, x, *_: _batch_norm_layout(out, x)),
+                     aten._native_batch_norm_legit_functional.default, aten._batch_norm_with_update.default,
+                     aten._batch_norm_with_update_functional.default], lambda out, x, *_: _batch_norm_layout(out, x)),
     aten.native_batch_norm_backward.default: lambda out, grad, x, *_: _batch_norm_layout(out, x),
     aten._fft_r2c.default: _ask_the_kernel(aten._fft_r2c.default),
     aten._fft_c2c.default: _ask_the_kernel(aten._fft_c2c.default),
@@ -208,28 +221,23 @@ CPU_FORMS = {
     aten.linalg_eig.default: lambda out, *_: _column_major(out, 1),
     aten.log_sigmoid_forward.default: lambda out, *_: tuple(map(torch.Tensor.contiguous, out)),
     aten.max_unpool2d.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
-    aten.pow.Scalar: lambda out, *_: out.contiguous(),
+    aten.pow.Scalar: _row_by_row,
     aten.native_group_norm.default: _group_norm_dtypes,
     aten.native_group_norm_backward.default: _group_norm_backward_dtypes,
-    aten.rrelu_with_noise.default: lambda out, *_: out.contiguous(),
+    aten.rrelu_with_noise.default: _row_by_row,
     aten.roll.default: lambda out, x, *_: _convolution_layout(out, x, x, torch.device("cpu")),
 }
 
 
 def true_form(func, out, operands, device):
     """`out`, the answer of a meta kernel, as the kernel of the device would give it."""
-    if func is aten._native_multi_head_attention.default:       # weights that nobody wants: an empty tensor, really None
-        return out[0], out[1] if out[1].dim() > 1 else None
     if func is aten.convolution.default:
         return _convolution_layout(out, operands[0], operands[1], device)
-    if func is aten.linalg_vector_norm.default:
-        return _norm_shape(out, *operands)
-    if func in (aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default):
-        return _of_one_row(out, *operands)
     if func in POINTWISE or func in WITH_NUMBER and any(type(s) is int and s == 1 for s in out.shape):
         return _pointwise_layout(out, [x if isinstance(x, torch.Tensor) else torch.empty((), device="meta") for x in operands[:2]])
     if torch.Tag.pointwise in func.tags and not func._schema.is_mutable and _any_broadcasts(operands):
         return _pointwise_layout(out, operands)
     if func is aten.index.Tensor:
         return _pointwise_layout(out, _index_operands(operands[0], operands[1], out))
-    return CPU_FORMS[func](out, *operands) if func in CPU_FORMS and device.type == "cpu" else out
+    form = FORMS.get(func) or (CPU_FORMS.get(func) if device.type == "cpu" else None)
+    return form(out, *operands) if form else out

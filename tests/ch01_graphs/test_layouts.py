@@ -93,6 +93,10 @@ def test_kernels_whose_meta_kernels_have_other_strides():
         check(aten.pow.Scalar, 2.0, x)
         check(torch.nn.functional.rrelu, x)
         check(lambda x: torch.roll(x, 1, -1), x)
+        check(lambda x: torch.isin(x, x[0, 0, 0, :2]), x)
+        check(lambda x: torch.isin(x, 0.5), x)
+        check(lambda x: torch.normal(x, 1.0), x)
+        check(lambda x: torch.normal(0.0, x.abs()), x)
 
 
 def test_batch_norm():
