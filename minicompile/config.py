@@ -14,7 +14,7 @@ from .errors import MinicompileError
 @dataclass
 class Config:
     # capture and guards
-    recompile_limit: int = 8               # entries per function (and pattern of types and flags) before new versions run eagerly
+    recompile_limit: int = 8               # entries per function, then eager; unless set, of one pattern of flags
     raise_on_internal_error: bool = False  # raise errors of the compiler itself instead of running eagerly
     automatic_dynamic: bool = True         # a size that changed becomes a symbol in the next version
     # graphs

@@ -35,7 +35,7 @@ from .ch02_guards.torch_guards import TensorSpec
 from .ch03_capture import hook
 from .ch03_capture.capture import WORLD
 from .ch03_capture.hook import EVALUATE
-from .config import config
+from .config import Config, config
 from .errors import GraphBreakError, InternalError, MinicompileError, RecompileError, SkipFrame, StrictError, Unsupported
 from .learning import explain_miss
 from .stances import Context, contexts, current
@@ -326,14 +326,17 @@ def late_error(error: Exception) -> None:
 # **When to stop.** The limit is for what goes on for ever: a counter, a size, a name that is new at each call. Flags, and which arguments
 # are None or of which types, are another matter. A program has a few such patterns, and each of them is another program: for a batch with
 # four optional tensors, sixteen. So the limit counts the versions of one pattern, those that fit the call at hand in all that is
-# `finite`. For all patterns together it is four times as high.
+# `finite`. For all patterns together it is four times as high. Where somebody asked for strictness, with `fullgraph=True` or with a
+# limit of their own, every version counts.
 
 # %%
 def over_limit(state: FrameState, function, args) -> bool:
     model, made, limit = model_of(args), state.cache.entries, config.recompile_limit
     same = [entry for entry in made if strongly(entry.model) is model]
-    return len(same) >= limit and sum(is_alike(state, entry, function, args) for entry in same) >= limit or \
-        len(same) >= 4 * limit or len(made) >= 8 * limit
+    if len(same) < limit or len(made) >= 8 * limit:
+        return len(made) >= 8 * limit
+    strict = state.context.fullgraph or limit != Config.recompile_limit
+    return strict or len(same) >= 4 * limit or sum(is_alike(state, entry, function, args) for entry in same) >= limit
 
 
 def is_full(state: FrameState, model) -> bool:

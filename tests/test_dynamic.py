@@ -471,6 +471,17 @@ def test_patterns_do_not_count_as_versions_of_one_another():
     assert driver.counters.graphs == minicompile.config.recompile_limit
 
 
+@pytest.mark.parametrize("limit, settings", [(8, {"fullgraph": True}), (3, {})])
+def test_all_versions_count_for_who_asked_for_a_limit(limit, settings, monkeypatch):
+    monkeypatch.setattr(minicompile.config, "recompile_limit", limit)
+    compiled = minicompile.compile(lambda x, *flags: x + sum(k for k, flag in enumerate(flags) if flag), backend="aot_eager", **settings)
+    driver.counters.clear()
+    with pytest.raises(minicompile.RecompileError) if settings else pytest.warns(RuntimeWarning, match="recompile_limit"):
+        for pattern in itertools.product((False, True), repeat=4):
+            compiled(torch.ones(3), *pattern)
+    assert driver.counters.graphs == limit
+
+
 def test_the_limit_and_the_guard_that_kept_failing():
     def function(x, p):
         return F.dropout(x, p) * 0
