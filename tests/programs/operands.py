@@ -92,7 +92,7 @@ CALLS = [("torch.mul", "{a}, {c}"), ("torch.add", "{a}, {y}"), ("torch.sin", "{a
          ("torch.where", "{m}, {a}, {y}"), ("torch.clamp", "{a}, 0, 1"), ("torch.argmax", "{a}, {d}"), ("torch.var", "{x}, {d}"),
          ("torch.index_select", "{a}, 0, torch.tensor([0, 0], device=DEVICE)"), ("torch.addmm", "{x}, {x}, {x}.mT"), ("torch.norm",
          "{x}, 2, {d}"),
-         ("torch.logical_and", "{a}, {y}"), ("torch.tril", "{a}"), ("torch.diag", "{a}"), ("torch.prod", "{a}, {d}"), ("torch.eye", "3"),
+         ("torch.logical_and", "{a}, {y}"), ("torch.diag", "{a}"), ("torch.prod", "{a}, {d}"), ("torch.eye", "3"),
          ("torch.softmax", "{x}.detach(), {d}"), ("torch.take", "{a}, torch.tensor([0, -1], device=DEVICE)"), ("torch.pow", "{a}, 2"),
          ("torch.arange", "5"),
          ("torch.pow", "2.0, {a}.clamp(-3, 3)"), ("torch.cumprod", "{a}.clamp(-1, 1), {d}"), ("torch.logsumexp", "{x}, {d}"),
